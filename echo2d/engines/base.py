@@ -1,0 +1,113 @@
+"""What echo2d needs of an inference engine.
+
+An engine holds one policy version at a time under a *label* (`ids.version_label`), generates with it, and says in
+spans which label wrote each output token (I2: spans come from the engine, never from a client-side counter).
+It changes version in place (*refit*) while requests are running: they keep their tokens, their KV is recomputed under
+the new weights, and the next token is written by the new version.
+
+Every engine passes the contract suite in `tests/loopback/test_engine_contract.py`.
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One generation call: `samples` continuations of one prompt, sampled from the full distribution.
+
+    `prompt` may end with output tokens of an earlier attempt; then `max_new_tokens` was already reduced by them.
+    temperature 0 means greedy. Sampling ends at an end-of-sequence token (which is part of the output, finish "stop")
+    or after `max_new_tokens` (finish "length").
+    """
+
+    request_id: str
+    prompt: Sequence[int]
+    samples: int
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    stop_token_ids: Sequence[int] = ()
+    rng_seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpan:
+    """Tokens [start, end) of a sample's output were written by the version with this label."""
+
+    start: int
+    end: int
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class SampleDelta:
+    """New output of one sample: tokens, their logprobs, spans that cover exactly these tokens (positions count from
+    the sample's first output token), and how it finished (None: it goes on). Every sample ends with one delta whose
+    `finish` is not None; that one may be empty.
+
+    logprobs: natural log of the sampling distribution (temperature applied, full vocabulary), float32 accuracy.
+    """
+
+    sample: int
+    tokens: Sequence[int]
+    logprobs: Sequence[float]
+    spans: Sequence[EngineSpan]
+    finish: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RefitReport:
+    """A finished refit. pause_s: the seconds in which no token could be generated."""
+
+    label: str
+    pause_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """running + waiting samples, and how many samples the engine can run at once without thrashing."""
+
+    running: int
+    waiting: int
+    slots: int
+
+
+class Engine(Protocol):
+    """All methods run on one event loop. `EngineFault` is the only fault that leaves them.
+
+    After a *doubtful* refit (neither surely done nor surely not) `label` is None and `generate` raises `EngineFault`
+    until a later refit succeeds (I3: the old version or nothing, never a mixture).
+    """
+
+    @property
+    def label(self) -> str | None:
+        """The version now serving, None before the first refit and after a doubtful one."""
+
+    async def start(self) -> None:
+        """Make ready for the first refit. Starts whatever the engine consists of."""
+
+    async def close(self) -> None:
+        """End every request with finish "abort" and free everything."""
+
+    async def refit(self, snapshot: Path, label: str) -> RefitReport:
+        """Load the model files in directory `snapshot` (verified by the caller) and serve them as `label`.
+
+        EngineFault: not done. Then either the old version is still served (`label` unchanged) or none (`label` None).
+        """
+
+    def generate(self, request: GenerateRequest) -> AsyncIterator[SampleDelta]:
+        """Stream the samples' output as it is made, interleaved. Closing the iterator aborts what is left."""
+
+    async def abort(self, request_id: str) -> None:
+        """End the samples of this request with finish "abort"; unknown ids are ignored. Exactly this id, no prefixes."""
+
+    async def load(self) -> EngineLoad:
+        """How full the engine is."""
+
+    async def tensor_digests(self) -> Mapping[str, bytes]:
+        """blake3-256 of each weight tensor as read back from the engine's memory, in the snapshot's names and dtype."""
