@@ -31,7 +31,8 @@ LABEL_DIGEST_CHARS = 12
 
 
 def frame_id(segment: SegmentId, index: int) -> FrameId:
-    assert 0 <= segment < SEGMENTS_MAX and 0 <= index <= FRAME_INDEX_MAX
+    assert 0 <= segment < SEGMENTS_MAX
+    assert 0 <= index <= FRAME_INDEX_MAX
     return FrameId(segment << FRAME_INDEX_BITS | index)
 
 

@@ -1,0 +1,165 @@
+"""Messages <-> msgpack, checked.
+
+A message is a frozen dataclass. On the wire it is the array `[tag, field, field, ...]` in field order; nested
+dataclasses are arrays without a tag. Decoders are built once from the annotations, so what a field may hold is written
+in one place. Anything else (unknown tag, wrong type, wrong count, negative or huge integer, too long) is a `PeerFault`.
+
+Fields may be: int (0 <= x < 2**63), float, bool, str (<= TEXT_CHARS_MAX), bytes, Literal of strings, a nested message
+class, tuple[X, ...] of these, `X | None`, and NewTypes of them.
+"""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Union
+
+import msgpack
+
+from echo2d.errors import PeerFault
+
+MESSAGE_BYTES_MAX = 4 << 20  # one control message: a lease with 32k prompt tokens is 128 KiB, a result 8 B a token
+TEXT_CHARS_MAX = 4096  # reasons and names are for people; nobody reads more
+INT_MAX = (1 << 63) - 1
+
+_Check = Callable[[Any], Any]
+
+
+def _wrong(expected: str, value: object) -> PeerFault:
+    return PeerFault(f"expected {expected}, got {type(value).__name__}")
+
+
+def _int(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= INT_MAX:
+        raise _wrong("a non-negative integer", value)
+    return value
+
+
+def _float(value: Any) -> float:
+    if type(value) not in (float, int):
+        raise _wrong("a number", value)
+    return float(value)
+
+
+def _bool(value: Any) -> bool:
+    if type(value) is not bool:
+        raise _wrong("a boolean", value)
+    return value
+
+
+def _str(value: Any) -> str:
+    if type(value) is not str or len(value) > TEXT_CHARS_MAX:
+        raise _wrong(f"text of at most {TEXT_CHARS_MAX} characters", value)
+    return value
+
+
+def _bytes(value: Any) -> bytes:
+    if type(value) is not bytes:
+        raise _wrong("bytes", value)
+    return value
+
+
+_SCALARS: dict[Any, _Check] = {int: _int, float: _float, bool: _bool, str: _str, bytes: _bytes}
+
+
+def _literal(choices: tuple[Any, ...]) -> _Check:
+    def check(value: Any) -> Any:
+        if value not in choices:
+            raise PeerFault(f"expected one of {', '.join(map(str, choices))}")
+        return value
+
+    return check
+
+
+def _optional(inner: _Check) -> _Check:
+    return lambda value: None if value is None else inner(value)
+
+
+def _sequence(inner: _Check) -> _Check:
+    def check(value: Any) -> tuple[Any, ...]:
+        if type(value) is not list:
+            raise _wrong("a list", value)
+        return tuple(map(inner, value))
+
+    return check
+
+
+def _record(cls: type) -> _Check:
+    hints = typing.get_type_hints(cls)
+    checks = [_check_for(hints[field.name]) for field in dataclasses.fields(cls)]
+
+    def check(value: Any) -> Any:
+        if type(value) is not list or len(value) != len(checks):
+            raise PeerFault(f"expected {len(checks)} fields of {cls.__name__}")
+        return cls(*(field_check(item) for field_check, item in zip(checks, value, strict=True)))
+
+    return check
+
+
+def _check_for(hint: Any) -> _Check:
+    while hasattr(hint, "__supertype__"):
+        hint = hint.__supertype__
+    if hint in _SCALARS:
+        return _SCALARS[hint]
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return _literal(arguments)
+    if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
+        return _sequence(_check_for(arguments[0]))
+    if origin in (Union, types.UnionType) and len(arguments) == 2 and type(None) in arguments:
+        return _optional(_check_for(arguments[0] if arguments[1] is type(None) else arguments[1]))
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return _record(hint)
+    raise AssertionError(f"{hint!r} cannot be a message field")
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return [_plain(getattr(value, field.name)) for field in dataclasses.fields(value)]
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _unpack(data: bytes | memoryview, *, bytes_max: int) -> Any:
+    if len(data) > bytes_max:
+        raise PeerFault(f"message of {len(data)} bytes; at most {bytes_max} are allowed")
+    try:
+        return msgpack.unpackb(data, use_list=True, raw=False, strict_map_key=True)
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise PeerFault("malformed message") from error
+
+
+class Codec:
+    """The messages of one direction of one protocol. Tags are class names, so logs and captures can be read."""
+
+    def __init__(self, messages: Sequence[type], *, bytes_max: int = MESSAGE_BYTES_MAX) -> None:
+        self._checks = {cls.__name__: _record(cls) for cls in messages}
+        self._bytes_max = bytes_max
+
+    def encode(self, message: object) -> bytes:
+        assert type(message).__name__ in self._checks, f"{type(message).__name__} does not go this way"
+        packed: bytes = msgpack.packb([type(message).__name__, *_plain(message)])
+        return packed
+
+    def decode(self, data: bytes | memoryview) -> Any:
+        """The message in `data`. PeerFault says what is wrong with it."""
+        value = _unpack(data, bytes_max=self._bytes_max)
+        if type(value) is not list or not value or type(value[0]) is not str:
+            raise PeerFault("expected a tagged message")
+        check = self._checks.get(value[0])
+        if check is None:
+            raise PeerFault(f"unknown message {value[0][:64]!r}")
+        return check(value[1:])
+
+
+def pack(record: object) -> bytes:
+    """One record without a tag, canonically: what is stored and what is hashed."""
+    packed: bytes = msgpack.packb(_plain(record))
+    return packed
+
+
+def unpacker(cls: type, *, bytes_max: int) -> Callable[[bytes | memoryview], Any]:
+    """The inverse of `pack` for records of `cls`; PeerFault on anything else."""
+    check = _record(cls)
+    return lambda data: check(_unpack(data, bytes_max=bytes_max))

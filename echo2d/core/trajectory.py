@@ -1,0 +1,99 @@
+"""Trajectories, groups and batches as values, and the one byte format in which they are stored, hashed and served.
+
+A batch body is `pack(BatchBody)`; its digest is blake3-256 of these bytes. The same bytes lie in the ledger, travel
+over `GET /v1/batches/{n}`, and are what the learner commits to.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from echo2d.core.codec import pack, unpacker
+from echo2d.core.ids import Digest, GroupId, PeerId, Version
+from echo2d.core.messages import Span
+from echo2d.errors import PeerFault
+
+BATCH_BYTES_MAX = 1 << 30  # 16k trajectories of 8k tokens at 8 B a token
+GROUP_BYTES_MAX = 256 << 20
+
+Tokens = NDArray[np.int32]
+Logprobs = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryRecord:
+    """One sample's whole episode: output tokens (int32), their logprobs (float32), who wrote them, its reward."""
+
+    sample: int
+    tokens: bytes
+    logprobs: bytes
+    spans: tuple[Span, ...]
+    reward: float
+    worker: PeerId
+
+    @property
+    def version_min(self) -> Version:
+        """The oldest version that wrote one of its tokens."""
+        return min(span.version for span in self.spans)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRecord:
+    """The trajectories of one prompt; reaches the learner whole or not at all (I5)."""
+
+    group: GroupId
+    prompt: bytes
+    trajectories: tuple[TrajectoryRecord, ...]
+
+    @property
+    def version_min(self) -> Version:
+        return min(trajectory.version_min for trajectory in self.trajectories)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchBody:
+    """The groups of one train step, in the order they were admitted."""
+
+    step: int
+    groups: tuple[GroupRecord, ...]
+
+
+unpack_group = unpacker(GroupRecord, bytes_max=GROUP_BYTES_MAX)
+unpack_batch = unpacker(BatchBody, bytes_max=BATCH_BYTES_MAX)
+
+
+def batch_digest(body: bytes) -> Digest:
+    return Digest(blake3(body).digest())
+
+
+def pack_group(group: GroupRecord) -> bytes:
+    return pack(group)
+
+
+def pack_batch(batch: BatchBody) -> bytes:
+    return pack(batch)
+
+
+def pack_tokens(tokens: Iterable[int]) -> bytes:
+    return np.fromiter(tokens, dtype="<i4").tobytes()
+
+
+def pack_logprobs(logprobs: Iterable[float]) -> bytes:
+    return np.fromiter(logprobs, dtype="<f4").tobytes()
+
+
+def unpack_tokens(data: bytes) -> Tokens:
+    """int32 [n], read-only. PeerFault when the length is no multiple of 4."""
+    if len(data) % 4:
+        raise PeerFault("token bytes are not whole int32")
+    return np.frombuffer(data, dtype="<i4")
+
+
+def unpack_logprobs(data: bytes) -> Logprobs:
+    """float32 [n], read-only. PeerFault when the length is no multiple of 4."""
+    if len(data) % 4:
+        raise PeerFault("logprob bytes are not whole float32")
+    return np.frombuffer(data, dtype="<f4")
