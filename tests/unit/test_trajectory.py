@@ -1,0 +1,52 @@
+"""The stored form of groups and batches."""
+
+import pytest
+
+from echo2d.core.ids import Digest, GroupId, PeerId, Version
+from echo2d.core.messages import Span
+from echo2d.core.trajectory import (
+    BatchBody,
+    GroupRecord,
+    TrajectoryRecord,
+    batch_digest,
+    pack_batch,
+    pack_group,
+    pack_logprobs,
+    pack_tokens,
+    unpack_batch,
+    unpack_group,
+)
+from echo2d.errors import PeerFault
+
+DIGEST = Digest(b"d" * 32)
+
+
+def trajectory(sample: int, *versions: int) -> TrajectoryRecord:
+    spans = tuple(Span(i, i + 1, Version(version), DIGEST) for i, version in enumerate(versions))
+    count = len(versions)
+    return TrajectoryRecord(sample, pack_tokens(range(count)), pack_logprobs([-0.5] * count), spans, 1.0, PeerId("w"))
+
+
+GROUP = GroupRecord(GroupId(4), pack_tokens([1, 2]), (trajectory(0, 3, 3, 5), trajectory(1, 2, 4)))
+
+
+def test_version_min_is_the_oldest_token() -> None:
+    assert [t.version_min for t in GROUP.trajectories] == [3, 2]
+    assert GROUP.version_min == 2
+
+
+def test_groups_and_batches_round_trip() -> None:
+    batch = BatchBody(9, (GROUP, GROUP))
+    assert unpack_group(pack_group(GROUP)) == GROUP
+    assert unpack_batch(pack_batch(batch)) == batch
+
+
+def test_the_digest_names_the_bytes() -> None:
+    body = pack_batch(BatchBody(9, (GROUP,)))
+    assert batch_digest(body) == batch_digest(pack_batch(BatchBody(9, (GROUP,))))
+    assert batch_digest(body) != batch_digest(pack_batch(BatchBody(10, (GROUP,))))
+
+
+def test_cut_bytes_are_a_peer_fault() -> None:
+    with pytest.raises(PeerFault):
+        unpack_batch(pack_batch(BatchBody(9, (GROUP,)))[:-1])
