@@ -1,0 +1,35 @@
+# Everything sets itself up in .venv; `make test` and `make demo` are all a newcomer needs.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+ARGS ?=
+
+.PHONY: setup demo test check coverage clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("echo2d needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[torch,dev]'
+	touch $(READY)
+
+demo: $(READY)
+	$(BIN)/echo2d demo $(ARGS)
+
+test: $(READY)
+	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -m e2e $(ARGS)
+
+check: $(READY)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/pytest tests/unit/test_architecture.py
+
+coverage: $(READY)
+	$(BIN)/pytest --cov --cov-report=term:skip-covered
+
+clean:
+	rm -rf .venv .cache runs build dist *.egg-info
