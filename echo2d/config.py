@@ -1,0 +1,290 @@
+"""What the operator chose: TOML tables and a few flags, read into one frozen, checked object per process.
+
+Every key stands in one place here, with its default, unit and sentence; `print_config` shows them all. One file may
+serve all programs of a host: each reads its own tables and ignores those of the others. Relative paths count from
+the working directory. Anything wrong is an OperatorFault that names `table.key`, what was expected and what was found.
+"""
+
+import dataclasses
+import json
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self, Union
+
+from echo2d.errors import OperatorFault
+
+STALENESS_MAX = 64  # more is off-policy training by another name, and buffers grow with it
+TRAJECTORIES_PER_STEP_MAX = 16384  # what a batch body of 1 GiB holds at 8k tokens
+NEW_TOKENS_MAX = 131072  # with logprobs 1 MiB on the control link, well below a message's 4 MiB
+PORT_MAX = 65535
+
+OTHER_TABLES = frozenset({"learner", "worker"})
+
+
+def key(doc: str, default: Any, **limits: Any) -> Any:
+    """One optional key of a table. Limits: `low` and `high` (inclusive), `above` (exclusive)."""
+    return field(default=default, metadata={"doc": doc, **limits})
+
+
+def _matches(hint: Any, value: Any) -> bool:
+    if typing.get_origin(hint) in (Union, types.UnionType):
+        return any(_matches(part, value) for part in typing.get_args(hint))
+    if typing.get_origin(hint) is Literal:
+        return type(value) is str and value in typing.get_args(hint)
+    if hint is float:
+        return type(value) in (int, float)
+    if hint is Path:
+        return isinstance(value, Path)
+    return type(value) is (typing.get_origin(hint) or hint)
+
+
+_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "text", Path: "a path", dict: "a table"}
+
+
+def _describe(hint: Any) -> str:
+    if typing.get_origin(hint) in (Union, types.UnionType):
+        return " or ".join(_describe(part) for part in typing.get_args(hint) if part is not type(None))
+    if typing.get_origin(hint) is Literal:
+        return " or ".join(f'"{choice}"' for choice in typing.get_args(hint))
+    return _NAMES[typing.get_origin(hint) or hint]
+
+
+def _range_text(limits: Mapping[str, Any]) -> str:
+    words = {"above": "more than", "low": "at least", "high": "at most"}
+    return ", ".join(f"{word} {limits[name]}" for name, word in words.items() if name in limits)
+
+
+def _in_range(value: Any, limits: Mapping[str, Any]) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return True
+    above, low, high = limits.get("above"), limits.get("low"), limits.get("high")
+    return (above is None or value > above) and (low is None or value >= low) and (high is None or value <= high)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """One TOML table; subclasses list its keys. Every instance is checked when it is made."""
+
+    TABLE: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        hints = typing.get_type_hints(type(self))
+        for item in dataclasses.fields(self):
+            self._check(item, hints[item.name])
+
+    def _check(self, item: "dataclasses.Field[Any]", hint: Any) -> None:
+        value = getattr(self, item.name)
+        if not _matches(hint, value) or not _in_range(value, item.metadata):
+            expected = ", ".join(filter(None, (_describe(hint), _range_text(item.metadata))))
+            raise OperatorFault(f"{self.TABLE}.{item.name}: expected {expected}; found {value!r}")
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Self:
+        """The table from parsed TOML, in which paths are text."""
+        hints = typing.get_type_hints(cls)
+        keys = {item.name: item for item in dataclasses.fields(cls)}
+        for name in values:
+            if name not in keys:
+                raise OperatorFault(f"{cls.TABLE}.{name}: unknown key; expected one of {', '.join(keys)}")
+        for name, item in keys.items():
+            if name not in values and item.default is item.default_factory is dataclasses.MISSING:
+                raise OperatorFault(f"{cls.TABLE}.{name}: expected {_describe(hints[name])}; found nothing")
+        return cls(**{name: _as_path(hints[name], value) for name, value in values.items()})
+
+
+def _as_path(hint: Any, value: Any) -> Any:
+    wanted = hint is Path or Path in typing.get_args(hint)
+    return Path(value).expanduser() if wanted and type(value) is str else value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTable(Table):
+    TABLE: ClassVar[str] = "run"
+
+    run_dir: Path = field(metadata={"doc": "this run's key, tokens, ledger and versions (made with mode 0700)"})
+    snapshot_root: Path = field(metadata={"doc": "the learner publishes only directories inside this one"})
+    base_model: Path | None = field(
+        default=None, metadata={"doc": "model directory whose config.json tells the vocabulary size"}
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeTable(Table):
+    TABLE: ClassVar[str] = "coordinator"
+
+    host: str = key("address the API and the control links listen on", "127.0.0.1")
+    port: int = key("TCP port of both; 0: any free one (see coordinator.json in run_dir)", 7700, low=0, high=PORT_MAX)
+    insecure: bool = key("allow a host other than loopback without TLS", False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyTable(Table):
+    TABLE: ClassVar[str] = "policy"
+
+    staleness_max: int = key("S: oldest data allowed in a gradient, in train steps", 2, low=0, high=STALENESS_MAX)
+    publish_every: int | Literal["auto"] = key('kappa: train steps per publish, 1 to S + 1, or "auto"', "auto", low=1)
+    trajectories_per_step: int = key("R: trajectories per train step", 64, low=1, high=TRAJECTORIES_PER_STEP_MAX)
+    group_size: int = key("trajectories per prompt; divides trajectories_per_step", 8, low=1, high=1024)
+    over_stale: Literal["drop", "mask"] = key("what happens to tokens beyond S", "drop")
+    filter_zero_variance: bool = key("replace groups whose rewards are all equal", True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingTable(Table):
+    TABLE: ClassVar[str] = "sampling"
+
+    max_new_tokens: int = key("output tokens per trajectory", 1024, low=1, high=NEW_TOKENS_MAX)
+    temperature: float = key("of the sampling distribution", 1.0, above=0.0, high=10.0)
+    top_p: float = key("nucleus; 1.0 samples from the full vocabulary", 1.0, above=0.0, high=1.0)
+    vocab_size: int = key("token ids are below this; 0: read it from run.base_model", 0, low=0, high=1 << 24)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskTable(Table):
+    TABLE: ClassVar[str] = "task"
+
+    name: str = field(metadata={"doc": "which task: a module of echo2d.tasks, or package.module:Class"})
+    options: dict[str, Any] = field(default_factory=dict, metadata={"doc": "keyword arguments of the task"})
+    processes: int = key("processes that draw prompts and compute rewards", 2, low=1, high=256)
+    timeout_s: float = key("seconds one prompt or reward may take", 10.0, above=0.0, high=3600.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DisseminationTable(Table):
+    TABLE: ClassVar[str] = "dissemination"
+
+    shape: Literal["auto", "star", "chain"] = key("how versions spread over the workers", "auto")
+    chains: int = key("stripes of the chain shape", 1, low=1, high=16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkTable(Table):
+    TABLE: ClassVar[str] = "link"
+
+    host: str = key("address the seed's peer listener binds", "127.0.0.1")
+    port: int = key("TCP port of the seed's peer listener; 0: any free one", 0, low=0, high=PORT_MAX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig(Table):
+    """Everything `echo2d join` needs: the [worker] table and flags."""
+
+    TABLE: ClassVar[str] = "worker"
+
+    url: str = field(metadata={"doc": "the coordinator, http://HOST:PORT"})
+    token_file: Path = field(metadata={"doc": "made by `echo2d token create NAME --role worker`"})
+    state_dir: Path = field(metadata={"doc": "where this worker keeps its key, frames and snapshots"})
+    name: str = key("shown by status; empty: the host's name", "")
+    engine: Literal["torch", "fake"] = key("what generates", "torch")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = key("of the torch engine; auto: by device", "auto")
+    device: str = key("of the torch engine: auto, cpu, cuda or cuda:N", "auto")
+    slots: int = key("samples the engine runs at once", 16, low=1, high=4096)
+    tokens_per_s_max: float = key("generate at most so many tokens per second; 0: no limit", 0.0, low=0.0)
+    threads: int = key("CPU threads of the torch engine; 0: torch decides", 0, low=0, high=1024)
+    relay_only: bool = key("forward versions, generate nothing", False)
+    listen_host: str = key("address the peer listener binds", "127.0.0.1")
+    listen_port: int = key("TCP port of the peer listener; 0: any free one", 0, low=0, high=PORT_MAX)
+    insecure: bool = key("allow addresses other than loopback without TLS", False)
+    metrics_port: int = key("serve Prometheus metrics on 127.0.0.1; 0: do not", 0, low=0, high=PORT_MAX)
+
+    @staticmethod
+    def load(path: Path | None, overrides: Mapping[str, Any] | None = None) -> "WorkerConfig":
+        """From the file's [worker] table, flags (`{"url": ...}`, in TOML types) winning."""
+        document = _parse(path) if path is not None else {}
+        values = _table_of(document, WorkerConfig.TABLE)
+        return WorkerConfig.read({**values, **(overrides or {})})
+
+
+_COORDINATOR_TABLES: tuple[type[Table], ...] = (
+    RunTable, ServeTable, PolicyTable, SamplingTable, TaskTable, DisseminationTable, LinkTable,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorConfig:
+    """Everything `echo2d coordinate` needs."""
+
+    run: RunTable
+    coordinator: ServeTable
+    policy: PolicyTable
+    sampling: SamplingTable
+    task: TaskTable
+    dissemination: DisseminationTable
+    link: LinkTable
+
+    def __post_init__(self) -> None:
+        policy = self.policy
+        kappa_max = policy.staleness_max + 1
+        if policy.publish_every != "auto" and policy.publish_every > kappa_max:
+            raise OperatorFault(
+                f"policy.publish_every: expected 1 to {kappa_max} (staleness_max + 1; more would deadlock); "
+                f"found {policy.publish_every}"
+            )
+        if policy.trajectories_per_step % policy.group_size:
+            raise OperatorFault(
+                f"policy.group_size: expected a divisor of trajectories_per_step = {policy.trajectories_per_step}; "
+                f"found {policy.group_size}"
+            )
+        if self.sampling.vocab_size == 0 and self.run.base_model is None:
+            raise OperatorFault("sampling.vocab_size: expected at least 1, or run.base_model; found neither")
+
+    @staticmethod
+    def load(path: Path, overrides: Mapping[str, Any] | None = None) -> "CoordinatorConfig":
+        """From a TOML file, flags (`{"coordinator.port": 0}`, in TOML types) winning."""
+        return CoordinatorConfig.read(_parse(path), overrides)
+
+    @staticmethod
+    def read(document: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> "CoordinatorConfig":
+        """From a parsed TOML document."""
+        tables = {cls.TABLE: dict(_table_of(document, cls.TABLE)) for cls in _COORDINATOR_TABLES}
+        for name in document:
+            if name not in tables and name not in OTHER_TABLES:
+                raise OperatorFault(f"[{name}]: unknown table; expected {', '.join((*tables, *sorted(OTHER_TABLES)))}")
+        for dotted, value in (overrides or {}).items():
+            table, _, name = dotted.partition(".")
+            tables[table][name] = value
+        checked: dict[str, Any] = {cls.TABLE: cls.read(tables[cls.TABLE]) for cls in _COORDINATOR_TABLES}
+        return CoordinatorConfig(**checked)
+
+
+def _table_of(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    table = document.get(name, {})
+    if not isinstance(table, dict):
+        raise OperatorFault(f"{name}: expected a table; found {table!r}")
+    return table
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OperatorFault(f"cannot read {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise OperatorFault(f"{path} is not TOML: {error}") from error
+
+
+def _toml(value: Any) -> str:
+    return str(value) if isinstance(value, float) else json.dumps(value)
+
+
+def _key_lines(item: "dataclasses.Field[Any]") -> list[str]:
+    limits = _range_text(item.metadata)
+    comment = f"# {item.metadata['doc']}" + (f" ({limits})" if limits else "")
+    if item.default_factory is not dataclasses.MISSING:
+        return [comment, f"{item.name} = {{}}"]
+    if item.default is dataclasses.MISSING:
+        return [comment + "; required", f"# {item.name} ="]
+    return [comment, f"# {item.name} =" if item.default is None else f"{item.name} = {_toml(item.default)}"]
+
+
+def print_config(*tables: type[Table]) -> str:
+    """The commented TOML of all keys with their defaults; without arguments those of the coordinator."""
+    blocks = []
+    for table in tables or _COORDINATOR_TABLES:
+        lines = [line for item in dataclasses.fields(table) for line in _key_lines(item)]
+        blocks.append("\n".join([f"[{table.TABLE}]", *lines, ""]))
+    return "\n".join(blocks)

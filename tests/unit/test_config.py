@@ -1,0 +1,98 @@
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from echo2d.config import CoordinatorConfig, WorkerConfig, print_config
+from echo2d.errors import OperatorFault
+
+MINIMAL: dict[str, Any] = {
+    "run": {"run_dir": "run", "snapshot_root": "out"},
+    "sampling": {"vocab_size": 20},
+    "task": {"name": "sort_digits"},
+}
+
+
+def with_key(table: str, name: str, value: Any) -> dict[str, Any]:
+    return {**MINIMAL, table: {**MINIMAL.get(table, {}), name: value}}
+
+
+def test_defaults_and_paths() -> None:
+    config = CoordinatorConfig.read(MINIMAL)
+    assert config.run.run_dir == Path("run")
+    assert config.coordinator.host == "127.0.0.1"
+    assert config.policy.publish_every == "auto"
+    assert config.task.options == {}
+
+
+def test_other_programs_tables_are_ignored() -> None:
+    assert CoordinatorConfig.read({**MINIMAL, "learner": {"lr": 1}, "worker": {"x": 1}}) == CoordinatorConfig.read(
+        MINIMAL
+    )
+
+
+@pytest.mark.parametrize(
+    ("table", "name", "value", "words"),
+    [
+        ("policy", "staleness_maximum", 2, ["policy.staleness_maximum", "unknown key", "staleness_max"]),
+        ("policy", "staleness_max", "two", ["policy.staleness_max", "an integer", "'two'"]),
+        ("policy", "staleness_max", True, ["policy.staleness_max", "True"]),
+        ("policy", "staleness_max", -1, ["at least 0", "-1"]),
+        ("policy", "publish_every", "often", ["policy.publish_every", '"auto"', "'often'"]),
+        ("policy", "publish_every", 0, ["policy.publish_every", "0"]),
+        ("policy", "publish_every", 4, ["policy.publish_every", "1 to 3", "4"]),
+        ("policy", "group_size", 7, ["policy.group_size", "divisor", "7"]),
+        ("policy", "over_stale", "keep", ["policy.over_stale", '"drop" or "mask"', "'keep'"]),
+        ("sampling", "temperature", 0.0, ["sampling.temperature", "more than 0.0"]),
+        ("sampling", "temperature", float("nan"), ["sampling.temperature", "nan"]),
+        ("sampling", "vocab_size", 0, ["sampling.vocab_size", "run.base_model"]),
+        ("coordinator", "port", 70000, ["coordinator.port", "at most 65535", "70000"]),
+        ("coordinator", "insecure", 1, ["coordinator.insecure", "true or false", "1"]),
+        ("task", "options", 3, ["task.options", "a table", "3"]),
+        ("run", "run_dir", 3, ["run.run_dir", "a path", "3"]),
+        ("polcy", "x", 1, ["[polcy]", "unknown table", "policy"]),
+    ],
+)
+def test_wrong_keys_are_named(table: str, name: str, value: Any, words: list[str]) -> None:
+    with pytest.raises(OperatorFault) as caught:
+        CoordinatorConfig.read(with_key(table, name, value))
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_a_missing_key_is_named() -> None:
+    with pytest.raises(OperatorFault, match=r"run\.run_dir: expected a path; found nothing"):
+        CoordinatorConfig.read({})
+    with pytest.raises(OperatorFault, match="task: expected a table"):
+        CoordinatorConfig.read({**MINIMAL, "task": 3})
+
+
+def test_overrides_win_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('[run]\nrun_dir = "a"\nsnapshot_root = "b"\n[task]\nname = "t"\n[sampling]\nvocab_size = 9\n')
+    config = CoordinatorConfig.load(file, {"coordinator.port": 0, "run.run_dir": "elsewhere"})
+    assert (config.coordinator.port, config.run.run_dir) == (0, Path("elsewhere"))
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OperatorFault, match=r"cannot read .*none\.toml"):
+        CoordinatorConfig.load(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("= 3")
+    with pytest.raises(OperatorFault, match=r"bad\.toml is not TOML"):
+        CoordinatorConfig.load(tmp_path / "bad.toml")
+
+
+def test_worker_reads_its_table_and_flags(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('[run]\nrun_dir = "a"\n[worker]\nurl = "http://h:1"\ntoken_file = "t"\nslots = 4\n')
+    config = WorkerConfig.load(file, {"state_dir": "s", "slots": 8})
+    assert (config.url, config.token_file, config.slots) == ("http://h:1", Path("t"), 8)
+    with pytest.raises(OperatorFault, match=r"worker\.url"):
+        WorkerConfig.load(None, {})
+
+
+def test_printed_config_is_toml_with_every_default() -> None:
+    document = tomllib.loads(print_config())
+    assert CoordinatorConfig.read({**document, **MINIMAL}) == CoordinatorConfig.read(MINIMAL)
+    assert "# run_dir =" in print_config()
+    assert tomllib.loads(print_config(WorkerConfig))["worker"]["slots"] == 16
