@@ -1,0 +1,310 @@
+"""The ledger: what must survive `kill -9` of the coordinator, in one SQLite file (WAL, synchronous=FULL).
+
+`append` writes the records of one turn as one transaction; `recover` reads everything back. Blocking: one thread owns
+a Ledger from `open` to `close`. Only one process has a ledger open at a time (a lock on `<name>.lock`).
+
+What goes away: a dropped group with its samples; batches, commits and frozen groups of steps that the learner made
+durable (`CheckpointKept`). Counters never go back. A version that is published again after it was revoked is
+published. NaN is stored as NULL: a sample without a reward has not been scored.
+"""
+
+import fcntl
+import json
+import math
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+from echo2d.core.codec import pack, unpacker
+from echo2d.core.coordinator_io import (
+    BatchCommitted,
+    BatchFrozen,
+    CheckpointKept,
+    EpochOpened,
+    GroupDropped,
+    PromptTaken,
+    Record,
+    Recovered,
+    SampleKept,
+    SampleRewarded,
+    StoredGroup,
+    VersionPublished,
+    VersionRevoked,
+)
+from echo2d.core.ids import Digest, Epoch, GroupId, LeaseId, PeerId, PublishSeq, Version
+from echo2d.core.messages import Span, VersionKey
+from echo2d.core.trajectory import GROUP_BYTES_MAX, GroupRecord, TrajectoryRecord
+from echo2d.errors import OperatorFault, StoreFault
+
+SCHEMA_VERSION = 1
+SCHEMA = """
+CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE epochs (epoch INTEGER PRIMARY KEY, resume_step INTEGER NOT NULL);
+CREATE TABLE versions (
+    publish_seq INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, version INTEGER NOT NULL, digest BLOB NOT NULL,
+    path TEXT NOT NULL, full_bytes INTEGER NOT NULL, revoked INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE revoked (
+    version INTEGER, digest BLOB, epoch INTEGER NOT NULL, PRIMARY KEY (version, digest)) WITHOUT ROWID;
+CREATE TABLE groups (group_id INTEGER PRIMARY KEY, cursor INTEGER NOT NULL, prompt BLOB NOT NULL);
+CREATE TABLE samples (
+    group_id INTEGER NOT NULL REFERENCES groups ON DELETE CASCADE, sample INTEGER NOT NULL, lease INTEGER NOT NULL,
+    attempt INTEGER NOT NULL, worker TEXT NOT NULL, tokens BLOB NOT NULL, logprobs BLOB NOT NULL, spans BLOB NOT NULL,
+    reward REAL, PRIMARY KEY (group_id, sample));
+CREATE TABLE batches (step INTEGER PRIMARY KEY, digest BLOB NOT NULL, groups TEXT NOT NULL, refusals INTEGER NOT NULL);
+CREATE TABLE commits (
+    step INTEGER, epoch INTEGER, digest BLOB NOT NULL, t_train_s REAL NOT NULL,
+    PRIMARY KEY (step, epoch)) WITHOUT ROWID;
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Spans:
+    """How a sample's spans are stored."""
+
+    spans: tuple[Span, ...]
+
+
+_unpack_spans = unpacker(_Spans, bytes_max=GROUP_BYTES_MAX)
+
+
+@contextmanager
+def _store_faults(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise StoreFault(f"ledger {path}: {error}") from error
+
+
+class Ledger:
+    """One open ledger. Not thread-safe."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection, lock: IO[bytes]) -> None:
+        self._path = path
+        self._db = connection
+        self._lock = lock
+
+    @staticmethod
+    def open(path: Path) -> "Ledger":
+        """Open or make the ledger at `path`. OperatorFault: in use, damaged, or of another version of echo2d."""
+        lock = path.with_name(path.name + ".lock").open("wb")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return Ledger(path, _connect(path), lock)
+        except BlockingIOError as error:
+            lock.close()
+            raise OperatorFault(f"ledger {path} is in use: another coordinator runs on this directory") from error
+        except BaseException:
+            lock.close()
+            raise
+
+    def close(self) -> None:
+        self._db.close()
+        self._lock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def append(self, records: Sequence[Record]) -> None:
+        """All of them, in order, or none. StoreFault: the disk refused (full, I/O error)."""
+        with _store_faults(self._path):
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                for record in records:
+                    for statement, values in _STATEMENTS[type(record)](record):
+                        self._db.execute(statement, values)
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+
+    def recover(self) -> Recovered:
+        """Everything durable of this run."""
+        with _store_faults(self._path):
+            counters = dict(self._db.execute("SELECT name, value FROM counters"))
+            epoch, resume_step = self._row("SELECT epoch, resume_step FROM epochs ORDER BY epoch DESC LIMIT 1") or (
+                0,
+                0,
+            )
+            return Recovered(
+                epoch=Epoch(epoch),
+                resume_step=resume_step,
+                publish_seq=PublishSeq((self._row("SELECT max(publish_seq) FROM versions") or (0,))[0] or 0),
+                published=self._published(),
+                revoked=self._revoked(),
+                next_cursor=counters.get("cursor", 0),
+                next_group=GroupId(counters.get("group", 0)),
+                next_lease=LeaseId(counters.get("lease", 0)),
+                groups=self._groups(),
+                frozen=self._frozen(),
+                committed=self._committed(),
+                checkpoint=counters.get("checkpoint", 0),
+            )
+
+    def _row(self, query: str) -> tuple[Any, ...] | None:
+        row: tuple[Any, ...] | None = self._db.execute(query).fetchone()
+        return row
+
+    def _published(self) -> tuple[VersionPublished, ...]:
+        rows = self._db.execute(
+            "SELECT publish_seq, epoch, version, digest, path, full_bytes FROM versions WHERE NOT revoked "
+            "ORDER BY publish_seq"
+        )
+        return tuple(VersionPublished(*row) for row in rows)
+
+    def _revoked(self) -> tuple[VersionKey, ...]:
+        rows = self._db.execute("SELECT version, digest FROM revoked ORDER BY version, digest")
+        return tuple(VersionKey(Version(version), Digest(digest)) for version, digest in rows)
+
+    def _groups(self) -> tuple[StoredGroup, ...]:
+        samples: dict[int, list[TrajectoryRecord]] = {}
+        for row in self._db.execute(
+            "SELECT group_id, sample, tokens, logprobs, spans, reward, worker FROM samples ORDER BY group_id, sample"
+        ):
+            samples.setdefault(row[0], []).append(_trajectory(*row[1:]))
+        groups = self._db.execute("SELECT group_id, cursor, prompt FROM groups ORDER BY group_id")
+        return tuple(
+            StoredGroup(GroupRecord(GroupId(group), prompt, tuple(samples.get(group, ()))), cursor)
+            for group, cursor, prompt in groups
+        )
+
+    def _frozen(self) -> tuple[BatchFrozen, ...]:
+        rows = self._db.execute("SELECT step, digest, groups, refusals FROM batches ORDER BY step")
+        return tuple(
+            BatchFrozen(step, Digest(digest), tuple(map(GroupId, json.loads(groups))), refusals)
+            for step, digest, groups, refusals in rows
+        )
+
+    def _committed(self) -> tuple[BatchCommitted, ...]:
+        rows = self._db.execute("SELECT step, max(epoch), digest, t_train_s FROM commits GROUP BY step ORDER BY step")
+        return tuple(
+            BatchCommitted(step, Epoch(epoch), Digest(digest), t_train_s) for step, epoch, digest, t_train_s in rows
+        )
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        _prepare(connection, path)
+    except sqlite3.Error as error:
+        connection.close()
+        raise OperatorFault(f"cannot open ledger {path}: {error}") from error
+    except OperatorFault:
+        connection.close()
+        raise
+    return connection
+
+
+def _prepare(connection: sqlite3.Connection, path: Path) -> None:
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA foreign_keys = ON")
+    found = connection.execute("PRAGMA user_version").fetchone()[0]
+    if found == 0:
+        connection.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+    elif found != SCHEMA_VERSION:
+        raise OperatorFault(f"ledger {path} has format {found}; this echo2d reads format {SCHEMA_VERSION}")
+
+
+def _trajectory(
+    sample: int, tokens: bytes, logprobs: bytes, spans: bytes, reward: float | None, worker: str
+) -> TrajectoryRecord:
+    found: tuple[Span, ...] = _unpack_spans(spans).spans
+    return TrajectoryRecord(sample, tokens, logprobs, found, math.nan if reward is None else reward, PeerId(worker))
+
+
+# --- records -> rows ------------------------------------------------------------------------------------------------
+
+_Statement = tuple[str, tuple[Any, ...]]
+_RAISE = "INSERT INTO counters VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = max(value, excluded.value)"
+
+
+def _reward(reward: float) -> float | None:
+    return None if math.isnan(reward) else reward
+
+
+def _epoch_opened(record: EpochOpened) -> list[_Statement]:
+    return [("INSERT INTO epochs VALUES (?, ?)", (record.epoch, record.resume_step))]
+
+
+def _version_published(record: VersionPublished) -> list[_Statement]:
+    row = (record.publish_seq, record.epoch, record.version, record.digest, record.path, record.full_bytes)
+    return [
+        ("INSERT INTO versions VALUES (?, ?, ?, ?, ?, ?, 0)", row),
+        ("DELETE FROM revoked WHERE version = ? AND digest = ?", (record.version, record.digest)),
+    ]
+
+
+def _version_revoked(record: VersionRevoked) -> list[_Statement]:
+    return [
+        ("UPDATE versions SET revoked = 1 WHERE version = ? AND digest = ?", (record.version, record.digest)),
+        ("INSERT OR REPLACE INTO revoked VALUES (?, ?, ?)", (record.version, record.digest, record.epoch)),
+    ]
+
+
+def _prompt_taken(record: PromptTaken) -> list[_Statement]:
+    return [
+        ("INSERT INTO groups VALUES (?, ?, ?)", (record.group, record.cursor, record.prompt)),
+        (_RAISE, ("cursor", record.cursor + 1)),
+        (_RAISE, ("group", record.group + 1)),
+    ]
+
+
+def _sample_kept(record: SampleKept) -> list[_Statement]:
+    kept = record.trajectory
+    spans = pack(_Spans(kept.spans))
+    row = (record.group, kept.sample, record.lease, record.attempt, kept.worker, kept.tokens, kept.logprobs, spans)
+    return [
+        ("INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (*row, _reward(kept.reward))),
+        (_RAISE, ("lease", record.lease + 1)),
+    ]
+
+
+def _sample_rewarded(record: SampleRewarded) -> list[_Statement]:
+    change = "UPDATE samples SET reward = ? WHERE group_id = ? AND sample = ?"
+    return [(change, (_reward(record.reward), record.group, record.sample))]
+
+
+def _group_dropped(record: GroupDropped) -> list[_Statement]:
+    return [("DELETE FROM groups WHERE group_id = ?", (record.group,))]
+
+
+def _batch_frozen(record: BatchFrozen) -> list[_Statement]:
+    row = (record.step, record.digest, json.dumps(record.groups), record.refusals)
+    return [("INSERT OR REPLACE INTO batches VALUES (?, ?, ?, ?)", row)]
+
+
+def _batch_committed(record: BatchCommitted) -> list[_Statement]:
+    row = (record.step, record.epoch, record.digest, record.t_train_s)
+    return [("INSERT OR REPLACE INTO commits VALUES (?, ?, ?, ?)", row)]
+
+
+def _checkpoint_kept(record: CheckpointKept) -> list[_Statement]:
+    below = (record.step,)
+    return [
+        ("DELETE FROM groups WHERE group_id IN (SELECT value FROM batches, json_each(groups) WHERE step <= ?)", below),
+        ("DELETE FROM batches WHERE step <= ?", below),
+        ("DELETE FROM commits WHERE step <= ?", below),
+        (_RAISE, ("checkpoint", record.step)),
+    ]
+
+
+_STATEMENTS: dict[type, Callable[[Any], list[_Statement]]] = {
+    EpochOpened: _epoch_opened,
+    VersionPublished: _version_published,
+    VersionRevoked: _version_revoked,
+    PromptTaken: _prompt_taken,
+    SampleKept: _sample_kept,
+    SampleRewarded: _sample_rewarded,
+    GroupDropped: _group_dropped,
+    BatchFrozen: _batch_frozen,
+    BatchCommitted: _batch_committed,
+    CheckpointKept: _checkpoint_kept,
+}

@@ -1,0 +1,142 @@
+import math
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from echo2d.core.coordinator_io import (
+    BatchCommitted,
+    BatchFrozen,
+    CheckpointKept,
+    EpochOpened,
+    GroupDropped,
+    PromptTaken,
+    Record,
+    Recovered,
+    SampleKept,
+    SampleRewarded,
+    VersionPublished,
+    VersionRevoked,
+)
+from echo2d.core.ids import Digest, Epoch, GroupId, LeaseId, PeerId, PublishSeq, Version
+from echo2d.core.messages import Span, VersionKey
+from echo2d.core.trajectory import TrajectoryRecord
+from echo2d.errors import OperatorFault, StoreFault
+from echo2d.store.ledger import Ledger
+
+A, B = Digest(b"a" * 32), Digest(b"b" * 32)
+
+
+def group(number: int, cursor: int | None = None) -> PromptTaken:
+    return PromptTaken(GroupId(number), number if cursor is None else cursor, b"prompt%d" % number)
+
+
+def sample(number: int, index: int, *, lease: int = 0, tokens: bytes = b"\1\0\0\0") -> SampleKept:
+    kept = TrajectoryRecord(index, tokens, b"\0\0\0\0", (Span(0, 1, Version(3), A),), math.nan, PeerId("w" * 32))
+    return SampleKept(GroupId(number), LeaseId(lease), 0, kept)
+
+
+def published(seq: int, version: int, digest: Digest, epoch: int = 1) -> VersionPublished:
+    return VersionPublished(PublishSeq(seq), Epoch(epoch), Version(version), digest, f"versions/{seq}", 10)
+
+
+def reopened(path: Path, *records: Record) -> Recovered:
+    with Ledger.open(path) as ledger:
+        ledger.append(records)
+    with Ledger.open(path) as ledger:
+        return ledger.recover()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.sqlite"
+
+
+def test_an_empty_ledger_is_the_empty_run(path: Path) -> None:
+    assert reopened(path) == Recovered.nothing()
+
+
+def test_groups_come_back_whole_with_unscored_rewards_as_nan(path: Path) -> None:
+    found = reopened(path, group(4, 9), sample(4, 1, lease=7), sample(4, 0), SampleRewarded(GroupId(4), 0, 0.1))
+    (stored,) = found.groups
+    assert (stored.cursor, stored.record.prompt) == (9, b"prompt4")
+    assert [kept.sample for kept in stored.record.trajectories] == [0, 1]
+    assert stored.record.trajectories[0].reward == 0.1
+    assert math.isnan(stored.record.trajectories[1].reward)
+    assert stored.record.trajectories[0].spans == (Span(0, 1, Version(3), A),)
+    assert (found.next_cursor, found.next_group, found.next_lease) == (10, 5, 8)
+
+
+def test_counters_survive_the_groups_they_counted(path: Path) -> None:
+    found = reopened(path, group(4), sample(4, 0, lease=2), GroupDropped(GroupId(4), "aged out"))
+    assert found.groups == ()
+    assert (found.next_cursor, found.next_group, found.next_lease) == (5, 5, 3)
+
+
+def test_a_revoked_version_is_left_out_until_it_is_published_again(path: Path) -> None:
+    found = reopened(path, published(1, 0, A), published(2, 1, B), VersionRevoked(Epoch(2), Version(1), B))
+    assert found.published == (published(1, 0, A),)
+    assert found.revoked == (VersionKey(Version(1), B),)
+    assert found.publish_seq == 2
+    found = reopened(path, published(3, 1, B, epoch=2))
+    assert found.published == (published(1, 0, A), published(3, 1, B, epoch=2))
+    assert found.revoked == ()
+
+
+def test_a_refrozen_batch_replaces_the_first_and_the_newest_commit_wins(path: Path) -> None:
+    first, second = BatchFrozen(1, A, (GroupId(1), GroupId(2)), 0), BatchFrozen(1, B, (GroupId(1), GroupId(3)), 1)
+    commits = [BatchCommitted(1, Epoch(2), B, 0.5), BatchCommitted(1, Epoch(1), A, 0.25)]
+    found = reopened(path, first, second, *commits)
+    assert found.frozen == (second,)
+    assert found.committed == (commits[0],)
+
+
+def test_a_checkpoint_deletes_what_it_covers(path: Path) -> None:
+    batches = [BatchFrozen(step, A, (GroupId(step),), 0) for step in (1, 2)]
+    commits = [BatchCommitted(step, Epoch(1), A, 0.5) for step in (1, 2)]
+    opened = EpochOpened(Epoch(1), 0)
+    found = reopened(path, opened, group(1), sample(1, 0), group(2), group(3), *batches, *commits)
+    assert [stored.record.group for stored in found.groups] == [1, 2, 3]
+    found = reopened(path, CheckpointKept(1, Epoch(1)))
+    assert [stored.record.group for stored in found.groups] == [2, 3]
+    assert (found.frozen, found.committed, found.checkpoint) == ((batches[1],), (commits[1],), 1)
+    assert (found.epoch, found.resume_step) == (1, 0)
+
+
+def test_a_transaction_is_all_or_nothing(path: Path) -> None:
+    with Ledger.open(path) as ledger:
+        ledger.append([group(1)])
+        with pytest.raises(StoreFault, match="UNIQUE"):
+            ledger.append([group(2), group(1)])
+        ledger.append([group(3)])
+        assert [stored.record.group for stored in ledger.recover().groups] == [1, 3]
+
+
+def test_a_full_disk_is_said_and_nothing_half_written(path: Path) -> None:
+    with Ledger.open(path) as ledger:
+        ledger.append([group(1)])
+        pages = ledger._db.execute("PRAGMA page_count").fetchone()[0]
+        ledger._db.execute(f"PRAGMA max_page_count = {pages}")
+        with pytest.raises(StoreFault, match="full"):
+            ledger.append([group(2), sample(2, 0, tokens=bytes(1 << 16))])
+        assert [stored.record.group for stored in ledger.recover().groups] == [1]
+
+
+def test_a_second_coordinator_is_refused(path: Path) -> None:
+    with Ledger.open(path), pytest.raises(OperatorFault, match="in use"):
+        Ledger.open(path)
+
+
+def test_a_file_that_is_no_ledger_is_refused(path: Path) -> None:
+    path.write_bytes(b"something else entirely" * 100)
+    with pytest.raises(OperatorFault, match="cannot open ledger"):
+        Ledger.open(path)
+
+
+def test_another_format_is_refused(path: Path) -> None:
+    Ledger.open(path).close()
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(OperatorFault, match="format 99"):
+        Ledger.open(path)
