@@ -1,0 +1,247 @@
+"""An engine without a model: every token is a hash, so anybody can compute it again. For tests and simulations.
+
+`fake_token` is the policy: which token a sample writes after a context under a version, and `fake_logprob` what it says
+about it. No threads, no torch; a request's tokens are made in the task that consumes them, at the pace of the engine.
+It reads a snapshot's layout like the real engines, and can be told to fail.
+"""
+
+import asyncio
+from array import array
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from blake3 import blake3
+
+from echo2d.engines.base import EngineLoad, FinishReason, GenerateRequest, RefitReport, SampleDelta
+from echo2d.engines.layout import Layout, file_tensor_digests, read_layout
+from echo2d.engines.stream import SAMPLES_OPEN_MAX, SampleBuffer, check_request
+from echo2d.errors import EngineFault
+
+RefitOutcome = Literal["done", "fails", "doubtful"]
+
+FAKE_VOCAB_SIZE = 512
+FAKE_EOS = 1
+_LOGPROB_STEPS = 1 << 13  # per nat; logprobs are 16 bits over (-8, 0], exact in float32
+
+
+def fake_token(
+    label: str, context: Sequence[int], *, sample: int, rng_seed: int, vocab_size: int = FAKE_VOCAB_SIZE
+) -> tuple[int, float]:
+    """The token this sample writes after `context` (prompt and output so far) under `label`, and its logprob."""
+    token = _hash(f"token {rng_seed} {sample} {label}", context) % vocab_size
+    return token, fake_logprob(label, context, token)
+
+
+def fake_logprob(label: str, context: Sequence[int], token: int) -> float:
+    """Re-scoring: the logprob of `token` after `context` under `label`; the same for every seed and sample."""
+    return -(_hash(f"logprob {token} {label}", context) % (1 << 16)) / _LOGPROB_STEPS
+
+
+def _hash(what: str, tokens: Sequence[int]) -> int:
+    return int.from_bytes(blake3(what.encode() + b"\0" + array("q", tokens).tobytes()).digest(8), "little")
+
+
+class FakeEngine:
+    """An engine whose output is `fake_token`, ended by `eos_token_id` after a length drawn from `answer_tokens`.
+
+    answer_tokens: least and most output tokens of a sample, the end token included.
+    tokens_per_s: pace of the whole engine; None: as fast as its consumers.
+    bundle_tokens: a delta holds up to this many tokens.
+    refit_s: seconds that a refit pauses generation.
+    refit_outcomes: what the next refits come to, "done" once they are used up.
+
+    A greedy request draws as sample 0 under seed 0. No sample ever waits; `slots` only shapes `load`.
+    """
+
+    def __init__(
+        self,
+        *,
+        rng_seed: int = 0,
+        vocab_size: int = FAKE_VOCAB_SIZE,
+        eos_token_id: int = FAKE_EOS,
+        answer_tokens: tuple[int, int] = (8, 64),
+        tokens_per_s: float | None = None,
+        bundle_tokens: int = 4,
+        slots: int = 64,
+        refit_s: float = 0.0,
+        refit_outcomes: Iterable[RefitOutcome] = (),
+    ) -> None:
+        self._policy = _Policy(rng_seed, vocab_size, eos_token_id, answer_tokens)
+        self._tokens_per_s = tokens_per_s
+        self._bundle_tokens = bundle_tokens
+        self._slots = slots
+        self._refit_s = refit_s
+        self._outcomes = deque(refit_outcomes)
+        self._running = False
+        self._label: str | None = None
+        self._layout: Layout | None = None
+        self._digests: dict[str, bytes] = {}
+        self._requests: dict[str, _Request] = {}
+        self._weights = asyncio.Lock()  # a refit pauses generation by holding it
+        self._free_at = 0.0  # when the engine has spent the time of the tokens made so far
+
+    @property
+    def label(self) -> str | None:
+        return self._label
+
+    async def start(self) -> None:
+        self._running = True
+
+    async def close(self) -> None:
+        self._running = False
+        self._serve_nothing()
+
+    async def refit(self, snapshot: Path, label: str) -> RefitReport:
+        self._require_running()
+        layout, digests = await asyncio.to_thread(_read, snapshot)
+        if self._layout is not None and layout.config == self._layout.config:
+            layout.require_tensors_of(self._layout)
+        outcome = self._outcomes.popleft() if self._outcomes else "done"
+        if outcome == "fails":
+            raise EngineFault("this refit was told to fail")
+        async with self._weights:
+            await asyncio.sleep(self._refit_s)
+            if outcome == "doubtful":
+                self._serve_nothing()
+                raise EngineFault("this refit was told to end in doubt, nothing is served")
+            self._label, self._layout, self._digests = label, layout, digests
+        return RefitReport(label, self._refit_s)
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[SampleDelta]:
+        running = self._admit(request)
+        try:
+            while running.samples:
+                await self._pace(running)
+                async with self._weights:
+                    deltas = running.step(self._label)
+                for delta in deltas:
+                    yield delta
+        finally:
+            del self._requests[request.request_id]
+
+    async def abort(self, request_id: str) -> None:
+        if request_id in self._requests:
+            self._requests[request_id].aborted.set()
+
+    async def load(self) -> EngineLoad:
+        samples = self._samples_open()
+        return EngineLoad(min(samples, self._slots), max(0, samples - self._slots), self._slots)
+
+    async def tensor_digests(self) -> Mapping[str, bytes]:
+        """Of the files as they were when the served version was loaded."""
+        if self._label is None:
+            raise EngineFault("no version is served")
+        return self._digests
+
+    def _require_running(self) -> None:
+        if not self._running:
+            raise EngineFault("the engine is not running")
+
+    def _admit(self, request: GenerateRequest) -> "_Request":
+        self._require_running()
+        if self._label is None:
+            raise EngineFault("no version is served")
+        if request.request_id in self._requests:
+            raise EngineFault(f"request {request.request_id} is running already")
+        if self._samples_open() + request.samples > SAMPLES_OPEN_MAX:
+            raise EngineFault(f"more than {SAMPLES_OPEN_MAX} samples are running or waiting")
+        check_request(request, vocab_size=self._policy.vocab_size, context_max=None)
+        return self._requests.setdefault(request.request_id, _Request(request, self._policy, self._bundle_tokens))
+
+    def _samples_open(self) -> int:
+        return sum(len(request.samples) for request in self._requests.values())
+
+    def _serve_nothing(self) -> None:
+        self._label = self._layout = None
+        for request in self._requests.values():
+            request.aborted.set()
+
+    async def _pace(self, request: "_Request") -> None:
+        """Let the others run; with a pace, wait until the engine has had the time for one more token of each sample."""
+        if self._tokens_per_s is None:
+            await asyncio.sleep(0)
+            return
+        now = asyncio.get_running_loop().time()
+        self._free_at = max(self._free_at, now) + len(request.samples) / self._tokens_per_s
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(self._free_at):
+                await request.aborted.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class _Policy:
+    rng_seed: int
+    vocab_size: int
+    eos_token_id: int
+    answer_tokens: tuple[int, int]
+
+    def answer_length(self, prompt: Sequence[int], sample: int, rng_seed: int) -> int:
+        least, most = self.answer_tokens
+        return least + _hash(f"length {rng_seed} {sample}", prompt) % (most - least + 1)
+
+
+class _Request:
+    """The samples of one request that go on; `aborted` ends them with the next step."""
+
+    def __init__(self, request: GenerateRequest, policy: _Policy, bundle_tokens: int) -> None:
+        seed = policy.rng_seed if request.rng_seed is None else request.rng_seed
+        greedy = request.temperature == 0
+        stop = frozenset({policy.eos_token_id, *request.stop_token_ids})
+        self.samples = [
+            _Sample(request, policy, index, stop, draw=(0, 0) if greedy else (seed, index))
+            for index in range(request.samples)
+        ]
+        self.aborted = asyncio.Event()
+        self._bundle_tokens = bundle_tokens
+
+    def step(self, label: str | None) -> list[SampleDelta]:
+        """One more token of every sample; what is to be handed out now."""
+        if label is None or self.aborted.is_set():
+            ended, self.samples = self.samples, []
+            return [sample.buffer.take("abort") for sample in ended]
+        deltas, going_on = [], []
+        for sample in self.samples:
+            finish = sample.write(label)
+            if finish is None:
+                going_on.append(sample)
+            if finish is not None or len(sample.buffer) >= self._bundle_tokens:
+                deltas.append(sample.buffer.take(finish))
+        self.samples = going_on
+        return deltas
+
+
+class _Sample:
+    def __init__(
+        self, request: GenerateRequest, policy: _Policy, index: int, stop: frozenset[int], draw: tuple[int, int]
+    ) -> None:
+        self.buffer = SampleBuffer(index)
+        self._policy = policy
+        self._stop = stop
+        self._rng_seed, self._draws_as = draw
+        self._context = list(request.prompt)
+        self._tokens_left = request.max_new_tokens
+        self._tokens_to_end = policy.answer_length(request.prompt, self._draws_as, self._rng_seed)
+
+    def write(self, label: str) -> FinishReason | None:
+        self._tokens_left -= 1
+        self._tokens_to_end -= 1
+        token, logprob = self._next(label)
+        self._context.append(token)
+        self.buffer.add(token, logprob, label)
+        if token in self._stop:
+            return "stop"
+        return None if self._tokens_left else "length"
+
+    def _next(self, label: str) -> tuple[int, float]:
+        if self._tokens_to_end == 0:
+            return self._policy.eos_token_id, fake_logprob(label, self._context, self._policy.eos_token_id)
+        vocab_size = self._policy.vocab_size
+        return fake_token(label, self._context, sample=self._draws_as, rng_seed=self._rng_seed, vocab_size=vocab_size)
+
+
+def _read(snapshot: Path) -> tuple[Layout, dict[str, bytes]]:
+    return read_layout(snapshot), file_tensor_digests(snapshot)

@@ -1,0 +1,118 @@
+"""Output on its way from an engine to the consumer of one request; shared by the engines.
+
+`SampleBuffer` gathers the tokens of one sample into deltas whose spans cover exactly their tokens (pure).
+`RequestStream` carries the deltas of one request to its one consumer on the event loop.
+"""
+
+import asyncio
+from collections import deque
+
+from echo2d.engines.base import EngineSpan, FinishReason, GenerateRequest, SampleDelta
+from echo2d.errors import EngineFault
+
+BUNDLE_TOKENS_MAX = 16  # held back per sample: waking a consumer for each token costs more than a small model's step
+BUNDLE_S_MAX = 0.05  # and never longer than this: a viewer should see text appear
+SAMPLES_OPEN_MAX = 16_384  # running + waiting in one engine; a caller that far ahead of any engine is broken
+TEMPERATURE_MIN = 1e-3  # below it, logits / temperature leaves float32; ask for 0 (greedy) instead
+
+
+def check_request(request: GenerateRequest, *, vocab_size: int, context_max: int | None) -> None:
+    """EngineFault unless an engine with this vocabulary and context length can run the request to its end."""
+    if request.samples < 1 or request.max_new_tokens < 1:
+        raise EngineFault(f"request {request.request_id}: samples and max_new_tokens must be at least 1")
+    if not (request.temperature == 0 or TEMPERATURE_MIN <= request.temperature < float("inf")):
+        raise EngineFault(f"request {request.request_id}: temperature must be 0 or at least {TEMPERATURE_MIN}")
+    if not 0 < request.top_p <= 1:
+        raise EngineFault(f"request {request.request_id}: top_p must be in (0, 1]")
+    if not request.prompt:
+        raise EngineFault(f"request {request.request_id}: the prompt is empty")
+    if not 0 <= min(request.prompt) <= max(request.prompt) < vocab_size:
+        raise EngineFault(f"request {request.request_id}: a prompt token is outside the vocabulary of {vocab_size}")
+    if context_max is not None and len(request.prompt) + request.max_new_tokens > context_max:
+        raise EngineFault(f"request {request.request_id}: prompt + max_new_tokens exceed the context of {context_max}")
+
+
+class SampleBuffer:
+    """Output of one sample that its consumer has not been given yet.
+
+    Positions count from the sample's first output token and go on from one delta to the next.
+    """
+
+    __slots__ = ("_logprobs", "_runs", "_start", "_tokens", "sample")
+
+    def __init__(self, sample: int) -> None:
+        self.sample = sample
+        self._start = 0
+        self._tokens: list[int] = []
+        self._logprobs: list[float] = []
+        self._runs: list[tuple[int, str]] = []  # (first position, label) of each run of tokens of one version
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def add(self, token: int, logprob: float, label: str) -> None:
+        if not self._runs or self._runs[-1][1] != label:
+            self._runs.append((self._start + len(self._tokens), label))
+        self._tokens.append(token)
+        self._logprobs.append(logprob)
+
+    def take(self, finish: FinishReason | None = None) -> SampleDelta:
+        """Everything held, as one delta; the buffer is empty afterwards."""
+        delta = SampleDelta(self.sample, self._tokens, self._logprobs, self._spans(), finish)
+        self._start += len(self._tokens)
+        self._tokens, self._logprobs, self._runs = [], [], []
+        return delta
+
+    def _spans(self) -> list[EngineSpan]:
+        ends = [start for start, _ in self._runs[1:]] + [self._start + len(self._tokens)]
+        return [EngineSpan(start, end, label) for (start, label), end in zip(self._runs, ends, strict=True)]
+
+    def check(self) -> None:
+        assert len(self._tokens) == len(self._logprobs)
+        assert bool(self._runs) == bool(self._tokens)
+        assert not self._runs or self._runs[0][0] == self._start
+        assert all(a[0] < b[0] and a[1] != b[1] for a, b in zip(self._runs, self._runs[1:], strict=False))
+
+
+class RequestStream:
+    """Deltas of one request, in order, until every sample has finished. One consumer; event loop only.
+
+    It needs no limit of its own: an engine puts at most one delta per token, so samples * (max_new_tokens + 1).
+    """
+
+    def __init__(self, samples: int) -> None:
+        self._open = set(range(samples))
+        self._deltas: deque[SampleDelta] = deque()
+        self._changed = asyncio.Event()
+
+    @property
+    def samples_open(self) -> int:
+        """Samples whose last delta has not been put yet."""
+        return len(self._open)
+
+    def put(self, delta: SampleDelta) -> None:
+        """Append; what follows a sample's finish is dropped, so ending a sample twice is harmless."""
+        if delta.sample not in self._open:
+            return
+        if delta.finish is not None:
+            self._open.discard(delta.sample)
+        self._deltas.append(delta)
+        self._changed.set()
+
+    def abort(self) -> None:
+        """End every open sample with an empty delta."""
+        for sample in sorted(self._open):
+            self.put(SampleDelta(sample, (), (), (), "abort"))
+
+    async def get(self) -> SampleDelta | None:
+        """The next delta; None once every sample has finished."""
+        while not self._deltas:
+            if not self._open:
+                return None
+            self._changed.clear()
+            await self._changed.wait()
+        return self._deltas.popleft()
+
+    def check(self) -> None:
+        assert all(delta.sample not in self._open for delta in self._deltas if delta.finish is not None)
+        assert not self._deltas or self._changed.is_set()

@@ -1,0 +1,284 @@
+"""The thread that owns the model.
+
+    submit --> waiting --admit (prefill)--> running --step, step, ...--> finished
+                                             ^   |
+                                             +---+ swap: new weights, same tokens, their KV computed again
+
+One turn of the loop: do what was posted, admit what fits, draw one token for every running sample, hand out what is
+due, let finished samples leave, compute the next logits. Other threads only `post`; what they read (`policy`, `label`,
+`running`) is replaced whole, never changed in place. Output leaves through `emit`, at most twice per step.
+"""
+
+import logging
+import queue
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+import torch
+
+from echo2d.engines.base import FinishReason, GenerateRequest, RefitReport, SampleDelta
+from echo2d.engines.stream import BUNDLE_S_MAX, BUNDLE_TOKENS_MAX, RequestStream, SampleBuffer
+from echo2d.engines.torch_engine.batch import PREFILL_TOKENS_MAX, Batch
+from echo2d.engines.torch_engine.policy import Policy, Prepared, build
+from echo2d.engines.torch_engine.sampling import Chances, draw
+from echo2d.errors import EngineFault
+
+_logger = logging.getLogger("echo2d.engines")
+
+Output = list[tuple[RequestStream, SampleDelta]]
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderOptions:
+    """slots_max: samples running at once. tokens_per_s_max: ceiling over all of them. threads: torch's, on CPU."""
+
+    device: torch.device
+    dtype: torch.dtype
+    slots_max: int
+    tokens_per_s_max: float | None
+    threads: int | None
+
+
+class Sample:
+    """One continuation: what was asked, what is written so far, what is still to be handed out."""
+
+    __slots__ = ("_random", "_stop", "buffer", "output", "request", "stream")
+
+    def __init__(
+        self, request: GenerateRequest, stream: RequestStream, index: int, seed: int, eos: frozenset[int]
+    ) -> None:
+        self.request = request
+        self.stream = stream
+        self.buffer = SampleBuffer(index)
+        self.output: list[int] = []
+        self._stop = eos.union(request.stop_token_ids)
+        self._random = Random(f"{seed}/{index}")
+
+    @property
+    def context(self) -> list[int]:
+        return [*self.request.prompt, *self.output]
+
+    def uniform(self) -> float:
+        """The number that decides the next token: a function of seed, sample and position alone."""
+        return self._random.random()
+
+    def append(self, token: int, logprob: float, label: str) -> FinishReason | None:
+        self.output.append(token)
+        self.buffer.add(token, logprob, label)
+        if token in self._stop:
+            return "stop"
+        return "length" if len(self.output) == self.request.max_new_tokens else None
+
+
+class Decoder:
+    """All methods but `__init__` and `post` run on the decoder's thread. `label` is None when nothing is served."""
+
+    def __init__(self, options: DecoderOptions, emit: Callable[[Output], object]) -> None:
+        self.policy: Policy | None = None
+        self.label: str | None = None
+        self.running: list[Sample] = []
+        self._options = options
+        self._emit = emit
+        self._posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._waiting: deque[list[Sample]] = deque()  # samples of one prompt, no more than slots_max
+        self._batch: Batch | None = None  # one row per running sample, in their order
+        self._output: Output = []
+        self._emitted_at = 0.0
+        self._next_step_at = 0.0
+        self._stopping = False
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Have `call` run on the decoder's thread between two tokens."""
+        self._posted.put(call)
+
+    def run(self) -> None:
+        """The body of the thread, until `stop`."""
+        if self._options.threads is not None:
+            torch.set_num_threads(self._options.threads)
+        with torch.inference_mode():
+            while not self._stopping:
+                self._do_posted()
+                self._decode()
+
+    def stop(self) -> None:
+        self._abort_all()
+        self._stopping = True
+
+    def submit(self, request: GenerateRequest, stream: RequestStream, seed: int) -> None:
+        if self.policy is None:  # lost since the request was checked
+            self._output += [(stream, SampleBuffer(index).take("abort")) for index in range(request.samples)]
+            self._emit_output()
+            return
+        eos = self.policy.layout.eos_token_ids
+        samples = [Sample(request, stream, index, seed, eos) for index in range(request.samples)]
+        slots = self._options.slots_max
+        self._waiting.extend(samples[start : start + slots] for start in range(0, len(samples), slots))
+
+    def abort(self, stream: RequestStream) -> None:
+        for group in [*self._waiting, self.running]:
+            self._end([sample for sample in group if sample.stream is stream])
+        self._waiting = deque(group for group in self._waiting if group[0].stream is not stream)
+        self._retire([row for row, sample in enumerate(self.running) if sample.stream is not stream])
+        self._emit_output()
+
+    def swap(self, prepared: Prepared, label: str) -> RefitReport:
+        """Serve `prepared` as `label` from the next token on. EngineFault: the old one stays, or nothing is served."""
+        self._emit_held()
+        started = time.monotonic()
+        if self.policy is None or prepared.tensors is None:
+            self._replace(build(prepared, self._options.dtype, self._options.device))
+        else:
+            self._overwrite(self.policy, prepared)
+        self._recompute()
+        self.label = label
+        return RefitReport(label, time.monotonic() - started)
+
+    def digests(self) -> dict[str, bytes]:
+        if self.policy is None:
+            raise EngineFault("no version is loaded")
+        return self.policy.digests()
+
+    def check(self) -> None:
+        rows = 0 if self._batch is None else len(self._batch)
+        assert rows == len(self.running) <= self._options.slots_max
+        assert (self.policy is None) == (self._batch is None)
+        assert self.policy is not None or (self.label is None and not self._waiting)
+        assert all(0 < len(group) <= self._options.slots_max for group in self._waiting)
+        if self._batch is not None:
+            self._batch.check()
+
+    # posted calls and pace
+
+    def _do_posted(self) -> None:
+        """Run all posted calls; wait for more while there is nothing to decode or the pace forbids it."""
+        while not self._stopping:
+            idle = not (self.running or self._waiting)
+            pause_s = self._next_step_at - time.monotonic()
+            try:
+                call = self._posted.get(block=idle or pause_s > 0, timeout=None if idle else max(pause_s, 0.0))
+            except queue.Empty:
+                return
+            call()
+
+    def _pace(self, tokens: int) -> None:
+        if self._options.tokens_per_s_max is not None:
+            earliest = max(self._next_step_at, time.monotonic())
+            self._next_step_at = earliest + tokens / self._options.tokens_per_s_max
+
+    # decoding
+
+    def _decode(self) -> None:
+        if self._batch is None or self.label is None:
+            return
+        try:
+            self._admit(self._batch)
+            if self.running:
+                self._step(self._batch, self.label)
+        except RuntimeError:  # torch: out of memory, device lost
+            _logger.exception("decoding failed, nothing is served until the next refit")
+            self._lose_policy()
+
+    def _admit(self, batch: Batch) -> None:
+        contexts: list[list[int]] = []
+        repeats: list[int] = []
+        admitted: list[Sample] = []
+        free, tokens = self._options.slots_max - len(self.running), 0
+        while self._waiting and len(self._waiting[0]) <= free - len(admitted) and tokens < PREFILL_TOKENS_MAX:
+            group = self._waiting.popleft()
+            contexts.append(group[0].context)
+            repeats.append(len(group))
+            admitted += group
+            tokens += len(contexts[-1])
+        if admitted:
+            self.running = self.running + admitted
+            batch.add(contexts, repeats)
+
+    def _step(self, batch: Batch, label: str) -> None:
+        self._pace(len(self.running))
+        asked = [sample.request for sample in self.running]
+        tokens, logprobs = draw(
+            batch.logits,
+            Chances([r.temperature for r in asked], [r.top_p for r in asked], [s.uniform() for s in self.running]),
+        )
+        staying = []
+        for row, sample in enumerate(self.running):
+            finish = sample.append(tokens[row], logprobs[row], label)
+            if finish is None:
+                staying.append(row)
+            if finish is not None or len(sample.buffer) >= BUNDLE_TOKENS_MAX:
+                self._output.append((sample.stream, sample.buffer.take(finish)))
+        self._retire(staying)
+        self._emit_due()
+        if self.running:
+            batch.step([sample.output[-1] for sample in self.running])
+
+    def _retire(self, staying: list[int]) -> None:
+        if self._batch is not None and len(staying) < len(self.running):
+            self._batch.keep(staying)
+            self.running = [self.running[row] for row in staying]
+
+    # output
+
+    def _end(self, samples: list[Sample]) -> None:
+        self._output += [(sample.stream, sample.buffer.take("abort")) for sample in samples]
+
+    def _emit_due(self) -> None:
+        if time.monotonic() - self._emitted_at >= BUNDLE_S_MAX:
+            self._emit_held()
+        else:
+            self._emit_output()
+
+    def _emit_held(self) -> None:
+        self._output += [(sample.stream, sample.buffer.take()) for sample in self.running if len(sample.buffer)]
+        self._emitted_at = time.monotonic()
+        self._emit_output()
+
+    def _emit_output(self) -> None:
+        if self._output:
+            self._emit(self._output)
+            self._output = []
+
+    def _abort_all(self) -> None:
+        for group in [*self._waiting, self.running]:
+            self._end(group)
+        self._waiting.clear()
+        self.running = []
+        self._batch = None if self.policy is None else Batch(self.policy)
+        self._emit_output()
+
+    # weights
+
+    def _replace(self, policy: Policy) -> None:
+        """Serve a newly built model. Samples whose tokens it could not continue end."""
+        old = self.policy
+        if old is not None and (old.vocab_size, old.context_max) != (policy.vocab_size, policy.context_max):
+            self._abort_all()
+        self.policy = policy
+
+    def _overwrite(self, policy: Policy, prepared: Prepared) -> None:
+        assert prepared.tensors is not None
+        try:
+            policy.copy(prepared.tensors, prepared.layout)
+        except RuntimeError as error:
+            self._lose_policy()
+            raise EngineFault(f"the refit failed halfway, nothing is served: {error}") from error
+
+    def _recompute(self) -> None:
+        """The KV and next logits of every running sample, from its tokens, under the policy now in place."""
+        assert self.policy is not None
+        batch = Batch(self.policy)
+        try:
+            if self.running:
+                batch.add([sample.context for sample in self.running], [1] * len(self.running))
+        except RuntimeError as error:
+            self._lose_policy()
+            raise EngineFault(f"the refit failed halfway, nothing is served: {error}") from error
+        self._batch = batch
+
+    def _lose_policy(self) -> None:
+        """Serve nothing: the weights or the KV may be a mixture (I3)."""
+        self.label = self.policy = None
+        self._abort_all()

@@ -1,0 +1,171 @@
+"""`TorchEngine`: the engine protocol on the event loop, in front of the thread that decodes."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from random import Random
+from threading import Thread
+from typing import Any, TypeVar
+
+import torch
+
+from echo2d.engines.base import EngineLoad, GenerateRequest, RefitReport, SampleDelta
+from echo2d.engines.stream import SAMPLES_OPEN_MAX, RequestStream, check_request
+from echo2d.engines.torch_engine.decoder import Decoder, DecoderOptions, Output
+from echo2d.engines.torch_engine.policy import prepare
+from echo2d.errors import EngineFault, OperatorFault
+
+_T = TypeVar("_T")
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_SEED_BITS = 64
+
+
+class TorchEngine:
+    """An engine in this process; see `engines/base.py` for the contract.
+
+    A request with a seed of its own gives the same tokens whatever else runs (up to the rounding of batched matrix
+    products); the others draw their seeds from `rng_seed` in the order they come.
+    `tensor_digests` stops generation while it reads the weights back.
+    """
+
+    def __init__(
+        self,
+        *,
+        device: str = "cpu",
+        dtype: str = "float32",
+        slots_max: int = 128,
+        rng_seed: int = 0,
+        tokens_per_s_max: float | None = None,
+        threads: int | None = None,
+    ) -> None:
+        """OperatorFault if this machine has no such device or torch no such dtype for weights."""
+        if dtype not in _DTYPES:
+            raise OperatorFault(f"engine dtype {dtype!r} is not one of {', '.join(_DTYPES)}")
+        self._options = DecoderOptions(_device(device), _DTYPES[dtype], slots_max, tokens_per_s_max, threads)
+        self._seeds = Random(rng_seed)
+        self._refits = asyncio.Lock()
+        self._decoder: Decoder | None = None
+        self._thread: Thread | None = None
+        self._streams: dict[str, RequestStream] = {}
+        self._calls: set[Future[Any]] = set()
+
+    @property
+    def label(self) -> str | None:
+        return None if self._decoder is None else self._decoder.label
+
+    async def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._decoder = Decoder(self._options, emit=lambda output: loop.call_soon_threadsafe(_deliver, output))
+        self._thread = Thread(target=self._run, args=(loop, self._decoder), name="echo2d-decoder", daemon=True)
+        self._thread.start()
+
+    async def close(self) -> None:
+        if self._decoder is not None and self._thread is not None:
+            self._decoder.post(self._decoder.stop)
+            await asyncio.to_thread(self._thread.join)
+
+    async def refit(self, snapshot: Path, label: str) -> RefitReport:
+        """Reading and checking run beside generation; cancelling has no effect once the swap has begun."""
+        async with self._refits:
+            decoder = self._started()
+            prepared = await asyncio.to_thread(prepare, snapshot, decoder.policy, self._options.dtype)
+            return await self._on_decoder(partial(decoder.swap, prepared, label))
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[SampleDelta]:
+        decoder = self._started()
+        stream = self._submit(decoder, request)
+        try:
+            while (delta := await stream.get()) is not None:
+                yield delta
+        finally:
+            del self._streams[request.request_id]
+            if stream.samples_open:
+                decoder.post(partial(decoder.abort, stream))
+
+    async def abort(self, request_id: str) -> None:
+        stream = self._streams.get(request_id)
+        if stream is not None and self._decoder is not None:
+            self._decoder.post(partial(self._decoder.abort, stream))
+
+    async def load(self) -> EngineLoad:
+        """A moment old: the decoder is not asked, so that it is known during a refit too."""
+        running = 0 if self._decoder is None else len(self._decoder.running)
+        return EngineLoad(running, max(0, self._samples_open() - running), self._options.slots_max)
+
+    async def tensor_digests(self) -> Mapping[str, bytes]:
+        return await self._on_decoder(self._started().digests)
+
+    async def check(self) -> None:
+        """Assert the decoder's invariants between two of its turns."""
+        await self._on_decoder(self._started().check)
+
+    def _started(self) -> Decoder:
+        if self._decoder is None:
+            raise EngineFault("the engine is not running")
+        return self._decoder
+
+    def _submit(self, decoder: Decoder, request: GenerateRequest) -> RequestStream:
+        policy = decoder.policy
+        if policy is None or decoder.label is None:
+            raise EngineFault("no version is served")
+        if request.request_id in self._streams:
+            raise EngineFault(f"request {request.request_id} is running already")
+        if self._samples_open() + request.samples > SAMPLES_OPEN_MAX:
+            raise EngineFault(f"more than {SAMPLES_OPEN_MAX} samples are running or waiting")
+        check_request(request, vocab_size=policy.vocab_size, context_max=policy.context_max)
+        seed = self._seeds.getrandbits(_SEED_BITS) if request.rng_seed is None else request.rng_seed
+        stream = self._streams[request.request_id] = RequestStream(request.samples)
+        decoder.post(partial(decoder.submit, request, stream, seed))
+        return stream
+
+    def _samples_open(self) -> int:
+        return sum(stream.samples_open for stream in self._streams.values())
+
+    async def _on_decoder(self, call: Callable[[], _T]) -> _T:
+        done: Future[_T] = Future()
+        self._started().post(partial(_answer, done, call))
+        self._calls.add(done)
+        try:
+            return await asyncio.wrap_future(done)
+        finally:
+            self._calls.discard(done)
+
+    def _run(self, loop: asyncio.AbstractEventLoop, decoder: Decoder) -> None:
+        try:
+            decoder.run()
+        finally:  # also when it died of a bug of ours: nobody may wait for it
+            loop.call_soon_threadsafe(self._ended)
+
+    def _ended(self) -> None:
+        self._decoder = None
+        for stream in self._streams.values():
+            stream.abort()
+        for call in self._calls:
+            if not call.done():
+                call.set_exception(EngineFault("the engine has ended"))
+
+
+def _device(name: str) -> torch.device:
+    try:
+        return torch.zeros((), device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise OperatorFault(f"engine device {name!r} cannot be used: {error}") from error
+
+
+def _deliver(output: Output) -> None:
+    for stream, delta in output:
+        stream.put(delta)
+
+
+def _answer(done: Future[_T], call: Callable[[], _T]) -> None:
+    if not done.set_running_or_notify_cancel():
+        return
+    try:
+        done.set_result(call())
+    except BaseException as error:
+        done.set_exception(error)
+        if not isinstance(error, EngineFault):
+            raise

@@ -1,0 +1,155 @@
+"""A policy version in an engine's memory: from a snapshot directory onto a device, and its tensors back for checking.
+
+Two ways in. The next version of the same model is *copied*: its tensors are read and compared with the served layout
+beforehand, then written into the live model, which cannot fail halfway on bad files. Anything else (the first version,
+another architecture, a family that transformers stores under other names than it computes with) is *built* anew by
+transformers beside the old model.
+"""
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from blake3 import blake3
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from transformers import AutoModelForCausalLM, DynamicCache
+from transformers.utils import logging as transformers_logging
+
+from echo2d.engines.layout import Layout, read_layout, weight_files
+from echo2d.errors import EngineFault
+
+_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
+
+transformers_logging.disable_progress_bar()  # a daemon has no terminal
+
+
+class Policy:
+    """A causal LM on its device, ready for inference.
+
+    `layout` is that of the snapshot whose numbers it holds.
+    """
+
+    def __init__(self, model: Any, layout: Layout) -> None:
+        self.layout = layout
+        self.device: torch.device = model.device
+        self.vocab_size: int = model.get_input_embeddings().num_embeddings
+        self.context_max: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        self._model = model
+        self._state: dict[str, Tensor] = model.state_dict()
+        self._accepts = frozenset(inspect.signature(model.forward).parameters)
+
+    @property
+    def copyable(self) -> bool:
+        """Whether the snapshot's names are the model's own, so that tensors can be copied in and read back by name."""
+        return self.layout.tensors.keys() <= self._state.keys()
+
+    def next_logits(self, tokens: Tensor, lengths: Tensor, cache: DynamicCache) -> Tensor:
+        """Append `tokens` [rows, new] to `cache`; the logits [rows, vocab] after the last one.
+
+        lengths [rows]: tokens of each row including the new ones; rows are right-aligned, see `batch.py`.
+        """
+        columns = cache.get_seq_length() + tokens.shape[1]
+        mask = torch.arange(columns, device=self.device) >= (columns - lengths)[:, None]
+        options: dict[str, object] = {"logits_to_keep": 1} if "logits_to_keep" in self._accepts else {}
+        if "position_ids" in self._accepts:
+            options["position_ids"] = (mask.cumsum(dim=1) - 1).clamp_(min=0)[:, -tokens.shape[1] :]
+        output = self._model(
+            input_ids=tokens, attention_mask=mask.to(torch.int64), past_key_values=cache, use_cache=True, **options
+        )
+        logits: Tensor = output.logits[:, -1]
+        return logits
+
+    def copy(self, tensors: Mapping[str, Tensor], layout: Layout) -> None:
+        """Overwrite every weight. A failure leaves a mixture: the policy must not be used again."""
+        for name, tensor in tensors.items():
+            self._state[name].copy_(tensor)
+        self.layout = layout
+
+    def digests(self) -> dict[str, bytes]:
+        """blake3-256 of each tensor in memory, by the snapshot's names, cast back to the snapshot's dtype.
+
+        Equal to the files' digests if the engine computes in the snapshot's precision or a wider one.
+        """
+        if not self.copyable:
+            raise EngineFault("this model family computes with other tensors than its files hold: nothing to compare")
+        return {name: _digest(self._state[name], spec.dtype) for name, spec in self.layout.tensors.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Everything about a new version that can be read and checked while the old one generates.
+
+    tensors: in the engine's dtype, in host memory; None if the model has to be built.
+    """
+
+    snapshot: Path
+    layout: Layout
+    tensors: Mapping[str, Tensor] | None
+
+
+def prepare(snapshot: Path, served: Policy | None, dtype: torch.dtype) -> Prepared:
+    """Read and check a snapshot; touches no weight. EngineFault if it cannot become the served version."""
+    layout = read_layout(snapshot)
+    if not layout.tensors:
+        raise EngineFault("the snapshot holds no safetensors weights")
+    if served is None or layout.config != served.layout.config:
+        return Prepared(snapshot, layout, None)
+    layout.require_tensors_of(served.layout)
+    return Prepared(snapshot, layout, _read_tensors(snapshot, dtype) if served.copyable else None)
+
+
+def build(prepared: Prepared, dtype: torch.dtype, device: torch.device) -> Policy:
+    """A new model from the directory, proved able to decode. EngineFault if a weight is missing, unknown or misfit."""
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            prepared.snapshot,
+            dtype=dtype,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+        policy = Policy(model.eval().requires_grad_(requires_grad=False).to(device), prepared.layout)
+        _prove_decoding(policy)
+    except (
+        Exception
+    ) as error:  # transformers raises anything on a directory it cannot use; the served model is not touched
+        reason = " ".join(str(error).split())[:200]
+        raise EngineFault(f"transformers cannot load the snapshot: {type(error).__name__} {reason}") from error
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        for name in sorted(info[kind], key=str):
+            raise EngineFault(f"the snapshot does not fit its config.json: {kind} {name}")
+    return policy
+
+
+def _prove_decoding(policy: Policy) -> None:
+    """Two tokens, one after the other: shows that every layer keeps its past in an attention cache."""
+    cache = DynamicCache()
+    token = torch.zeros((1, 1), dtype=torch.int64, device=policy.device)
+    for length in (1, 2):
+        policy.next_logits(token, torch.tensor([length], device=policy.device), cache)
+    if cache.get_seq_length() != 2:
+        raise EngineFault("the model does not keep its past in a KV cache")
+
+
+def _read_tensors(snapshot: Path, dtype: torch.dtype) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for path in weight_files(snapshot):
+        try:
+            with safe_open(path, framework="pt") as file:
+                names = file.keys()
+                tensors |= {name: file.get_tensor(name).to(dtype, copy=True) for name in names}
+        except (OSError, SafetensorError) as error:
+            raise EngineFault(f"{path.name} cannot be read: {error}") from error
+    return tensors
+
+
+def _digest(tensor: Tensor, dtype: str) -> bytes:
+    if dtype not in _DTYPES:
+        raise EngineFault(f"tensors of dtype {dtype} cannot be read back")
+    flat = tensor.detach().to(_DTYPES[dtype]).reshape(-1).contiguous().cpu()
+    return blake3(flat.view(torch.uint8).numpy().data).digest()
