@@ -1,0 +1,161 @@
+"""The process that runs a task: started, limited and killed by `tasks/pool.py`, its only parent.
+
+One socket; length-prefixed msgpack both ways; requests are answered one by one, in order:
+
+    ["start", task, options, limits, uid]           ->  ["ok", [name, stop_token_ids]]      first, once
+    ["prompt", index]                               ->  ["ok", [tokens, secret, tags]]
+    ["reward", tokens, secret, tags, output]        ->  ["ok", reward]
+
+or ["error", reason], or ["broken", reason]: an error after which this process should be killed.
+
+The task's module is imported before the process gives up its user id, because only then it surely can read the
+installation; everything else of the task (construction, prompts, rewards) runs afterwards.
+
+What this module imports is the start-up time of a task process, so it imports little.
+"""
+
+import ctypes
+import importlib
+import math
+import os
+import resource
+import signal
+import socket
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgpack
+
+from echo2d.tasks.base import Prompt, Task
+
+TASKS = {"sort_digits": "echo2d.tasks.sort_digits:SortDigits"}
+
+MESSAGE_BYTES_MAX = 1 << 20  # a prompt and an answer of 100,000 tokens each fit
+REASON_CHARS_MAX = 500  # enough for the text of an exception; it ends up in logs
+LENGTH = struct.Struct(">I")
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+Reply = tuple[str, Any]
+
+
+def main(descriptor: int) -> None:
+    """Serve the socket until the parent closes it."""
+    link = socket.socket(fileno=descriptor)
+    server = Server()
+    try:
+        while True:
+            link.sendall(_packed(server.answer(_receive(link))))
+    except EOFError:
+        return
+
+
+class Server:
+    """Answers requests with the task that the first one names. No exception of the task leaves it."""
+
+    def __init__(self) -> None:
+        self._task: Task
+        self._cpu_s_max = resource.RLIM_INFINITY
+
+    def answer(self, request: list[Any]) -> Reply:
+        process = os.getpid()
+        self._allow_cpu()
+        try:
+            reply = ("ok", self._perform(request))
+        except BaseException as error:  # noqa: BLE001 - SystemExit too is an error of this request only
+            reply = ("error", f"{type(error).__name__}: {error}"[:REASON_CHARS_MAX])
+        if os.getpid() != process:
+            os._exit(0)  # a copy that the task forked came back here; only the original answers
+        return ("broken", "it left processes behind") if _has_children() else reply
+
+    def _perform(self, request: list[Any]) -> Any:
+        match request:
+            case ["start", task, options, limits, uid]:
+                self._cpu_s_max = limits["cpu_s_max"]
+                make = _import(task)
+                confine(limits, uid)
+                self._task = make(**options)
+                return self._task.name, [int(token) for token in self._task.stop_token_ids]
+            case ["prompt", index]:
+                prompt = self._task.prompt(index)
+                return [int(token) for token in prompt.tokens], prompt.secret, prompt.tags
+            case ["reward", tokens, secret, tags, output]:
+                reward = float(self._task.reward(Prompt(tuple(tokens), secret, tags), output))
+                if not math.isfinite(reward):
+                    raise ValueError(f"the reward is {reward}")
+                return reward
+            case _:
+                raise ValueError("an unknown request")
+
+    def _allow_cpu(self) -> None:
+        """`cpu_s_max` from now on; used up, SIGXCPU ends this process."""
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        soft = self._cpu_s_max
+        if soft != resource.RLIM_INFINITY:
+            soft += math.ceil(used.ru_utime + used.ru_stime)
+        resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
+
+
+def confine(limits: Mapping[str, int], uid: int | None) -> None:
+    """Limit this process and what it starts, change to `uid` if given, and die with the parent."""
+    for what, limit in (
+        (resource.RLIMIT_AS, limits["memory_bytes_max"]),
+        (resource.RLIMIT_FSIZE, limits["file_bytes_max"]),
+        (resource.RLIMIT_NOFILE, limits["files_max"]),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        resource.setrlimit(what, (limit, limit))
+    if uid is not None:  # the kernel counts processes per user: without a user of its own, the operator's would count
+        resource.setrlimit(resource.RLIMIT_NPROC, (limits["processes_max"], limits["processes_max"]))
+        os.setgroups([])
+        os.setgid(uid)
+        os.setuid(uid)
+    prctl = ctypes.CDLL(None).prctl
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # after setuid, which clears it
+    prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # a detached grandchild becomes a child, so it is seen
+
+
+def pack(message: object) -> bytes:
+    """One message with its length. ValueError: over MESSAGE_BYTES_MAX; TypeError: not made of plain values."""
+    body: bytes = msgpack.packb(message)
+    if len(body) > MESSAGE_BYTES_MAX:
+        raise ValueError(f"a message of {len(body)} bytes is over the limit of {MESSAGE_BYTES_MAX}")
+    return LENGTH.pack(len(body)) + body
+
+
+def _packed(reply: Reply) -> bytes:
+    try:
+        return pack(reply)
+    except (TypeError, ValueError, OverflowError) as error:
+        return pack(("error", f"{type(error).__name__}: {error}"[:REASON_CHARS_MAX]))
+
+
+def _import(task: str) -> Callable[..., Task]:
+    module, _, name = TASKS.get(task, task).partition(":")
+    make: Callable[..., Task] = getattr(importlib.import_module(module), name)
+    return make
+
+
+def _has_children() -> bool:
+    try:
+        os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _receive(link: socket.socket) -> Any:
+    (length,) = LENGTH.unpack(_exactly(link, LENGTH.size))
+    return msgpack.unpackb(_exactly(link, length))
+
+
+def _exactly(link: socket.socket, count: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < count:
+        part = link.recv(count - len(parts))
+        if not part:
+            raise EOFError
+        parts += part
+    return bytes(parts)

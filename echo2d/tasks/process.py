@@ -1,0 +1,171 @@
+"""One task process as its parent sees it: started, asked, and killed with its process group at the first nonsense.
+
+      none --ask--> running --all replies, in time--> running
+                       | timeout, end of file, nonsense, "broken", too much output, the asking task cancelled
+                       v
+                     none
+
+Only one `ask` runs at a time. Requests are answered one by one, in order, so the one at the head is the guilty one.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import msgpack
+
+from echo2d.tasks.pool_child import LENGTH, MESSAGE_BYTES_MAX
+
+OUTPUT_BYTES_MAX = 1 << 20  # stdout and stderr of one call; all of it is dropped
+START_TIMEOUT_S = 60.0  # the task's module may import a lot
+BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from echo2d.tasks.pool_child import main; main(int(sys.argv[2]))"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFailed:
+    """This one call gave nothing. "timeout": it did not end in time; "error": everything else."""
+
+    kind: Literal["error", "timeout"]
+    reason: str
+
+
+class TaskProcess:
+    """`start_request` introduces every fresh process to its task; timeout_s: of one request."""
+
+    def __init__(self, start_request: bytes, *, timeout_s: float) -> None:
+        self._start_request = start_request
+        self._timeout_s = timeout_s
+        self._child: _Child | None = None
+
+    async def ask(self, requests: Sequence[bytes]) -> list[Any]:
+        """Replies to the first requests, at least one: after a TaskFailed that cost the process there are no more."""
+        if self._child is None and isinstance(introduction := await self.start(), TaskFailed):
+            return [introduction]
+        return await self._converse(requests, self._timeout_s)
+
+    async def start(self) -> Any:
+        """Start the process (none runs yet); returns what the task says of itself, or TaskFailed."""
+        try:
+            self._child = await _spawn()
+        except OSError as error:
+            return TaskFailed("error", f"cannot start a task process: {error}")
+        (introduction,) = await self._converse([self._start_request], START_TIMEOUT_S)
+        if isinstance(introduction, TaskFailed):
+            await self.kill()
+        return introduction
+
+    async def kill(self) -> None:
+        """End the process, if any, and all of its group; returns when it is gone."""
+        child, self._child = self._child, None
+        if child is not None:
+            await child.close()
+
+    async def _converse(self, requests: Sequence[bytes], timeout_s: float) -> list[Any]:
+        assert self._child is not None
+        replies: list[Any] = []
+        sound = False
+        try:
+            self._child.writer.write(b"".join(requests))
+            while len(replies) < len(requests):
+                reply, sound = await self._child.reply(timeout_s)
+                replies.append(reply)
+                if not sound:
+                    break
+        finally:
+            if not sound or len(replies) < len(requests):
+                await self.kill()
+        return replies
+
+
+class _Child(asyncio.SubprocessProtocol):
+    """A running process: its socket, its output (counted and dropped), its end."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writer = writer
+        self._reader = reader
+        self._transport: asyncio.SubprocessTransport
+        self._printed = 0
+        self._gone = asyncio.Event()
+
+    async def reply(self, timeout_s: float) -> tuple[Any, bool]:
+        """(the value or TaskFailed, whether the process can be asked again)."""
+        self._printed = 0
+        try:
+            async with asyncio.timeout(timeout_s):
+                status, value = await self._receive()
+        except TimeoutError:
+            return TaskFailed("timeout", f"no answer in {timeout_s:g} s"), False
+        except (ValueError, TypeError, asyncio.IncompleteReadError, ConnectionError) as error:
+            return TaskFailed("error", self._why_broken(error)), False
+        return (value if status == "ok" else TaskFailed("error", str(value))), status in ("ok", "error")
+
+    async def close(self) -> None:
+        self._kill()
+        await self._gone.wait()
+        self._transport.close()
+        self.writer.close()
+        with contextlib.suppress(OSError):
+            await self.writer.wait_closed()
+
+    async def _receive(self) -> tuple[Any, Any]:
+        (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
+        if length > MESSAGE_BYTES_MAX:
+            raise ValueError(f"a message of {length} bytes")
+        status, value = msgpack.unpackb(await self._reader.readexactly(length))
+        return status, value
+
+    def _why_broken(self, error: Exception) -> str:
+        if self._printed > OUTPUT_BYTES_MAX:
+            return f"it printed more than {OUTPUT_BYTES_MAX} bytes"
+        ended = isinstance(error, asyncio.IncompleteReadError | ConnectionError)
+        return "the task process died" if ended else f"the task process answered nonsense: {error}"
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._transport.get_pid(), signal.SIGKILL)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.SubprocessTransport", transport)
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:  # noqa: ARG002 - asyncio's signature
+        self._printed += len(data)
+        if self._printed > OUTPUT_BYTES_MAX:
+            self._kill()
+
+    def process_exited(self) -> None:
+        self._gone.set()
+
+
+async def _spawn() -> _Child:
+    """Start Python, isolated and with this interpreter's module path, at the other end of a socket."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        reader, writer = await asyncio.open_connection(sock=ours)
+        paths = [entry for entry in sys.path if Path(entry).is_absolute()]
+        try:
+            _, child = await asyncio.get_running_loop().subprocess_exec(
+                lambda: _Child(reader, writer),
+                *(sys.executable, "-I", "-c", BOOT, json.dumps(paths), str(theirs.fileno())),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+                env={},
+                cwd="/",
+            )
+        except BaseException:
+            writer.close()  # a process that got as far as reading sees the end and exits
+            raise
+    return child

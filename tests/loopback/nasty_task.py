@@ -1,0 +1,73 @@
+"""A task that does whatever the secret of a prompt says; used by test_pool.py inside task processes."""
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from echo2d.tasks.base import Prompt
+
+HUGE = 2 << 20
+
+
+class NastyTask:
+    name = "nasty"
+    stop_token_ids = (1,)
+
+    def __init__(self, directory: str = "/nowhere", *, refuse: bool = False) -> None:
+        if refuse:
+            raise ValueError("I refuse")
+        self._directory = Path(directory)
+
+    def prompt(self, index: int) -> Prompt:
+        if index < 0:
+            os._exit(3)
+        return Prompt(range(index), secret="fine", tags={"index": str(index)})
+
+    def reward(self, prompt: Prompt, output: Sequence[int]) -> float:
+        acts: dict[str, Callable[[], object]] = {
+            "raise": lambda: 1 / 0,
+            "quit": lambda: sys.exit(0),
+            "crash": lambda: os._exit(1),
+            "hang": lambda: time.sleep(600),
+            "spin": lambda: sum(1 for _ in iter(int, 1)),
+            "fork": lambda: self._fork(2),
+            "detach": self._detach,
+            "print": lambda: [os.write(1, b"x" * HUGE) for _ in range(1024)],
+            "chat": lambda: print("x" * 100_000),  # noqa: T201
+            "memory": lambda: bytearray(1 << 34),
+            "file": lambda: (self._directory / "big").write_bytes(b"x" * (8 << 20)),
+            "forge": lambda: _write_to_all(b"\xff\xff\xff\xff" + b"x" * HUGE),
+            "who": lambda: (self._directory / "who").write_text(f"{os.getpid()} {os.getuid()} {dict(os.environ)}"),
+        }
+        values: dict[str, object] = {"nan": float("nan"), "text": "x" * HUGE, "none": None, "fine": len(output)}
+        secret = str(prompt.secret)
+        if secret in acts:
+            acts[secret]()
+        return values.get(secret, 0.0)  # type: ignore[return-value]  # nasty on purpose
+
+    def _fork(self, count: int) -> None:
+        for _ in range(count):
+            pid = os.fork()
+            if pid == 0:
+                time.sleep(600)
+            with (self._directory / "pids").open("a") as file:
+                file.write(f"{pid}\n")
+
+    def _detach(self) -> None:
+        """A grandchild whose parent is gone."""
+        if os.fork() == 0:
+            if os.fork() == 0:
+                time.sleep(600)
+            os._exit(0)
+        os.wait()
+
+
+def _write_to_all(data: bytes) -> int:
+    written = 0
+    for descriptor in range(3, 64):
+        with contextlib.suppress(OSError):
+            written += os.write(descriptor, data)
+    return written
