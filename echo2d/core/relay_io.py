@@ -3,11 +3,11 @@
 The runtime owns the links (net.peers), the disk (store.frames) and hashing. It turns what happens on a link into an
 event only after the frame was verified and stored, and performs the actions of one turn in order.
 
-Streams. A stream is named by (peer, stream number); whoever opens it chooses the number. Of the two ends of a link the
-one with the smaller peer id takes even numbers, the other odd ones, so the two never collide. A number is not used
-again in the life of a Relay. Frames travel from the end that was asked to the end that opened. Two kinds: a *stripe
-stream* (OpenStream) carries one stripe in sequence; a *repair stream* (SendWant) carries single frames.
-A stream ends with CloseStream at either end, or silently with its link.
+Streams. A stream is named by (peer, stream number); whoever opens it chooses the number, in turn and anew on each link,
+as `link` does: the end with the smaller peer id 1, 3, 5 ..., the other 2, 4, 6 ... Frames travel from the end that was
+asked to the end that opened. Two kinds: a *stripe stream* (OpenStream) carries one stripe in sequence; a *repair
+stream* (SendWant, one per form and direction) carries single frames. A stream ends with CloseStream or StreamClosed,
+or silently with its link: LinkDown comes after the last event of a stream of that link.
 
 Flow control. Relay gives a link at most LANE_FRAMES_MAX frames; then it waits for PeerReady, which the runtime reports
 whenever it was given frames and its send buffer has room again (at once, if the buffer never filled). PeerReady means:
@@ -131,6 +131,15 @@ class RepairVerified:
 
 
 @dataclass(frozen=True, slots=True)
+class RepairRefused:
+    """A frame of a repair stream came without payload: the peer does not hold it."""
+
+    peer: PeerId
+    form: FormId
+    frame: FrameId
+
+
+@dataclass(frozen=True, slots=True)
 class HaveHeard:
     """The peer holds these frames; together with what it said before on this link."""
 
@@ -141,7 +150,7 @@ class HaveHeard:
 
 @dataclass(frozen=True, slots=True)
 class WantHeard:
-    """The peer asks for single frames on a repair stream; those not held yet are sent when they are."""
+    """The peer asks for single frames on a repair stream."""
 
     peer: PeerId
     stream: int
@@ -178,7 +187,7 @@ class DeadlinePassed:
 
 
 Event = (
-    FrameVerified | PeerReady | RepairVerified | DeadlinePassed | TableHeld | FramesFound | FormComplete
+    FrameVerified | PeerReady | RepairVerified | RepairRefused | DeadlinePassed | TableHeld | FramesFound | FormComplete
     | PlanReceived | LinkUp | LinkDown | StreamAsked | StreamClosed | FrameRejected
     | HaveHeard | WantHeard | CancelHeard | FormForgotten
 )  # fmt: skip
@@ -225,7 +234,10 @@ class CloseStream:
 
 @dataclass(frozen=True, slots=True)
 class SendFrame:
-    """Send a held frame on a stripe stream or (sequence 0, always with payload) on a repair stream."""
+    """Send a frame on a stripe stream, or with sequence 0 on a repair stream.
+
+    header_only: without payload; on a stripe because the peer holds it, on a repair stream because we do not.
+    """
 
     peer: PeerId
     stream: int

@@ -1,0 +1,484 @@
+"""Dissemination at one peer: takes the stripes of its plans from its parents and passes them on, frame by frame.
+
+The root of a plan binds frames to stripes as lanes get room; every other peer repeats each stripe in sequence. The
+table of a segment precedes the segment's payload in every stripe. One stripe at a peer that is not its root:
+
+    no stream --(link up to the parent, newer generation, or LINK_S passed): SendHave, OpenStream--> following
+    following --(StreamClosed DONE)--> ended
+    following --(link down, stream closed, bad frame)--> no stream, broken: ReportEdgeBroken, repair
+    following --(no frame in STALL_GAPS expected gaps)--> following, broken: ReportEdgeBroken, repair
+    broken    --(a stream opens, a frame comes)--> not broken
+
+What a peer says is not believed further than it can be undone: PeerFault is raised before anything changes.
+Not here: payload, hashing and disk (the runtime, see `relay_io`), plans (`topology`), repair streams (`repair`).
+"""
+
+from typing import assert_never
+
+from echo2d.core.ids import FormId, FrameId, PeerId, is_table
+from echo2d.core.messages import EdgePeer, PlanEdges, StripeEdge
+from echo2d.core.relay_io import (
+    DONE,
+    Accuse,
+    Action,
+    CancelHeard,
+    CloseStream,
+    DeadlinePassed,
+    Event,
+    ExpectPeer,
+    ForgetPeer,
+    FormArrived,
+    FormComplete,
+    FormForgotten,
+    FrameRejected,
+    FramesFound,
+    FrameVerified,
+    HaveHeard,
+    LinkDown,
+    LinkUp,
+    OpenStream,
+    PeerReady,
+    PlanReceived,
+    RepairRefused,
+    RepairVerified,
+    ReportEdgeBroken,
+    SendHave,
+    StreamAsked,
+    StreamClosed,
+    TableHeld,
+    WantHeard,
+)
+from echo2d.core.repair import (
+    QUIET_S,
+    answer_wants,
+    ask_for_missing,
+    give_back_overdue,
+    needs_repair,
+    want,
+)
+from echo2d.core.stripes import GAP_START_S, LANE_FRAMES_MAX, Lane, Link, Spread, Stripe
+from echo2d.core.transfer import Transfer
+from echo2d.errors import PeerFault
+
+FORMS_MAX = 4  # one spreads, one waits, an older one drains, and the base of the next
+ASKS_MAX = 64  # streams one peer may ask for before the plan that allows them is here
+HAVE_FRAMES_MAX = 4096  # in one SendHave: a link message of at most 64 KiB
+HELD_FRAMES_MAX = 1 << 20  # frames of one form that a peer may say it has: 256 GiB at 256 KiB
+STALL_GAPS = 3.0  # a stream is stalled when the next frame takes this many expected gaps
+STALL_S_MIN = 1.0  # and at least so long
+LINK_S = 5.0  # a parent that has no stream with us after so long is reported, and asked again
+WATCH_S = 0.5  # how often streams are looked at while something is arriving
+
+
+class Relay:
+    """All forms at one peer. Call `handle` with every event; perform the actions in order."""
+
+    def __init__(self, me: PeerId) -> None:
+        self._me = me
+        self._links: dict[PeerId, Link] = {}
+        self._spreads: dict[FormId, Spread] = {}
+        self._expected: dict[PeerId, EdgePeer] = {}
+        self._wake_at: float | None = None
+        self._out: list[Action] = []
+
+    def wake_at(self) -> float | None:
+        """When DeadlinePassed is due; None: not at all."""
+        return self._wake_at
+
+    def transfer(self, form: FormId) -> Transfer | None:
+        """What is held of a form, to be read only."""
+        spread = self._spreads.get(form)
+        return None if spread is None else spread.transfer
+
+    def handle(self, event: Event, *, now: float) -> list[Action]:
+        """What follows from the event. PeerFault: the event's peer broke the protocol, and nothing has changed."""
+        out = self._out = []
+        match event:
+            case FrameVerified():
+                self._on_frame(event, now)
+            case PeerReady(peer):
+                self._on_ready(peer)
+            case RepairVerified() | RepairRefused() | FrameRejected() | HaveHeard() | WantHeard() | CancelHeard():
+                self._on_repair(event, now)
+            case TableHeld() | FramesFound() | FormComplete() | FormForgotten():
+                self._on_store(event, now)
+            case PlanReceived(edges):
+                self._on_plan(edges, now)
+            case LinkUp() | LinkDown() | StreamAsked() | StreamClosed():
+                self._on_link(event, now)
+            case DeadlinePassed():
+                self._on_deadline(now)
+            case _:
+                assert_never(event)
+        return out
+
+    # frames
+
+    def _on_frame(self, event: FrameVerified, now: float) -> None:
+        spread = self._spreads.get(event.form)
+        if spread is None:
+            return
+        link = self._links.get(event.peer)
+        stripe = None if link is None else link.incoming.get(event.stream)
+        frame = event.frame
+        if stripe is not None:
+            self._check_frame(stripe, event)
+        if not event.header_only:
+            spread.transfer.hold(frame)
+        if stripe is not None and event.sequence == len(stripe.log):
+            stripe.progress(now)
+            stripe.append(frame, self._out)
+        if spread.is_root:
+            self._bind_all(spread)
+        self._note_arrival(spread)
+
+    def _check_frame(self, stripe: Stripe, event: FrameVerified) -> None:
+        if event.sequence > len(stripe.log):
+            raise PeerFault(f"frame number {event.sequence} of a stripe where {len(stripe.log)} is next")
+        if event.header_only and not stripe.spread.transfer.holds(event.frame):
+            raise PeerFault("a frame without payload that is not held here")
+
+    def _note_arrival(self, spread: Spread) -> None:
+        """The first time that everything is held, says so."""
+        if spread.transfer.complete and not spread.arrived:
+            spread.arrived = True
+            self._close_repairs(spread.form, DONE)
+            self._out.append(FormArrived(spread.form))
+
+    def _close_repairs(self, form: FormId, reason: str) -> None:
+        for link in self._links.values():
+            stream = link.repairs.pop(form, None)
+            if stream is not None:
+                self._out.append(CloseStream(link.peer, stream, reason))
+
+    def _on_ready(self, peer: PeerId) -> None:
+        link = self._links.get(peer)
+        if link is not None:
+            link.room = LANE_FRAMES_MAX
+            self._serve(link)
+
+    def _serve(self, link: Link) -> None:
+        """Gives the link whatever waits for it."""
+        if link.wants:
+            answer_wants(link, self._spreads, self._out)
+        link.serve(self._out)
+        for spread in self._spreads.values():
+            if spread.is_root:
+                spread.bind(link, self._out)
+
+    # what is on disk
+
+    def _on_store(self, event: TableHeld | FramesFound | FormComplete | FormForgotten, now: float) -> None:
+        if isinstance(event, FormForgotten):
+            self._forget(event.form)
+            return
+        spread = self._spread(event.form)
+        match event:
+            case TableHeld(segment=segment, sizes=sizes):
+                spread.transfer.learn(segment, sizes)
+            case FramesFound(frames=frames):
+                for frame in frames:
+                    spread.transfer.hold(frame)
+            case FormComplete(segments=segments):
+                spread.transfer.finish(segments)
+        self._bind_all(spread)
+        self._note_arrival(spread)
+        ask_for_missing(spread, self._links, now, self._out)
+
+    def _bind_all(self, spread: Spread) -> None:
+        """Frames have come or the end is known: whoever waits gets them, if this is the root."""
+        if spread.is_root:
+            for link in self._links.values():
+                spread.bind(link, self._out)
+
+    def _spread(self, form: FormId) -> Spread:
+        """The form's record, made if need be; the oldest one makes room."""
+        if form not in self._spreads:
+            if len(self._spreads) >= FORMS_MAX:
+                self._forget(next(iter(self._spreads)))
+            self._spreads[form] = Spread(form)
+        return self._spreads[form]
+
+    def _forget(self, form: FormId) -> None:
+        spread = self._spreads.pop(form, None)
+        if spread is None:
+            return
+        self._close_streams(spread, "form forgotten")
+        self._close_repairs(form, "form forgotten")
+        for link in self._links.values():
+            link.has.pop(form, None)
+            link.told.pop(form, None)
+        self._expect_peers()
+
+    # plans
+
+    def _on_plan(self, edges: PlanEdges, now: float) -> None:
+        spread = self._spread(edges.form)
+        if spread.plan is not None and (edges.plan, edges.generation) <= (spread.plan, spread.generation):
+            return
+        if spread.plan != edges.plan:
+            self._close_streams(spread, "another plan")
+            spread.stripes = {edge.stripe: Stripe(spread, edge) for edge in edges.stripes}
+            spread.is_root = any(edge.parent is None for edge in edges.stripes)
+            spread.plan, spread.bound = edges.plan, 0
+        spread.generation = edges.generation
+        spread.peers = {edge.peer: edge for edge in edges.peers}
+        self._expect_peers()
+        for edge in edges.stripes:
+            self._move(spread.stripes.setdefault(edge.stripe, Stripe(spread, edge)), edge, now)
+        self._admit_waiting()
+        self._bind_all(spread)
+        self._watch_from(now)
+
+    def _move(self, stripe: Stripe, edge: StripeEdge, now: float) -> None:
+        """The stripe's edges are these now; what is the same goes on."""
+        for peer in [peer for peer in stripe.lanes if peer not in edge.children]:
+            stripe.lanes[peer].close("not a child any more", self._out)
+        stripe.children = frozenset(edge.children)
+        if stripe.parent != edge.parent:
+            self._leave_parent(stripe, "not the parent any more")
+            stripe.parent = edge.parent
+        stripe.broken = False
+        stripe.last_at = now
+        self._follow(stripe, now)
+
+    def _follow(self, stripe: Stripe, now: float) -> None:
+        """Opens the stream from the parent, if there is a link and none is open."""
+        if stripe.parent not in self._links or stripe.stream is not None or stripe.ended:
+            return
+        link, spread = self._links[stripe.parent], stripe.spread
+        assert spread.plan is not None
+        self._tell(link, spread)
+        stripe.stream = link.new_stream()
+        link.incoming[stripe.stream] = stripe
+        stripe.broken = False
+        stripe.last_at, stripe.gap_s = now, GAP_START_S
+        self._out.append(
+            OpenStream(
+                link.peer, stripe.stream, spread.form, spread.plan, spread.generation, stripe.number, len(stripe.log)
+            )
+        )
+
+    def _tell(self, link: Link, spread: Spread) -> None:
+        """Tells the peer of all frames held here that it has not been told of."""
+        arrivals = spread.transfer.arrivals
+        for start in range(link.told.get(spread.form, 0), len(arrivals), HAVE_FRAMES_MAX):
+            self._out.append(SendHave(link.peer, spread.form, tuple(arrivals[start : start + HAVE_FRAMES_MAX])))
+        link.told[spread.form] = len(arrivals)
+
+    def _leave_parent(self, stripe: Stripe, reason: str) -> None:
+        """The stream from the parent, if one is open, ends."""
+        if stripe.stream is not None and stripe.parent is not None:
+            del self._links[stripe.parent].incoming[stripe.stream]
+            self._out.append(CloseStream(stripe.parent, stripe.stream, reason))
+        stripe.stream = None
+
+    def _close_streams(self, spread: Spread, reason: str) -> None:
+        for stripe in spread.stripes.values():
+            self._leave_parent(stripe, reason)
+            for lane in list(stripe.lanes.values()):
+                lane.close(reason, self._out)
+
+    def _expect_peers(self) -> None:
+        """Expects the peers of all plans, by what the newest says of them, and no others."""
+        expected = {peer: edge for spread in self._spreads.values() for peer, edge in spread.peers.items()}
+        for peer in self._expected.keys() - expected.keys():
+            self._out.append(ForgetPeer(peer))
+        for peer, edge in expected.items():
+            if self._expected.get(peer) != edge:
+                self._out.append(ExpectPeer(edge))
+        self._expected = expected
+
+    # links and streams
+
+    def _on_link(self, event: LinkUp | LinkDown | StreamAsked | StreamClosed, now: float) -> None:
+        if isinstance(event, LinkUp):
+            self._on_link_up(event.peer, now)
+        elif event.peer in self._links:
+            match event:
+                case LinkDown(reason=reason):
+                    self._on_link_down(self._links[event.peer], reason, now)
+                case StreamAsked():
+                    self._on_asked(self._links[event.peer], event)
+                case StreamClosed(stream=stream, reason=reason):
+                    self._on_closed(self._links[event.peer], stream, reason, now)
+
+    def _on_link_up(self, peer: PeerId, now: float) -> None:
+        assert peer not in self._links
+        self._links[peer] = Link(self._me, peer)
+        for spread in self._spreads.values():
+            for stripe in spread.stripes.values():
+                if stripe.parent == peer:
+                    self._follow(stripe, now)
+
+    def _on_link_down(self, link: Link, reason: str, now: float) -> None:
+        del self._links[link.peer]
+        unserved = {lane.stripe.spread.form for lane in link.lanes}
+        for lane in list(link.lanes):
+            lane.drop()
+        for spread in self._spreads.values():
+            for frame in spread.transfer.asked_of(link.peer):
+                spread.transfer.give_back(frame, link.peer)
+            lost = [stripe for stripe in spread.stripes.values() if stripe.parent == link.peer and not stripe.ended]
+            for stripe in lost:
+                stripe.stream = None
+            if lost or spread.form in unserved:
+                self._report(spread, link.peer, lost, reason, now)
+
+    def _report(self, spread: Spread, peer: PeerId, stripes: list[Stripe], reason: str, now: float) -> None:
+        """The edge to this peer is broken, and so are these stripes: tells the coordinator, and repairs meanwhile."""
+        assert spread.plan is not None
+        for stripe in stripes:
+            stripe.broken = True
+            stripe.last_at = now
+        self._out.append(ReportEdgeBroken(spread.plan, spread.generation, peer, reason))
+        ask_for_missing(spread, self._links, now, self._out)
+
+    def _on_asked(self, link: Link, asked: StreamAsked) -> None:
+        spread = self._spreads.get(asked.form)
+        here = (-1, -1) if spread is None or spread.plan is None else (spread.plan, spread.generation)
+        stripe = spread.stripes.get(asked.stripe) if spread is not None and spread.plan == asked.plan else None
+        if stripe is not None and link.peer in stripe.children:
+            if link.peer in stripe.lanes:
+                stripe.lanes[link.peer].close("asked for again", self._out)
+            Lane(stripe, link, asked.stream, asked.from_sequence)
+            self._serve(link)
+        elif (asked.plan, asked.generation) > here and len(link.asks) < ASKS_MAX:
+            link.asks[asked.form, asked.stripe] = asked
+        else:
+            self._out.append(CloseStream(link.peer, asked.stream, "not a child in this plan"))
+
+    def _admit_waiting(self) -> None:
+        """The plan that allows a stream may have come after the child asked for it."""
+        for link in list(self._links.values()):
+            asks, link.asks = link.asks, {}
+            for asked in asks.values():
+                self._on_asked(link, asked)
+
+    def _on_closed(self, link: Link, stream: int, reason: str, now: float) -> None:
+        stripe = link.incoming.pop(stream, None)
+        if stripe is not None:
+            stripe.stream = None
+            if reason == DONE:
+                stripe.end(self._out)
+                ask_for_missing(stripe.spread, self._links, now, self._out)
+            else:
+                self._report(stripe.spread, link.peer, [stripe], reason, now)
+            return
+        link.repairs = {form: number for form, number in link.repairs.items() if number != stream}
+        link.asks = {key: asked for key, asked in link.asks.items() if asked.stream != stream}
+        for lane in [lane for lane in link.lanes if lane.stream == stream]:
+            lane.drop()
+
+    # repair
+
+    def _on_repair(
+        self,
+        event: RepairVerified | RepairRefused | FrameRejected | HaveHeard | WantHeard | CancelHeard,
+        now: float,
+    ) -> None:
+        link, spread = self._links.get(event.peer), self._spreads.get(event.form)
+        match event:
+            case RepairVerified(frame=frame):
+                self._on_repaired(spread, frame, now)
+            case _ if link is None:
+                return
+            case RepairRefused(form=form, frame=frame):
+                link.has.get(form, set()).discard(frame)
+                self._on_not_sent(spread, link, frame, now)
+            case FrameRejected():
+                self._on_rejected(spread, link, event, now)
+            case HaveHeard(form=form, frames=frames):
+                self._on_have(link, form, frames)
+            case WantHeard(stream=stream, form=form, frames=frames):
+                want(link, stream, form, frames)
+                self._serve(link)
+            case CancelHeard(form=form, frames=frames):
+                gone = {(form, frame) for frame in frames}
+                link.wants = type(link.wants)(wanted for wanted in link.wants if wanted[1:] not in gone)
+            case _:
+                assert_never(event)
+
+    def _on_repaired(self, spread: Spread | None, frame: FrameId, now: float) -> None:
+        if spread is None:
+            return
+        if not is_table(frame):
+            spread.transfer.hold(frame)
+        self._bind_all(spread)
+        self._note_arrival(spread)
+        ask_for_missing(spread, self._links, now, self._out)
+
+    def _on_not_sent(self, spread: Spread | None, link: Link, frame: FrameId, now: float) -> None:
+        """A frame asked of this peer does not come from it: somebody else is asked."""
+        link.quiet_until = now + QUIET_S
+        if spread is not None and spread.transfer.give_back(frame, link.peer):
+            ask_for_missing(spread, self._links, now, self._out)
+
+    def _on_rejected(self, spread: Spread | None, link: Link, event: FrameRejected, now: float) -> None:
+        self._out.append(Accuse(event.form, event.frame, link.peer))
+        link.has.get(event.form, set()).discard(event.frame)
+        stripe = link.incoming.get(event.stream)
+        if stripe is None:
+            self._on_not_sent(spread, link, event.frame, now)
+            return
+        self._leave_parent(stripe, "bad frame")
+        link.quiet_until = now + LINK_S
+        self._report(stripe.spread, link.peer, [stripe], "bad frame", now)
+
+    def _on_have(self, link: Link, form: FormId, frames: tuple[FrameId, ...]) -> None:
+        if len(link.has.get(form, ())) + len(frames) > HELD_FRAMES_MAX:
+            raise PeerFault(f"says it holds more than {HELD_FRAMES_MAX} frames of a form")
+        if form not in link.has and len(link.has) >= FORMS_MAX:
+            del link.has[next(iter(link.has))]
+        link.has.setdefault(form, set()).update(frames)
+
+    # time
+
+    def _watch_from(self, now: float) -> None:
+        if self._wake_at is None:
+            self._wake_at = now + WATCH_S
+
+    def _on_deadline(self, now: float) -> None:
+        for spread in self._spreads.values():
+            give_back_overdue(spread, self._links, now, self._out)
+            for stripe in spread.stripes.values():
+                self._watch(stripe, now)
+            ask_for_missing(spread, self._links, now, self._out)
+        self._wake_at = now + WATCH_S if any(map(_unfinished, self._spreads.values())) else None
+
+    def _watch(self, stripe: Stripe, now: float) -> None:
+        """Reports a parent that should have sent something by now."""
+        if stripe.ended or stripe.parent is None:
+            return
+        waited = now - stripe.last_at
+        if stripe.stream is None and waited >= LINK_S:
+            self._report(stripe.spread, stripe.parent, [stripe], "no link", now)
+            self._follow(stripe, now)
+        due = max(STALL_S_MIN, STALL_GAPS * stripe.gap_s)
+        if stripe.stream is not None and not stripe.broken and waited >= due and _more_is_due(stripe.spread.transfer):
+            self._report(stripe.spread, stripe.parent, [stripe], "stalled", now)
+
+    def check(self) -> None:
+        """What holds between events."""
+        assert len(self._spreads) <= FORMS_MAX
+        assert set(self._expected) == {peer for spread in self._spreads.values() for peer in spread.peers}
+        for spread in self._spreads.values():
+            spread.check()
+        for peer, link in self._links.items():
+            assert link.peer == peer
+            assert 0 <= link.room <= LANE_FRAMES_MAX
+            assert all(lane.stripe.lanes[peer] is lane for lane in link.lanes)
+            assert all(stripe.stream == number and stripe.parent == peer for number, stripe in link.incoming.items())
+        stripes = [stripe for spread in self._spreads.values() for stripe in spread.stripes.values()]
+        following = sum(stripe.stream is not None for stripe in stripes)
+        assert following == sum(len(link.incoming) for link in self._links.values())
+
+
+def _more_is_due(transfer: Transfer) -> bool:
+    """Whether the root has something to send: frames that we know of, or, when we have all, at least the end."""
+    return transfer.missing_count > 0 or transfer.complete
+
+
+def _unfinished(spread: Spread) -> bool:
+    """Whether something of this form is still to come."""
+    return spread.plan is not None and (not spread.ended or needs_repair(spread))

@@ -1,0 +1,96 @@
+"""Frames outside the stripe sequence: what is missing here is asked of peers that have it, what they ask is answered.
+
+Here a peer fetches what its stripes do not bring: while a stripe is broken, when all have ended, or at a root that does
+not hold everything. It asks those that said they have a frame, or else the parents of its working stripes.
+
+Not here: finding out that a stripe is broken (`relay`). Duplicates are allowed: a stripe may bring what was asked too.
+"""
+
+from collections.abc import Iterable
+from itertools import islice
+
+from echo2d.core.ids import FormId, FrameId, PeerId
+from echo2d.core.relay_io import Action, SendCancel, SendFrame, SendWant
+from echo2d.core.stripes import Link, Spread
+from echo2d.errors import PeerFault
+
+WANT_FRAMES_MAX = 16  # asked of one peer at a time: covers the round trip, and is soon given back when it dies
+WANTED_FRAMES_MAX = 4 * WANT_FRAMES_MAX  # what one peer may want of us at a time; more is not this program
+SCAN_FRAMES_MAX = 4096  # missing frames looked at in one turn
+REPAIR_S = 5.0  # a frame asked for is given back after this long: the time of 16 frames of 256 KiB at 8 Mbit/s
+QUIET_S = 1.0  # a peer that did not have a frame, or was late, is not asked for so long
+
+
+def needs_repair(spread: Spread) -> bool:
+    """Whether frames are missing that no working stripe will bring."""
+    if spread.plan is None or spread.transfer.missing_count == 0:
+        return False
+    return spread.is_root or spread.ended or any(stripe.broken for stripe in spread.stripes.values())
+
+
+def ask_for_missing(spread: Spread, links: dict[PeerId, Link], now: float, out: list[Action]) -> None:
+    """Asks for as many missing frames as may be asked now, each of the peer with the fewest to send."""
+    if not needs_repair(spread):
+        return
+    sources = [links[peer] for peer in spread.peers if peer in links and links[peer].quiet_until <= now]
+    spare = {link.peer: WANT_FRAMES_MAX - len(spread.transfer.asked_of(link.peer)) for link in sources}
+    wanted: dict[PeerId, list[FrameId]] = {}
+    parents = _working_parents(spread)
+    for frame in list(islice(spread.transfer.unasked(), SCAN_FRAMES_MAX)):
+        if not any(spare.values()):
+            break
+        peer = _choose(frame, [links[peer] for peer, left in spare.items() if left > 0], spare, parents, spread.form)
+        if peer is not None:
+            spare[peer] -= 1
+            spread.transfer.ask(frame, peer, now + REPAIR_S)
+            wanted.setdefault(peer, []).append(frame)
+    for peer, frames in wanted.items():
+        out.append(SendWant(peer, _repair_stream(links[peer], spread.form), spread.form, tuple(frames)))
+
+
+def give_back_overdue(spread: Spread, links: dict[PeerId, Link], now: float, out: list[Action]) -> None:
+    """Takes back what was asked of peers that did not send it in time."""
+    late: dict[PeerId, list[FrameId]] = {}
+    for frame, peer in spread.transfer.overdue(now):
+        spread.transfer.give_back(frame, peer)
+        late.setdefault(peer, []).append(frame)
+    for peer, frames in late.items():
+        links[peer].quiet_until = now + QUIET_S
+        out.append(SendCancel(peer, spread.form, tuple(frames)))
+
+
+def want(link: Link, stream: int, form: FormId, frames: Iterable[FrameId]) -> None:
+    """The peer wants these frames. PeerFault if it wants too many at a time."""
+    wants = [(stream, form, frame) for frame in frames]
+    if len(link.wants) + len(wants) > WANTED_FRAMES_MAX:
+        raise PeerFault(f"wants more than {WANTED_FRAMES_MAX} frames at a time")
+    link.wants.extend(wants)
+
+
+def answer_wants(link: Link, spreads: dict[FormId, Spread], out: list[Action]) -> None:
+    """Gives the link the frames its peer wants, or says that they are not held, while it has room."""
+    while link.room > 0 and link.wants:
+        stream, form, frame = link.wants.popleft()
+        held = form in spreads and spreads[form].transfer.holds(frame)
+        out.append(SendFrame(link.peer, stream, form, frame, 0, header_only=not held))
+        link.room -= 1
+
+
+def _working_parents(spread: Spread) -> set[PeerId]:
+    stripes = spread.stripes.values()
+    return {stripe.parent for stripe in stripes if stripe.parent is not None and not stripe.broken}
+
+
+def _choose(
+    frame: FrameId, links: list[Link], spare: dict[PeerId, int], parents: set[PeerId], form: FormId
+) -> PeerId | None:
+    """Who is asked for the frame: a peer that has it, else a parent that may; of several the least busy."""
+    known = [link.peer for link in links if frame in link.has.get(form, ())]
+    maybe = known or [link.peer for link in links if link.peer in parents]
+    return max(maybe, key=lambda peer: spare[peer], default=None)
+
+
+def _repair_stream(link: Link, form: FormId) -> int:
+    if form not in link.repairs:
+        link.repairs[form] = link.new_stream()
+    return link.repairs[form]

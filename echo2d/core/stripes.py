@@ -1,0 +1,263 @@
+"""What passes through one peer: forms (`Spread`), their stripes (`Stripe`), and the children's places in them (`Lane`).
+
+A stripe's log is its sequence so far: log[n] is the frame with sequence number n, and it is held here. Each child has a
+cursor of its own into it, so that a slow child never holds up another (I6). At the root of a plan frames get their
+place late: a frame is bound to a stripe when a child of that stripe has caught up and its link has room.
+
+Not here: which streams to open and what to do when they break (`relay`), frames outside the sequence (`repair`).
+"""
+
+from collections import deque
+
+from echo2d.core.ids import FRAME_INDEX_BITS, FormId, FrameId, Generation, PeerId, PlanId, StripeId, is_table
+from echo2d.core.link_messages import STREAM_MAX
+from echo2d.core.messages import EdgePeer, StripeEdge
+from echo2d.core.relay_io import DONE, Action, CloseStream, SendFrame, StreamAsked
+from echo2d.core.transfer import Transfer
+
+LANE_FRAMES_MAX = 4  # frames given to one link ahead of its socket: keeps it busy, and binding late
+GAP_START_S = 10.0  # time between frames assumed of a stream that has not shown its own: start-up takes long in a chain
+GAP_DECAY = 0.8  # per frame: the expected gap is about the longest of the last ten
+
+
+class Link:
+    """An open link: its room, the streams on it, and what the other end has said.
+
+    room: frames it still takes. lanes: stripes that the peer takes from us. incoming: stripe streams that we opened.
+    repairs: our repair stream per form. wants: what the peer wants on its own. has: frames the peer holds.
+    told: how many of the form's arrivals the peer knows of. asks: streams asked for before the plan came here.
+    quiet_until: until then it is not asked for repairs.
+    """
+
+    __slots__ = (
+        "_next_stream",
+        "asks",
+        "has",
+        "incoming",
+        "lanes",
+        "peer",
+        "quiet_until",
+        "repairs",
+        "room",
+        "told",
+        "wants",
+    )
+
+    def __init__(self, me: PeerId, peer: PeerId) -> None:
+        self.peer = peer
+        self.room = LANE_FRAMES_MAX
+        self.lanes: list[Lane] = []
+        self.incoming: dict[int, Stripe] = {}
+        self.repairs: dict[FormId, int] = {}
+        self.wants: deque[tuple[int, FormId, FrameId]] = deque()
+        self.has: dict[FormId, set[FrameId]] = {}
+        self.told: dict[FormId, int] = {}
+        self.asks: dict[tuple[FormId, StripeId], StreamAsked] = {}
+        self.quiet_until = 0.0
+        self._next_stream = 1 if me < peer else 2
+
+    def new_stream(self) -> int:
+        """The number of the next stream that this end opens."""
+        number = self._next_stream
+        self._next_stream = number + 2 if number + 2 <= STREAM_MAX else 2 - number % 2
+        return number
+
+    def serve(self, out: list[Action]) -> None:
+        """Gives the link what its lanes have ready, in turns, while there is room."""
+        sent = True
+        while sent and self.room > 0:
+            sent = False
+            for lane in self.lanes:
+                if lane.cursor < len(lane.stripe.log) and self.room > 0:
+                    lane.send(out)
+                    sent = True
+        for lane in [lane for lane in self.lanes if lane.stripe.ended]:
+            lane.close_if_done(out)
+
+
+class Lane:
+    """One child's stream of one stripe. cursor: the sequence number it gets next. has: frames it holds already."""
+
+    __slots__ = ("cursor", "first", "has", "link", "stream", "stripe")
+
+    def __init__(self, stripe: "Stripe", link: Link, stream: int, first: int) -> None:
+        self.stripe = stripe
+        self.link = link
+        self.stream = stream
+        self.first = first
+        self.cursor = first
+        self.has = link.has.setdefault(stripe.spread.form, set())
+        stripe.lanes[link.peer] = self
+        link.lanes.append(self)
+
+    def send(self, out: list[Action]) -> None:
+        """Gives the frame at the cursor to the link, which has room for it."""
+        stripe, link, sequence = self.stripe, self.link, self.cursor
+        frame = stripe.log[sequence]
+        header_only = frame in self.has
+        out.append(SendFrame(link.peer, self.stream, stripe.spread.form, frame, sequence, header_only))
+        if is_table(frame):
+            self.has.add(frame)  # the same table comes in every stripe
+        self.cursor = sequence + 1
+        link.room -= 1
+
+    def close_if_done(self, out: list[Action]) -> None:
+        """Ends the stream if its stripe has ended and the child has all of it."""
+        if self.stripe.ended and self.cursor >= len(self.stripe.log):
+            self.close(DONE, out)
+
+    def close(self, reason: str, out: list[Action]) -> None:
+        out.append(CloseStream(self.link.peer, self.stream, reason))
+        self.drop()
+
+    def drop(self) -> None:
+        """The stream is gone."""
+        self.link.lanes.remove(self)
+        del self.stripe.lanes[self.link.peer]
+
+
+class Stripe:
+    """This peer's place in one stripe's tree.
+
+    log: the sequence so far. stream: the open stream from the parent. ended: the log is all of the stripe.
+    broken: the stream is gone or stalled, and the coordinator was told. last_at: when it last moved on.
+    gap_s: the time within which a next frame is expected. load, tables: at the root, what was bound.
+    """
+
+    __slots__ = (
+        "broken",
+        "children",
+        "ended",
+        "gap_s",
+        "lanes",
+        "last_at",
+        "load",
+        "log",
+        "number",
+        "parent",
+        "spread",
+        "stream",
+        "tables",
+        "weight",
+    )
+
+    def __init__(self, spread: "Spread", edge: StripeEdge) -> None:
+        self.spread = spread
+        self.number = edge.stripe
+        self.weight = edge.weight
+        self.parent = edge.parent
+        self.children = frozenset(edge.children)
+        self.log: list[FrameId] = []
+        self.lanes: dict[PeerId, Lane] = {}
+        self.stream: int | None = None
+        self.ended = False
+        self.broken = False
+        self.last_at = 0.0
+        self.gap_s = GAP_START_S
+        self.load = 0.0
+        self.tables: set[int] = set()
+
+    def progress(self, now: float) -> None:
+        """A frame came from the parent."""
+        self.gap_s = max(now - self.last_at, self.gap_s * GAP_DECAY)
+        self.last_at = now
+        self.broken = False
+
+    def append(self, frame: FrameId, out: list[Action]) -> None:
+        """The next frame of the sequence: children that have caught up get it at once, if their links have room."""
+        sequence = len(self.log)
+        self.log.append(frame)
+        for lane in self.lanes.values():
+            if lane.cursor == sequence and lane.link.room > 0:
+                lane.send(out)
+
+    def end(self, out: list[Action]) -> None:
+        """No more frames come: children that have all of it are told now, the others when they do."""
+        self.ended = True
+        self.stream = None
+        self.broken = False
+        for lane in list(self.lanes.values()):
+            lane.close_if_done(out)
+
+
+class Spread:
+    """One form as it passes through this peer. plan is None until one comes.
+
+    is_root: frames get their place in the sequence here. bound: how many arrivals have got theirs.
+    arrived: the FormArrived of this form was given.
+    """
+
+    __slots__ = ("arrived", "bound", "form", "generation", "is_root", "peers", "plan", "stripes", "transfer")
+
+    def __init__(self, form: FormId) -> None:
+        self.form = form
+        self.transfer = Transfer()
+        self.plan: PlanId | None = None
+        self.generation = Generation(0)
+        self.stripes: dict[StripeId, Stripe] = {}
+        self.peers: dict[PeerId, EdgePeer] = {}
+        self.is_root = False
+        self.bound = 0
+        self.arrived = False
+
+    @property
+    def ended(self) -> bool:
+        return all(stripe.ended for stripe in self.stripes.values())
+
+    def bind(self, link: Link, out: list[Action]) -> None:
+        """At the root: binds frames to stripes whose child on this link has caught up, while the link has room.
+
+        Among those, to the one that is furthest behind its weight.
+        """
+        while link.room > 0 and self._skip_tables():
+            lanes = link.lanes
+            waiting = [one.stripe for one in lanes if one.stripe.spread is self and one.cursor == len(one.stripe.log)]
+            if not waiting:
+                return
+            stripe = waiting[0] if len(waiting) == 1 else min(waiting, key=lambda one: (one.load, one.number))
+            self._bind_next(stripe, out)
+        if self.transfer.complete and self.bound == len(self.transfer.arrivals) and not self.ended:
+            for stripe in self.stripes.values():
+                stripe.end(out)
+
+    def _skip_tables(self) -> bool:
+        """Moves on to the next payload frame to bind; False if there is none. Tables are bound by need."""
+        arrivals = self.transfer.arrivals
+        while self.bound < len(arrivals) and is_table(arrivals[self.bound]):
+            self.bound += 1
+        return self.bound < len(arrivals)
+
+    def _bind_next(self, stripe: Stripe, out: list[Action]) -> None:
+        frame = self.transfer.arrivals[self.bound]
+        self.bound += 1
+        segment = frame >> FRAME_INDEX_BITS
+        if segment not in stripe.tables:
+            stripe.tables.add(segment)
+            stripe.append(FrameId(segment << FRAME_INDEX_BITS), out)
+        stripe.append(frame, out)
+        stripe.load += self.transfer.size(frame) / stripe.weight
+
+    def check(self) -> None:
+        """Logs hold only held frames, payload after its table; at the root each payload frame is bound at most once."""
+        self.transfer.check()
+        for stripe in self.stripes.values():
+            self._check_stripe(stripe)
+        if self.is_root:
+            payload = [frame for stripe in self.stripes.values() for frame in stripe.log if not is_table(frame)]
+            assert len(set(payload)) == len(payload)
+            assert set(payload) == {frame for frame in self.transfer.arrivals[: self.bound] if not is_table(frame)}
+
+    def _check_stripe(self, stripe: Stripe) -> None:
+        assert stripe.spread is self
+        assert len(set(stripe.log)) == len(stripe.log)
+        tables: set[int] = set()
+        for frame in stripe.log:
+            assert self.transfer.holds(frame)
+            assert is_table(frame) or frame >> FRAME_INDEX_BITS in tables
+            tables.add(frame >> FRAME_INDEX_BITS)
+        assert not (stripe.ended and stripe.stream is not None)
+        for peer, lane in stripe.lanes.items():
+            assert peer == lane.link.peer
+            assert peer in stripe.children
+            assert lane in lane.link.lanes
+            assert lane.cursor == lane.first or lane.cursor <= len(stripe.log)
