@@ -1,0 +1,92 @@
+"""Safetensors headers: what a model file claims about itself, checked before anyone believes it.
+
+A file is `u64 N | N bytes of JSON | data`; the JSON object maps tensor names to dtype, shape and data_offsets (and
+`__metadata__` to texts). The tensors cover the data section without holes or overlaps. Wrong headers raise
+`IntegrityFault`. Not here: reading files.
+"""
+
+import json
+import math
+from typing import Any, NoReturn
+
+from echo2d.errors import IntegrityFault
+
+LENGTH_BYTES = 8
+HEADER_BYTES_MAX = 16 << 20  # JSON for 100,000 tensors in one file; the largest public models have 40,000 in all
+TENSOR_DIMS_MAX = 16  # real tensors have at most 5; bounds the arithmetic on sizes that a header can demand
+DIM_MAX = 1 << 48  # more elements than any snapshot has bits
+DTYPE_BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
+    "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "U16": 16, "I16": 16, "F16": 16, "BF16": 16, "U32": 32, "I32": 32, "F32": 32,
+    "U64": 64, "I64": 64, "F64": 64, "C64": 64,
+}  # fmt: skip
+
+
+def header_bytes(prefix: bytes, file_size: int) -> int:
+    """8 + N of a file that starts with `prefix` (its first 8 bytes, fewer if the file is shorter)."""
+    if len(prefix) < LENGTH_BYTES:
+        raise IntegrityFault("too short for a safetensors header")
+    declared = int.from_bytes(prefix[:LENGTH_BYTES], "little")
+    if declared > HEADER_BYTES_MAX:
+        raise IntegrityFault(f"its safetensors header claims {declared} bytes; at most {HEADER_BYTES_MAX} are allowed")
+    if LENGTH_BYTES + declared > file_size:
+        raise IntegrityFault(f"its safetensors header claims {declared} bytes, but the file has {file_size}")
+    return LENGTH_BYTES + declared
+
+
+def check_header(header: bytes, file_size: int) -> None:
+    """Check the whole header: `header` is the file's first `header_bytes(...)` bytes."""
+    tensors = _parse(header[LENGTH_BYTES:])
+    _check_metadata(tensors.pop("__metadata__", {}))
+    extents = sorted(_extent(name, tensor) for name, tensor in tensors.items())
+    end = 0
+    for start, stop in extents:
+        if start != end:
+            raise IntegrityFault(f"its tensors leave a hole or overlap at data byte {end}")
+        end = stop
+    if end != file_size - len(header):
+        raise IntegrityFault(f"its header describes {end} data bytes, but the file has {file_size - len(header)}")
+
+
+def _parse(text: bytes) -> dict[str, Any]:
+    if not text.startswith(b"{"):
+        raise IntegrityFault("its safetensors header is not a JSON object")
+    try:
+        parsed = json.loads(text.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise IntegrityFault("its safetensors header is not JSON") from error
+    assert isinstance(parsed, dict)
+    return parsed
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = dict(pairs)
+    if len(names) != len(pairs):
+        raise IntegrityFault("its safetensors header names something twice")
+    return names
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _check_metadata(metadata: object) -> None:
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise IntegrityFault("its safetensors metadata is not a map of texts")
+
+
+def _extent(name: str, tensor: object) -> tuple[int, int]:
+    """Where the tensor's data begins and ends, if that agrees with its dtype and shape."""
+    match tensor:
+        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [start, stop], **others} if not others:
+            pass
+        case _:
+            raise IntegrityFault(f"tensor {name[:80]!r} is not described by dtype, shape and data_offsets")
+    if dtype not in DTYPE_BITS:
+        raise IntegrityFault(f"tensor {name[:80]!r} has the unknown dtype {dtype[:20]!r}")
+    numbers_ok = all(type(number) is int and 0 <= number <= DIM_MAX for number in (*shape, start, stop))
+    if len(shape) > TENSOR_DIMS_MAX or not numbers_ok:
+        raise IntegrityFault(f"tensor {name[:80]!r} has an impossible shape or offsets")
+    if math.prod(shape) * DTYPE_BITS[dtype] != 8 * (stop - start):
+        raise IntegrityFault(f"tensor {name[:80]!r} has offsets that do not fit its shape")
+    return start, stop
