@@ -1,0 +1,180 @@
+"""One TCP connection of a peer link: feeds the machine of `core/link.py`, writes what it says, counts, and keeps time.
+
+It decides nothing: what happens goes to its `Owner` (`net/peers.py`). Bytes are received into the link's own buffers.
+"""
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from echo2d.core.ids import PeerId
+from echo2d.core.link import Link
+from echo2d.core.link_messages import Event, FrameReceived
+from echo2d.errors import PeerFault
+
+SEND_BUFFER_BYTES = 1 << 20  # a connection with more than this unsent takes no more frames: late binding wants it small
+UNSENT_BYTES_MAX = 8 << 20  # with messages too: a peer that makes us answer but does not read is dropped
+KERNEL_UNSENT_BYTES = 128 << 10  # of what the kernel holds, so much may wait to be sent: the rest counts as unsent here
+SILENCE_S = 15  # so long without an acknowledgement, an answer to a probe or an open window: the connection is dead
+PROBE_S = 5  # between the kernel's probes of an idle connection
+CLOSE_S = 1.0  # for the last words to get out
+_SO_MAX_PACING_RATE = 47  # not in the socket module
+_UNPACED = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class LinkStats:
+    """Since the connection was made; payload bytes only. backlogged_s: time in which it had no room for a frame."""
+
+    sent_bytes: int
+    received_bytes: int
+    backlogged_s: float
+
+
+class Owner(Protocol):
+    """Who is told what happens to a connection, in this order: made, received ..., ended, lost."""
+
+    def made(self, connection: "PeerConnection") -> None: ...
+    def received(self, connection: "PeerConnection", event: Event) -> None: ...
+    def ready(self, connection: "PeerConnection") -> None: ...
+    def ended(self, connection: "PeerConnection", reason: str) -> None: ...
+    def lost(self, connection: "PeerConnection") -> None: ...
+
+
+class PeerConnection(asyncio.BufferedProtocol):
+    """`peer`: None until its owner saw LinkOpened. `settled`: opened, or ended for the `reason`."""
+
+    def __init__(self, owner: Owner, link: Link, *, dialled: bool) -> None:
+        self._owner = owner
+        self.link, self.dialled = link, dialled
+        self.loop = asyncio.get_running_loop()
+        self.peer: PeerId | None = None
+        self.opened_at = 0.0
+        self.settled = asyncio.Event()
+        self.reason: str | None = None
+        self.transport: asyncio.Transport | None = None
+        self._full_since: float | None = None
+        self._backlogged_s = 0.0
+        self._sent_bytes = self._received_bytes = 0
+
+    # what asyncio calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        self.transport.set_write_buffer_limits(high=SEND_BUFFER_BYTES, low=SEND_BUFFER_BYTES // 2)
+        _tune(self.transport.get_extra_info("socket"))
+        if self.dialled:
+            self.write(self.link.start())
+        self._owner.made(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the link knows better
+        return self.link.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self.link.ended:  # TLS may hand over what it had read before the end
+            return
+        try:
+            event = self.link.bytes_received(nbytes)
+        except PeerFault as fault:
+            self.end(str(fault))
+            return
+        self.write(self.link.take_replies())
+        if event is None:
+            return
+        if isinstance(event, FrameReceived) and event.payload is not None:
+            self._received_bytes += event.payload.nbytes
+        self._owner.received(self, event)
+
+    def pause_writing(self) -> None:
+        self._full_since = self.loop.time()
+
+    def resume_writing(self) -> None:
+        if self._full_since is not None:
+            self._backlogged_s += self.loop.time() - self._full_since
+        self._full_since = None
+        self._owner.ready(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed(f"connection lost: {exc or 'closed by the other end'}")
+        self._owner.lost(self)
+
+    # what its owner calls
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more frame may be written."""
+        return self._full_since is None
+
+    def write(self, data: bytes) -> None:
+        """Messages. A peer that does not read them loses the connection."""
+        if not data or self.transport is None:
+            return
+        self.transport.write(data)
+        if self.transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
+            self.closed("does not read")
+            self.transport.abort()
+
+    def write_frame(self, buffers: Sequence[bytes | memoryview], payload_bytes: int) -> None:
+        """A frame; its buffers are kept, not copied, until they are sent."""
+        assert self.transport is not None
+        self.transport.writelines(buffers)
+        self._sent_bytes += payload_bytes
+
+    def end(self, reason: str) -> None:
+        """Says why and closes, unless that has happened already."""
+        if self.reason is None:
+            self.write(self.link.end(reason))
+        self.closed(reason)
+
+    def closed(self, reason: str) -> None:
+        """The end without last words."""
+        if self.reason is not None:
+            return
+        self.reason = reason
+        self.settled.set()
+        if self.transport is not None:
+            self.transport.close()
+            self.loop.call_later(CLOSE_S, self.transport.abort)
+        self._owner.ended(self, reason)
+
+    def pause(self) -> None:
+        """No more events until `resume`; longer than SILENCE_S and the other end's kernel gives up."""
+        assert self.transport is not None
+        self.transport.pause_reading()
+
+    def resume(self) -> None:
+        """The end of `pause`."""
+        assert self.transport is not None
+        self.transport.resume_reading()
+
+    def set_pacing(self, bytes_per_s: int | None) -> None:
+        """The most the kernel sends on this connection; None: no limit."""
+        assert self.transport is not None
+        rate = struct.pack("@Q", _UNPACED if bytes_per_s is None else bytes_per_s)
+        self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, rate)
+
+    def stats(self) -> LinkStats:
+        """Sent is what the kernel has taken."""
+        assert self.transport is not None
+        full_s = 0.0 if self._full_since is None else self.loop.time() - self._full_since
+        sent_bytes = max(0, self._sent_bytes - self.transport.get_write_buffer_size())
+        return LinkStats(sent_bytes, self._received_bytes, self._backlogged_s + full_s)
+
+
+def _tune(sock: socket.socket) -> None:
+    for level, option, value in (
+        (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+        (socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, KERNEL_UNSENT_BYTES),
+        (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_S * 1000),
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, PROBE_S),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PROBE_S),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, SILENCE_S // PROBE_S - 1),
+    ):
+        sock.setsockopt(level, option, value)
+    with contextlib.suppress(OSError):  # a kernel without bbr keeps its own choice
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
