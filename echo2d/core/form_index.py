@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from echo2d.core.canonical import digest_of
 from echo2d.core.delta import Mode
 from echo2d.core.forms import ChunkRecord, FormFacts, FrameSpan, SegmentTable, frame_layout
-from echo2d.core.ids import ChunkId, Digest, FrameId, SegmentId, frame_id, index_of, is_table, segment_of
+from echo2d.core.ids import ChunkId, Digest, FrameId, SegmentId, index_of, is_table, segment_of
 from echo2d.core.manifest import Chunk, FileEntry, Manifest, chunk_layout
 from echo2d.core.roots import PAGE_SEGMENTS_MAX, Root, Totals, running_digest
 from echo2d.errors import IntegrityFault
@@ -115,11 +115,9 @@ class FormIndex:
     def table(self, segment: SegmentId) -> SegmentTable | None:
         return self._tables.get(segment)
 
-    def frames(self, segment: SegmentId) -> tuple[FrameId, ...]:
-        """The frames known of a segment: none, its table (index 0) only, or all."""
-        if segment not in self._signed:
-            return ()
-        return frame_id(segment, 0), *(span.frame for span in self._spans.get(segment, ()))
+    def spans(self, segment: SegmentId) -> tuple[FrameSpan, ...]:
+        """All payload frames of a segment in order; empty until its table has come (or if it needs none)."""
+        return self._spans.get(segment, ())
 
     def digest(self, frame: FrameId) -> Digest | None:
         if is_table(frame):
@@ -136,7 +134,7 @@ class FormIndex:
 
     def span(self, frame: FrameId) -> FrameSpan | None:
         """Where a payload frame lies; None for tables and for frames that are not known (yet)."""
-        spans, index = self._spans.get(segment_of(frame), ()), index_of(frame)
+        spans, index = self.spans(segment_of(frame)), index_of(frame)
         return spans[index - 1] if 0 < index <= len(spans) else None
 
     def record(self, chunk: ChunkId) -> ChunkRecord | None:

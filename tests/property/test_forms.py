@@ -1,4 +1,4 @@
-"""Any files, cut into segments anyhow, roots, pages and tables in any order: the receiver gets the sender's manifest."""
+"""Any files, any cut into segments, messages in any order: the receiver ends with the manifest of the sender."""
 
 import contextlib
 

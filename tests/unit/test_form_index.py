@@ -36,12 +36,13 @@ def test_roots_and_tables_in_order() -> None:
         index.check()
         number = segment.table.segment
         assert index.missing_segment() is None
-        assert index.frames(number) == (frame_id(number, 0),)
+        assert index.spans(number) == ()
         assert index.digest(frame_id(number, 0)) == segment.table.digest
         assert index.length(frame_id(number, 0)) is None
         index.accept_table(number, segment.table.encode())
         index.check()
         assert index.length(frame_id(number, 0)) == len(segment.table.encode())
+        assert index.spans(number) == tuple(span for span, _ in segment.frames(FORM.facts.frame_bytes))
         for span, payload in segment.frames(FORM.facts.frame_bytes):
             assert index.span(span.frame) == span
             assert (index.digest(span.frame), index.length(span.frame)) == (digest_of(payload), len(payload))
@@ -164,7 +165,7 @@ def test_where_chunks_go() -> None:
     index = FormIndex(LAST)
     index.accept_page(SegmentId(0), FORM.digests)
     assert (index.files, index.chunk(ChunkId(0)), index.record(ChunkId(0))) == ((), None, None)
-    assert (index.chunk_spans(ChunkId(0)), index.frames(SegmentId(9)), index.table(SegmentId(0))) == ((), (), None)
+    assert (index.chunk_spans(ChunkId(0)), index.spans(SegmentId(9)), index.table(SegmentId(0))) == ((), (), None)
     complete(index)
     assert index.files == FORM.manifest.files
     assert index.chunk(ChunkId(2)) == Chunk("02.txt", 0, 10_240)

@@ -1,0 +1,78 @@
+"""The few file operations that the stores are made of. Blocking; `StoreFault` says what the disk would not do."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from echo2d.core.canonical import Buffer
+from echo2d.errors import StoreFault
+
+_FILE_MODE = 0o600
+
+
+@contextlib.contextmanager
+def store_faults(doing: str, path: Path) -> Iterator[None]:
+    """Operating-system errors inside become a StoreFault that names what was being done and where."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreFault(f"{doing} {path} failed: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def opened(path: Path, flags: int) -> Iterator[int]:
+    """A file descriptor; never through a symbolic link in the last part."""
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, _FILE_MODE)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def write_at(path: Path, data: Buffer, offset: int) -> None:
+    """Write all of `data` into an existing file."""
+    view = memoryview(data)
+    with opened(path, os.O_WRONLY) as fd:
+        while len(view):
+            written = os.pwrite(fd, view, offset)
+            view, offset = view[written:], offset + written
+
+
+def read_at(path: Path, length: int, offset: int) -> bytes:
+    """Up to `length` bytes; fewer only where the file ends."""
+    parts = []
+    with opened(path, os.O_RDONLY) as fd:
+        while length > 0:
+            part = os.pread(fd, length, offset)
+            if not part:
+                break
+            parts.append(part)
+            length, offset = length - len(part), offset + len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def allocate(path: Path, size: int, *, sparse: bool = False) -> None:
+    """Make the file exist with this size, keeping what it holds; its space is reserved unless `sparse`."""
+    with opened(path, os.O_WRONLY | os.O_CREAT) as fd:
+        os.ftruncate(fd, size)
+        if size and not sparse:
+            os.posix_fallocate(fd, 0, size)
+
+
+def sync(path: Path) -> None:
+    """Make a file or directory durable."""
+    with opened(path, os.O_RDONLY) as fd:
+        os.fsync(fd)
+
+
+def replace_file(path: Path, data: bytes, *, durable: bool) -> None:
+    """Put `data` at `path` in one step: afterwards, and after a crash, the file is the old one or the new one."""
+    scratch = path.with_name(path.name + ".new")
+    allocate(scratch, len(data))
+    write_at(scratch, data, 0)
+    if durable:
+        sync(scratch)
+    scratch.replace(path)
+    if durable:
+        sync(path.parent)

@@ -1,0 +1,246 @@
+"""Frames on disk: every verified frame of the last few forms, for relaying, for decoding and for after a restart.
+
+    root / <form id> / facts          the form's FormFacts
+                     / 0000.table     the segment's table as it came
+                     / 0000.frames    its frames at their offset_in_segment; sparse until they come
+
+Content is the proof: there is no journal of what is held. A frame is hashed when it is written, when it is read, and
+once more by `recover` after a restart. Tables are *not* judged here: after a restart the caller checks them against the
+signed digests (`FormIndex.accept_table`). Blocking functions, safe to call from several threads; no two may write the
+same frame, and nobody uses a form that is being forgotten.
+"""
+
+import contextlib
+import re
+import shutil
+import threading
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from echo2d.core.canonical import Buffer, digest_of
+from echo2d.core.forms import FormFacts, FrameSpan, SegmentTable, frame_layout
+from echo2d.core.ids import FORM_ID_CHARS, FormId, FrameId, SegmentId, frame_id, is_table, segment_of
+from echo2d.errors import IntegrityFault, StoreFault
+from echo2d.store.disk import allocate, read_at, replace_file, store_faults, write_at
+
+_FORM_ID = re.compile(rf"[0-9a-f]{{{FORM_ID_CHARS}}}")
+
+
+@dataclass(slots=True)
+class _StoredForm:
+    """One form's folder. reserved: bytes of each segment, table and frames."""
+
+    facts: FormFacts
+    directory: Path
+    reserved: dict[SegmentId, int] = field(default_factory=dict)
+    held: set[FrameId] = field(default_factory=set)
+
+    def table(self, segment: SegmentId) -> Path:
+        return self.directory / f"{segment:04d}.table"
+
+    def frames(self, segment: SegmentId) -> Path:
+        return self.directory / f"{segment:04d}.frames"
+
+
+class FrameStore:
+    """The frames of several forms in `root`, together at most `bytes_max` bytes (reserved when a table comes)."""
+
+    def __init__(self, root: Path, bytes_max: int) -> None:
+        self._root = root
+        self._bytes_max = bytes_max
+        self._lock = threading.Lock()  # guards the books, not the files
+        self._forms: dict[FormId, _StoredForm] = {}
+        with store_faults("opening the frame store", root):
+            root.mkdir(parents=True, exist_ok=True)
+            for directory in root.iterdir():
+                if _FORM_ID.fullmatch(directory.name):
+                    self._load(directory)
+
+    # --- forms
+
+    def forms(self) -> tuple[FormFacts, ...]:
+        """All forms with a folder, oldest publish first."""
+        return tuple(sorted((form.facts for form in self._forms.values()), key=lambda facts: facts.publish_seq))
+
+    def begin(self, facts: FormFacts) -> None:
+        """Make room on the books for a form; one that is here already goes on."""
+        directory = self._root / facts.form
+        if facts.form in self._forms:
+            return
+        with store_faults("beginning a form in", directory):
+            directory.mkdir(exist_ok=True)
+            replace_file(directory / "facts", facts.encode(), durable=False)
+        self._forms[facts.form] = _StoredForm(facts, directory)
+
+    def forget(self, form: FormId) -> None:
+        """Delete a form and all its frames; unknown ones are ignored."""
+        stored = self._forms.pop(form, None)
+        if stored is not None:
+            with store_faults("deleting", stored.directory):
+                shutil.rmtree(stored.directory)
+
+    def make_room(self, wanted_bytes: int, pinned: Collection[FormId]) -> tuple[FormId, ...]:
+        """Forget the oldest forms that are not pinned until `wanted_bytes` more fit; StoreFault if they cannot."""
+        forgotten = []
+        for facts in self.forms():
+            if self.used_bytes + wanted_bytes <= self._bytes_max:
+                break
+            if facts.form not in pinned:
+                self.forget(facts.form)
+                forgotten.append(facts.form)
+        if self.used_bytes + wanted_bytes > self._bytes_max:
+            raise self._full(wanted_bytes)
+        return tuple(forgotten)
+
+    @property
+    def used_bytes(self) -> int:
+        """What all forms' segments take when they are whole."""
+        return sum(sum(form.reserved.values()) for form in list(self._forms.values()))
+
+    # --- tables and frames
+
+    def put_table(self, form: FormId, segment: SegmentId, data: bytes) -> None:
+        """Store a table that the caller has verified, and make place for its frames.
+
+        A table that differs from the stored one replaces it, and the segment's frames are no longer held.
+        """
+        stored = self._stored(form)
+        if frame_id(segment, 0) in stored.held and self.get_table(form, segment) == data:
+            return
+        table = SegmentTable.decode(data)
+        with self._lock:
+            wanted = len(data) + table.wire_bytes
+            if self.used_bytes - stored.reserved.get(segment, 0) + wanted > self._bytes_max:
+                raise self._full(wanted)
+            stored.reserved[segment] = wanted
+            _drop_segment(stored, segment)
+        with store_faults("storing a table in", stored.directory):
+            allocate(stored.frames(segment), table.wire_bytes, sparse=True)
+            replace_file(stored.table(segment), data, durable=False)
+        stored.held.add(frame_id(segment, 0))
+
+    def get_table(self, form: FormId, segment: SegmentId) -> bytes:
+        """The table's bytes as they were put (the caller knows their digest)."""
+        stored = self._stored(form)
+        self._require_held(stored, frame_id(segment, 0))
+        with store_faults("reading", stored.table(segment)):
+            return stored.table(segment).read_bytes()
+
+    def put_frame(self, form: FormId, span: FrameSpan, payload: Buffer) -> None:
+        """Store a frame of a segment whose table is here; IntegrityFault if it is not the frame that `span` names."""
+        stored = self._stored(form)
+        segment = segment_of(span.frame)
+        self._require_held(stored, frame_id(segment, 0))
+        if len(payload) != span.length or digest_of(payload) != span.digest:
+            raise IntegrityFault(f"frame {span.frame} of form {form} has the wrong digest")
+        with store_faults("storing a frame in", stored.frames(segment)):
+            write_at(stored.frames(segment), payload, span.offset_in_segment)
+        stored.held.add(span.frame)
+
+    def get_frame(self, form: FormId, span: FrameSpan) -> bytes:
+        """A held frame, verified again; after an IntegrityFault it is no longer held."""
+        return self.read_encoded_chunk(form, (span,))
+
+    def read_encoded_chunk(self, form: FormId, spans: Sequence[FrameSpan]) -> bytes:
+        """The payload of one encoded chunk (or any run of adjacent frames of a segment), verified frame by frame.
+
+        Frames that turn out damaged are no longer held, and the first of them is named by the IntegrityFault.
+        """
+        if not spans:
+            return b""
+        stored = self._stored(form)
+        for span in spans:
+            self._require_held(stored, span.frame)
+        first, last = spans[0], spans[-1]
+        path = stored.frames(segment_of(first.frame))
+        length = last.offset_in_segment + last.length - first.offset_in_segment
+        with store_faults("reading", path):
+            data = read_at(path, length, first.offset_in_segment)
+        damaged = [span.frame for span in spans if not _intact(data, span, first.offset_in_segment)]
+        if damaged:
+            stored.held.difference_update(damaged)
+            raise IntegrityFault(f"frame {damaged[0]} of form {form} is damaged on disk")
+        return data
+
+    def held(self, form: FormId) -> frozenset[FrameId]:
+        """Tables (index 0) and frames that are on disk; after a restart only once `recover` has looked."""
+        return frozenset(self._stored(form).held)
+
+    def recover(self, form: FormId) -> frozenset[FrameId]:
+        """Find out by hashing which tables and frames of a form are on disk. Reads the whole form."""
+        stored = self._stored(form)
+        for segment in list(stored.reserved):
+            _drop_segment(stored, segment)
+            with contextlib.suppress(IntegrityFault):  # a damaged table: the segment is fetched anew
+                self._recover_segment(stored, segment)
+        return self.held(form)
+
+    def check(self) -> None:
+        """All invariants of the books."""
+        for stored in self._forms.values():
+            tables = {segment_of(frame) for frame in stored.held if is_table(frame)}
+            assert tables <= stored.reserved.keys()
+            assert {segment_of(frame) for frame in stored.held} == tables
+
+    # --- inside
+
+    def _load(self, directory: Path) -> None:
+        """Enter a folder found at start into the books; one that makes no sense is deleted."""
+        facts = _read_facts(directory)
+        if facts is None or facts.form != directory.name:
+            shutil.rmtree(directory)
+            return
+        stored = _StoredForm(facts, directory)
+        for table in directory.glob("[0-9][0-9][0-9][0-9].table"):
+            segment = SegmentId(int(table.stem))
+            frames = stored.frames(segment)
+            stored.reserved[segment] = table.stat().st_size + (frames.stat().st_size if frames.exists() else 0)
+        self._forms[facts.form] = stored
+
+    def _recover_segment(self, stored: _StoredForm, segment: SegmentId) -> None:
+        with store_faults("reading", stored.directory):
+            table = SegmentTable.decode(stored.table(segment).read_bytes())
+            spans = frame_layout(table, stored.facts.frame_bytes)
+            if table.segment != segment:
+                raise IntegrityFault("a table is another segment's")
+            allocate(stored.frames(segment), table.wire_bytes, sparse=True)
+            stored.held.add(frame_id(segment, 0))
+            for span in spans:
+                data = read_at(stored.frames(segment), span.length, span.offset_in_segment)
+                if _intact(data, span, span.offset_in_segment):
+                    stored.held.add(span.frame)
+
+    def _stored(self, form: FormId) -> _StoredForm:
+        stored = self._forms.get(form)
+        if stored is None:
+            raise StoreFault(f"form {form[:FORM_ID_CHARS]!r} is not in the frame store")
+        return stored
+
+    def _require_held(self, stored: _StoredForm, frame: FrameId) -> None:
+        if frame not in stored.held:
+            raise StoreFault(f"frame {frame} of form {stored.facts.form} is not in the frame store")
+
+    def _full(self, wanted_bytes: int) -> StoreFault:
+        return StoreFault(
+            f"the frame store {self._root} is full: {self.used_bytes} of {self._bytes_max} bytes are used, "
+            f"{wanted_bytes} more are needed"
+        )
+
+
+def _read_facts(directory: Path) -> FormFacts | None:
+    """The facts in a form's folder; None if it was left half made or is damaged."""
+    try:
+        return FormFacts.decode((directory / "facts").read_bytes())
+    except (FileNotFoundError, IntegrityFault):
+        return None
+
+
+def _drop_segment(stored: _StoredForm, segment: SegmentId) -> None:
+    stored.held.difference_update([frame for frame in frozenset(stored.held) if segment_of(frame) == segment])
+
+
+def _intact(data: bytes, span: FrameSpan, start: int) -> bool:
+    """Whether `data`, which begins at `start` in the segment, holds the frame that `span` names."""
+    offset = span.offset_in_segment - start
+    return digest_of(memoryview(data)[offset : offset + span.length]) == span.digest

@@ -1,0 +1,200 @@
+"""Two slots for snapshots: an engine loads from the current one while the next version is put together in the spare.
+
+    root / current.json        {"slot": "a", "epoch": 1, "version": 7, "digest": "..."}: flipped by one atomic rename
+           a / manifest        of what stands in a; written when all of it stands
+             / model / ...     the files an engine loads
+           b / ...             the spare: incomplete until its commit
+
+A crash at any point leaves exactly the old or exactly the new version current (I3). A slot only ever receives bytes
+that verify, so whatever stands in the spare can be kept where its digest is right. After a `StoreFault` out of
+`commit` ask `current()` which of the two it is. Blocking functions; the methods of a writer may be called from several
+threads, for different chunks.
+"""
+
+import contextlib
+import json
+import logging
+import shutil
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from echo2d.core.canonical import Buffer, digest_of
+from echo2d.core.ids import ChunkId, Digest, Epoch, Version
+from echo2d.core.manifest import FileEntry, Manifest, check_files, chunk_layout
+from echo2d.errors import IntegrityFault, StoreFault
+from echo2d.store.disk import allocate, replace_file, store_faults, sync, write_at
+from echo2d.store.snapshots import read_chunk, sync_snapshot
+
+SLOTS = ("a", "b")
+CURRENT = "current.json"
+MANIFEST = "manifest"
+
+_log = logging.getLogger("echo2d.store")
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentSlot:
+    """The version that stands complete. directory: the model files; only read while it is current."""
+
+    directory: Path
+    epoch: Epoch
+    version: Version
+    manifest: Manifest
+
+    @property
+    def slot(self) -> str:
+        return self.directory.parent.name
+
+
+class SlotStore:
+    """The two slots under `root`. One writer at a time: `begin` ends the writer before it."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._writer: SlotWriter | None = None
+        with store_faults("opening the slots", root):
+            root.mkdir(parents=True, exist_ok=True)
+
+    def current(self) -> CurrentSlot | None:
+        """What the last commit left, as far as its manifest tells (`snapshots.damaged_chunks` tells all)."""
+        path = self._root / CURRENT
+        try:
+            with store_faults("reading", path):
+                return _read_current(self._root, path.read_bytes()) if path.exists() else None
+        except (ValueError, KeyError, TypeError, IntegrityFault) as error:
+            _log.warning("current slot is damaged path=%s error=%s", path, error)
+            return None
+
+    def begin(self, files: Sequence[FileEntry]) -> "SlotWriter":
+        """A writer for the spare slot, with the space for all files reserved.
+
+        The engine must be done with the spare slot's files. On StoreFault (disk full) the spare slot's space is freed.
+        """
+        check_files(files)
+        if self._writer is not None:
+            self._writer.end()
+        current = self.current()
+        spare = self._root / (SLOTS[0] if current is None or current.slot == SLOTS[1] else SLOTS[1])
+        try:
+            with store_faults("preparing the slot", spare):
+                _prepare(spare, files)
+        except StoreFault:
+            shutil.rmtree(spare, ignore_errors=True)
+            raise
+        self._writer = SlotWriter(spare, files)
+        return self._writer
+
+
+class SlotWriter:
+    """Puts one version together in the spare slot, chunk by chunk, each verified before it is written."""
+
+    def __init__(self, slot: Path, files: Sequence[FileEntry]) -> None:
+        self._slot = slot
+        self._model = slot / "model"
+        self._files = tuple(files)
+        self._layout = chunk_layout(files)
+        self._standing: dict[ChunkId, Digest] = {}
+        self._ended = False
+        self._lock = threading.Lock()  # nothing is written once the writer has ended
+
+    @property
+    def standing(self) -> Mapping[ChunkId, Digest]:
+        """The chunks that stand in the slot, with their digests."""
+        return dict(self._standing)
+
+    def write_chunk(self, chunk: ChunkId, data: Buffer, result: Digest) -> None:
+        """Write a chunk; IntegrityFault if `data` is not what `result` says."""
+        place = self._layout[chunk]
+        if len(data) != place.length or digest_of(data) != result:
+            raise IntegrityFault(f"chunk {chunk} does not have the bytes that were promised")
+        path = self._model / place.path
+        with self._open(), store_faults("writing", path):
+            self._standing.pop(chunk, None)
+            write_at(path, data, place.offset)
+            self._standing[chunk] = result
+
+    def keep_chunk(self, chunk: ChunkId, result: Digest) -> bool:
+        """Whether the slot holds these bytes already (from before a restart, or two versions ago); then they count."""
+        if digest_of(read_chunk(self._model, self._layout[chunk])) != result:
+            return False
+        with self._open():
+            self._standing[chunk] = result
+        return True
+
+    def commit(self, manifest: Manifest, epoch: Epoch, version: Version) -> CurrentSlot:
+        """Make everything durable and this slot the current one; then, and after a StoreFault, the writer has ended.
+
+        IntegrityFault: the chunks are not (all) those of `manifest`; the writer goes on.
+        """
+        expected = {ChunkId(position): digest for position, digest in enumerate(manifest.chunk_digests)}
+        with self._open(), store_faults("committing", self._slot):
+            if manifest.files != self._files or self._standing != expected:
+                raise IntegrityFault("the chunks in the slot are not those of the manifest")
+            self._ended = True
+            self._make_durable(manifest)
+            return self._flip(manifest, epoch, version)
+
+    def end(self) -> None:
+        """Nothing is written from now on; what stands in the slot may be kept by the next writer."""
+        with self._lock:
+            self._ended = True
+
+    def check(self) -> None:
+        """All invariants: what is said to stand does stand."""
+        for chunk, digest in self._standing.items():
+            assert digest_of(read_chunk(self._model, self._layout[chunk])) == digest
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[None]:
+        with self._lock:
+            if self._ended:
+                raise StoreFault("this slot writer has ended")
+            yield
+
+    def _make_durable(self, manifest: Manifest) -> None:
+        try:
+            sync_snapshot(self._model, self._files)
+            replace_file(self._slot / MANIFEST, manifest.encode(), durable=True)
+            sync(self._slot.parent)
+        except OSError:  # pages that a disk refused read back as if they had been written: keep none of them
+            shutil.rmtree(self._slot, ignore_errors=True)
+            raise
+
+    def _flip(self, manifest: Manifest, epoch: Epoch, version: Version) -> CurrentSlot:
+        facts = {"slot": self._slot.name, "epoch": epoch, "version": version, "digest": manifest.digest.hex()}
+        replace_file(self._slot.parent / CURRENT, json.dumps(facts).encode(), durable=True)
+        return CurrentSlot(self._model, epoch, version, manifest)
+
+
+def _read_current(root: Path, text: bytes) -> CurrentSlot:
+    """The slot that current.json names. ValueError, KeyError, TypeError, IntegrityFault: it is damaged."""
+    facts = json.loads(text)
+    slot = root / SLOTS[SLOTS.index(facts["slot"])]
+    model, manifest_path = slot / "model", slot / MANIFEST
+    if not manifest_path.exists():
+        raise IntegrityFault("it has no manifest")
+    manifest = Manifest.decode(manifest_path.read_bytes())
+    if manifest.digest.hex() != facts["digest"]:
+        raise IntegrityFault("its manifest is another version's")
+    for file in manifest.files:
+        if not (model / file.path).exists() or (model / file.path).stat().st_size != file.size:
+            raise IntegrityFault(f"{file.path} is missing or has another size")
+    return CurrentSlot(model, Epoch(int(facts["epoch"])), Version(int(facts["version"])), manifest)
+
+
+def _prepare(slot: Path, files: Sequence[FileEntry]) -> None:
+    """Give the slot exactly these files, with their space; files of the same names keep their bytes for `keep_chunk`.
+
+    The slot's manifest goes first: what the slot holds is no longer what it says.
+    """
+    (slot / MANIFEST).unlink(missing_ok=True)
+    model = slot / "model"
+    there = {path.relative_to(model).as_posix() for path in model.rglob("*") if not path.is_dir()}
+    if there - {file.path for file in files}:
+        shutil.rmtree(model)
+    for file in files:
+        path = model / file.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        allocate(path, file.size)

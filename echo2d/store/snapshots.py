@@ -1,0 +1,144 @@
+"""Snapshot directories: what files they hold, their manifest, their chunks, and taking one over.
+
+A snapshot directory holds plain files only, at most one folder deep, under the name rules of `manifest.check_path`.
+What a person or the learner put there wrongly is an `OperatorFault` of one line. Blocking functions.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from echo2d.core.canonical import digest_of
+from echo2d.core.headers import LENGTH_BYTES, check_header, header_bytes
+from echo2d.core.ids import ChunkId
+from echo2d.core.manifest import Chunk, FileEntry, Manifest, check_files, check_path, chunk_layout, is_safetensors
+from echo2d.errors import IntegrityFault, OperatorFault, StoreFault
+from echo2d.store.disk import read_at, store_faults, sync
+
+REQUIRED_FILES = ("config.json", "tokenizer.json")
+
+
+def scan_snapshot(directory: Path) -> tuple[FileEntry, ...]:
+    """The files of a model directory, sorted by path, names and safetensors headers checked."""
+    try:
+        files = tuple(sorted((_entry(directory, path) for path in _paths(directory)), key=lambda file: file.path))
+        check_files(files)
+    except OSError as error:
+        raise OperatorFault(f"snapshot {directory} cannot be read: {error.strerror or error}") from error
+    except IntegrityFault as fault:
+        raise OperatorFault(f"snapshot {directory}: {fault}") from fault
+    _check_model(directory, [file.path for file in files])
+    return files
+
+
+def build_manifest(directory: Path, progress: Callable[[int], None] | None = None) -> Manifest:
+    """The manifest of a model directory; `progress` is told how many bytes have been hashed so far."""
+    files, digests, done = scan_snapshot(directory), [], 0
+    for chunk in chunk_layout(files):
+        digests.append(digest_of(read_chunk(directory, chunk)))
+        done += chunk.length
+        if progress is not None:
+            progress(done)
+    return Manifest(files, tuple(digests))
+
+
+def read_chunk(directory: Path, chunk: Chunk) -> bytes:
+    """A chunk's bytes; IntegrityFault if the file is shorter than the chunk says."""
+    path = directory / chunk.path
+    with store_faults("reading", path):
+        data = read_at(path, chunk.length, chunk.offset)
+    if len(data) != chunk.length:
+        raise IntegrityFault(f"{path} is shorter than its manifest says")
+    return data
+
+
+def damaged_chunks(directory: Path, manifest: Manifest) -> tuple[ChunkId, ...]:
+    """The chunks of the directory's files that are not what the manifest says; all of them are read and hashed."""
+    return tuple(
+        ChunkId(position)
+        for position, (chunk, digest) in enumerate(zip(manifest.chunks, manifest.chunk_digests, strict=True))
+        if digest_of(_read_what_is_there(directory, chunk)) != digest
+    )
+
+
+def adopt_snapshot(source: Path, destination: Path) -> tuple[FileEntry, ...]:
+    """Take over a model directory by hard links (copies where links are not possible), in one step.
+
+    `destination` must not exist; after a fault or a crash it does not. With links, later writes *into* the source's
+    files would show, so publishers write new files. Returns what was taken, checked in its new place.
+    """
+    files = scan_snapshot(source)
+    scratch = destination.with_name(destination.name + ".new")
+    with store_faults("adopting a snapshot as", destination):
+        if destination.exists():
+            raise StoreFault(f"{destination} exists already")
+        shutil.rmtree(scratch, ignore_errors=True)
+        try:
+            for file in files:
+                _take(source / file.path, scratch / file.path)
+            adopted = scan_snapshot(scratch)
+            sync_snapshot(scratch, adopted)
+            scratch.rename(destination)
+            sync(destination.parent)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    return adopted
+
+
+def sync_snapshot(directory: Path, files: Sequence[FileEntry]) -> None:
+    """Make the files and their folders durable. OSError is the caller's."""
+    paths = [directory / file.path for file in files]
+    for path in (*paths, *sorted({path.parent for path in paths} | {directory})):
+        sync(path)
+
+
+def _paths(directory: Path, prefix: str = "") -> Iterator[str]:
+    """Relative paths of all files. Stops at the first thing that does not belong into a snapshot."""
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            path = prefix + entry.name
+            if entry.is_file(follow_symlinks=False):
+                check_path(path)
+                yield path
+            elif entry.is_dir(follow_symlinks=False) and not prefix:
+                yield from _paths(directory / entry.name, entry.name + "/")
+            elif entry.is_symlink():
+                raise IntegrityFault(f"{path!r} is a symbolic link; a snapshot holds plain files (copy with cp -rL)")
+            else:
+                raise IntegrityFault(f"{path!r} is neither a plain file nor a folder of plain files")
+
+
+def _entry(directory: Path, path: str) -> FileEntry:
+    size = (directory / path).lstat().st_size
+    if not is_safetensors(path):
+        return FileEntry(path, size, 0)
+    try:
+        header = header_bytes(read_at(directory / path, LENGTH_BYTES, 0), size)
+        check_header(read_at(directory / path, header, 0), size)
+    except IntegrityFault as fault:
+        raise IntegrityFault(f"{path}: {fault}") from fault
+    return FileEntry(path, size, header)
+
+
+def _check_model(directory: Path, paths: Sequence[str]) -> None:
+    for required in REQUIRED_FILES:
+        if required not in paths:
+            raise OperatorFault(f"snapshot {directory} has no {required}")
+    if not any(map(is_safetensors, paths)):
+        raise OperatorFault(f"snapshot {directory} has no .safetensors file")
+
+
+def _take(source: Path, destination: Path) -> None:
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, destination, follow_symlinks=False)
+    except OSError:  # another file system, somebody else's file, or too many links
+        shutil.copyfile(source, destination, follow_symlinks=False)
+
+
+def _read_what_is_there(directory: Path, chunk: Chunk) -> bytes:
+    try:
+        return read_chunk(directory, chunk)
+    except (IntegrityFault, StoreFault):
+        return b""
