@@ -83,7 +83,7 @@ class Decoder:
         self._options = options
         self._emit = emit
         self._posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._waiting: deque[list[Sample]] = deque()  # samples of one prompt, no more than slots_max
+        self._waiting: deque[list[Sample]] = deque()  # each: samples of one request, at least one
         self._batch: Batch | None = None  # one row per running sample, in their order
         self._output: Output = []
         self._emitted_at = 0.0
@@ -113,9 +113,7 @@ class Decoder:
             self._emit_output()
             return
         eos = self.policy.layout.eos_token_ids
-        samples = [Sample(request, stream, index, seed, eos) for index in range(request.samples)]
-        slots = self._options.slots_max
-        self._waiting.extend(samples[start : start + slots] for start in range(0, len(samples), slots))
+        self._waiting.append([Sample(request, stream, index, seed, eos) for index in range(request.samples)])
 
     def abort(self, stream: RequestStream) -> None:
         for group in [*self._waiting, self.running]:
@@ -146,7 +144,7 @@ class Decoder:
         assert rows == len(self.running) <= self._options.slots_max
         assert (self.policy is None) == (self._batch is None)
         assert self.policy is not None or (self.label is None and not self._waiting)
-        assert all(0 < len(group) <= self._options.slots_max for group in self._waiting)
+        assert all(self._waiting)
         if self._batch is not None:
             self._batch.check()
 
@@ -182,15 +180,20 @@ class Decoder:
             self._lose_policy()
 
     def _admit(self, batch: Batch) -> None:
+        """Fill free slots in order of arrival; samples of a request that enter together share its prefill."""
         contexts: list[list[int]] = []
         repeats: list[int] = []
         admitted: list[Sample] = []
         free, tokens = self._options.slots_max - len(self.running), 0
-        while self._waiting and len(self._waiting[0]) <= free - len(admitted) and tokens < PREFILL_TOKENS_MAX:
+        while self._waiting and free > 0 and tokens < PREFILL_TOKENS_MAX:
             group = self._waiting.popleft()
-            contexts.append(group[0].context)
-            repeats.append(len(group))
-            admitted += group
+            if len(group) > free:
+                self._waiting.appendleft(group[free:])
+            entering = group[:free]
+            contexts.append(entering[0].context)
+            repeats.append(len(entering))
+            admitted += entering
+            free -= len(entering)
             tokens += len(contexts[-1])
         if admitted:
             self.running = self.running + admitted

@@ -63,8 +63,9 @@ class TorchEngine:
         self._thread.start()
 
     async def close(self) -> None:
-        if self._decoder is not None and self._thread is not None:
+        if self._decoder is not None:
             self._decoder.post(self._decoder.stop)
+        if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
 
     async def refit(self, snapshot: Path, label: str) -> RefitReport:

@@ -40,7 +40,7 @@ def draw(logits: Tensor, chances: Chances) -> tuple[list[int], list[float]]:
 
 
 def _invert_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
-    """The first token whose cumulated weight exceeds uniform * total: never one of weight 0. float64, for rare tokens."""
+    """The first token whose cumulated weight exceeds uniform * total: never one of weight 0 (float64: rare tokens)."""
     cdf = weights.cumsum(dim=-1)
     found = torch.searchsorted(cdf, uniform[:, None] * cdf[:, -1:], right=True).squeeze(1)
     return found.clamp(max=weights.shape[1] - 1)

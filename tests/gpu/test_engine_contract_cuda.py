@@ -1,0 +1,17 @@
+"""The torch engine keeps the engine contract on a GPU too."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.loopback.engine_contract import EngineContract
+from tests.loopback.engine_harness import Harness, TorchHarness
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+class TestTorchEngineOnCuda(EngineContract):
+    @pytest.fixture
+    def harness(self, tmp_path: Path) -> Harness:
+        return TorchHarness(tmp_path, device="cuda")

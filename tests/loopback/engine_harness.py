@@ -1,0 +1,151 @@
+"""What the contract suite needs around an engine: snapshots of several versions, and the truth about each token.
+
+A new engine adds one `Harness` here and one subclass of `EngineContract` beside the others.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+from echo2d.engines.base import Engine
+from echo2d.engines.fake import FakeEngine, fake_logprob
+from echo2d.engines.layout import Layout
+from echo2d.engines.torch_engine import TorchEngine
+from echo2d.engines.torch_engine.policy import Policy
+
+VOCAB_SIZE = 64
+CONTEXT_MAX = 16_384  # so long that a request goes on until the test ends it
+
+
+class Harness(Protocol):
+    """Version n is named `label(n)` and lies in `snapshot(n)`; none of them ends a sample by itself."""
+
+    def engine(self, *, slots: int = 64, rng_seed: int = 0) -> Engine: ...
+
+    def snapshot(self, version: int) -> Path: ...
+
+    def logprobs(self, version: int, prompt: Sequence[int], output: Sequence[int], temperature: float) -> list[float]:
+        """Of each output token, had this version written all of them."""
+
+    def doubtful_refits(self, engine: Engine) -> AbstractContextManager[None]:
+        """The next refit inside ends neither done nor undone."""
+
+    async def check(self, engine: Engine) -> None:
+        """Assert what the engine can assert about itself."""
+
+
+def label(version: int) -> str:
+    return f"{version}-{version:012x}"
+
+
+class FakeHarness:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def engine(self, *, slots: int = 64, rng_seed: int = 0) -> FakeEngine:
+        endless = (CONTEXT_MAX, CONTEXT_MAX)
+        return FakeEngine(
+            rng_seed=rng_seed, vocab_size=VOCAB_SIZE, eos_token_id=VOCAB_SIZE, answer_tokens=endless, slots=slots
+        )
+
+    def snapshot(self, version: int) -> Path:
+        folder = self._folder / str(version)
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            (folder / "config.json").write_text(json.dumps({"model_type": "fake"}))
+            numbers = np.random.default_rng(version)
+            tensors = {name: numbers.random((8, 4), dtype=np.float32) for name in ("embed.weight", "norm.weight")}
+            save_file(tensors, folder / "model.safetensors")
+        return folder
+
+    def logprobs(self, version: int, prompt: Sequence[int], output: Sequence[int], temperature: float) -> list[float]:
+        context = [*prompt, *output]
+        places = range(len(prompt), len(context))
+        return [fake_logprob(label(version), context[:place], context[place]) for place in places]
+
+    @contextmanager
+    def doubtful_refits(self, engine: Engine) -> Iterator[None]:
+        assert isinstance(engine, FakeEngine)
+        engine._outcomes.append("doubtful")
+        yield
+
+    async def check(self, engine: Engine) -> None:
+        """Nothing: its requests are consistent by construction."""
+
+
+class TorchHarness:
+    def __init__(self, folder: Path, *, device: str = "cpu") -> None:
+        self._folder = folder
+        self._device = device
+        self._models: dict[int, Any] = {}
+
+    def engine(self, *, slots: int = 64, rng_seed: int = 0) -> TorchEngine:
+        return TorchEngine(device=self._device, slots_max=slots, rng_seed=rng_seed, threads=1)
+
+    def snapshot(self, version: int) -> Path:
+        folder = self._folder / str(version)
+        if not folder.exists():
+            save_random_model(folder, tiny_config(), rng_seed=version)
+        return folder
+
+    def logprobs(self, version: int, prompt: Sequence[int], output: Sequence[int], temperature: float) -> list[float]:
+        if version not in self._models:
+            self._models[version] = load_model(self.snapshot(version))
+        return score(self._models[version], prompt, output, temperature)
+
+    @contextmanager
+    def doubtful_refits(self, engine: Engine) -> Iterator[None]:
+        """The device is lost when half of the weights have been written."""
+
+        def half(policy: Policy, tensors: Mapping[str, Tensor], layout: Layout) -> None:
+            names = sorted(tensors)
+            for name in names[: len(names) // 2]:
+                policy._state[name].copy_(tensors[name])
+            raise RuntimeError("device lost")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Policy, "copy", half)
+            yield
+
+    async def check(self, engine: Engine) -> None:
+        assert isinstance(engine, TorchEngine)
+        await engine.check()
+
+
+def tiny_config(**changes: object) -> Any:
+    """A random Qwen3 whose versions differ strongly; it has no end token."""
+    settings: dict[str, object] = {
+        "vocab_size": VOCAB_SIZE, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 16,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": CONTEXT_MAX,
+        "tie_word_embeddings": True, "initializer_range": 0.2, "eos_token_id": None, "bos_token_id": None,
+    }  # fmt: skip
+    return Qwen3Config(**settings | changes)
+
+
+def save_random_model(folder: Path, config: Any, *, rng_seed: int, dtype: torch.dtype = torch.bfloat16) -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(rng_seed)
+    AutoModelForCausalLM.from_config(config, dtype=dtype).save_pretrained(folder)
+
+
+def load_model(snapshot: Path) -> Any:
+    """As transformers itself loads it, in float32 on the CPU."""
+    return AutoModelForCausalLM.from_pretrained(snapshot, dtype=torch.float32).eval()
+
+
+@torch.no_grad()
+def score(model: Any, prompt: Sequence[int], output: Sequence[int], temperature: float) -> list[float]:
+    """Logprob of each output token by one full forward pass; temperature 0 is scored at 1."""
+    logits = model(input_ids=torch.tensor([[*prompt, *output]]), use_cache=False).logits[0].float()
+    logprobs = torch.log_softmax(logits / (temperature or 1.0), dim=-1)[len(prompt) - 1 : -1]
+    chosen: list[float] = logprobs.gather(1, torch.tensor(output)[:, None])[:, 0].tolist()
+    return chosen

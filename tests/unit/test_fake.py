@@ -1,0 +1,119 @@
+"""The fake engine's policy can be computed again, and it fails on request. The contract suite covers the rest."""
+
+from pathlib import Path
+from time import monotonic
+
+import numpy as np
+import pytest
+
+from echo2d.engines.base import EngineSpan, GenerateRequest, SampleDelta
+from echo2d.engines.fake import FAKE_EOS, FakeEngine, fake_logprob, fake_token
+from echo2d.errors import EngineFault
+
+PROMPT = [5, 6, 7]
+
+
+@pytest.fixture
+def snapshot(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text("{}")
+    return tmp_path
+
+
+async def serving(engine: FakeEngine, snapshot: Path, label: str = "1-a") -> FakeEngine:
+    await engine.start()
+    await engine.refit(snapshot, label)
+    return engine
+
+
+def request(samples: int = 3, max_new_tokens: int = 10, rng_seed: int | None = None) -> GenerateRequest:
+    return GenerateRequest("r", PROMPT, samples, max_new_tokens, rng_seed=rng_seed)
+
+
+async def deltas(engine: FakeEngine, request: GenerateRequest) -> list[SampleDelta]:
+    return [delta async for delta in engine.generate(request)]
+
+
+async def outputs(engine: FakeEngine, request: GenerateRequest) -> list[list[tuple[int, float]]]:
+    """Tokens and logprobs of each sample."""
+    joined: list[list[tuple[int, float]]] = [[] for _ in range(request.samples)]
+    for delta in await deltas(engine, request):
+        joined[delta.sample] += zip(delta.tokens, delta.logprobs, strict=True)
+    return joined
+
+
+def test_a_token_depends_on_everything() -> None:
+    base = fake_token("1-a", PROMPT, sample=0, rng_seed=0)
+    others = [
+        fake_token("2-b", PROMPT, sample=0, rng_seed=0),
+        fake_token("1-a", [*PROMPT, 8], sample=0, rng_seed=0),
+        fake_token("1-a", PROMPT, sample=1, rng_seed=0),
+        fake_token("1-a", PROMPT, sample=0, rng_seed=1),
+    ]
+    assert base == fake_token("1-a", PROMPT, sample=0, rng_seed=0)
+    assert base not in others
+
+
+def test_a_logprob_is_exact_in_float32_and_negative() -> None:
+    logprobs = [fake_logprob("1-a", PROMPT, token) for token in range(500)]
+    assert all(-8 < logprob <= 0 and float(np.float32(logprob)) == logprob for logprob in logprobs)
+
+
+async def test_every_token_can_be_computed_again(snapshot: Path) -> None:
+    engine = await serving(FakeEngine(rng_seed=4, answer_tokens=(99, 99), vocab_size=50, eos_token_id=50), snapshot)
+    for sample, output in enumerate(await outputs(engine, request())):
+        context = list(PROMPT)
+        assert len(output) == 10
+        for written in output:
+            assert written == fake_token("1-a", context, sample=sample, rng_seed=4, vocab_size=50)
+            context.append(written[0])
+
+
+async def test_the_seed_of_the_request_goes_first(snapshot: Path) -> None:
+    engine = await serving(FakeEngine(rng_seed=4), snapshot)
+    other = await serving(FakeEngine(rng_seed=5), snapshot)
+    assert await outputs(engine, request()) != await outputs(other, request())
+    assert await outputs(engine, request(rng_seed=6)) == await outputs(other, request(rng_seed=6))
+
+
+async def test_answers_end_within_their_length_range(snapshot: Path) -> None:
+    engine = await serving(FakeEngine(answer_tokens=(3, 6), vocab_size=1 << 30), snapshot)
+    answers = await outputs(engine, request(samples=50))
+    assert {len(answer) for answer in answers} == {3, 4, 5, 6}
+    assert {answer[-1][0] for answer in answers} == {FAKE_EOS}
+
+
+async def test_spans_change_label_with_a_refit(snapshot: Path) -> None:
+    engine = await serving(FakeEngine(answer_tokens=(99, 99), vocab_size=1 << 30, bundle_tokens=3), snapshot)
+    stream = engine.generate(request(samples=2, max_new_tokens=8))
+    seen = [await anext(stream), await anext(stream), await anext(stream)]
+    await engine.refit(snapshot, "2-b")
+    seen += [delta async for delta in stream]
+    assert [delta.spans for delta in seen if delta.sample == 0] == [
+        [EngineSpan(0, 3, "1-a")],
+        [EngineSpan(3, 6, "1-a")],
+        [EngineSpan(6, 8, "2-b")],
+    ]
+
+
+async def test_refits_come_to_what_they_were_told(snapshot: Path) -> None:
+    engine = FakeEngine(refit_outcomes=["done", "fails", "doubtful"])
+    await serving(engine, snapshot)
+    labels = [engine.label]
+    for words in ("fail", "doubt"):
+        with pytest.raises(EngineFault, match=words):
+            await engine.refit(snapshot, "2-b")
+        labels.append(engine.label)
+    await engine.refit(snapshot, "2-b")
+    assert [*labels, engine.label] == ["1-a", "1-a", None, "2-b"]
+
+
+async def test_a_refit_takes_its_time(snapshot: Path) -> None:
+    engine = await serving(FakeEngine(refit_s=0.02), snapshot)
+    assert (await engine.refit(snapshot, "2-b")).pause_s == 0.02
+
+
+async def test_the_pace_is_kept(snapshot: Path) -> None:
+    engine = await serving(FakeEngine(answer_tokens=(99, 99), vocab_size=1 << 30, tokens_per_s=600), snapshot)
+    before = monotonic()
+    await deltas(engine, request(samples=6, max_new_tokens=10))
+    assert monotonic() - before >= 0.1

@@ -1,0 +1,108 @@
+"""Bundles of tokens with their spans, and the way of deltas to one consumer."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from echo2d.engines.base import EngineSpan, GenerateRequest, SampleDelta
+from echo2d.engines.stream import TEMPERATURE_MIN, RequestStream, SampleBuffer, check_request
+from echo2d.errors import EngineFault
+
+
+def request(**changes: object) -> GenerateRequest:
+    settings: dict[str, object] = {"request_id": "r", "prompt": [1, 2], "samples": 1, "max_new_tokens": 4}
+    return GenerateRequest(**settings | changes)  # type: ignore[arg-type]
+
+
+def test_a_delta_splits_where_the_version_changes() -> None:
+    buffer = SampleBuffer(3)
+    for token, label in [(10, "a"), (11, "a"), (12, "b")]:
+        buffer.add(token, -0.5, label)
+        buffer.check()
+    spans = [EngineSpan(0, 2, "a"), EngineSpan(2, 3, "b")]
+    assert buffer.take() == SampleDelta(3, [10, 11, 12], [-0.5] * 3, spans)
+
+
+def test_positions_go_on_over_deltas() -> None:
+    buffer = SampleBuffer(0)
+    buffer.add(10, -0.5, "a")
+    buffer.take()
+    buffer.add(11, -0.25, "a")
+    assert buffer.take("stop") == SampleDelta(0, [11], [-0.25], [EngineSpan(1, 2, "a")], "stop")
+
+
+def test_an_empty_delta_has_no_spans() -> None:
+    assert SampleBuffer(0).take("abort") == SampleDelta(0, [], [], [], "abort")
+
+
+@given(st.lists(st.one_of(st.sampled_from("abc"), st.none()), max_size=40))
+def test_spans_cover_exactly_the_tokens(writes: list[str | None]) -> None:
+    """None takes a delta, a letter is the version of one token."""
+    buffer, labels = SampleBuffer(0), []
+    for label in [*writes, None]:
+        if label is not None:
+            buffer.add(0, 0.0, label)
+        else:
+            delta = buffer.take()
+            assert [span.start for span in delta.spans] == sorted({span.start for span in delta.spans})
+            labels += [span.label for span in delta.spans for _ in range(span.start, span.end)]
+            assert not delta.spans or delta.spans[-1].end == len(labels)
+        buffer.check()
+    assert labels == [label for label in writes if label is not None]
+
+
+async def test_a_stream_ends_when_every_sample_has() -> None:
+    stream = RequestStream(2)
+    first, last = SampleDelta(1, [5], [0.0], [EngineSpan(0, 1, "a")], "stop"), SampleDelta(0, [], [], [], "abort")
+    for delta in (first, last):
+        stream.put(delta)
+        stream.check()
+    assert [await stream.get(), await stream.get(), await stream.get()] == [first, last, None]
+    assert stream.samples_open == 0
+
+
+async def test_a_waiting_consumer_is_woken() -> None:
+    stream = RequestStream(1)
+    asyncio.get_running_loop().call_soon(stream.abort)
+    assert await stream.get() == SampleDelta(0, (), (), (), "abort")
+    assert await stream.get() is None
+
+
+async def test_what_follows_a_finish_is_dropped() -> None:
+    stream = RequestStream(1)
+    stream.abort()
+    stream.put(SampleDelta(0, [5], [0.0], [EngineSpan(0, 1, "a")], "stop"))
+    stream.abort()
+    stream.check()
+    assert await stream.get() == SampleDelta(0, (), (), (), "abort")
+    assert await stream.get() is None
+
+
+@pytest.mark.parametrize(
+    "good",
+    [request(), request(temperature=0.0), request(temperature=TEMPERATURE_MIN), request(prompt=[0, 9], top_p=0.1)],
+)
+def test_a_possible_request_passes(good: GenerateRequest) -> None:
+    check_request(good, vocab_size=10, context_max=6)
+    check_request(good, vocab_size=10, context_max=None)
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (request(samples=0), "samples"),
+        (request(max_new_tokens=0), "max_new_tokens"),
+        (request(max_new_tokens=5), "context"),
+        (request(temperature=TEMPERATURE_MIN / 2), "temperature"),
+        (request(temperature=float("nan")), "temperature"),
+        (request(top_p=1.1), "top_p"),
+        (request(prompt=[]), "empty"),
+        (request(prompt=[10]), "vocabulary"),
+        (request(prompt=[-1]), "vocabulary"),
+    ],
+)
+def test_an_impossible_request_is_refused_with_the_reason(bad: GenerateRequest, words: str) -> None:
+    with pytest.raises(EngineFault, match=words):
+        check_request(bad, vocab_size=10, context_max=6)
