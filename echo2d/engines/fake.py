@@ -108,6 +108,7 @@ class FakeEngine:
             if outcome == "doubtful":
                 self._serve_nothing()
                 raise EngineFault("this refit was told to end in doubt, nothing is served")
+            self._require_running()
             self._label, self._layout, self._digests = label, layout, digests
         return RefitReport(label, self._refit_s)
 

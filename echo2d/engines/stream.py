@@ -6,6 +6,7 @@
 
 import asyncio
 from collections import deque
+from itertools import pairwise
 
 from echo2d.engines.base import EngineSpan, FinishReason, GenerateRequest, SampleDelta
 from echo2d.errors import EngineFault
@@ -64,14 +65,14 @@ class SampleBuffer:
         return delta
 
     def _spans(self) -> list[EngineSpan]:
-        ends = [start for start, _ in self._runs[1:]] + [self._start + len(self._tokens)]
-        return [EngineSpan(start, end, label) for (start, label), end in zip(self._runs, ends, strict=True)]
+        starts = [*(start for start, _ in self._runs), self._start + len(self._tokens)]
+        return [EngineSpan(start, end, run[1]) for run, (start, end) in zip(self._runs, pairwise(starts), strict=True)]
 
     def check(self) -> None:
         assert len(self._tokens) == len(self._logprobs)
         assert bool(self._runs) == bool(self._tokens)
         assert not self._runs or self._runs[0][0] == self._start
-        assert all(a[0] < b[0] and a[1] != b[1] for a, b in zip(self._runs, self._runs[1:], strict=False))
+        assert all(a[0] < b[0] and a[1] != b[1] for a, b in pairwise(self._runs))
 
 
 class RequestStream:

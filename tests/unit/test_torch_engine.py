@@ -13,9 +13,10 @@ from transformers import BloomConfig, GPT2Config, MambaConfig, MistralConfig, Qw
 
 from echo2d.engines.base import Engine, GenerateRequest, SampleDelta
 from echo2d.engines.layout import file_tensor_digests
+from echo2d.engines.stream import RequestStream
 from echo2d.engines.torch_engine import TorchEngine
 from echo2d.engines.torch_engine.batch import PREFILL_TOKENS_MAX, Batch
-from echo2d.engines.torch_engine.decoder import Decoder
+from echo2d.engines.torch_engine.decoder import Decoder, DecoderOptions, Output
 from echo2d.engines.torch_engine.policy import Policy, build, prepare
 from echo2d.engines.torch_engine.sampling import Chances, draw
 from echo2d.errors import EngineFault, OperatorFault
@@ -35,6 +36,11 @@ FAMILIES = {
     "learned positions": GPT2Config(**SMALL, n_embd=32, n_layer=2, n_head=4, n_positions=128),
     "alibi": BloomConfig(**SMALL, hidden_size=32, n_layer=2, n_head=4),
 }
+
+
+def saved(folder: Path, rng_seed: int = 0, **changes: Any) -> Path:
+    save_random_model(folder, tiny_config(**changes), rng_seed=rng_seed)
+    return folder
 
 
 def loaded(snapshot: Path) -> Policy:
@@ -152,7 +158,7 @@ def test_preparing_touches_no_weight(tmp_path: Path) -> None:
     policy = loaded(tmp_path / "0")
     prepared = prepare(tmp_path / "1", policy, torch.float32)
     assert policy.digests() == file_tensor_digests(tmp_path / "0")
-    assert prepared.tensors is not None
+    assert prepared.target is policy
     policy.copy(prepared.tensors, prepared.layout)
     assert policy.digests() == file_tensor_digests(tmp_path / "1")
 
@@ -161,9 +167,42 @@ def test_weights_under_other_names_are_built_anew(tmp_path: Path) -> None:
     """transformers computes with the experts of a layer in one tensor; the files hold one each."""
     save_random_model(tmp_path, FAMILIES["experts"], rng_seed=0)
     policy = loaded(tmp_path)
-    assert prepare(tmp_path, policy, torch.float32).tensors is None
+    assert prepare(tmp_path, policy, torch.float32).target is None
     with pytest.raises(EngineFault, match="nothing to compare"):
         policy.digests()
+
+
+# decoder
+
+
+def decoder(emitted: list[Output]) -> Decoder:
+    return Decoder(DecoderOptions(CPU, torch.float32, slots_max=4, tokens_per_s_max=None, threads=1), emitted.append)
+
+
+def test_tensors_for_another_model_are_not_copied_into_this_one(tmp_path: Path) -> None:
+    """A refit that was prepared before another model took over."""
+    shallow, deep = saved(tmp_path / "0"), saved(tmp_path / "1", num_hidden_layers=3)
+    one = decoder([])
+    one.swap(prepare(shallow, one.policy, torch.float32), "0-a")
+    late = prepare(shallow, one.policy, torch.float32)
+    one.swap(prepare(deep, one.policy, torch.float32), "1-b")
+    assert one.digests() == file_tensor_digests(deep)
+    one.swap(late, "2-c")
+    assert one.digests() == file_tensor_digests(shallow)
+    one.check()
+
+
+async def test_a_request_checked_against_another_model_ends(tmp_path: Path) -> None:
+    emitted: list[Output] = []
+    one = decoder(emitted)
+    one.swap(prepare(saved(tmp_path), None, torch.float32), "0-a")
+    stream = RequestStream(2)
+    one.submit(GenerateRequest("r", [1], 2, 5), stream, 0, loaded(tmp_path))
+    assert [(to, delta.sample, delta.finish) for to, delta in emitted[0]] == [
+        (stream, 0, "abort"),
+        (stream, 1, "abort"),
+    ]
+    one.check()
 
 
 # engine
@@ -183,11 +222,6 @@ async def deltas(engine: Engine, request: GenerateRequest) -> list[SampleDelta]:
 
 def tokens_of(found: list[SampleDelta], sample: int = 0) -> list[int]:
     return [token for delta in found if delta.sample == sample for token in delta.tokens]
-
-
-def saved(folder: Path, rng_seed: int = 0, **changes: Any) -> Path:
-    save_random_model(folder, tiny_config(**changes), rng_seed=rng_seed)
-    return folder
 
 
 async def test_end_tokens_of_the_snapshot_end_a_sample(tmp_path: Path, engine: TorchEngine) -> None:

@@ -107,12 +107,13 @@ class Decoder:
         self._abort_all()
         self._stopping = True
 
-    def submit(self, request: GenerateRequest, stream: RequestStream, seed: int) -> None:
-        if self.policy is None:  # lost since the request was checked
+    def submit(self, request: GenerateRequest, stream: RequestStream, seed: int, checked: Policy) -> None:
+        """Queue the samples of a request; they end at once if the policy that it was checked against is gone."""
+        if self.policy is not checked:
             self._output += [(stream, SampleBuffer(index).take("abort")) for index in range(request.samples)]
             self._emit_output()
             return
-        eos = self.policy.layout.eos_token_ids
+        eos = checked.layout.eos_token_ids
         self._waiting.append([Sample(request, stream, index, seed, eos) for index in range(request.samples)])
 
     def abort(self, stream: RequestStream) -> None:
@@ -126,10 +127,10 @@ class Decoder:
         """Serve `prepared` as `label` from the next token on. EngineFault: the old one stays, or nothing is served."""
         self._emit_held()
         started = time.monotonic()
-        if self.policy is None or prepared.tensors is None:
-            self._replace(build(prepared, self._options.dtype, self._options.device))
-        else:
+        if prepared.target is not None and prepared.target is self.policy:
             self._overwrite(self.policy, prepared)
+        else:
+            self._replace(build(prepared, self._options.dtype, self._options.device))
         self._recompute()
         self.label = label
         return RefitReport(label, time.monotonic() - started)
@@ -262,7 +263,6 @@ class Decoder:
         self.policy = policy
 
     def _overwrite(self, policy: Policy, prepared: Prepared) -> None:
-        assert prepared.tensors is not None
         try:
             policy.copy(prepared.tensors, prepared.layout)
         except RuntimeError as error:

@@ -119,7 +119,7 @@ class TorchEngine:
         check_request(request, vocab_size=policy.vocab_size, context_max=policy.context_max)
         seed = self._seeds.getrandbits(_SEED_BITS) if request.rng_seed is None else request.rng_seed
         stream = self._streams[request.request_id] = RequestStream(request.samples)
-        decoder.post(partial(decoder.submit, request, stream, seed))
+        decoder.post(partial(decoder.submit, request, stream, seed, policy))
         return stream
 
     def _samples_open(self) -> int:

@@ -83,12 +83,13 @@ class Policy:
 class Prepared:
     """Everything about a new version that can be read and checked while the old one generates.
 
-    tensors: in the engine's dtype, in host memory; None if the model has to be built.
+    target: the policy that fits `tensors` (in the engine's dtype, in host memory); None: the model has to be built.
     """
 
     snapshot: Path
     layout: Layout
-    tensors: Mapping[str, Tensor] | None
+    target: Policy | None
+    tensors: Mapping[str, Tensor]
 
 
 def prepare(snapshot: Path, served: Policy | None, dtype: torch.dtype) -> Prepared:
@@ -97,9 +98,11 @@ def prepare(snapshot: Path, served: Policy | None, dtype: torch.dtype) -> Prepar
     if not layout.tensors:
         raise EngineFault("the snapshot holds no safetensors weights")
     if served is None or layout.config != served.layout.config:
-        return Prepared(snapshot, layout, None)
+        return Prepared(snapshot, layout, None, {})
     layout.require_tensors_of(served.layout)
-    return Prepared(snapshot, layout, _read_tensors(snapshot, dtype) if served.copyable else None)
+    if not served.copyable:
+        return Prepared(snapshot, layout, None, {})
+    return Prepared(snapshot, layout, served, _read_tensors(snapshot, dtype))
 
 
 def build(prepared: Prepared, dtype: torch.dtype, device: torch.device) -> Policy:
