@@ -120,14 +120,14 @@ class Relay:
             return
         link = self._links.get(event.peer)
         stripe = None if link is None else link.incoming.get(event.stream)
-        frame = event.frame
-        if stripe is not None:
+        if stripe is not None and link is not None:
             self._check_frame(stripe, event)
+            link.heard_at = now
         if not event.header_only:
-            spread.transfer.hold(frame)
+            spread.transfer.hold(event.frame)
         if stripe is not None and event.sequence == len(stripe.log):
             stripe.progress(now)
-            stripe.append(frame, self._out)
+            stripe.append(event.frame, self._out)
         if spread.is_root:
             self._bind_all(spread)
         self._note_arrival(spread)
@@ -158,13 +158,13 @@ class Relay:
             self._serve(link)
 
     def _serve(self, link: Link) -> None:
-        """Gives the link whatever waits for it."""
-        if link.wants:
-            answer_wants(link, self._spreads, self._out)
+        """Gives the link whatever waits for it; single frames only when the stripes need nothing."""
         link.serve(self._out)
         for spread in self._spreads.values():
             if spread.is_root:
                 spread.bind(link, self._out)
+        if link.wants:
+            answer_wants(link, self._spreads, self._out)
 
     # what is on disk
 
@@ -380,7 +380,7 @@ class Relay:
         link, spread = self._links.get(event.peer), self._spreads.get(event.form)
         match event:
             case RepairVerified(frame=frame):
-                self._on_repaired(spread, frame, now)
+                self._on_repaired(spread, link, frame, now)
             case _ if link is None:
                 return
             case RepairRefused(form=form, frame=frame):
@@ -399,7 +399,9 @@ class Relay:
             case _:
                 assert_never(event)
 
-    def _on_repaired(self, spread: Spread | None, frame: FrameId, now: float) -> None:
+    def _on_repaired(self, spread: Spread | None, link: Link | None, frame: FrameId, now: float) -> None:
+        if link is not None:
+            link.heard_at = now
         if spread is None:
             return
         if not is_table(frame):
@@ -447,16 +449,20 @@ class Relay:
         self._wake_at = now + WATCH_S if any(map(_unfinished, self._spreads.values())) else None
 
     def _watch(self, stripe: Stripe, now: float) -> None:
-        """Reports a parent that should have sent something by now."""
+        """Reports a parent that should have sent something by now.
+
+        One that sends on another stream works: if this stripe stands still, the fault is further up.
+        """
         if stripe.ended or stripe.parent is None:
             return
         waited = now - stripe.last_at
         if stripe.stream is None and waited >= LINK_S:
             self._report(stripe.spread, stripe.parent, [stripe], "no link", now)
             self._follow(stripe, now)
-        due = max(STALL_S_MIN, STALL_GAPS * stripe.gap_s)
-        if stripe.stream is not None and not stripe.broken and waited >= due and _more_is_due(stripe.spread.transfer):
-            self._report(stripe.spread, stripe.parent, [stripe], "stalled", now)
+        elif stripe.stream is not None and not stripe.broken and _more_is_due(stripe.spread.transfer):
+            waited = min(waited, now - self._links[stripe.parent].heard_at)
+            if waited >= max(STALL_S_MIN, STALL_GAPS * stripe.gap_s):
+                self._report(stripe.spread, stripe.parent, [stripe], "stalled", now)
 
     def check(self) -> None:
         """What holds between events."""

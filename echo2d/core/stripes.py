@@ -26,13 +26,14 @@ class Link:
     room: frames it still takes. lanes: stripes that the peer takes from us. incoming: stripe streams that we opened.
     repairs: our repair stream per form. wants: what the peer wants on its own. has: frames the peer holds.
     told: how many of the form's arrivals the peer knows of. asks: streams asked for before the plan came here.
-    quiet_until: until then it is not asked for repairs.
+    heard_at: when it last sent a frame. quiet_until: until then it is not asked for repairs.
     """
 
     __slots__ = (
         "_next_stream",
         "asks",
         "has",
+        "heard_at",
         "incoming",
         "lanes",
         "peer",
@@ -53,6 +54,7 @@ class Link:
         self.has: dict[FormId, set[FrameId]] = {}
         self.told: dict[FormId, int] = {}
         self.asks: dict[tuple[FormId, StripeId], StreamAsked] = {}
+        self.heard_at = 0.0
         self.quiet_until = 0.0
         self._next_stream = 1 if me < peer else 2
 
@@ -96,8 +98,6 @@ class Lane:
         frame = stripe.log[sequence]
         header_only = frame in self.has
         out.append(SendFrame(link.peer, self.stream, stripe.spread.form, frame, sequence, header_only))
-        if is_table(frame):
-            self.has.add(frame)  # the same table comes in every stripe
         self.cursor = sequence + 1
         link.room -= 1
 
