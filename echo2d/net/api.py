@@ -1,0 +1,307 @@
+"""The coordinator's public HTTP API. It checks who asks and what the request looks like; it takes no decisions.
+
+    POST /v1/enrol                        bearer secret, {key, proof} in hex          -> {peer, run_id}
+    GET  /v1/worker                       WebSocket, see net/sessions.py
+    POST /v1/learner/session              {resume_step}                               -> {epoch, run_id, ...}
+    POST /v1/versions                     {version, epoch, path} or {.., upload:true} -> {version, digest, ...}
+    PUT  /v1/versions/{n}/files/{name}    ?epoch=E, the file's bytes                  -> {bytes}
+    GET  /v1/batches/{n}                  ?epoch=E, long poll                         -> the batch's bytes, or 204
+    POST /v1/batches/{n}/commit           {batch_digest, epoch, t_train_s}            -> {publish_every}
+    POST /v1/batches/{n}/refuse           {groups, reasons, epoch}                    -> {}
+    POST /v1/learner/checkpoint           {step, epoch}                               -> {}
+    GET  /v1/status, /metrics, /          facts as JSON, as Prometheus text, as a page
+
+Every error is {"error": a short code, "detail": one line}: 400 malformed, 401 / 403 who, 409 the run's state forbids
+it, 413 too large, 415 encoded body, 503 busy (try again), 507 disk. Unknown fields are refused. Request bodies are
+never decompressed.
+"""
+
+import json
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from http import HTTPStatus
+from importlib import resources
+from typing import Any, Protocol
+
+from aiohttp import web
+
+from echo2d.core.coordinator_io import (
+    BatchAsked,
+    CheckpointAsked,
+    CommitAsked,
+    Event,
+    RefuseAsked,
+    Reply,
+    RequestId,
+    SessionAsked,
+)
+from echo2d.core.ids import DIGEST_BYTES, Digest, Epoch, GroupId, PeerId, RunId, Version
+from echo2d.errors import OperatorFault, PeerFault, StoreFault
+from echo2d.net.auth import KEY_BYTES, Caller, Denied, Role
+
+BODY_BYTES_MAX = 1 << 20  # JSON; the longest is a refusal of all groups with reasons
+LONG_POLL_S = 30.0
+ANSWER_S_MAX = 60.0  # a coordinator that needs longer is overloaded; the caller tries again
+INT_MAX = (1 << 63) - 1
+REASON_CHARS_MAX = 500
+DIGEST_HEADER = "X-Echo2d-Digest"
+
+LEARNER: frozenset[Role] = frozenset({"learner"})
+READERS: frozenset[Role] = frozenset({"learner", "gateway", "viewer"})
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Backend(Protocol):
+    """What the API needs from the coordinator's runtime."""
+
+    run_id: RunId
+
+    def caller(self, secret: str) -> Caller:
+        """Denied: not a valid secret."""
+
+    async def enrol(self, secret: str, public_key: bytes, proof: bytes) -> PeerId:
+        """Denied: not with this secret, key or proof."""
+
+    async def ask(self, make: Callable[[RequestId], Event], *, timeout_s: float) -> Reply | None:
+        """Put a request to the core; None when it was not answered in time."""
+
+    async def publish(self, epoch: Epoch, version: Version, path: str | None) -> Reply | None:
+        """The snapshot in directory `path`, or (None) the uploaded one. OperatorFault: not a snapshot we may take."""
+
+    async def upload(self, epoch: Epoch, version: Version, name: str, data: AsyncIterator[bytes]) -> int:
+        """Keep one file until its version is published; its size. OperatorFault: name or size not allowed."""
+
+    def status(self) -> dict[str, Any]: ...
+
+    def metrics(self) -> bytes: ...
+
+
+class _Refusal(Exception):  # noqa: N818 - an answer, not an error
+    def __init__(self, status: int, code: str, detail: str) -> None:
+        super().__init__(detail)
+        self.status, self.code, self.detail = status, code, detail
+
+
+def _error(status: int, code: str, detail: str) -> web.Response:
+    return web.json_response({"error": code, "detail": detail}, status=status)
+
+
+def _malformed(detail: str) -> _Refusal:
+    return _Refusal(HTTPStatus.BAD_REQUEST, "malformed", detail)
+
+
+@web.middleware
+async def _faults_to_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    if "Content-Encoding" in request.headers:
+        return _error(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "encoded", "request bodies are sent as they are")
+    try:
+        return await handler(request)
+    except (_Refusal, Denied) as refusal:
+        return _error(refusal.status, refusal.code, refusal.detail)
+    except PeerFault as fault:
+        return _error(HTTPStatus.BAD_REQUEST, "malformed", str(fault))
+    except OperatorFault as fault:
+        return _error(HTTPStatus.BAD_REQUEST, "refused", str(fault))
+    except StoreFault as fault:
+        return _error(HTTPStatus.INSUFFICIENT_STORAGE, "disk", str(fault))
+    except web.HTTPRequestEntityTooLarge:
+        return _error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "too_large", f"at most {BODY_BYTES_MAX} bytes")
+    except web.HTTPException as http:
+        return _error(http.status, "http", http.reason)
+
+
+# --- fields ---------------------------------------------------------------------------------------------------------
+
+
+def _integer(value: Any, name: str) -> int:
+    if type(value) is not int or not 0 <= value <= INT_MAX:
+        raise _malformed(f"{name}: expected a non-negative integer")
+    return value
+
+
+def _integer_text(text: str | None, name: str) -> int:
+    if text is None or not text.isascii() or not text.isdecimal() or len(text) > len(str(INT_MAX)):
+        raise _malformed(f"{name}: expected a non-negative integer")
+    return _integer(int(text), name)
+
+
+def _seconds(value: Any, name: str) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
+        raise _malformed(f"{name}: expected a number of seconds")
+    return float(value)
+
+
+def _hex(value: Any, name: str, length: int) -> bytes:
+    try:
+        data = bytes.fromhex(value)
+    except (TypeError, ValueError):
+        data = b""
+    if len(data) != length:
+        raise _malformed(f"{name}: expected {length} bytes in hex")
+    return data
+
+
+async def _fields(request: web.Request, required: set[str], optional: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """The JSON object in the body, with exactly these fields."""
+    try:
+        body = json.loads(await request.read())
+    except (ValueError, RecursionError) as error:
+        raise _malformed("the body is not JSON") from error
+    if not isinstance(body, dict):
+        raise _malformed("expected a JSON object")
+    for name in sorted(body.keys() - required - optional):
+        raise _malformed(f"{name[:64]}: unknown field")
+    for name in sorted(required - body.keys()):
+        raise _malformed(f"{name}: missing")
+    return body
+
+
+def _refused_groups(body: Mapping[str, Any]) -> tuple[tuple[GroupId, str], ...]:
+    groups, reasons = body["groups"], body["reasons"]
+    if not isinstance(groups, list) or not isinstance(reasons, list) or len(groups) != len(reasons) or not groups:
+        raise _malformed("groups, reasons: expected two lists of the same length, at least 1")
+    if not all(isinstance(reason, str) for reason in reasons):
+        raise _malformed("reasons: expected text")
+    ids = [GroupId(_integer(group, "groups")) for group in groups]
+    return tuple((group, reason[:REASON_CHARS_MAX]) for group, reason in zip(ids, reasons, strict=True))
+
+
+# --- handlers -------------------------------------------------------------------------------------------------------
+
+
+class Api:
+    """The handlers of one coordinator's API."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def secret(self, request: web.Request) -> str:
+        scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not secret:
+            raise _Refusal(HTTPStatus.UNAUTHORIZED, "credential", "expected Authorization: Bearer SECRET")
+        return secret.strip()
+
+    def allow(self, roles: frozenset[Role], handler: Handler) -> Handler:
+        """The handler, for callers of these roles only."""
+
+        async def checked(request: web.Request) -> web.StreamResponse:
+            caller = self._backend.caller(self.secret(request))
+            if caller.role not in roles:
+                detail = f"token {caller.name} is for a {caller.role}; this needs {' or '.join(sorted(roles))}"
+                raise _Refusal(HTTPStatus.FORBIDDEN, "role", detail)
+            return await handler(request)
+
+        return checked
+
+    async def enrol(self, request: web.Request) -> web.Response:
+        secret = self.secret(request)
+        body = await _fields(request, {"key", "proof"})
+        key, proof = _hex(body["key"], "key", KEY_BYTES), _hex(body["proof"], "proof", 2 * KEY_BYTES)
+        peer = await self._backend.enrol(secret, key, proof)
+        return web.json_response({"peer": peer, "run_id": self._backend.run_id})
+
+    async def open_session(self, request: web.Request) -> web.Response:
+        body = await _fields(request, {"resume_step"})
+        step = _integer(body["resume_step"], "resume_step")
+        return await self._ask(lambda number: SessionAsked(number, step))
+
+    async def publish(self, request: web.Request) -> web.Response:
+        body = await _fields(request, {"version", "epoch"}, frozenset({"path", "upload"}))
+        path = body.get("path")
+        if (path is None) != (body.get("upload") is True) or not isinstance(path, str | None):
+            raise _malformed('expected either "path": a directory, or "upload": true')
+        epoch, version = Epoch(_integer(body["epoch"], "epoch")), Version(_integer(body["version"], "version"))
+        return _answer(await self._backend.publish(epoch, version, path))
+
+    async def upload(self, request: web.Request) -> web.Response:
+        version = Version(_integer_text(request.match_info["version"], "version"))
+        size = await self._backend.upload(
+            _epoch(request), version, request.match_info["name"], request.content.iter_any()
+        )
+        return web.json_response({"bytes": size})
+
+    async def take_batch(self, request: web.Request) -> web.Response:
+        epoch, step = _epoch(request), _step(request)
+        reply = await self._backend.ask(lambda number: BatchAsked(number, epoch, step), timeout_s=LONG_POLL_S)
+        return web.Response(status=HTTPStatus.NO_CONTENT) if reply is None else _answer(reply)
+
+    async def commit(self, request: web.Request) -> web.Response:
+        body, step = await _fields(request, {"batch_digest", "epoch", "t_train_s"}), _step(request)
+        digest = Digest(_hex(body["batch_digest"], "batch_digest", DIGEST_BYTES))
+        epoch, t_train_s = Epoch(_integer(body["epoch"], "epoch")), _seconds(body["t_train_s"], "t_train_s")
+        return await self._ask(lambda number: CommitAsked(number, epoch, step, digest, t_train_s))
+
+    async def refuse(self, request: web.Request) -> web.Response:
+        body, step = await _fields(request, {"groups", "reasons", "epoch"}), _step(request)
+        epoch, groups = Epoch(_integer(body["epoch"], "epoch")), _refused_groups(body)
+        return await self._ask(lambda number: RefuseAsked(number, epoch, step, groups))
+
+    async def checkpoint(self, request: web.Request) -> web.Response:
+        body = await _fields(request, {"step", "epoch"})
+        epoch, step = Epoch(_integer(body["epoch"], "epoch")), _integer(body["step"], "step")
+        return await self._ask(lambda number: CheckpointAsked(number, epoch, step))
+
+    async def status(self, request: web.Request) -> web.Response:  # noqa: ARG002 - aiohttp's signature
+        return web.json_response(self._backend.status())
+
+    async def metrics(self, request: web.Request) -> web.Response:  # noqa: ARG002
+        return web.Response(body=self._backend.metrics(), content_type="text/plain", charset="utf-8")
+
+    async def _ask(self, make: Callable[[RequestId], Event]) -> web.Response:
+        return _answer(await self._backend.ask(make, timeout_s=ANSWER_S_MAX))
+
+
+def _epoch(request: web.Request) -> Epoch:
+    return Epoch(_integer_text(request.query.get("epoch"), "epoch"))
+
+
+def _step(request: web.Request) -> int:
+    return _integer_text(request.match_info["step"], "step")
+
+
+def _answer(reply: Reply | None) -> web.Response:
+    if reply is None:
+        raise _Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "busy", "the coordinator is overloaded; try again")
+    if isinstance(reply.body, bytes):
+        assert reply.digest is not None, "a batch is answered with its digest"
+        headers = {DIGEST_HEADER: reply.digest.hex()}
+        return web.Response(
+            status=reply.status, body=reply.body, headers=headers, content_type="application/octet-stream"
+        )
+    return web.json_response(reply.body, status=reply.status)
+
+
+async def _dashboard(request: web.Request) -> web.Response:  # noqa: ARG001 - aiohttp's signature
+    page = resources.files("echo2d").joinpath("web/index.html").read_text(encoding="utf-8")
+    policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
+    return web.Response(text=page, content_type="text/html", headers={"Content-Security-Policy": policy})
+
+
+def make_app(backend: Backend, *, worker: Handler) -> web.Application:
+    """The application; `worker` handles the control links. Serve it with `make_runner`."""
+    api, app = Api(backend), web.Application(middlewares=[_faults_to_json], client_max_size=BODY_BYTES_MAX)
+    app.router.add_get("/", _dashboard)
+    app.router.add_get("/v1/worker", worker)
+    app.router.add_post("/v1/enrol", api.enrol)
+    app.router.add_post("/v1/learner/session", api.allow(LEARNER, api.open_session))
+    app.router.add_post("/v1/learner/checkpoint", api.allow(LEARNER, api.checkpoint))
+    app.router.add_post("/v1/versions", api.allow(LEARNER, api.publish))
+    app.router.add_put("/v1/versions/{version}/files/{name:.+}", api.allow(LEARNER, api.upload))
+    app.router.add_get("/v1/batches/{step}", api.allow(LEARNER, api.take_batch))
+    app.router.add_post("/v1/batches/{step}/commit", api.allow(LEARNER, api.commit))
+    app.router.add_post("/v1/batches/{step}/refuse", api.allow(LEARNER, api.refuse))
+    app.router.add_get("/v1/status", api.allow(READERS, api.status))
+    app.router.add_get("/metrics", api.allow(READERS, api.metrics))
+    return app
+
+
+def make_runner(app: web.Application, *, shutdown_timeout_s: float) -> web.AppRunner:
+    """Serves the application: no decompression, and a caller that hangs up cancels its handler."""
+    return web.AppRunner(
+        app,
+        access_log=None,
+        auto_decompress=False,
+        handler_cancellation=True,
+        shutdown_timeout=shutdown_timeout_s,
+    )
