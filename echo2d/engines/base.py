@@ -104,7 +104,7 @@ class Engine(Protocol):
         """Stream the samples' output as it is made, interleaved. Closing the iterator aborts what is left."""
 
     async def abort(self, request_id: str) -> None:
-        """End the samples of this request with finish "abort"; unknown ids are ignored. Exactly this id, no prefixes."""
+        """End the samples of exactly this request with finish "abort"; unknown ids are ignored."""
 
     async def load(self) -> EngineLoad:
         """How full the engine is."""
