@@ -327,7 +327,11 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class EncodeVersion:
-    """To the seed: encode the snapshot in directory `path` (relative to the run directory) as this form."""
+    """To the seed: encode the snapshot in directory `path` (relative to the run directory) as this form.
+
+    facts: the form's `forms.FormFacts`, encoded; kind, version and frame_bytes say the same. base_path: the directory
+    of the base's snapshot, for delta forms.
+    """
 
     form: FormId
     kind: FormKind
@@ -335,6 +339,8 @@ class EncodeVersion:
     digest: Digest
     path: str
     frame_bytes: int
+    facts: bytes
+    base_path: str | None
 
 
 @dataclass(frozen=True, slots=True)
