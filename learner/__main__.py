@@ -1,0 +1,61 @@
+"""`python -m learner --config run.toml [--resume]`: train until the last step.
+
+Exit code 0: done, or stopped by SIGINT or SIGTERM after the step at hand, checkpointed; 1: failed while running; 2: the
+operator's mistake. A second signal ends it at once.
+"""
+
+import argparse
+import logging
+import signal
+import sys
+from pathlib import Path
+
+from echo2d.client import Coordinator, OperatorFault, PeerFault
+from learner.config import LearnerConfig
+from learner.intake import Intake
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _parse(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    intake = Intake()
+    stop_on_signals(intake)
+    try:
+        _run(options.config, intake, resume=options.resume)
+    except OperatorFault as fault:
+        print(f"learner: {fault}", file=sys.stderr)  # noqa: T201 - a program's last word to its operator
+        return 2
+    except (PeerFault, OSError) as fault:
+        print(f"learner: {fault}", file=sys.stderr)  # noqa: T201
+        return 1
+    return 0
+
+
+def _run(path: Path, intake: Intake, *, resume: bool) -> None:
+    config = LearnerConfig.load(path)
+    with Coordinator(config.url, token_file=config.token_file) as coordinator:
+        from learner.train import Learner  # torch takes seconds; a wrong configuration is told before
+
+        Learner(config, coordinator, intake, resume=resume).run()
+
+
+def stop_on_signals(intake: Intake) -> None:
+    """The first SIGINT or SIGTERM stops the learner after its step; the next one of the same kind ends the process."""
+
+    def stop(number: int, _: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        intake.stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m learner", description="Train a policy by GRPO.")
+    parser.add_argument("--config", type=Path, required=True, help="TOML file with a [learner] table")
+    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint, if there is one")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

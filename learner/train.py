@@ -1,0 +1,143 @@
+"""The learner's loop: take a batch, check it, train, commit, publish, checkpoint.
+
+    session --> publish resume_step --> | take n: faults? refuse, take again
+                                        | train n; commit n (it answers kappa)
+                                        | n - last published >= kappa, or the last step: publish n
+                                        | every checkpoint_every steps, and at the end: checkpoint n, then say so
+                                        +-- n + 1
+
+While step n trains, batch n + 1 is being taken. The order keeps I4: what is committed was trained, what the coordinator
+believes durable is on disk, and after any crash the newest checkpoint says where to go on.
+"""
+
+import dataclasses
+import json
+import logging
+import shutil
+import time
+
+from echo2d.client import Batch, Coordinator, OperatorFault
+from learner import checkpoint
+from learner.batches import BatchRules, faults, micro_batches, staleness_histogram
+from learner.config import LearnerConfig
+from learner.intake import Intake
+from learner.model import Policy, StepReport
+from learner.publish import SnapshotWriter
+
+log = logging.getLogger("echo2d.learner")
+
+
+class Learner:
+    """One learner session, from `run` to the last step or a stopped intake.
+
+    metrics.jsonl gets a row per train step; where a step was trained again after a crash, its last row counts.
+    """
+
+    def __init__(self, config: LearnerConfig, coordinator: Coordinator, intake: Intake, *, resume: bool) -> None:
+        self._config = config
+        self._coordinator = coordinator
+        self._intake = intake
+        self._checkpoints = config.out_dir / "checkpoints"
+        if not resume and checkpoint.exists(self._checkpoints):
+            raise OperatorFault(f"{self._checkpoints} is not empty; use --resume or another learner.out_dir")
+        self._policy = Policy(config)
+        self._writer = SnapshotWriter(config.model, config.snapshot_root)
+        self._writer.check(self._policy.model.state_dict())
+        self._step = self._restore() if resume else 0
+        self._durable = self._step
+        self._published = self._step
+        config.out_dir.mkdir(parents=True, exist_ok=True)
+
+    def run(self) -> None:
+        """Train until the last step, or finish the current one after `intake.stop`. Checkpointed when it returns."""
+        self._session = self._coordinator.open_session(self._step)
+        self._epoch = self._session.epoch
+        self._publish_every = self._session.publish_every or 1
+        self._last = min(self._config.steps, self._session.step_last or self._config.steps)
+        log.info("session epoch=%d resume_step=%d last=%d", self._epoch, self._step, self._last)
+        self._writer.clean(self._epoch)
+        self._publish(self._step)
+        self._intake.start(self._coordinator.take_batch)
+        self._ask(self._step + 1)
+        self._mark = time.monotonic()  # when the last commit was ready, or the session
+        while self._step < self._last and not self._intake.stopped:
+            waiting = time.monotonic()
+            batch = self._take(self._step + 1)
+            if batch is None:
+                break
+            self._advance(batch, wait_s=time.monotonic() - waiting)
+        if self._step > self._durable:
+            self._checkpoint()
+
+    def _ask(self, step: int) -> None:
+        if step <= self._last:
+            self._intake.request(step)
+
+    def _take(self, step: int) -> Batch | None:
+        """The batch of `step`, already asked for, without faults; None when the learner is to stop."""
+        session = self._session
+        groups = session.trajectories_per_step // session.group_size
+        rules = BatchRules(session.staleness_max, groups, session.group_size, self._policy.vocab_size)
+        while (batch := self._intake.wait()) is not None:
+            reasons = faults(batch, step, rules)
+            if not reasons:
+                return batch
+            log.warning("refused step=%d reasons=%s", step, reasons)
+            self._coordinator.refuse(batch, reasons)
+            self._ask(step)
+        return None
+
+    def _advance(self, batch: Batch, *, wait_s: float) -> None:
+        """Train on the batch, commit it, and publish and checkpoint if it is time."""
+        step = batch.step
+        self._ask(step + 1)
+        report = self._policy.train_step(step, micro_batches(batch, self._config.micro_batch_tokens))
+        self._pace(wait_s)
+        now = time.monotonic()
+        t_train_s, self._mark = now - self._mark - wait_s, now
+        self._publish_every = self._coordinator.commit(batch, t_train_s=t_train_s) or self._publish_every
+        self._step = step
+        if step - self._published >= self._publish_every or step == self._last:
+            self._publish(step)
+        if step - self._durable >= self._config.checkpoint_every:
+            self._checkpoint()
+        self._record(batch, report, t_train_s=t_train_s, wait_s=wait_s)
+
+    def _pace(self, wait_s: float) -> None:
+        time.sleep(max(0.0, self._mark + wait_s + self._config.step_floor_s - time.monotonic()))
+
+    def _publish(self, version: int) -> None:
+        directory = self._writer.write(self._epoch, version, self._policy.model.state_dict())
+        self._coordinator.publish(version, directory)
+        shutil.rmtree(directory)
+        self._published = version
+
+    def _checkpoint(self) -> None:
+        state = {"step": self._step, **self._policy.state()}
+        checkpoint.save(self._checkpoints, self._step, state, keep=self._config.checkpoints_kept)
+        self._coordinator.checkpoint(self._step)
+        self._durable = self._step
+
+    def _restore(self) -> int:
+        state = checkpoint.load_newest(self._checkpoints)
+        if state is None:
+            return 0
+        self._policy.restore(state)
+        return int(state["step"])
+
+    def _record(self, batch: Batch, report: StepReport, *, t_train_s: float, wait_s: float) -> None:
+        rewards = [trajectory.reward for group in batch.groups for trajectory in group.trajectories]
+        row = {
+            "step": batch.step,
+            "epoch": self._epoch,
+            "reward_mean": sum(rewards) / len(rewards),
+            "staleness": staleness_histogram(batch),
+            **dataclasses.asdict(report),
+            "t_train_s": t_train_s,
+            "wait_s": wait_s,
+            "bubble": wait_s / (t_train_s + wait_s),
+            "published": self._published,
+        }
+        with (self._config.out_dir / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        log.info("step=%d reward=%.3f loss=%.4f t_train_s=%.3f", batch.step, row["reward_mean"], report.loss, t_train_s)

@@ -1,0 +1,127 @@
+"""A stand-in for `echo2d.client.Coordinator`: the learner's side of the coordinator's promises, in this process.
+
+Its trajectories are true under the version that their span names: a right and a wrong answer in turn, with logprobs
+computed from the published files. The version of batch n is the oldest published one at or above n - 1 - `lag`.
+"""
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from echo2d.client import Batch, Group, Published, Session, Span, Trajectory
+from echo2d.tasks.sort_digits import EOS, SortDigits, answer
+from learner.batches import MicroBatch
+from learner.model import answer_logprobs, load_model
+
+GROUPS = GROUP_SIZE = 4
+WAIT_S_MAX = 30.0
+
+Change = Callable[[Batch], Batch]
+
+
+class ScriptedCoordinator:
+    def __init__(self, root: Path, *, publish_every: int | None = 1, lag: int = 0) -> None:
+        self.root = root  # where it keeps what was published
+        self.publish_every = publish_every
+        self.lag = lag
+        self.kappa_answered: int | None = None
+        self.events: list[tuple[str, int]] = []
+        self.refused: dict[int, str] = {}
+        self.spoil: dict[int, Change] = {}  # step -> what happens to its batch before the first refusal
+        self.on_commit: Callable[[int], None] = lambda step: None
+        self._epoch = 0
+        self._committed = 0
+        self._batches: dict[int, Batch] = {}
+        self._versions: dict[int, Path] = {}
+        self._changed = threading.Condition()
+
+    def open_session(self, resume_step: int) -> Session:
+        self._epoch += 1
+        self._committed = resume_step
+        self.events.append(("session", resume_step))
+        return Session(
+            epoch=self._epoch,
+            run_id="run",
+            staleness_max=2,
+            publish_every=self.publish_every,
+            trajectories_per_step=GROUPS * GROUP_SIZE,
+            group_size=GROUP_SIZE,
+            step_last=None,
+        )
+
+    def publish(self, version: int, directory: Path) -> Published:
+        taken = self.root / f"{self._epoch}-{version}"
+        taken.mkdir()
+        for path in directory.iterdir():
+            (taken / path.name).hardlink_to(path)
+        with self._changed:
+            self._versions[version] = taken
+            self._changed.notify_all()
+        self.events.append(("publish", version))
+        return Published(version, "00")
+
+    def take_batch(self, step: int) -> Batch:
+        assert step <= self._committed + 2
+        with self._changed:
+            if step not in self._batches:
+                assert self._changed.wait_for(lambda: max(self._versions) >= step - 1 - self.lag, WAIT_S_MAX)
+                version = min(version for version in self._versions if version >= step - 1 - self.lag)
+                self._batches[step] = self._make(step, version)
+        batch = dataclasses.replace(self._batches[step], epoch=self._epoch)
+        return self.spoil[step](batch) if step in self.spoil else batch
+
+    def commit(self, batch: Batch, *, t_train_s: float) -> int | None:
+        assert batch.step == self._committed + 1
+        assert t_train_s > 0
+        self._committed = batch.step
+        self.events.append(("commit", batch.step))
+        self.on_commit(batch.step)
+        return self.kappa_answered
+
+    def refuse(self, batch: Batch, reasons: dict[int, str]) -> None:
+        self.refused = reasons
+        del self.spoil[batch.step]
+
+    def checkpoint(self, step: int) -> None:
+        self.events.append(("checkpoint", step))
+
+    def published(self, version: int) -> Path:
+        return self._versions[version]
+
+    def said(self, what: str) -> list[int]:
+        return [number for event, number in self.events if event == what]
+
+    def _make(self, step: int, version: int) -> Batch:
+        model = load_model(self._versions[version])
+        task = SortDigits(rng_seed=step)
+        groups = []
+        for index in range(GROUPS):
+            prompt = task.prompt(index)
+            right = answer(prompt.tokens)
+            wrong = (*right[1:-1], right[0], EOS)
+            outputs = [right if sample % 2 else wrong for sample in range(GROUP_SIZE)]
+            trajectories = [
+                _trajectory(model, prompt.tokens, tokens, task.reward(prompt, tokens), version) for tokens in outputs
+            ]
+            groups.append(Group(index, np.array(prompt.tokens, dtype=np.int32), tuple(trajectories)))
+        return Batch(step=step, epoch=0, digest=f"batch-{step}", groups=tuple(groups))
+
+
+def _trajectory(model: Any, prompt: Any, output: tuple[int, ...], reward: float, version: int) -> Trajectory:
+    tokens_bt = np.array([[*prompt, *output]], dtype=np.int64)
+    answer_bt = np.arange(tokens_bt.shape[1])[None] >= len(prompt)
+    nothing = np.zeros(len(output), dtype=np.float32)
+    with torch.inference_mode():
+        logprobs = answer_logprobs(model, MicroBatch(tokens_bt, answer_bt, nothing, nothing), temperature=1.0)
+    return Trajectory(
+        tokens=np.array(output, dtype=np.int32),
+        logprobs=logprobs.numpy(),
+        spans=(Span(0, len(output), version, "00"),),
+        reward=reward,
+        worker="worker",
+    )

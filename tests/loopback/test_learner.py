@@ -1,0 +1,303 @@
+"""The whole learner, with a real model and real files, against a scripted coordinator."""
+
+import dataclasses
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from echo2d.bench.tiny_model import TinyRecipe, held_out_prompts, make_tiny_model, sampled_accuracy
+from echo2d.client import Batch, Coordinator, OperatorFault, PeerFault
+from learner.__main__ import main, stop_on_signals
+from learner.config import LearnerConfig
+from learner.intake import Intake
+from learner.train import Learner
+from tests.loopback.scripted_coordinator import GROUP_SIZE, GROUPS, ScriptedCoordinator
+
+STEPS = 4
+BARELY_TRAINED = TinyRecipe(accuracy_stop=0.0, batch=8, layers=1)
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return make_tiny_model(tmp_path_factory.mktemp("models"), BARELY_TRAINED)
+
+
+@pytest.fixture
+def config(tmp_path: Path, base: Path) -> LearnerConfig:
+    (tmp_path / "snapshots").mkdir()
+    return LearnerConfig(
+        url="http://127.0.0.1:1",
+        token_file=tmp_path / "token",
+        model=base,
+        snapshot_root=tmp_path / "snapshots",
+        out_dir=tmp_path / "out",
+        steps=STEPS,
+        lr=1e-3,
+        threads=1,
+        checkpoint_every=3,
+    )
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path) -> ScriptedCoordinator:
+    (tmp_path / "taken").mkdir()
+    return ScriptedCoordinator(tmp_path / "taken", lag=1)
+
+
+@pytest.fixture(autouse=True)
+def signal_handlers() -> Iterator[None]:
+    """The learner's program sets them; the test runner gets its own back."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def learn(
+    config: LearnerConfig, coordinator: ScriptedCoordinator, *, resume: bool = False, intake: Intake | None = None
+) -> list[dict[str, Any]]:
+    """Run a learner; returns the rows of metrics.jsonl."""
+    Learner(config, cast("Coordinator", coordinator), intake or Intake(), resume=resume).run()
+    return [json.loads(line) for line in (config.out_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_publishes_commits_and_checkpoints_in_order(
+    config: LearnerConfig, coordinator: ScriptedCoordinator
+) -> None:
+    rows = learn(config, coordinator)
+    assert coordinator.events == [
+        *[("session", 0), ("publish", 0)],
+        *[("commit", 1), ("publish", 1), ("commit", 2), ("publish", 2)],
+        *[("commit", 3), ("publish", 3), ("checkpoint", 3)],
+        *[("commit", 4), ("publish", 4), ("checkpoint", 4)],
+    ]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert [row["staleness"] for row in rows] == [{"0": 16}, *[{"1": 16}] * 3]
+    assert {(row["reward_mean"], row["tokens"]) for row in rows} == {(0.5, GROUPS * GROUP_SIZE * 9)}
+    assert not list(config.snapshot_root.iterdir())
+
+
+def test_published_files_are_the_bases_in_bfloat16(
+    config: LearnerConfig, coordinator: ScriptedCoordinator, base: Path
+) -> None:
+    learn(config, coordinator)
+    first, last = coordinator.published(0), coordinator.published(STEPS)
+    assert {path.name for path in last.iterdir()} == {path.name for path in base.iterdir()}
+    assert (first / "config.json").read_bytes() == (base / "config.json").read_bytes()
+    old, new = load_file(base / "model.safetensors"), load_file(last / "model.safetensors")
+    assert {name: (t.shape, t.dtype) for name, t in new.items()} == {
+        name: (t.shape, t.dtype) for name, t in old.items()
+    }
+    assert all(torch.equal(tensor, old[name]) for name, tensor in load_file(first / "model.safetensors").items())
+    assert sampled_accuracy(last, held_out_prompts()) > sampled_accuracy(base, held_out_prompts())
+
+
+def test_fresh_rollouts_have_ratio_one(config: LearnerConfig, coordinator: ScriptedCoordinator) -> None:
+    coordinator.lag = 0
+    for row in learn(config, coordinator):
+        assert row["ratio_mean"] == pytest.approx(1.0, abs=0.01)
+        assert row["clip_share"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("at_start", "answered", "published"), [(2, None, [0, 2, 4]), (1, 3, [0, 3, 4]), (None, None, [0, 1, 2, 3, 4])]
+)
+def test_kappa_is_the_coordinators(
+    config: LearnerConfig,
+    coordinator: ScriptedCoordinator,
+    at_start: int | None,
+    answered: int | None,
+    published: list[int],
+) -> None:
+    coordinator.lag, coordinator.publish_every, coordinator.kappa_answered = 2, at_start, answered
+    learn(config, coordinator)
+    assert coordinator.said("publish") == published
+
+
+def test_a_bad_group_is_refused_and_never_trained(config: LearnerConfig, coordinator: ScriptedCoordinator) -> None:
+    def too_old(batch: Batch) -> Batch:
+        group = batch.groups[1]
+        spans = tuple(dataclasses.replace(span, version=span.version - 3) for span in group.trajectories[2].spans)
+        old = dataclasses.replace(group.trajectories[2], spans=spans)
+        members = (*group.trajectories[:2], old, *group.trajectories[3:])
+        return dataclasses.replace(
+            batch, groups=(batch.groups[0], dataclasses.replace(group, trajectories=members), *batch.groups[2:])
+        )
+
+    coordinator.spoil[3] = too_old
+    rows = learn(config, coordinator)
+    assert coordinator.refused == {1: "trajectory 2: version -2 in step 3 with staleness bound 2"}
+    assert coordinator.said("commit") == [1, 2, 3, 4]
+    assert [row["staleness"] for row in rows[1:]] == [{"1": 16}] * 3
+
+
+def test_a_stopped_learner_resumes_to_the_same_weights(
+    config: LearnerConfig, coordinator: ScriptedCoordinator, tmp_path: Path
+) -> None:
+    learn(config, coordinator)
+    straight = load_file(coordinator.published(STEPS) / "model.safetensors")
+
+    config = dataclasses.replace(config, out_dir=tmp_path / "other")
+    (tmp_path / "taken2").mkdir()
+    again = ScriptedCoordinator(tmp_path / "taken2", lag=1)
+    intake = Intake()
+    again.on_commit = lambda step: intake.stop() if step == 2 else None
+    learn(config, again, intake=intake)
+    assert again.events[-1] == ("checkpoint", 2)
+    rows = learn(config, again, resume=True)
+    assert again.events[again.events.index(("session", 2)) + 1] == ("publish", 2)
+    assert [(row["step"], row["epoch"]) for row in rows] == [(1, 1), (2, 1), (3, 2), (4, 2)]
+    resumed = load_file(again.published(STEPS) / "model.safetensors")
+    assert all(torch.equal(tensor, resumed[name]) for name, tensor in straight.items())
+
+
+def test_a_stopped_learner_does_not_wait_for_a_batch(config: LearnerConfig, coordinator: ScriptedCoordinator) -> None:
+    intake = Intake()
+    intake.stop()
+    Learner(config, cast("Coordinator", coordinator), intake, resume=False).run()
+    assert coordinator.events == [("session", 0), ("publish", 0)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_the_step_end_and_saves_it(
+    config: LearnerConfig, coordinator: ScriptedCoordinator, number: signal.Signals
+) -> None:
+    intake = Intake()
+    stop_on_signals(intake)
+    coordinator.on_commit = lambda step: signal.raise_signal(number) if step == 2 else None
+    learn(config, coordinator, intake=intake)
+    assert coordinator.said("commit") == [1, 2]
+    assert coordinator.said("checkpoint") == [2]
+    assert signal.getsignal(number) == signal.SIG_DFL
+
+
+def test_a_step_can_be_slowed_down(config: LearnerConfig, coordinator: ScriptedCoordinator) -> None:
+    rows = learn(dataclasses.replace(config, steps=2, step_floor_s=0.1), coordinator)
+    assert all(row["t_train_s"] >= 0.1 for row in rows)
+
+
+def test_checkpoints_are_not_overwritten_by_accident(config: LearnerConfig, coordinator: ScriptedCoordinator) -> None:
+    learn(config, coordinator)
+    assert sorted(path.name for path in (config.out_dir / "checkpoints").iterdir()) == [
+        "step-00000003",
+        "step-00000004",
+    ]
+    with pytest.raises(OperatorFault, match="use --resume"):
+        learn(config, coordinator)
+    learn(config, coordinator, resume=True)
+    assert coordinator.events[-2:] == [("session", STEPS), ("publish", STEPS)]
+
+
+@pytest.mark.parametrize("damage", [b"", b"nonsense", None])
+def test_a_damaged_checkpoint_is_told(
+    config: LearnerConfig, coordinator: ScriptedCoordinator, damage: bytes | None
+) -> None:
+    learn(config, coordinator)
+    file = config.out_dir / "checkpoints" / "step-00000004" / "state.pt"
+    file.write_bytes(file.read_bytes()[:-1000] if damage is None else damage)
+    with pytest.raises(OperatorFault, match="cannot read the checkpoint"):
+        learn(config, coordinator, resume=True)
+
+
+def test_a_checkpoint_of_another_model_is_told(
+    config: LearnerConfig, coordinator: ScriptedCoordinator, tmp_path: Path
+) -> None:
+    learn(config, coordinator)
+    model = make_tiny_model(tmp_path / "models", dataclasses.replace(BARELY_TRAINED, hidden_size=64))
+    with pytest.raises(OperatorFault, match="does not fit"):
+        learn(dataclasses.replace(config, model=model), coordinator, resume=True)
+
+
+def test_a_fault_while_taking_ends_the_learner(config: LearnerConfig, coordinator: ScriptedCoordinator) -> None:
+    def fenced(batch: Batch) -> Batch:
+        raise PeerFault("fenced")
+
+    coordinator.spoil[2] = fenced
+    with pytest.raises(PeerFault, match="fenced"):
+        learn(config, coordinator)
+
+
+def test_what_a_fenced_learner_left_is_removed(config: LearnerConfig, coordinator: ScriptedCoordinator) -> None:
+    for name in ("epoch-0-version-7", ".tmp-epoch-0-version-8"):
+        (config.snapshot_root / name).mkdir()
+    (config.snapshot_root / "mine").mkdir()
+    learn(config, coordinator)
+    assert [path.name for path in config.snapshot_root.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_an_incomplete_model_is_the_operators_fault(
+    config: LearnerConfig, coordinator: ScriptedCoordinator, tmp_path: Path, name: str
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    for path in config.model.iterdir():
+        if path.name != name:
+            (model / path.name).hardlink_to(path)
+    with pytest.raises(OperatorFault, match=r"learner\.model"):
+        learn(dataclasses.replace(config, model=model), coordinator)
+
+
+def test_both_objectives_and_micro_batches_train_alike_on_fresh_rollouts(
+    config: LearnerConfig, coordinator: ScriptedCoordinator, tmp_path: Path
+) -> None:
+    coordinator.lag = 0
+    whole = learn(dataclasses.replace(config, steps=1), coordinator)
+    cut = dataclasses.replace(config, steps=1, objective="tis", micro_batch_tokens=50, out_dir=tmp_path / "cut")
+    (parts,) = learn(cut, coordinator)
+    assert parts["grad_norm"] == pytest.approx(whole[0]["grad_norm"], rel=1e-4)
+    assert parts["loss"] == pytest.approx(whole[0]["loss"], abs=1e-5)
+
+
+def write_config(path: Path, config: LearnerConfig, **changes: object) -> Path:
+    table = {**dataclasses.asdict(config), **changes}
+    lines = [
+        f"{name} = {json.dumps(str(value) if isinstance(value, Path) else value)}" for name, value in table.items()
+    ]
+    path.write_text("\n".join(["[learner]", *lines, "[policy]", "staleness_max = 2"]))
+    return path
+
+
+def test_the_file_is_read_back_as_written(config: LearnerConfig, tmp_path: Path) -> None:
+    assert LearnerConfig.load(write_config(tmp_path / "run.toml", config)) == config
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"lr": "high"}, "learner.lr: expected a number, more than 0.0; found 'high'"),
+        ({"lr": 0}, "learner.lr: expected a number, more than 0.0; found 0"),
+        ({"steps": 1.5}, "learner.steps: expected an integer, at least 1; found 1.5"),
+        ({"steps": True}, "learner.steps: expected an integer, at least 1; found True"),
+        ({"betas": [0.9]}, "learner.betas: expected two numbers"),
+        ({"betas": [0.9, 1.0]}, "learner.betas: expected two numbers"),
+        ({"objective": "ppo"}, "learner.objective: expected 'clip' or 'tis'; found 'ppo'"),
+        ({"speed": 1}, "learner.speed: unknown key; expected one of url, "),
+    ],
+)
+def test_a_wrong_key_is_one_line_and_exit_code_2(
+    config: LearnerConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, object], line: str
+) -> None:
+    assert main(["--config", str(write_config(tmp_path / "run.toml", config, **changes))]) == 2
+    assert capsys.readouterr().err.startswith(f"learner: {line}")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [("[learner]\nlr = 1", "learner.url: expected "), ("[run]", "expected a table [learner]"), ("a = ", "is not TOML")],
+)
+def test_a_file_without_a_whole_table_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, line: str
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    assert main(["--config", str(path)]) == 2
+    assert line in capsys.readouterr().err
+    assert main(["--config", str(tmp_path / "none.toml")]) == 2
