@@ -125,7 +125,7 @@ def encode_record(chunk: ChunkId, new: Buffer, base: Buffer | None = None) -> tu
     return ChunkRecord(chunk, encoded.mode, len(encoded.payload), needed, digest_of(new)), encoded.payload
 
 
-def decode_record(record: ChunkRecord, payload: Buffer, raw_len: int, base: Buffer | None = None) -> bytes:
+def decode_record(record: ChunkRecord, payload: Buffer, raw_len: int, base: Buffer | None = None) -> Buffer:
     """The chunk's bytes, after checking the base. The result is *not* checked here: `SlotWriter.write_chunk` does."""
     if record.mode not in _SELF_CONTAINED and (base is None or xxh3_128_digest(base) != record.base):
         raise IntegrityFault(f"chunk {record.chunk} needs a base that is not here")
