@@ -81,7 +81,10 @@ class PeerLinks:
         return address[0], address[1]
 
     async def dial(self, peer: PeerId, host: str, port: int) -> None:
-        """Opens a link, unless there is one. PeerFault when the peer cannot be reached or does not prove itself."""
+        """Opens a link, unless there is one; it returns when that is open at this end.
+
+        PeerFault when the peer cannot be reached, does not prove itself or refuses.
+        """
         if peer in self._live:
             return
         connection = self._connection(peer)
