@@ -13,9 +13,10 @@ What a peer says is not believed further than it can be undone: PeerFault is rai
 Not here: payload, hashing and disk (the runtime, see `relay_io`), plans (`topology`), repair streams (`repair`).
 """
 
+from collections import deque
 from typing import assert_never
 
-from echo2d.core.ids import FormId, FrameId, PeerId, is_table
+from echo2d.core.ids import FormId, FrameId, PeerId, frame_id, is_table
 from echo2d.core.messages import EdgePeer, PlanEdges, StripeEdge
 from echo2d.core.relay_io import (
     DONE,
@@ -52,11 +53,12 @@ from echo2d.core.repair import (
     QUIET_S,
     answer_wants,
     ask_for_missing,
+    cancel,
     give_back_overdue,
     needs_repair,
     want,
 )
-from echo2d.core.stripes import GAP_START_S, LANE_FRAMES_MAX, Lane, Link, Spread, Stripe
+from echo2d.core.stripes import GAP_START_S, LANE_FRAMES_MAX, Lane, Link, Spread, Stripe, table_of
 from echo2d.core.transfer import Transfer
 from echo2d.errors import PeerFault
 
@@ -121,8 +123,10 @@ class Relay:
         link = self._links.get(event.peer)
         stripe = None if link is None else link.incoming.get(event.stream)
         if stripe is not None and link is not None:
-            self._check_frame(stripe, event)
+            _check_frame(stripe, event)
             link.heard_at = now
+        if spread.transfer.asked_count:
+            cancel(spread, event.frame, None, self._out)
         if not event.header_only:
             spread.transfer.hold(event.frame)
         if stripe is not None and event.sequence == len(stripe.log):
@@ -131,12 +135,6 @@ class Relay:
         if spread.is_root:
             self._bind_all(spread)
         self._note_arrival(spread)
-
-    def _check_frame(self, stripe: Stripe, event: FrameVerified) -> None:
-        if event.sequence > len(stripe.log):
-            raise PeerFault(f"frame number {event.sequence} of a stripe where {len(stripe.log)} is next")
-        if event.header_only and not stripe.spread.transfer.holds(event.frame):
-            raise PeerFault("a frame without payload that is not held here")
 
     def _note_arrival(self, spread: Spread) -> None:
         """The first time that everything is held, says so."""
@@ -175,6 +173,7 @@ class Relay:
         spread = self._spread(event.form)
         match event:
             case TableHeld(segment=segment, sizes=sizes):
+                cancel(spread, frame_id(segment, 0), None, self._out)
                 spread.transfer.learn(segment, sizes)
             case FramesFound(frames=frames):
                 for frame in frames:
@@ -282,7 +281,7 @@ class Relay:
     def _expect_peers(self) -> None:
         """Expects the peers of all plans, by what the newest says of them, and no others."""
         expected = {peer: edge for spread in self._spreads.values() for peer, edge in spread.peers.items()}
-        for peer in self._expected.keys() - expected.keys():
+        for peer in sorted(self._expected.keys() - expected.keys()):
             self._out.append(ForgetPeer(peer))
         for peer, edge in expected.items():
             if self._expected.get(peer) != edge:
@@ -335,6 +334,8 @@ class Relay:
         ask_for_missing(spread, self._links, now, self._out)
 
     def _on_asked(self, link: Link, asked: StreamAsked) -> None:
+        if asked.from_sequence < 0:
+            raise PeerFault(f"asks for a stripe from frame {asked.from_sequence} on")
         spread = self._spreads.get(asked.form)
         here = (-1, -1) if spread is None or spread.plan is None else (spread.plan, spread.generation)
         stripe = spread.stripes.get(asked.stripe) if spread is not None and spread.plan == asked.plan else None
@@ -366,6 +367,7 @@ class Relay:
                 self._report(stripe.spread, link.peer, [stripe], reason, now)
             return
         link.repairs = {form: number for form, number in link.repairs.items() if number != stream}
+        link.wants = deque(wanted for wanted in link.wants if wanted[0] != stream)
         link.asks = {key: asked for key, asked in link.asks.items() if asked.stream != stream}
         for lane in [lane for lane in link.lanes if lane.stream == stream]:
             lane.drop()
@@ -379,8 +381,8 @@ class Relay:
     ) -> None:
         link, spread = self._links.get(event.peer), self._spreads.get(event.form)
         match event:
-            case RepairVerified(frame=frame):
-                self._on_repaired(spread, link, frame, now)
+            case RepairVerified():
+                self._on_repaired(spread, link, event, now)
             case _ if link is None:
                 return
             case RepairRefused(form=form, frame=frame):
@@ -395,17 +397,17 @@ class Relay:
                 self._serve(link)
             case CancelHeard(form=form, frames=frames):
                 gone = {(form, frame) for frame in frames}
-                link.wants = type(link.wants)(wanted for wanted in link.wants if wanted[1:] not in gone)
+                link.wants = deque(wanted for wanted in link.wants if wanted[1:] not in gone)
             case _:
                 assert_never(event)
 
-    def _on_repaired(self, spread: Spread | None, link: Link | None, frame: FrameId, now: float) -> None:
+    def _on_repaired(self, spread: Spread | None, link: Link | None, event: RepairVerified, now: float) -> None:
         if link is not None:
             link.heard_at = now
         if spread is None:
             return
-        if not is_table(frame):
-            spread.transfer.hold(frame)
+        cancel(spread, event.frame, event.peer, self._out)
+        spread.transfer.hold(event.frame)
         self._bind_all(spread)
         self._note_arrival(spread)
         ask_for_missing(spread, self._links, now, self._out)
@@ -488,3 +490,16 @@ def _more_is_due(transfer: Transfer) -> bool:
 def _unfinished(spread: Spread) -> bool:
     """Whether something of this form is still to come."""
     return spread.plan is not None and (not spread.ended or needs_repair(spread))
+
+
+def _check_frame(stripe: Stripe, event: FrameVerified) -> None:
+    """PeerFault if no honest parent sends this frame now."""
+    frame, following = event.frame, len(stripe.log)
+    if event.sequence > following:
+        raise PeerFault(f"frame number {event.sequence} of a stripe where {following} is next")
+    if event.header_only and not stripe.spread.transfer.holds(frame):
+        raise PeerFault("a frame without payload that is not held here")
+    if event.sequence == following and (
+        frame in stripe.logged or not (is_table(frame) or table_of(frame) in stripe.logged)
+    ):
+        raise PeerFault("a frame twice in a stripe, or before its table")

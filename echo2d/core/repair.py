@@ -59,6 +59,13 @@ def give_back_overdue(spread: Spread, links: dict[PeerId, Link], now: float, out
         out.append(SendCancel(peer, spread.form, tuple(frames)))
 
 
+def cancel(spread: Spread, frame: FrameId, sender: PeerId | None, out: list[Action]) -> None:
+    """The frame is about to be held; sender: the peer that sent it as a repair. Another one need not send it."""
+    asked = spread.transfer.asked_from(frame)
+    if asked is not None and asked != sender:
+        out.append(SendCancel(asked, spread.form, (frame,)))
+
+
 def want(link: Link, stream: int, form: FormId, frames: Iterable[FrameId]) -> None:
     """The peer wants these frames. PeerFault if it wants too many at a time."""
     wants = [(stream, form, frame) for frame in frames]

@@ -20,6 +20,11 @@ GAP_START_S = 10.0  # time between frames assumed of a stream that has not shown
 GAP_DECAY = 0.8  # per frame: the expected gap is about the longest of the last ten
 
 
+def table_of(frame: FrameId) -> FrameId:
+    """The table that this frame's digest is in."""
+    return FrameId(frame >> FRAME_INDEX_BITS << FRAME_INDEX_BITS)
+
+
 class Link:
     """An open link: its room, the streams on it, and what the other end has said.
 
@@ -121,7 +126,8 @@ class Stripe:
 
     log: the sequence so far. stream: the open stream from the parent. ended: the log is all of the stripe.
     broken: the stream is gone or stalled, and the coordinator was told. last_at: when it last moved on.
-    gap_s: the time within which a next frame is expected. load, tables: at the root, what was bound.
+    gap_s: the time within which a next frame is expected. logged: what is in the log. load: at the root, the bytes
+    bound, over the weight.
     """
 
     __slots__ = (
@@ -133,11 +139,11 @@ class Stripe:
         "last_at",
         "load",
         "log",
+        "logged",
         "number",
         "parent",
         "spread",
         "stream",
-        "tables",
         "weight",
     )
 
@@ -148,6 +154,7 @@ class Stripe:
         self.parent = edge.parent
         self.children = frozenset(edge.children)
         self.log: list[FrameId] = []
+        self.logged: set[FrameId] = set()
         self.lanes: dict[PeerId, Lane] = {}
         self.stream: int | None = None
         self.ended = False
@@ -155,7 +162,6 @@ class Stripe:
         self.last_at = 0.0
         self.gap_s = GAP_START_S
         self.load = 0.0
-        self.tables: set[int] = set()
 
     def progress(self, now: float) -> None:
         """A frame came from the parent."""
@@ -167,6 +173,7 @@ class Stripe:
         """The next frame of the sequence: children that have caught up get it at once, if their links have room."""
         sequence = len(self.log)
         self.log.append(frame)
+        self.logged.add(frame)
         for lane in self.lanes.values():
             if lane.cursor == sequence and lane.link.room > 0:
                 lane.send(out)
@@ -230,10 +237,9 @@ class Spread:
     def _bind_next(self, stripe: Stripe, out: list[Action]) -> None:
         frame = self.transfer.arrivals[self.bound]
         self.bound += 1
-        segment = frame >> FRAME_INDEX_BITS
-        if segment not in stripe.tables:
-            stripe.tables.add(segment)
-            stripe.append(FrameId(segment << FRAME_INDEX_BITS), out)
+        table = table_of(frame)
+        if table not in stripe.logged:
+            stripe.append(table, out)
         stripe.append(frame, out)
         stripe.load += self.transfer.size(frame) / stripe.weight
 
@@ -249,12 +255,13 @@ class Spread:
 
     def _check_stripe(self, stripe: Stripe) -> None:
         assert stripe.spread is self
-        assert len(set(stripe.log)) == len(stripe.log)
-        tables: set[int] = set()
+        assert len(stripe.logged) == len(stripe.log)
+        before: set[FrameId] = set()
         for frame in stripe.log:
             assert self.transfer.holds(frame)
-            assert is_table(frame) or frame >> FRAME_INDEX_BITS in tables
-            tables.add(frame >> FRAME_INDEX_BITS)
+            assert is_table(frame) or table_of(frame) in before
+            before.add(frame)
+        assert before == stripe.logged
         assert not (stripe.ended and stripe.stream is not None)
         for peer, lane in stripe.lanes.items():
             assert peer == lane.link.peer

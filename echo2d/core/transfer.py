@@ -123,10 +123,14 @@ class Transfer:
 
     def give_back(self, frame: FrameId, peer: PeerId) -> bool:
         """The peer will not send it: it is unasked again. False if it was not asked of this peer."""
-        if self._asked.get(frame, ("", 0.0))[0] != peer:
+        if self.asked_from(frame) != peer:
             return False
         del self._asked[frame]
         return True
+
+    def asked_from(self, frame: FrameId) -> PeerId | None:
+        """Who was asked for the frame, None if nobody is."""
+        return self._asked[frame][0] if frame in self._asked else None
 
     def asked_of(self, peer: PeerId) -> tuple[FrameId, ...]:
         return tuple(frame for frame, (asked, _) in self._asked.items() if asked == peer)
