@@ -22,7 +22,7 @@ repair stream with the first FramesWanted for a form. It numbers them in turn: t
 ..., the other 2, 4, 6 ..., starting over after STREAM_MAX. The frames of a stripe have sequence numbers without holes
 from `from_sequence` on; those of a repair stream have 0. Either end ends a stream, and each says StreamEnded once:
 
-    OPEN -- end_stream(): StreamEnded out --> ENDING -- StreamEnded in --> gone        frames until then are dropped
+    OPEN -- end_stream(): StreamEnded out --> ENDING -- StreamEnded in --> gone     what comes until then is dropped
     OPEN -- StreamEnded in: event, StreamEnded out --> gone
 
 Bytes are received straight into a buffer made for the one frame or message that is arriving; there is no other, and it
@@ -200,7 +200,7 @@ class Link:
             case StreamOpened():
                 self._accept(message.stream, _Stream(message.form, message.from_sequence))
             case FramesWanted():
-                self._on_wanted(message)
+                return self._on_wanted(message)
             case StreamEnded():
                 return self._on_stream_ended(message)
             case LinkEnded():
@@ -225,12 +225,13 @@ class Link:
         self._serving[number] = stream
         self._next_theirs = _following(number)
 
-    def _on_wanted(self, wanted: FramesWanted) -> None:
-        stream = self._serving.get(wanted.stream)
-        if stream is None:
+    def _on_wanted(self, wanted: FramesWanted) -> FramesWanted | None:
+        if wanted.stream not in self._serving:
             self._accept(wanted.stream, _Stream(wanted.form, None))
-        elif stream.sequence is not None or stream.form != wanted.form:
+        stream = self._serving[wanted.stream]
+        if stream.sequence is not None or stream.form != wanted.form:
             raise PeerFault(f"stream {wanted.stream} is not a repair stream of this form")
+        return None if stream.ending else wanted
 
     def serves(self, stream: StreamId) -> bool:
         """Whether frames may be sent on it."""

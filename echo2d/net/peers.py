@@ -110,6 +110,7 @@ class PeerLinks:
             self._server.close()
         for connection in list(self._connections):
             connection.end(reason)
+        self._all_lost.clear()
         if self._connections:
             await self._all_lost.wait()
 
@@ -182,7 +183,7 @@ class PeerLinks:
     # flow
 
     def pause(self, peer: PeerId) -> None:
-        """No more events from this peer until `resume`, not one; after SILENCE_S its kernel gives the link up."""
+        """Not one more event on this link until `resume`; after SILENCE_S the peer's kernel gives the link up."""
         if peer in self._live:
             self._live[peer].pause()
 

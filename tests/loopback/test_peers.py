@@ -261,11 +261,16 @@ async def test_a_peer_that_accepts_and_says_nothing_is_given_up(monkeypatch: pyt
 async def test_noise_is_cut_off_at_once(noise: bytes) -> None:
     alice = Peer(ALICE, BOB)
     async with listening(alice):
-        reader, writer = await asyncio.open_connection(*alice.address)
-        writer.write(noise)
-        await within(at_end(reader))
-        writer.close()
+        await be_cut_off(alice, noise)
         assert alice.events.empty()
+
+
+async def be_cut_off(peer: Peer, noise: bytes = b"") -> None:
+    """A stranger who connects, says this, and waits until the peer has closed."""
+    reader, writer = await asyncio.open_connection(*peer.address)
+    writer.write(noise)
+    await within(at_end(reader))
+    writer.close()
 
 
 async def at_end(reader: asyncio.StreamReader) -> None:
@@ -280,9 +285,7 @@ async def test_a_stranger_who_says_nothing_is_cut_off(monkeypatch: pytest.Monkey
     monkeypatch.setattr(peers, "HANDSHAKE_S", 0.05)
     alice = Peer(ALICE, BOB)
     async with listening(alice):
-        reader, writer = await asyncio.open_connection(*alice.address)
-        await within(at_end(reader))
-        writer.close()
+        await be_cut_off(alice)
 
 
 async def test_of_too_many_strangers_the_oldest_goes() -> None:
@@ -404,6 +407,8 @@ async def test_the_kernel_is_told_the_pace() -> None:
 async def test_closing_tells_everybody_and_leaves_nothing_open() -> None:
     alice, bob, brother = Peer(ALICE, BOB, BROTHER), Peer(BOB, ALICE), Peer(BROTHER, ALICE)
     async with listening(alice, bob, brother):
+        await be_cut_off(alice, bytes(16))
+        assert not alice.links._connections
         for peer in (bob, brother):
             await peer.links.dial(ALICE, *alice.address)
             await peer.next(LinkOpened)

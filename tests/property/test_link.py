@@ -124,6 +124,13 @@ class TwoEnds(RuleBasedStateMachine):
         stream = self.new_stream(end)
         self.say(end, self.ends[end].want(stream, FORM, frames), FramesWanted(stream, FORM, tuple(frames)))
 
+    @rule(end=st.integers(0, 1), stream=st.integers(1, 12), frames=FRAMES)
+    def want_more(self, end: int, stream: int, frames: list[FrameId]) -> None:
+        if stream < self.next_stream[end] and (end, stream) not in self.stripes and stream % 2 != end:
+            data = self.ends[end].want(stream, FORM, frames)
+            if data:
+                self.say(end, data, FramesWanted(stream, FORM, tuple(frames)))
+
     @rule(end=st.integers(0, 1), frames=FRAMES)
     def tell(self, end: int, frames: list[FrameId]) -> None:
         data = self.ends[end].have(FORM, frames) + self.ends[end].cancel(FORM, frames)
@@ -169,13 +176,14 @@ class TwoEnds(RuleBasedStateMachine):
             self.deliver(1, 1 << 20)
         for end, other in (self.ends, self.ends[::-1]):
             assert end._asked.keys() == other._serving.keys()
-        for end in (0, 1):
-            due = [event for event in self.said[end] if not self.may_be_dropped(end, event)]
-            assert is_within(due, self.heard[end])
-            assert is_within(self.heard[end], self.said[end])
+        for index in (0, 1):
+            due = [event for event in self.said[index] if not self.may_be_dropped(index, event)]
+            assert is_within(due, self.heard[index])
+            assert is_within(self.heard[index], self.said[index])
 
     def may_be_dropped(self, end: int, event: Event) -> bool:
-        return isinstance(event, FrameReceived | StreamEnded) and (end, event.stream) in self.left
+        kinds = FrameReceived | FramesWanted | StreamEnded
+        return isinstance(event, kinds) and (end, event.stream) in self.left
 
 
 def is_within(some: list[Event], others: list[Event]) -> bool:

@@ -132,6 +132,13 @@ def test_frames_under_way_to_a_child_that_left_are_dropped() -> None:
         feed(bob, frame_header(2, ONE, 1, 4))
 
 
+def test_wants_under_way_to_an_end_that_ended_the_stream_are_dropped() -> None:
+    alice, bob = with_repair()
+    under_way = alice.want(1, FORM, [ONE])
+    feed(alice, bob.end_stream(1, "busy"))
+    assert feed(bob, under_way + alice.take_replies()) == []
+
+
 def test_ends_that_cross_end_the_stream_once() -> None:
     alice, bob = with_stripe()
     from_alice, from_bob = alice.end_stream(2, "a"), bob.end_stream(2, "b")
