@@ -10,7 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
-from echo2d.client import Coordinator, OperatorFault, PeerFault
+from echo2d.client import Coordinator, IntegrityFault, OperatorFault, PeerFault
 from learner.config import LearnerConfig
 from learner.intake import Intake
 
@@ -25,7 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
     except OperatorFault as fault:
         print(f"learner: {fault}", file=sys.stderr)  # noqa: T201 - a program's last word to its operator
         return 2
-    except (PeerFault, OSError) as fault:
+    except (PeerFault, IntegrityFault, OSError) as fault:
         print(f"learner: {fault}", file=sys.stderr)  # noqa: T201
         return 1
     return 0

@@ -53,14 +53,13 @@ class Learner:
         self._session = self._coordinator.open_session(self._step)
         self._epoch = self._session.epoch
         self._publish_every = self._session.publish_every or 1
-        self._last = min(self._config.steps, self._session.step_last or self._config.steps)
-        log.info("session epoch=%d resume_step=%d last=%d", self._epoch, self._step, self._last)
+        log.info("session epoch=%d resume_step=%d steps=%d", self._epoch, self._step, self._config.steps)
         self._writer.clean(self._epoch)
         self._publish(self._step)
         self._intake.start(self._coordinator.take_batch)
         self._ask(self._step + 1)
         self._mark = time.monotonic()  # when the last commit was ready, or the session
-        while self._step < self._last and not self._intake.stopped:
+        while self._step < self._config.steps and not self._intake.stopped:
             waiting = time.monotonic()
             batch = self._take(self._step + 1)
             if batch is None:
@@ -70,7 +69,7 @@ class Learner:
             self._checkpoint()
 
     def _ask(self, step: int) -> None:
-        if step <= self._last:
+        if step <= self._config.steps:
             self._intake.request(step)
 
     def _take(self, step: int) -> Batch | None:
@@ -97,7 +96,7 @@ class Learner:
         t_train_s, self._mark = now - self._mark - wait_s, now
         self._publish_every = self._coordinator.commit(batch, t_train_s=t_train_s) or self._publish_every
         self._step = step
-        if step - self._published >= self._publish_every or step == self._last:
+        if step - self._published >= self._publish_every or step == self._config.steps:
             self._publish(step)
         if step - self._durable >= self._config.checkpoint_every:
             self._checkpoint()

@@ -51,7 +51,7 @@ class ScriptedCoordinator:
             publish_every=self.publish_every,
             trajectories_per_step=GROUPS * GROUP_SIZE,
             group_size=GROUP_SIZE,
-            step_last=None,
+            checkpoint=0,
         )
 
     def publish(self, version: int, directory: Path) -> Published:
