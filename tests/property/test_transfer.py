@@ -36,7 +36,7 @@ class Books(RuleBasedStateMachine):
         self.transfer.finish(SEGMENTS)
         self.total = SEGMENTS
 
-    @precondition(lambda self: self.sizes)
+    @precondition(lambda self: bool(self.sizes))
     @rule(data=st.data())
     def hold(self, data: st.DataObject) -> None:
         frame = data.draw(st.sampled_from(sorted(self.sizes)))
@@ -44,7 +44,7 @@ class Books(RuleBasedStateMachine):
         self.held.add(frame)
         self.asked.pop(frame, None)
 
-    @precondition(lambda self: list(self.transfer.unasked()))
+    @precondition(lambda self: any(True for _ in self.transfer.unasked()))
     @rule(data=st.data(), peer=st.sampled_from(PEERS), until=st.floats(0, 9))
     def ask(self, data: st.DataObject, peer: PeerId, until: float) -> None:
         frame = data.draw(st.sampled_from(list(self.transfer.unasked())))

@@ -18,10 +18,9 @@ def test_nothing_is_complete_before_the_end_is_known() -> None:
     transfer = two_segments()
     for frame in list(transfer.unasked()):
         assert transfer.hold(frame)
-    assert not transfer.complete
-    assert transfer.missing_count == 0
+    assert (transfer.complete, transfer.missing_count) == (False, 0)
     transfer.finish(2)
-    assert transfer.complete
+    assert (transfer.complete, transfer.missing_count) == (True, 0)
     assert transfer.held_bytes == transfer.known_bytes == 320
     transfer.check()
 
