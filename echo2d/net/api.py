@@ -272,16 +272,24 @@ def _answer(reply: Reply | None) -> web.Response:
     return web.json_response(reply.body, status=reply.status)
 
 
-async def _dashboard(request: web.Request) -> web.Response:  # noqa: ARG001 - aiohttp's signature
-    page = resources.files("echo2d").joinpath("web/index.html").read_text(encoding="utf-8")
+def _show(page: str) -> Handler:
     policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
-    return web.Response(text=page, content_type="text/html", headers={"Content-Security-Policy": policy})
+
+    async def show(request: web.Request) -> web.Response:  # noqa: ARG001 - aiohttp's signature
+        return web.Response(text=page, content_type="text/html", headers={"Content-Security-Policy": policy})
+
+    return show
 
 
-def make_app(backend: Backend, *, worker: Handler) -> web.Application:
+def read_page() -> str:
+    """The dashboard. Blocking."""
+    return resources.files("echo2d").joinpath("web/index.html").read_text(encoding="utf-8")
+
+
+def make_app(backend: Backend, *, worker: Handler, page: str) -> web.Application:
     """The application; `worker` handles the control links. Serve it with `make_runner`."""
     api, app = Api(backend), web.Application(middlewares=[_faults_to_json], client_max_size=BODY_BYTES_MAX)
-    app.router.add_get("/", _dashboard)
+    app.router.add_get("/", _show(page))
     app.router.add_get("/v1/worker", worker)
     app.router.add_post("/v1/enrol", api.enrol)
     app.router.add_post("/v1/learner/session", api.allow(LEARNER, api.open_session))

@@ -97,6 +97,10 @@ class Sessions:
         if session in self._open:
             self._open[session].outbox.finish()
 
+    def close_all(self) -> None:
+        for session in tuple(self._open):
+            self.close(session)
+
     async def handle(self, request: web.Request) -> web.WebSocketResponse:
         """GET /v1/worker."""
         socket = web.WebSocketResponse(max_msg_size=MESSAGE_BYTES_MAX, compress=False, timeout=CLOSE_TIMEOUT_S)

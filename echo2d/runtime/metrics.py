@@ -1,4 +1,4 @@
-"""What Prometheus sees of a daemon: counters of its loop, and every number in its status as a gauge."""
+"""What Prometheus sees of a daemon: counters of its loop, and the numbers of its status as gauges (not those in lists)."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -35,6 +35,3 @@ def _numbers(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
         case Mapping():
             for name, item in value.items():
                 yield from _numbers(item, f"{path}.{name}" if path else str(name))
-        case list() | tuple():
-            for index, item in enumerate(value):
-                yield from _numbers(item, f"{path}.{index}")

@@ -17,10 +17,13 @@ class Requests:
         self._emit = emit
         self._waiting: dict[RequestId, asyncio.Future[Reply]] = {}
         self._ids = count()
+        self._closed = False
 
     async def ask(self, make: Callable[[RequestId], Event], *, timeout_s: float | None) -> Reply | None:
         """Emit the event and wait. Unanswered in time, or given up by the caller: the core is told."""
         number = RequestId(next(self._ids))
+        if self._closed:
+            return _stopping(number)
         if len(self._waiting) >= REQUESTS_MAX:
             return _unavailable(number, "busy", f"{REQUESTS_MAX} calls are waiting already")
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
@@ -43,9 +46,14 @@ class Requests:
             waiting.set_result(reply)
 
     def close(self) -> None:
-        """Tell all waiting callers to come back later."""
+        """Tell all callers, now and from now on, to come back later."""
+        self._closed = True
         for number in self._waiting:
-            self.answer(_unavailable(number, "stopping", "the coordinator is stopping"))
+            self.answer(_stopping(number))
+
+
+def _stopping(number: RequestId) -> Reply:
+    return _unavailable(number, "stopping", "the coordinator is stopping")
 
 
 def _unavailable(number: RequestId, code: str, detail: str) -> Reply:

@@ -14,6 +14,7 @@ import random
 import signal
 import sys
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import IO
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -39,6 +40,14 @@ class SeedHandover:
     link_host: str
     link_port: int
     parent_pid: int
+
+    @staticmethod
+    def make(
+        url: str, key: Ed25519PrivateKey, *, run_key: bytes, run_dir: Path, link_host: str, link_port: int
+    ) -> "SeedHandover":
+        """What this process tells its seed."""
+        private_key = key.private_bytes_raw().hex()
+        return SeedHandover(url, private_key, run_key.hex(), str(run_dir), link_host, link_port, os.getpid())
 
     @property
     def identity(self) -> Identity:

@@ -8,14 +8,18 @@ die with it. Secrets are stored hashed. `now_s` is Unix time. What writes or rel
 from memory.
 """
 
+import json
+import os
 import re
 import secrets
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
+from urllib.parse import urlsplit
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -31,11 +35,15 @@ from echo2d.net.auth import (
     load_or_make_key,
     peer_id_of,
     public_bytes,
+    read_token_file,
     run_id_of,
     secret_hash,
+    write_private,
+    write_token_file,
 )
 
 NAME_RULE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # it becomes a file name
+COORDINATOR_FILE = "coordinator.json"  # where the running coordinator listens
 TOKENS_MAX = 10_000  # the whole table is read every second
 SCHEMA = (
     """CREATE TABLE IF NOT EXISTS tokens (name TEXT PRIMARY KEY, role TEXT NOT NULL, secret_hash BLOB NOT NULL UNIQUE,
@@ -211,3 +219,63 @@ class AccessTable:
                 database.close()
         except sqlite3.Error as error:
             raise StoreFault(f"{self._path}: {error}") from error
+
+
+# --- the commands ---------------------------------------------------------------------------------------------------
+
+
+def create_token(
+    run_dir: Path, name: str, *, role: TokenRole, url: str, out: Path, max_workers: int | None, expires: str
+) -> None:
+    """Create a token and write its file. expires: a duration from now, or "never"."""
+    expires_at = None if expires == "never" else time.time() + parse_duration_s(expires)
+    token = AccessTable(RunDirectory(run_dir)).create(name, role, max_workers=max_workers, expires_at=expires_at)
+    write_token_file(out, replace(token, url=url))
+
+
+def list_tokens(run_dir: Path) -> list[dict[str, Any]]:
+    """JSON-able rows."""
+    now_s = time.time()
+    return [
+        {
+            "name": token.name,
+            "role": token.role,
+            "max_workers": token.max_workers,
+            "expires_in_s": None if token.expires_at is None else round(token.expires_at - now_s),
+            "state": fault.code if (fault := token.fault(now_s)) else "valid",
+        }
+        for token in AccessTable(_existing(run_dir)).tokens()
+    ]
+
+
+def revoke_token(run_dir: Path, name: str) -> None:
+    AccessTable(_existing(run_dir)).revoke(name)
+
+
+def own_token(run: RunDirectory, access: AccessTable, role: TokenRole, url: str) -> Path:
+    """The token of this host's own learner or viewer, made at first start; its file, with today's URL in it."""
+    path = run.token_path(role)
+    token = read_token_file(path) if path.exists() else access.create(role, role)
+    write_token_file(path, replace(token, url=url))
+    return path
+
+
+def announce(run: RunDirectory, url: str) -> None:
+    """Tell the programs of this host where the coordinator listens."""
+    facts = {"url": url, "port": urlsplit(url).port, "pid": os.getpid(), "run_id": run.run_id}
+    write_private(run.path / COORDINATOR_FILE, json.dumps(facts) + "\n")
+
+
+def find_coordinator(run_dir: Path) -> tuple[str, Path]:
+    """URL and a token file of the coordinator that runs in this directory."""
+    try:
+        url = json.loads((run_dir / COORDINATOR_FILE).read_text())["url"]
+    except OSError as error:
+        raise OperatorFault(f"no coordinator runs in {run_dir}") from error
+    return url, run_dir / "tokens" / "viewer.token"
+
+
+def _existing(run_dir: Path) -> RunDirectory:
+    if not (run_dir / "run.key").exists():
+        raise OperatorFault(f"{run_dir} is not a run directory")
+    return RunDirectory(run_dir)

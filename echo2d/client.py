@@ -1,0 +1,366 @@
+"""echo2d from outside: what a learner needs, whatever it is built with.
+
+    with Coordinator(url, token_file=path) as coordinator:
+        session = coordinator.open_session(resume_step=0)
+        coordinator.publish(0, directory)
+        for step in range(1, 101):
+            batch = coordinator.take_batch(step)
+            ...                                             # train
+            coordinator.commit(batch, t_train_s=seconds)
+            coordinator.publish(step, directory)
+
+A coordinator that restarts looks like a pause: every call is repeated, with growing waits, until it has been
+unreachable for `timeout_s`. Faults: Fenced (a newer learner has the run), OperatorFault (credential, URL, unreachable),
+PeerFault (the coordinator refused: its code and reason), IntegrityFault (a batch's bytes are not what its digest says).
+`AsyncCoordinator` is the same for asyncio.
+"""
+
+import asyncio
+import ipaddress
+import json
+import random
+import threading
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from urllib.parse import urlsplit
+
+import aiohttp
+import numpy as np
+from numpy.typing import NDArray
+
+from echo2d.core.trajectory import batch_digest, unpack_batch, unpack_logprobs, unpack_tokens
+from echo2d.errors import IntegrityFault, OperatorFault, PeerFault
+from echo2d.net.api import DIGEST_HEADER
+from echo2d.net.auth import read_token_file
+from echo2d.net.control import Backoff
+
+__all__ = [
+    "AsyncCoordinator", "Batch", "Coordinator", "Fenced", "Group", "IntegrityFault", "OperatorFault",
+    "PeerFault", "Published", "Session", "Span", "Trajectory",
+]  # fmt: skip
+
+CONNECT_TIMEOUT_S = 10.0
+READ_TIMEOUT_S = 3600.0  # hashing a snapshot of hundreds of GB takes minutes, and then comes the answer
+UPLOAD_PART_BYTES = 1 << 20
+
+_Result = TypeVar("_Result")
+
+
+class Fenced(PeerFault):
+    """A newer learner session has the run; this one is over."""
+
+
+class _Unreachable(Exception):  # noqa: N818 - not an error yet
+    """Asking again may help."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What a learner session is held to.
+
+    publish_every: None until the coordinator has chosen one ("auto"). checkpoint: the last step the run has as durable.
+    step_last: the run's last train step; None: as the learner likes.
+    """
+
+    epoch: int
+    run_id: str
+    staleness_max: int
+    publish_every: int | None
+    trajectories_per_step: int
+    group_size: int
+    checkpoint: int = 0
+    step_last: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    version: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Output tokens [start, end) were written by this version. digest: hex."""
+
+    start: int
+    end: int
+    version: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trajectory:
+    """One answer. tokens: int32 [n]; logprobs: float32 [n], of the distribution they were sampled from."""
+
+    tokens: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    spans: tuple[Span, ...]
+    reward: float
+    worker: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """All trajectories of one prompt (int32 [p])."""
+
+    group_id: int
+    prompt: NDArray[np.int32]
+    trajectories: tuple[Trajectory, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """The data of one train step. digest: hex, of these very bytes."""
+
+    step: int
+    epoch: int
+    digest: str
+    groups: tuple[Group, ...]
+
+
+class AsyncCoordinator:
+    """A coordinator, spoken to from asyncio. url: http://HOST:PORT; token_file: of a learner (viewers: `status`)."""
+
+    def __init__(self, url: str, *, token_file: Path, timeout_s: float = 60.0) -> None:
+        self._url = url.rstrip("/")
+        self._token_file = token_file
+        self._headers: dict[str, str] = {}
+        self._timeout_s = timeout_s
+        self._epoch = 0
+        self._session: aiohttp.ClientSession | None = None
+
+    async def open_session(self, resume_step: int) -> Session:
+        """Begin a new epoch: from now on older learners are fenced."""
+        body = await self._call("POST", "/v1/learner/session", {"resume_step": resume_step})
+        session = Session(**{name: body[name] for name in Session.__slots__ if name in body})
+        self._epoch = session.epoch
+        return session
+
+    async def publish(self, version: int, directory: Path) -> Published:
+        """Publish the model directory: by path when the coordinator is on this host, else by upload.
+
+        The coordinator has taken what it needs when this returns; the directory may be deleted.
+        """
+        body: dict[str, Any] = {"version": version, "epoch": self._epoch}
+        if _is_local(self._url):
+            body["path"] = await asyncio.to_thread(lambda: str(directory.absolute()))
+        else:
+            await self._upload(version, directory)
+            body["upload"] = True
+        answer = await self._call("POST", "/v1/versions", body)
+        return Published(version, answer["digest"])
+
+    async def take_batch(self, step: int) -> Batch:
+        """Wait until the batch of this step is frozen. The same bytes each time, until it is refused."""
+        path = f"/v1/batches/{step}?epoch={self._epoch}"
+        while True:
+            status, headers, body = await self._repeat("GET", path, None)
+            if status != HTTPStatus.NO_CONTENT:
+                return _batch(self._epoch, headers.get(DIGEST_HEADER, ""), body)
+
+    async def commit(self, batch: Batch, *, t_train_s: float) -> int | None:
+        """The optimizer step was applied. Returns the publish period now in force."""
+        body = {"batch_digest": batch.digest, "epoch": batch.epoch, "t_train_s": t_train_s}
+        answer = await self._call("POST", f"/v1/batches/{batch.step}/commit", body)
+        publish_every: int | None = answer["publish_every"]
+        return publish_every
+
+    async def refuse(self, batch: Batch, reasons: Mapping[int, str]) -> None:
+        """Have these groups (by id) replaced; then take the batch again."""
+        body = {"groups": list(reasons), "reasons": list(reasons.values()), "epoch": batch.epoch}
+        await self._call("POST", f"/v1/batches/{batch.step}/refuse", body)
+
+    async def checkpoint(self, step: int) -> None:
+        """Everything up to this step is durable here; its batches may be deleted."""
+        await self._call("POST", "/v1/learner/checkpoint", {"step": step, "epoch": self._epoch})
+
+    async def status(self) -> dict[str, Any]:
+        return await self._call("GET", "/v1/status", None)
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _upload(self, version: int, directory: Path) -> None:
+        for file in await asyncio.to_thread(_files_in, directory):
+            name = file.relative_to(directory).as_posix()
+            path = f"/v1/versions/{version}/files/{name}?epoch={self._epoch}"
+            await self._repeat("PUT", path, file)
+
+    async def _call(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
+        _, _, answer = await self._repeat(method, path, body)
+        return _object(answer)
+
+    async def _repeat(
+        self, method: str, path: str, body: Mapping[str, Any] | Path | None
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        """Ask until there is an answer. Every call of this API may be repeated."""
+        loop, backoff = asyncio.get_running_loop(), Backoff(random.Random())
+        deadline = loop.time() + self._timeout_s
+        while True:
+            try:
+                return await self._ask(method, path, body)
+            except _Unreachable as lost:
+                delay_s = backoff.next_s()
+                if loop.time() + delay_s > deadline:
+                    raise OperatorFault(f"cannot reach the coordinator at {self._url}: {lost}") from lost
+                await asyncio.sleep(delay_s)
+
+    async def _ask(
+        self, method: str, path: str, body: Mapping[str, Any] | Path | None
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        if not self._headers:
+            token = await asyncio.to_thread(read_token_file, self._token_file)
+            self._headers = {"Authorization": f"Bearer {token.secret}"}
+        if self._session is None:
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=READ_TIMEOUT_S)
+            self._session = aiohttp.ClientSession(headers=self._headers, timeout=timeout)
+        content: dict[str, Any] = {"data": _parts(body)} if isinstance(body, Path) else {"json": body}
+        try:
+            async with self._session.request(method, self._url + path, **content) as response:
+                answer = await response.read()
+        except aiohttp.InvalidURL as error:
+            raise OperatorFault(f"{self._url!r} is not a URL such as http://HOST:PORT") from error
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise _Unreachable(str(error) or type(error).__name__) from error
+        if response.status >= HTTPStatus.BAD_REQUEST:
+            raise _refusal(response.status, answer)
+        return response.status, response.headers, answer
+
+
+class Coordinator:
+    """A coordinator, spoken to from threads: `AsyncCoordinator` in a loop of its own. Calls may overlap."""
+
+    def __init__(self, url: str, *, token_file: Path, timeout_s: float = 60.0) -> None:
+        read_token_file(token_file)  # so that a wrong one is told at once
+        self._inner = AsyncCoordinator(url, token_file=token_file, timeout_s=timeout_s)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="echo2d-client", daemon=True)
+        self._thread.start()
+
+    def open_session(self, resume_step: int) -> Session:
+        return self._wait(self._inner.open_session(resume_step))
+
+    def publish(self, version: int, directory: Path) -> Published:
+        return self._wait(self._inner.publish(version, directory))
+
+    def take_batch(self, step: int) -> Batch:
+        return self._wait(self._inner.take_batch(step))
+
+    def commit(self, batch: Batch, *, t_train_s: float) -> int | None:
+        return self._wait(self._inner.commit(batch, t_train_s=t_train_s))
+
+    def refuse(self, batch: Batch, reasons: Mapping[int, str]) -> None:
+        self._wait(self._inner.refuse(batch, reasons))
+
+    def checkpoint(self, step: int) -> None:
+        self._wait(self._inner.checkpoint(step))
+
+    def status(self) -> dict[str, Any]:
+        return self._wait(self._inner.status())
+
+    def close(self) -> None:
+        """Calls under way in other threads are given up (CancelledError there)."""
+        if not self._loop.is_closed():
+            self._wait(self._end())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    async def _end(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await self._inner.close()
+
+    def _wait(self, call: Coroutine[Any, Any, _Result]) -> _Result:
+        return asyncio.run_coroutine_threadsafe(call, self._loop).result()
+
+
+def _is_local(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _files_in(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.rglob("*") if path.is_file())
+
+
+async def _parts(path: Path) -> AsyncIterator[bytes]:
+    file = await asyncio.to_thread(path.open, "rb")
+    try:
+        while part := await asyncio.to_thread(file.read, UPLOAD_PART_BYTES):
+            yield part
+    finally:
+        await asyncio.to_thread(file.close)
+
+
+def _object(answer: bytes) -> dict[str, Any]:
+    try:
+        body = json.loads(answer)
+    except ValueError:
+        body = None
+    if not isinstance(body, dict):
+        raise PeerFault("the coordinator's answer is not a JSON object")
+    return body
+
+
+def _refusal(status: int, answer: bytes) -> Exception:
+    try:
+        body = _object(answer)
+    except PeerFault:
+        body = {}
+    code, detail = str(body.get("error", f"http {status}")), str(body.get("detail", ""))
+    if status in (HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT):
+        return _Unreachable(f"{code}: {detail}")
+    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        return OperatorFault(f"the coordinator does not accept this token: {detail}")
+    if code == "fenced":
+        return Fenced(detail)
+    return PeerFault(f"{code}: {detail}")
+
+
+def _batch(epoch: int, digest: str, body: bytes) -> Batch:
+    if batch_digest(body).hex() != digest:
+        raise IntegrityFault("a batch's bytes are not what its digest says")
+    found = unpack_batch(body)
+    groups = tuple(
+        Group(
+            group.group,
+            unpack_tokens(group.prompt),
+            tuple(
+                Trajectory(
+                    unpack_tokens(one.tokens),
+                    unpack_logprobs(one.logprobs),
+                    tuple(Span(span.start, span.end, span.version, span.digest.hex()) for span in one.spans),
+                    one.reward,
+                    one.worker,
+                )
+                for one in group.trajectories
+            ),
+        )
+        for group in found.groups
+    )
+    return Batch(found.step, epoch, digest, groups)

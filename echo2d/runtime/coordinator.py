@@ -1,0 +1,182 @@
+"""`echo2d coordinate`: put the coordinator together, serve until a signal, take it apart.
+
+Not here: the loop (`coordinator_loop`), or any decision about the run (`core/coordinator_state.py`).
+"""
+
+import asyncio
+import errno
+import ipaddress
+import json
+import logging
+import random
+import secrets
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import web
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from echo2d.config import CoordinatorConfig, ServeTable
+from echo2d.core.coordinator_io import CoordinatorRules, Recovered
+from echo2d.core.coordinator_state import CoordinatorState
+from echo2d.errors import OperatorFault
+from echo2d.net.api import make_app, make_runner, read_page
+from echo2d.net.auth import public_bytes
+from echo2d.runtime.coordinator_loop import Coordinator, Machine
+from echo2d.runtime.data_plane import DataPlane
+from echo2d.runtime.ledger_thread import LedgerThread
+from echo2d.runtime.seed_process import SeedHandover, supervise_seed
+from echo2d.runtime.tokens import COORDINATOR_FILE, AccessTable, RunDirectory, announce, own_token
+from echo2d.runtime.version_files import VersionFiles
+from echo2d.tasks.pool import TaskPool
+
+SHUTDOWN_S = 2.0  # for calls under way and closing links
+
+log = logging.getLogger("echo2d.coordinator")
+
+MakeMachine = Callable[[CoordinatorRules, Recovered], Machine]
+
+
+def core_machine(rules: CoordinatorRules, recovered: Recovered) -> Machine:
+    return CoordinatorState(rules, recovered, plan_secret=secrets.token_bytes(32), now=time.monotonic())
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A coordinator that listens, and what its seed is to be told."""
+
+    coordinator: Coordinator
+    url: str
+    seed: SeedHandover
+
+
+async def run_coordinator(config: CoordinatorConfig) -> int:
+    """Serve until SIGTERM or SIGINT: 0. OperatorFault: it cannot start like this. Fault: the run cannot go on."""
+    async with open_coordinator(config) as opened:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, opened.coordinator.stop)
+        await opened.coordinator.serve(supervise_seed(opened.seed, rng=random.Random()))
+    log.info("stopped")
+    return 0
+
+
+@asynccontextmanager
+async def open_coordinator(
+    config: CoordinatorConfig, *, make_machine: MakeMachine = core_machine
+) -> AsyncIterator[Opened]:
+    """Everything but the loop: recover, listen, tell this host where. The caller serves."""
+    _check_bind(config.coordinator)
+    run = await asyncio.to_thread(RunDirectory, config.run.run_dir)
+    async with AsyncExitStack() as stack:
+        ledger = LedgerThread(run.path / "ledger.sqlite")
+        stack.push_async_callback(ledger.close)
+        recovered = await ledger.open()
+        access = await asyncio.to_thread(AccessTable, run)
+        files = VersionFiles(run.path, config.run.snapshot_root)
+        await asyncio.to_thread(files.prepare, {version.path for version in recovered.published})
+        pool = TaskPool(
+            config.task.name, config.task.options, processes=config.task.processes, timeout_s=config.task.timeout_s
+        )
+        await stack.enter_async_context(pool)
+        rules = await asyncio.to_thread(_rules, config, run, pool.stop_token_ids)
+        coordinator = Coordinator(
+            run,
+            make_machine(rules, recovered),
+            access=access,
+            ledger=ledger,
+            data_plane=DataPlane(pool, vocab_size=rules.vocab_size),
+            files=files,
+        )
+        url = await _listen(stack, config.coordinator, coordinator)
+        await asyncio.to_thread(_tell_this_host, run, access, url)
+        stack.push_async_callback(asyncio.to_thread, (run.path / COORDINATOR_FILE).unlink, missing_ok=True)
+        log.info("listening url=%s run=%s run_dir=%s", url, run.run_id, run.path)
+        yield Opened(coordinator, url, _seed_handover(config, run, access, url))
+
+
+def _rules(config: CoordinatorConfig, run: RunDirectory, stop_token_ids: tuple[int, ...]) -> CoordinatorRules:
+    policy, sampling = config.policy, config.sampling
+    return CoordinatorRules(
+        run_id=run.run_id,
+        staleness_max=policy.staleness_max,
+        publish_every=policy.publish_every if isinstance(policy.publish_every, int) else None,
+        trajectories_per_step=policy.trajectories_per_step,
+        group_size=policy.group_size,
+        max_new_tokens=sampling.max_new_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        stop_token_ids=stop_token_ids,
+        vocab_size=sampling.vocab_size or _vocab_size(config.run.base_model),
+        over_stale=policy.over_stale,
+        filter_zero_variance=policy.filter_zero_variance,
+        shape=config.dissemination.shape,
+        chains=config.dissemination.chains,
+    )
+
+
+def _vocab_size(model: Path | None) -> int:
+    assert model is not None, "the config is checked"
+    path = model / "config.json"
+    try:
+        size = json.loads(path.read_text())["vocab_size"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise OperatorFault(f"{path} does not tell vocab_size; set sampling.vocab_size") from error
+    if type(size) is not int or size < 1:
+        raise OperatorFault(f"{path}: vocab_size is {size!r}; set sampling.vocab_size")
+    return size
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _check_bind(serve: ServeTable) -> None:
+    if _is_loopback(serve.host):
+        return
+    if not serve.insecure:
+        raise OperatorFault(
+            f"coordinator.host = {serve.host!r} is reachable from elsewhere and there is no TLS; "
+            "set coordinator.insecure (or --insecure) in a network you trust"
+        )
+    log.warning("insecure host=%s: without TLS anybody on the path can read credentials and weights", serve.host)
+
+
+async def _listen(stack: AsyncExitStack, serve: ServeTable, coordinator: Coordinator) -> str:
+    """Start serving; the URL by which programs of this host reach it."""
+    page = await asyncio.to_thread(read_page)
+    app = make_app(coordinator, worker=coordinator.sessions.handle, page=page)
+    runner = make_runner(app, shutdown_timeout_s=SHUTDOWN_S)
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    try:
+        await web.TCPSite(runner, serve.host, serve.port).start()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise OperatorFault(f"coordinator.port: {serve.port} on {serve.host} is in use") from error
+        raise OperatorFault(f"cannot listen on {serve.host}:{serve.port}: {error.strerror or error}") from error
+    port = runner.addresses[0][1]
+    host = "127.0.0.1" if serve.host in ("0.0.0.0", "::") else serve.host  # noqa: S104 - compared, not bound
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _tell_this_host(run: RunDirectory, access: AccessTable, url: str) -> None:
+    own_token(run, access, "learner", url)
+    own_token(run, access, "viewer", url)
+    announce(run, url)
+
+
+def _seed_handover(config: CoordinatorConfig, run: RunDirectory, access: AccessTable, url: str) -> SeedHandover:
+    key = Ed25519PrivateKey.generate()
+    access.admit_seed(public_bytes(key))
+    link = config.link
+    return SeedHandover.make(
+        url, key, run_key=run.public_key, run_dir=run.path, link_host=link.host, link_port=link.port
+    )

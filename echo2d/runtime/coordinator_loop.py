@@ -1,0 +1,256 @@
+"""The coordinator's loop around the core, and everything that makes events of the world and actions of decisions.
+
+    control links, HTTP calls, data plane, clock --> mailbox --> core.handle, up to 256 events a turn
+    turn: all Persists in one transaction (ledger thread) --> then the other actions, in order, none of which waits
+
+What takes time (a prompt, a reward, deleting a version) becomes a task that ends in an event. A failing Persist ends
+the process: nothing was acknowledged. Not here: any decision about the run.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, Protocol, assert_never
+
+from echo2d.core.coordinator_io import (
+    Action,
+    CloseSession,
+    DeadlinePassed,
+    DeleteVersion,
+    DrawPrompt,
+    Event,
+    Note,
+    PeerRevoked,
+    Persist,
+    PublishAsked,
+    Record,
+    Reply,
+    RequestId,
+    ScoreSample,
+    Send,
+    SendRoot,
+    StopRun,
+    VersionPublished,
+)
+from echo2d.core.ids import Epoch, PeerId, Version
+from echo2d.core.messages import SignedRoot
+from echo2d.errors import Fault, StoreFault
+from echo2d.net.auth import Caller, Denied, KnownPeer, sign_root
+from echo2d.net.sessions import Sessions
+from echo2d.runtime.data_plane import DataPlane
+from echo2d.runtime.ledger_thread import LedgerThread
+from echo2d.runtime.mailbox import Mailbox
+from echo2d.runtime.metrics import LoopMetrics
+from echo2d.runtime.requests import Requests
+from echo2d.runtime.tokens import AccessTable, RunDirectory
+from echo2d.runtime.version_files import VersionFiles
+
+ACCESS_RELOAD_S = 1.0  # a revoked token works no longer than this
+
+log = logging.getLogger("echo2d.coordinator")
+
+
+class _StoppedError(Exception):
+    """Ends the task group."""
+
+
+def _first(group: BaseExceptionGroup[Fault]) -> Fault:
+    """One of the faults in the group."""
+    inner = group.exceptions[0]
+    return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner
+
+
+class Machine(Protocol):
+    """The core."""
+
+    def handle(self, event: Event, *, now: float) -> list[Action]: ...
+
+    def wake_at(self) -> float | None: ...
+
+    def status(self) -> dict[str, Any]: ...
+
+
+class Coordinator:
+    """One running coordinator; also the Backend of its API."""
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        machine: Machine,
+        *,
+        access: AccessTable,
+        ledger: LedgerThread,
+        data_plane: DataPlane,
+        files: VersionFiles,
+    ) -> None:
+        self.run_id = run.run_id
+        self._run = run
+        self._machine = machine
+        self._access = access
+        self._ledger = ledger
+        self._data_plane = data_plane
+        self._files = files
+        self._mailbox: Mailbox[Event] = Mailbox()
+        self._requests = Requests(self._mailbox.put)
+        self.sessions = Sessions(run.key, known_peer=self._known_peer, emit=self._mailbox.put)
+        self._metrics = LoopMetrics()
+        self._tasks = asyncio.TaskGroup()
+        self._stop = asyncio.Event()
+        self._stop_reason: str | None = None
+        self._publishing = asyncio.Lock()
+        self._published_paths: set[str] = set()
+
+    # --- the loop ------------------------------------------------------------
+
+    def stop(self) -> None:
+        """End in order; may be called by a signal handler."""
+        self._stop.set()
+
+    async def serve(self, *helpers: Coroutine[Any, Any, None]) -> None:
+        """Until `stop`, with these helpers at its side. Fault: the core stopped the run, or the ledger failed."""
+        try:
+            async with self._tasks:
+                for helper in (self._turns(), self._watch_access(), self._until_stopped(), *helpers):
+                    self._tasks.create_task(helper)
+        except* _StoppedError:
+            pass
+        except* Fault as faults:
+            self._stop_reason = str(_first(faults))
+        finally:
+            self._mailbox.close()
+            self._requests.close()
+            self.sessions.close_all()
+        if self._stop_reason is not None:
+            log.error("stopped reason=%s", self._stop_reason)
+            raise Fault(self._stop_reason)
+
+    async def _until_stopped(self) -> None:
+        await self._stop.wait()
+        raise _StoppedError
+
+    async def _turns(self) -> None:
+        while not self._stop.is_set():
+            await self._turn()
+
+    async def _turn(self) -> None:
+        wake_at = self._machine.wake_at()
+        timeout_s = None if wake_at is None else max(0.0, wake_at - time.monotonic())
+        events = await self._mailbox.take(timeout_s=timeout_s)
+        if wake_at is not None and time.monotonic() >= wake_at:
+            events.append(DeadlinePassed())
+        actions = [action for event in events for action in self._handle(event)]
+        await self._persist([action.record for action in actions if isinstance(action, Persist)])
+        for action in actions:
+            self._perform(action)
+
+    def _handle(self, event: Event) -> list[Action]:
+        self._metrics.events.labels(type(event).__name__).inc()
+        return self._machine.handle(event, now=time.monotonic())
+
+    async def _persist(self, records: list[Record]) -> None:
+        if records:
+            with self._metrics.persist_s.time():
+                await self._ledger.append(records)
+            self._published_paths.update(record.path for record in records if isinstance(record, VersionPublished))
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case Persist():
+                pass
+            case Send(session, message):
+                self.sessions.send(message, session)
+            case SendRoot(to, root):
+                self.sessions.send(SignedRoot(root, sign_root(self._run.key, root)), *to)
+            case CloseSession(session):
+                self.sessions.close(session)
+            case Reply():
+                self._requests.answer(action)
+            case DrawPrompt():
+                self._tasks.create_task(self._draw(action))
+            case ScoreSample():
+                self._tasks.create_task(self._score(action))
+            case DeleteVersion(path):
+                self._published_paths.discard(path)
+                self._tasks.create_task(asyncio.to_thread(self._files.delete, path))
+            case StopRun(reason):
+                self._stop_reason = reason
+                self._stop.set()
+            case Note(kind, text):
+                self._metrics.notes.labels(kind).inc()
+                log.info("%s %s", kind, text)
+            case _:
+                assert_never(action)
+
+    async def _draw(self, action: DrawPrompt) -> None:
+        await self._mailbox.put(await self._data_plane.draw(action))
+
+    async def _score(self, action: ScoreSample) -> None:
+        await self._mailbox.put(await self._data_plane.score(action))
+
+    async def _watch_access(self) -> None:
+        told: frozenset[PeerId] = frozenset()
+        while True:
+            await asyncio.sleep(ACCESS_RELOAD_S)
+            try:
+                await asyncio.to_thread(self._access.reload)
+            except StoreFault as fault:
+                log.warning("access table not reread: %s", fault)
+            revoked = frozenset(filter(self._lost_access, self.sessions.peers()))
+            for peer in revoked - told:
+                await self._mailbox.put(PeerRevoked(peer))
+            told = revoked
+
+    def _lost_access(self, peer: PeerId) -> bool:
+        try:
+            self._known_peer(peer)
+        except Denied:
+            return True
+        return False
+
+    def _known_peer(self, peer: PeerId) -> KnownPeer:
+        return self._access.peer(peer, now_s=time.time())
+
+    # --- the API's backend ---------------------------------------------------
+
+    def caller(self, secret: str) -> Caller:
+        return self._access.caller(secret, now_s=time.time())
+
+    async def enrol(self, secret: str, public_key: bytes, proof: bytes) -> PeerId:
+        return await asyncio.to_thread(self._access.enrol, secret, public_key, proof, now_s=time.time())
+
+    async def ask(self, make: Callable[[RequestId], Event], *, timeout_s: float) -> Reply | None:
+        return await self._requests.ask(make, timeout_s=timeout_s)
+
+    async def publish(self, epoch: Epoch, version: Version, path: str | None) -> Reply | None:
+        """Goes on when the caller hangs up, so that no half-adopted version stays behind."""
+        outcome = await asyncio.shield(self._tasks.create_task(self._publish(epoch, version, path)))
+        if isinstance(outcome, Fault):
+            raise outcome
+        return outcome
+
+    async def _publish(self, epoch: Epoch, version: Version, path: str | None) -> Reply | Fault | None:
+        async with self._publishing:
+            try:
+                adopted = await asyncio.to_thread(self._files.adopt, epoch, version, path)
+            except Fault as fault:
+                return fault
+            reply = await self._requests.ask(
+                lambda number: PublishAsked(
+                    number, epoch, version, adopted.digest, adopted.path, adopted.full_bytes
+                ),
+                timeout_s=None,
+            )  # fmt: skip
+            if adopted.path not in self._published_paths:
+                await asyncio.to_thread(self._files.delete, adopted.path)
+            return reply
+
+    async def upload(self, epoch: Epoch, version: Version, name: str, data: AsyncIterator[bytes]) -> int:
+        return await self._files.upload(epoch, version, name, data)
+
+    def status(self) -> dict[str, Any]:
+        faults = sum(self.sessions.faults.values())
+        return {**self._machine.status(), "run_id": self.run_id, "peer_faults": faults}
+
+    def metrics(self) -> bytes:
+        return self._metrics.render(self.status())

@@ -1,0 +1,41 @@
+"""The ledger in a thread of its own: SQLite blocks, the loop does not."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from echo2d.core.coordinator_io import Record, Recovered
+from echo2d.store.ledger import Ledger
+
+_Result = TypeVar("_Result")
+
+
+class LedgerThread:
+    """The ledger, opened, used and closed in one thread of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
+        self._ledger: Ledger | None = None
+
+    async def open(self) -> Recovered:
+        return await self._do(self._open)
+
+    async def append(self, records: Sequence[Record]) -> None:
+        assert self._ledger is not None
+        ledger = self._ledger
+        await self._do(lambda: ledger.append(records))
+
+    async def close(self) -> None:
+        if self._ledger is not None:
+            await self._do(self._ledger.close)
+        self._thread.shutdown()
+
+    def _open(self) -> Recovered:
+        self._ledger = Ledger.open(self._path)
+        return self._ledger.recover()
+
+    async def _do(self, job: Callable[[], _Result]) -> _Result:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, job)
