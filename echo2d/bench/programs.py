@@ -1,0 +1,105 @@
+"""Child programs of a demo or test: each in a process group of its own, with its log file, ended without leftovers."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from echo2d.errors import Fault
+
+STOP_S = 10.0  # a program that has not ended so long after SIGTERM is killed
+LOG_TAIL_LINES = 12
+
+
+class Program:
+    """One running program. Its stdout and stderr go to `log`."""
+
+    def __init__(self, name: str, argv: Sequence[str], log: Path) -> None:
+        self.name = name
+        self.log = log
+        with log.open("ab") as sink:
+            self._process = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs."""
+        return self._process.poll()
+
+    def terminate(self) -> None:
+        if self.returncode is None:
+            self._process.send_signal(signal.SIGTERM)
+
+    def wait(self, timeout_s: float) -> int:
+        """Its return code; kills it after `timeout_s`, and always whatever it left in its process group."""
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def tail(self) -> str:
+        """The end of its log, for people who want to know why it failed."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        return "\n".join(lines[-LOG_TAIL_LINES:])
+
+
+class Programs:
+    """The programs of one run; leaving the block ends them all, the last started first."""
+
+    def __init__(self, logs: Path) -> None:
+        logs.mkdir(parents=True, exist_ok=True)
+        self._logs = logs
+        self._running: list[Program] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self, name: str, *arguments: str) -> Program:
+        """Start `python arguments...`."""
+        program = Program(name, [sys.executable, *arguments], self._logs / f"{name}.log")
+        self._running.append(program)
+        return program
+
+    def check(self) -> None:
+        """Fault when a program has ended that should be running, with the end of its log."""
+        for program in self._running:
+            if program.returncode not in (None, 0):
+                raise Fault(f"{program.name} ended with {program.returncode}; {program.log} ends:\n{program.tail()}")
+
+    def stop(self) -> None:
+        """SIGTERM to all but the first (the coordinator), then to it, so that the others can say goodbye."""
+        for program in reversed(self._running):
+            program.terminate()
+            program.wait(STOP_S)
+        self._running.clear()
+
+
+def wait_for(path: Path, programs: Programs, timeout_s: float) -> str:
+    """The text of a file that a program is about to write (atomically)."""
+    deadline = time.monotonic() + timeout_s
+    while not path.exists():
+        programs.check()
+        if time.monotonic() > deadline:
+            raise Fault(f"{path} did not appear within {timeout_s:.0f} s")
+        time.sleep(0.02)
+    return path.read_text()

@@ -1,0 +1,131 @@
+"""What a demo run measured, and whether it kept its promises."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+GAIN_MIN = 0.15  # held-out greedy accuracy, last version minus version 0
+STALE_SHARE_MIN = 0.10  # trained trajectories with staleness >= 1: the overlap is real
+SEED_COPIES_MAX = 1.5  # a chain sends each byte from the seed about once
+
+
+@dataclass(frozen=True, slots=True)
+class Quantiles:
+    """Seconds."""
+
+    p50: float | None
+    p95: float | None
+
+    @staticmethod
+    def of(values: Sequence[float]) -> "Quantiles":
+        return Quantiles(quantile(values, 0.5), quantile(values, 0.95))
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEnd:
+    """How one worker ended. digest_ok: weights read back out of its engine's memory are those of its version."""
+
+    id: str
+    version: int | None
+    digest_ok: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectories:
+    trained: int
+    dropped: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The object that `echo2d demo --json` ends with. Seconds, bytes, shares in 0..1.
+
+    accuracy: greedy, 200 fixed held-out prompts, version 0 and the last. reward: mean of the first and last tenth of
+    the steps. bubble_ratio: share of the learner's time spent waiting for data, without the first step (start-up).
+    seed_copies: bytes the seed sent per byte of a version, mean over versions.
+    """
+
+    steps: int
+    accuracy_first: float
+    accuracy_last: float
+    reward_first: float
+    reward_last: float
+    max_staleness: int
+    staleness_bound: int
+    staleness_histogram: dict[int, int]
+    bubble_ratio: float
+    t_train_s: float
+    t_bcast_s: Quantiles
+    refit_pause_s: Quantiles
+    tokens_per_s: float
+    seed_copies: float
+    wire_bytes: int
+    full_bytes: int
+    trajectories: Trajectories
+    versions_published: int
+    wall_s: float
+    workers: tuple[WorkerEnd, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def broken_promises(self, *, judge_accuracy: bool) -> list[str]:
+        """In words; empty when the run did what the demo promises. A run of fewer steps is not judged by accuracy."""
+        gain = self.accuracy_last - self.accuracy_first
+        stale = sum(count for staleness, count in self.staleness_histogram.items() if staleness >= 1)
+        late = [worker.id for worker in self.workers if worker.version != self.steps or not worker.digest_ok]
+        broken = {
+            f"held-out accuracy rose by {gain:.3f}, not {GAIN_MIN}": judge_accuracy and gain < GAIN_MIN,
+            f"a trajectory of staleness {self.max_staleness} was trained on, S = {self.staleness_bound}": (
+                self.max_staleness > self.staleness_bound
+            ),
+            f"only {stale} of {self.trajectories.trained} trajectories overlapped training": (
+                judge_accuracy and self.staleness_bound > 0 and stale < STALE_SHARE_MIN * self.trajectories.trained
+            ),
+            f"the seed sent {self.seed_copies:.2f} copies, not {SEED_COPIES_MAX}": self.seed_copies > SEED_COPIES_MAX,
+            f"not on version {self.steps} with the right weights: {', '.join(late)}": bool(late) or not self.workers,
+        }
+        return [promise for promise, is_broken in broken.items() if is_broken]
+
+
+def quantile(values: Sequence[float], share: float) -> float | None:
+    """The smallest value that at least `share` of the values do not exceed; None without values."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The learner's rows so far, by step; the last row of a step counts. A half-written row is skipped."""
+    rows: dict[int, dict[str, Any]] = {}
+    if path.exists():
+        for line in path.read_text().splitlines(keepends=True):
+            if line.endswith("\n"):
+                row = json.loads(line)
+                rows[row["step"]] = row
+    return [rows[step] for step in sorted(rows)]
+
+
+def staleness_histogram(rows: Sequence[Mapping[str, Any]]) -> dict[int, int]:
+    """Trained trajectories by staleness, over all steps."""
+    total: Counter[int] = Counter()
+    for row in rows:
+        total.update({int(staleness): count for staleness, count in row["staleness"].items()})
+    return dict(sorted(total.items()))
+
+
+def bubble_ratio(rows: Sequence[Mapping[str, Any]]) -> float:
+    """Share of the time that the learner waited, without the first step (workers were starting)."""
+    waited = sum(float(row["wait_s"]) for row in rows[1:])
+    trained = sum(float(row["t_train_s"]) for row in rows[1:])
+    return waited / (waited + trained) if waited + trained else 0.0
+
+
+def tenth(rows: Sequence[Mapping[str, Any]], *, last: bool) -> float:
+    """Mean reward of the first or last tenth of the steps (at least one)."""
+    count = max(1, len(rows) // 10)
+    part = rows[-count:] if last else rows[:count]
+    return sum(float(row["reward_mean"]) for row in part) / len(part)

@@ -1,0 +1,74 @@
+"""The command line: fast help, every command documented, mistakes in one line."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from echo2d.cli import main
+
+REPO = Path(__file__).parents[2]
+HELP_S_MAX = 0.3
+
+
+def commands(group: click.Group = main, prefix: str = "echo2d") -> Iterator[tuple[str, click.Command]]:
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from commands(command, f"{prefix} {name}")
+        else:
+            yield f"{prefix} {name}", command
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(main, list(arguments))
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.output
+
+
+def test_help_is_fast() -> None:
+    """The best of several: machines are shared."""
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "echo2d", "--help"], check=True, capture_output=True, cwd=REPO)
+        times.append(time.perf_counter() - start)
+    assert min(times) < HELP_S_MAX, times
+
+
+@pytest.mark.parametrize(("name", "command"), list(commands()))
+def test_every_command_is_documented(name: str, command: click.Command) -> None:
+    assert command.help, f"{name} has no help"
+    options = [option for option in command.params if isinstance(option, click.Option)]
+    assert [option.name for option in options if not option.help and option.name != "workers"] == []
+    assert name in (REPO / "README.md").read_text() or name.startswith("echo2d token"), f"README does not name {name}"
+
+
+def test_coordinate_needs_a_config() -> None:
+    code, output = run("coordinate")
+    assert code == 2
+    assert output.startswith("echo2d: coordinate needs --config")
+
+
+def test_print_config_names_every_table() -> None:
+    code, output = run("coordinate", "--print-config")
+    assert code == 0
+    for table in ("run", "coordinator", "policy", "sampling", "task", "dissemination", "link"):
+        assert f"[{table}]" in output
+
+
+def test_a_malformed_config_is_one_line(tmp_path: Path) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text('[policy]\nstaleness_max = "two"\n')
+    code, output = run("coordinate", "--config", str(config))
+    assert code == 2
+    assert output.count("\n") == 1
+
+
+def test_status_needs_to_know_whom_to_ask() -> None:
+    code, output = run("status")
+    assert (code, output.count("\n")) == (2, 1)
