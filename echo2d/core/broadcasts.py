@@ -1,0 +1,73 @@
+"""How long versions take to arrive: T_verify and T_bcast, measured over the workers that were there at the publish.
+
+Each counts until the last of them has verified, or serves, the version or a newer one; a worker lost since does not
+count. Not here: what is sent to whom.
+"""
+
+from dataclasses import dataclass
+
+from echo2d.core.figures import Figures
+from echo2d.core.ids import PeerId, PublishSeq
+
+PENDING_MAX = 8  # publishes not yet served everywhere; older ones are not measured
+
+
+@dataclass(slots=True)
+class _Pending:
+    """One clock: who is still awaited, and when the last one so far arrived (None: nobody yet)."""
+
+    awaited: set[PeerId]
+    arrived_at: float | None = None
+
+
+class Broadcasts:
+    """See the module docstring. `now` is monotonic seconds."""
+
+    def __init__(self, figures: Figures) -> None:
+        self._figures = figures
+        self._verify: dict[PublishSeq, tuple[float, _Pending]] = {}
+        self._bcast: dict[PublishSeq, tuple[float, _Pending]] = {}
+
+    def started(self, seq: PublishSeq, workers: set[PeerId], *, now: float) -> None:
+        """The publish was accepted while these workers were alive."""
+        if workers:
+            self._verify[seq] = (now, _Pending(set(workers)))
+            self._bcast[seq] = (now, _Pending(set(workers)))
+        for clocks in (self._verify, self._bcast):
+            while len(clocks) > PENDING_MAX:
+                del clocks[next(iter(clocks))]
+
+    def verified(self, peer: PeerId, seq: PublishSeq, *, now: float) -> None:
+        self._figures.t_verify_s.extend(_arrived(self._verify, peer, seq, now))
+
+    def served(self, peer: PeerId, seq: PublishSeq, *, now: float) -> None:
+        self._figures.t_bcast_s.extend(_arrived(self._bcast, peer, seq, now))
+
+    def lost(self, peer: PeerId) -> None:
+        """A worker that is gone is not waited for."""
+        for clocks, values in ((self._verify, self._figures.t_verify_s), (self._bcast, self._figures.t_bcast_s)):
+            for _, pending in clocks.values():
+                pending.awaited.discard(peer)
+            values.extend(_take_done(clocks))
+
+    def check(self) -> None:
+        for clocks in (self._verify, self._bcast):
+            assert len(clocks) <= PENDING_MAX
+            assert all(pending.awaited for _, pending in clocks.values())
+
+
+def _arrived(
+    clocks: dict[PublishSeq, tuple[float, _Pending]], peer: PeerId, seq: PublishSeq, now: float
+) -> list[float]:
+    for started, (_, pending) in clocks.items():
+        if started <= seq and peer in pending.awaited:
+            pending.awaited.remove(peer)
+            pending.arrived_at = now
+    return _take_done(clocks)
+
+
+def _take_done(clocks: dict[PublishSeq, tuple[float, _Pending]]) -> list[float]:
+    """The seconds of the clocks for which nobody is awaited any more; those that nobody reached are forgotten."""
+    done = [seq for seq, (_, pending) in clocks.items() if not pending.awaited]
+    ended = [clocks.pop(seq) for seq in done]
+    return [pending.arrived_at - started for started, pending in ended if pending.arrived_at is not None]

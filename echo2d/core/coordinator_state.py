@@ -1,0 +1,252 @@
+"""The coordinator as one machine: events in, actions out. It only routes; the parts decide.
+
+    peers ----> membership --+--> groups, leases ----> staleness (gates, buffer, batches)
+                             +--> publishing, spread      ^
+    learner --> learner_calls ----------------------------+--> versions
+
+Every event ends with one `_advance`: batches that were asked for freeze, versions start to spread, leases are granted.
+What a restart has to do first (groups to score or lease again) comes out of the first event; `wake_at` is now until
+then. A peer that breaks the protocol is closed (`PeerFault`). Not here: sockets, disk, time, and every decision.
+"""
+
+import math
+from typing import Any, assert_never
+
+from blake3 import blake3
+
+from echo2d.core.coordinator_io import (
+    Action,
+    BatchAsked,
+    CheckpointAsked,
+    CloseSession,
+    CommitAsked,
+    CoordinatorRules,
+    DeadlinePassed,
+    Event,
+    PeerConnected,
+    PeerDisconnected,
+    PeerRevoked,
+    PeerSaid,
+    PromptDrawn,
+    PublishAsked,
+    Recovered,
+    RefuseAsked,
+    RequestGone,
+    SampleScored,
+    Send,
+    SessionAsked,
+    SessionId,
+)
+from echo2d.core.coordinator_status import make_status
+from echo2d.core.figures import Figures
+from echo2d.core.groups import Groups
+from echo2d.core.learner_calls import LearnerCalls
+from echo2d.core.membership import Membership, Peer
+from echo2d.core.messages import (
+    ApplyFailed,
+    EdgeBroken,
+    EncodeFailed,
+    FormEncoded,
+    FrameAccused,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    LeaseFailed,
+    LeaseProgress,
+    RefitDone,
+    RefitFailed,
+    SampleFinished,
+    SegmentEncoded,
+    SegmentsWanted,
+    ToCoordinator,
+    TransferReport,
+    VersionKey,
+    VersionVerified,
+    Welcome,
+)
+from echo2d.core.publishing import Publishing
+from echo2d.core.staleness import Staleness
+from echo2d.core.versions import Versions
+from echo2d.errors import PeerFault
+
+PLAN_SECRET_BYTES = 32
+TAG_BITS = 31  # of this process, in front of lease and plan ids, which are 63 bits long
+
+
+class CoordinatorState:
+    """See the module docstring. plan_secret: PLAN_SECRET_BYTES random bytes of this process. now: monotonic seconds."""
+
+    def __init__(self, rules: CoordinatorRules, recovered: Recovered, *, plan_secret: bytes, now: float) -> None:
+        assert len(plan_secret) == PLAN_SECRET_BYTES
+        tag = int.from_bytes(blake3(b"tag" + plan_secret).digest(8), "big") >> (64 - TAG_BITS)
+        self._rules = rules
+        self._figures = Figures()
+        self._members = Membership(rules.run_id, rules.heartbeat_s)
+        self._versions = Versions(recovered.published, recovered.publish_seq)
+        self._staleness = Staleness(rules, recovered)
+        self._groups = Groups(
+            rules, recovered, members=self._members, versions=self._versions, staleness=self._staleness,
+            figures=self._figures, tag=tag,
+        )  # fmt: skip
+        self._publishing = Publishing(
+            rules, members=self._members, versions=self._versions, figures=self._figures, plan_secret=plan_secret,
+            tag=tag, now=now,
+        )  # fmt: skip
+        self._calls = LearnerCalls(
+            rules, recovered, members=self._members, versions=self._versions, staleness=self._staleness,
+            groups=self._groups, publishing=self._publishing, figures=self._figures,
+        )  # fmt: skip
+        self._start: tuple[float, list[Action]] | None = (now, self._groups.recover(recovered))
+
+    def handle(self, event: Event, *, now: float) -> list[Action]:
+        """What to do about one event."""
+        actions: list[Action] = []
+        if self._start is not None:
+            actions += self._start[1]
+            self._start = None
+        return [*actions, *self._route(event, now), *self._advance(now)]
+
+    def wake_at(self) -> float | None:
+        """When a DeadlinePassed is due; None: not before another event."""
+        if self._start is not None:
+            return self._start[0]
+        waits = (self._members.wake_at(), self._groups.wake_at(), self._publishing.wake_at())
+        return min((at for at in waits if at is not None), default=None)
+
+    def status(self) -> dict[str, Any]:
+        return make_status(
+            self._rules, members=self._members, versions=self._versions, staleness=self._staleness,
+            groups=self._groups, publishing=self._publishing, calls=self._calls, figures=self._figures,
+        )  # fmt: skip
+
+    # --- routes
+
+    def _route(self, event: Event, now: float) -> list[Action]:  # noqa: C901 - one line per event
+        match event:
+            case PeerConnected():
+                return self._connected(event, now)
+            case PeerSaid(session, message):
+                return self._said(session, message, now)
+            case PeerDisconnected(session):
+                self._members.disconnected(session)
+                return []
+            case PeerRevoked(peer):
+                known = self._members.get(peer)
+                return [] if known is None else [*self._members.revoked(known), *self._gone(known)]
+            case SessionAsked():
+                return self._calls.session_asked(event)
+            case PublishAsked():
+                return self._calls.publish_asked(event, now=now)
+            case BatchAsked():
+                return self._calls.batch_asked(event)
+            case CommitAsked():
+                return self._calls.commit_asked(event)
+            case RefuseAsked():
+                return self._calls.refuse_asked(event)
+            case CheckpointAsked():
+                return self._calls.checkpoint_asked(event)
+            case RequestGone(request):
+                self._calls.request_gone(request)
+                return []
+            case PromptDrawn():
+                return self._groups.prompt_drawn(event)
+            case SampleScored():
+                return self._groups.scored(event)
+            case DeadlinePassed():
+                return self._deadlines(now)
+            case _:
+                assert_never(event)
+
+    def _connected(self, event: PeerConnected, now: float) -> list[Action]:
+        joined, actions = self._members.connected(event, now=now)
+        if joined is None:
+            return actions
+        peer, hello = joined.peer, event.hello
+        keep, cancel, ended = self._groups.rejoined(peer, hello.leases, now=now)
+        seq = self._versions.publish_seq
+        welcome = Welcome(
+            peer.peer, self._rules.run_id, self._calls.epoch, seq, self._rules.heartbeat_s, keep, cancel
+        )  # fmt: skip
+        placed = self._publishing.joined(peer, renewed=joined.renewed, now=now)
+        return [*actions, Send(event.session, welcome), *ended, *placed]
+
+    def _said(self, session: SessionId, message: ToCoordinator, now: float) -> list[Action]:
+        peer, returned = self._members.heard(session, now=now)
+        if peer is None:
+            return []
+        back = self._publishing.joined(peer, renewed=False, now=now) if returned else []
+        try:
+            return [*back, *self._message(peer, message, now)]
+        except PeerFault as fault:
+            self._members.disconnected(session)
+            return [*back, self._figures.fault("peer", f"{peer.name}: {fault}"), CloseSession(session)]
+
+    def _message(self, peer: Peer, message: ToCoordinator, now: float) -> list[Action]:  # noqa: C901
+        match message:
+            case Heartbeat(running):
+                peer.running = running
+                return []
+            case Goodbye():
+                return [*self._members.left(peer), *self._gone(peer)]
+            case SegmentEncoded():
+                return self._publishing.segment_encoded(peer, message)
+            case FormEncoded():
+                return self._publishing.form_encoded(peer, message)
+            case EncodeFailed():
+                return self._publishing.encode_failed(peer, message, now=now)
+            case SegmentsWanted():
+                return self._publishing.segments_wanted(peer, message)
+            case EdgeBroken():
+                return self._publishing.edge_broken(peer, message)
+            case FrameAccused():
+                return self._publishing.frame_accused(peer, message)
+            case TransferReport():
+                return self._publishing.transferred(peer, message)
+            case VersionVerified():
+                return self._publishing.verified(peer, message, now=now)
+            case ApplyFailed():
+                return self._publishing.apply_failed(peer, message)
+            case RefitDone():
+                return self._refitted(peer, message, now)
+            case RefitFailed(version, _, serving, reason):
+                peer.serving = serving if serving in peer.acknowledged else None
+                return [self._figures.fault("refit", f"{peer.name}, version {version}: {reason}")]
+            case LeaseProgress():
+                return self._groups.progressed(peer, message, now=now)
+            case SampleFinished():
+                return self._groups.finished(peer, message, now=now)
+            case LeaseFailed():
+                return self._groups.failed(peer, message, now=now)
+            case Hello():
+                raise PeerFault("a second hello")
+            case _:
+                assert_never(message)
+
+    def _refitted(self, peer: Peer, message: RefitDone, now: float) -> list[Action]:
+        if not (math.isfinite(message.pause_s) and message.pause_s >= 0):
+            raise PeerFault("a pause that is no duration")
+        peer.refitted(message)
+        if self._versions.live(VersionKey(message.version, message.digest)) is None:
+            return [self._figures.fault("refit", f"{peer.name}: version {message.version} is not published")]
+        self._figures.refit_pause_s.append(message.pause_s)
+        self._publishing.served(peer, now=now)
+        return []
+
+    def _gone(self, peer: Peer) -> list[Action]:
+        """It will not come back soon: its work goes to others."""
+        return [*self._groups.worker_left(peer), *self._publishing.lost(peer)]
+
+    def _deadlines(self, now: float) -> list[Action]:
+        suspected, actions = self._members.deadlines(now=now)
+        for peer in suspected:
+            actions += self._publishing.lost(peer)
+        return [*actions, *self._groups.deadlines(now=now)]
+
+    def _advance(self, now: float) -> list[Action]:
+        return [*self._calls.advance(), *self._publishing.advance(now=now), *self._groups.advance(now=now)]
+
+    def check(self) -> None:
+        """All invariants of all parts."""
+        for part in (self._figures, self._members, self._versions, self._staleness, self._groups, self._publishing):
+            part.check()
+        self._calls.check()

@@ -1,0 +1,128 @@
+"""`GET /v1/status`: everything there is to know about a run, as plain values (JSON). Reads, decides nothing.
+
+Digests are hex, durations seconds, `lag` publishes between the newest version and the one a worker serves.
+"""
+
+from typing import Any
+
+from echo2d.core.coordinator_io import CoordinatorRules, VersionPublished
+from echo2d.core.figures import Figures
+from echo2d.core.groups import Groups
+from echo2d.core.learner_calls import LearnerCalls
+from echo2d.core.membership import Membership, Peer
+from echo2d.core.publishing import Publishing
+from echo2d.core.spread import Spread
+from echo2d.core.staleness import Staleness
+from echo2d.core.versions import Versions
+
+
+def make_status(
+    rules: CoordinatorRules,
+    *,
+    members: Membership,
+    versions: Versions,
+    staleness: Staleness,
+    groups: Groups,
+    publishing: Publishing,
+    calls: LearnerCalls,
+    figures: Figures,
+) -> dict[str, Any]:
+    """Of one moment."""
+    newest = versions.newest
+    return {
+        "epoch": calls.epoch,
+        "open_step": staleness.open_step,
+        "committed_step": staleness.committed,
+        "checkpoint_step": staleness.checkpoint,
+        "staleness_max": rules.staleness_max,
+        "publish_every": calls.publish_every,
+        "trajectories_per_step": rules.trajectories_per_step,
+        "group_size": rules.group_size,
+        "dissemination_bound": figures.dissemination_bound(rules.staleness_max),
+        "newest_version": _version(newest),
+        "groups": {
+            "buffered": staleness.buffered,
+            "in_flight": groups.in_flight,
+            "queued": staleness.queued(groups.in_flight),
+            "leases": len(groups.leases),
+        },
+        "broadcast": _broadcast(publishing.spreading, publishing.waiting, members),
+        "workers": [_worker(peer, versions, groups) for peer in members if peer.kind == "worker"],
+        "relays": [_peer(peer) for peer in members if peer.kind == "relay"],
+        "seed_alive": members.seed is not None,
+        **_figures(figures),
+    }
+
+
+def _figures(figures: Figures) -> dict[str, Any]:
+    return {
+        "versions_published": figures.versions_published,
+        "staleness": {str(staleness): count for staleness, count in sorted(figures.staleness.items())},
+        "trajectories": {"trained": figures.trajectories_trained, "dropped": figures.trajectories_dropped},
+        "tokens_accepted": figures.tokens_accepted,
+        "groups_dropped": dict(figures.dropped_groups),
+        "results_refused": dict(figures.refused_results),
+        "rewards": [[step, reward] for step, reward in figures.batch_rewards],
+        "t_train_s": list(figures.t_train_s),
+        "t_verify_s": list(figures.t_verify_s),
+        "t_bcast_s": list(figures.t_bcast_s),
+        "refit_pause_s": list(figures.refit_pause_s),
+        "seed_copies": {str(version): copies for version, copies in figures.seed_copies.items()},
+        "wire_bytes": figures.wire_bytes,
+        "full_bytes": figures.full_bytes,
+        "faults": list(figures.faults),
+    }
+
+
+def _version(record: VersionPublished | None) -> dict[str, Any] | None:
+    if record is None:
+        return None
+    return {
+        "version": record.version, "digest": record.digest.hex(), "publish_seq": record.publish_seq
+    }  # fmt: skip
+
+
+def _peer(peer: Peer) -> dict[str, Any]:
+    return {"id": peer.peer, "name": peer.name, "kind": peer.kind, "state": peer.state, "alive": peer.alive}
+
+
+def _worker(peer: Peer, versions: Versions, groups: Groups) -> dict[str, Any]:
+    serving, newest = versions.live(peer.serving), versions.newest
+    return {
+        **_peer(peer),
+        "slots": peer.slots,
+        "running": peer.running,
+        "leased": groups.leases.load(peer.peer),
+        "serving": _version(serving),
+        "lag": None if serving is None or newest is None else newest.publish_seq - serving.publish_seq,
+        "accepted": peer.accepted,
+        "refit_pause_s": peer.refit_pause_s,
+        "memory_ok": peer.memory_ok,
+    }
+
+
+def _broadcast(spread: Spread | None, waiting: VersionPublished | None, members: Membership) -> dict[str, Any] | None:
+    if spread is None:
+        return None
+    plan = spread.plan
+    return {
+        "version": spread.record.version,
+        "form": spread.form,
+        "whole": spread.totals is not None,
+        "wire_bytes": None if spread.totals is None else spread.totals.wire_bytes,
+        "full_bytes": spread.record.full_bytes,
+        "shape": None if plan is None else plan.shape,
+        "predicted_s": None if plan is None else plan.predicted_s,
+        "waiting_version": None if waiting is None else waiting.version,
+        "peers": [_progress(peer, spread) for peer in members.receivers()],
+    }
+
+
+def _progress(peer: Peer, spread: Spread) -> dict[str, Any]:
+    return {
+        "id": peer.peer,
+        "name": peer.name,
+        "payload_bytes": spread.received.get(peer.peer, 0),
+        "verified": peer.peer in spread.verified,
+        "failed": peer.peer in spread.failed,
+    }

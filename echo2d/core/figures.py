@@ -1,0 +1,96 @@
+"""What the coordinator has counted and measured since it started: for `status`, the dashboard and "auto" kappa.
+
+Not here: anything that decides what happens next but `publish_every_auto`; nothing of this is durable.
+"""
+
+import math
+from collections import Counter, deque
+from collections.abc import Iterable
+
+from echo2d.core.coordinator_io import Note, StoredGroup
+
+RECENT_MAX = 256  # measurements kept of each kind: more steps than any p95 here needs
+FAULTS_MAX = 32  # lines of the newest faults; older ones are in the log
+VERSIONS_MEASURED_MAX = 64  # versions whose seed_copies are kept
+QUANTILE_WINDOW = 16  # "auto" follows the last so many steps and broadcasts
+FAULT_CHARS_MAX = 300  # one line for a person
+
+
+def quantile(values: Iterable[float], share: float) -> float | None:
+    """The smallest value that at least `share` of all values do not exceed; None without values."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
+
+
+def publish_every_auto(t_train_s: float | None, t_bcast_s: float | None, staleness_max: int) -> int:
+    """The smallest kappa with kappa * t_train_s > t_bcast_s, at most S + 1; 1 until both are measured."""
+    if t_train_s is None or t_bcast_s is None:
+        return 1
+    if t_train_s <= 0:
+        return staleness_max + 1
+    return min(staleness_max + 1, math.floor(t_bcast_s / t_train_s) + 1)
+
+
+class Figures:
+    """Counters and the newest measurements. Seconds and bytes; `staleness` counts trained trajectories by staleness."""
+
+    def __init__(self) -> None:
+        self.t_train_s: deque[float] = deque(maxlen=RECENT_MAX)
+        self.t_verify_s: deque[float] = deque(maxlen=RECENT_MAX)
+        self.t_bcast_s: deque[float] = deque(maxlen=RECENT_MAX)
+        self.refit_pause_s: deque[float] = deque(maxlen=RECENT_MAX)
+        self.batch_rewards: deque[tuple[int, float]] = deque(maxlen=RECENT_MAX)
+        self.faults: deque[str] = deque(maxlen=FAULTS_MAX)
+        self.staleness: Counter[int] = Counter()
+        self.dropped_groups: Counter[str] = Counter()
+        self.refused_results: Counter[str] = Counter()
+        self.seed_copies: dict[int, float] = {}
+        self.trajectories_trained = 0
+        self.trajectories_dropped = 0
+        self.tokens_accepted = 0
+        self.versions_published = 0
+        self.wire_bytes = 0
+        self.full_bytes = 0
+
+    def fault(self, kind: str, text: str) -> Note:
+        """Keep the fault among the newest ones; the Note says it."""
+        line = text[:FAULT_CHARS_MAX].replace("\n", " ")
+        self.faults.append(f"{kind}: {line}")
+        return Note(kind, line)
+
+    def trained(self, step: int, groups: Iterable[StoredGroup], t_train_s: float) -> None:
+        """Batch `step` was committed for the first time."""
+        trajectories = [trajectory for group in groups for trajectory in group.record.trajectories]
+        self.t_train_s.append(t_train_s)
+        self.trajectories_trained += len(trajectories)
+        self.staleness.update(step - 1 - trajectory.version_min for trajectory in trajectories)
+        if trajectories:
+            self.batch_rewards.append((step, sum(each.reward for each in trajectories) / len(trajectories)))
+
+    def dropped(self, reason: str, trajectories: int) -> None:
+        self.dropped_groups[reason] += 1
+        self.trajectories_dropped += trajectories
+
+    def seed_sent(self, version: int, copies: float) -> None:
+        """The seed has sent so many times the version's wire bytes."""
+        self.seed_copies.pop(version, None)
+        self.seed_copies[version] = copies
+        if len(self.seed_copies) > VERSIONS_MEASURED_MAX:
+            del self.seed_copies[next(iter(self.seed_copies))]
+
+    def publish_every(self, staleness_max: int) -> int:
+        """kappa under "auto": from the recent median train step and 95 % of broadcasts."""
+        t_train_s = quantile(list(self.t_train_s)[-QUANTILE_WINDOW:], 0.5)
+        return publish_every_auto(t_train_s, self._t_bcast_p95(), staleness_max)
+
+    def dissemination_bound(self, staleness_max: int) -> bool:
+        """Whether even kappa = S + 1 train steps are shorter than a broadcast."""
+        t_train_s, t_bcast_s = quantile(list(self.t_train_s)[-QUANTILE_WINDOW:], 0.5), self._t_bcast_p95()
+        return t_train_s is not None and t_bcast_s is not None and (staleness_max + 1) * t_train_s <= t_bcast_s
+
+    def _t_bcast_p95(self) -> float | None:
+        return quantile(list(self.t_bcast_s)[-QUANTILE_WINDOW:], 0.95)
+
+    def check(self) -> None:
+        assert len(self.seed_copies) <= VERSIONS_MEASURED_MAX
+        assert sum(self.staleness.values()) == self.trajectories_trained

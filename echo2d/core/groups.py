@@ -1,0 +1,515 @@
+"""Groups: a prompt goes out as leases, results come in and are scored, a whole group goes to the buffer.
+
+    prompt taken --> samples waiting --> leased --> kept (durable) --> scored --> all of them: buffered
+                        ^                  |                |            |
+                        +-- lease ended ---+                +------------+--> dropped, with everything it had
+
+A group is dropped whole (I5): when it is too old, a reward failed, its leases or results failed too often, a version
+that wrote for it is revoked, or all its rewards are the same. The first accepted result of a sample stands.
+Kept true: every sample is waiting, in one running lease, or kept. Not here: the gates (`staleness`), batches.
+"""
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+
+from blake3 import blake3
+
+from echo2d.core.codec import pack
+from echo2d.core.coordinator_io import (
+    Action,
+    CoordinatorRules,
+    GroupDropped,
+    Note,
+    Persist,
+    PromptDrawn,
+    PromptTaken,
+    Recovered,
+    SampleKept,
+    SampleRewarded,
+    SampleScored,
+    ScoreSample,
+    Send,
+    StopRun,
+    StoredGroup,
+)
+from echo2d.core.figures import Figures
+from echo2d.core.ids import GroupId, PeerId, Version
+from echo2d.core.leases import Lease, Leases
+from echo2d.core.membership import Membership, Peer
+from echo2d.core.messages import (
+    HeldLease,
+    LeaseCancelled,
+    LeaseFailed,
+    LeaseGranted,
+    LeaseProgress,
+    SampleAnswered,
+    SampleFinished,
+    VersionKey,
+)
+from echo2d.core.placement import Room, place
+from echo2d.core.prompts import Prompt, Prompts
+from echo2d.core.results import result_fault
+from echo2d.core.staleness import Staleness, uses, version_max
+from echo2d.core.trajectory import GroupRecord, TrajectoryRecord, unpack_tokens
+from echo2d.core.versions import Versions
+from echo2d.errors import PeerFault
+
+LEASE_FAILURES_MAX = 8  # leases of one group that failed or fell silent; then its prompt is given up
+BAD_RESULTS_MAX = 3  # refused results of one group; then its prompt is given up
+EXTRA_STEPS_MAX = 4  # a step draws at most 4 R trajectories more because groups had no variance
+ANSWERED_MAX = 1 << 16  # accepted results whose repeats are recognised; workers repeat at most their newest 1024
+
+
+@dataclass(slots=True)
+class _Group:
+    """One admitted, unfinished group. given: every attempt, its worker and samples; kept: reward NaN = unscored."""
+
+    group: GroupId
+    prompt: Prompt
+    waiting: set[int]
+    kept: dict[int, TrajectoryRecord] = field(default_factory=dict)
+    given: dict[HeldLease, tuple[PeerId, frozenset[int]]] = field(default_factory=dict)
+    ended: list[HeldLease] = field(default_factory=list)
+    running: set[HeldLease] = field(default_factory=set)
+    failures: int = 0
+    bad_results: int = 0
+
+    def record(self) -> GroupRecord:
+        return GroupRecord(self.group, self.prompt.tokens, tuple(self.kept[sample] for sample in sorted(self.kept)))
+
+
+class Groups:
+    """See the module docstring. `advance` grants what may be granted; call it after every event."""
+
+    def __init__(
+        self,
+        rules: CoordinatorRules,
+        recovered: Recovered,
+        *,
+        members: Membership,
+        versions: Versions,
+        staleness: Staleness,
+        figures: Figures,
+        tag: int,
+    ) -> None:
+        self._rules = rules
+        self._members = members
+        self._versions = versions
+        self._staleness = staleness
+        self._figures = figures
+        self._prompts = Prompts(recovered.next_cursor)
+        self._next_group = recovered.next_group
+        self._groups: dict[GroupId, _Group] = {}
+        self.leases = Leases(tag, rules.lease_silence_s)
+        self._owners: dict[HeldLease, GroupId] = {}  # of every attempt of the unfinished groups
+        self._answered: dict[tuple[HeldLease, int], bytes] = {}
+        self._extra = 0  # trajectories filtered while `_extra_step` was the open step
+        self._extra_step = 0
+        self._advanced_at = 0.0
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._groups)
+
+    def recover(self, recovered: Recovered) -> list[Action]:
+        """Take the stored groups that are in no batch: complete ones are buffered, the others go on."""
+        actions: list[Action] = []
+        held = self._staleness.held()
+        for stored in recovered.groups:
+            if stored.record.group not in held:
+                actions += self._recover_group(stored)
+        return actions
+
+    # --- the data plane
+
+    def prompt_drawn(self, event: PromptDrawn) -> list[Action]:
+        fault = _prompt_fault(event.tokens, self._rules.vocab_size)
+        if fault:
+            return [StopRun(f"prompt {event.cursor} of the task {fault}")]
+        self._prompts.drawn(event.cursor, event.tokens)
+        return []
+
+    def scored(self, event: SampleScored) -> list[Action]:
+        group = self._groups.get(event.group)
+        kept = None if group is None else group.kept.get(event.sample)
+        if group is None or kept is None or not math.isnan(kept.reward):
+            return []  # the group left meanwhile
+        if event.reward is None or not math.isfinite(event.reward):
+            note = self._figures.fault("reward", f"sample {event.sample} of group {event.group}: {event.reason}")
+            return [note, *self._drop(group, "reward", event.reason)]
+        group.kept[event.sample] = replace(kept, reward=event.reward)
+        rewarded = Persist(SampleRewarded(event.group, event.sample, event.reward))
+        done = len(group.kept) == self._rules.group_size and not any(_unscored(group))
+        return [rewarded, *(self._complete(group) if done else [])]
+
+    # --- workers
+
+    def progressed(self, peer: Peer, message: LeaseProgress, *, now: float) -> list[Action]:
+        lease = self.leases.get(HeldLease(message.lease, message.attempt))
+        if lease is None or lease.worker != peer.peer:
+            return _send(peer, LeaseCancelled(message.lease, message.attempt))
+        self.leases.renew(lease, tokens=any(sample.tokens for sample in message.samples), now=now)
+        return []
+
+    def finished(self, peer: Peer, message: SampleFinished, *, now: float) -> list[Action]:
+        """Judge a result and answer it: the first accepted result of a sample wins."""
+        key = HeldLease(message.lease, message.attempt)
+        before = self._answered.get((key, message.sample))
+        if before is not None:
+            return self._answer_repeat(peer, message, identical=before == _fingerprint(message))
+        group = self._group_of(peer, key, message.sample)
+        if group is None:
+            known = self.leases.given(message.lease)
+            return self._refuse(peer, message, "the lease is over" if known else "no such lease", fault=not known)
+        if message.sample in group.kept:
+            return self._refuse(peer, message, "another attempt was first")
+        fault = result_fault(
+            message,
+            vocab_size=self._rules.vocab_size,
+            max_new_tokens=self._rules.max_new_tokens,
+            believed=lambda version: version in peer.acknowledged and self._versions.live(version) is not None,
+        )
+        if fault:
+            return self._bad_result(peer, group, message, fault, now)
+        return self._accept(peer, group, message, now)
+
+    def failed(self, peer: Peer, message: LeaseFailed, *, now: float) -> list[Action]:
+        """The worker gives a lease back; it rests a little."""
+        lease = self.leases.get(HeldLease(message.lease, message.attempt))
+        if lease is None or lease.worker != peer.peer:
+            return []
+        return [self._figures.fault("lease", f"{peer.name}: {message.reason}"), *self._lease_failed(lease, peer, now)]
+
+    def rejoined(
+        self, peer: Peer, held: Collection[HeldLease], *, now: float
+    ) -> tuple[tuple[HeldLease, ...], tuple[HeldLease, ...], list[Action]]:
+        """What a hello's leases become: kept, cancelled; running ones that the worker does not know end."""
+        actions: list[Action] = []
+        keep = []
+        for lease in self.leases.of_worker(peer.peer):
+            if lease.key in held:
+                self.leases.renew(lease, tokens=False, now=now)
+                keep.append(lease.key)
+            else:
+                actions += self._end(lease)
+        return tuple(keep), tuple(key for key in held if key not in keep), actions
+
+    def worker_left(self, peer: Peer) -> list[Action]:
+        """It will not finish anything."""
+        ended = [self._end(lease) for lease in self.leases.of_worker(peer.peer)]
+        return [action for actions in ended for action in actions]
+
+    # --- versions, time
+
+    def revoke(self, keys: Collection[VersionKey]) -> list[Action]:
+        """Cancel the leases and drop the groups that these versions wrote for."""
+        actions: list[Action] = []
+        for lease in list(self.leases):
+            worker = self._members.get(lease.worker)
+            if lease.served in keys or (worker is not None and worker.serving in keys):
+                actions += [*self._cancel(lease), *self._end(lease, failures=0)]
+        for group in list(self._groups.values()):
+            if uses(group.record(), keys):
+                actions += self._drop(group, "revoked", "", again=True)
+        return actions
+
+    def deadlines(self, *, now: float) -> list[Action]:
+        actions: list[Action] = []
+        for lease in self.leases.expired(now=now):
+            worker = self._members.get(lease.worker)
+            name = lease.worker if worker is None else worker.name
+            actions += [self._figures.fault("lease", f"{name}: silent or stuck"), *self._cancel(lease)]
+            actions += self._lease_failed(lease, worker, now)
+        return actions
+
+    def wake_at(self) -> float | None:
+        """When a lease expires, or a worker has rested."""
+        lease_at = self.leases.wake_at()
+        resting = [peer.rest_until for peer in self._members.workers() if peer.rest_until > self._advanced_at]
+        return min(resting if lease_at is None else [*resting, lease_at], default=None)
+
+    def advance(self, *, now: float) -> list[Action]:
+        """Drop what has become too old, then keep the engines full: waiting samples first, then new groups."""
+        self._advanced_at = now
+        if self._staleness.open_step != self._extra_step:
+            self._extra, self._extra_step = 0, self._staleness.open_step
+        actions = self._age()
+        for group in list(self._groups.values()):
+            if group.waiting:
+                actions += self._let(group, self._staleness.oldest, now)
+        actions += self._admit(now)
+        slots = sum(peer.slots for peer in self._members.workers())
+        return [*actions, *self._prompts.ask(1 + slots // self._rules.group_size)]
+
+    def discard(self, stored: StoredGroup, reason: str, detail: str = "", *, again: bool = False) -> list[Action]:
+        """A complete group is of no use. again: for no fault of its prompt, which is used once more."""
+        if again:
+            self._prompts.give_back(Prompt(stored.cursor, stored.record.prompt))
+        self._figures.dropped(reason, len(stored.record.trajectories))
+        return [Persist(GroupDropped(stored.record.group, f"{reason}: {detail}" if detail else reason))]
+
+    # --- inside: granting
+
+    def _admit(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        samples = range(self._rules.group_size)
+        while True:
+            rooms = self._rooms(self._staleness.oldest_start(self.in_flight), now)
+            if not place(samples, rooms):
+                return actions
+            prompt = self._prompts.take()
+            if prompt is None:
+                return actions
+            group = _Group(self._next_group, prompt, set(samples))
+            self._next_group = GroupId(self._next_group + 1)
+            self._groups[group.group] = group
+            actions.append(Persist(PromptTaken(group.group, prompt.cursor, prompt.tokens)))
+            actions += self._grant(group, rooms, now)
+
+    def _let(self, group: _Group, oldest: Version, now: float) -> list[Action]:
+        return self._grant(group, self._rooms(oldest, now), now)
+
+    def _rooms(self, oldest: Version, now: float) -> list[Room]:
+        """The workers that may write for a group, best first: newest version, then most room."""
+        ranked = []
+        for peer in self._members.workers():
+            serving = self._versions.live(peer.serving)
+            if serving is not None and serving.version >= oldest and peer.slots and now >= peer.rest_until:
+                free = max(0, peer.slots - self.leases.load(peer.peer))
+                ranked.append((-serving.publish_seq, -free, peer.peer, peer.slots))
+        return [Room(worker, slots, -free) for _, free, worker, slots in sorted(ranked)]
+
+    def _grant(self, group: _Group, rooms: list[Room], now: float) -> list[Action]:
+        """Lease all waiting samples, if there is room for all of them."""
+        actions: list[Action] = []
+        for worker, samples in place(sorted(group.waiting), rooms):
+            peer = self._members.get(worker)
+            assert peer is not None
+            assert peer.serving is not None
+            name = group.ended.pop() if group.ended else None
+            lease = self.leases.start(name, group.group, worker, peer.serving, samples, now=now)
+            group.given[lease.key] = (worker, frozenset(samples))
+            self._owners[lease.key] = group.group
+            group.running.add(lease.key)
+            group.waiting.difference_update(samples)
+            actions += _send(peer, self._grant_message(group, lease, samples))
+        return actions
+
+    def _grant_message(self, group: _Group, lease: Lease, samples: tuple[int, ...]) -> LeaseGranted:
+        rules = self._rules
+        return LeaseGranted(
+            lease.key.lease,
+            lease.key.attempt,
+            group.group,
+            group.prompt.tokens,
+            samples,
+            rules.max_new_tokens,
+            rules.temperature,
+            rules.top_p,
+            rules.stop_token_ids,
+            self._staleness.oldest,
+            rules.lease_silence_s,
+        )
+
+    # --- inside: results
+
+    def _group_of(self, peer: Peer, key: HeldLease, sample: int) -> _Group | None:
+        """The unfinished group for which this worker was given this sample under this attempt."""
+        owner = self._owners.get(key)
+        if owner is None:
+            return None
+        worker, samples = self._groups[owner].given[key]
+        return self._groups[owner] if worker == peer.peer and sample in samples else None
+
+    def _accept(self, peer: Peer, group: _Group, message: SampleFinished, now: float) -> list[Action]:
+        oldest = min(span.version for span in message.spans)
+        if self._staleness.outdated(oldest, None):
+            answer = _answer(peer, message, "its group is too old")
+            return [*answer, *self._drop(group, "stale", "", again=True)]
+        reward = math.nan
+        record = TrajectoryRecord(message.sample, message.tokens, message.logprobs, message.spans, reward, peer.peer)
+        key = HeldLease(message.lease, message.attempt)
+        group.kept[message.sample] = record
+        group.waiting.discard(message.sample)
+        peer.succeeded()
+        self._figures.tokens_accepted += len(message.tokens) // 4
+        self._remember(key, message)
+        return [
+            Persist(SampleKept(group.group, message.lease, message.attempt, record)),
+            *_answer(peer, message),
+            *self._release(group, key, message.sample, now),
+            ScoreSample(group.group, message.sample, group.prompt.cursor, message.tokens),
+        ]
+
+    def _release(self, group: _Group, answered: HeldLease, sample: int, now: float) -> list[Action]:
+        """The sample is done: take it out of the lease that holds it, which need not be the one that answered."""
+        actions: list[Action] = []
+        for key in list(group.running):
+            lease = self.leases.get(key)
+            assert lease is not None
+            if key == answered:
+                self.leases.renew(lease, tokens=True, now=now)
+            if sample in lease.samples and self.leases.answer(lease, sample):
+                group.running.remove(key)
+                actions += [] if key == answered else self._cancel(lease)
+        return actions
+
+    def _bad_result(self, peer: Peer, group: _Group, message: SampleFinished, fault: str, now: float) -> list[Action]:
+        """Refuse it; the sample waits for another lease unless one has it, and the group ends if this goes on."""
+        group.bad_results += 1
+        peer.rest(now)
+        actions = self._refuse(peer, message, fault, fault=True)
+        lease = self.leases.get(HeldLease(message.lease, message.attempt))
+        if lease is not None and message.sample in lease.samples:
+            group.waiting.add(message.sample)
+            if self.leases.answer(lease, message.sample):
+                group.running.remove(lease.key)
+                group.ended.append(lease.key)
+        if group.bad_results >= BAD_RESULTS_MAX:
+            actions += self._drop(group, "result", fault)
+        return actions
+
+    def _refuse(self, peer: Peer, message: SampleFinished, reason: str, *, fault: bool = False) -> list[Action]:
+        self._figures.refused_results["bad" if fault else reason] += 1
+        notes = [self._figures.fault("result", f"{peer.name}: {reason}")] if fault else []
+        return [*notes, *_answer(peer, message, reason)]
+
+    def _answer_repeat(self, peer: Peer, message: SampleFinished, *, identical: bool) -> list[Action]:
+        if identical:
+            return _answer(peer, message)
+        return self._refuse(peer, message, "a different result was accepted before")
+
+    def _remember(self, key: HeldLease, message: SampleFinished) -> None:
+        self._answered[key, message.sample] = _fingerprint(message)
+        if len(self._answered) > ANSWERED_MAX:
+            del self._answered[next(iter(self._answered))]
+
+    # --- inside: ends
+
+    def _complete(self, group: _Group) -> list[Action]:
+        """All samples are scored: into the buffer, unless the rewards say nothing or it is too old."""
+        stored = StoredGroup(group.record(), group.prompt.cursor)
+        actions: list[Action] = []
+        if self._rules.filter_zero_variance and _no_variance(stored.record):
+            size = self._rules.group_size
+            if self._extra + size <= EXTRA_STEPS_MAX * self._rules.trajectories_per_step:
+                self._extra += size
+                return self._drop(group, "filtered", "all rewards are the same")
+            step = self._staleness.open_step
+            actions = [Note("variance", f"step {step}: too many groups without variance; group {group.group} is taken")]
+        if not self._staleness.admit(stored):
+            return self._drop(group, "stale", "", again=True)
+        self._forget(group)
+        return actions
+
+    def _age(self) -> list[Action]:
+        actions: list[Action] = []
+        for stored in self._staleness.age():
+            actions += self.discard(stored, "stale", again=True)
+        for group in list(self._groups.values()):
+            if self._outdated(group):
+                actions += self._drop(group, "stale", "", again=True)
+        return actions
+
+    def _outdated(self, group: _Group) -> bool:
+        """By the versions that are known to have written or to be writing for it."""
+        running = [lease.served.version for key in group.running if (lease := self.leases.get(key)) is not None]
+        oldest = min([*running, *(kept.version_min for kept in group.kept.values())], default=None)
+        whole = len(group.kept) == self._rules.group_size
+        return oldest is not None and self._staleness.outdated(oldest, version_max(group.record()) if whole else None)
+
+    def _lease_failed(self, lease: Lease, worker: Peer | None, now: float) -> list[Action]:
+        if worker is not None:
+            worker.rest(now)
+        return self._end(lease)
+
+    def _end(self, lease: Lease, *, failures: int = 1) -> list[Action]:
+        """The attempt is over; its open samples wait for the next one, unless the group has failed too often."""
+        if self.leases.get(lease.key) is not lease:
+            return []  # it ended with its group just now
+        group = self._groups[lease.group]
+        self.leases.end(lease)
+        group.running.remove(lease.key)
+        group.ended.append(lease.key)
+        group.waiting.update(lease.samples)
+        group.failures += failures
+        return self._drop(group, "lease", "its leases failed") if group.failures > LEASE_FAILURES_MAX else []
+
+    def _cancel(self, lease: Lease) -> list[Action]:
+        peer = self._members.get(lease.worker)
+        return [] if peer is None else _send(peer, LeaseCancelled(lease.key.lease, lease.key.attempt))
+
+    def _drop(self, group: _Group, reason: str, detail: str, *, again: bool = False) -> list[Action]:
+        actions: list[Action] = []
+        for key in group.running:
+            lease = self.leases.get(key)
+            assert lease is not None
+            self.leases.end(lease)
+            actions += self._cancel(lease)
+        self._forget(group)
+        stored = StoredGroup(group.record(), group.prompt.cursor)
+        return [*actions, *self.discard(stored, reason, detail, again=again)]
+
+    def _forget(self, group: _Group) -> None:
+        del self._groups[group.group]
+        for key in group.given:
+            del self._owners[key]
+
+    def _recover_group(self, stored: StoredGroup) -> list[Action]:
+        record, size = stored.record, self._rules.group_size
+        kept = {trajectory.sample: trajectory for trajectory in record.trajectories}
+        if any(sample >= size for sample in kept):
+            return self.discard(stored, "rules", "the group size has changed")
+        group = _Group(record.group, Prompt(stored.cursor, record.prompt), set(range(size)) - set(kept), kept)
+        unscored = _unscored(group)
+        if group.waiting or unscored:
+            self._groups[group.group] = group
+            return [ScoreSample(group.group, each.sample, stored.cursor, each.tokens) for each in unscored]
+        return [] if self._staleness.admit(stored) else self.discard(stored, "stale", again=True)
+
+    def check(self) -> None:
+        self.leases.check()
+        self._prompts.check()
+        assert len(self._answered) <= ANSWERED_MAX
+        running = {lease.key: lease for lease in self.leases}
+        for group in self._groups.values():
+            samples = [*group.waiting, *group.kept, *(s for key in group.running for s in running[key].samples)]
+            assert sorted(samples) == list(range(self._rules.group_size)), "a sample is lost or in two places"
+            assert all(running[key].group == group.group and key in group.given for key in group.running)
+            assert group.failures <= LEASE_FAILURES_MAX
+            assert group.bad_results < BAD_RESULTS_MAX
+        assert sum(len(group.running) for group in self._groups.values()) == len(running)
+        assert not self._groups.keys() & self._staleness.held()
+        assert self._owners == {key: group.group for group in self._groups.values() for key in group.given}
+
+
+def _unscored(group: _Group) -> list[TrajectoryRecord]:
+    return [kept for kept in group.kept.values() if math.isnan(kept.reward)]
+
+
+def _no_variance(record: GroupRecord) -> bool:
+    """Of one trajectory alone nothing can be said."""
+    return len(record.trajectories) > 1 and len({trajectory.reward for trajectory in record.trajectories}) == 1
+
+
+def _prompt_fault(tokens: bytes, vocab_size: int) -> str:
+    try:
+        ids = unpack_tokens(tokens)
+    except PeerFault as fault:
+        return f"is malformed: {fault}"
+    if not len(ids):
+        return "has no tokens"
+    return "" if 0 <= int(ids.min()) <= int(ids.max()) < vocab_size else f"has token ids beyond {vocab_size}"
+
+
+def _fingerprint(message: SampleFinished) -> bytes:
+    return blake3(pack(message)).digest(16)
+
+
+def _answer(peer: Peer, message: SampleFinished, refusal: str = "") -> list[Action]:
+    return _send(peer, SampleAnswered(message.lease, message.attempt, message.sample, not refusal, refusal))
+
+
+def _send(peer: Peer, message: LeaseGranted | LeaseCancelled | SampleAnswered) -> list[Action]:
+    return [] if peer.session is None else [Send(peer.session, message)]

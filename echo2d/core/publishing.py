@@ -1,0 +1,315 @@
+"""Which version spreads: one does, the newest other one waits; the talk with the seed and with those who receive.
+
+    accepted --> waits (an older waiting one is dropped) --> spreads --> stays for newcomers until the next one is whole
+
+The spreading one ends when all alive workers have verified it or could not apply it; or, if another one waits and at
+least one worker has verified, after twice the predicted time and FIXED_S. Who is left over goes straight to the next.
+Not here: what makes a publish acceptable (`versions`), forms and plans (`spread`).
+"""
+
+from collections.abc import Collection, Mapping
+
+from echo2d.core.broadcasts import Broadcasts
+from echo2d.core.coordinator_io import (
+    Action,
+    CoordinatorRules,
+    Send,
+    SendRoot,
+    StopRun,
+    VersionPublished,
+)
+from echo2d.core.figures import Figures
+from echo2d.core.ids import FormId, PeerId, PlanId
+from echo2d.core.membership import Membership, Peer
+from echo2d.core.messages import (
+    ApplyFailed,
+    EdgeBroken,
+    EncodeFailed,
+    ForgetForm,
+    FormEncoded,
+    FrameAccused,
+    PlanEdges,
+    SegmentEncoded,
+    SegmentsWanted,
+    TransferReport,
+    VersionKey,
+    VersionVerified,
+)
+from echo2d.core.roots import Root
+from echo2d.core.spread import Spread
+from echo2d.core.topology import edge_secret
+from echo2d.core.versions import Versions, key_of
+from echo2d.errors import PeerFault
+
+ENCODE_FAILURES_MAX = 3  # of one version; workers would wait for ever
+ENCODE_RETRY_S = 5.0  # a full disk may be emptied meanwhile
+PATIENCE = 2.0  # times the predicted time that slow workers get while another version waits ...
+FIXED_S = 1.0  # ... besides this for encoding and applying, which the prediction leaves out
+TAG_SHIFT = 32  # plan ids begin with a tag of this process
+
+
+class Publishing:
+    """See the module docstring. `now` is monotonic seconds."""
+
+    def __init__(
+        self,
+        rules: CoordinatorRules,
+        *,
+        members: Membership,
+        versions: Versions,
+        figures: Figures,
+        plan_secret: bytes,
+        tag: int,
+        now: float,
+    ) -> None:
+        self._rules = rules
+        self._members = members
+        self._versions = versions
+        self._figures = figures
+        self._plan_secret = plan_secret
+        self._next_plan = tag << TAG_SHIFT
+        self._broadcasts = Broadcasts(figures)
+        self._waiting: VersionPublished | None = None
+        self._old_forms: dict[FormId, None] = {}  # at the seed, to be forgotten when the new one is whole
+        self._encode_at: float | None = None
+        self.spreading = None if versions.newest is None else self._start(versions.newest, now)
+
+    @property
+    def waiting(self) -> VersionPublished | None:
+        return self._waiting
+
+    # --- versions
+
+    def published(self, record: VersionPublished, *, now: float) -> list[Action]:
+        """A publish was accepted."""
+        workers = {peer.peer for peer in self._members.workers()}
+        self._broadcasts.started(record.publish_seq, workers, now=now)
+        self._waiting = record
+        return []
+
+    def revoked(self, keys: Collection[VersionKey]) -> None:
+        """Stop spreading these; the seed forgets the form when the next one is whole."""
+        if self._waiting is not None and key_of(self._waiting) in keys:
+            self._waiting = None
+        if self.spreading is not None and key_of(self.spreading.record) in keys:
+            self._supersede()
+
+    def served(self, peer: Peer, *, now: float) -> None:
+        """The peer's engines serve `peer.serving`."""
+        record = self._versions.live(peer.serving)
+        if record is not None:
+            self._broadcasts.served(peer.peer, record.publish_seq, now=now)
+
+    def advance(self, *, now: float) -> list[Action]:
+        """Let the waiting version spread once the present one has ended; encode again what failed."""
+        actions: list[Action] = []
+        if self._waiting is not None and self._ended(now):
+            self._supersede()
+            self.spreading = self._start(self._waiting, now)
+            self._waiting = None
+            actions += self._order()
+        elif self._encode_at is not None and now >= self._encode_at:
+            actions += self._order()
+        needed = [each.path for each in (self._waiting, self._record()) if each is not None]
+        return [*actions, *self._versions.surplus(needed)]
+
+    def wake_at(self) -> float | None:
+        times = [] if self._encode_at is None else [self._encode_at]
+        if self._waiting is not None and self.spreading is not None and self.spreading.verified:
+            times.append(self._impatient_at(self.spreading))
+        return min(times, default=None)
+
+    # --- peers that come and go
+
+    def joined(self, peer: Peer, *, renewed: bool, now: float) -> list[Action]:
+        """A peer said hello: the seed gets its orders, the others the newest root and a place in the plan."""
+        self.served(peer, now=now)
+        if peer.kind == "seed":
+            return self._seed_joined(peer, renewed=renewed)
+        spread = self.spreading
+        if spread is None or spread.newest_root is None:
+            return []
+        if renewed:
+            spread.verified.discard(peer.peer)
+            spread.failed.discard(peer.peer)
+        return [*self._send_root([peer], spread.newest_root), *self._send(spread.admit(peer, renewed=renewed))]
+
+    def lost(self, peer: Peer) -> list[Action]:
+        """A peer is suspected or has left."""
+        self._broadcasts.lost(peer.peer)
+        return [] if self.spreading is None else self._send(self.spreading.remove(peer.peer))
+
+    # --- the seed
+
+    def segment_encoded(self, peer: Peer, message: SegmentEncoded) -> list[Action]:
+        spread = self._from_seed(peer, message.form)
+        return [] if spread is None else self._announce(spread, peer, spread.segment_encoded(message))
+
+    def form_encoded(self, peer: Peer, message: FormEncoded) -> list[Action]:
+        spread = self._from_seed(peer, message.form)
+        if spread is None or spread.totals is not None:
+            return []
+        actions = self._announce(spread, peer, spread.form_encoded(message))
+        self._figures.wire_bytes += message.wire_bytes
+        self._figures.full_bytes += message.full_bytes
+        return [*actions, *self._forget_old(peer)]
+
+    def encode_failed(self, peer: Peer, message: EncodeFailed, *, now: float) -> list[Action]:
+        spread = self._from_seed(peer, message.form)
+        if spread is None:
+            return []
+        spread.encode_failures += 1
+        if spread.encode_failures >= ENCODE_FAILURES_MAX:
+            return [StopRun(f"version {spread.record.version} cannot be encoded: {message.reason}")]
+        self._encode_at = now + ENCODE_RETRY_S
+        return [self._figures.fault("encode", f"version {spread.record.version}: {message.reason}")]
+
+    # --- those who receive
+
+    def segments_wanted(self, peer: Peer, message: SegmentsWanted) -> list[Action]:
+        spread = self._current(message.form)
+        if spread is None or peer.session is None:
+            return []
+        return [Send(peer.session, spread.page(message.start))]
+
+    def verified(self, peer: Peer, message: VersionVerified, *, now: float) -> list[Action]:
+        key = VersionKey(message.version, message.digest)
+        record = self._versions.live(key)
+        if record is None:
+            return [self._figures.fault("verify", f"{peer.name}: version {message.version} is not published")]
+        self._broadcasts.verified(peer.peer, record.publish_seq, now=now)
+        if self.spreading is not None and key_of(self.spreading.record) == key:
+            self.spreading.verified.add(peer.peer)
+        return []
+
+    def apply_failed(self, peer: Peer, message: ApplyFailed) -> list[Action]:
+        spread = self._current(message.form)
+        if spread is not None:
+            spread.failed.add(peer.peer)
+        return [self._figures.fault("apply", f"{peer.name}: {message.reason}")]
+
+    def transferred(self, peer: Peer, message: TransferReport) -> list[Action]:
+        spread = self._current(message.form)
+        if spread is None:
+            return []
+        if peer.kind != "seed":
+            spread.received[peer.peer] = message.payload_bytes
+            return []
+        spread.seed_sent_bytes = max(spread.seed_sent_bytes, message.sent_bytes)
+        if spread.totals is not None and spread.totals.wire_bytes:
+            copies = spread.seed_sent_bytes / spread.totals.wire_bytes
+            self._figures.seed_sent(spread.record.version, copies)
+        return []
+
+    def edge_broken(self, peer: Peer, message: EdgeBroken) -> list[Action]:
+        """Whoever is at the other end becomes a leaf; if that is the seed, the reporter does."""
+        spread = self.spreading
+        if spread is None or spread.plan is None or spread.plan.plan_id != message.plan:
+            return []
+        note = self._figures.fault("edge", f"{peer.name} and {self._name(message.peer)}: {message.reason}")
+        if spread.plan.generation != message.generation:
+            return [note]  # the plan has been mended since
+        at_fault = peer.peer if message.peer == spread.plan.root else message.peer
+        return [note, *self._send(spread.make_leaf(at_fault))]
+
+    def frame_accused(self, peer: Peer, message: FrameAccused) -> list[Action]:
+        """The accused becomes a leaf."""
+        note = self._figures.fault("frame", f"{peer.name} accuses {self._name(message.accused)}: {message.frame}")
+        spread = self._current(message.form)
+        return [note] if spread is None else [note, *self._send(spread.make_leaf(message.accused))]
+
+    # --- inside
+
+    def _start(self, record: VersionPublished, now: float) -> Spread:
+        def secret(one: PeerId, other: PeerId) -> bytes:
+            return edge_secret(self._plan_secret, one, other)
+
+        return Spread.start(record, self._rules, secret, now=now)
+
+    def _record(self) -> VersionPublished | None:
+        return None if self.spreading is None else self.spreading.record
+
+    def _current(self, form: FormId) -> Spread | None:
+        """The spreading version if this is its form; messages about others are late."""
+        return self.spreading if self.spreading is not None and self.spreading.form == form else None
+
+    def _name(self, peer: PeerId) -> str:
+        known = self._members.get(peer)
+        return str(peer) if known is None else known.name
+
+    def _ended(self, now: float) -> bool:
+        spread = self.spreading
+        if spread is None:
+            return True
+        workers = {peer.peer for peer in self._members.workers()}
+        if spread.totals is not None and workers <= spread.verified | spread.failed:
+            return True
+        return bool(spread.verified) and now >= self._impatient_at(spread)
+
+    def _impatient_at(self, spread: Spread) -> float:
+        predicted_s = 0.0 if spread.plan is None else spread.plan.predicted_s
+        return spread.started_at + FIXED_S + PATIENCE * predicted_s
+
+    def _supersede(self) -> None:
+        if self.spreading is not None:
+            self._old_forms[self.spreading.form] = None
+            self.spreading, self._encode_at = None, None
+
+    def _order(self) -> list[Action]:
+        """Tell the seed to encode; without a seed, its hello does it."""
+        self._encode_at = None
+        seed = self._members.seed
+        if seed is None or seed.session is None or self.spreading is None:
+            return []
+        return [Send(seed.session, self.spreading.order())]
+
+    def _seed_joined(self, seed: Peer, *, renewed: bool) -> list[Action]:
+        spread = self.spreading
+        forms = [form for form in seed.forms if spread is None or form != spread.form]
+        self._old_forms.update(dict.fromkeys(forms))
+        if spread is None:
+            return []
+        whole = spread.totals is not None and (spread.form in seed.forms or not renewed)
+        actions = [] if whole else self._order()
+        if whole:
+            actions += self._forget_old(seed)
+        if spread.plan is None:
+            return actions
+        return [*actions, *(self._plan(spread, seed) if renewed else self._send(spread.admit(seed, renewed=False)))]
+
+    def _from_seed(self, peer: Peer, form: FormId) -> Spread | None:
+        if peer.kind != "seed":
+            raise PeerFault("only the seed encodes")
+        return self._current(form)
+
+    def _announce(self, spread: Spread, seed: Peer, roots: list[Root]) -> list[Action]:
+        """Roots to every peer; with the first one, the plan."""
+        actions: list[Action] = []
+        for root in roots:
+            actions += self._send_root(self._members.receivers(), root)
+        return [*actions, *(self._plan(spread, seed) if roots and spread.plan is None else [])]
+
+    def _plan(self, spread: Spread, seed: Peer) -> list[Action]:
+        plan_id = PlanId(self._next_plan)
+        self._next_plan += 1
+        return self._send(spread.make_plan(plan_id, self._rules, seed, self._members.receivers()))
+
+    def _forget_old(self, seed: Peer) -> list[Action]:
+        forms, self._old_forms = list(self._old_forms), {}
+        return [] if seed.session is None else [Send(seed.session, ForgetForm(form)) for form in forms]
+
+    def _send_root(self, peers: Collection[Peer], root: Root) -> list[Action]:
+        sessions = tuple(peer.session for peer in peers if peer.session is not None)
+        return [SendRoot(sessions, root.signing_bytes())] if sessions else []
+
+    def _send(self, edges: Mapping[PeerId, PlanEdges]) -> list[Action]:
+        known = [(self._members.get(peer), part) for peer, part in edges.items()]
+        return [Send(peer.session, part) for peer, part in known if peer is not None and peer.session is not None]
+
+    def check(self) -> None:
+        self._broadcasts.check()
+        if self.spreading is not None:
+            self.spreading.check()
+            assert self._versions.live(key_of(self.spreading.record)) is not None
+        if self._waiting is not None:
+            assert self._versions.live(key_of(self._waiting)) == self._waiting

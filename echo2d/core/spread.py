@@ -1,0 +1,173 @@
+"""One version on its way: its form as the seed encodes it, the roots that name its segments, and the plan.
+
+    waits for the seed --EncodeVersion--> encoding --first segment--> planned --last root--> complete
+
+The plan is made with the first root, for a peer knows what to do with a plan only when it knows the form. Sequence
+numbers belong to one start of the seed, so a new one gets a new plan. Not here: which version spreads.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from echo2d.core.coordinator_io import CoordinatorRules, VersionPublished
+from echo2d.core.form_builder import RootWriter
+from echo2d.core.forms import FormFacts, frame_bytes_for
+from echo2d.core.ids import FormId, PeerId, PlanId, SegmentId
+from echo2d.core.membership import Peer
+from echo2d.core.messages import EncodeVersion, FormEncoded, PlanEdges, SegmentEncoded, SegmentPage
+from echo2d.core.roots import PAGE_SEGMENTS_MAX, Root, Totals
+from echo2d.core.topology import (
+    STRIPES_MAX,
+    Job,
+    PeerFacts,
+    Plan,
+    changed_peers,
+    edges_for,
+    join,
+    plan_auto,
+    plan_chains,
+    plan_star,
+    repair,
+)
+from echo2d.errors import PeerFault
+
+REPAIRS_MAX = 256  # of one plan because of broken edges; then it stays as it is until the next version
+Secret = Callable[[PeerId, PeerId], bytes]
+
+
+def peer_facts(peer: Peer) -> PeerFacts:
+    """Its rates are not measured yet."""
+    return PeerFacts(peer.peer, None, None, peer.listen)
+
+
+@dataclass(slots=True)
+class Spread:
+    """See the module docstring."""
+
+    record: VersionPublished
+    facts: FormFacts
+    writer: RootWriter
+    secret: Secret
+    started_at: float
+    plan: Plan | None = None
+    newest_root: Root | None = None
+    totals: Totals | None = None
+    verified: set[PeerId] = field(default_factory=set)
+    failed: set[PeerId] = field(default_factory=set)  # the form arrived but did not become a snapshot there
+    received: dict[PeerId, int] = field(default_factory=dict)  # payload bytes
+    seed_sent_bytes: int = 0
+    encode_failures: int = 0
+    repairs: int = 0
+
+    @staticmethod
+    def start(record: VersionPublished, rules: CoordinatorRules, secret: Secret, *, now: float) -> "Spread":
+        size = frame_bytes_for(record.full_bytes)
+        facts = FormFacts(rules.run_id, record.epoch, record.version, record.publish_seq, "full", None, size)
+        return Spread(record, facts, RootWriter(facts), secret, now)
+
+    @property
+    def form(self) -> FormId:
+        return self.facts.form
+
+    def order(self) -> EncodeVersion:
+        """What the seed is to do; it reports the segments it has already once more."""
+        record, facts = self.record, self.facts
+        return EncodeVersion(
+            self.form, facts.kind, record.version, record.digest, record.path, facts.frame_bytes, facts.encode(), None
+        )
+
+    # --- the form
+
+    def segment_encoded(self, message: SegmentEncoded) -> list[Root]:
+        """A finished segment, in order or repeated. PeerFault if it contradicts what was reported before."""
+        known = self.writer.segments
+        if message.segment < len(known):
+            if known[message.segment] != message.digest:
+                raise PeerFault(f"segment {message.segment} of form {message.form} has changed")
+            return []
+        if message.segment != len(known) or self.totals is not None:
+            raise PeerFault(f"segment {message.segment} of form {message.form} is out of order")
+        self.writer.add(message.digest)
+        return self._rooted(self.writer.take())
+
+    def form_encoded(self, message: FormEncoded) -> list[Root]:
+        """The form is whole; believed only with the snapshot that was published. PeerFault otherwise."""
+        if self.totals is not None:
+            return []
+        if message.snapshot != self.record.digest:
+            raise PeerFault(f"form {message.form} is not of the snapshot that was published")
+        if message.segments != len(self.writer.segments) or not message.segments:
+            raise PeerFault(f"form {message.form} ends after {message.segments} segments")
+        self.totals = Totals(message.wire_bytes, message.full_bytes, message.snapshot)
+        return self._rooted(self.writer.take(self.totals))
+
+    def page(self, start: SegmentId) -> SegmentPage:
+        return SegmentPage(self.form, start, tuple(self.writer.segments[start : start + PAGE_SEGMENTS_MAX]))
+
+    def _rooted(self, roots: list[Root]) -> list[Root]:
+        if roots:
+            self.newest_root = roots[-1]
+        return roots
+
+    # --- the plan; each returns the edges to be sent
+
+    def make_plan(
+        self, plan_id: PlanId, rules: CoordinatorRules, seed: Peer, peers: Sequence[Peer]
+    ) -> dict[PeerId, PlanEdges]:
+        """A new plan for everyone, over the peers of now."""
+        job = Job(self.form, self.record.full_bytes, self.facts.frame_bytes)
+        root, others = peer_facts(seed), [peer_facts(peer) for peer in peers]
+        chains = min(rules.chains, STRIPES_MAX)
+        if rules.shape == "star":
+            self.plan = plan_star(plan_id, job, root, others)
+        elif rules.shape == "chain":
+            self.plan = plan_chains(plan_id, job, root, others, chains)
+        else:
+            self.plan = plan_auto(plan_id, job, root, others, chains)
+        self.repairs = 0
+        return self._edges([facts.peer for facts in self.plan.peers])
+
+    def admit(self, peer: Peer, *, renewed: bool) -> dict[PeerId, PlanEdges]:
+        """A newcomer becomes a leaf; who is in the plan already gets its edges again, or a new place if renewed."""
+        if self.plan is None or peer.peer == self.plan.root:
+            return {} if self.plan is None else self._edges([peer.peer])
+        placed = peer.peer in self.plan.facts()
+        if placed and not renewed:
+            return self._edges([peer.peer])
+        before = self.plan
+        plan = repair(before, peer.peer) if placed else before
+        self.plan = join(plan, peer_facts(peer))
+        neighbours = [edge.peer for edge in edges_for(self.plan, peer.peer, self.secret).peers]
+        return self._edges([*changed_peers(before, self.plan), *neighbours, peer.peer])
+
+    def remove(self, peer: PeerId) -> dict[PeerId, PlanEdges]:
+        """The peer is lost."""
+        self.failed.discard(peer)
+        self.received.pop(peer, None)
+        if self.plan is None or peer == self.plan.root or peer not in self.plan.facts():
+            return {}
+        before, self.plan = self.plan, repair(self.plan, peer)
+        return self._edges(changed_peers(before, self.plan))
+
+    def make_leaf(self, peer: PeerId) -> dict[PeerId, PlanEdges]:
+        """It does not pass on well: it gets a new place, with nobody below."""
+        if self.plan is None or self.repairs >= REPAIRS_MAX or peer == self.plan.root:
+            return {}
+        facts = self.plan.facts().get(peer)
+        if facts is None:
+            return {}
+        self.repairs += 1
+        before, self.plan = self.plan, join(repair(self.plan, peer), facts)
+        return self._edges(changed_peers(before, self.plan))
+
+    def _edges(self, peers: Sequence[PeerId] | set[PeerId]) -> dict[PeerId, PlanEdges]:
+        assert self.plan is not None
+        return {peer: edges_for(self.plan, peer, self.secret) for peer in dict.fromkeys(sorted(peers))}
+
+    def check(self) -> None:
+        self.writer.check()
+        if self.plan is not None:
+            self.plan.check()
+            assert self.plan.form == self.form
+        assert (self.newest_root is None) == (not self.writer.segments)
+        assert self.totals is None or self.totals.snapshot == self.record.digest
