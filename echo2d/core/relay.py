@@ -10,13 +10,14 @@ table of a segment precedes the segment's payload in every stripe. One stripe at
     broken    --(a stream opens, a frame comes)--> not broken
 
 What a peer says is not believed further than it can be undone: PeerFault is raised before anything changes.
-Not here: payload, hashing and disk (the runtime, see `relay_io`), plans (`topology`), repair streams (`repair`).
+Not here: payload, hashing and disk (the runtime, see `relay_io`), plans (`topology`), opening and judging streams
+(`streams`), sequences (`stripes`), single frames (`repair`).
 """
 
 from collections import deque
 from typing import assert_never
 
-from echo2d.core.ids import FormId, FrameId, PeerId, frame_id, is_table
+from echo2d.core.ids import FormId, FrameId, PeerId, frame_id
 from echo2d.core.messages import EdgePeer, PlanEdges, StripeEdge
 from echo2d.core.relay_io import (
     DONE,
@@ -37,13 +38,11 @@ from echo2d.core.relay_io import (
     HaveHeard,
     LinkDown,
     LinkUp,
-    OpenStream,
     PeerReady,
     PlanReceived,
     RepairRefused,
     RepairVerified,
     ReportEdgeBroken,
-    SendHave,
     StreamAsked,
     StreamClosed,
     TableHeld,
@@ -58,17 +57,22 @@ from echo2d.core.repair import (
     needs_repair,
     want,
 )
-from echo2d.core.stripes import GAP_START_S, LANE_FRAMES_MAX, Lane, Link, Spread, Stripe, table_of
+from echo2d.core.streams import (
+    LINK_S,
+    check_frame,
+    close_repairs,
+    close_stripes,
+    follow,
+    leave_parent,
+    what_is_wrong,
+)
+from echo2d.core.stripes import LANE_FRAMES_MAX, Lane, Link, Spread, Stripe
 from echo2d.core.transfer import Transfer
 from echo2d.errors import PeerFault
 
 FORMS_MAX = 4  # one spreads, one waits, an older one drains, and the base of the next
 ASKS_MAX = 64  # streams one peer may ask for before the plan that allows them is here
-HAVE_FRAMES_MAX = 4096  # in one SendHave: a link message of at most 64 KiB
 HELD_FRAMES_MAX = 1 << 20  # frames of one form that a peer may say it has: 256 GiB at 256 KiB
-STALL_GAPS = 3.0  # a stream is stalled when the next frame takes this many expected gaps
-STALL_S_MIN = 1.0  # and at least so long
-LINK_S = 5.0  # a parent that has no stream with us after so long is reported, and asked again
 WATCH_S = 0.5  # how often streams are looked at while something is arriving
 
 
@@ -123,7 +127,7 @@ class Relay:
         link = self._links.get(event.peer)
         stripe = None if link is None else link.incoming.get(event.stream)
         if stripe is not None and link is not None:
-            _check_frame(stripe, event)
+            check_frame(stripe, event)
             link.heard_at = now
         if spread.transfer.asked_count:
             cancel(spread, event.frame, None, self._out)
@@ -140,14 +144,8 @@ class Relay:
         """The first time that everything is held, says so."""
         if spread.transfer.complete and not spread.arrived:
             spread.arrived = True
-            self._close_repairs(spread.form, DONE)
+            close_repairs(self._links, spread.form, DONE, self._out)
             self._out.append(FormArrived(spread.form))
-
-    def _close_repairs(self, form: FormId, reason: str) -> None:
-        for link in self._links.values():
-            stream = link.repairs.pop(form, None)
-            if stream is not None:
-                self._out.append(CloseStream(link.peer, stream, reason))
 
     def _on_ready(self, peer: PeerId) -> None:
         link = self._links.get(peer)
@@ -202,8 +200,8 @@ class Relay:
         spread = self._spreads.pop(form, None)
         if spread is None:
             return
-        self._close_streams(spread, "form forgotten")
-        self._close_repairs(form, "form forgotten")
+        close_stripes(self._links, spread, "form forgotten", self._out)
+        close_repairs(self._links, form, "form forgotten", self._out)
         for link in self._links.values():
             link.has.pop(form, None)
             link.told.pop(form, None)
@@ -216,7 +214,7 @@ class Relay:
         if spread.plan is not None and (edges.plan, edges.generation) <= (spread.plan, spread.generation):
             return
         if spread.plan != edges.plan:
-            self._close_streams(spread, "another plan")
+            close_stripes(self._links, spread, "another plan", self._out)
             spread.stripes = {edge.stripe: Stripe(spread, edge) for edge in edges.stripes}
             spread.is_root = any(edge.parent is None for edge in edges.stripes)
             spread.plan, spread.bound = edges.plan, 0
@@ -235,48 +233,11 @@ class Relay:
             stripe.lanes[peer].close("not a child any more", self._out)
         stripe.children = frozenset(edge.children)
         if stripe.parent != edge.parent:
-            self._leave_parent(stripe, "not the parent any more")
+            leave_parent(self._links, stripe, "not the parent any more", self._out)
             stripe.parent = edge.parent
         stripe.broken = False
         stripe.last_at = now
-        self._follow(stripe, now)
-
-    def _follow(self, stripe: Stripe, now: float) -> None:
-        """Opens the stream from the parent, if there is a link and none is open."""
-        if stripe.parent not in self._links or stripe.stream is not None or stripe.ended:
-            return
-        link, spread = self._links[stripe.parent], stripe.spread
-        assert spread.plan is not None
-        self._tell(link, spread)
-        stripe.stream = link.new_stream()
-        link.incoming[stripe.stream] = stripe
-        stripe.broken = False
-        stripe.last_at, stripe.gap_s = now, GAP_START_S
-        self._out.append(
-            OpenStream(
-                link.peer, stripe.stream, spread.form, spread.plan, spread.generation, stripe.number, len(stripe.log)
-            )
-        )
-
-    def _tell(self, link: Link, spread: Spread) -> None:
-        """Tells the peer of all frames held here that it has not been told of."""
-        arrivals = spread.transfer.arrivals
-        for start in range(link.told.get(spread.form, 0), len(arrivals), HAVE_FRAMES_MAX):
-            self._out.append(SendHave(link.peer, spread.form, tuple(arrivals[start : start + HAVE_FRAMES_MAX])))
-        link.told[spread.form] = len(arrivals)
-
-    def _leave_parent(self, stripe: Stripe, reason: str) -> None:
-        """The stream from the parent, if one is open, ends."""
-        if stripe.stream is not None and stripe.parent is not None:
-            del self._links[stripe.parent].incoming[stripe.stream]
-            self._out.append(CloseStream(stripe.parent, stripe.stream, reason))
-        stripe.stream = None
-
-    def _close_streams(self, spread: Spread, reason: str) -> None:
-        for stripe in spread.stripes.values():
-            self._leave_parent(stripe, reason)
-            for lane in list(stripe.lanes.values()):
-                lane.close(reason, self._out)
+        follow(self._links, stripe, now, self._out)
 
     def _expect_peers(self) -> None:
         """Expects the peers of all plans, by what the newest says of them, and no others."""
@@ -308,7 +269,7 @@ class Relay:
         for spread in self._spreads.values():
             for stripe in spread.stripes.values():
                 if stripe.parent == peer:
-                    self._follow(stripe, now)
+                    follow(self._links, stripe, now, self._out)
 
     def _on_link_down(self, link: Link, reason: str, now: float) -> None:
         del self._links[link.peer]
@@ -425,7 +386,7 @@ class Relay:
         if stripe is None:
             self._on_not_sent(spread, link, event.frame, now)
             return
-        self._leave_parent(stripe, "bad frame")
+        leave_parent(self._links, stripe, "bad frame", self._out)
         link.quiet_until = now + LINK_S
         self._report(stripe.spread, link.peer, [stripe], "bad frame", now)
 
@@ -451,20 +412,12 @@ class Relay:
         self._wake_at = now + WATCH_S if any(map(_unfinished, self._spreads.values())) else None
 
     def _watch(self, stripe: Stripe, now: float) -> None:
-        """Reports a parent that should have sent something by now.
-
-        One that sends on another stream works: if this stripe stands still, the fault is further up.
-        """
-        if stripe.ended or stripe.parent is None:
+        """Reports a parent that should have sent something by now."""
+        reason = what_is_wrong(self._links, stripe, now)
+        if reason is None or stripe.parent is None:
             return
-        waited = now - stripe.last_at
-        if stripe.stream is None and waited >= LINK_S:
-            self._report(stripe.spread, stripe.parent, [stripe], "no link", now)
-            self._follow(stripe, now)
-        elif stripe.stream is not None and not stripe.broken and _more_is_due(stripe.spread.transfer):
-            waited = min(waited, now - self._links[stripe.parent].heard_at)
-            if waited >= max(STALL_S_MIN, STALL_GAPS * stripe.gap_s):
-                self._report(stripe.spread, stripe.parent, [stripe], "stalled", now)
+        self._report(stripe.spread, stripe.parent, [stripe], reason, now)
+        follow(self._links, stripe, now, self._out)
 
     def check(self) -> None:
         """What holds between events."""
@@ -482,24 +435,6 @@ class Relay:
         assert following == sum(len(link.incoming) for link in self._links.values())
 
 
-def _more_is_due(transfer: Transfer) -> bool:
-    """Whether the root has something to send: frames that we know of, or, when we have all, at least the end."""
-    return transfer.missing_count > 0 or transfer.complete
-
-
 def _unfinished(spread: Spread) -> bool:
     """Whether something of this form is still to come."""
     return spread.plan is not None and (not spread.ended or needs_repair(spread))
-
-
-def _check_frame(stripe: Stripe, event: FrameVerified) -> None:
-    """PeerFault if no honest parent sends this frame now."""
-    frame, following = event.frame, len(stripe.log)
-    if event.sequence > following:
-        raise PeerFault(f"frame number {event.sequence} of a stripe where {following} is next")
-    if event.header_only and not stripe.spread.transfer.holds(frame):
-        raise PeerFault("a frame without payload that is not held here")
-    if event.sequence == following and (
-        frame in stripe.logged or not (is_table(frame) or table_of(frame) in stripe.logged)
-    ):
-        raise PeerFault("a frame twice in a stripe, or before its table")

@@ -42,7 +42,8 @@ ABCD = [facts(name) for name in "abcd"]
 
 def order(plan: Plan, stripe: int = 0) -> str:
     depths = plan.stripes[stripe].tree.depths()
-    return "".join(sorted(depths.keys() - {plan.root}, key=lambda peer: depths[peer]))
+    peers: list[PeerId] = sorted(depths.keys() - {plan.root}, key=lambda peer: depths[peer])
+    return "".join(peers)
 
 
 def test_a_star_is_one_hop_deep() -> None:
