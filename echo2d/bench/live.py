@@ -41,7 +41,7 @@ class LiveView:
 
     def say(self, text: str) -> None:
         """One line that stays."""
-        self._console.print(text, highlight=False)
+        self._console.print(text, highlight=False, soft_wrap=True)
 
     def show(self, facts: Facts, rows: Rows, *, now: float) -> None:
         """The run as it is now. rows: the learner's metrics so far."""
