@@ -31,7 +31,7 @@ class LedgerThread:
     async def close(self) -> None:
         if self._ledger is not None:
             await self._do(self._ledger.close)
-        self._thread.shutdown()
+        self._thread.shutdown(wait=False)  # it has nothing left to do
 
     def _open(self) -> Recovered:
         self._ledger = Ledger.open(self._path)

@@ -1,4 +1,4 @@
-"""What Prometheus sees of a daemon: counters of its loop, and the numbers of its status as gauges (not those in lists)."""
+"""What Prometheus sees of a daemon: counters of its loop, and the numbers of its status (those in lists left out)."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

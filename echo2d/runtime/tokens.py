@@ -170,7 +170,11 @@ class AccessTable:
         return KnownPeer(peer, public_key, token.role)
 
     def enrol(self, secret: str, public_key: bytes, proof: bytes, *, now_s: float) -> PeerId:
-        """Bind a worker's key to its token; idempotent; a new token takes over the peer of an old one."""
+        """Bind a worker's key to its token; idempotent; a new token takes over the peer of an old one.
+
+        The table is read again first: the token may have been made a moment ago.
+        """
+        self.reload()
         token = self._token(secret, now_s)
         if token.role != "worker":
             raise Denied(403, "role", f"token {token.name} is for a {token.role}; workers enrol with a worker's")
