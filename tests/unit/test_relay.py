@@ -28,18 +28,12 @@ from tests.unit.relay_peer import (
     follower_peer,
     frames_to,
     opened,
-    root_peer,
 )
 
 
 @pytest.fixture
 def peer() -> Peer:
     return Peer()
-
-
-@pytest.fixture
-def root() -> Peer:
-    return root_peer()
 
 
 @pytest.fixture
