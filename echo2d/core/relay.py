@@ -122,8 +122,8 @@ class Relay:
 
     def _on_frame(self, event: FrameVerified, now: float) -> None:
         spread = self._spreads.get(event.form)
-        if spread is None:
-            return
+        if spread is None or not spread.transfer.knows(event.frame):
+            return  # the form was forgotten while the frame was being verified
         link = self._links.get(event.peer)
         stripe = None if link is None else link.incoming.get(event.stream)
         if stripe is not None and link is not None:
@@ -174,7 +174,7 @@ class Relay:
                 cancel(spread, frame_id(segment, 0), None, self._out)
                 spread.transfer.learn(segment, sizes)
             case FramesFound(frames=frames):
-                for frame in frames:
+                for frame in filter(spread.transfer.knows, frames):
                     spread.transfer.hold(frame)
             case FormComplete(segments=segments):
                 spread.transfer.finish(segments)
@@ -365,7 +365,7 @@ class Relay:
     def _on_repaired(self, spread: Spread | None, link: Link | None, event: RepairVerified, now: float) -> None:
         if link is not None:
             link.heard_at = now
-        if spread is None:
+        if spread is None or not spread.transfer.knows(event.frame):
             return
         cancel(spread, event.frame, event.peer, self._out)
         spread.transfer.hold(event.frame)

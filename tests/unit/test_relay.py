@@ -10,9 +10,11 @@ from echo2d.core.relay_io import (
     ExpectPeer,
     ForgetPeer,
     FormForgotten,
+    FramesFound,
     FrameVerified,
     LinkUp,
     OpenStream,
+    RepairVerified,
     SendFrame,
     SendHave,
 )
@@ -108,3 +110,11 @@ def test_a_forgotten_form_leaves_nothing(follower: Peer) -> None:
     ]
     assert follower(FrameVerified(UP, 2, FORM, TABLE, 0, header_only=False)) == []
     assert follower(FormForgotten(FORM)) == []
+
+
+def test_frames_of_a_form_that_was_forgotten_meanwhile_are_left_alone(follower: Peer) -> None:
+    follower.comes(UP, 2, 0, TABLE)
+    follower(FormForgotten(FORM))
+    assert follower(FramesFound(FORM, FRAMES[:1])) == []
+    assert follower(FrameVerified(UP, 2, FORM, FRAMES[1], 1, header_only=False)) == []
+    assert follower(RepairVerified(UP, FORM, FRAMES[2])) == []
