@@ -1,0 +1,234 @@
+"""One peer but the seed: hold, relay, refit, roll out. Composes the machines of its parts; event in, actions out.
+
+    control link ---+--> Versions   which version to hold, apply, serve         (worker_versions)
+    links (relay) --+--> Relay      which frames to send, to ask for, to whom   (relay)
+    engines --------+--> Leases     what to generate, report, send again        (worker_leases)
+
+The parts meet here: leases are taken for the version served and read their spans by the labels of Versions; a revoked
+version ends leases; forms that Relay has complete are what Versions applies. While the control link is down nothing is
+said: what must not be lost (leases, results, versions held and served) is told again by the next Hello and Welcome.
+A relay peer is the same machine without engines (slots == 0).
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import assert_never
+
+from echo2d.core import relay_io
+from echo2d.core.ids import FormId, PublishSeq, RunId
+from echo2d.core.messages import (
+    PROTOCOL_VERSION,
+    Address,
+    Drain,
+    EdgeBroken,
+    EncodeVersion,
+    ForgetForm,
+    FrameAccused,
+    Goodbye,
+    HeldLease,
+    Hello,
+    LeaseCancelled,
+    LeaseFailed,
+    LeaseGranted,
+    PeerKind,
+    PlanEdges,
+    Refused,
+    SampleAnswered,
+    SegmentPage,
+    SignedRoot,
+    ToPeer,
+    VersionKey,
+    VersionsRevoked,
+    Welcome,
+)
+from echo2d.core.relay import Relay
+from echo2d.core.worker_io import (
+    ApplyCancelled,
+    ApplyRejected,
+    ArrivalFailed,
+    ControlDown,
+    ControlUp,
+    DropForm,
+    EngineRefitFailed,
+    EngineRefitted,
+    GenerationFailed,
+    LeaseAction,
+    Note,
+    RootVerified,
+    Said,
+    SampleProgressed,
+    SendControl,
+    ShutDown,
+    SnapshotReady,
+    Standing,
+    StopAsked,
+    VersionAction,
+    VersionEvent,
+)
+from echo2d.core.worker_leases import Leases
+from echo2d.core.worker_versions import Versions
+
+Event = (
+    SampleProgressed | GenerationFailed | Said | ControlUp | ControlDown | RootVerified | ArrivalFailed
+    | SnapshotReady | ApplyRejected | ApplyCancelled | EngineRefitted | EngineRefitFailed | StopAsked | relay_io.Event
+)  # fmt: skip
+RelayAction = (
+    relay_io.SendFrame | relay_io.OpenStream | relay_io.CloseStream | relay_io.SendHave | relay_io.SendWant
+    | relay_io.SendCancel | relay_io.ExpectPeer | relay_io.ForgetPeer
+)  # fmt: skip
+Action = LeaseAction | VersionAction | RelayAction | ShutDown
+
+
+class WorkerState:
+    """See the module docstring. `standing`: what stands verified in the slots at start; `slots`: samples at once."""
+
+    def __init__(
+        self, relay: Relay, run_id: RunId, *, slots: int, publish_seq: PublishSeq, standing: Iterable[Standing]
+    ) -> None:
+        self._relay = relay
+        self._leases = Leases(slots)
+        self._versions = Versions(run_id, engines=slots > 0, publish_seq=publish_seq, standing=standing)
+        self._run_id, self._slots = run_id, slots
+        self._up = False
+        self._draining = False
+
+    @property
+    def running(self) -> int:
+        """Samples now in the engines."""
+        return self._leases.running
+
+    def hello(
+        self, *, kind: PeerKind, name: str, boot_id: str, listen: Address | None, forms: Sequence[FormId]
+    ) -> Hello:
+        """What to tell the coordinator first. `forms`: those whose frames are all on disk."""
+        versions, leases = self._versions, self._leases.held()
+        return Hello(
+            PROTOCOL_VERSION, self._run_id, kind, name, boot_id, self._slots, listen,
+            versions.serving, versions.holding(), leases, tuple(forms),
+        )  # fmt: skip
+
+    def handle(self, event: Event, *, now: float) -> list[Action]:
+        """What to do about it, in order. `now`: monotonic seconds."""
+        actions = [*self._on_event(event, now), *self._after()]
+        return [action for action in actions if self._up or not isinstance(action, SendControl)]
+
+    def wake_at(self) -> float | None:
+        """When DeadlinePassed is due; None: not for now."""
+        times = (self._relay.wake_at(), self._leases.wake_at(), self._versions.wake_at())
+        return min((time for time in times if time is not None), default=None)
+
+    def _on_event(self, event: Event, now: float) -> Sequence[Action]:
+        match event:
+            case SampleProgressed():
+                return self._leases.progressed(event, self._versions.labels, now=now)
+            case GenerationFailed(lease, attempt, reason):
+                return self._leases.failed(HeldLease(lease, attempt), reason, now=now)
+            case ControlUp(welcome):
+                self._up = True
+                return self._leases.welcomed(welcome, now=now)
+            case ControlDown():
+                self._up = False
+                return []
+            case Said(message):
+                return self._on_message(message, now)
+            case StopAsked(reason):
+                return [*self._leases.give_back(reason), SendControl(Goodbye(reason)), ShutDown(reason)]
+            case relay_io.DeadlinePassed():
+                due = [*self._leases.report(now=now), *self._versioned(self._versions.choose(now=now), now)]
+                return [*due, *self._relayed(event, now)]
+            case RootVerified() | ArrivalFailed() | SnapshotReady() | ApplyRejected() | ApplyCancelled():
+                return self._versioned(self._on_version_event(event, now), now)
+            case EngineRefitted() | EngineRefitFailed():
+                return self._on_refit(event, now)
+            case _:
+                return self._relayed(event, now)
+
+    def _on_refit(self, event: EngineRefitted | EngineRefitFailed, now: float) -> Sequence[Action]:
+        key = VersionKey(event.version, event.digest)
+        actions = self._versioned(self._on_version_event(event, now), now)
+        served = self._versions.serving == key
+        leases = self._leases.confirmed(key, now=now) if served else self._leases.doubted(key, now=now)
+        return [*actions, *leases]
+
+    def _on_version_event(self, event: VersionEvent, now: float) -> list[VersionAction]:
+        match event:
+            case RootVerified(root):
+                return self._versions.announced(root, now=now)
+            case ArrivalFailed(form, reason):
+                return self._versions.lost(form, reason, now=now)
+            case SnapshotReady():
+                return self._versions.ready(event, now=now)
+            case ApplyRejected():
+                return self._versions.rejected(event, now=now)
+            case ApplyCancelled(form):
+                return self._versions.apply_cancelled(form, now=now)
+            case EngineRefitted():
+                return self._versions.refitted(event, now=now)
+            case EngineRefitFailed():
+                return self._versions.refit_failed(event, now=now)
+            case _:
+                assert_never(event)
+
+    def _on_message(self, message: ToPeer, now: float) -> Sequence[Action]:
+        match message:
+            case LeaseGranted():
+                if self._draining:
+                    return [SendControl(LeaseFailed(message.lease, message.attempt, "draining"))]
+                return self._leases.granted(message, self._versions.serving, now=now)
+            case LeaseCancelled(lease, attempt):
+                return self._leases.cancelled(HeldLease(lease, attempt), now=now)
+            case SampleAnswered():
+                self._leases.answered(message)
+                return []
+            case PlanEdges(form=form):
+                planned = self._versioned(self._versions.planned(form, now=now), now)
+                return [*planned, *self._relayed(relay_io.PlanReceived(message), now)]
+            case VersionsRevoked(epoch, versions):
+                revoked = self._versioned(self._versions.revoked(epoch, versions, now=now), now)
+                return [*revoked, *self._leases.revoked(versions, now=now)]
+            case ForgetForm(form):
+                return self._versioned(self._versions.forgotten(form, now=now), now)
+            case Drain():
+                self._draining = True
+                return []
+            case Welcome() | Refused() | SignedRoot() | SegmentPage() | EncodeVersion():
+                return [Note(f"unexpected message {type(message).__name__}")]
+            case _:
+                assert_never(message)
+
+    def _versioned(self, actions: Iterable[VersionAction], now: float) -> list[Action]:
+        done: list[Action] = []
+        for action in actions:
+            done.append(action)
+            if isinstance(action, DropForm):
+                done += self._relayed(relay_io.FormForgotten(action.form), now)
+        return done
+
+    def _relayed(self, event: relay_io.Event, now: float) -> list[Action]:
+        done: list[Action] = []
+        for action in self._relay.handle(event, now=now):
+            match action:
+                case relay_io.ReportEdgeBroken(plan, generation, peer, reason):
+                    done.append(SendControl(EdgeBroken(plan, generation, peer, reason)))
+                case relay_io.Accuse(form, frame, accused):
+                    done.append(SendControl(FrameAccused(form, frame, accused)))
+                case relay_io.FormArrived(form):
+                    done += self._versioned(self._versions.arrived(form, now=now), now)
+                case _:
+                    done.append(action)
+        return done
+
+    def _after(self) -> list[Action]:
+        """Consequences that hold after every event: nothing served, nothing leased; drained, gone."""
+        actions: list[Action] = []
+        if self._versions.serving is None:
+            actions += self._leases.give_back("no version is served")
+        if self._draining and self._leases.idle:
+            self._draining = False
+            actions += [SendControl(Goodbye("drained")), ShutDown("drained")]
+        return actions
+
+    def check(self) -> None:
+        self._relay.check()
+        self._leases.check()
+        self._versions.check()
+        assert self._versions.serving is not None or not self._leases.running

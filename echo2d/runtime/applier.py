@@ -1,0 +1,143 @@
+"""A form becomes a snapshot: its chunks are decoded as they complete, written into the spare slot, verified, flipped.
+
+Runs while the form is still arriving and while the engines serve the current slot, which is only read: a chunk that it
+holds already is copied, and it is the base of delta forms. Reading, decoding and writing happen in threads.
+"""
+
+import asyncio
+import logging
+from collections.abc import Collection, Iterable
+from itertools import islice
+
+from echo2d.core.canonical import Buffer
+from echo2d.core.form_index import FormIndex
+from echo2d.core.forms import ChunkRecord, decode_record
+from echo2d.core.ids import ChunkId, Digest, FormId, FrameId, SegmentId
+from echo2d.core.manifest import Chunk
+from echo2d.core.worker_io import ApplyCancelled, ApplyRejected, SnapshotReady
+from echo2d.errors import IntegrityFault, StoreFault
+from echo2d.runtime.holdings import Holdings
+from echo2d.store.frames import FrameStore
+from echo2d.store.slots import CurrentSlot, SlotStore, SlotWriter
+from echo2d.store.snapshots import read_chunk
+
+LOOKAHEAD_CHUNKS = 16  # chunks looked at for being complete, in order; frames come nearly in order
+BATCH_CHUNKS = 4  # written in one go in a thread, so that cancelling takes well under a second
+
+_log = logging.getLogger("echo2d.runtime.applier")
+
+
+class Applier:
+    """One form at a time: `apply` returns before the next one begins."""
+
+    def __init__(self, slots: SlotStore, store: FrameStore, holdings: Holdings) -> None:
+        self._slots, self._store, self._holdings = slots, store, holdings
+        self._cancelled: set[FormId] = set()
+
+    def cancel(self, form: FormId) -> None:
+        """`apply` of this form, which is running, ends soon with ApplyCancelled, unless it is done before."""
+        self._cancelled.add(form)
+
+    async def apply(self, form: FormId) -> SnapshotReady | ApplyRejected | ApplyCancelled:
+        """What became of it. The current slot changes with SnapshotReady and not otherwise."""
+        try:
+            return await self._apply(form)
+        except (IntegrityFault, StoreFault) as fault:
+            if form in self._cancelled or self._holdings.dropped(form):
+                return ApplyCancelled(form)
+            _log.warning("apply failed form=%s reason=%s", form, fault)
+            return ApplyRejected(form, str(fault))
+        finally:
+            self._cancelled.discard(form)
+
+    async def _apply(self, form: FormId) -> SnapshotReady | ApplyRejected | ApplyCancelled:
+        if not await self._until_files(form):
+            return ApplyCancelled(form)
+        async with self._holdings.using(form) as index:
+            base = await asyncio.to_thread(self._slots.current)
+            writer = await asyncio.to_thread(self._slots.begin, index.files)
+            work = _Work(form, index, self._store, base, writer)
+            while not work.done:
+                batch = work.take(self._holdings)
+                if form in self._cancelled or self._holdings.dropped(form):
+                    await asyncio.to_thread(writer.end)
+                    return ApplyCancelled(form)
+                if batch:
+                    await asyncio.to_thread(work.write, batch)
+                else:
+                    await self._holdings.changed()
+            facts = index.facts
+            manifest = await asyncio.to_thread(index.manifest)
+            current = await asyncio.to_thread(writer.commit, manifest, facts.epoch, facts.version)
+        return SnapshotReady(form, facts.version, manifest.digest, str(current.directory))
+
+    async def _until_files(self, form: FormId) -> bool:
+        """Waits for the first segment's table. False: cancelled, or dropped."""
+        while True:
+            index = self._holdings.index(form)
+            if form in self._cancelled or self._holdings.dropped(form):
+                return False
+            if index is not None and index.files:
+                return True
+            await self._holdings.changed()
+
+
+class _Work:
+    """The chunks of one form that are still to be written."""
+
+    def __init__(
+        self, form: FormId, index: FormIndex, store: FrameStore, base: CurrentSlot | None, writer: SlotWriter
+    ) -> None:
+        self._form, self._index, self._store, self._base, self._writer = form, index, store, base, writer
+        self._base_digests: dict[Chunk, Digest] = {}
+        if base is not None:
+            self._base_digests = dict(zip(base.manifest.chunks, base.manifest.chunk_digests, strict=True))
+        self._next_segment = SegmentId(0)
+        self._pending: dict[ChunkId, ChunkRecord] = {}  # of known segments, in order
+
+    @property
+    def done(self) -> bool:
+        return self._index.complete and self._next_segment == self._index.segment_count and not self._pending
+
+    def take(self, holdings: Holdings) -> list[ChunkRecord]:
+        """Up to BATCH_CHUNKS chunks that can be written now."""
+        table = self._index.table(self._next_segment)
+        while table is not None:
+            self._pending.update((record.chunk, record) for record in table.records)
+            self._next_segment = SegmentId(self._next_segment + 1)
+            table = self._index.table(self._next_segment)
+        held = holdings.held(self._form)
+        first = islice(self._pending.values(), LOOKAHEAD_CHUNKS)
+        ready = (record for record in first if self._copied(record) or self._arrived(record, held))
+        batch = list(islice(ready, BATCH_CHUNKS))
+        for record in batch:
+            del self._pending[record.chunk]
+        return batch
+
+    def write(self, records: Iterable[ChunkRecord]) -> None:
+        """Blocking."""
+        for record in records:
+            data = self._read_base(record) if self._copied(record) else self._decode(record)
+            self._writer.write_chunk(record.chunk, data or b"", record.result)
+
+    def _copied(self, record: ChunkRecord) -> bool:
+        """Whether the current slot holds the very same bytes in the same place."""
+        return self._base_digests.get(self._place(record)) == record.result
+
+    def _arrived(self, record: ChunkRecord, held: Collection[FrameId]) -> bool:
+        return all(span.frame in held for span in self._index.chunk_spans(record.chunk))
+
+    def _decode(self, record: ChunkRecord) -> Buffer:
+        payload = self._store.read_encoded_chunk(self._form, self._index.chunk_spans(record.chunk))
+        return decode_record(record, payload, self._place(record).length, self._read_base(record))
+
+    def _read_base(self, record: ChunkRecord) -> bytes | None:
+        place = self._place(record)
+        if self._base is None or place not in self._base_digests:
+            return None
+        return read_chunk(self._base.directory, place)
+
+    def _place(self, record: ChunkRecord) -> Chunk:
+        place = self._index.chunk(record.chunk)
+        assert place is not None, "the first table is known"
+        return place

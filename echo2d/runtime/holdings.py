@@ -1,0 +1,325 @@
+"""What one peer holds of every form: what may be believed about it (`FormIndex`) and its verified frames on disk.
+
+Everything that arrives is judged here before anybody else hears of it; disk and long hashing happen in threads. A form
+can be used from many tasks; forgetting one waits for its users. When the disk is full, older forms make room; when
+that is not enough, the form that wanted the space is given up (`fail`) and nothing else is lost.
+Not here: links, slots, and the signatures of roots (the caller's).
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from echo2d.core import relay_io
+from echo2d.core.canonical import digest_of
+from echo2d.core.form_index import FormIndex
+from echo2d.core.ids import FormId, FrameId, SegmentId, frame_id, is_table, segment_of
+from echo2d.core.messages import SegmentPage, SegmentsWanted
+from echo2d.core.roots import Root
+from echo2d.errors import IntegrityFault, StoreFault
+from echo2d.store.frames import FrameStore
+
+DROPPED_MAX = 64  # forms remembered as not wanted, so that their late frames are dropped at once
+RECENT_BYTES_MAX = 32 << 20  # frames kept in memory to be forwarded: some seconds of a home uplink
+
+T = TypeVar("T")
+
+_log = logging.getLogger("echo2d.runtime.holdings")
+
+
+class Holdings:
+    """`emit` takes relay events; `ask` sends SegmentsWanted; `fail(form, reason)` is told of forms given up."""
+
+    def __init__(
+        self,
+        store: FrameStore,
+        *,
+        emit: Callable[[relay_io.Event], None],
+        ask: Callable[[SegmentsWanted], None],
+        fail: Callable[[FormId, str], None],
+    ) -> None:
+        self._store, self._emit, self._ask, self._fail = store, emit, ask, fail
+        self._indexes: dict[FormId, FormIndex] = {}
+        self._held: dict[FormId, set[FrameId]] = {}
+        self._recovered = {facts.form: frozenset[FrameId]() for facts in store.forms()}
+        self._unread = set(self._recovered)  # on disk since before the start, not yet looked at
+        self._complete: set[FormId] = set()
+        self._pages_asked: dict[FormId, SegmentId] = {}
+        self._users: dict[FormId, int] = {}
+        self._storing: set[tuple[FormId, FrameId]] = set()
+        self._dropped: dict[FormId, None] = {}
+        self._recent: dict[tuple[FormId, FrameId], memoryview] = {}
+        self._recent_bytes = 0
+        self._books = asyncio.Lock()  # roots, pages and forgetting are taken one after the other
+        self._news = asyncio.Event()
+
+    # --- what is known
+
+    def index(self, form: FormId) -> FormIndex | None:
+        return self._indexes.get(form)
+
+    def held(self, form: FormId) -> Collection[FrameId]:
+        """Tables and frames of the form that are verified and on disk."""
+        return self._held.get(form, frozenset())
+
+    def whole_forms(self) -> tuple[FormId, ...]:
+        """Forms of which every frame is on disk."""
+        return tuple(form for form, index in self._indexes.items() if index.complete and self._all_held(form, index))
+
+    def payload_bytes(self, form: FormId) -> int:
+        """Payload of the form that is on disk."""
+        index = self._indexes.get(form)
+        if index is None:
+            return 0
+        return sum(index.length(frame) or 0 for frame in self._held[form] if not is_table(frame))
+
+    def knows(self, form: FormId, frame: FrameId) -> bool:
+        """Whether the frame can be judged: a table by its signed digest, other frames by their table."""
+        index = self._indexes.get(form)
+        if index is None:
+            return False
+        segment = segment_of(frame)
+        return (index.table_digest(segment) if is_table(frame) else index.table(segment)) is not None
+
+    def dropped(self, form: FormId) -> bool:
+        """Whether the form was known and is not wanted any more."""
+        return form in self._dropped
+
+    async def changed(self) -> None:
+        """Returns when something more is known or held than at the call, or a form is gone."""
+        await self._news.wait()
+
+    # --- what may be believed
+
+    async def accept_root(self, root: Root) -> None:
+        """A root that is signed and accepted; makes the form known."""
+        async with self._books:
+            try:
+                index = self._indexes.get(root.form)
+                if index is None:
+                    index = await self._begin(root)
+                else:
+                    index.accept_root(root)
+                await self._absorb(root.form, index)
+            except IntegrityFault as fault:
+                _log.warning("root refused form=%s reason=%s", root.form, fault)
+            except StoreFault as fault:
+                self._fail(root.form, str(fault))
+
+    async def accept_page(self, page: SegmentPage) -> None:
+        """Answers SegmentsWanted; for unknown forms it is ignored."""
+        async with self._books:
+            self._pages_asked.pop(page.form, None)
+            index = self._indexes.get(page.form)
+            if index is None:
+                return
+            try:
+                index.accept_page(page.start, page.digests)
+                await self._absorb(page.form, index)
+            except IntegrityFault as fault:
+                _log.warning("page refused form=%s reason=%s", page.form, fault)
+
+    def reconnected(self) -> None:
+        """Pages asked for over an earlier control link do not come any more."""
+        self._pages_asked.clear()
+        for form, index in self._indexes.items():
+            self._ask_page(form, index)
+
+    async def _begin(self, root: Root) -> FormIndex:
+        form, index = root.form, FormIndex(root)
+        await asyncio.to_thread(self._store.begin, root.facts)
+        if form in self._unread:
+            self._unread.discard(form)
+            self._recovered[form] = await asyncio.to_thread(self._store.recover, form)
+        self._indexes[form] = index
+        self._held[form] = set()
+        self._dropped.pop(form, None)
+        return index
+
+    async def _absorb(self, form: FormId, index: FormIndex) -> None:
+        """More digests are signed now: tables found on disk may prove right, and the form's end may be known."""
+        for segment in {segment_of(frame) for frame in self._recovered.get(form, ())}:
+            if index.table_digest(segment) is not None and index.table(segment) is None:
+                await self._absorb_segment(form, index, segment)
+        if index.totals is not None and form not in self._complete:
+            self._complete.add(form)
+            self._emit(relay_io.FormComplete(form, index.segment_count))
+        self._ask_page(form, index)
+        self._ring()
+
+    async def _absorb_segment(self, form: FormId, index: FormIndex, segment: SegmentId) -> None:
+        try:
+            index.accept_table(segment, await asyncio.to_thread(self._store.get_table, form, segment))
+        except IntegrityFault:
+            return  # left over from another encoding: it is fetched anew
+        found = tuple(sorted(frame for frame in self._recovered[form] if segment_of(frame) == segment))
+        self._held[form].update(found)
+        self._emit(relay_io.TableHeld(form, segment, frame_sizes(index, segment)))
+        self._emit(relay_io.FramesFound(form, found))
+
+    def _ask_page(self, form: FormId, index: FormIndex) -> None:
+        start = index.missing_segment()
+        if start is not None and self._pages_asked.get(form) != start:
+            self._pages_asked[form] = start
+            self._ask(SegmentsWanted(form, start))
+
+    # --- frames that arrive
+
+    async def put_table(self, form: FormId, segment: SegmentId, data: bytes) -> None:
+        """Store the table of a segment whose digest is signed. IntegrityFault: these are not its bytes."""
+        index, table = self._known(form), frame_id(segment, 0)
+        if digest_of(data) != index.table_digest(segment):
+            raise IntegrityFault(f"the table of segment {segment} has the wrong digest")
+        async with self._storing_alone(form, {table}):
+            if table in self.held(form):
+                return
+            try:
+                index.accept_table(segment, data)
+            except IntegrityFault as fault:  # signed, and yet wrong: no peer is to blame
+                raise StoreFault(f"form {form} cannot be used: {fault}") from fault
+            await self._with_room(form, lambda: self._store.put_table(form, segment, data))
+            self._hold(form, table, memoryview(data))
+        self._emit(relay_io.TableHeld(form, segment, frame_sizes(index, segment)))
+
+    async def put_frames(self, form: FormId, frames: Sequence[tuple[FrameId, memoryview]]) -> set[FrameId]:
+        """Verify and store payload frames of known segments; returns those that are not what was promised."""
+        index = self._known(form)
+        async with self._storing_alone(form, {frame for frame, _ in frames}):
+            fresh = {frame: payload for frame, payload in frames if frame not in self.held(form)}
+            bad = await self._with_room(form, lambda: _put(self._store, form, index, fresh))
+            for frame, payload in fresh.items():
+                if frame not in bad:
+                    self._hold(form, frame, payload)
+        return bad
+
+    @asynccontextmanager
+    async def _storing_alone(self, form: FormId, frames: set[FrameId]) -> AsyncIterator[None]:
+        """Nobody else stores any of these frames meanwhile: the same frame may come over two links at once."""
+        mine = {(form, frame) for frame in frames}
+        while not mine.isdisjoint(self._storing):
+            await self.changed()
+        self._storing |= mine
+        try:
+            yield
+        finally:
+            self._storing -= mine
+            self._ring()
+
+    async def _with_room(self, form: FormId, store: Callable[[], T]) -> T:
+        """Run it in a thread; when the disk is full, forms older than this one make room, one after the other."""
+        while True:
+            try:
+                async with self.using(form):
+                    return await asyncio.to_thread(store)
+            except StoreFault:
+                victim = self._oldest_before(form)
+                if victim is None:
+                    raise
+                _log.warning("frame store is full: forgetting form=%s for form=%s", victim, form)
+                self._emit(relay_io.FormForgotten(victim))
+                await self.forget(victim)
+
+    def _oldest_before(self, form: FormId) -> FormId | None:
+        for facts in self._store.forms():
+            if facts.form != form and facts.publish_seq <= self._indexes[form].facts.publish_seq:
+                return facts.form
+        return None
+
+    # --- frames that are needed
+
+    async def load(self, form: FormId, frame: FrameId) -> memoryview:
+        """A held frame. IntegrityFault or StoreFault: it is not to be had any more."""
+        recent = self._recent.get((form, frame))
+        if recent is not None:
+            return recent
+        async with self.using(form) as index:
+            if is_table(frame):
+                return memoryview(await asyncio.to_thread(self._store.get_table, form, segment_of(frame)))
+            span = index.span(frame)
+            if span is None:
+                raise StoreFault(f"frame {frame} of form {form} is not known")
+            return memoryview(await asyncio.to_thread(self._store.get_frame, form, span))
+
+    @asynccontextmanager
+    async def using(self, form: FormId) -> AsyncIterator[FormIndex]:
+        """The form is not deleted meanwhile. StoreFault: it is gone."""
+        index = self._known(form)
+        self._users[form] = self._users.get(form, 0) + 1
+        try:
+            yield index
+        finally:
+            self._users[form] -= 1
+            self._ring()
+
+    def give_up(self, form: FormId) -> bool:
+        """From now on the form is unknown, until a new root of it comes. False: it was so already."""
+        self._held.pop(form, None)
+        self._dropped[form] = None
+        while len(self._dropped) > DROPPED_MAX:
+            del self._dropped[next(iter(self._dropped))]
+        self._ring()
+        return self._indexes.pop(form, None) is not None
+
+    async def forget(self, form: FormId) -> None:
+        """Give the form up, and delete it once nobody uses it."""
+        self.give_up(form)
+        self._complete.discard(form)
+        self._pages_asked.pop(form, None)
+        self._recovered.pop(form, None)
+        for key in [key for key in self._recent if key[0] == form]:
+            self._recent_bytes -= len(self._recent.pop(key))
+        self._ring()
+        while self._users.get(form):
+            await self.changed()
+        self._users.pop(form, None)
+        async with self._books:
+            self._unread.discard(form)
+            if form not in self._indexes:
+                await asyncio.to_thread(self._store.forget, form)
+
+    # --- inside
+
+    def _known(self, form: FormId) -> FormIndex:
+        index = self._indexes.get(form)
+        if index is None:
+            raise StoreFault(f"form {form} was dropped")
+        return index
+
+    def _hold(self, form: FormId, frame: FrameId, payload: memoryview) -> None:
+        if form not in self._held:
+            return  # forgotten meanwhile
+        self._held[form].add(frame)
+        if (form, frame) not in self._recent:
+            self._recent[form, frame] = payload
+            self._recent_bytes += len(payload)
+        while self._recent_bytes > RECENT_BYTES_MAX:
+            self._recent_bytes -= len(self._recent.pop(next(iter(self._recent))))
+
+    def _all_held(self, form: FormId, index: FormIndex) -> bool:
+        payloads = sum(len(index.spans(SegmentId(segment))) for segment in range(index.segment_count))
+        return len(self._held[form]) == payloads + index.segment_count
+
+    def _ring(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+
+def frame_sizes(index: FormIndex, segment: SegmentId) -> tuple[int, ...]:
+    """The sizes of a known segment's payload frames 1, 2, ..."""
+    return tuple(span.length for span in index.spans(segment))
+
+
+def _put(store: FrameStore, form: FormId, index: FormIndex, frames: dict[FrameId, memoryview]) -> set[FrameId]:
+    bad = set()
+    for frame, payload in frames.items():
+        span = index.span(frame)
+        try:
+            if span is not None:
+                store.put_frame(form, span, payload)
+                continue
+        except IntegrityFault:
+            _log.warning("frame refused form=%s frame=%d", form, frame)
+        bad.add(frame)
+    return bad

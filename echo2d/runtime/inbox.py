@@ -1,0 +1,182 @@
+"""What comes in over one link: frames wait here until they can be judged, are verified and stored, then reported.
+
+Events of one stream are reported in the order in which its frames came, and only frames that verify are reported as
+such. A frame whose digest is not signed yet waits (the root is on its way over another connection); while much waits,
+the link is not read. An inbox belongs to one connection: frames that verify after it has gone are reported as found.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from echo2d.core import relay_io
+from echo2d.core.ids import FormId, FrameId, PeerId, is_table, segment_of
+from echo2d.core.link_messages import FrameReceived, StreamEnded
+from echo2d.errors import IntegrityFault, StoreFault
+from echo2d.net.peers import PeerLinks
+from echo2d.runtime.holdings import Holdings
+
+WAITING_BYTES_MAX = 4 << 20  # of payload not yet verified; then the link is not read until half of it has gone
+BATCH_BYTES_MAX = 2 << 20  # verified and stored in one go: a thread change costs as much as hashing 256 KiB
+ROOT_WAIT_S = 10.0  # a frame for which no root comes in this time was not meant for us
+IDLE_S = 1.0  # a longer gap between frames is the sender having nothing to send
+
+
+@dataclass(slots=True)
+class LinkMeter:
+    """Payload that came over one link and the time it took: gaps between frames of a flow, never idle time."""
+
+    payload_bytes: int = 0
+    seconds: float = 0.0
+    last_at: float | None = None  # of the last frame
+
+    def count(self, payload_bytes: int, now: float) -> None:
+        gap_s = None if self.last_at is None else now - self.last_at
+        self.last_at = now
+        if gap_s is not None and gap_s < IDLE_S:
+            self.payload_bytes += payload_bytes
+            self.seconds += gap_s
+
+
+class Inbox:
+    """`stripes`: the streams this end opened for stripes (all others it opened are for repair)."""
+
+    def __init__(
+        self,
+        peer: PeerId,
+        links: PeerLinks,
+        holdings: Holdings,
+        *,
+        emit: Callable[[relay_io.Event], None],
+        fail: Callable[[FormId, str], None],
+    ) -> None:
+        self._peer, self._links, self._holdings = peer, links, holdings
+        self._emit, self._fail = emit, fail
+        self._queue: deque[FrameReceived | StreamEnded] = deque()
+        self._waiting_bytes = 0
+        self._paused = False
+        self._changed = asyncio.Event()
+        self._closed = False
+        self.stripes: set[int] = set()
+        self.meter = LinkMeter()
+
+    def put(self, event: FrameReceived | StreamEnded, *, now: float) -> None:
+        self._queue.append(event)
+        if isinstance(event, FrameReceived) and event.payload is not None:
+            self.meter.count(event.payload.nbytes, now)
+            self._waiting_bytes += event.payload.nbytes
+        if self._waiting_bytes > WAITING_BYTES_MAX and not self._paused:
+            self._paused = True
+            self._links.pause(self._peer)
+        self._changed.set()
+
+    def close(self) -> None:
+        """The connection is gone; what has arrived over it is still judged and kept."""
+        self._closed = True
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Until the connection is gone and nothing waits any more."""
+        while self._queue or not self._closed:
+            if self._queue:
+                await self._take()
+            else:
+                self._changed.clear()
+                await self._changed.wait()
+
+    async def _take(self) -> None:
+        """The events at the front that can be handled together."""
+        first = self._queue[0]
+        if isinstance(first, StreamEnded):
+            self._queue.popleft()
+            self._report(relay_io.StreamClosed(self._peer, first.stream, first.reason))
+        elif first.payload is None:
+            self._queue.popleft()
+            self._on_empty(first)
+        elif not await self._known(first):
+            self._done(1)
+        elif is_table(first.frame):
+            await self._on_table(first, bytes(first.payload))
+        else:
+            await self._on_payloads(first.form)
+
+    def _on_empty(self, frame: FrameReceived) -> None:
+        if frame.stream in self.stripes:
+            self._verified(frame)
+        else:
+            self._report(relay_io.RepairRefused(self._peer, frame.form, frame.frame))
+
+    async def _known(self, frame: FrameReceived) -> bool:
+        """Waits until the frame's digest is signed. False: nobody wants it; the link ends if no root comes at all."""
+        try:
+            async with asyncio.timeout(ROOT_WAIT_S):
+                while not self._holdings.knows(frame.form, frame.frame):
+                    if self._holdings.dropped(frame.form):
+                        return False
+                    await self._holdings.changed()
+        except TimeoutError:
+            if not self._closed:
+                self._links.end(self._peer, "a frame that no root tells of")
+            return False
+        return True
+
+    async def _on_table(self, frame: FrameReceived, data: bytes) -> None:
+        try:
+            await self._holdings.put_table(frame.form, segment_of(frame.frame), data)
+        except IntegrityFault:
+            self._rejected(frame)
+        except StoreFault as fault:
+            self._fail(frame.form, str(fault))
+        else:
+            self._verified(frame)
+        self._done(1)
+
+    async def _on_payloads(self, form: FormId) -> None:
+        batch: list[FrameReceived] = []
+        payloads: list[tuple[FrameId, memoryview]] = []
+        size = 0
+        for event in self._queue:
+            if not isinstance(event, FrameReceived) or event.form != form or event.payload is None:
+                break
+            if is_table(event.frame) or not self._holdings.knows(form, event.frame) or size >= BATCH_BYTES_MAX:
+                break
+            batch.append(event)
+            payloads.append((event.frame, event.payload))
+            size += event.payload.nbytes
+        try:
+            bad = await self._holdings.put_frames(form, payloads)
+        except StoreFault as fault:
+            self._fail(form, str(fault))
+        else:
+            for event in batch:
+                self._rejected(event) if event.frame in bad else self._verified(event)
+        self._done(len(batch))
+
+    def _verified(self, frame: FrameReceived) -> None:
+        if self._closed:
+            if frame.payload is not None:
+                self._emit(relay_io.FramesFound(frame.form, (frame.frame,)))
+        elif frame.stream in self.stripes:
+            header_only = frame.payload is None
+            self._emit(
+                relay_io.FrameVerified(self._peer, frame.stream, frame.form, frame.frame, frame.sequence, header_only)
+            )
+        else:
+            self._emit(relay_io.RepairVerified(self._peer, frame.form, frame.frame))
+
+    def _rejected(self, frame: FrameReceived) -> None:
+        self._report(relay_io.FrameRejected(self._peer, frame.stream, frame.form, frame.frame))
+
+    def _report(self, event: relay_io.Event) -> None:
+        if not self._closed:
+            self._emit(event)
+
+    def _done(self, count: int) -> None:
+        for _ in range(count):
+            event = self._queue.popleft()
+            if isinstance(event, FrameReceived) and event.payload is not None:
+                self._waiting_bytes -= event.payload.nbytes
+        if self._paused and self._waiting_bytes <= WAITING_BYTES_MAX // 2 and not self._closed:
+            self._paused = False
+            self._links.resume(self._peer)

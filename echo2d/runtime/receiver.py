@@ -1,0 +1,281 @@
+"""The peer links of one process and the forms it holds: shared by workers, relay peers and the seed.
+
+    link events --> inbox (verify, store) --> relay events --> `emit` --> the owner's mailbox --> Relay
+    relay actions --> `perform` --> lane (read, send) --> link
+
+The owner hands every relay event to its Relay, calls `noticed` with it, then `perform`s the actions of that turn, all
+without awaiting: so what is performed on a link was decided for that very connection.
+Not here: decisions, signatures, encoding and decoding.
+"""
+
+import asyncio
+import ipaddress
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol, assert_never
+
+from echo2d.core import relay_io
+from echo2d.core.ids import FormId, PeerId, RunId
+from echo2d.core.link_messages import (
+    Event,
+    FrameReceived,
+    FramesCancelled,
+    FramesHeld,
+    FramesWanted,
+    LinkEnded,
+    LinkOpened,
+    StreamEnded,
+    StreamOpened,
+)
+from echo2d.core.messages import EdgePeer, LinkSample, SegmentsWanted, TransferReport
+from echo2d.errors import PeerFault
+from echo2d.net.peers import PeerLinks
+from echo2d.runtime.holdings import Holdings
+from echo2d.runtime.inbox import Inbox
+from echo2d.runtime.lanes import Lane
+from echo2d.store.frames import FrameStore
+
+REPORT_S = 1.0  # rates older than that are of no use to a planner
+DIAL_S_MIN = 0.1
+DIAL_S_MAX = 5.0  # a peer that comes back is reached within this time
+
+LinkAction = (
+    relay_io.SendFrame | relay_io.OpenStream | relay_io.CloseStream | relay_io.SendHave | relay_io.SendWant
+    | relay_io.SendCancel | relay_io.ExpectPeer | relay_io.ForgetPeer
+)  # fmt: skip
+
+_log = logging.getLogger("echo2d.runtime.receiver")
+
+
+@dataclass(slots=True)
+class _Peer:
+    """One connection of a peer. number: 1 for its first one, and so on."""
+
+    number: int
+    inbox: Inbox
+    lane: Lane
+    sending: asyncio.Task[None]
+
+
+class Owner(Protocol):
+    """The daemon whose links these are."""
+
+    def emit(self, event: relay_io.Event) -> None:
+        """For its Relay, in this order."""
+
+    def crowded(self) -> bool:
+        """Whether so much waits for the Relay that a link which says more is ended."""
+
+    def ask(self, wanted: SegmentsWanted) -> None:
+        """Send it over the control link."""
+
+    def fail(self, form: FormId, reason: str) -> None:
+        """The form was given up: its frames cannot be kept here (disk full)."""
+
+
+class Receiver:
+    """The links listen, dial and receive while `run` runs."""
+
+    def __init__(
+        self,
+        *,
+        run_id: RunId,
+        me: PeerId,
+        store: FrameStore,
+        insecure: bool,
+        owner: Owner,
+    ) -> None:
+        self._me, self._insecure = me, insecure
+        self._owner, self._emit = owner, owner.emit
+        self.holdings = Holdings(store, emit=owner.emit, ask=owner.ask, fail=self._given_up)
+        self.links = PeerLinks(run_id=run_id, me=me, on_event=self._on_link, on_ready=self._on_ready)
+        self._peers: dict[PeerId, _Peer] = {}
+        self._opened: dict[PeerId, int] = {}  # connections so far; a run has some hundred peers
+        self._noticed: dict[PeerId, int] = {}  # how many of them the relay has heard of
+        self._dialling: dict[PeerId, asyncio.Task[None]] = {}
+        self._lost: dict[PeerId, asyncio.Event] = {}  # rung when the link of a peer that is dialled has ended
+        self._tasks: asyncio.TaskGroup | None = None
+        self._sent: dict[FormId, int] = {}
+        self._moved: FormId | None = None  # what moved last, since the last report
+
+    async def run(self) -> None:
+        """Until cancelled; the links are closed then."""
+        async with asyncio.TaskGroup() as self._tasks:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await self.links.close("shutting down")
+
+    # --- relay
+
+    def noticed(self, event: object) -> None:
+        """The relay has handled this event."""
+        if isinstance(event, relay_io.LinkUp):
+            self._noticed[event.peer] = self._noticed.get(event.peer, 0) + 1
+
+    def blame(self, event: object, fault: PeerFault) -> None:
+        """The relay found that the peer of this event broke the protocol."""
+        peer = getattr(event, "peer", None)
+        if peer is None:
+            raise fault
+        _log.warning("peer dropped peer=%s reason=%s", peer, fault)
+        self.links.end(peer, str(fault))
+
+    def perform(self, action: LinkAction) -> None:
+        """Not before `run` has begun."""
+        match action:
+            case relay_io.ExpectPeer(edge):
+                self._expect(edge)
+            case relay_io.ForgetPeer(peer):
+                self._stop_dialling(peer)
+                self.links.forget(peer)
+            case _:
+                here = self._peers.get(action.peer)
+                if here is not None and here.number == self._noticed.get(action.peer):
+                    self._perform_on(here, action)
+
+    def _perform_on(self, here: _Peer, action: LinkAction) -> None:
+        match action:
+            case relay_io.CloseStream(peer, stream, reason) if (stream % 2 == 1) == (self._me < peer):
+                self.links.end_stream(peer, stream, reason)  # opened by this end: nothing was sent on it
+            case relay_io.SendFrame() | relay_io.CloseStream():
+                here.lane.put(action)
+            case relay_io.OpenStream(peer, stream, form, plan, generation, stripe, sequence):
+                here.inbox.stripes.add(stream)
+                self.links.open_stream(peer, stream, form, plan, generation, stripe, sequence)
+            case relay_io.SendHave(peer, form, frames):
+                self.links.have(peer, form, frames)
+            case relay_io.SendWant(peer, stream, form, frames):
+                self.links.want(peer, stream, form, frames)
+            case relay_io.SendCancel(peer, form, frames):
+                self.links.cancel(peer, form, frames)
+            case relay_io.ExpectPeer() | relay_io.ForgetPeer():
+                raise AssertionError("not an action on a link")
+            case _:
+                assert_never(action)
+
+    # --- links
+
+    def _on_link(self, peer: PeerId, event: Event) -> None:
+        if self._owner.crowded() and not isinstance(event, LinkOpened | LinkEnded | FrameReceived):
+            self.links.end(peer, "says more than is handled")
+            return
+        match event:
+            case LinkOpened():
+                self._on_opened(peer)
+            case LinkEnded(reason):
+                self._on_ended(peer, reason)
+            case FrameReceived(form=form):
+                self._moved = form
+                self._peers[peer].inbox.put(event, now=asyncio.get_running_loop().time())
+            case StreamEnded():
+                self._peers[peer].inbox.put(event, now=asyncio.get_running_loop().time())
+            case StreamOpened(stream, form, plan, generation, stripe, from_sequence):
+                self._emit(relay_io.StreamAsked(peer, stream, form, plan, generation, stripe, from_sequence))
+            case FramesWanted(stream, form, frames):
+                self._emit(relay_io.WantHeard(peer, stream, form, frames))
+            case FramesCancelled(form, frames):
+                self._emit(relay_io.CancelHeard(peer, form, frames))
+            case FramesHeld(form):
+                self._emit(relay_io.HaveHeard(peer, form, event.frames()))
+            case _:
+                raise AssertionError(f"{type(event).__name__} does not leave a link")
+
+    def _on_opened(self, peer: PeerId) -> None:
+        assert self._tasks is not None
+        number = self._opened[peer] = self._opened.get(peer, 0) + 1
+        inbox = Inbox(peer, self.links, self.holdings, emit=self._emit, fail=self._given_up)
+        lane = Lane(peer, self.links, load=self.holdings.load, emit=self._emit, sent=self._count_sent)
+        self._tasks.create_task(inbox.run())
+        self._peers[peer] = _Peer(number, inbox, lane, self._tasks.create_task(lane.run()))
+        self._emit(relay_io.LinkUp(peer))
+
+    def _on_ended(self, peer: PeerId, reason: str) -> None:
+        here = self._peers.pop(peer)
+        here.inbox.close()
+        here.sending.cancel()
+        if peer in self._lost:
+            self._lost[peer].set()
+        self._emit(relay_io.LinkDown(peer, reason))
+
+    def _given_up(self, form: FormId, reason: str) -> None:
+        """The form cannot be kept; said once, however many of its frames wait."""
+        if self.holdings.give_up(form):
+            _log.warning("form given up form=%s reason=%s", form, reason)
+            self._owner.fail(form, reason)
+
+    def _on_ready(self, peer: PeerId) -> None:
+        if peer in self._peers:
+            self._peers[peer].lane.room()
+
+    # --- dialling
+
+    def _expect(self, edge: EdgePeer) -> None:
+        self.links.expect(edge.peer, edge.secret)
+        self._stop_dialling(edge.peer)
+        if edge.dial and edge.address is not None:
+            assert self._tasks is not None
+            self._lost[edge.peer] = asyncio.Event()
+            self._dialling[edge.peer] = self._tasks.create_task(self._dial(edge, self._lost[edge.peer]))
+
+    def _stop_dialling(self, peer: PeerId) -> None:
+        self._lost.pop(peer, None)
+        task = self._dialling.pop(peer, None)
+        if task is not None:
+            task.cancel()
+
+    async def _dial(self, edge: EdgePeer, lost: asyncio.Event) -> None:
+        """Keeps a link to the peer until it is no longer expected."""
+        assert edge.address is not None
+        host, port = edge.address.host, edge.address.port
+        if not self._insecure and not is_loopback(host):
+            _log.warning("not dialled peer=%s address=%s: off loopback only with --insecure", edge.peer, host)
+            return
+        delay_s = DIAL_S_MIN
+        while True:
+            try:
+                lost.clear()
+                await self.links.dial(edge.peer, host, port)
+                if edge.peer in self._peers:
+                    delay_s = DIAL_S_MIN
+                    await lost.wait()
+            except PeerFault as fault:
+                _log.info("dial failed peer=%s reason=%s", edge.peer, fault)
+                delay_s = min(2 * delay_s, DIAL_S_MAX)
+            await asyncio.sleep(delay_s)
+
+    # --- figures
+
+    def report(self) -> TransferReport | None:
+        """Progress of the form that moved last; None when nothing moved since the last report."""
+        form, self._moved = self._moved, None
+        if form is None:
+            return None
+        return TransferReport(
+            form, self.holdings.payload_bytes(form), tuple(self._link_samples()), self._sent.get(form, 0)
+        )
+
+    def _link_samples(self) -> Iterator[LinkSample]:
+        for peer, here in self._peers.items():
+            meter = here.inbox.meter
+            if meter.payload_bytes:
+                yield LinkSample(peer, meter.payload_bytes, meter.seconds)
+                meter.payload_bytes, meter.seconds = 0, 0.0
+
+    async def forget(self, form: FormId) -> None:
+        """Delete a form; its late frames are dropped."""
+        self._sent.pop(form, None)
+        await self.holdings.forget(form)
+
+    def _count_sent(self, form: FormId, payload_bytes: int) -> None:
+        self._moved = form
+        self._sent[form] = self._sent.get(form, 0) + payload_bytes
+
+
+def is_loopback(host: str) -> bool:
+    """Whether this address or name is certainly of this machine."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,75 @@
+"""The engines of one worker, and what it takes to change all of them from one version to another.
+
+A refit counts as done when every engine has loaded the snapshot and its memory, read back, is the snapshot's.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+from echo2d.config import WorkerConfig
+from echo2d.core.ids import version_label
+from echo2d.core.worker_io import EngineRefitFailed, EngineRefitted, RefitEngines
+from echo2d.engines.base import Engine
+from echo2d.engines.fake import FakeEngine
+from echo2d.engines.layout import file_tensor_digests
+from echo2d.errors import EngineFault, OperatorFault
+
+
+def make_engines(config: WorkerConfig) -> list[Engine]:
+    """Not started. OperatorFault: this machine or installation cannot run them."""
+    if config.relay_only:
+        return []
+    rng_seed, pace = secrets.randbits(32), config.tokens_per_s_max or None
+    if config.engine == "fake":
+        return [FakeEngine(rng_seed=rng_seed, tokens_per_s=pace, slots=config.slots)]
+    try:
+        from echo2d.engines.torch_engine import TorchEngine
+    except ImportError as error:
+        raise OperatorFault("the torch engine needs `pip install echo2d[torch]`") from error
+
+    def torch_engine(device: str) -> Engine:
+        by_device = "float32" if device == "cpu" else "bfloat16"
+        return TorchEngine(
+            device=device,
+            dtype=by_device if config.dtype == "auto" else config.dtype,
+            slots_max=config.slots,
+            rng_seed=rng_seed,
+            tokens_per_s_max=pace,
+            threads=config.threads or None,
+        )
+
+    if config.device != "auto":
+        return [torch_engine(config.device)]
+    try:
+        return [torch_engine("cuda")]
+    except OperatorFault:
+        return [torch_engine("cpu")]
+
+
+class Refits:
+    """One refit at a time; the machine (`worker_versions`) sees to it."""
+
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        self._engines = engines
+
+    async def refit(self, order: RefitEngines) -> EngineRefitted | EngineRefitFailed:
+        """What became of it; pause_s is the longest time in which an engine generated nothing."""
+        try:
+            return await self._refit(order, version_label(order.version, order.digest))
+        except EngineFault as fault:
+            labels = {engine.label for engine in self._engines}
+            label = labels.pop() if len(labels) == 1 else None
+            return EngineRefitFailed(order.version, order.digest, str(fault), label)
+
+    async def _refit(self, order: RefitEngines, label: str) -> EngineRefitted:
+        snapshot, loop = Path(order.path), asyncio.get_running_loop()
+        expected = await asyncio.to_thread(file_tensor_digests, snapshot)
+        pause_s, memory_ok = 0.0, True
+        for engine in self._engines:
+            report = await engine.refit(snapshot, label)
+            reading_since = loop.time()
+            memory_ok &= await engine.tensor_digests() == expected
+            pause_s = max(pause_s, report.pause_s + loop.time() - reading_since)
+        return EngineRefitted(order.version, order.digest, pause_s, memory_ok)

@@ -1,0 +1,100 @@
+"""Leases on engines: each becomes one generation call on the engine with the most room, its output becomes events.
+
+The machine that grants (`worker_leases`) never lets more samples run than all engines have slots. Labels pass through
+as the engines report them (I2); what they mean is the machine's to say. A lease that an engine ends by itself, or whose
+output makes no sense, is failed once.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import cast
+
+from echo2d.core.ids import LeaseId
+from echo2d.core.messages import LeaseGranted
+from echo2d.core.trajectory import unpack_tokens
+from echo2d.core.worker_io import GenerationFailed, LabelSpan, SampleProgressed
+from echo2d.engines.base import Engine, GenerateRequest, SampleDelta
+from echo2d.errors import EngineFault
+
+_log = logging.getLogger("echo2d.runtime.rollouts")
+
+
+@dataclass(slots=True)
+class _Call:
+    engine: int
+    samples: int
+    task: asyncio.Task[None]
+
+
+class Rollouts:
+    """`emit` takes SampleProgressed and GenerationFailed. Tasks run in the owner's group."""
+
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        tasks: asyncio.TaskGroup,
+        emit: Callable[[SampleProgressed | GenerationFailed], None],
+    ) -> None:
+        self._engines, self._tasks, self._emit = engines, tasks, emit
+        self._calls: dict[tuple[LeaseId, int], _Call] = {}
+
+    def start(self, lease: LeaseGranted) -> None:
+        key = (lease.lease, lease.attempt)
+        assert key not in self._calls
+        engine = min(range(len(self._engines)), key=self._running)
+        task = self._tasks.create_task(self._generate(lease, self._engines[engine]))
+        self._calls[key] = _Call(engine, len(lease.samples), task)
+
+    def abort(self, lease: LeaseId, attempt: int) -> None:
+        """Stop generating; nothing more is emitted for it. One that has ended is ignored."""
+        call = self._calls.pop((lease, attempt), None)
+        if call is not None:
+            call.task.cancel()
+
+    def _running(self, engine: int) -> int:
+        return sum(call.samples for call in self._calls.values() if call.engine == engine)
+
+    async def _generate(self, lease: LeaseGranted, engine: Engine) -> None:
+        unfinished = set(range(len(lease.samples)))
+        try:
+            output = cast("AsyncGenerator[SampleDelta, None]", engine.generate(_request(lease)))
+            async with aclosing(output):
+                async for delta in output:
+                    self._progress(lease, delta, unfinished)
+            _require_none(unfinished)
+        except EngineFault as fault:
+            _log.warning("generation failed lease=%d attempt=%d reason=%s", lease.lease, lease.attempt, fault)
+            self._emit(GenerationFailed(lease.lease, lease.attempt, str(fault)))
+        finally:
+            self._calls.pop((lease.lease, lease.attempt), None)
+
+    def _progress(self, lease: LeaseGranted, delta: SampleDelta, unfinished: set[int]) -> None:
+        if delta.sample not in unfinished:
+            raise EngineFault(f"the engine reported sample {delta.sample}, which is not running")
+        if delta.finish == "abort":
+            raise EngineFault("the engine aborted the request")
+        if delta.finish is not None:
+            unfinished.discard(delta.sample)
+        spans = tuple(LabelSpan(span.start, span.end, span.label) for span in delta.spans)
+        sample, tokens, logprobs = lease.samples[delta.sample], tuple(delta.tokens), tuple(delta.logprobs)
+        self._emit(SampleProgressed(lease.lease, lease.attempt, sample, tokens, logprobs, spans, delta.finish))
+
+
+def _require_none(unfinished: set[int]) -> None:
+    if unfinished:
+        raise EngineFault(f"the engine ended without finishing samples {sorted(unfinished)}")
+
+
+def _request(lease: LeaseGranted) -> GenerateRequest:
+    return GenerateRequest(
+        request_id=f"{lease.lease}.{lease.attempt}",
+        prompt=unpack_tokens(lease.prompt).tolist(),
+        samples=len(lease.samples),
+        max_new_tokens=lease.max_new_tokens,
+        temperature=lease.temperature,
+        top_p=lease.top_p,
+        stop_token_ids=lease.stop_token_ids,
+    )

@@ -1,0 +1,282 @@
+"""The seed, `python -m echo2d.runtime.seed`: encodes published versions and is the root of the plans that spread them.
+
+A child process of the coordinator and a peer like any other: control link, peer links, frame store under run_dir/seed.
+
+    EncodeVersion --> chunks encoded in threads --> segments on disk --> SegmentEncoded ... --> FormEncoded
+                                                        +--> frames to whoever the plan says
+
+A version is encoded from the coordinator's own copy, and only believed if it comes out as the digest that was asked
+for. Of several that wait the newest is next. Not here: which form a version gets, and signatures.
+"""
+
+import asyncio
+import logging
+import random
+import secrets
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from echo2d.core import relay_io
+from echo2d.core.form_builder import RootWriter, Segment
+from echo2d.core.forms import FormFacts
+from echo2d.core.ids import FormId, frame_id
+from echo2d.core.messages import (
+    PROTOCOL_VERSION,
+    Address,
+    EdgeBroken,
+    EncodeFailed,
+    EncodeVersion,
+    ForgetForm,
+    FormEncoded,
+    FrameAccused,
+    Heartbeat,
+    Hello,
+    PlanEdges,
+    SegmentEncoded,
+    SegmentsWanted,
+    ToCoordinator,
+    ToPeer,
+    Welcome,
+)
+from echo2d.core.relay import Relay
+from echo2d.errors import Fault, IntegrityFault, OperatorFault, PeerFault, StoreFault
+from echo2d.net.control import ControlLink
+from echo2d.runtime.encoder import Encoder
+from echo2d.runtime.logs import start_logging
+from echo2d.runtime.peer_loop import PeerMailbox, outcome
+from echo2d.runtime.receiver import REPORT_S, Receiver, is_loopback
+from echo2d.runtime.seed_process import SeedHandover, receive_handover
+from echo2d.runtime.state_dir import FRAMES_BYTES_MAX
+from echo2d.store.frames import FrameStore
+
+ORDERS_MAX = 16  # forms that are remembered; the coordinator asks for one at a time and forgets it two versions later
+
+log = logging.getLogger("echo2d.seed")
+
+
+class Seed:
+    """One run of the seed."""
+
+    def __init__(self, handover: SeedHandover) -> None:
+        self._handover, self._identity = handover, handover.identity
+        self._run_dir = Path(handover.run_dir)
+        self._boot_id = secrets.token_hex(8)
+        self._mailbox: PeerMailbox[relay_io.Event] = PeerMailbox()
+        self._control = ControlLink(handover.url, self._identity, self, rng=random.Random(secrets.randbits(64)))
+        self._relay = Relay(self._identity.peer)
+        self._listen: Address | None = None
+        self._orders: dict[FormId, EncodeVersion] = {}
+        self._said: dict[FormId, list[ToCoordinator]] = {}  # of each form; said again if it is asked for again
+        self._ordered = asyncio.Event()
+
+    async def run(self) -> None:
+        """Until cancelled. OperatorFault: refused, or an address cannot be had."""
+        store = await asyncio.to_thread(FrameStore, self._run_dir / "seed", FRAMES_BYTES_MAX)
+        host, port = self._handover.link_host, self._handover.link_port
+        me, run_id = self._identity.peer, self._identity.run_id
+        self._receiver = Receiver(run_id=run_id, me=me, store=store, insecure=not is_loopback(host), owner=self)
+        try:
+            self._listen = Address(*await self._receiver.links.listen(host, port))
+        except OSError as error:
+            raise OperatorFault(f"link.port: cannot listen on {host}:{port}: {error.strerror}") from error
+        async with asyncio.TaskGroup() as self._tasks:
+            for work in (self._receiver.run(), self._control.run(), self._report(), self._encode_all(), self._turns()):
+                self._tasks.create_task(work)
+
+    # --- relay
+
+    async def _turns(self) -> None:
+        clock = asyncio.get_running_loop().time
+        while True:
+            wake_at = self._relay.wake_at()
+            timeout_s = None if wake_at is None else max(0.0, wake_at - clock())
+            event = await self._mailbox.take(timeout_s=timeout_s) or relay_io.DeadlinePassed()
+            try:
+                actions = self._relay.handle(event, now=clock())
+            except PeerFault as fault:
+                self._receiver.blame(event, fault)
+                continue
+            self._receiver.noticed(event)
+            for action in actions:
+                self._perform(action)
+
+    def _perform(self, action: relay_io.Action) -> None:
+        match action:
+            case relay_io.ReportEdgeBroken(plan, generation, peer, reason):
+                self._control.send(EdgeBroken(plan, generation, peer, reason))
+            case relay_io.Accuse(form, frame, accused):
+                self._control.send(FrameAccused(form, frame, accused))
+            case relay_io.FormArrived():
+                pass  # it was encoded here
+            case _:
+                self._receiver.perform(action)
+
+    async def _report(self) -> None:
+        while True:
+            await asyncio.sleep(REPORT_S)
+            report = self._receiver.report()
+            if report is not None:
+                self._control.send(report)
+
+    # --- encoding
+
+    async def _encode_all(self) -> None:
+        while True:
+            waiting = [order for form, order in self._orders.items() if form not in self._said]
+            if waiting:
+                await self._encode(max(waiting, key=lambda order: order.version))
+            else:
+                self._ordered.clear()
+                await self._ordered.wait()
+
+    async def _encode(self, order: EncodeVersion) -> None:
+        """Ends with FormEncoded or EncodeFailed, or without either if the form was forgotten meanwhile."""
+        self._said[order.form] = []
+        started_at = asyncio.get_running_loop().time()
+        try:
+            facts = FormFacts.decode(order.facts)
+            _require(facts.form == order.form, "the order's facts are another form's")
+            base = None if order.base_path is None else self._run_dir / order.base_path
+            encoder = await asyncio.to_thread(Encoder, facts, self._run_dir / order.path, base)
+            await self._encode_segments(order, facts, encoder, started_at)
+        except (IntegrityFault, StoreFault, OperatorFault) as fault:
+            if order.form in self._orders:
+                log.warning("encoding failed form=%s version=%d reason=%s", order.form, order.version, fault)
+                self._say(order.form, EncodeFailed(order.form, str(fault)))
+
+    async def _encode_segments(
+        self, order: EncodeVersion, facts: FormFacts, encoder: Encoder, started_at: float
+    ) -> None:
+        roots = RootWriter(facts)
+        segments = encoder.segments()
+        while (segment := await asyncio.to_thread(_next, segments)) is not None:
+            if order.form not in self._orders:
+                await asyncio.to_thread(segments.close)
+                return
+            roots.add(segment.table.digest)
+            for root in roots.take():
+                await self._receiver.holdings.accept_root(root)
+            await self._hold(facts, segment)
+            self._say(order.form, SegmentEncoded(order.form, segment.table.segment, segment.table.digest))
+            frames = [frame_id(segment.table.segment, index) for index in range(len(segment.table.frames) + 1)]
+            self.emit(relay_io.FramesFound(order.form, tuple(frames)))
+        totals = encoder.totals()
+        _require(totals.snapshot == order.digest, f"{order.path} is not the snapshot that was published")
+        encode_s = asyncio.get_running_loop().time() - started_at
+        count = len(roots.segments)
+        self._say(
+            order.form,
+            FormEncoded(order.form, totals.snapshot, count, totals.wire_bytes, totals.full_bytes, encode_s),
+        )
+        for root in roots.take(totals):
+            await self._receiver.holdings.accept_root(root)
+        log.info("encoded form=%s version=%d wire_bytes=%d", order.form, order.version, totals.wire_bytes)
+
+    async def _hold(self, facts: FormFacts, segment: Segment) -> None:
+        holdings = self._receiver.holdings
+        await holdings.put_table(facts.form, segment.table.segment, segment.table.encode())
+        frames = [(span.frame, payload) for span, payload in segment.frames(facts.frame_bytes)]
+        bad = await holdings.put_frames(facts.form, frames)
+        assert not bad, "what was just encoded has its own digests"
+
+    def _say(self, form: FormId, message: ToCoordinator) -> None:
+        self._said.setdefault(form, []).append(message)
+        self._control.send(message)
+
+    # --- what the receiver says
+
+    def emit(self, event: relay_io.Event) -> None:
+        self._mailbox.put(event)
+
+    def crowded(self) -> bool:
+        return self._mailbox.crowded
+
+    def ask(self, wanted: SegmentsWanted) -> None:
+        raise AssertionError(f"the seed knows all segments of {wanted.form}")
+
+    def fail(self, form: FormId, reason: str) -> None:
+        if self._orders.pop(form, None) is not None:
+            self._say(form, EncodeFailed(form, reason))
+
+    # --- what the control link says
+
+    def hello(self) -> Hello:
+        forms = self._receiver.holdings.whole_forms()
+        return Hello(
+            PROTOCOL_VERSION, self._identity.run_id, "seed", "seed", self._boot_id, 0, self._listen, None, (), (), forms
+        )  # fmt: skip
+
+    def heartbeat(self) -> Heartbeat:
+        return Heartbeat(0)
+
+    async def connected(self, welcome: Welcome) -> None:
+        log.info("connected url=%s epoch=%d", self._handover.url, welcome.epoch)
+
+    async def disconnected(self, reason: str) -> None:
+        log.info("disconnected reason=%s", reason)
+
+    async def received(self, message: ToPeer) -> None:
+        match message:
+            case EncodeVersion():
+                self._on_order(message)
+            case PlanEdges():
+                self.emit(relay_io.PlanReceived(message))
+            case ForgetForm(form):
+                self._forget(form)
+            case _:
+                log.warning("unexpected message %s", type(message).__name__)
+
+    def _on_order(self, order: EncodeVersion) -> None:
+        said = self._said.get(order.form, [])
+        if order.form in self._orders and not (said and isinstance(said[-1], EncodeFailed)):
+            for message in said:  # asked again after a reconnection, which may have lost some of it
+                self._control.send(message)
+            return
+        if len(self._orders) >= ORDERS_MAX:
+            self._forget(next(iter(self._orders)))
+        self._said.pop(order.form, None)
+        self._orders[order.form] = order
+        self._ordered.set()
+
+    def _forget(self, form: FormId) -> None:
+        self._orders.pop(form, None)
+        self._said.pop(form, None)
+        self.emit(relay_io.FormForgotten(form))
+        self._tasks.create_task(self._receiver.forget(form))
+
+
+def _require(condition: bool, complaint: str) -> None:  # noqa: FBT001 - reads as a sentence at every call
+    if not condition:
+        raise IntegrityFault(complaint)
+
+
+def _next(segments: Iterator[Segment]) -> Segment | None:
+    return next(segments, None)
+
+
+async def run_seed(handover: SeedHandover) -> int:
+    """The exit code. It serves until its coordinator ends it."""
+    try:
+        await Seed(handover).run()
+    except BaseExceptionGroup as group:
+        return outcome(group)
+    return 0
+
+
+def main() -> int:
+    start_logging()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the coordinator, which ends its seed
+    try:
+        import uvloop
+
+        code: int = uvloop.run(run_seed(receive_handover(sys.stdin.buffer)))
+    except Fault as fault:
+        log.critical("%s", fault)
+        return 2 if isinstance(fault, OperatorFault) else 1
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

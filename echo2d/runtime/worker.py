@@ -1,0 +1,310 @@
+"""`echo2d join`: one worker or relay peer. Mailbox, timer and actions of `WorkerState`.
+
+    control link --+
+    peer links ----+--> mailbox --> WorkerState.handle --> actions: say, send frames, apply, refit, generate
+    engine, disk --+
+
+A turn is one event and its actions, without awaiting in between; what takes long becomes a task that ends in an event.
+The process ends when it is told to (SIGTERM, drained), when the coordinator refuses it for good, or on our own bugs.
+"""
+
+import asyncio
+import logging
+import math
+import random
+import secrets
+import signal
+import socket
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager, suppress
+from typing import Any, Never
+from urllib.parse import urlsplit
+
+from echo2d.config import WorkerConfig
+from echo2d.core import relay_io
+from echo2d.core.ids import FormId, PublishSeq
+from echo2d.core.messages import Address, Heartbeat, Hello, SegmentPage, SegmentsWanted, SignedRoot, ToPeer, Welcome
+from echo2d.core.relay import Relay
+from echo2d.core.roots import Root
+from echo2d.core.worker_io import (
+    AbortGeneration,
+    ApplyForm,
+    ArrivalFailed,
+    CancelApply,
+    ControlDown,
+    ControlUp,
+    DropForm,
+    IndexRoot,
+    KeepPublishSeq,
+    Note,
+    RefitEngines,
+    RootVerified,
+    Said,
+    SendControl,
+    ShutDown,
+    StartGeneration,
+    StopAsked,
+)
+from echo2d.core.worker_state import Action, Event, WorkerState
+from echo2d.engines.base import Engine
+from echo2d.errors import IntegrityFault, OperatorFault, PeerFault, StoreFault
+from echo2d.net.auth import read_token_file, verify_root
+from echo2d.net.control import ControlLink, Identity, enrol
+from echo2d.runtime.applier import Applier
+from echo2d.runtime.peer_loop import PeerMailbox, outcome
+from echo2d.runtime.receiver import REPORT_S, Receiver, is_loopback
+from echo2d.runtime.refits import Refits, make_engines
+from echo2d.runtime.rollouts import Rollouts
+from echo2d.runtime.state_dir import StateDir
+
+GOODBYE_S = 2.0  # for the coordinator to take the last words and close
+
+log = logging.getLogger("echo2d.worker")
+
+
+class _Stopped(Exception):  # noqa: N818 - the ordinary end
+    """Ends the tasks of a worker that has said goodbye."""
+
+
+class Worker:
+    """One run of the daemon."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        identity: Identity,
+        state_dir: StateDir,
+        engines: Sequence[Engine],
+        *,
+        rng: random.Random,
+    ) -> None:
+        self._config, self._identity, self._state_dir, self._engines = config, identity, state_dir, engines
+        self._boot_id = secrets.token_hex(8)
+        self._mailbox: PeerMailbox[Event] = PeerMailbox()
+        self._control = ControlLink(config.url, self._identity, self, rng=rng)
+        self._refits = Refits(engines)
+        self._listen: Address | None = None
+        self._saving = asyncio.Lock()
+        self._disconnected = asyncio.Event()
+
+    def stop(self, reason: str) -> None:
+        """Leave in order: leases go back, the coordinator is told."""
+        self._mailbox.put(StopAsked(reason))
+
+    async def run(self) -> None:
+        """Until stopped. OperatorFault: refused for good, or something here cannot be used."""
+        async with AsyncExitStack() as cleanup:
+            for engine in self._engines:
+                cleanup.push_async_callback(engine.close)
+                await engine.start()
+            await self._open()
+            try:
+                async with asyncio.TaskGroup() as self._tasks:
+                    self._rollouts = Rollouts(self._engines, self._tasks, self._mailbox.put)
+                    await self._serve()
+            except* _Stopped:
+                log.info("stopped")
+
+    async def _open(self) -> None:
+        """What is on disk, and the machine that starts from it."""
+        store = await asyncio.to_thread(self._state_dir.frames)
+        slots, standing = await asyncio.to_thread(self._state_dir.slots)
+        me, run_id = self._identity.peer, self._identity.run_id
+        self._publish_seq = await asyncio.to_thread(self._state_dir.publish_seq, run_id)
+        self._receiver = Receiver(run_id=run_id, me=me, store=store, insecure=self._config.insecure, owner=self)
+        self._applier = Applier(slots, store, self._receiver.holdings)
+        self._state = WorkerState(
+            Relay(me),
+            run_id,
+            slots=self._config.slots if self._engines else 0,
+            publish_seq=self._publish_seq,
+            standing=standing,
+        )
+
+    async def _serve(self) -> Never:
+        """Ends with _Stopped."""
+        host, port = self._config.listen_host, self._config.listen_port
+        try:
+            self._listen = Address(*await self._receiver.links.listen(host, port))
+        except OSError as error:
+            raise OperatorFault(f"cannot listen on {host}:{port}: {error.strerror}") from error
+        self._spawn(self._receiver.run())
+        self._spawn(self._control.run())
+        self._spawn(self._report())
+        log.info("started peer=%s run=%s listen=%s:%d", self._identity.peer, self._identity.run_id, host, port)
+        await self._turns()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(GOODBYE_S):
+                await self._disconnected.wait()
+        raise _Stopped
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.create_task(work)
+
+    # --- the loop
+
+    async def _turns(self) -> None:
+        clock = asyncio.get_running_loop().time
+        while True:
+            wake_at = self._state.wake_at()
+            timeout_s = None if wake_at is None else max(0.0, wake_at - clock())
+            event = await self._mailbox.take(timeout_s=timeout_s) or relay_io.DeadlinePassed()
+            try:
+                actions = self._state.handle(event, now=clock())
+            except PeerFault as fault:
+                self._receiver.blame(event, fault)
+                continue
+            self._receiver.noticed(event)
+            for action in actions:
+                if isinstance(action, ShutDown):
+                    log.info("stopping reason=%s", action.reason)
+                    return
+                self._perform(action)
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case SendControl(message):
+                self._control.send(message)
+            case StartGeneration(lease):
+                self._rollouts.start(lease)
+            case AbortGeneration(lease, attempt):
+                self._rollouts.abort(lease, attempt)
+            case IndexRoot(root):
+                self._spawn(self._receiver.holdings.accept_root(root))
+            case KeepPublishSeq(publish_seq):
+                self._spawn(self._keep_publish_seq(publish_seq))
+            case ApplyForm(form):
+                self._spawn(self._apply(form))
+            case CancelApply(form):
+                self._applier.cancel(form)
+            case RefitEngines():
+                self._spawn(self._refit(action))
+            case DropForm(form):
+                self._spawn(self._receiver.forget(form))
+            case Note(text):
+                log.info("%s", text)
+            case ShutDown():
+                raise AssertionError("the loop has ended")
+            case _:
+                self._receiver.perform(action)
+
+    async def _apply(self, form: FormId) -> None:
+        self._mailbox.put(await self._applier.apply(form))
+
+    async def _refit(self, order: RefitEngines) -> None:
+        self._mailbox.put(await self._refits.refit(order))
+
+    async def _keep_publish_seq(self, publish_seq: PublishSeq) -> None:
+        async with self._saving:
+            self._publish_seq = max(self._publish_seq, publish_seq)
+            try:
+                await asyncio.to_thread(self._state_dir.keep_publish_seq, self._identity.run_id, self._publish_seq)
+            except StoreFault as fault:  # said again with the next version
+                log.warning("publish_seq not kept: %s", fault)
+
+    async def _report(self) -> None:
+        while True:
+            await asyncio.sleep(REPORT_S)
+            report = self._receiver.report()
+            if report is not None:
+                self._control.send(report)
+
+    # --- what the receiver says
+
+    def emit(self, event: relay_io.Event) -> None:
+        self._mailbox.put(event)
+
+    def crowded(self) -> bool:
+        return self._mailbox.crowded
+
+    def ask(self, wanted: SegmentsWanted) -> None:
+        self._control.send(wanted)
+
+    def fail(self, form: FormId, reason: str) -> None:
+        self._mailbox.put(ArrivalFailed(form, reason))
+
+    # --- what the control link says
+
+    def hello(self) -> Hello:
+        return self._state.hello(
+            kind="worker" if self._engines else "relay",
+            name=self._config.name or socket.gethostname(),
+            boot_id=self._boot_id,
+            listen=self._listen,
+            forms=self._receiver.holdings.whole_forms(),
+        )
+
+    def heartbeat(self) -> Heartbeat:
+        return Heartbeat(self._state.running)
+
+    async def connected(self, welcome: Welcome) -> None:
+        log.info("connected url=%s epoch=%d publish_seq=%d", self._config.url, welcome.epoch, welcome.publish_seq)
+        self._disconnected.clear()
+        self._mailbox.put(ControlUp(welcome))
+        self._receiver.holdings.reconnected()
+
+    async def received(self, message: ToPeer) -> None:
+        match message:
+            case SignedRoot(root, signature):
+                self._on_root(root, signature)
+            case SegmentPage():
+                self._spawn(self._receiver.holdings.accept_page(message))
+            case _:
+                self._mailbox.put(Said(message))
+
+    async def disconnected(self, reason: str) -> None:
+        log.info("disconnected reason=%s", reason)
+        self._disconnected.set()
+        self._mailbox.put(ControlDown())
+
+    def _on_root(self, root: bytes, signature: bytes) -> None:
+        try:
+            verify_root(self._identity.run_key, root, signature)
+            self._mailbox.put(RootVerified(Root.decode(root)))
+        except IntegrityFault as fault:
+            log.warning("root refused: %s", fault)
+
+
+async def run_worker(config: WorkerConfig) -> int:
+    """The exit code. OperatorFault: the operator's mistake, or refused for good; one clear line."""
+    _check_hosts(config)
+    token = await asyncio.to_thread(read_token_file, config.token_file)
+    state_dir = await asyncio.to_thread(StateDir, config.state_dir)
+    try:
+        engines = await asyncio.to_thread(make_engines, config)
+        identity = Identity(await asyncio.to_thread(state_dir.key), bytes.fromhex(token.run_key))
+        rng = random.Random(secrets.randbits(64))
+        await enrol(config.url, token, identity.key, rng=rng, patience_s=math.inf)
+        worker = Worker(config, identity, state_dir, engines, rng=rng)
+        with _stopped_by_signals(worker):
+            await worker.run()
+    except BaseExceptionGroup as group:
+        return outcome(group)
+    finally:
+        state_dir.close()
+    return 0
+
+
+@contextmanager
+def _stopped_by_signals(worker: Worker) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    for number in numbers:
+        loop.add_signal_handler(number, worker.stop, number.name)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+def _check_hosts(config: WorkerConfig) -> None:
+    """OperatorFault off loopback, unless insecure: there is no TLS yet."""
+    for host in (urlsplit(config.url).hostname or "", config.listen_host):
+        if is_loopback(host):
+            continue
+        if not config.insecure:
+            raise OperatorFault(
+                f"{host or config.url!r} is not loopback, and there is no TLS yet: add --insecure to go on"
+            )
+        log.warning("insecure: weights and rollouts pass unencrypted host=%s", host)

@@ -1,0 +1,229 @@
+"""A coordinator by hand for tests of peers: real sockets, credentials, signatures and messages; the test decides.
+
+It signs and forwards roots as the seed reports segments, answers SegmentsWanted, and keeps everything else for the
+test: `said(Message)` lists what has come, `until` waits for it.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeVar
+
+from aiohttp import web
+
+from echo2d.core.coordinator_io import Event, PeerConnected, PeerDisconnected, PeerSaid, SessionId
+from echo2d.core.form_builder import RootWriter
+from echo2d.core.forms import FRAME_BYTES_MIN, FormFacts
+from echo2d.core.ids import (
+    Digest,
+    Epoch,
+    FormId,
+    Generation,
+    GroupId,
+    LeaseId,
+    PeerId,
+    PlanId,
+    PublishSeq,
+    StripeId,
+    Version,
+)
+from echo2d.core.messages import (
+    EdgePeer,
+    EncodeVersion,
+    FormEncoded,
+    Hello,
+    LeaseGranted,
+    PlanEdges,
+    SampleAnswered,
+    SampleFinished,
+    SegmentEncoded,
+    SegmentPage,
+    SegmentsWanted,
+    SignedRoot,
+    StripeEdge,
+    ToPeer,
+    Welcome,
+)
+from echo2d.core.roots import Root, Totals
+from echo2d.core.trajectory import pack_tokens
+from echo2d.net.auth import peer_id_of, sign_root, write_token_file
+from echo2d.net.sessions import Sessions
+from echo2d.runtime.tokens import AccessTable, RunDirectory
+
+M = TypeVar("M")
+
+
+class CoordinatorDouble:
+    """One run, served at `url`; `async with CoordinatorDouble.serving(folder)`."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run = RunDirectory(run_dir)
+        self.access = AccessTable(self.run)
+        self.sessions = Sessions(
+            self.run.key, known_peer=lambda peer: self.access.peer(peer, now_s=time.time()), emit=self._emit
+        )
+        self.hellos: dict[PeerId, Hello] = {}
+        self.connected: dict[PeerId, SessionId] = {}
+        self.messages: list[tuple[PeerId, Any]] = []
+        self.roots: list[SignedRoot] = []
+        self.keep_leases = True
+        self.answer_results = True
+        self.refused_roots: set[FormId] = set()  # not forwarded
+        self._peers: dict[SessionId, PeerId] = {}
+        self._writers: dict[FormId, RootWriter] = {}
+        self._changed = asyncio.Event()
+        self._port = 0
+        self._runner: web.AppRunner | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    @staticmethod
+    @asynccontextmanager
+    async def serving(run_dir: Path) -> AsyncIterator["CoordinatorDouble"]:
+        double = await asyncio.to_thread(CoordinatorDouble, run_dir)
+        await double.open()
+        try:
+            yield double
+        finally:
+            await double.close()
+
+    async def open(self) -> None:
+        app = web.Application()
+        app.router.add_get("/v1/worker", self.sessions.handle)
+        app.router.add_post("/v1/enrol", self._enrol)
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", self._port).start()
+        self._port = self._runner.addresses[0][1]
+
+    async def close(self) -> None:
+        assert self._runner is not None
+        await self._runner.cleanup()
+
+    def token(self, path: Path, name: str = "box") -> Path:
+        """Blocking."""
+        write_token_file(path, self.access.create(name, "worker"))
+        return path
+
+    # --- talking to peers
+
+    def send(self, peer: PeerId, message: ToPeer) -> None:
+        self.sessions.send(message, self.connected[peer])
+
+    def said(self, kind: type[M], peer: PeerId | None = None) -> list[M]:
+        return [message for who, message in self.messages if isinstance(message, kind) and peer in (None, who)]
+
+    async def until(self, holds: Callable[[], bool], *, timeout_s: float = 20.0) -> None:
+        async with asyncio.timeout(timeout_s):
+            while not holds():
+                self._changed.clear()
+                await self._changed.wait()
+
+    async def until_said(self, kind: type[M], peer: PeerId | None = None, *, count: int = 1) -> M:
+        """The last of the first `count` messages of this kind."""
+        await self.until(lambda: len(self.said(kind, peer)) >= count)
+        return self.said(kind, peer)[count - 1]
+
+    async def peers(self, count: int) -> dict[str, PeerId]:
+        """The connected peers by name, once there are so many."""
+        await self.until(lambda: len(self.connected) >= count)
+        return {self.hellos[peer].name: peer for peer in self.connected}
+
+    # --- versions
+
+    def facts(self, version: int, publish_seq: int, *, epoch: int = 1) -> FormFacts:
+        seq, number = PublishSeq(publish_seq), Version(version)
+        return FormFacts(self.run.run_id, Epoch(epoch), number, seq, "full", None, FRAME_BYTES_MIN)
+
+    def order(self, facts: FormFacts, digest: Digest, path: Path) -> EncodeVersion:
+        relative = str(path.relative_to(self.run.path))
+        return EncodeVersion(
+            facts.form, "full", facts.version, digest, relative, facts.frame_bytes, facts.encode(), None
+        )  # fmt: skip
+
+    def start_form(self, facts: FormFacts) -> None:
+        self._writers[facts.form] = RootWriter(facts)
+
+    def chain(self, form: FormId, peers: Sequence[PeerId], plan: int) -> None:
+        """Send everyone its part of the chain; each peer dials the next."""
+        for position, peer in enumerate(peers):
+            parent = peers[position - 1] if position else None
+            children = tuple(peers[position + 1 : position + 2])
+            edges = [self._edge(pair, peer) for pair in pairwise(peers) if peer in pair]
+            stripe = StripeEdge(StripeId(0), 1.0, parent, children)
+            self.send(peer, PlanEdges(form, PlanId(plan), Generation(1), (stripe,), tuple(edges)))
+
+    def _edge(self, pair: tuple[PeerId, PeerId], me: PeerId) -> EdgePeer:
+        parent, child = pair
+        secret = peer_id_of(f"{parent}{child}".encode()).encode()  # known to the two, and 32 bytes long
+        if me == parent:
+            return EdgePeer(child, self.hellos[child].listen, True, secret)
+        return EdgePeer(parent, None, False, secret)
+
+    def signed(self, root: Root) -> SignedRoot:
+        data = root.signing_bytes()
+        return SignedRoot(data, sign_root(self.run.key, data))
+
+    def lease(
+        self, number: int, *, attempt: int = 1, samples: int = 2, oldest: int = 0, tokens: int = 8
+    ) -> LeaseGranted:
+        return LeaseGranted(
+            LeaseId(number), attempt, GroupId(number), pack_tokens([5, 6, 7]), tuple(range(samples)), tokens,
+            1.0, 1.0, (), Version(oldest), 15.0,
+        )  # fmt: skip
+
+    # --- what comes in
+
+    async def _enrol(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        secret = request.headers["Authorization"].removeprefix("Bearer ")
+        key, proof = bytes.fromhex(body["key"]), bytes.fromhex(body["proof"])
+        peer = await asyncio.to_thread(self.access.enrol, secret, key, proof, now_s=time.time())
+        return web.json_response({"peer": peer, "run_id": self.run.run_id})
+
+    async def _emit(self, event: Event) -> None:
+        match event:
+            case PeerConnected(session, peer, hello):
+                self._peers[session] = peer
+                self.hellos[peer], self.connected[peer] = hello, session
+                keep, cancel = (hello.leases, ()) if self.keep_leases else ((), hello.leases)
+                welcome = Welcome(peer, self.run.run_id, Epoch(1), PublishSeq(0), 0.2, keep, cancel)
+                self.sessions.send(welcome, session)
+                for root in self.roots:
+                    self.sessions.send(root, session)
+            case PeerDisconnected(session):
+                peer = self._peers.pop(session)
+                if self.connected.get(peer) == session:
+                    del self.connected[peer]
+            case PeerSaid(session, message):
+                self._on_message(self._peers[session], session, message)
+            case _:
+                raise AssertionError(f"{event} does not come from a session")
+        self._changed.set()
+
+    def _on_message(self, peer: PeerId, session: SessionId, message: Any) -> None:
+        self.messages.append((peer, message))
+        match message:
+            case SegmentEncoded(form, _, digest):
+                self._writers[form].add(digest)
+                self._announce(form, self._writers[form].take())
+            case FormEncoded(form, snapshot, _, wire_bytes, full_bytes):
+                self._announce(form, self._writers[form].take(Totals(wire_bytes, full_bytes, snapshot)))
+            case SegmentsWanted(form, start):
+                page = tuple(self._writers[form].segments[start:])
+                self.sessions.send(SegmentPage(form, start, page), session)
+            case SampleFinished(lease, attempt, sample) if self.answer_results:
+                self.sessions.send(SampleAnswered(lease, attempt, sample, True, ""), session)
+
+    def _announce(self, form: FormId, roots: Sequence[Root]) -> None:
+        if form in self.refused_roots:
+            return
+        for root in roots:
+            self.roots.append(self.signed(root))
+            workers = [session for peer, session in self.connected.items() if self.hellos[peer].kind != "seed"]
+            self.sessions.send(self.roots[-1], *workers)

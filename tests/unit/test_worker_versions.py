@@ -1,0 +1,241 @@
+"""Which version a worker holds, applies and serves."""
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from echo2d.core.ids import Digest, Epoch, PublishSeq, RunId, Version, version_label
+from echo2d.core.messages import ApplyFailed, RefitDone, RefitFailed, VersionKey, VersionVerified
+from echo2d.core.worker_io import (
+    ApplyForm,
+    CancelApply,
+    DropForm,
+    IndexRoot,
+    KeepPublishSeq,
+    Note,
+    SendControl,
+    Standing,
+    VersionAction,
+)
+from echo2d.core.worker_versions import FORMS_MAX, REFIT_RETRY_S, REFIT_TRIES_MAX, Versions
+from tests.worker_kit import (
+    RUN,
+    a_key,
+    a_refit,
+    a_refit_failure,
+    a_rejection,
+    a_root,
+    a_snapshot,
+    an_order,
+)
+
+
+def make(*, engines: bool = True, seq: int = 0, standing: Sequence[Standing] = ()) -> Versions:
+    return Versions(RUN, engines=engines, publish_seq=PublishSeq(seq), standing=standing)
+
+
+@pytest.fixture
+def versions() -> Iterator[Versions]:
+    versions = make()
+    yield versions
+    versions.check()
+
+
+def said(actions: Sequence[VersionAction], kind: type) -> list[object]:
+    return [each.message for each in actions if isinstance(each, SendControl) and isinstance(each.message, kind)]
+
+
+def arrive(
+    versions: Versions, version: int, *, path: str = "slot", seq: int | None = None, epoch: int = 1
+) -> list[VersionAction]:
+    """Root, plan, all frames, snapshot: all of it, without a refit's end."""
+    root = a_root(version, seq=seq, epoch=epoch)
+    versions.announced(root, now=0.0)
+    versions.planned(root.form, now=0.0)
+    versions.arrived(root.form, now=0.0)
+    versions.check()
+    return versions.ready(a_snapshot(root, path), now=0.0)
+
+
+def serve(versions: Versions, version: int) -> None:
+    assert an_order(version) in arrive(versions, version)
+    versions.refitted(a_refit(version), now=0.0)
+    assert versions.serving == a_key(version)
+
+
+def test_a_version_is_indexed_applied_verified_and_served(versions: Versions) -> None:
+    root = a_root(0)
+    assert versions.announced(root, now=0.0) == [IndexRoot(root), KeepPublishSeq(PublishSeq(1))]
+    assert versions.planned(root.form, now=0.0) == [ApplyForm(root.form)]
+    assert versions.arrived(root.form, now=0.0) == []
+    verified = SendControl(VersionVerified(root.form, *_parts(a_key(0))))
+    assert versions.ready(a_snapshot(root), now=0.0) == [verified, an_order(0)]
+    assert versions.refitted(a_refit(0), now=1.0) == [SendControl(RefitDone(*_parts(a_key(0)), 0.25, True))]
+    assert (versions.serving, versions.holding()) == (a_key(0), (a_key(0),))
+    assert versions.labels == {version_label(*_parts(a_key(0))): a_key(0)}
+
+
+def _parts(key: VersionKey) -> tuple[Version, Digest]:
+    return key.version, key.digest
+
+
+def test_a_plan_may_come_before_the_root(versions: Versions) -> None:
+    root = a_root(0, whole=False)
+    assert versions.planned(root.form, now=0.0) == []
+    assert versions.announced(root, now=0.0)[-1] == ApplyForm(root.form)
+
+
+def test_older_publishes_are_refused_but_not_those_under_way(versions: Versions) -> None:
+    versions.announced(a_root(4, whole=False), now=0.0)
+    versions.announced(a_root(5, whole=False), now=0.0)
+    [note] = versions.announced(a_root(3), now=0.0)
+    assert isinstance(note, Note)
+    assert "publish 4 is older than 6" in note.text
+    assert IndexRoot(a_root(4)) in versions.announced(a_root(4), now=0.0)
+
+
+def test_what_was_accepted_before_a_restart_counts() -> None:
+    versions = make(seq=7)
+    assert isinstance(versions.announced(a_root(5), now=0.0)[0], Note)
+    assert versions.announced(a_root(6), now=0.0) == [IndexRoot(a_root(6))]
+
+
+def test_roots_of_another_run_are_refused(versions: Versions) -> None:
+    [note] = versions.announced(a_root(0, run=RunId("other")), now=0.0)
+    assert note == Note("root refused: it belongs to run other")
+
+
+def test_a_snapshot_from_before_a_restart_is_served_once_a_root_names_it() -> None:
+    versions = make(standing=[Standing(a_key(3), "old")])
+    assert versions.choose(now=0.0) == []
+    actions = versions.announced(a_root(3), now=0.0)
+    assert said(actions, VersionVerified)
+    assert actions[-1] == an_order(3, "old")
+    assert versions.planned(a_root(3).form, now=0.0) == [], "there is nothing to apply"
+    versions.check()
+
+
+def test_a_newer_version_follows_a_refit_that_is_running(versions: Versions) -> None:
+    assert an_order(0) in arrive(versions, 0)
+    assert said(arrive(versions, 1, path="b"), VersionVerified)
+    assert versions.refitted(a_refit(0), now=1.0)[-1] == an_order(1, "b")
+
+
+def test_applying_waits_while_a_refit_reads_the_spare_slot(versions: Versions) -> None:
+    arrive(versions, 0, path="a")
+    arrive(versions, 1, path="b")
+    root = a_root(2)
+    versions.announced(root, now=0.0)
+    assert versions.planned(root.form, now=0.0) == []
+    actions = versions.refitted(a_refit(0), now=1.0)
+    assert actions[-2:] == [an_order(1, "b"), ApplyForm(root.form)]
+
+
+def test_a_newer_plan_replaces_a_form_that_is_still_arriving(versions: Versions) -> None:
+    old, new = a_root(0, whole=False), a_root(1, whole=False)
+    versions.announced(old, now=0.0)
+    versions.planned(old.form, now=0.0)
+    versions.announced(new, now=0.0)
+    assert versions.planned(new.form, now=0.0) == [CancelApply(old.form)]
+    assert versions.choose(now=0.0) == [], "once"
+    assert versions.apply_cancelled(old.form, now=0.0) == [ApplyForm(new.form)]
+
+
+def test_a_form_that_has_arrived_is_applied_first(versions: Versions) -> None:
+    old, new = a_root(0), a_root(1, whole=False)
+    versions.announced(old, now=0.0)
+    versions.planned(old.form, now=0.0)
+    versions.arrived(old.form, now=0.0)
+    versions.announced(new, now=0.0)
+    assert versions.planned(new.form, now=0.0) == []
+    assert ApplyForm(new.form) in versions.ready(a_snapshot(old), now=0.0)
+
+
+def test_a_rejected_form_is_reported_and_tried_again_with_the_next_plan(versions: Versions) -> None:
+    root = a_root(0)
+    versions.announced(root, now=0.0)
+    [order] = versions.planned(root.form, now=0.0)
+    assert isinstance(order, ApplyForm)
+    assert versions.rejected(a_rejection(order), now=0.0) == [SendControl(ApplyFailed(root.form, "disk full"))]
+    assert versions.planned(root.form, now=0.0) == [ApplyForm(root.form)]
+
+
+def test_a_form_that_cannot_be_kept_is_given_up(versions: Versions) -> None:
+    root = a_root(0)
+    versions.announced(root, now=0.0)
+    versions.planned(root.form, now=0.0)
+    assert versions.lost(root.form, "disk full", now=0.0) == [
+        SendControl(ApplyFailed(root.form, "disk full")),
+        DropForm(root.form),
+        CancelApply(root.form),
+    ]
+    assert versions.apply_cancelled(root.form, now=0.0) == []
+
+
+def test_only_the_newest_forms_are_kept(versions: Versions) -> None:
+    for version in range(FORMS_MAX):
+        versions.announced(a_root(version), now=0.0)
+    assert DropForm(a_root(0).form) in versions.announced(a_root(FORMS_MAX), now=0.0)
+
+
+def test_a_failed_refit_is_tried_again_a_few_times(versions: Versions) -> None:
+    serve(versions, 0)
+    arrive(versions, 1)
+    old = version_label(a_key(0).version, a_key(0).digest)
+    for attempt in range(1, REFIT_TRIES_MAX + 1):
+        now = attempt * REFIT_RETRY_S
+        [report] = said(versions.refit_failed(a_refit_failure(1, old), now=now), RefitFailed)
+        assert isinstance(report, RefitFailed)
+        assert report.serving == a_key(0)
+        retry = versions.wake_at()
+        if attempt < REFIT_TRIES_MAX:
+            assert retry == now + REFIT_RETRY_S
+            assert versions.choose(now=retry) == [an_order(1)]
+    assert versions.wake_at() is None
+    assert versions.choose(now=1e9) == []
+
+
+def test_a_refit_in_doubt_serves_nothing(versions: Versions) -> None:
+    serve(versions, 0)
+    arrive(versions, 1)
+    versions.refit_failed(a_refit_failure(1), now=1.0)
+    assert versions.serving is None
+
+
+def test_memory_that_is_not_the_snapshot_serves_nothing(versions: Versions) -> None:
+    arrive(versions, 0)
+    [report] = said(versions.refitted(a_refit(0, memory_ok=False), now=1.0), RefitFailed)
+    assert isinstance(report, RefitFailed)
+    assert report.reason == "the engines' memory is not the snapshot"
+    assert versions.serving is None
+
+
+def test_a_revoked_version_is_not_served_until_it_is_published_again(versions: Versions) -> None:
+    serve(versions, 3)
+    [report] = said(versions.revoked(Epoch(2), [a_key(3)], now=1.0), RefitFailed)
+    assert isinstance(report, RefitFailed)
+    assert (report.reason, versions.serving, versions.holding(), dict(versions.labels)) == ("revoked", None, (), {})
+    versions.check()
+    [note] = versions.announced(a_root(3, seq=9), now=1.0)
+    assert note == Note("root refused: version 3 of epoch 1 is revoked")
+    assert versions.announced(a_root(3, seq=9, epoch=2), now=1.0)[-1] == an_order(3)
+
+
+def test_revoked_during_its_refit(versions: Versions) -> None:
+    arrive(versions, 3)
+    versions.revoked(Epoch(2), [a_key(3)], now=1.0)
+    assert versions.refitted(a_refit(3), now=2.0) == []
+    assert versions.serving is None
+
+
+def test_an_older_version_published_again_becomes_the_newest(versions: Versions) -> None:
+    serve(versions, 3)
+    assert an_order(2, "b") in arrive(versions, 2, path="b", seq=9, epoch=2)
+
+
+def test_a_relay_peer_reports_forms_and_applies_nothing() -> None:
+    versions, root = make(engines=False), a_root(0)
+    versions.announced(root, now=0.0)
+    assert versions.planned(root.form, now=0.0) == []
+    assert said(versions.arrived(root.form, now=0.0), VersionVerified)
+    versions.check()
