@@ -1,0 +1,160 @@
+"""The programs started one by one, as on several machines; and what an operator's mistakes look like."""
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from echo2d.bench.demo import CONFIG, LEARNER
+from echo2d.bench.programs import Program, Programs, wait_for
+from echo2d.bench.tiny_model import make_tiny_model
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+START_S = 60.0
+
+
+class Site:
+    """One learner host and its boxes, all on this machine."""
+
+    def __init__(self, directory: Path, model: Path, programs: Programs) -> None:
+        self.directory = directory
+        self.run_dir = directory / "coordinator"
+        self.config = directory / "run.toml"
+        self.programs = programs
+        self.facts = {"run": directory, "model": model, "staleness": 1, "kappa": 1, "seed": 0}
+        (directory / "snapshots").mkdir()
+        self.config.write_text(CONFIG.format(**self.facts).replace("= 256", "= 32"))
+
+    def coordinate(self, name: str = "coordinator") -> Program:
+        return self.programs.start(name, "-m", "echo2d", "coordinate", "--config", str(self.config))
+
+    def url(self) -> str:
+        announced = wait_for(self.run_dir / "coordinator.json", self.programs, START_S)
+        return str(json.loads(announced)["url"])
+
+    def join(self, name: str, *options: str) -> Program:
+        out = self.directory / f"{name}.token"
+        run(
+            "token", "create", name, "--role=worker", f"--run-dir={self.run_dir}", f"--url={self.url()}", f"--out={out}"
+        )
+        state = f"--state-dir={self.directory / name}"
+        return self.programs.start(name, "-m", "echo2d", "join", self.url(), f"--token-file={out}", state, *options)
+
+    def learn(self, steps: int, *options: str) -> Program:
+        text = self.config.read_text().partition("\n[learner]")[0]
+        self.config.write_text(text + LEARNER.format(**self.facts, steps=steps, url=self.url()))
+        return self.programs.start(f"learner-{steps}", "-m", "learner", "--config", str(self.config), *options)
+
+    def status(self) -> dict[str, object]:
+        facts: dict[str, object] = json.loads(run("status", f"--run-dir={self.run_dir}", "--json"))
+        return facts
+
+
+def run(*arguments: str, code: int = 0) -> str:
+    """stdout of an `echo2d` command that ends; of one that fails, its stderr."""
+    done = subprocess.run([sys.executable, "-m", "echo2d", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    return done.stderr if code else done.stdout
+
+
+def poll(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + START_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    model = make_tiny_model(Path.home() / ".cache" / "echo2d")
+    with Programs(tmp_path / "logs") as programs:
+        yield Site(tmp_path, model, programs)
+
+
+def test_a_run_by_hand_and_its_resumption(site: Site) -> None:
+    site.coordinate()
+    site.join("box", "--threads=1")
+    site.join("helper", "--relay-only")
+    assert site.learn(2).wait(START_S) == 0
+    facts = site.status()
+    assert (facts["epoch"], facts["committed_step"], facts["checkpoint_step"]) == (1, 2, 2)
+    assert "step 2 committed" in run("status", f"--run-dir={site.run_dir}")
+
+    refused = site.learn(4)
+    assert refused.wait(START_S) == 2
+    assert "use --resume" in refused.tail().splitlines()[-1]
+
+    assert site.learn(5, "--resume").wait(START_S) == 0
+    facts = site.status()
+    assert (facts["epoch"], facts["committed_step"], facts["checkpoint_step"]) == (2, 5, 5)
+    rows = [json.loads(line) for line in (site.directory / "learner" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
+
+
+def test_two_coordinators_of_one_run(site: Site) -> None:
+    site.coordinate()
+    site.url()
+    second = site.coordinate("second")
+    assert second.wait(START_S) == 2
+    assert second.tail().count("\n") == 0
+
+
+def test_a_port_in_use(site: Site) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        site.config.write_text(site.config.read_text().replace("port = 0", f"port = {port}"))
+        coordinator = site.coordinate()
+        assert coordinator.wait(START_S) == 2
+    assert f"{port}" in coordinator.tail()
+    assert "Traceback" not in coordinator.tail()
+
+
+def test_wrong_expired_and_revoked_tokens(site: Site) -> None:
+    site.coordinate()
+    url = site.url()
+    create = ("token", "create", "--role=worker", f"--run-dir={site.run_dir}", f"--url={url}")
+    expired, revoked, wrong = (site.directory / f"{name}.token" for name in ("expired", "revoked", "wrong"))
+    run(*create, "expired", "--expires=0s", f"--out={expired}")
+    run(*create, "revoked", f"--out={revoked}")
+    run("token", "revoke", "revoked", f"--run-dir={site.run_dir}")
+    facts = json.loads(revoked.read_text())
+    wrong.write_text(json.dumps({**facts, "secret": facts["secret"][::-1]}))
+    wrong.chmod(0o600)
+    for path, word in ((expired, "expired"), (revoked, "revoked"), (wrong, "token")):
+        state = f"--state-dir={site.directory / path.stem}"
+        line = run("join", url, f"--token-file={path}", state, "--engine=fake", code=2)
+        assert word in line.splitlines()[-1], line
+        assert "Traceback" not in line
+
+
+def test_a_worker_off_loopback_needs_insecure(site: Site) -> None:
+    token = site.directory / "box.token"
+    site.coordinate()
+    run("token", "create", "box", "--role=worker", f"--run-dir={site.run_dir}", f"--url={site.url()}", f"--out={token}")
+    line = run("join", "http://192.0.2.1:7700", f"--token-file={token}", f"--state-dir={site.directory}/s", code=2)
+    assert "--insecure" in line.splitlines()[-1]
+
+
+def test_an_unreachable_coordinator_is_waited_for(site: Site) -> None:
+    """The owner of a box forgets it: the daemon says that it waits, and joins when the coordinator is there."""
+    first = site.coordinate()
+    url = site.url()
+    token = site.directory / "box.token"
+    run("token", "create", "box", "--role=worker", f"--run-dir={site.run_dir}", f"--url={url}", f"--out={token}")
+    first.terminate()
+    assert first.wait(START_S) == 0
+    state = f"--state-dir={site.directory}/box"
+    box = site.programs.start("box", "-m", "echo2d", "join", url, f"--token-file={token}", state, "--engine=fake")
+    poll(lambda: "unreachable" in box.tail())
+    site.config.write_text(site.config.read_text().replace("port = 0", f"port = {url.rpartition(':')[2]}"))
+    site.coordinate("again")
+    site.url()
+    poll(lambda: bool(site.status()["workers"]))
+    assert box.returncode is None

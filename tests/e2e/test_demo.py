@@ -1,0 +1,84 @@
+"""`echo2d demo`: the loop closes, the books balance, Ctrl-C leaves nothing behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(200)]
+STEPS = 6
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "echo2d", "demo", *arguments]
+
+
+def test_a_short_demo_keeps_its_promises(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    arguments = command(f"--steps={STEPS}", "--workers=2", "--json", f"--run-dir={run}")
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["steps"] == STEPS
+    assert result["versions_published"] == STEPS + 1
+    assert result["max_staleness"] <= result["staleness_bound"] == 2
+    assert sum(result["staleness_histogram"].values()) == result["trajectories"]["trained"] == STEPS * 256
+    assert result["seed_copies"] <= 1.5
+    assert 0 < result["wire_bytes"] < result["full_bytes"]
+    assert [(worker["version"], worker["digest_ok"]) for worker in result["workers"]] == [(STEPS, True)] * 2
+    assert 0 <= result["bubble_ratio"] < 1
+    assert (run / "logs" / "coordinator.log").stat().st_size > 0
+
+
+@pytest.mark.parametrize(("staleness", "kappa"), [(0, 1), (2, 3)])
+def test_the_ends_of_staleness_and_kappa(tmp_path: Path, staleness: int, kappa: int) -> None:
+    """S = 0 is strictly on-policy; kappa = S + 1 publishes as rarely as possible. Neither deadlocks."""
+    run = tmp_path / "run"
+    options = (f"--steps={STEPS}", "--workers=2", f"--staleness={staleness}", f"--kappa={kappa}", "--json")
+    done = subprocess.run(command(*options, f"--run-dir={run}"), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["max_staleness"] <= staleness
+    assert result["versions_published"] == 1 + -(-STEPS // kappa)
+
+
+def processes_of(run: Path) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and str(run).encode() in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    arguments = command("--steps=1000", "--workers=1", f"--run-dir={run}")
+    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, start_new_session=True) as demo:
+        assert demo.stderr is not None
+        for line in demo.stderr:
+            if line.startswith("step "):
+                break
+        assert len(processes_of(run)) >= 4, "demo, coordinator, worker, learner"
+        os.kill(demo.pid, signal.SIGINT)
+        assert "stopped; logs are in" in demo.stderr.read()
+        assert demo.wait() == 130
+    assert processes_of(run) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("--kappa=4",), "echo2d: --kappa: expected at most staleness + 1 = 3; found 4"),
+        (("--steps=0",), "echo2d: --steps: expected at least 1; found 0"),
+    ],
+)
+def test_wrong_numbers_are_one_line(arguments: tuple[str, ...], line: str) -> None:
+    done = subprocess.run(command(*arguments), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.strip()) == (2, line)
