@@ -30,7 +30,7 @@ from echo2d.runtime.coordinator_loop import Coordinator, Machine
 from echo2d.runtime.data_plane import DataPlane
 from echo2d.runtime.ledger_thread import LedgerThread
 from echo2d.runtime.seed_process import SeedHandover, supervise_seed
-from echo2d.runtime.tokens import COORDINATOR_FILE, AccessTable, RunDirectory, announce, own_token
+from echo2d.runtime.tokens import AccessTable, RunDirectory, announce, own_token, withdraw
 from echo2d.runtime.version_files import VersionFiles
 from echo2d.tasks.pool import TaskPool
 
@@ -76,6 +76,7 @@ async def open_coordinator(
         ledger = LedgerThread(run.path / "ledger.sqlite")
         stack.push_async_callback(ledger.close)
         recovered = await ledger.open()
+        await asyncio.to_thread(withdraw, run)  # of one that was killed
         access = await asyncio.to_thread(AccessTable, run)
         files = VersionFiles(run.path, config.run.snapshot_root)
         await asyncio.to_thread(files.prepare, {version.path for version in recovered.published})
@@ -94,7 +95,7 @@ async def open_coordinator(
         )
         url = await _listen(stack, config.coordinator, coordinator)
         await asyncio.to_thread(_tell_this_host, run, access, url)
-        stack.push_async_callback(asyncio.to_thread, (run.path / COORDINATOR_FILE).unlink, missing_ok=True)
+        stack.push_async_callback(asyncio.to_thread, withdraw, run)
         log.info("listening url=%s run=%s run_dir=%s", url, run.run_id, run.path)
         yield Opened(coordinator, url, _seed_handover(config, run, access, url))
 

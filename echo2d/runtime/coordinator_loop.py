@@ -96,6 +96,7 @@ class Coordinator:
         self.sessions = Sessions(run.key, known_peer=self._known_peer, emit=self._mailbox.put)
         self._metrics = LoopMetrics()
         self._tasks = asyncio.TaskGroup()
+        self._serving = asyncio.Event()
         self._stop = asyncio.Event()
         self._stop_reason: str | None = None
         self._publishing = asyncio.Lock()
@@ -111,6 +112,7 @@ class Coordinator:
         """Until `stop`, with these helpers at its side. Fault: the core stopped the run, or the ledger failed."""
         try:
             async with self._tasks:
+                self._serving.set()
                 for helper in (self._turns(), self._watch_access(), self._until_stopped(), *helpers):
                     self._tasks.create_task(helper)
         except* _StoppedError:
@@ -224,6 +226,9 @@ class Coordinator:
 
     async def publish(self, epoch: Epoch, version: Version, path: str | None) -> Reply | None:
         """Goes on when the caller hangs up, so that no half-adopted version stays behind."""
+        await self._serving.wait()
+        if self._stop.is_set():
+            return None
         outcome = await asyncio.shield(self._tasks.create_task(self._publish(epoch, version, path)))
         if isinstance(outcome, Fault):
             raise outcome

@@ -28,9 +28,9 @@ class Requests:
             return _unavailable(number, "busy", f"{REQUESTS_MAX} calls are waiting already")
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
-        await self._emit(make(number))
         try:
             async with asyncio.timeout(timeout_s):
+                await self._emit(make(number))
                 return await answer
         except TimeoutError:
             return None

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 from urllib.parse import urlsplit
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -118,7 +118,7 @@ class AccessTable:
     # --- people --------------------------------------------------------------
 
     def create(
-        self, name: str, role: TokenRole, *, max_workers: int | None = None, expires_at: float | None = None
+        self, name: str, role: str, *, max_workers: int | None = None, expires_at: float | None = None
     ) -> TokenFile:
         """A new token; its secret exists only in what is returned. OperatorFault: name taken or malformed."""
         if NAME_RULE.fullmatch(name) is None:
@@ -133,7 +133,7 @@ class AccessTable:
             if database.execute("INSERT OR IGNORE INTO tokens VALUES (?, ?, ?, ?, ?, 0)", row).rowcount == 0:
                 raise OperatorFault(f"a token named {name} exists already")
         self.reload()
-        return TokenFile(name, role, secret, self._run.public_key.hex())
+        return TokenFile(name, cast("TokenRole", role), secret, self._run.public_key.hex())
 
     def revoke(self, name: str) -> None:
         """Its callers and peers lose access within a second."""
@@ -229,7 +229,7 @@ class AccessTable:
 
 
 def create_token(
-    run_dir: Path, name: str, *, role: TokenRole, url: str, out: Path, max_workers: int | None, expires: str
+    run_dir: Path, name: str, *, role: str, url: str, out: Path, max_workers: int | None, expires: str
 ) -> None:
     """Create a token and write its file. expires: a duration from now, or "never"."""
     expires_at = None if expires == "never" else time.time() + parse_duration_s(expires)
@@ -268,6 +268,11 @@ def announce(run: RunDirectory, url: str) -> None:
     """Tell the programs of this host where the coordinator listens."""
     facts = {"url": url, "port": urlsplit(url).port, "pid": os.getpid(), "run_id": run.run_id}
     write_private(run.path / COORDINATOR_FILE, json.dumps(facts) + "\n")
+
+
+def withdraw(run: RunDirectory) -> None:
+    """The coordinator does not listen (any more)."""
+    (run.path / COORDINATOR_FILE).unlink(missing_ok=True)
 
 
 def find_coordinator(run_dir: Path) -> tuple[str, Path]:

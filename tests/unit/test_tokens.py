@@ -56,7 +56,7 @@ def test_names_are_unique_and_harmless(table: AccessTable) -> None:
     with pytest.raises(OperatorFault, match="exists already"):
         table.create("box", "worker")
     with pytest.raises(OperatorFault, match="role"):
-        table.create("other", "admin")  # type: ignore[arg-type]
+        table.create("other", "admin")
 
 
 def test_enrolment_is_idempotent_and_bounded(table: AccessTable) -> None:

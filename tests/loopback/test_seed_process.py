@@ -1,0 +1,65 @@
+"""The seed as a real child process."""
+
+import asyncio
+import io
+import json
+import os
+import random
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from echo2d.errors import OperatorFault
+from echo2d.net import control
+from echo2d.net.auth import peer_id_of, public_bytes
+from echo2d.runtime import seed_process
+from echo2d.runtime.seed_process import SeedHandover, receive_handover, supervise_seed
+
+KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
+
+
+@pytest.fixture
+def handover(tmp_path: Path) -> SeedHandover:
+    return SeedHandover.make(
+        "http://127.0.0.1:1", KEY, run_key=bytes(32), run_dir=tmp_path, link_host="127.0.0.1", link_port=0
+    )
+
+
+async def next_seen(run_dir: Path) -> dict[str, object]:
+    """What the next seed says: it writes into a pipe that waits for us."""
+    found: dict[str, object] = json.loads(await asyncio.to_thread((run_dir / "seen").read_text))
+    return found
+
+
+async def test_a_seed_gets_its_handover_and_is_restarted_and_ended(
+    handover: SeedHandover, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seed_process, "SEED_MODULE", "tests.loopback.seed_stub")
+    monkeypatch.setattr(control, "BACKOFF_S_MIN", 0.01)
+    os.mkfifo(tmp_path / "seen")
+    async with asyncio.TaskGroup() as tasks:
+        supervising = tasks.create_task(supervise_seed(handover, rng=random.Random(1)))
+        first = await next_seen(tmp_path)
+        assert first["peer"] == peer_id_of(public_bytes(KEY))
+        assert handover.private_key not in str(first["argv"])
+        (tmp_path / "stay").touch()
+        assert await next_seen(tmp_path) == first
+        supervising.cancel()
+
+
+def test_a_seed_started_by_hand_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seed_process, "PR_SET_PDEATHSIG", -1)
+    for line in (b"", b"{}", b"[]", b"what"):
+        with pytest.raises(OperatorFault, match="not by hand"):
+            receive_handover(io.BytesIO(line))
+
+
+def test_a_seed_whose_parent_has_gone_ends(handover: SeedHandover, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seed_process, "PR_SET_PDEATHSIG", -1)
+    orphan = replace(handover, parent_pid=os.getpid())
+    with pytest.raises(OperatorFault, match="coordinator has ended"):
+        receive_handover(io.BytesIO(json.dumps(asdict(orphan)).encode()))
+    child = replace(handover, parent_pid=os.getppid())
+    assert receive_handover(io.BytesIO(json.dumps(asdict(child)).encode())) == child
