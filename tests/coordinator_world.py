@@ -91,7 +91,6 @@ RULES = CoordinatorRules(
     shape="chain",
     chains=1,
 )
-SECRET = b"s" * 32
 
 
 def rules(**changes: Any) -> CoordinatorRules:
@@ -270,10 +269,13 @@ class World:
         self.digests: dict[int, Digest] = {}  # of the frozen batches
         self._sessions = 0
         self._requests = 0
+        self._boots = 0
         self.state = self._boot()
 
     def _boot(self) -> CoordinatorState:
-        return CoordinatorState(self.rules, self.ledger.recover(), plan_secret=SECRET, now=self.now)
+        self._boots += 1
+        secret = self._boots.to_bytes(32, "big")
+        return CoordinatorState(self.rules, self.ledger.recover(), plan_secret=secret, now=self.now)
 
     # --- time and order
 

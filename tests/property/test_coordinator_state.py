@@ -3,7 +3,7 @@
 `World` checks what is frozen, given out and acknowledged; `check()` runs after every event.
 """
 
-import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import settings
@@ -11,31 +11,35 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from echo2d.core.coordinator_io import DeadlinePassed, PeerDisconnected, PeerRevoked, Reply, RequestGone, RequestId
-from echo2d.core.messages import Goodbye, Heartbeat, LeaseFailed, LeaseProgress, SampleFinished
+from echo2d.core.messages import Goodbye, Heartbeat, HeldLease, LeaseFailed, LeaseProgress
 from tests.coordinator_world import Peer, World, rules, train
 
 NAMES = ("a", "b", "c")
+KINDS = ("good", "bad", "twice", "changed", "stranger")
 
 
-@pytest.mark.parametrize("over_stale", ["drop", "mask"])
-@pytest.mark.parametrize(("staleness_max", "kappa"), [(s, k) for s in range(5) for k in range(1, s + 2)])
-def test_ideal_workers_never_wait_for_ever(staleness_max: int, kappa: int, over_stale: str) -> None:
-    sizes = itertools.cycle([(4, 2, 4), (8, 4, 3), (6, 1, 2), (8, 4, 16)])
-    for (trajectories, group_size, slots), prefetch in zip(sizes, [True, False], strict=False):
-        world = World(
-            rules(
-                staleness_max=staleness_max,
-                publish_every=kappa,
-                over_stale=over_stale,
-                trajectories_per_step=trajectories,
-                group_size=group_size,
-            )
+CASES = [(s, k, mode) for s in range(5) for k in range(1, s + 2) for mode in ("drop", "mask")]
+SIZES = [(4, 2, 4), (8, 4, 3), (6, 1, 2), (8, 4, 16), (3, 3, 1)]  # R, group size, slots of each of two workers
+
+
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_ideal_workers_never_wait_for_ever(number: int) -> None:
+    staleness_max, kappa, over_stale = CASES[number]
+    trajectories, group_size, slots = SIZES[number % len(SIZES)]
+    world = World(
+        rules(
+            staleness_max=staleness_max,
+            publish_every=kappa,
+            over_stale=over_stale,
+            trajectories_per_step=trajectories,
+            group_size=group_size,
         )
-        world.connect("seed", kind="seed", slots=0)
-        world.connect("a", slots=slots)
-        world.connect("b", slots=slots)
-        train(world, 30, kappa=kappa, prefetch=prefetch)
-        assert sorted(world.trained) == list(range(1, 31))
+    )
+    world.connect("seed", kind="seed", slots=0)
+    world.connect("a", slots=slots)
+    world.connect("b", slots=slots)
+    train(world, 30, kappa=kappa, prefetch=number % 3 == 0)
+    assert sorted(world.trained) == list(range(1, 31))
 
 
 def test_a_replay_whose_first_batch_is_refused_goes_on() -> None:
@@ -78,6 +82,7 @@ class Machine(RuleBasedStateMachine):
         self.world.connect("seed", kind="seed", slots=0)
         self.world.connect("a", slots=4)
         self.open_session(0)
+        self.settles()
 
     def reward(self, cursor: int, sample: int) -> float | None:
         if self.bad_rewards:
@@ -116,7 +121,7 @@ class Machine(RuleBasedStateMachine):
         return self.world.replies.get(self.batches.get(step, RequestId(0)))
 
     @rule(again=st.booleans())
-    def learner_commits(self, again: bool) -> None:
+    def learner_commits(self, *, again: bool) -> None:
         reply = self.taken(self.step + 1)
         if reply is None or reply.digest is None or reply.digest != self.world.digests[self.step + 1]:
             return
@@ -149,8 +154,18 @@ class Machine(RuleBasedStateMachine):
             self.world.deliver(data.draw(st.integers(0, len(self.world.pending) - 1)))
 
     @rule()
-    def everything_happens(self) -> None:
+    def settles(self) -> None:
+        """All but generation."""
+        self.world.drain()
+        while any(self.world.refit(peer) for peer in self.world.peers.values()):
+            self.world.drain()
+
+    @rule()
+    def trains_one_step(self) -> None:
+        self.learner_asks(1)
         self.world.work()
+        self.learner_commits(again=False)
+        self.settles()
 
     @rule(seconds=st.sampled_from([0.1, 2.0, 7.0, 16.0, 70.0]), heartbeats=st.booleans())
     def time_passes(self, seconds: float, heartbeats: bool) -> None:
@@ -190,20 +205,23 @@ class Machine(RuleBasedStateMachine):
     def refits(self, data: st.DataObject) -> None:
         self.world.refit(self.a_peer(data))
 
-    @rule(data=st.data(), kind=st.sampled_from(["good", "bad", "twice", "changed", "stranger"]))
-    def generates(self, data: st.DataObject, kind: str) -> None:
-        peer = self.a_peer(data)
-        if not peer.open or peer.serving is None:
-            return
-        key, sample = data.draw(st.sampled_from(peer.open))
+    @rule(data=st.data(), kinds=st.lists(st.sampled_from(KINDS), min_size=2, max_size=8))
+    def generates(self, data: st.DataObject, kinds: list[str]) -> None:
+        for kind in kinds:
+            able = [peer for peer in self.world.peers.values() if peer.open and peer.serving is not None]
+            if able:
+                peer = data.draw(st.sampled_from(able))
+                key, sample = data.draw(st.sampled_from(peer.open))
+                self.result(peer, key, sample, kind)
+
+    def result(self, peer: Peer, key: HeldLease, sample: int, kind: str) -> None:
         result = peer.finish(key, sample, tokens=(99,) if kind == "bad" else None)
-        sender = self.a_peer(data) if kind == "stranger" else peer
+        sender = self.world.peers["seed"] if kind == "stranger" else peer
         self.world.say(sender, result)
         if kind == "twice":
             self.world.say(peer, result)
         if kind == "changed":
-            changed = SampleFinished(key.lease, key.attempt, sample, result.tokens[:4], result.logprobs[:4], (), "stop")
-            self.world.say(peer, changed)
+            self.world.say(peer, replace(result, finish="length"))
 
     @rule(data=st.data())
     def reports(self, data: st.DataObject) -> None:

@@ -1,0 +1,53 @@
+"""T_verify and T_bcast end with the last worker that was there at the publish and still is."""
+
+from echo2d.core.broadcasts import PENDING_MAX, Broadcasts
+from echo2d.core.figures import Figures
+from echo2d.core.ids import PeerId, PublishSeq
+
+A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
+
+
+def seq(number: int) -> PublishSeq:
+    return PublishSeq(number)
+
+
+def test_the_last_worker_counts() -> None:
+    figures = Figures()
+    broadcasts = Broadcasts(figures)
+    broadcasts.started(seq(1), {A, B}, now=10.0)
+    broadcasts.verified(A, seq(1), now=11.0)
+    broadcasts.served(A, seq(1), now=12.0)
+    broadcasts.verified(C, seq(1), now=12.5)  # came later
+    assert not figures.t_verify_s
+    broadcasts.verified(B, seq(1), now=13.0)
+    broadcasts.served(B, seq(1), now=15.0)
+    assert (list(figures.t_verify_s), list(figures.t_bcast_s)) == ([3.0], [5.0])
+
+
+def test_a_newer_version_counts_for_the_older_ones() -> None:
+    figures = Figures()
+    broadcasts = Broadcasts(figures)
+    broadcasts.started(seq(1), {A}, now=0.0)
+    broadcasts.started(seq(2), {A}, now=1.0)
+    broadcasts.served(A, seq(2), now=4.0)
+    assert list(figures.t_bcast_s) == [4.0, 3.0]
+
+
+def test_lost_workers_are_not_waited_for() -> None:
+    figures = Figures()
+    broadcasts = Broadcasts(figures)
+    broadcasts.started(seq(1), {A, B}, now=0.0)
+    broadcasts.verified(A, seq(1), now=2.0)
+    broadcasts.lost(B)
+    assert list(figures.t_verify_s) == [2.0]
+    broadcasts.lost(A)  # nobody ever served it: no measurement
+    assert not figures.t_bcast_s
+    broadcasts.check()
+
+
+def test_without_workers_nothing_is_measured_and_clocks_are_bounded() -> None:
+    broadcasts = Broadcasts(Figures())
+    broadcasts.started(seq(1), set(), now=0.0)
+    for number in range(2, 3 * PENDING_MAX):
+        broadcasts.started(seq(number), {A}, now=0.0)
+    broadcasts.check()

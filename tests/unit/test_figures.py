@@ -1,0 +1,48 @@
+"""Quantiles, kappa under "auto", and bounded counters."""
+
+import pytest
+
+from echo2d.core.figures import FAULTS_MAX, VERSIONS_MEASURED_MAX, Figures, publish_every_auto, quantile
+
+
+@pytest.mark.parametrize(
+    ("values", "share", "found"),
+    [([], 0.5, None), ([3.0], 0.95, 3.0), ([1.0, 2.0], 0.5, 1.0), (list(map(float, range(1, 21))), 0.95, 19.0)],
+)
+def test_quantile(values: list[float], share: float, found: float | None) -> None:
+    assert quantile(values, share) == found
+
+
+@pytest.mark.parametrize(
+    ("t_train_s", "t_bcast_s", "kappa"),
+    [
+        (None, 5.0, 1),  # nothing measured
+        (5.0, None, 1),
+        (1.0, 0.5, 1),
+        (1.0, 1.0, 2),  # strictly longer than the broadcast
+        (1.0, 2.5, 3),
+        (1.0, 99.0, 4),  # capped at S + 1
+        (0.0, 1.0, 4),
+    ],
+)
+def test_publish_every_auto(t_train_s: float | None, t_bcast_s: float | None, kappa: int) -> None:
+    assert publish_every_auto(t_train_s, t_bcast_s, 3) == kappa
+
+
+def test_auto_follows_the_recent_measurements_and_says_when_the_cap_binds() -> None:
+    figures = Figures()
+    figures.t_train_s.extend([10.0] * 20 + [1.0] * 16)
+    figures.t_bcast_s.extend([1.5] * 16)
+    assert figures.publish_every(3) == 2
+    assert not figures.dissemination_bound(3)
+    assert figures.dissemination_bound(0)
+
+
+def test_faults_and_versions_are_bounded() -> None:
+    figures = Figures()
+    for number in range(2 * VERSIONS_MEASURED_MAX):
+        figures.fault("lease", f"worker {number}\nis gone")
+        figures.seed_sent(number, 1.0)
+    figures.check()
+    assert len(figures.faults) == FAULTS_MAX
+    assert figures.faults[-1] == f"lease: worker {2 * VERSIONS_MEASURED_MAX - 1} is gone"

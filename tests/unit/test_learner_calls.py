@@ -1,0 +1,232 @@
+"""The learner's calls: epochs, order, fencing, refusals, checkpoints; through the whole machine."""
+
+from typing import Any
+
+import pytest
+
+from echo2d.core.coordinator_io import (
+    BatchAsked,
+    BatchCommitted,
+    CheckpointAsked,
+    CommitAsked,
+    Persist,
+    PublishAsked,
+    RefuseAsked,
+    Reply,
+    RequestGone,
+    VersionRevoked,
+)
+from echo2d.core.ids import Digest, Epoch, Version
+from echo2d.core.learner_calls import WAITING_MAX
+from echo2d.core.messages import VersionsRevoked
+from echo2d.core.staleness import REFUSALS_MAX
+from tests.coordinator_world import World, rules, train, version_digest, version_key
+
+NO_DIGEST = Digest(bytes(32))
+
+
+def trained(steps: int, **changes: Any) -> World:
+    """A run after so many steps, with one worker."""
+    world = World(rules(**changes))
+    world.connect("seed", kind="seed", slots=0)
+    world.connect("a", slots=4)
+    train(world, steps)
+    return world
+
+
+def error(reply: Reply) -> tuple[int, str]:
+    assert isinstance(reply.body, dict)
+    return reply.status, reply.body.get("error", "")
+
+
+def batch_of(world: World, step: int) -> Reply:
+    request = world.ask_batch(step)
+    world.work()
+    return world.replies[request]
+
+
+def test_a_session_tells_the_rules() -> None:
+    world = World()
+    assert world.open_session().body == {
+        "epoch": 1, "run_id": "run-1", "staleness_max": 2, "publish_every": 1, "trajectories_per_step": 4,
+        "group_size": 2, "checkpoint": 0,
+    }  # fmt: skip
+    assert world.publish(0).body == {"version": 0, "digest": version_digest(0).hex(), "publish_seq": 1}
+
+
+def test_older_epochs_are_fenced_everywhere() -> None:
+    world = trained(2, staleness_max=0)
+    waiting = world.ask_batch(3)
+    old = world.ledger.epoch
+    world.open_session(2)
+    assert error(world.replies[waiting]) == (409, "fenced")
+    key = version_key(2)
+    for reply in (
+        world.call(lambda number: BatchAsked(number, old, 3)),
+        world.call(lambda number: CommitAsked(number, old, 3, NO_DIGEST, 1.0)),
+        world.call(lambda number: RefuseAsked(number, old, 3, ())),
+        world.call(lambda number: CheckpointAsked(number, old, 1)),
+        world.call(lambda number: PublishAsked(number, old, key.version, key.digest, "p", 1)),
+    ):
+        assert error(reply) == (409, "fenced")
+        assert isinstance(reply.body, dict)
+        assert reply.body["epoch"] == 2
+
+
+def test_publishes_keep_the_order_of_their_epoch() -> None:
+    world = World()
+    assert error(world.publish(0)) == (200, "")  # epoch 0: before any session there is none to fence
+    world.open_session(5)
+    assert error(world.publish(4)) == (409, "order")
+    assert world.publish(5).status == 200
+    again = world.publish(5)
+    assert again.body == {"version": 5, "digest": version_digest(5).hex(), "publish_seq": 2}
+    assert error(world.publish(5, salt=1)) == (409, "digest")
+    assert error(world.publish(7)) == (409, "order")
+    assert len(world.ledger.published) == 2
+
+
+def test_a_new_epoch_revokes_what_lies_beyond_its_start() -> None:
+    world = trained(4, staleness_max=0)
+    world.work()
+    assert world.state.status()["groups"]["buffered"] > 0
+    world.open_session(2)
+    revoked = [a.record for a in world.actions if isinstance(a, Persist) and isinstance(a.record, VersionRevoked)]
+    assert sorted(record.version for record in revoked) == [3, 4]
+    told = [m for m in world.peers["a"].inbox if isinstance(m, VersionsRevoked)]
+    assert set(told[-1].versions) == {version_key(3), version_key(4)}
+    assert world.state.status()["workers"][0]["serving"] is None
+    kept = [span.version for g in world.ledger.groups.values() for t in g.record.trajectories for span in t.spans]
+    frozen = {group for batch in world.ledger.frozen.values() for group in batch.groups}
+    assert max(kept) == 3  # in the frozen batch of step 4
+    assert all(
+        span.version <= 2
+        for number, stored in world.ledger.groups.items()
+        if number not in frozen
+        for trajectory in stored.record.trajectories
+        for span in trajectory.spans
+    )
+
+
+def test_a_restarted_learner_gets_the_same_batches() -> None:
+    world = trained(4)
+    before = {step: world.digests[step] for step in (3, 4)}
+    world.open_session(2)
+    world.publish(2)
+    for step in (3, 4):
+        reply = batch_of(world, step)
+        assert reply.digest == before[step]
+        assert world.commit(step, before[step]).status == 200
+    assert world.state.status()["trajectories"]["trained"] == 16  # nothing counts twice
+
+
+def test_resuming_at_a_later_step_commits_what_was_frozen() -> None:
+    world = trained(2)
+    batch_of(world, 3)
+    world.open_session(3)
+    commits = [a.record for a in world.actions if isinstance(a, Persist) and isinstance(a.record, BatchCommitted)]
+    assert [(commit.step, commit.epoch) for commit in commits] == [(1, 2), (2, 2), (3, 2)]
+    assert world.state.status()["committed_step"] == 3
+
+
+def test_resuming_below_the_checkpoint_is_refused_with_the_lowest_step() -> None:
+    world = trained(4)
+    assert world.checkpoint(3).body == {"checkpoint": 3}
+    assert world.checkpoint(1).body == {"checkpoint": 3}
+    reply = world.open_session(2)
+    assert error(reply) == (409, "resume")
+    assert isinstance(reply.body, dict)
+    assert reply.body["lowest"] == 3
+    assert world.ledger.epoch == 1
+    assert world.open_session(3).status == 200
+
+
+def test_batches_come_in_order_and_not_too_far_ahead() -> None:
+    world = trained(2, staleness_max=0)
+    assert error(world.replies[world.ask_batch(5)]) == (409, "order")
+    world.checkpoint(2)
+    assert error(world.replies[world.ask_batch(2)]) == (409, "deleted")
+    requests = [world.ask_batch(4) for _ in range(WAITING_MAX + 1)]
+    assert error(world.replies[requests[-1]]) == (503, "busy")
+    assert requests[0] not in world.replies
+
+
+def test_nobody_who_hung_up_is_answered_but_the_batch_freezes() -> None:
+    world = trained(1, staleness_max=0)
+    request = world.ask_batch(2)
+    world.handle(RequestGone(request))
+    world.work()
+    assert request not in world.replies
+    assert 2 in world.ledger.frozen
+
+
+def test_commits_are_idempotent_checked_and_in_order() -> None:
+    world = trained(2)
+    reply = batch_of(world, 3)
+    assert reply.digest is not None
+    assert error(world.commit(4, reply.digest)) == (409, "order")
+    assert error(world.commit(3, NO_DIGEST)) == (409, "digest")
+    for _ in range(2):
+        assert world.commit(3, reply.digest).body == {"publish_every": 1}
+    assert world.state.status()["trajectories"]["trained"] == 12
+    assert error(world.commit(2, NO_DIGEST)) == (409, "digest")
+    assert error(world.checkpoint(4)) == (409, "order")
+    world.checkpoint(2)
+    assert world.commit(1, NO_DIGEST).status == 200  # its batch is deleted; it was this one
+
+
+def test_commit_tells_the_period_in_force() -> None:
+    world = trained(3, publish_every=None)
+    world.state._figures.t_bcast_s.extend([1.5] * 16)
+    reply = batch_of(world, 4)
+    assert reply.digest is not None
+    assert world.commit(4, reply.digest, t_train_s=1.0).body == {"publish_every": 2}
+
+
+def test_refused_groups_are_replaced_under_a_new_digest() -> None:
+    world = trained(1)
+    before = batch_of(world, 2)
+    first, second = world.ledger.frozen[2].groups
+    assert world.refuse(2, first).body == {"replaced": 1}
+    assert world.refuse(2, first).body == {"replaced": 0}  # a repeated call
+    assert first not in world.ledger.groups
+    after = batch_of(world, 2)
+    assert after.digest != before.digest
+    assert world.ledger.frozen[2].groups[0] == second
+    assert world.ledger.frozen[2].refusals == 1
+    assert before.digest is not None
+    assert error(world.commit(2, before.digest)) == (409, "digest")
+    assert error(world.refuse(1, first)) == (409, "order")
+
+
+def test_a_step_refused_too_often_stops_the_run_with_the_reasons() -> None:
+    world = trained(1)
+    for _ in range(REFUSALS_MAX):
+        assert world.stopped is None
+        batch_of(world, 2)
+        world.refuse(2, world.ledger.frozen[2].groups[0])
+    assert world.stopped == f"batch 2 was refused {REFUSALS_MAX} times: bad; bad; bad; bad; bad"
+
+
+def test_a_crash_after_a_refusal_leaves_the_batch_open() -> None:
+    world = trained(1, staleness_max=0)
+    batch_of(world, 2)
+    world.refuse(2, world.ledger.frozen[2].groups[0])
+    world.crash()
+    assert world.state.status()["open_step"] == 2
+    batch_of(world, 2)
+    assert world.ledger.frozen[2].refusals >= 1
+
+
+@pytest.mark.parametrize("step", [0, 3])
+def test_epochs_survive_a_crash(step: int) -> None:
+    world = trained(4)
+    world.open_session(step)
+    world.publish(step)
+    world.crash()
+    status = world.state.status()
+    assert (status["epoch"], status["committed_step"], status["open_step"]) == (2, step, 5)
+    assert status["newest_version"]["version"] == step
+    assert world.publish(step).status == 200
+    assert world.call(lambda n: BatchAsked(n, Epoch(1), 1)).status == 409
+    assert Version(step) in {record.version for record in world.ledger.published.values()}
