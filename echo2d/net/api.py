@@ -16,8 +16,6 @@ it, 413 too large, 415 encoded body, 503 busy (try again), 507 disk. Unknown fie
 never decompressed.
 """
 
-import json
-import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from http import HTTPStatus
 from importlib import resources
@@ -38,11 +36,11 @@ from echo2d.core.coordinator_io import (
 from echo2d.core.ids import DIGEST_BYTES, Digest, Epoch, GroupId, PeerId, RunId, Version
 from echo2d.errors import OperatorFault, PeerFault, StoreFault
 from echo2d.net.auth import KEY_BYTES, Caller, Denied, Role
+from echo2d.net.fields import Refusal, fields, from_hex, integer, integer_text, malformed, seconds
 
 BODY_BYTES_MAX = 1 << 20  # JSON; the longest is a refusal of all groups with reasons
 LONG_POLL_S = 30.0
 ANSWER_S_MAX = 60.0  # a coordinator that needs longer is overloaded; the caller tries again
-INT_MAX = (1 << 63) - 1
 REASON_CHARS_MAX = 500
 DIGEST_HEADER = "X-Echo2d-Digest"
 
@@ -77,18 +75,8 @@ class Backend(Protocol):
     def metrics(self) -> bytes: ...
 
 
-class _Refusal(Exception):  # noqa: N818 - an answer, not an error
-    def __init__(self, status: int, code: str, detail: str) -> None:
-        super().__init__(detail)
-        self.status, self.code, self.detail = status, code, detail
-
-
 def _error(status: int, code: str, detail: str) -> web.Response:
     return web.json_response({"error": code, "detail": detail}, status=status)
-
-
-def _malformed(detail: str) -> _Refusal:
-    return _Refusal(HTTPStatus.BAD_REQUEST, "malformed", detail)
 
 
 @web.middleware
@@ -97,7 +85,7 @@ async def _faults_to_json(request: web.Request, handler: Handler) -> web.StreamR
         return _error(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "encoded", "request bodies are sent as they are")
     try:
         return await handler(request)
-    except (_Refusal, Denied) as refusal:
+    except (Refusal, Denied) as refusal:
         return _error(refusal.status, refusal.code, refusal.detail)
     except PeerFault as fault:
         return _error(HTTPStatus.BAD_REQUEST, "malformed", str(fault))
@@ -109,62 +97,6 @@ async def _faults_to_json(request: web.Request, handler: Handler) -> web.StreamR
         return _error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "too_large", f"at most {BODY_BYTES_MAX} bytes")
     except web.HTTPException as http:
         return _error(http.status, "http", http.reason)
-
-
-# --- fields ---------------------------------------------------------------------------------------------------------
-
-
-def _integer(value: Any, name: str) -> int:
-    if type(value) is not int or not 0 <= value <= INT_MAX:
-        raise _malformed(f"{name}: expected a non-negative integer")
-    return value
-
-
-def _integer_text(text: str | None, name: str) -> int:
-    if text is None or not text.isascii() or not text.isdecimal() or len(text) > len(str(INT_MAX)):
-        raise _malformed(f"{name}: expected a non-negative integer")
-    return _integer(int(text), name)
-
-
-def _seconds(value: Any, name: str) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
-        raise _malformed(f"{name}: expected a number of seconds")
-    return float(value)
-
-
-def _hex(value: Any, name: str, length: int) -> bytes:
-    try:
-        data = bytes.fromhex(value)
-    except (TypeError, ValueError):
-        data = b""
-    if len(data) != length:
-        raise _malformed(f"{name}: expected {length} bytes in hex")
-    return data
-
-
-async def _fields(request: web.Request, required: set[str], optional: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """The JSON object in the body, with exactly these fields."""
-    try:
-        body = json.loads(await request.read())
-    except (ValueError, RecursionError) as error:
-        raise _malformed("the body is not JSON") from error
-    if not isinstance(body, dict):
-        raise _malformed("expected a JSON object")
-    for name in sorted(body.keys() - required - optional):
-        raise _malformed(f"{name[:64]}: unknown field")
-    for name in sorted(required - body.keys()):
-        raise _malformed(f"{name}: missing")
-    return body
-
-
-def _refused_groups(body: Mapping[str, Any]) -> tuple[tuple[GroupId, str], ...]:
-    groups, reasons = body["groups"], body["reasons"]
-    if not isinstance(groups, list) or not isinstance(reasons, list) or len(groups) != len(reasons) or not groups:
-        raise _malformed("groups, reasons: expected two lists of the same length, at least 1")
-    if not all(isinstance(reason, str) for reason in reasons):
-        raise _malformed("reasons: expected text")
-    ids = [GroupId(_integer(group, "groups")) for group in groups]
-    return tuple((group, reason[:REASON_CHARS_MAX]) for group, reason in zip(ids, reasons, strict=True))
 
 
 # --- handlers -------------------------------------------------------------------------------------------------------
@@ -179,7 +111,7 @@ class Api:
     def secret(self, request: web.Request) -> str:
         scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not secret:
-            raise _Refusal(HTTPStatus.UNAUTHORIZED, "credential", "expected Authorization: Bearer SECRET")
+            raise Refusal(HTTPStatus.UNAUTHORIZED, "credential", "expected Authorization: Bearer SECRET")
         return secret.strip()
 
     def allow(self, roles: frozenset[Role], handler: Handler) -> Handler:
@@ -189,33 +121,33 @@ class Api:
             caller = self._backend.caller(self.secret(request))
             if caller.role not in roles:
                 detail = f"token {caller.name} is for a {caller.role}; this needs {' or '.join(sorted(roles))}"
-                raise _Refusal(HTTPStatus.FORBIDDEN, "role", detail)
+                raise Refusal(HTTPStatus.FORBIDDEN, "role", detail)
             return await handler(request)
 
         return checked
 
     async def enrol(self, request: web.Request) -> web.Response:
         secret = self.secret(request)
-        body = await _fields(request, {"key", "proof"})
-        key, proof = _hex(body["key"], "key", KEY_BYTES), _hex(body["proof"], "proof", 2 * KEY_BYTES)
+        body = await fields(request, {"key", "proof"})
+        key, proof = from_hex(body["key"], "key", KEY_BYTES), from_hex(body["proof"], "proof", 2 * KEY_BYTES)
         peer = await self._backend.enrol(secret, key, proof)
         return web.json_response({"peer": peer, "run_id": self._backend.run_id})
 
     async def open_session(self, request: web.Request) -> web.Response:
-        body = await _fields(request, {"resume_step"})
-        step = _integer(body["resume_step"], "resume_step")
+        body = await fields(request, {"resume_step"})
+        step = integer(body["resume_step"], "resume_step")
         return await self._ask(lambda number: SessionAsked(number, step))
 
     async def publish(self, request: web.Request) -> web.Response:
-        body = await _fields(request, {"version", "epoch"}, frozenset({"path", "upload"}))
+        body = await fields(request, {"version", "epoch"}, frozenset({"path", "upload"}))
         path = body.get("path")
         if (path is None) != (body.get("upload") is True) or not isinstance(path, str | None):
-            raise _malformed('expected either "path": a directory, or "upload": true')
-        epoch, version = Epoch(_integer(body["epoch"], "epoch")), Version(_integer(body["version"], "version"))
+            raise malformed('expected either "path": a directory, or "upload": true')
+        epoch, version = Epoch(integer(body["epoch"], "epoch")), Version(integer(body["version"], "version"))
         return _answer(await self._backend.publish(epoch, version, path))
 
     async def upload(self, request: web.Request) -> web.Response:
-        version = Version(_integer_text(request.match_info["version"], "version"))
+        version = Version(integer_text(request.match_info["version"], "version"))
         size = await self._backend.upload(
             _epoch(request), version, request.match_info["name"], request.content.iter_any()
         )
@@ -227,19 +159,19 @@ class Api:
         return web.Response(status=HTTPStatus.NO_CONTENT) if reply is None else _answer(reply)
 
     async def commit(self, request: web.Request) -> web.Response:
-        body, step = await _fields(request, {"batch_digest", "epoch", "t_train_s"}), _step(request)
-        digest = Digest(_hex(body["batch_digest"], "batch_digest", DIGEST_BYTES))
-        epoch, t_train_s = Epoch(_integer(body["epoch"], "epoch")), _seconds(body["t_train_s"], "t_train_s")
+        body, step = await fields(request, {"batch_digest", "epoch", "t_train_s"}), _step(request)
+        digest = Digest(from_hex(body["batch_digest"], "batch_digest", DIGEST_BYTES))
+        epoch, t_train_s = Epoch(integer(body["epoch"], "epoch")), seconds(body["t_train_s"], "t_train_s")
         return await self._ask(lambda number: CommitAsked(number, epoch, step, digest, t_train_s))
 
     async def refuse(self, request: web.Request) -> web.Response:
-        body, step = await _fields(request, {"groups", "reasons", "epoch"}), _step(request)
-        epoch, groups = Epoch(_integer(body["epoch"], "epoch")), _refused_groups(body)
+        body, step = await fields(request, {"groups", "reasons", "epoch"}), _step(request)
+        epoch, groups = Epoch(integer(body["epoch"], "epoch")), _refused_groups(body)
         return await self._ask(lambda number: RefuseAsked(number, epoch, step, groups))
 
     async def checkpoint(self, request: web.Request) -> web.Response:
-        body = await _fields(request, {"step", "epoch"})
-        epoch, step = Epoch(_integer(body["epoch"], "epoch")), _integer(body["step"], "step")
+        body = await fields(request, {"step", "epoch"})
+        epoch, step = Epoch(integer(body["epoch"], "epoch")), integer(body["step"], "step")
         return await self._ask(lambda number: CheckpointAsked(number, epoch, step))
 
     async def status(self, request: web.Request) -> web.Response:  # noqa: ARG002 - aiohttp's signature
@@ -252,17 +184,27 @@ class Api:
         return _answer(await self._backend.ask(make, timeout_s=ANSWER_S_MAX))
 
 
+def _refused_groups(body: Mapping[str, Any]) -> tuple[tuple[GroupId, str], ...]:
+    groups, reasons = body["groups"], body["reasons"]
+    if not isinstance(groups, list) or not isinstance(reasons, list) or len(groups) != len(reasons) or not groups:
+        raise malformed("groups, reasons: expected two lists of the same length, at least 1")
+    if not all(isinstance(reason, str) for reason in reasons):
+        raise malformed("reasons: expected text")
+    ids = [GroupId(integer(group, "groups")) for group in groups]
+    return tuple((group, reason[:REASON_CHARS_MAX]) for group, reason in zip(ids, reasons, strict=True))
+
+
 def _epoch(request: web.Request) -> Epoch:
-    return Epoch(_integer_text(request.query.get("epoch"), "epoch"))
+    return Epoch(integer_text(request.query.get("epoch"), "epoch"))
 
 
 def _step(request: web.Request) -> int:
-    return _integer_text(request.match_info["step"], "step")
+    return integer_text(request.match_info["step"], "step")
 
 
 def _answer(reply: Reply | None) -> web.Response:
     if reply is None:
-        raise _Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "busy", "the coordinator is overloaded; try again")
+        raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "busy", "the coordinator is overloaded; try again")
     if isinstance(reply.body, bytes):
         assert reply.digest is not None, "a batch is answered with its digest"
         headers = {DIGEST_HEADER: reply.digest.hex()}

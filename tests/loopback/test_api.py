@@ -156,7 +156,14 @@ async def test_integers_are_integers(call: Client, backend: Backend, value: Any)
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("batch_digest", "zz"), ("batch_digest", "00"), ("batch_digest", 3), ("t_train_s", -1), ("t_train_s", "1")],
+    [
+        ("batch_digest", "zz"),
+        ("batch_digest", "00"),
+        ("batch_digest", 3),
+        ("t_train_s", -1),
+        ("t_train_s", "1"),
+        ("t_train_s", 10**400),
+    ],
 )
 async def test_digests_and_seconds_are_checked(call: Client, backend: Backend, field: str, value: Any) -> None:
     body = {"batch_digest": DIGEST.hex(), "epoch": 2, "t_train_s": 1.0, field: value}

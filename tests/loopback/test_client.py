@@ -1,6 +1,7 @@
 """The client against a real server that answers from a script."""
 
 import asyncio
+import concurrent.futures
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -51,16 +52,20 @@ def reply(body: Any, status: int = 200) -> web.Response:
 
 
 class Server:
-    """Answers requests with the scripted responses, in order; None hangs up."""
+    """Answers requests with the scripted responses, in order; None hangs up. When they have run out: silence."""
 
     def __init__(self) -> None:
         self.script: list[web.Response | None] = []
         self.heard: list[tuple[str, str, bytes]] = []
         self.port = 0
+        self.hanging = asyncio.Event()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         assert request.headers["Authorization"] == "Bearer s3cret"
         self.heard.append((request.method, request.path_qs, await request.read()))
+        if not self.script:
+            self.hanging.set()
+            await asyncio.Event().wait()
         answer = self.script.pop(0)
         if answer is None:
             assert request.transport is not None
@@ -222,6 +227,22 @@ async def test_the_synchronous_client_does_the_same(server: Server, token_file: 
 
     await asyncio.to_thread(learn)
     assert len(server.heard) == 7
+
+
+async def test_closing_ends_a_call_that_waits_in_another_thread(server: Server, token_file: Path) -> None:
+    url = f"http://127.0.0.1:{server.port}"
+    coordinator = await asyncio.to_thread(lambda: Coordinator(url, token_file=token_file))
+    async with asyncio.TaskGroup() as tasks:
+        taking = tasks.create_task(asyncio.to_thread(took_nothing, coordinator))
+        await server.hanging.wait()
+        await asyncio.to_thread(coordinator.close)
+    assert taking.result()
+
+
+def took_nothing(coordinator: Coordinator) -> bool:
+    with pytest.raises(concurrent.futures.CancelledError):
+        coordinator.take_batch(1)
+    return True
 
 
 def test_a_bad_token_file_is_said_at_once(tmp_path: Path) -> None:
