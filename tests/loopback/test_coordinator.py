@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -56,6 +57,7 @@ from echo2d.runtime import coordinator as coordinator_module
 from echo2d.runtime import coordinator_loop
 from echo2d.runtime.coordinator import MakeMachine, Opened, core_machine, open_coordinator, run_coordinator
 from echo2d.runtime.tokens import create_token, find_coordinator, list_tokens, revoke_token
+from echo2d.runtime.version_files import VersionFiles
 from echo2d.tasks.sort_digits import answer, write_tokenizer
 
 HELLO = Hello(PROTOCOL_VERSION, None, "worker", "box", "boot", 4, None, None, (), (), ())
@@ -286,8 +288,15 @@ def published(event: PublishAsked) -> list[Action]:
 
 
 async def test_a_published_version_is_kept_until_the_core_lets_it_go(
-    config: CoordinatorConfig, script: Script, tmp_path: Path, run_dir: Path
+    config: CoordinatorConfig, script: Script, tmp_path: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    deleted, delete = threading.Event(), VersionFiles.delete
+
+    def delete_and_tell(files: VersionFiles, path: str) -> None:
+        delete(files, path)
+        deleted.set()
+
+    monkeypatch.setattr(VersionFiles, "delete", delete_and_tell)
     script.on[PublishAsked] = published
     snapshot = await asyncio.to_thread(make_snapshot, tmp_path / "out" / "0")
     async with serving(config, script.make) as opened, learner(run_dir, opened) as client:
@@ -298,7 +307,8 @@ async def test_a_published_version_is_kept_until_the_core_lets_it_go(
         assert names(kept) == names(snapshot)
         script.on[CheckpointAsked] = lambda asked: [DeleteVersion(event.path), Reply(asked.request, 200, {})]
         await client.checkpoint(0)
-    assert not kept.exists()
+        assert await asyncio.to_thread(deleted.wait, 10.0)
+        assert not kept.exists()
 
 
 async def test_a_refused_version_leaves_nothing(
