@@ -1,0 +1,31 @@
+"""Every key of the status is there from the first moment on, with a value that JSON can hold."""
+
+import json
+
+from tests.coordinator_world import World
+
+KEYS = {
+    "epoch", "open_step", "committed_step", "checkpoint_step", "staleness_max", "publish_every",
+    "trajectories_per_step", "group_size", "dissemination_bound", "newest_version", "groups", "broadcast", "workers",
+    "relays", "seed_alive", "versions_published", "staleness", "trajectories", "tokens_accepted", "groups_dropped",
+    "results_refused", "rewards", "t_train_s", "t_verify_s", "t_bcast_s", "refit_pause_s", "seed_copies",
+    "wire_bytes", "full_bytes", "faults",
+}  # fmt: skip
+WORKER_KEYS = {
+    "id", "name", "kind", "state", "alive", "slots", "running", "leased", "serving", "lag", "accepted",
+    "refit_pause_s", "memory_ok",
+}  # fmt: skip
+
+
+def test_keys() -> None:
+    world = World()
+    status = world.state.status()
+    assert status.keys() == KEYS
+    assert status["broadcast"] is None
+    world.connect("a")
+    world.open_session()
+    world.publish(0)
+    status = json.loads(json.dumps(world.state.status(), allow_nan=False))
+    assert status.keys() == KEYS
+    assert status["workers"][0].keys() == WORKER_KEYS
+    assert status["broadcast"]["whole"] is False

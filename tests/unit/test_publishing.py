@@ -1,0 +1,265 @@
+"""Which version spreads, and what the seed and the receivers are told; through the whole machine."""
+
+from typing import Any
+
+import pytest
+
+from echo2d.core.coordinator_io import DeleteVersion, PeerSaid, SendRoot, SessionAsked
+from echo2d.core.ids import Digest, FormId, FrameId, Generation, PlanId, SegmentId, Version
+from echo2d.core.messages import (
+    ApplyFailed,
+    EdgeBroken,
+    EncodeFailed,
+    EncodeVersion,
+    ForgetForm,
+    FormEncoded,
+    FrameAccused,
+    Heartbeat,
+    PlanEdges,
+    SegmentEncoded,
+    SegmentPage,
+    SegmentsWanted,
+    TransferReport,
+    VersionVerified,
+)
+from echo2d.core.publishing import ENCODE_FAILURES_MAX, ENCODE_RETRY_S, FIXED_S
+from echo2d.core.roots import Root
+from tests.coordinator_world import Peer, World, rules, train, version_digest
+
+
+def published(*workers: str, kind: str = "chain") -> World:
+    """Version 0 is being encoded; nothing has arrived yet."""
+    world = World(rules(shape=kind))
+    world.connect("seed", kind="seed", slots=0)
+    for name in workers:
+        world.connect(name)
+    world.open_session()
+    world.publish(0)
+    world.pending = [event for event in world.pending if isinstance(event, PeerSaid)]
+    return world
+
+
+def messages(peer: Peer, kind: type) -> list[Any]:
+    return [message for message in peer.inbox if isinstance(message, kind)]
+
+
+def form_of(world: World) -> FormId:
+    order: EncodeVersion = messages(world.peers["seed"], EncodeVersion)[-1]
+    return order.form
+
+
+def broadcast(world: World) -> dict[str, Any]:
+    found: dict[str, Any] = world.state.status()["broadcast"]
+    return found
+
+
+def deliver_seed(world: World) -> None:
+    """The seed's reports, and nothing that follows from them."""
+    for event in list(world.pending):
+        if isinstance(event, PeerSaid) and isinstance(event.message, SegmentEncoded | FormEncoded):
+            world.pending.remove(event)
+            world.handle(event)
+
+
+def test_roots_and_plans_go_to_everyone() -> None:
+    world = published("a", "b")
+    deliver_seed(world)
+    roots = [action for action in world.actions if isinstance(action, SendRoot)]
+    assert [Root.decode(action.root).totals is not None for action in roots] == [True]
+    assert set(roots[0].sessions) == {world.peers["a"].session, world.peers["b"].session}
+    for peer in world.peers.values():
+        assert len(messages(peer, PlanEdges)) == 1
+    secrets = {
+        edge.secret: None for peer in world.peers.values() for part in messages(peer, PlanEdges) for edge in part.peers
+    }
+    assert len(secrets) == 2  # one per edge, the same at both ends
+
+
+def test_a_seed_that_comes_late_gets_its_order_then() -> None:
+    world = World()
+    world.open_session()
+    world.publish(0)
+    seed = world.connect("seed", kind="seed", slots=0)
+    assert messages(seed, EncodeVersion)[0].version == 0
+    world.drain()
+    world.connect("seed", kind="seed", slots=0)  # the same daemon: nothing to do again
+    assert len(messages(seed, EncodeVersion)) == 1
+    world.connect("seed", kind="seed", slots=0, boot_id="next")  # another one: its sequence numbers start anew
+    assert len(messages(seed, EncodeVersion)) == 2
+    plans = [part.plan for part in messages(seed, PlanEdges)]
+    assert plans[-1] > plans[0]
+
+
+def test_a_newcomer_gets_the_newest_root_pages_and_a_place() -> None:
+    world = published("a")
+    world.drain()
+    late = world.connect("late")
+    assert messages(late, PlanEdges)
+    assert any(isinstance(action, SendRoot) and action.sessions == (late.session,) for action in world.actions)
+    world.say(late, SegmentsWanted(form_of(world), SegmentId(0)))
+    page: SegmentPage = messages(late, SegmentPage)[0]
+    assert len(page.digests) == 1
+    world.say(late, SegmentsWanted(FormId("0" * 32), SegmentId(0)))
+    assert len(messages(late, SegmentPage)) == 1
+
+
+def test_one_spreads_and_the_newest_waits() -> None:
+    world = World()
+    world.connect("seed", kind="seed", slots=0)
+    world.connect("a")
+    world.connect("b")
+    train(world, 3)
+    for step in (4, 5):  # their groups are buffered; version 3 is still being encoded
+        reply = world.replies[world.ask_batch(step)]
+        assert reply.digest is not None
+        world.commit(step, reply.digest)
+        assert world.publish(step).status == 200
+    assert (broadcast(world)["version"], broadcast(world)["waiting_version"]) == (3, 5)
+    old = form_of(world)
+    world.drain()
+    assert broadcast(world)["version"] == 5
+    versions = [order.version for order in messages(world.peers["seed"], EncodeVersion)]
+    assert versions[-4:] == [1, 2, 3, 5]
+    assert messages(world.peers["seed"], ForgetForm)[-1].form == old
+
+
+def test_slow_workers_do_not_hold_up_the_next_version() -> None:
+    world = published("a", "b")
+    deliver_seed(world)
+    key = world.peers["a"].ready
+    assert key is not None
+    world.publish(1)
+    world.pass_time(FIXED_S + 1.0)
+    assert broadcast(world)["version"] == 0  # nobody has it
+    world.say(world.peers["a"], VersionVerified(form_of(world), key.version, key.digest))
+    assert broadcast(world)["version"] == 1
+
+
+def test_a_worker_that_cannot_apply_is_not_waited_for() -> None:
+    world = published("a", "b")
+    deliver_seed(world)
+    form, key = form_of(world), world.peers["a"].ready
+    assert key is not None
+    world.publish(1)
+    world.say(world.peers["a"], VersionVerified(form, key.version, key.digest))
+    world.say(world.peers["b"], ApplyFailed(form, "disk full"))
+    assert broadcast(world)["version"] == 1
+    assert "disk full" in world.state.status()["faults"][-1]
+
+
+def test_a_lost_worker_leaves_the_plan_and_comes_back_as_a_leaf() -> None:
+    world = published("a", "b")
+    world.drain()
+    while world.now < 8.0:
+        world.pass_time(1.0)
+        for name in ("seed", "b"):
+            world.say(world.peers[name], Heartbeat(0))
+    last: PlanEdges = messages(world.peers["b"], PlanEdges)[-1]
+    assert last.stripes[0].parent == "seed"
+    world.say(world.peers["a"], Heartbeat(0))
+    back: PlanEdges = messages(world.peers["a"], PlanEdges)[-1]
+    assert (back.stripes[0].parent, back.stripes[0].children) == ("b", ())
+    assert back.generation > last.generation
+
+
+def test_a_broken_edge_mends_the_plan_once() -> None:
+    world = published("a", "b", "c")
+    world.drain()
+    edges = {name: messages(world.peers[name], PlanEdges)[-1] for name in ("a", "b", "c")}
+    child = next(name for name, part in edges.items() if part.stripes[0].parent not in (None, "seed"))
+    parent = edges[child].stripes[0].parent
+    assert parent is not None
+    report = EdgeBroken(edges[child].plan, edges[child].generation, parent, "reset")
+    world.say(world.peers[child], report)
+    assert messages(world.peers[parent], PlanEdges)[-1].stripes[0].children == ()
+    count = len(messages(world.peers[child], PlanEdges))
+    world.say(world.peers[child], report)  # of a generation that is over
+    world.say(world.peers[child], EdgeBroken(PlanId(1), Generation(0), parent, "reset"))
+    assert len(messages(world.peers[child], PlanEdges)) == count
+
+
+def test_a_worker_without_a_link_to_the_seed_moves_itself() -> None:
+    world = published("a", "b")
+    world.drain()
+    edges = {name: messages(world.peers[name], PlanEdges)[-1] for name in ("a", "b")}
+    first = next(name for name, part in edges.items() if part.stripes[0].parent == "seed")
+    world.say(
+        world.peers[first],
+        EdgeBroken(edges[first].plan, edges[first].generation, world.peers["seed"].peer, "refused"),
+    )
+    assert messages(world.peers[first], PlanEdges)[-1].stripes[0].parent != "seed"
+
+
+def test_accused_relays_become_leaves() -> None:
+    world = published("a", "b")
+    world.drain()
+    edges = {name: messages(world.peers[name], PlanEdges)[-1] for name in ("a", "b")}
+    parent = next(name for name, part in edges.items() if part.stripes[0].children)
+    child = edges[parent].stripes[0].children[0]
+    world.say(world.peers[child], FrameAccused(form_of(world), FrameId(1), world.peers[parent].peer))
+    assert messages(world.peers[parent], PlanEdges)[-1].stripes[0].children == ()
+
+
+def test_encoding_is_tried_again_and_then_given_up() -> None:
+    world = published("a")
+    world.pending.clear()
+    seed = world.peers["seed"]
+    for number in range(1, ENCODE_FAILURES_MAX):
+        world.say(seed, EncodeFailed(form_of(world), "disk full"))
+        assert len(messages(seed, EncodeVersion)) == number
+        world.pass_time(ENCODE_RETRY_S)
+        assert len(messages(seed, EncodeVersion)) == number + 1
+        world.pending.clear()
+    world.say(seed, EncodeFailed(form_of(world), "disk full"))
+    assert world.stopped == "version 0 cannot be encoded: disk full"
+
+
+def test_only_the_seed_encodes_and_only_what_was_published() -> None:
+    world = published("a")
+    world.pending.clear()
+    form = form_of(world)
+    world.say(world.peers["a"], SegmentEncoded(form, SegmentId(0), Digest(bytes(32))))
+    assert world.peers["a"].closed
+    world.say(world.peers["seed"], SegmentEncoded(form, SegmentId(0), Digest(bytes(32))))
+    world.say(world.peers["seed"], FormEncoded(form, version_digest(9), 1, 1, 1, 0.1))
+    assert world.peers["seed"].closed
+    assert broadcast(world)["whole"] is False
+
+
+def test_progress_and_copies_are_counted() -> None:
+    world = published("a")
+    deliver_seed(world)
+    form = form_of(world)
+    world.say(world.peers["a"], TransferReport(form, 450, (), 0))
+    world.say(world.peers["seed"], TransferReport(form, 900, (), 1350))
+    world.say(world.peers["seed"], TransferReport(FormId("0" * 32), 1, (), 10**9))
+    assert broadcast(world)["peers"][0]["payload_bytes"] == 450
+    assert world.state.status()["seed_copies"] == {"0": 1.5}
+    assert (world.state.status()["wire_bytes"], world.state.status()["full_bytes"]) == (900, 1000)
+
+
+def test_revoked_versions_stop_spreading() -> None:
+    world = published("a")
+    world.drain()
+    world.publish(1)
+    world.call(lambda number: SessionAsked(number, 0))
+    assert world.state.status()["broadcast"] is None
+    world.publish(0)
+    assert broadcast(world)["version"] == 0
+
+
+def test_verifying_what_was_never_published_is_a_fault() -> None:
+    world = published("a")
+    world.say(world.peers["a"], VersionVerified(form_of(world), Version(7), version_digest(7)))
+    assert "not published" in world.state.status()["faults"][-1]
+
+
+@pytest.mark.parametrize("workers", [(), ("a",)])
+def test_snapshot_copies_go_when_something_newer_spreads(workers: tuple[str, ...]) -> None:
+    world = published(*workers)
+    world.drain()
+    world.publish(1)
+    deleted = [action for action in world.actions if isinstance(action, DeleteVersion)]
+    world.drain()
+    deleted += [action for action in world.actions if isinstance(action, DeleteVersion)]
+    assert DeleteVersion("versions/1-0") in deleted
