@@ -113,7 +113,7 @@ class Sessions:
             log.info("refused remote=%s reason=%s detail=%s", request.remote, refusal.refused.reason, refusal)
             await _last_words(socket, TO_PEER.encode(refusal.refused))
             return socket
-        except TimeoutError:
+        except (TimeoutError, ConnectionError):
             await socket.close()
             return socket
         finally:
@@ -157,6 +157,7 @@ class Sessions:
     async def _serve(self, request: web.Request, socket: web.WebSocketResponse, known: KnownPeer, hello: Hello) -> None:
         number, session = SessionId(next(self._ids)), _Session(known.peer, Outbox(socket))
         self._open[number] = session
+        log.info("connected peer=%s name=%s kind=%s session=%d", known.peer, hello.name, hello.kind, number)
         try:
             await self._emit(PeerConnected(number, known.peer, hello))
             async with asyncio.TaskGroup() as tasks:
@@ -182,7 +183,9 @@ class Sessions:
         finally:
             del self._open[number]
             session.outbox.finish()
-            await self._emit(PeerDisconnected(number, SLOW if session.outbox.slow else reason))
+            reason = SLOW if session.outbox.slow else reason
+            log.info("disconnected peer=%s session=%d reason=%s", session.peer, number, reason)
+            await self._emit(PeerDisconnected(number, reason))
 
 
 async def _next(socket: web.WebSocketResponse) -> bytes | None:
