@@ -49,7 +49,7 @@ from echo2d.core.messages import (
 )
 from echo2d.core.roots import Root, Totals
 from echo2d.core.trajectory import pack_tokens
-from echo2d.net.auth import peer_id_of, sign_root, write_token_file
+from echo2d.net.auth import Denied, peer_id_of, sign_root, write_token_file
 from echo2d.net.sessions import Sessions
 from echo2d.runtime.tokens import AccessTable, RunDirectory
 
@@ -183,7 +183,10 @@ class CoordinatorDouble:
         body = await request.json()
         secret = request.headers["Authorization"].removeprefix("Bearer ")
         key, proof = bytes.fromhex(body["key"]), bytes.fromhex(body["proof"])
-        peer = await asyncio.to_thread(self.access.enrol, secret, key, proof, now_s=time.time())
+        try:
+            peer = await asyncio.to_thread(self.access.enrol, secret, key, proof, now_s=time.time())
+        except Denied as denied:
+            return web.json_response({"detail": denied.detail}, status=denied.status)
         return web.json_response({"peer": peer, "run_id": self.run.run_id})
 
     async def _emit(self, event: Event) -> None:

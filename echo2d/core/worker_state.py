@@ -180,6 +180,8 @@ class WorkerState:
                 self._leases.answered(message)
                 return []
             case PlanEdges(form=form):
+                if self._versions.refuses(form):
+                    return [Note(f"plan refused: form {form}")]
                 planned = self._versioned(self._versions.planned(form, now=now), now)
                 return [*planned, *self._relayed(relay_io.PlanReceived(message), now)]
             case VersionsRevoked(epoch, versions):

@@ -36,6 +36,7 @@ from echo2d.core.worker_io import (
 FORMS_MAX = 4  # the spreading one, the waiting one, and the last two for peers that still fetch them
 SLOTS = 2  # current and spare
 LABELS_MAX = 64  # versions whose tokens may still be on their way from an engine; really two or three
+REFUSED_MAX = 64  # forms remembered as refused; the coordinator sends one at a time
 REVOKED_MAX = 4096  # keys remembered as void; more than an epoch ever revokes
 REFIT_TRIES_MAX = 3  # of one version; then the worker waits for the next
 REFIT_RETRY_S = 5.0  # an engine that just failed gets time to recover
@@ -76,6 +77,7 @@ class Versions:
         self._published: dict[VersionKey, PublishSeq] = {}  # standing, and named by an accepted root
         self._standing = {each.key: each.path for each in standing}
         self._revoked: dict[VersionKey, Epoch] = {}
+        self._refused: dict[FormId, None] = {}
         self._planned: dict[FormId, None] = {}  # a plan may come before its form's first root
         self._applying: FormId | None = None  # until it was answered, also when it is no longer wanted
         self._cancelling = False
@@ -90,6 +92,10 @@ class Versions:
         """What the engines' labels mean; revoked versions have none."""
         return self._labels
 
+    def refuses(self, form: FormId) -> bool:
+        """Whether a root of this form was refused: then its frames are not wanted either."""
+        return form in self._refused
+
     def holding(self) -> tuple[VersionKey, ...]:
         return tuple(key for key in self._standing if key not in self._revoked)
 
@@ -99,7 +105,13 @@ class Versions:
         """A verified root. Forms of an older publish than the newest one seen are refused, unless already accepted."""
         refusal = self._refusal(root)
         if refusal:
-            return [Note(f"root refused: {refusal}")]
+            self._planned.pop(root.form, None)
+            self._forms.pop(root.form, None)
+            self._refused[root.form] = None
+            while len(self._refused) > REFUSED_MAX:
+                del self._refused[next(iter(self._refused))]
+            return [Note(f"root refused: {refusal}"), DropForm(root.form), *self.choose(now=now)]
+        self._refused.pop(root.form, None)
         actions: list[VersionAction] = [IndexRoot(root)]
         if root.facts.publish_seq > self._publish_seq:
             self._publish_seq = root.facts.publish_seq
@@ -322,6 +334,8 @@ class Versions:
         assert len(self._standing) <= SLOTS
         assert len(self._labels) <= LABELS_MAX
         assert len(self._planned) <= FORMS_MAX
+        assert len(self._refused) <= REFUSED_MAX
+        assert not self._refused.keys() & self._forms.keys()
         assert self._applying is None or (len(self._standing) <= 1 and not self._refit_reads_spare())
         assert self._applying in self._forms or self._applying is None or self._cancelling
         assert self._published.keys() <= self._standing.keys()

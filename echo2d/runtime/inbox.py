@@ -6,6 +6,7 @@ the link is not read. An inbox belongs to one connection: frames that verify aft
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,8 +20,10 @@ from echo2d.runtime.holdings import Holdings
 
 WAITING_BYTES_MAX = 4 << 20  # of payload not yet verified; then the link is not read until half of it has gone
 BATCH_BYTES_MAX = 2 << 20  # verified and stored in one go: a thread change costs as much as hashing 256 KiB
-ROOT_WAIT_S = 10.0  # a frame for which no root comes in this time was not meant for us
+ROOT_WAIT_S = 10.0  # frames for which no root comes in this time are dropped: others wait behind them
 IDLE_S = 1.0  # a longer gap between frames is the sender having nothing to send
+
+_log = logging.getLogger("echo2d.runtime.inbox")
 
 
 @dataclass(slots=True)
@@ -108,7 +111,7 @@ class Inbox:
             self._report(relay_io.RepairRefused(self._peer, frame.form, frame.frame))
 
     async def _known(self, frame: FrameReceived) -> bool:
-        """Waits until the frame's digest is signed. False: nobody wants it; the link ends if no root comes at all."""
+        """Waits until the frame's digest is signed. False: nobody wants it, or no root comes at all."""
         try:
             async with asyncio.timeout(ROOT_WAIT_S):
                 while not self._holdings.knows(frame.form, frame.frame):
@@ -116,8 +119,8 @@ class Inbox:
                         return False
                     await self._holdings.changed()
         except TimeoutError:
-            if not self._closed:
-                self._links.end(self._peer, "a frame that no root tells of")
+            _log.warning("frames dropped form=%s peer=%s: no root tells of them", frame.form, self._peer)
+            self._holdings.give_up(frame.form)
             return False
         return True
 

@@ -1,28 +1,43 @@
-"""A seed and workers in a chain, in one process: real links, stores, control link and signatures; fake engines."""
+"""Workers joined to a seed and a coordinator by hand: real links, stores, control links, signatures; fake engines."""
 
 import asyncio
-import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import dataclasses
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from echo2d.config import WorkerConfig
-from echo2d.core.ids import PeerId
-from echo2d.core.messages import FormEncoded, RefitDone, SampleFinished, Span, VersionVerified
+from echo2d.core.ids import FormId, FrameId, PeerId
+from echo2d.core.messages import (
+    ApplyFailed,
+    EdgeBroken,
+    FrameAccused,
+    Goodbye,
+    Heartbeat,
+    LeaseFailed,
+    RefitDone,
+    Refused,
+    SampleFinished,
+    SignedRoot,
+    Span,
+    TransferReport,
+    VersionKey,
+    VersionsRevoked,
+    VersionVerified,
+)
 from echo2d.core.trajectory import unpack_tokens
 from echo2d.engines.fake import FakeEngine
-from echo2d.net.auth import public_bytes, read_token_file
-from echo2d.net.control import Identity, enrol
-from echo2d.runtime.seed import Seed
-from echo2d.runtime.seed_process import SeedHandover
+from echo2d.errors import OperatorFault, StoreFault
+from echo2d.runtime.holdings import Holdings
 from echo2d.runtime.state_dir import StateDir
-from echo2d.runtime.worker import Worker
-from echo2d.store.snapshots import build_manifest
+from echo2d.runtime.worker import run_worker
+from echo2d.store.frames import FrameStore
 from tests.coordinator_kit import CoordinatorDouble
-from tests.snapshot_kit import write_snapshot
+from tests.peer_kit import a_model, a_seed, a_worker, config_of, spread
 
 
 @pytest.fixture
@@ -31,64 +46,245 @@ async def double(tmp_path: Path) -> AsyncIterator[CoordinatorDouble]:
         yield double
 
 
-@asynccontextmanager
-async def a_seed(double: CoordinatorDouble) -> AsyncIterator[Seed]:
-    key = Ed25519PrivateKey.generate()
-    double.access.admit_seed(public_bytes(key))
-    handover = SeedHandover.make(
-        double.url, key, run_key=double.run.public_key, run_dir=double.run.path, link_host="127.0.0.1", link_port=0
-    )
-    seed = Seed(handover)
-    async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(seed.run())
-        yield seed
-        running.cancel()
-
-
-@asynccontextmanager
-async def a_worker(double: CoordinatorDouble, folder: Path, engine: FakeEngine | None = None) -> AsyncIterator[Worker]:
-    await asyncio.to_thread(folder.mkdir, exist_ok=True)
-    path = folder / "worker.token"
-    if not await asyncio.to_thread(path.exists):
-        await asyncio.to_thread(double.token, path, folder.name)
-    config = WorkerConfig(url=double.url, token_file=path, state_dir=folder / "state", name=folder.name, engine="fake")
-    state_dir = await asyncio.to_thread(StateDir, config.state_dir)
-    token = await asyncio.to_thread(read_token_file, path)
-    identity = Identity(await asyncio.to_thread(state_dir.key), bytes.fromhex(token.run_key))
-    await enrol(double.url, token, identity.key, rng=random.Random(1), patience_s=5.0)
-    worker = Worker(config, identity, state_dir, [engine or FakeEngine()], rng=random.Random(1))
-    async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(worker.run())
-        try:
-            yield worker
-        finally:
-            running.cancel()
-    state_dir.close()
-
-
-async def spread(double: CoordinatorDouble, model: Path, version: int, chain: list[PeerId]) -> bytes:
-    """Publish the directory along the chain, seed first; the snapshot digest."""
-    digest = (await asyncio.to_thread(build_manifest, model)).digest
-    facts = double.facts(version, version + 1)
-    double.start_form(facts)
-    double.chain(facts.form, chain, plan=version + 1)
-    double.send(chain[0], double.order(facts, digest, model))
-    return digest
+async def running(double: CoordinatorDouble, peer: PeerId) -> None:
+    """Its engine is at work."""
+    await double.until(lambda: any(beat.running for beat in double.said(Heartbeat, peer)))
 
 
 async def test_a_version_travels_down_the_chain_and_writes_tokens(double: CoordinatorDouble, tmp_path: Path) -> None:
-    model = await asyncio.to_thread(write_snapshot, double.run.path / "versions" / "0", weight_bytes=1 << 20)
     async with a_seed(double), a_worker(double, tmp_path / "one"), a_worker(double, tmp_path / "two"):
         names = await double.peers(3)
-        chain = [names["seed"], names["one"], names["two"]]
-        digest = await spread(double, model, 0, chain)
-        for peer in chain[1:]:
-            done = await double.until_said(RefitDone, peer)
+        facts, digest = await spread(double, 0, names["seed"], names["one"], names["two"])
+        for name in ("one", "two"):
+            done = await double.until_said(RefitDone, names[name])
             assert (done.version, done.digest, done.memory_ok) == (0, digest, True)
-            assert double.said(VersionVerified, peer)[0].digest == digest
-        double.send(chain[2], double.lease(7))
-        await double.until(lambda: len(double.said(SampleFinished, chain[2])) == 2)
-        for result in double.said(SampleFinished, chain[2]):
+            assert double.said(VersionVerified, names[name]) == [VersionVerified(facts.form, facts.version, digest)]
+        double.send(names["two"], double.lease(7))
+        await double.until(lambda: len(double.said(SampleFinished)) == 2)
+        for result in double.said(SampleFinished, names["two"]):
             length = len(unpack_tokens(result.tokens))
-            assert result.spans == (Span(0, length, done.version, done.digest),)
-        assert double.said(FormEncoded)[0].snapshot == digest
+            assert result.spans == (Span(0, length, done.version, digest),)
+        sent = await double.until_said(TransferReport, names["seed"])
+        assert 0 < sent.sent_bytes < 1.1 * sent.payload_bytes, "the seed sends each byte about once"
+
+
+async def test_versions_follow_each_other(double: CoordinatorDouble, tmp_path: Path) -> None:
+    async with a_seed(double), a_worker(double, tmp_path / "one"):
+        names = await double.peers(2)
+        for version in range(3):
+            _, digest = await spread(double, version, names["seed"], names["one"])
+            done = await double.until_said(RefitDone, count=version + 1)
+            assert (done.version, done.digest) == (version, digest)
+
+
+async def test_leases_outlive_the_control_link(double: CoordinatorDouble, tmp_path: Path) -> None:
+    async with (
+        a_seed(double),
+        a_worker(double, tmp_path / "one", FakeEngine(tokens_per_s=20.0, answer_tokens=(99, 99))),
+    ):
+        names = await double.peers(2)
+        one = names["one"]
+        await spread(double, 0, names["seed"], one)
+        await double.until_said(RefitDone, one)
+        double.send(one, double.lease(7, samples=1, tokens=30))
+        await running(double, one)
+        await double.close()
+        await double.until(lambda: not double.connected)
+        await double.open()
+        await double.until(lambda: one in double.connected)
+        assert [held.lease for held in double.hellos[one].leases] == [7]
+        assert double.hellos[one].serving is not None
+        result = await double.until_said(SampleFinished, one)
+        assert len(unpack_tokens(result.tokens)) == 30
+
+
+async def test_an_unanswered_result_is_sent_again(double: CoordinatorDouble, tmp_path: Path) -> None:
+    async with a_seed(double), a_worker(double, tmp_path / "one"):
+        names = await double.peers(2)
+        one = names["one"]
+        await spread(double, 0, names["seed"], one)
+        await double.until_said(RefitDone, one)
+        double.answer_results = False
+        double.send(one, double.lease(7, samples=1))
+        await double.until_said(SampleFinished, one)
+        await double.close()
+        await double.open()
+        await double.until_said(SampleFinished, one, count=2)
+        first, second = double.said(SampleFinished, one)
+        assert first == second
+
+
+async def test_a_restarted_worker_needs_no_transfer(double: CoordinatorDouble, tmp_path: Path) -> None:
+    async with a_seed(double), a_worker(double, tmp_path / "two"):
+        async with a_worker(double, tmp_path / "one"):
+            names = await double.peers(3)
+            one = names["one"]
+            facts, digest = await spread(double, 0, names["seed"], one, names["two"])
+            await double.until_said(RefitDone, names["two"])
+            await double.until_said(RefitDone, one)
+            boot = double.hellos[one].boot_id
+        await double.until(lambda: one not in double.connected)
+        async with a_worker(double, tmp_path / "one"):
+            done = await double.until_said(RefitDone, one, count=2)
+            assert (done.version, done.digest) == (facts.version, digest)
+            assert double.hellos[one].boot_id != boot
+            assert double.hellos[one].holding == (VersionKey(facts.version, digest),)
+            assert double.hellos[one].serving is None
+
+
+async def test_a_lying_peer_is_accused_and_nothing_of_its_frame_is_used(
+    double: CoordinatorDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = Holdings.load
+
+    async def lie(self: Holdings, form: FormId, frame: FrameId) -> memoryview:
+        payload = await honest(self, form, frame)
+        lies = "one" in str(self._store._root) and frame == 3
+        return memoryview(bytes([payload[0] ^ 1]) + bytes(payload[1:])) if lies else payload
+
+    monkeypatch.setattr(Holdings, "load", lie)
+    async with a_seed(double), a_worker(double, tmp_path / "one"), a_worker(double, tmp_path / "two"):
+        names = await double.peers(3)
+        facts, _ = await spread(double, 0, names["seed"], names["one"], names["two"])
+        accused = await double.until_said(FrameAccused, names["two"])
+        assert accused == FrameAccused(facts.form, accused.frame, names["one"])
+        assert accused.frame == 3
+        broken = await double.until_said(EdgeBroken, names["two"])
+        assert broken.peer == names["one"]
+        assert double.said(VersionVerified, names["two"]) == []
+        double.chain(facts.form, [names["seed"], names["two"], names["one"]], plan=9)
+        await double.until_said(RefitDone, names["two"])
+
+
+async def test_roots_that_are_not_signed_or_too_old_are_refused(double: CoordinatorDouble, tmp_path: Path) -> None:
+    async with a_seed(double), a_worker(double, tmp_path / "one"):
+        names = await double.peers(2)
+        one = names["one"]
+        await spread(double, 5, names["seed"], one)
+        await double.until_said(RefitDone, one)
+        kept = json.loads(await asyncio.to_thread((tmp_path / "one" / "state" / "accepted.json").read_text))
+        assert kept == {"run_id": double.run.run_id, "publish_seq": 6}
+        path, digest = await a_model(double, 6)
+        facts = double.facts(6, 7)
+        double.start_form(facts)
+        double.refused_roots.add(facts.form)
+        double.send(names["seed"], double.order(facts, digest, path))
+        forged = dataclasses.replace(double.roots[-1], signature=bytes(64))
+        double.send(one, SignedRoot(forged.root, forged.signature))
+        await spread(double, 4, names["seed"], one)
+        double.send(one, VersionsRevoked(double.facts(5, 6).epoch, ()))
+        await spread(double, 7, names["seed"], one)
+        done = await double.until_said(RefitDone, one, count=2)
+        assert done.version == 7
+        assert {message.version for message in double.said(VersionVerified, one)} == {5, 7}
+
+
+async def test_a_full_disk_is_reported_and_costs_nothing_else(
+    double: CoordinatorDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full_after(version: int) -> Callable[..., None]:
+        put = FrameStore.put_frame
+
+        def put_frame(self: FrameStore, form: FormId, *frame: object) -> None:
+            if "seed" not in str(self._root) and self._forms[form].facts.version == version:
+                raise StoreFault(f"storing a frame in {form} failed: No space left on device")
+            put(self, form, *frame)  # type: ignore[arg-type]
+
+        return put_frame
+
+    async with a_seed(double), a_worker(double, tmp_path / "one"):
+        names = await double.peers(2)
+        one = names["one"]
+        await spread(double, 0, names["seed"], one)
+        await double.until_said(RefitDone, one)
+        with monkeypatch.context() as patched:
+            patched.setattr(FrameStore, "put_frame", full_after(1))
+            facts, _ = await spread(double, 1, names["seed"], one)
+            failed = await double.until_said(ApplyFailed, one)
+            assert (failed.form, failed.reason.endswith("No space left on device")) == (facts.form, True)
+            double.send(one, double.lease(1, samples=1))
+            result = await double.until_said(SampleFinished, one)
+            assert result.spans[0].version == 0
+        await spread(double, 2, names["seed"], one)
+        done = await double.until_said(RefitDone, one, count=2)
+        assert done.version == 2
+
+
+async def test_a_stopped_worker_gives_back_and_says_goodbye(double: CoordinatorDouble, tmp_path: Path) -> None:
+    engine = FakeEngine(tokens_per_s=20.0, answer_tokens=(99, 99))
+    async with a_seed(double), a_worker(double, tmp_path / "one", engine) as worker:
+        names = await double.peers(2)
+        one = names["one"]
+        await spread(double, 0, names["seed"], one)
+        await double.until_said(RefitDone, one)
+        double.send(one, double.lease(3, tokens=99))
+        await running(double, one)
+        worker.stop("SIGTERM")
+        goodbye = await double.until_said(Goodbye, one)
+        assert goodbye == Goodbye("SIGTERM")
+        assert double.said(LeaseFailed, one)[0].reason == "SIGTERM"
+        double.sessions.close(double.connected[one])
+
+
+async def test_a_revoked_version_is_served_no_more(double: CoordinatorDouble, tmp_path: Path) -> None:
+    async with a_seed(double), a_worker(double, tmp_path / "one"):
+        names = await double.peers(2)
+        one: PeerId = names["one"]
+        facts, digest = await spread(double, 0, names["seed"], one)
+        await double.until_said(RefitDone, one)
+        double.send(one, VersionsRevoked(double.facts(0, 1, epoch=2).epoch, (VersionKey(facts.version, digest),)))
+        double.send(one, double.lease(3))
+        failed = await double.until_said(LeaseFailed, one)
+        assert failed.reason == "no version is served"
+
+
+async def test_a_revoked_token_ends_the_worker_with_one_line(double: CoordinatorDouble, tmp_path: Path) -> None:
+    config = await config_of(double, tmp_path / "one")
+    await asyncio.to_thread(double.access.revoke, "one")
+    with pytest.raises(OperatorFault, match="token one was revoked"):
+        await run_worker(config)
+
+
+async def test_the_daemon_serves_until_sigterm(double: CoordinatorDouble, tmp_path: Path) -> None:
+    config = await config_of(double, tmp_path / "one")
+    async with a_seed(double), asyncio.TaskGroup() as tasks:
+        daemon = tasks.create_task(run_worker(config))
+        names = await double.peers(2)
+        await spread(double, 0, names["seed"], names["one"])
+        await double.until_said(RefitDone)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await double.until_said(Goodbye)
+        double.sessions.close(double.connected[names["one"]])
+        assert await daemon == 0
+
+
+async def test_a_session_refused_for_good_ends_the_daemon(double: CoordinatorDouble, tmp_path: Path) -> None:
+    config = await config_of(double, tmp_path / "one")
+    async with asyncio.TaskGroup() as tasks:
+        daemon = tasks.create_task(_fault_of(config))
+        names = await double.peers(1)
+        double.send(names["one"], Refused("revoked", "token one was revoked", permanent=True))
+        assert "refused this peer (revoked)" in await daemon
+
+
+async def _fault_of(config: WorkerConfig) -> str:
+    with pytest.raises(OperatorFault) as fault:
+        await run_worker(config)
+    return str(fault.value)
+
+
+async def test_one_worker_per_state_directory(double: CoordinatorDouble, tmp_path: Path) -> None:
+    config = await config_of(double, tmp_path / "one")
+    other = await asyncio.to_thread(StateDir, config.state_dir)
+    with pytest.raises(OperatorFault, match="is in use by another worker"):
+        await run_worker(config)
+    other.close()
+
+
+@pytest.mark.parametrize("change", [{"url": "http://203.0.113.9:1"}, {"listen_host": "0.0.0.0"}])
+async def test_off_loopback_only_when_insecure(
+    double: CoordinatorDouble, tmp_path: Path, change: dict[str, str]
+) -> None:
+    config = await config_of(double, tmp_path / "one")
+    with pytest.raises(OperatorFault, match="is not loopback"):
+        await run_worker(dataclasses.replace(config, **change))  # type: ignore[arg-type]

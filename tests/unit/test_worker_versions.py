@@ -88,9 +88,11 @@ def test_a_plan_may_come_before_the_root(versions: Versions) -> None:
 def test_older_publishes_are_refused_but_not_those_under_way(versions: Versions) -> None:
     versions.announced(a_root(4, whole=False), now=0.0)
     versions.announced(a_root(5, whole=False), now=0.0)
-    [note] = versions.announced(a_root(3), now=0.0)
+    note, drop = versions.announced(a_root(3), now=0.0)
     assert isinstance(note, Note)
     assert "publish 4 is older than 6" in note.text
+    assert drop == DropForm(a_root(3).form)
+    assert versions.refuses(a_root(3).form)
     assert IndexRoot(a_root(4)) in versions.announced(a_root(4), now=0.0)
 
 
@@ -101,7 +103,7 @@ def test_what_was_accepted_before_a_restart_counts() -> None:
 
 
 def test_roots_of_another_run_are_refused(versions: Versions) -> None:
-    [note] = versions.announced(a_root(0, run=RunId("other")), now=0.0)
+    note, _ = versions.announced(a_root(0, run=RunId("other")), now=0.0)
     assert note == Note("root refused: it belongs to run other")
 
 
@@ -216,7 +218,7 @@ def test_a_revoked_version_is_not_served_until_it_is_published_again(versions: V
     assert isinstance(report, RefitFailed)
     assert (report.reason, versions.serving, versions.holding(), dict(versions.labels)) == ("revoked", None, (), {})
     versions.check()
-    [note] = versions.announced(a_root(3, seq=9), now=1.0)
+    note, _ = versions.announced(a_root(3, seq=9), now=1.0)
     assert note == Note("root refused: version 3 of epoch 1 is revoked")
     assert versions.announced(a_root(3, seq=9, epoch=2), now=1.0)[-1] == an_order(3)
 

@@ -1,0 +1,82 @@
+"""Seeds and workers in this process, joined to a `CoordinatorDouble`."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from echo2d.config import WorkerConfig
+from echo2d.core.forms import FormFacts
+from echo2d.core.ids import Digest, PeerId
+from echo2d.engines.base import Engine
+from echo2d.engines.fake import FakeEngine
+from echo2d.net.auth import public_bytes, read_token_file
+from echo2d.net.control import Identity, enrol
+from echo2d.runtime.seed import Seed
+from echo2d.runtime.seed_process import SeedHandover
+from echo2d.runtime.state_dir import StateDir
+from echo2d.runtime.worker import Worker
+from echo2d.store.snapshots import build_manifest
+from tests.coordinator_kit import CoordinatorDouble
+from tests.snapshot_kit import write_snapshot
+
+
+@asynccontextmanager
+async def a_seed(double: CoordinatorDouble) -> AsyncIterator[Seed]:
+    key = Ed25519PrivateKey.generate()
+    double.access.admit_seed(public_bytes(key))
+    handover = SeedHandover.make(
+        double.url, key, run_key=double.run.public_key, run_dir=double.run.path, link_host="127.0.0.1", link_port=0
+    )
+    seed = Seed(handover)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(seed.run())
+        yield seed
+        running.cancel()
+
+
+async def config_of(double: CoordinatorDouble, folder: Path) -> WorkerConfig:
+    """Of a worker that keeps everything in `folder` and is named after it; its token is made at the first call."""
+    path = folder / "worker.token"
+    if not await asyncio.to_thread(path.exists):
+        await asyncio.to_thread(folder.mkdir)
+        await asyncio.to_thread(double.token, path, folder.name)
+    return WorkerConfig(url=double.url, token_file=path, state_dir=folder / "state", name=folder.name, engine="fake")
+
+
+@asynccontextmanager
+async def a_worker(double: CoordinatorDouble, folder: Path, *engines: Engine) -> AsyncIterator[Worker]:
+    """Killed at the end, without a goodbye."""
+    config = await config_of(double, folder)
+    token = await asyncio.to_thread(read_token_file, config.token_file)
+    state_dir = await asyncio.to_thread(StateDir, config.state_dir)
+    identity = Identity(await asyncio.to_thread(state_dir.key), bytes.fromhex(token.run_key))
+    await enrol(double.url, token, identity.key, rng=random.Random(1), patience_s=5.0)
+    worker = Worker(config, identity, state_dir, engines or (FakeEngine(),), rng=random.Random(1))
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(worker.run())
+        try:
+            yield worker
+        finally:
+            running.cancel()
+            state_dir.close()
+
+
+async def a_model(double: CoordinatorDouble, number: int, weight_bytes: int = 1 << 20) -> tuple[Path, Digest]:
+    """A snapshot copy in the run directory, and its digest."""
+    path = double.run.path / "versions" / str(number)
+    await asyncio.to_thread(write_snapshot, path, weight_bytes=weight_bytes, rng_seed=number)
+    return path, (await asyncio.to_thread(build_manifest, path)).digest
+
+
+async def spread(double: CoordinatorDouble, version: int, *chain: PeerId) -> tuple[FormFacts, Digest]:
+    """Publish a new model along the chain, seed first."""
+    path, digest = await a_model(double, version)
+    facts = double.facts(version, version + 1)
+    double.start_form(facts)
+    double.chain(facts.form, chain, plan=version + 1)
+    double.send(chain[0], double.order(facts, digest, path))
+    return facts, digest
