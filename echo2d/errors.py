@@ -11,7 +11,7 @@ Catch one of these only where you react to it; everything else is our own bug an
 """
 
 
-class Fault(Exception):
+class Fault(Exception):  # noqa: N818 - faults, not errors: what matters is whose
     """Base of all faults; its text is one line that a person can act on."""
 
 
