@@ -205,7 +205,7 @@ class CoordinatorState:
             case VersionVerified():
                 return self._publishing.verified(peer, message, now=now)
             case ApplyFailed():
-                return self._publishing.apply_failed(peer, message)
+                return self._publishing.apply_failed(peer, message, now=now)
             case RefitDone():
                 return self._refitted(peer, message, now)
             case RefitFailed(version, _, serving, reason):

@@ -1,6 +1,6 @@
 """`GET /v1/status`: everything there is to know about a run, as plain values (JSON). Reads, decides nothing.
 
-Digests are hex, durations seconds, `lag` publishes between the newest version and the one a worker serves.
+Digests are hex, durations seconds, `lag` in versions.
 """
 
 from typing import Any
@@ -94,7 +94,7 @@ def _worker(peer: Peer, versions: Versions, groups: Groups) -> dict[str, Any]:
         "running": peer.running,
         "leased": groups.leases.load(peer.peer),
         "serving": _version(serving),
-        "lag": None if serving is None or newest is None else newest.publish_seq - serving.publish_seq,
+        "lag": None if serving is None or newest is None else newest.version - serving.version,
         "accepted": peer.accepted,
         "refit_pause_s": peer.refit_pause_s,
         "memory_ok": peer.memory_ok,

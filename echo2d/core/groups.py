@@ -11,7 +11,7 @@ Kept true: every sample is waiting, in one running lease, or kept. Not here: the
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from blake3 import blake3
 
@@ -34,7 +34,8 @@ from echo2d.core.coordinator_io import (
     StoredGroup,
 )
 from echo2d.core.figures import Figures
-from echo2d.core.ids import GroupId, PeerId, Version
+from echo2d.core.group_table import Group, GroupTable
+from echo2d.core.ids import GroupId, Version
 from echo2d.core.leases import Lease, Leases
 from echo2d.core.membership import Membership, Peer
 from echo2d.core.messages import (
@@ -48,35 +49,16 @@ from echo2d.core.messages import (
     VersionKey,
 )
 from echo2d.core.placement import Room, place
-from echo2d.core.prompts import Prompt, Prompts
+from echo2d.core.prompts import Prompt, Prompts, prompt_fault
 from echo2d.core.results import result_fault
 from echo2d.core.staleness import Staleness, uses, version_max
-from echo2d.core.trajectory import GroupRecord, TrajectoryRecord, unpack_tokens
+from echo2d.core.trajectory import GroupRecord, TrajectoryRecord
 from echo2d.core.versions import Versions
-from echo2d.errors import PeerFault
 
 LEASE_FAILURES_MAX = 8  # leases of one group that failed or fell silent; then its prompt is given up
 BAD_RESULTS_MAX = 3  # refused results of one group; then its prompt is given up
 EXTRA_STEPS_MAX = 4  # a step draws at most 4 R trajectories more because groups had no variance
 ANSWERED_MAX = 1 << 16  # accepted results whose repeats are recognised; workers repeat at most their newest 1024
-
-
-@dataclass(slots=True)
-class _Group:
-    """One admitted, unfinished group. given: every attempt, its worker and samples; kept: reward NaN = unscored."""
-
-    group: GroupId
-    prompt: Prompt
-    waiting: set[int]
-    kept: dict[int, TrajectoryRecord] = field(default_factory=dict)
-    given: dict[HeldLease, tuple[PeerId, frozenset[int]]] = field(default_factory=dict)
-    ended: list[HeldLease] = field(default_factory=list)
-    running: set[HeldLease] = field(default_factory=set)
-    failures: int = 0
-    bad_results: int = 0
-
-    def record(self) -> GroupRecord:
-        return GroupRecord(self.group, self.prompt.tokens, tuple(self.kept[sample] for sample in sorted(self.kept)))
 
 
 class Groups:
@@ -100,13 +82,13 @@ class Groups:
         self._figures = figures
         self._prompts = Prompts(recovered.next_cursor)
         self._next_group = recovered.next_group
-        self._groups: dict[GroupId, _Group] = {}
         self.leases = Leases(tag, rules.lease_silence_s)
-        self._owners: dict[HeldLease, GroupId] = {}  # of every attempt of the unfinished groups
+        self._groups = GroupTable(rules.group_size, self.leases)
         self._answered: dict[tuple[HeldLease, int], bytes] = {}
         self._extra = 0  # trajectories filtered while `_extra_step` was the open step
         self._extra_step = 0
         self._advanced_at = 0.0
+        self._aged_to: Version | None = None  # older groups have been dropped
 
     @property
     def in_flight(self) -> int:
@@ -124,13 +106,15 @@ class Groups:
     # --- the data plane
 
     def prompt_drawn(self, event: PromptDrawn) -> list[Action]:
-        fault = _prompt_fault(event.tokens, self._rules.vocab_size)
+        """A prompt that no engine can take is the task's fault: the run cannot go on."""
+        fault = prompt_fault(event.tokens, self._rules.vocab_size)
         if fault:
             return [StopRun(f"prompt {event.cursor} of the task {fault}")]
         self._prompts.drawn(event.cursor, event.tokens)
         return []
 
     def scored(self, event: SampleScored) -> list[Action]:
+        """The last score of a group completes it; a failed reward ends it, for no reward is better than a wrong one."""
         group = self._groups.get(event.group)
         kept = None if group is None else group.kept.get(event.sample)
         if group is None or kept is None or not math.isnan(kept.reward):
@@ -140,12 +124,13 @@ class Groups:
             return [note, *self._drop(group, "reward", event.reason)]
         group.kept[event.sample] = replace(kept, reward=event.reward)
         rewarded = Persist(SampleRewarded(event.group, event.sample, event.reward))
-        done = len(group.kept) == self._rules.group_size and not any(_unscored(group))
+        done = len(group.kept) == self._rules.group_size and not group.unscored()
         return [rewarded, *(self._complete(group) if done else [])]
 
     # --- workers
 
     def progressed(self, peer: Peer, message: LeaseProgress, *, now: float) -> list[Action]:
+        """A sign of life; work on anything but the worker's own running leases is called off."""
         lease = self.leases.get(HeldLease(message.lease, message.attempt))
         if lease is None or lease.worker != peer.peer:
             return _send(peer, LeaseCancelled(message.lease, message.attempt))
@@ -157,8 +142,8 @@ class Groups:
         key = HeldLease(message.lease, message.attempt)
         before = self._answered.get((key, message.sample))
         if before is not None:
-            return self._answer_repeat(peer, message, identical=before == _fingerprint(message))
-        group = self._group_of(peer, key, message.sample)
+            return self._answer_repeat(peer, message, identical=before == _fingerprint(peer, message))
+        group = self._groups.owner(peer.peer, key, message.sample)
         if group is None:
             known = self.leases.given(message.lease)
             return self._refuse(peer, message, "the lease is over" if known else "no such lease", fault=not known)
@@ -209,12 +194,13 @@ class Groups:
             worker = self._members.get(lease.worker)
             if lease.served in keys or (worker is not None and worker.serving in keys):
                 actions += [*self._cancel(lease), *self._end(lease, failures=0)]
-        for group in list(self._groups.values()):
-            if uses(group.record(), keys):
+        for group in self._groups:
+            if uses(group.stored().record, keys):
                 actions += self._drop(group, "revoked", "", again=True)
         return actions
 
     def deadlines(self, *, now: float) -> list[Action]:
+        """Leases whose worker was silent, or made no token, for too long go to somebody else."""
         actions: list[Action] = []
         for lease in self.leases.expired(now=now):
             worker = self._members.get(lease.worker)
@@ -234,10 +220,10 @@ class Groups:
         self._advanced_at = now
         if self._staleness.open_step != self._extra_step:
             self._extra, self._extra_step = 0, self._staleness.open_step
-        actions = self._age()
-        for group in list(self._groups.values()):
+        actions = self._age() if self._staleness.oldest != self._aged_to else []
+        for group in self._groups:
             if group.waiting:
-                actions += self._let(group, self._staleness.oldest, now)
+                actions += self._grant(group, self._rooms(self._staleness.oldest, now), now)
         actions += self._admit(now)
         slots = sum(peer.slots for peer in self._members.workers())
         return [*actions, *self._prompts.ask(1 + slots // self._rules.group_size)]
@@ -261,14 +247,11 @@ class Groups:
             prompt = self._prompts.take()
             if prompt is None:
                 return actions
-            group = _Group(self._next_group, prompt, set(samples))
+            group = Group(self._next_group, prompt, set(samples))
             self._next_group = GroupId(self._next_group + 1)
-            self._groups[group.group] = group
+            self._groups.add(group)
             actions.append(Persist(PromptTaken(group.group, prompt.cursor, prompt.tokens)))
             actions += self._grant(group, rooms, now)
-
-    def _let(self, group: _Group, oldest: Version, now: float) -> list[Action]:
-        return self._grant(group, self._rooms(oldest, now), now)
 
     def _rooms(self, oldest: Version, now: float) -> list[Room]:
         """The workers that may write for a group, best first: newest version, then most room."""
@@ -280,23 +263,18 @@ class Groups:
                 ranked.append((-serving.publish_seq, -free, peer.peer, peer.slots))
         return [Room(worker, slots, -free) for _, free, worker, slots in sorted(ranked)]
 
-    def _grant(self, group: _Group, rooms: list[Room], now: float) -> list[Action]:
+    def _grant(self, group: Group, rooms: list[Room], now: float) -> list[Action]:
         """Lease all waiting samples, if there is room for all of them."""
         actions: list[Action] = []
         for worker, samples in place(sorted(group.waiting), rooms):
             peer = self._members.get(worker)
             assert peer is not None
             assert peer.serving is not None
-            name = group.ended.pop() if group.ended else None
-            lease = self.leases.start(name, group.group, worker, peer.serving, samples, now=now)
-            group.given[lease.key] = (worker, frozenset(samples))
-            self._owners[lease.key] = group.group
-            group.running.add(lease.key)
-            group.waiting.difference_update(samples)
+            lease = self._groups.grant(group, worker, peer.serving, samples, now=now)
             actions += _send(peer, self._grant_message(group, lease, samples))
         return actions
 
-    def _grant_message(self, group: _Group, lease: Lease, samples: tuple[int, ...]) -> LeaseGranted:
+    def _grant_message(self, group: Group, lease: Lease, samples: tuple[int, ...]) -> LeaseGranted:
         rules = self._rules
         return LeaseGranted(
             lease.key.lease,
@@ -314,15 +292,7 @@ class Groups:
 
     # --- inside: results
 
-    def _group_of(self, peer: Peer, key: HeldLease, sample: int) -> _Group | None:
-        """The unfinished group for which this worker was given this sample under this attempt."""
-        owner = self._owners.get(key)
-        if owner is None:
-            return None
-        worker, samples = self._groups[owner].given[key]
-        return self._groups[owner] if worker == peer.peer and sample in samples else None
-
-    def _accept(self, peer: Peer, group: _Group, message: SampleFinished, now: float) -> list[Action]:
+    def _accept(self, peer: Peer, group: Group, message: SampleFinished, now: float) -> list[Action]:
         oldest = min(span.version for span in message.spans)
         if self._staleness.outdated(oldest, None):
             answer = _answer(peer, message, "its group is too old")
@@ -330,42 +300,25 @@ class Groups:
         reward = math.nan
         record = TrajectoryRecord(message.sample, message.tokens, message.logprobs, message.spans, reward, peer.peer)
         key = HeldLease(message.lease, message.attempt)
-        group.kept[message.sample] = record
-        group.waiting.discard(message.sample)
+        ended = self._groups.keep(group, record)
+        if key in group.running:
+            self.leases.renew(group.running[key], tokens=True, now=now)
         peer.succeeded()
         self._figures.tokens_accepted += len(message.tokens) // 4
-        self._remember(key, message)
+        self._remember(peer, key, message)
         return [
             Persist(SampleKept(group.group, message.lease, message.attempt, record)),
             *_answer(peer, message),
-            *self._release(group, key, message.sample, now),
+            *(self._cancel(ended) if ended is not None and ended.key != key else []),
             ScoreSample(group.group, message.sample, group.prompt.cursor, message.tokens),
         ]
 
-    def _release(self, group: _Group, answered: HeldLease, sample: int, now: float) -> list[Action]:
-        """The sample is done: take it out of the lease that holds it, which need not be the one that answered."""
-        actions: list[Action] = []
-        for key in list(group.running):
-            lease = self.leases.get(key)
-            assert lease is not None
-            if key == answered:
-                self.leases.renew(lease, tokens=True, now=now)
-            if sample in lease.samples and self.leases.answer(lease, sample):
-                group.running.remove(key)
-                actions += [] if key == answered else self._cancel(lease)
-        return actions
-
-    def _bad_result(self, peer: Peer, group: _Group, message: SampleFinished, fault: str, now: float) -> list[Action]:
+    def _bad_result(self, peer: Peer, group: Group, message: SampleFinished, fault: str, now: float) -> list[Action]:
         """Refuse it; the sample waits for another lease unless one has it, and the group ends if this goes on."""
         group.bad_results += 1
         peer.rest(now)
         actions = self._refuse(peer, message, fault, fault=True)
-        lease = self.leases.get(HeldLease(message.lease, message.attempt))
-        if lease is not None and message.sample in lease.samples:
-            group.waiting.add(message.sample)
-            if self.leases.answer(lease, message.sample):
-                group.running.remove(lease.key)
-                group.ended.append(lease.key)
+        self._groups.put_back(group, HeldLease(message.lease, message.attempt), message.sample)
         if group.bad_results >= BAD_RESULTS_MAX:
             actions += self._drop(group, "result", fault)
         return actions
@@ -380,16 +333,16 @@ class Groups:
             return _answer(peer, message)
         return self._refuse(peer, message, "a different result was accepted before")
 
-    def _remember(self, key: HeldLease, message: SampleFinished) -> None:
-        self._answered[key, message.sample] = _fingerprint(message)
+    def _remember(self, peer: Peer, key: HeldLease, message: SampleFinished) -> None:
+        self._answered[key, message.sample] = _fingerprint(peer, message)
         if len(self._answered) > ANSWERED_MAX:
             del self._answered[next(iter(self._answered))]
 
     # --- inside: ends
 
-    def _complete(self, group: _Group) -> list[Action]:
+    def _complete(self, group: Group) -> list[Action]:
         """All samples are scored: into the buffer, unless the rewards say nothing or it is too old."""
-        stored = StoredGroup(group.record(), group.prompt.cursor)
+        stored = group.stored()
         actions: list[Action] = []
         if self._rules.filter_zero_variance and _no_variance(stored.record):
             size = self._rules.group_size
@@ -400,24 +353,27 @@ class Groups:
             actions = [Note("variance", f"step {step}: too many groups without variance; group {group.group} is taken")]
         if not self._staleness.admit(stored):
             return self._drop(group, "stale", "", again=True)
-        self._forget(group)
+        self._groups.remove(group)
         return actions
 
     def _age(self) -> list[Action]:
+        """Batch n has advanced: drop what it cannot take any more. What comes later is judged when it comes."""
+        self._aged_to = self._staleness.oldest
         actions: list[Action] = []
         for stored in self._staleness.age():
             actions += self.discard(stored, "stale", again=True)
-        for group in list(self._groups.values()):
+        for group in self._groups:
             if self._outdated(group):
                 actions += self._drop(group, "stale", "", again=True)
         return actions
 
-    def _outdated(self, group: _Group) -> bool:
+    def _outdated(self, group: Group) -> bool:
         """By the versions that are known to have written or to be writing for it."""
-        running = [lease.served.version for key in group.running if (lease := self.leases.get(key)) is not None]
+        running = [lease.served.version for lease in group.running.values()]
         oldest = min([*running, *(kept.version_min for kept in group.kept.values())], default=None)
         whole = len(group.kept) == self._rules.group_size
-        return oldest is not None and self._staleness.outdated(oldest, version_max(group.record()) if whole else None)
+        newest = version_max(group.stored().record) if whole else None
+        return oldest is not None and self._staleness.outdated(oldest, newest)
 
     def _lease_failed(self, lease: Lease, worker: Peer | None, now: float) -> list[Action]:
         if worker is not None:
@@ -426,13 +382,9 @@ class Groups:
 
     def _end(self, lease: Lease, *, failures: int = 1) -> list[Action]:
         """The attempt is over; its open samples wait for the next one, unless the group has failed too often."""
-        if self.leases.get(lease.key) is not lease:
+        group = self._groups.end(lease)
+        if group is None:
             return []  # it ended with its group just now
-        group = self._groups[lease.group]
-        self.leases.end(lease)
-        group.running.remove(lease.key)
-        group.ended.append(lease.key)
-        group.waiting.update(lease.samples)
         group.failures += failures
         return self._drop(group, "lease", "its leases failed") if group.failures > LEASE_FAILURES_MAX else []
 
@@ -440,31 +392,20 @@ class Groups:
         peer = self._members.get(lease.worker)
         return [] if peer is None else _send(peer, LeaseCancelled(lease.key.lease, lease.key.attempt))
 
-    def _drop(self, group: _Group, reason: str, detail: str, *, again: bool = False) -> list[Action]:
-        actions: list[Action] = []
-        for key in group.running:
-            lease = self.leases.get(key)
-            assert lease is not None
-            self.leases.end(lease)
-            actions += self._cancel(lease)
-        self._forget(group)
-        stored = StoredGroup(group.record(), group.prompt.cursor)
-        return [*actions, *self.discard(stored, reason, detail, again=again)]
-
-    def _forget(self, group: _Group) -> None:
-        del self._groups[group.group]
-        for key in group.given:
-            del self._owners[key]
+    def _drop(self, group: Group, reason: str, detail: str, *, again: bool = False) -> list[Action]:
+        cancelled = [self._cancel(lease) for lease in self._groups.remove(group)]
+        actions = [action for actions in cancelled for action in actions]
+        return [*actions, *self.discard(group.stored(), reason, detail, again=again)]
 
     def _recover_group(self, stored: StoredGroup) -> list[Action]:
         record, size = stored.record, self._rules.group_size
         kept = {trajectory.sample: trajectory for trajectory in record.trajectories}
         if any(sample >= size for sample in kept):
             return self.discard(stored, "rules", "the group size has changed")
-        group = _Group(record.group, Prompt(stored.cursor, record.prompt), set(range(size)) - set(kept), kept)
-        unscored = _unscored(group)
+        group = Group(record.group, Prompt(stored.cursor, record.prompt), set(range(size)) - set(kept), kept)
+        unscored = group.unscored()
         if group.waiting or unscored:
-            self._groups[group.group] = group
+            self._groups.add(group)
             return [ScoreSample(group.group, each.sample, stored.cursor, each.tokens) for each in unscored]
         return [] if self._staleness.admit(stored) else self.discard(stored, "stale", again=True)
 
@@ -472,20 +413,12 @@ class Groups:
         self.leases.check()
         self._prompts.check()
         assert len(self._answered) <= ANSWERED_MAX
-        running = {lease.key: lease for lease in self.leases}
-        for group in self._groups.values():
-            samples = [*group.waiting, *group.kept, *(s for key in group.running for s in running[key].samples)]
-            assert sorted(samples) == list(range(self._rules.group_size)), "a sample is lost or in two places"
-            assert all(running[key].group == group.group and key in group.given for key in group.running)
+        self._groups.check()
+        for group in self._groups:
             assert group.failures <= LEASE_FAILURES_MAX
             assert group.bad_results < BAD_RESULTS_MAX
-        assert sum(len(group.running) for group in self._groups.values()) == len(running)
-        assert not self._groups.keys() & self._staleness.held()
-        assert self._owners == {key: group.group for group in self._groups.values() for key in group.given}
-
-
-def _unscored(group: _Group) -> list[TrajectoryRecord]:
-    return [kept for kept in group.kept.values() if math.isnan(kept.reward)]
+            assert group.group not in self._staleness.held()
+            assert not self._outdated(group)
 
 
 def _no_variance(record: GroupRecord) -> bool:
@@ -493,18 +426,8 @@ def _no_variance(record: GroupRecord) -> bool:
     return len(record.trajectories) > 1 and len({trajectory.reward for trajectory in record.trajectories}) == 1
 
 
-def _prompt_fault(tokens: bytes, vocab_size: int) -> str:
-    try:
-        ids = unpack_tokens(tokens)
-    except PeerFault as fault:
-        return f"is malformed: {fault}"
-    if not len(ids):
-        return "has no tokens"
-    return "" if 0 <= int(ids.min()) <= int(ids.max()) < vocab_size else f"has token ids beyond {vocab_size}"
-
-
-def _fingerprint(message: SampleFinished) -> bytes:
-    return blake3(pack(message)).digest(16)
+def _fingerprint(peer: Peer, message: SampleFinished) -> bytes:
+    return blake3(peer.peer.encode() + pack(message)).digest(16)
 
 
 def _answer(peer: Peer, message: SampleFinished, refusal: str = "") -> list[Action]:

@@ -100,7 +100,7 @@ class LearnerCalls:
 
     def publish_asked(self, event: PublishAsked, *, now: float) -> list[Action]:
         """A snapshot copy was made; it becomes a published version unless the epoch's order forbids it."""
-        if event.epoch != self.epoch:
+        if self._is_old(event.epoch):
             return [self._fenced(event.request)]
         verdict = self._versions.judge(event, resume_step=self._resume_step, committed=self._staleness.committed)
         if isinstance(verdict, Refusal):
@@ -118,7 +118,7 @@ class LearnerCalls:
 
     def batch_asked(self, event: BatchAsked) -> list[Action]:
         """Answered at once if the batch is full, else by `advance`."""
-        if event.epoch != self.epoch:
+        if self._is_old(event.epoch):
             return [self._fenced(event.request)]
         last = self._staleness.committed + PREFETCH_STEPS
         if event.step > last:
@@ -138,7 +138,7 @@ class LearnerCalls:
 
     def commit_asked(self, event: CommitAsked) -> list[Action]:
         """The optimizer step was applied; repeated calls are answered alike."""
-        if event.epoch != self.epoch:
+        if self._is_old(event.epoch):
             return [self._fenced(event.request)]
         if event.step > self._staleness.committed + 1:
             detail = f"step {self._staleness.committed} is the last one committed; {event.step} cannot follow"
@@ -158,7 +158,7 @@ class LearnerCalls:
 
     def refuse_asked(self, event: RefuseAsked) -> list[Action]:
         """Some groups of a batch are not to be trained on: others take their places."""
-        if event.epoch != self.epoch:
+        if self._is_old(event.epoch):
             return [self._fenced(event.request)]
         batch = self._staleness.batch(event.step)
         if event.step <= self._staleness.committed:
@@ -178,7 +178,7 @@ class LearnerCalls:
 
     def checkpoint_asked(self, event: CheckpointAsked) -> list[Action]:
         """Steps up to this one are durable at the learner; their batches are deleted."""
-        if event.epoch != self.epoch:
+        if self._is_old(event.epoch):
             return [self._fenced(event.request)]
         if event.step > self._staleness.committed:
             detail = f"step {event.step} is not committed; {self._staleness.committed} is the last one"
@@ -242,6 +242,10 @@ class LearnerCalls:
         fenced = [self._fenced(request) for request in self._waiting]
         self._waiting.clear()
         return list(fenced)
+
+    def _is_old(self, epoch: Epoch) -> bool:
+        """Epoch 0 is before the first session: there is nothing to call about."""
+        return epoch != self.epoch or not epoch
 
     def _fenced(self, request: RequestId) -> Reply:
         return _error(request, "fenced", f"epoch {self.epoch} is in force", epoch=self.epoch)

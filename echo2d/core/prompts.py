@@ -10,6 +10,8 @@ from collections import deque
 from dataclasses import dataclass
 
 from echo2d.core.coordinator_io import DrawPrompt
+from echo2d.core.trajectory import unpack_tokens
+from echo2d.errors import PeerFault
 
 AHEAD_MAX = 64  # prompts asked for or ready; drawing one takes a task process milliseconds
 AGAIN_MAX = 4096  # prompts given back; more than S + 2 steps ever hold
@@ -21,6 +23,17 @@ class Prompt:
 
     cursor: int
     tokens: bytes
+
+
+def prompt_fault(tokens: bytes, vocab_size: int) -> str:
+    """Why no engine can take this prompt; empty when one can."""
+    try:
+        ids = unpack_tokens(tokens)
+    except PeerFault as fault:
+        return f"is malformed: {fault}"
+    if not len(ids):
+        return "has no tokens"
+    return "" if 0 <= int(ids.min()) <= int(ids.max()) < vocab_size else f"has token ids beyond {vocab_size}"
 
 
 class Prompts:

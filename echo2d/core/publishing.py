@@ -43,6 +43,8 @@ from echo2d.errors import PeerFault
 
 ENCODE_FAILURES_MAX = 3  # of one version; workers would wait for ever
 ENCODE_RETRY_S = 5.0  # a full disk may be emptied meanwhile
+APPLY_TRIES_MAX = 3  # of one version at one worker; then it waits for the next version
+APPLY_RETRY_S = 10.0  # its disk may have been full
 PATIENCE = 2.0  # times the predicted time that slow workers get while another version waits ...
 FIXED_S = 1.0  # ... besides this for encoding and applying, which the prediction leaves out
 TAG_SHIFT = 32  # plan ids begin with a tag of this process
@@ -72,6 +74,7 @@ class Publishing:
         self._waiting: VersionPublished | None = None
         self._old_forms: dict[FormId, None] = {}  # at the seed, to be forgotten when the new one is whole
         self._encode_at: float | None = None
+        self._apply_at: float | None = None
         self.spreading = None if versions.newest is None else self._start(versions.newest, now)
 
     @property
@@ -110,11 +113,13 @@ class Publishing:
             actions += self._order()
         elif self._encode_at is not None and now >= self._encode_at:
             actions += self._order()
+        if self._apply_at is not None and now >= self._apply_at:
+            actions += self._apply_again()
         needed = [each.path for each in (self._waiting, self._record()) if each is not None]
         return [*actions, *self._versions.surplus(needed)]
 
     def wake_at(self) -> float | None:
-        times = [] if self._encode_at is None else [self._encode_at]
+        times = [at for at in (self._encode_at, self._apply_at) if at is not None]
         if self._waiting is not None and self.spreading is not None and self.spreading.verified:
             times.append(self._impatient_at(self.spreading))
         return min(times, default=None)
@@ -131,7 +136,7 @@ class Publishing:
             return []
         if renewed:
             spread.verified.discard(peer.peer)
-            spread.failed.discard(peer.peer)
+            spread.failed.pop(peer.peer, None)
         return [*self._send_root([peer], spread.newest_root), *self._send(spread.admit(peer, renewed=renewed))]
 
     def lost(self, peer: Peer) -> list[Action]:
@@ -182,10 +187,12 @@ class Publishing:
             self.spreading.verified.add(peer.peer)
         return []
 
-    def apply_failed(self, peer: Peer, message: ApplyFailed) -> list[Action]:
+    def apply_failed(self, peer: Peer, message: ApplyFailed, *, now: float) -> list[Action]:
+        """Nobody waits for this worker; it tries again a little later."""
         spread = self._current(message.form)
         if spread is not None:
-            spread.failed.add(peer.peer)
+            spread.failed[peer.peer] = spread.failed.get(peer.peer, 0) + 1
+            self._apply_at = now + APPLY_RETRY_S
         return [self._figures.fault("apply", f"{peer.name}: {message.reason}")]
 
     def transferred(self, peer: Peer, message: TransferReport) -> list[Action]:
@@ -242,7 +249,7 @@ class Publishing:
         if spread is None:
             return True
         workers = {peer.peer for peer in self._members.workers()}
-        if spread.totals is not None and workers <= spread.verified | spread.failed:
+        if spread.totals is not None and workers <= spread.verified | spread.failed.keys():
             return True
         return bool(spread.verified) and now >= self._impatient_at(spread)
 
@@ -253,7 +260,17 @@ class Publishing:
     def _supersede(self) -> None:
         if self.spreading is not None:
             self._old_forms[self.spreading.form] = None
-            self.spreading, self._encode_at = None, None
+            self.spreading, self._encode_at, self._apply_at = None, None, None
+
+    def _apply_again(self) -> list[Action]:
+        """A place in the plan, told once more, is another chance."""
+        self._apply_at = None
+        spread = self.spreading
+        if spread is None:
+            return []
+        again = [peer for peer in self._members.receivers() if 0 < spread.failed.get(peer.peer, 0) < APPLY_TRIES_MAX]
+        told = [self._send(spread.admit(peer, renewed=False)) for peer in again]
+        return [action for actions in told for action in actions]
 
     def _order(self) -> list[Action]:
         """Tell the seed to encode; without a seed, its hello does it."""

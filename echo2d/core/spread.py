@@ -53,7 +53,7 @@ class Spread:
     newest_root: Root | None = None
     totals: Totals | None = None
     verified: set[PeerId] = field(default_factory=set)
-    failed: set[PeerId] = field(default_factory=set)  # the form arrived but did not become a snapshot there
+    failed: dict[PeerId, int] = field(default_factory=dict)  # how often it arrived but did not become a snapshot
     received: dict[PeerId, int] = field(default_factory=dict)  # payload bytes
     seed_sent_bytes: int = 0
     encode_failures: int = 0
@@ -142,7 +142,7 @@ class Spread:
 
     def remove(self, peer: PeerId) -> dict[PeerId, PlanEdges]:
         """The peer is lost."""
-        self.failed.discard(peer)
+        self.failed.pop(peer, None)
         self.received.pop(peer, None)
         if self.plan is None or peer == self.plan.root or peer not in self.plan.facts():
             return {}

@@ -147,6 +147,8 @@ class Staleness:
         if step > asked_step or (self.crowded and step not in self._batches):
             return None
         batch = self._batches.get(step) or Batch(step, self._per_step)
+        if len(self._buffer) < batch.missing:
+            return None
         fitting = sorted((g for g in self._buffer.values() if self._fits(g.record, step)), key=self._age_key)
         if len(fitting) < batch.missing:
             return None

@@ -61,8 +61,8 @@ class Versions:
             return Refusal("order", f"a session publishes its resume_step first: version {resume_step}")
         if mine and asked.version < mine[-1].version:
             return Refusal("order", f"version {mine[-1].version} is published already")
-        if asked.version > committed + 1:
-            return Refusal("order", f"version {asked.version} needs {asked.version} steps; {committed} are committed")
+        if asked.version > committed:
+            return Refusal("order", f"step {asked.version} is not committed; {committed} is the last one")
         return None
 
     def replaced_by(self, asked: PublishAsked) -> list[VersionKey]:

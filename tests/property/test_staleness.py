@@ -35,7 +35,7 @@ class Machine(RuleBasedStateMachine):
         oldest, newest = stored.record.version_min, version_max(stored.record)
         return step - 1 - (newest if self.mask else oldest) <= self.bound and newest <= step - 1
 
-    @rule(offsets=st.lists(st.integers(-4, 1), min_size=1, max_size=3), count=st.integers(1, 4))
+    @rule(offsets=st.lists(st.integers(-4, 0), min_size=1, max_size=3), count=st.integers(1, 4))
     def groups_complete(self, offsets: list[int], count: int) -> None:
         for _ in range(count):
             self.number += 1

@@ -115,9 +115,12 @@ def test_the_first_accepted_result_wins() -> None:
 def test_results_for_leases_that_are_not_ones_own() -> None:
     world, (one, two) = world_of(2, 2)
     result = one.finish(*one.open[0])
+    world.say(one, result)
     world.say(two, result)
+    world.say(two, one.finish(*one.open[0]))
     world.say(two, replace(result, lease=LeaseId(7)))
-    assert answers(two) == [(False, "the lease is over"), (False, "no such lease")]
+    reasons = ["a different result was accepted before", "the lease is over", "no such lease"]
+    assert answers(two) == [(False, reason) for reason in reasons]
     assert "no such lease" in world.state.status()["faults"][-1]
 
 

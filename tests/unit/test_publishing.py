@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from echo2d.core.coordinator_io import DeleteVersion, PeerSaid, SendRoot, SessionAsked
+from echo2d.core.coordinator_io import DeleteVersion, PeerSaid, SendRoot
 from echo2d.core.ids import Digest, FormId, FrameId, Generation, PlanId, SegmentId, Version
 from echo2d.core.messages import (
     ApplyFailed,
@@ -22,7 +22,7 @@ from echo2d.core.messages import (
     TransferReport,
     VersionVerified,
 )
-from echo2d.core.publishing import ENCODE_FAILURES_MAX, ENCODE_RETRY_S, FIXED_S
+from echo2d.core.publishing import APPLY_RETRY_S, APPLY_TRIES_MAX, ENCODE_FAILURES_MAX, ENCODE_RETRY_S, FIXED_S
 from echo2d.core.roots import Root
 from tests.coordinator_world import Peer, World, rules, train, version_digest
 
@@ -51,6 +51,14 @@ def form_of(world: World) -> FormId:
 def broadcast(world: World) -> dict[str, Any]:
     found: dict[str, Any] = world.state.status()["broadcast"]
     return found
+
+
+def publish_again(world: World) -> FormId:
+    """The next publish: version 0 of a new epoch. The form that spread before it."""
+    form = form_of(world)
+    world.open_session()
+    world.publish(0)
+    return form
 
 
 def deliver_seed(world: World) -> None:
@@ -128,23 +136,35 @@ def test_slow_workers_do_not_hold_up_the_next_version() -> None:
     deliver_seed(world)
     key = world.peers["a"].ready
     assert key is not None
-    world.publish(1)
+    old = publish_again(world)
     world.pass_time(FIXED_S + 1.0)
-    assert broadcast(world)["version"] == 0  # nobody has it
-    world.say(world.peers["a"], VersionVerified(form_of(world), key.version, key.digest))
-    assert broadcast(world)["version"] == 1
+    assert broadcast(world)["form"] == old  # nobody has it
+    world.say(world.peers["a"], VersionVerified(old, key.version, key.digest))
+    assert broadcast(world)["form"] != old
 
 
 def test_a_worker_that_cannot_apply_is_not_waited_for() -> None:
     world = published("a", "b")
     deliver_seed(world)
-    form, key = form_of(world), world.peers["a"].ready
+    key = world.peers["a"].ready
     assert key is not None
-    world.publish(1)
-    world.say(world.peers["a"], VersionVerified(form, key.version, key.digest))
-    world.say(world.peers["b"], ApplyFailed(form, "disk full"))
-    assert broadcast(world)["version"] == 1
+    old = publish_again(world)
+    world.say(world.peers["a"], VersionVerified(old, key.version, key.digest))
+    world.say(world.peers["b"], ApplyFailed(old, "disk full"))
+    assert broadcast(world)["form"] != old
     assert "disk full" in world.state.status()["faults"][-1]
+
+
+def test_a_worker_that_cannot_apply_gets_another_chance() -> None:
+    world = published("a")
+    deliver_seed(world)
+    peer = world.peers["a"]
+    for number in range(1, APPLY_TRIES_MAX + 2):
+        world.say(peer, ApplyFailed(form_of(world), "disk full"))
+        for _ in range(6):
+            world.pass_time(APPLY_RETRY_S / 5)
+            world.say(peer, Heartbeat(0))
+        assert len(messages(peer, PlanEdges)) == 1 + min(number, APPLY_TRIES_MAX - 1)
 
 
 def test_a_lost_worker_leaves_the_plan_and_comes_back_as_a_leaf() -> None:
@@ -241,11 +261,15 @@ def test_progress_and_copies_are_counted() -> None:
 def test_revoked_versions_stop_spreading() -> None:
     world = published("a")
     world.drain()
-    world.publish(1)
-    world.call(lambda number: SessionAsked(number, 0))
-    assert world.state.status()["broadcast"] is None
-    world.publish(0)
-    assert broadcast(world)["version"] == 0
+    world.open_session()
+    world.publish(0, salt=1)  # other bytes under the same number
+    assert broadcast(world)["whole"] is False
+    world.open_session(5)
+    world.publish(5)
+    world.open_session(3)
+    assert world.state.status()["broadcast"]["version"] == 0
+    world.publish(3)
+    assert broadcast(world)["waiting_version"] == 3
 
 
 def test_verifying_what_was_never_published_is_a_fault() -> None:
@@ -258,8 +282,5 @@ def test_verifying_what_was_never_published_is_a_fault() -> None:
 def test_snapshot_copies_go_when_something_newer_spreads(workers: tuple[str, ...]) -> None:
     world = published(*workers)
     world.drain()
-    world.publish(1)
-    deleted = [action for action in world.actions if isinstance(action, DeleteVersion)]
-    world.drain()
-    deleted += [action for action in world.actions if isinstance(action, DeleteVersion)]
-    assert DeleteVersion("versions/1-0") in deleted
+    publish_again(world)
+    assert DeleteVersion("versions/1-0") in world.actions

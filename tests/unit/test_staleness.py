@@ -70,6 +70,14 @@ def test_those_that_age_first_are_taken_first() -> None:
     assert [g.record.group for g in batch.groups] == [0, 2]
 
 
+def test_a_prefetched_batch_takes_nothing_too_old_either() -> None:
+    staleness = gates(staleness_max=0)
+    fill(staleness, *(group(number, 0) for number in range(4)))
+    assert staleness.freeze(2) is not None
+    assert staleness.freeze(2) is None
+    assert len(staleness.age()) == 2
+
+
 def test_nothing_newer_than_the_weights_that_are_trained() -> None:
     staleness = gates()
     fill(staleness, group(0, 1), group(1, 1))

@@ -25,8 +25,7 @@ def published(*asks: PublishAsked) -> Versions:
     ("ask", "error"),
     [
         (asked(3), None),
-        (asked(4), None),  # published before its commit arrives
-        (asked(5), "order"),  # of steps that nobody has done
+        (asked(4), "order"),  # of a step that is not committed
         (asked(1), "order"),  # older than the newest of this epoch
         (asked(2, salt=9), "digest"),
         (asked(7, epoch=2), "order"),  # a session publishes its resume_step first

@@ -1,0 +1,141 @@
+"""The unfinished groups and where each of their samples is: waiting, in one running lease, or kept.
+
+    waiting --granted--> leased --answered--> kept
+       ^                    |
+       +--- lease ended ----+         a late answer of an ended attempt takes a sample out of whatever holds it
+
+Bookkeeping only. Kept true: no sample is lost or in two places; every attempt ever given for an unfinished group is
+known, so that a late result finds its group. Not here: whom to lease to, which results count, what a group is worth.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from echo2d.core.coordinator_io import StoredGroup
+from echo2d.core.ids import GroupId, PeerId
+from echo2d.core.leases import Lease, Leases
+from echo2d.core.messages import HeldLease, VersionKey
+from echo2d.core.prompts import Prompt
+from echo2d.core.trajectory import GroupRecord, TrajectoryRecord
+
+
+@dataclass(slots=True)
+class Group:
+    """One admitted group. given: every attempt, its worker and samples; ended: those that may be attempted again.
+
+    kept: the accepted results; a reward that is NaN has not been scored.
+    """
+
+    group: GroupId
+    prompt: Prompt
+    waiting: set[int]
+    kept: dict[int, TrajectoryRecord] = field(default_factory=dict)
+    given: dict[HeldLease, tuple[PeerId, frozenset[int]]] = field(default_factory=dict)
+    ended: list[HeldLease] = field(default_factory=list)
+    running: dict[HeldLease, Lease] = field(default_factory=dict)
+    failures: int = 0
+    bad_results: int = 0
+
+    def stored(self) -> StoredGroup:
+        """With the results it has so far, by sample."""
+        trajectories = tuple(self.kept[sample] for sample in sorted(self.kept))
+        return StoredGroup(GroupRecord(self.group, self.prompt.tokens, trajectories), self.prompt.cursor)
+
+    def unscored(self) -> list[TrajectoryRecord]:
+        return [kept for kept in self.kept.values() if math.isnan(kept.reward)]
+
+
+class GroupTable:
+    """See the module docstring."""
+
+    def __init__(self, group_size: int, leases: Leases) -> None:
+        self._size = group_size
+        self._leases = leases
+        self._groups: dict[GroupId, Group] = {}
+        self._owners: dict[HeldLease, Group] = {}
+
+    def __iter__(self) -> Iterator[Group]:
+        """By admission; the table may change meanwhile."""
+        return iter(list(self._groups.values()))
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def get(self, group: GroupId) -> Group | None:
+        return self._groups.get(group)
+
+    def owner(self, peer: PeerId, key: HeldLease, sample: int) -> Group | None:
+        """The group for which this worker was given this sample under this attempt, running or ended."""
+        group = self._owners.get(key)
+        if group is None:
+            return None
+        worker, samples = group.given[key]
+        return group if worker == peer and sample in samples else None
+
+    def add(self, group: Group) -> None:
+        self._groups[group.group] = group
+
+    def remove(self, group: Group) -> list[Lease]:
+        """The group is finished or dropped; the leases that ran for it end."""
+        del self._groups[group.group]
+        for key in group.given:
+            del self._owners[key]
+        for lease in group.running.values():
+            self._leases.end(lease)
+        return list(group.running.values())
+
+    def grant(self, group: Group, worker: PeerId, served: VersionKey, samples: Sequence[int], *, now: float) -> Lease:
+        """Lease waiting samples, under the name of an attempt that ended if there is one."""
+        assert group.waiting.issuperset(samples)
+        lease = self._leases.start(
+            group.ended.pop() if group.ended else None, group.group, worker, served, samples, now=now
+        )
+        group.waiting.difference_update(samples)
+        group.given[lease.key] = (worker, frozenset(samples))
+        group.running[lease.key] = lease
+        self._owners[lease.key] = group
+        return lease
+
+    def keep(self, group: Group, record: TrajectoryRecord) -> Lease | None:
+        """The sample has its result; returns the lease that ended because it was its last open one."""
+        group.kept[record.sample] = record
+        return self._take(group, record.sample)
+
+    def put_back(self, group: Group, key: HeldLease, sample: int) -> None:
+        """The result under this attempt was useless: the sample waits, unless another lease has it or it is kept."""
+        lease = group.running.get(key)
+        if lease is not None and sample in lease.samples:
+            if self._take(group, sample) is not None:
+                group.ended.append(key)
+            group.waiting.add(sample)
+
+    def end(self, lease: Lease) -> Group | None:
+        """The attempt is over and its open samples wait; None if it ended before."""
+        group = self._groups.get(lease.group)
+        if group is None or group.running.pop(lease.key, None) is None:
+            return None
+        self._leases.end(lease)
+        group.ended.append(lease.key)
+        group.waiting.update(lease.samples)
+        return group
+
+    def _take(self, group: Group, sample: int) -> Lease | None:
+        group.waiting.discard(sample)
+        for key, lease in list(group.running.items()):
+            if sample in lease.samples and self._leases.answer(lease, sample):
+                del group.running[key]
+                return lease
+        return None
+
+    def check(self) -> None:
+        running: dict[HeldLease, Lease] = {}
+        for group in self._groups.values():
+            leased = [sample for lease in group.running.values() for sample in lease.samples]
+            places = sorted([*group.waiting, *group.kept, *leased])
+            assert places == list(range(self._size)), "a sample is lost or in two places"
+            assert group.running.keys() <= group.given.keys()
+            assert all(lease.group == group.group for lease in group.running.values())
+            running |= group.running
+        assert running == {lease.key: lease for lease in self._leases}
+        assert self._owners == {key: group for group in self._groups.values() for key in group.given}
