@@ -96,7 +96,12 @@ def token() -> None:
 
 @token.command("create")
 @click.argument("name")
-@click.option("--role", type=click.Choice(["worker", "learner", "gateway", "viewer"]), required=True)
+@click.option(
+    "--role",
+    type=click.Choice(["worker", "learner", "gateway", "viewer"]),
+    required=True,
+    help="What the holder may do: join, train, generate, or look.",
+)
 @click.option("--run-dir", type=DIRECTORY, required=True, help="run.run_dir of the coordinator's config.")
 @click.option("--url", required=True, help="How the holder reaches the coordinator: http://HOST:PORT.")
 @click.option("--out", type=FILE, help="The token file to write; NAME.token if left out.")
@@ -142,7 +147,7 @@ def token_revoke(name: str, run_dir: Path) -> None:
 @main.command()
 @click.option("--run-dir", type=DIRECTORY, help="Of a coordinator on this host.")
 @click.option("--url", help="Of a coordinator elsewhere; needs --token-file.")
-@click.option("--token-file", type=FILE, help="A token of any role.")
+@click.option("--token-file", type=FILE, help="A learner, gateway or viewer token.")
 @click.option("--json", "as_json", is_flag=True, help="Everything, as one JSON object.")
 def status(run_dir: Path | None, url: str | None, token_file: Path | None, *, as_json: bool) -> None:
     """Show what a running coordinator is doing."""
@@ -169,7 +174,7 @@ def status(run_dir: Path | None, url: str | None, token_file: Path | None, *, as
 
 @main.command()
 @click.option("--steps", type=int, default=None, help="Train steps; the accuracy bar holds for the default only.")
-@click.option("--workers", type=click.IntRange(1, 16), default=3, show_default=True)
+@click.option("--workers", type=click.IntRange(1, 16), default=3, show_default=True, help="Worker daemons to start.")
 @click.option("--staleness", type=click.IntRange(0), default=2, show_default=True, help="S, in train steps.")
 @click.option("--kappa", type=click.IntRange(1), default=1, show_default=True, help="Train steps per publish.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of model, prompts and sampling.")
