@@ -131,6 +131,7 @@ class AsyncCoordinator:
         self._headers: dict[str, str] = {}
         self._timeout_s = timeout_s
         self._epoch = 0
+        self._answered = False
         self._session: aiohttp.ClientSession | None = None
 
     async def open_session(self, resume_step: int) -> Session:
@@ -215,7 +216,8 @@ class AsyncCoordinator:
             except _Unreachable as lost:
                 delay_s = backoff.next_s()
                 if loop.time() + delay_s > deadline:
-                    raise OperatorFault(f"cannot reach the coordinator at {self._url}: {lost}") from lost
+                    fault = PeerFault if self._answered else OperatorFault  # a wrong URL, or one that worked before
+                    raise fault(f"cannot reach the coordinator at {self._url}: {lost}") from lost
                 await asyncio.sleep(delay_s)
 
     async def _ask(
@@ -237,6 +239,7 @@ class AsyncCoordinator:
             raise _Unreachable(str(error) or type(error).__name__) from error
         if response.status >= HTTPStatus.BAD_REQUEST:
             raise _refusal(response.status, answer)
+        self._answered = True
         return response.status, response.headers, answer
 
 

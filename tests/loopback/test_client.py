@@ -186,6 +186,17 @@ async def test_an_unreachable_coordinator_is_said(token_file: Path) -> None:
             await coordinator.status()
 
 
+async def test_a_coordinator_that_was_there_and_is_lost_is_not_the_operators_mistake(
+    server: Server, token_file: Path
+) -> None:
+    url = f"http://127.0.0.1:{server.port}"
+    async with AsyncCoordinator(url, token_file=token_file, timeout_s=0.1) as coordinator:
+        server.script = [reply({"workers": []}), *[None] * 20]
+        await coordinator.status()
+        with pytest.raises(PeerFault, match="cannot reach"):
+            await coordinator.status()
+
+
 async def test_a_wrong_url_is_said(token_file: Path) -> None:
     async with AsyncCoordinator("nonsense", token_file=token_file, timeout_s=0.1) as coordinator:
         with pytest.raises(OperatorFault):
