@@ -7,6 +7,7 @@ holds already is copied, and it is the base of delta forms. Reading, decoding an
 import asyncio
 import logging
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from itertools import islice
 
 from echo2d.core.canonical import Buffer
@@ -82,6 +83,19 @@ class Applier:
             await self._holdings.changed()
 
 
+@dataclass(slots=True)
+class _Pending:
+    """A chunk that is still to be written. missing: its frames in reverse order; those at the end may be held."""
+
+    record: ChunkRecord
+    missing: list[FrameId]
+
+    def arrived(self, held: Collection[FrameId]) -> bool:
+        while self.missing and self.missing[-1] in held:
+            self.missing.pop()
+        return not self.missing
+
+
 class _Work:
     """The chunks of one form that are still to be written."""
 
@@ -93,7 +107,7 @@ class _Work:
         if base is not None:
             self._base_digests = dict(zip(base.manifest.chunks, base.manifest.chunk_digests, strict=True))
         self._next_segment = SegmentId(0)
-        self._pending: dict[ChunkId, ChunkRecord] = {}  # of known segments, in order
+        self._pending: dict[ChunkId, _Pending] = {}  # of known segments, in order
 
     @property
     def done(self) -> bool:
@@ -103,12 +117,14 @@ class _Work:
         """Up to BATCH_CHUNKS chunks that can be written now."""
         table = self._index.table(self._next_segment)
         while table is not None:
-            self._pending.update((record.chunk, record) for record in table.records)
+            self._pending.update((record.chunk, _Pending(record, [])) for record in table.records)
+            for span in reversed(self._index.spans(self._next_segment)):
+                self._pending[span.chunk].missing.append(span.frame)
             self._next_segment = SegmentId(self._next_segment + 1)
             table = self._index.table(self._next_segment)
         held = holdings.held(self._form)
         first = islice(self._pending.values(), LOOKAHEAD_CHUNKS)
-        ready = (record for record in first if self._copied(record) or self._arrived(record, held))
+        ready = (each.record for each in first if each.arrived(held) or self._copied(each.record))
         batch = list(islice(ready, BATCH_CHUNKS))
         for record in batch:
             del self._pending[record.chunk]
@@ -123,9 +139,6 @@ class _Work:
     def _copied(self, record: ChunkRecord) -> bool:
         """Whether the current slot holds the very same bytes in the same place."""
         return self._base_digests.get(self._place(record)) == record.result
-
-    def _arrived(self, record: ChunkRecord, held: Collection[FrameId]) -> bool:
-        return all(span.frame in held for span in self._index.chunk_spans(record.chunk))
 
     def _decode(self, record: ChunkRecord) -> Buffer:
         payload = self._store.read_encoded_chunk(self._form, self._index.chunk_spans(record.chunk))

@@ -43,6 +43,7 @@ class Holdings:
         self._store, self._emit, self._ask, self._fail = store, emit, ask, fail
         self._indexes: dict[FormId, FormIndex] = {}
         self._held: dict[FormId, set[FrameId]] = {}
+        self._payload_bytes: dict[FormId, int] = {}
         self._recovered = {facts.form: frozenset[FrameId]() for facts in store.forms()}
         self._unread = set(self._recovered)  # on disk since before the start, not yet looked at
         self._complete: set[FormId] = set()
@@ -70,10 +71,7 @@ class Holdings:
 
     def payload_bytes(self, form: FormId) -> int:
         """Payload of the form that is on disk."""
-        index = self._indexes.get(form)
-        if index is None:
-            return 0
-        return sum(index.length(frame) or 0 for frame in self._held[form] if not is_table(frame))
+        return self._payload_bytes.get(form, 0)
 
     def knows(self, form: FormId, frame: FrameId) -> bool:
         """Whether the frame can be judged: a table by its signed digest, other frames by their table."""
@@ -135,6 +133,7 @@ class Holdings:
             self._recovered[form] = await asyncio.to_thread(self._store.recover, form)
         self._indexes[form] = index
         self._held[form] = set()
+        self._payload_bytes[form] = 0
         self._dropped.pop(form, None)
         return index
 
@@ -156,6 +155,7 @@ class Holdings:
             return  # left over from another encoding: it is fetched anew
         found = tuple(sorted(frame for frame in self._recovered[form] if segment_of(frame) == segment))
         self._held[form].update(found)
+        self._payload_bytes[form] += sum(index.length(frame) or 0 for frame in found if not is_table(frame))
         self._emit(relay_io.TableHeld(form, segment, frame_sizes(index, segment)))
         self._emit(relay_io.FramesFound(form, found))
 
@@ -256,6 +256,7 @@ class Holdings:
     def give_up(self, form: FormId) -> bool:
         """From now on the form is unknown, until a new root of it comes. False: it was so already."""
         self._held.pop(form, None)
+        self._payload_bytes.pop(form, None)
         self._dropped[form] = None
         while len(self._dropped) > DROPPED_MAX:
             del self._dropped[next(iter(self._dropped))]
@@ -290,7 +291,9 @@ class Holdings:
     def _hold(self, form: FormId, frame: FrameId, payload: memoryview) -> None:
         if form not in self._held:
             return  # forgotten meanwhile
-        self._held[form].add(frame)
+        if frame not in self._held[form]:
+            self._held[form].add(frame)
+            self._payload_bytes[form] += 0 if is_table(frame) else len(payload)
         if (form, frame) not in self._recent:
             self._recent[form, frame] = payload
             self._recent_bytes += len(payload)
