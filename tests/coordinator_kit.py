@@ -150,20 +150,21 @@ class CoordinatorDouble:
         self._writers[facts.form] = RootWriter(facts)
 
     def chain(self, form: FormId, peers: Sequence[PeerId], plan: int) -> None:
-        """Send everyone its part of the chain; each peer dials the next."""
-        for position, peer in enumerate(peers):
-            parent = peers[position - 1] if position else None
-            children = tuple(peers[position + 1 : position + 2])
-            edges = [self._edge(pair, peer) for pair in pairwise(peers) if peer in pair]
-            stripe = StripeEdge(StripeId(0), 1.0, parent, children)
-            self.send(peer, PlanEdges(form, PlanId(plan), Generation(1), (stripe,), tuple(edges)))
+        """Send everyone its part of the chain."""
+        self.chains(form, [peers], plan)
 
-    def _edge(self, pair: tuple[PeerId, PeerId], me: PeerId) -> EdgePeer:
-        parent, child = pair
-        secret = peer_id_of(f"{parent}{child}".encode()).encode()  # known to the two, and 32 bytes long
-        if me == parent:
-            return EdgePeer(child, self.hellos[child].listen, True, secret)
-        return EdgePeer(parent, None, False, secret)
+    def chains(self, form: FormId, chains: Sequence[Sequence[PeerId]], plan: int) -> None:
+        """A stripe for each chain, all over the same peers, from the same root."""
+        for peer in chains[0]:
+            stripes = [_stripe(number, chain, peer) for number, chain in enumerate(chains)]
+            pairs = {frozenset(pair) for chain in chains for pair in pairwise(chain) if peer in pair}
+            edges = [self._edge(peer, other) for pair in pairs for other in pair - {peer}]
+            self.send(peer, PlanEdges(form, PlanId(plan), Generation(1), tuple(stripes), tuple(edges)))
+
+    def _edge(self, me: PeerId, other: PeerId) -> EdgePeer:
+        """The smaller id dials; the secret is known to the two, and 32 bytes long."""
+        secret = peer_id_of("".join(sorted((me, other))).encode()).encode()
+        return EdgePeer(other, self.hellos[other].listen if me < other else None, me < other, secret)
 
     def signed(self, root: Root) -> SignedRoot:
         data = root.signing_bytes()
@@ -230,3 +231,9 @@ class CoordinatorDouble:
             self.roots.append(self.signed(root))
             workers = [session for peer, session in self.connected.items() if self.hellos[peer].kind != "seed"]
             self.sessions.send(self.roots[-1], *workers)
+
+
+def _stripe(number: int, chain: Sequence[PeerId], peer: PeerId) -> StripeEdge:
+    at = list(chain).index(peer)
+    parent = chain[at - 1] if at else None
+    return StripeEdge(StripeId(number), 1.0, parent, tuple(chain[at + 1 : at + 2]))

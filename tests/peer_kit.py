@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -48,14 +48,18 @@ async def config_of(double: CoordinatorDouble, folder: Path) -> WorkerConfig:
 
 
 @asynccontextmanager
-async def a_worker(double: CoordinatorDouble, folder: Path, *engines: Engine) -> AsyncIterator[Worker]:
-    """Killed at the end, without a goodbye."""
+async def a_worker(
+    double: CoordinatorDouble, folder: Path, *engines: Engine, relay_only: bool = False
+) -> AsyncIterator[Worker]:
+    """Killed at the end, without a goodbye. Without engines of its own it gets a fake one, unless it is a relay."""
     config = await config_of(double, folder)
     token = await asyncio.to_thread(read_token_file, config.token_file)
     state_dir = await asyncio.to_thread(StateDir, config.state_dir)
     identity = Identity(await asyncio.to_thread(state_dir.key), bytes.fromhex(token.run_key))
     await enrol(double.url, token, identity.key, rng=random.Random(1), patience_s=5.0)
-    worker = Worker(config, identity, state_dir, engines or (FakeEngine(),), rng=random.Random(1))
+    if not engines and not relay_only:
+        engines = (FakeEngine(),)
+    worker = Worker(config, identity, state_dir, engines, rng=random.Random(1))
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(worker.run())
         try:
@@ -65,18 +69,27 @@ async def a_worker(double: CoordinatorDouble, folder: Path, *engines: Engine) ->
             state_dir.close()
 
 
-async def a_model(double: CoordinatorDouble, number: int, weight_bytes: int = 1 << 20) -> tuple[Path, Digest]:
-    """A snapshot copy in the run directory, and its digest."""
-    path = double.run.path / "versions" / str(number)
+async def a_model(
+    double: CoordinatorDouble, number: int, weight_bytes: int = 1 << 20, *, folder: str = ""
+) -> tuple[Path, Digest]:
+    """A snapshot copy in the run directory, and its digest; equal numbers give equal models."""
+    path = double.run.path / "versions" / (folder or str(number))
     await asyncio.to_thread(write_snapshot, path, weight_bytes=weight_bytes, rng_seed=number)
     return path, (await asyncio.to_thread(build_manifest, path)).digest
 
 
 async def spread(double: CoordinatorDouble, version: int, *chain: PeerId) -> tuple[FormFacts, Digest]:
     """Publish a new model along the chain, seed first."""
-    path, digest = await a_model(double, version)
+    return await spread_striped(double, version, chain)
+
+
+async def spread_striped(
+    double: CoordinatorDouble, version: int, *chains: Sequence[PeerId], weight_bytes: int = 1 << 20
+) -> tuple[FormFacts, Digest]:
+    """Publish a new model over several chains, each from the seed."""
+    path, digest = await a_model(double, version, weight_bytes)
     facts = double.facts(version, version + 1)
     double.start_form(facts)
-    double.chain(facts.form, chain, plan=version + 1)
-    double.send(chain[0], double.order(facts, digest, path))
+    double.chains(facts.form, chains, plan=version + 1)
+    double.send(chains[0][0], double.order(facts, digest, path))
     return facts, digest

@@ -15,6 +15,7 @@ from echo2d.core.ids import FormId, FrameId, PeerId
 from echo2d.core.messages import (
     ApplyFailed,
     EdgeBroken,
+    FormEncoded,
     FrameAccused,
     Goodbye,
     Heartbeat,
@@ -36,8 +37,9 @@ from echo2d.runtime.holdings import Holdings
 from echo2d.runtime.state_dir import StateDir
 from echo2d.runtime.worker import run_worker
 from echo2d.store.frames import FrameStore
+from echo2d.store.snapshots import build_manifest
 from tests.coordinator_kit import CoordinatorDouble
-from tests.peer_kit import a_model, a_seed, a_worker, config_of, spread
+from tests.peer_kit import a_model, a_seed, a_worker, config_of, spread, spread_striped
 
 
 @pytest.fixture
@@ -66,6 +68,46 @@ async def test_a_version_travels_down_the_chain_and_writes_tokens(double: Coordi
             assert result.spans == (Span(0, length, done.version, digest),)
         sent = await double.until_said(TransferReport, names["seed"])
         assert 0 < sent.sent_bytes < 1.1 * sent.payload_bytes, "the seed sends each byte about once"
+
+
+async def test_striped_chains_with_a_relay_peer_in_them(double: CoordinatorDouble, tmp_path: Path) -> None:
+    async with (
+        a_seed(double),
+        a_worker(double, tmp_path / "one", relay_only=True),
+        a_worker(double, tmp_path / "two"),
+        a_worker(double, tmp_path / "three"),
+    ):
+        names = await double.peers(4)
+        seed, one, two, three = (names[name] for name in ("seed", "one", "two", "three"))
+        chains = [(seed, one, two, three), (seed, two, three, one), (seed, three, one, two)]
+        facts, digest = await spread_striped(double, 0, *chains, weight_bytes=4 << 20)
+        for peer in (one, two, three):
+            verified = await double.until_said(VersionVerified, peer)
+            assert verified == VersionVerified(facts.form, facts.version, digest)
+        for peer in (two, three):
+            await double.until_said(RefitDone, peer)
+        assert double.hellos[one].kind == "relay"
+        assert double.said(RefitDone, one) == []
+        assert double.said(EdgeBroken) == []
+
+
+async def test_a_delta_form_is_applied_to_the_version_held(double: CoordinatorDouble, tmp_path: Path) -> None:
+    async with a_seed(double), a_worker(double, tmp_path / "one"):
+        names = await double.peers(2)
+        chain = [names["seed"], names["one"]]
+        _, base = await spread(double, 0, *chain)
+        await double.until_said(RefitDone)
+        path, _ = await a_model(double, 0, folder="1")
+        await asyncio.to_thread((path / "config.json").write_text, '{"architectures": ["Qwen3ForCausalLM"], "x": 1}')
+        digest = (await asyncio.to_thread(build_manifest, path)).digest
+        facts = dataclasses.replace(double.facts(1, 2), kind="delta", base_digest=base)
+        double.start_form(facts)
+        double.chain(facts.form, chain, plan=2)
+        order = double.order(facts, digest, path)
+        double.send(chain[0], dataclasses.replace(order, kind="delta", base_path="versions/0"))
+        done = await double.until_said(RefitDone, count=2)
+        assert (done.digest, done.memory_ok) == (digest, True)
+        assert (await double.until_said(FormEncoded, count=2)).wire_bytes < 2000
 
 
 async def test_versions_follow_each_other(double: CoordinatorDouble, tmp_path: Path) -> None:
