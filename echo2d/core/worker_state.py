@@ -96,6 +96,11 @@ class WorkerState:
         """Samples now in the engines."""
         return self._leases.running
 
+    @property
+    def serving(self) -> VersionKey | None:
+        """What all engines serve."""
+        return self._versions.serving
+
     def hello(
         self, *, kind: PeerKind, name: str, boot_id: str, listen: Address | None, forms: Sequence[FormId]
     ) -> Hello:

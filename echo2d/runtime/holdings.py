@@ -118,6 +118,8 @@ class Holdings:
                 await self._absorb(page.form, index)
             except IntegrityFault as fault:
                 _log.warning("page refused form=%s reason=%s", page.form, fault)
+            except StoreFault as fault:
+                self._fail(page.form, str(fault))
 
     def reconnected(self) -> None:
         """Pages asked for over an earlier control link do not come any more."""
@@ -153,6 +155,8 @@ class Holdings:
             index.accept_table(segment, await asyncio.to_thread(self._store.get_table, form, segment))
         except IntegrityFault:
             return  # left over from another encoding: it is fetched anew
+        if form not in self._held:
+            return  # given up meanwhile
         found = tuple(sorted(frame for frame in self._recovered[form] if segment_of(frame) == segment))
         self._held[form].update(found)
         self._payload_bytes[form] += sum(index.length(frame) or 0 for frame in found if not is_table(frame))

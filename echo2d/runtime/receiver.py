@@ -29,7 +29,7 @@ from echo2d.core.link_messages import (
     StreamOpened,
 )
 from echo2d.core.messages import EdgePeer, LinkSample, SegmentsWanted, TransferReport
-from echo2d.errors import PeerFault
+from echo2d.errors import PeerFault, StoreFault
 from echo2d.net.peers import PeerLinks
 from echo2d.runtime.holdings import Holdings
 from echo2d.runtime.inbox import Inbox
@@ -106,6 +106,10 @@ class Receiver:
                 await asyncio.Event().wait()
             finally:
                 await self.links.close("shutting down")
+
+    @property
+    def link_count(self) -> int:
+        return len(self._peers)
 
     # --- relay
 
@@ -266,7 +270,10 @@ class Receiver:
     async def forget(self, form: FormId) -> None:
         """Delete a form; its late frames are dropped."""
         self._sent.pop(form, None)
-        await self.holdings.forget(form)
+        try:
+            await self.holdings.forget(form)
+        except StoreFault as fault:  # its space is missed when it is needed
+            _log.warning("form not deleted form=%s reason=%s", form, fault)
 
     def _count_sent(self, form: FormId, payload_bytes: int) -> None:
         self._moved = form

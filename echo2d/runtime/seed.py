@@ -48,8 +48,7 @@ from echo2d.runtime.logs import start_logging
 from echo2d.runtime.peer_loop import PeerMailbox, outcome
 from echo2d.runtime.receiver import REPORT_S, Receiver, is_loopback
 from echo2d.runtime.seed_process import SeedHandover, receive_handover
-from echo2d.runtime.state_dir import FRAMES_BYTES_MAX
-from echo2d.store.frames import FrameStore
+from echo2d.runtime.state_dir import open_frames
 
 ORDERS_MAX = 16  # forms that are remembered; the coordinator asks for one at a time and forgets it two versions later
 
@@ -73,7 +72,7 @@ class Seed:
 
     async def run(self) -> None:
         """Until cancelled. OperatorFault: refused, or an address cannot be had."""
-        store = await asyncio.to_thread(FrameStore, self._run_dir / "seed", FRAMES_BYTES_MAX)
+        store = await asyncio.to_thread(open_frames, self._run_dir / "seed")
         host, port = self._handover.link_host, self._handover.link_port
         me, run_id = self._identity.peer, self._identity.run_id
         self._receiver = Receiver(run_id=run_id, me=me, store=store, insecure=not is_loopback(host), owner=self)

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from echo2d.core.ids import PublishSeq, RunId
 from echo2d.core.messages import VersionKey
 from echo2d.core.worker_io import Standing
+from echo2d.core.worker_versions import FORMS_MAX
 from echo2d.errors import OperatorFault
 from echo2d.net.auth import load_or_make_key
 from echo2d.store.disk import replace_file, store_faults
@@ -24,6 +25,14 @@ from echo2d.store.slots import SlotStore
 from echo2d.store.snapshots import damaged_chunks
 
 FRAMES_BYTES_MAX = 256 << 30  # the largest form; smaller disks say by themselves when they are full
+
+
+def open_frames(root: Path) -> FrameStore:
+    """The frame store of a peer, with the newest forms of before; nobody will ask for the others any more."""
+    store = FrameStore(root, FRAMES_BYTES_MAX)
+    for facts in store.forms()[:-FORMS_MAX]:
+        store.forget(facts.form)
+    return store
 
 
 class StateDir:
@@ -64,7 +73,7 @@ class StateDir:
             replace_file(path, json.dumps({"run_id": run_id, "publish_seq": publish_seq}).encode(), durable=True)
 
     def frames(self) -> FrameStore:
-        return FrameStore(self._path / "frames", FRAMES_BYTES_MAX)
+        return open_frames(self._path / "frames")
 
     def slots(self) -> tuple[SlotStore, tuple[Standing, ...]]:
         """The slots and what stands in them, every byte verified; damaged ones are emptied."""

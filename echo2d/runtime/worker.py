@@ -51,11 +51,13 @@ from echo2d.errors import IntegrityFault, OperatorFault, PeerFault, StoreFault
 from echo2d.net.auth import read_token_file, verify_root
 from echo2d.net.control import ControlLink, Identity, enrol
 from echo2d.runtime.applier import Applier
+from echo2d.runtime.metrics import LoopMetrics
 from echo2d.runtime.peer_loop import PeerMailbox, outcome
 from echo2d.runtime.receiver import REPORT_S, Receiver, is_loopback
 from echo2d.runtime.refits import Refits, make_engines
 from echo2d.runtime.rollouts import Rollouts
 from echo2d.runtime.state_dir import StateDir
+from echo2d.runtime.worker_metrics import serve_metrics
 
 GOODBYE_S = 2.0  # for the coordinator to take the last words and close
 
@@ -84,12 +86,25 @@ class Worker:
         self._control = ControlLink(config.url, self._identity, self, rng=rng)
         self._refits = Refits(engines)
         self._listen: Address | None = None
+        self._metrics = LoopMetrics()
         self._saving = asyncio.Lock()
         self._disconnected = asyncio.Event()
+        self._disconnected.set()
 
     def stop(self, reason: str) -> None:
         """Leave in order: leases go back, the coordinator is told."""
         self._mailbox.put(StopAsked(reason))
+
+    def status(self) -> dict[str, Any]:
+        """Numbers for people who watch."""
+        serving = self._state.serving
+        return {
+            "connected": not self._disconnected.is_set(),
+            "running": self._state.running,
+            "links": self._receiver.link_count,
+            "serving_version": -1 if serving is None else serving.version,
+            "publish_seq": self._publish_seq,
+        }
 
     async def run(self) -> None:
         """Until stopped. OperatorFault: refused for good, or something here cannot be used."""
@@ -131,6 +146,8 @@ class Worker:
         self._spawn(self._receiver.run())
         self._spawn(self._control.run())
         self._spawn(self._report())
+        if self._config.metrics_port:
+            self._spawn(serve_metrics(self._config.metrics_port, self._metrics, self.status))
         log.info("started peer=%s run=%s listen=%s:%d", self._identity.peer, self._identity.run_id, host, port)
         await self._turns()
         with suppress(TimeoutError):
@@ -149,6 +166,7 @@ class Worker:
             wake_at = self._state.wake_at()
             timeout_s = None if wake_at is None else max(0.0, wake_at - clock())
             event = await self._mailbox.take(timeout_s=timeout_s) or relay_io.DeadlinePassed()
+            self._metrics.events.labels(type(event).__name__).inc()
             try:
                 actions = self._state.handle(event, now=clock())
             except PeerFault as fault:

@@ -5,9 +5,11 @@ import dataclasses
 import json
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from echo2d.config import WorkerConfig
@@ -288,12 +290,17 @@ async def test_a_revoked_token_ends_the_worker_with_one_line(double: Coordinator
 
 
 async def test_the_daemon_serves_until_sigterm(double: CoordinatorDouble, tmp_path: Path) -> None:
-    config = await config_of(double, tmp_path / "one")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    config = dataclasses.replace(await config_of(double, tmp_path / "one"), metrics_port=port)
     async with a_seed(double), asyncio.TaskGroup() as tasks:
         daemon = tasks.create_task(run_worker(config))
         names = await double.peers(2)
         await spread(double, 0, names["seed"], names["one"])
         await double.until_said(RefitDone)
+        async with aiohttp.ClientSession() as http, http.get(f"http://127.0.0.1:{port}/metrics") as answer:
+            assert 'echo2d_status{path="serving_version"} 0.0' in await answer.text()
         os.kill(os.getpid(), signal.SIGTERM)
         await double.until_said(Goodbye)
         double.sessions.close(double.connected[names["one"]])
