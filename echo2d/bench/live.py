@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from echo2d.bench.results import Result, bubble_ratio, staleness_histogram
+from echo2d.bench.results import Quantiles, Result, bubble_ratio, staleness_histogram
 
 BAR_CELLS = 24
 SPARK = "▁▂▃▄▅▆▇█"
@@ -182,8 +182,8 @@ def _measured(result: Result) -> list[tuple[str, str]]:
         ("staleness: trajectories", f"{result.staleness_histogram}, bound {result.staleness_bound}"),
         ("bubble", f"{result.bubble_ratio:.1%}"),
         ("train step", f"{result.t_train_s:.3f} s"),
-        ("T_bcast p50, p95", f"{seconds(result.t_bcast_s.p50)}, {seconds(result.t_bcast_s.p95)}"),
-        ("refit pause p50, p95", f"{seconds(result.refit_pause_s.p50)}, {seconds(result.refit_pause_s.p95)}"),
+        ("T_bcast p50, p95, p99", quantiles(result.t_bcast_s)),
+        ("refit pause p50, p95, p99", quantiles(result.refit_pause_s)),
         ("tokens per second", f"{result.tokens_per_s:,.0f}"),
         ("seed copies", f"{result.seed_copies:.2f}"),
         ("bytes on the wire, full", f"{result.wire_bytes:,}, {result.full_bytes:,}"),
@@ -195,5 +195,5 @@ def _measured(result: Result) -> list[tuple[str, str]]:
     ]
 
 
-def seconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f} s"
+def quantiles(values: Quantiles) -> str:
+    return ", ".join("-" if value is None else f"{value:.3f} s" for value in (values.p50, values.p95, values.p99))

@@ -1,12 +1,13 @@
 """What a demo run measured, and whether it kept its promises."""
 
 import json
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from echo2d.core.figures import quantile
 
 GAIN_MIN = 0.15  # held-out greedy accuracy, last version minus version 0
 STALE_SHARE_MIN = 0.10  # trained trajectories with staleness >= 1: the overlap is real
@@ -19,10 +20,11 @@ class Quantiles:
 
     p50: float | None
     p95: float | None
+    p99: float | None
 
     @staticmethod
     def of(values: Sequence[float]) -> "Quantiles":
-        return Quantiles(quantile(values, 0.5), quantile(values, 0.95))
+        return Quantiles(*(quantile(values, share) for share in (0.5, 0.95, 0.99)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +92,6 @@ class Result:
             f"not on version {self.steps} with the right weights: {', '.join(late)}": bool(late) or not self.workers,
         }
         return [promise for promise, is_broken in broken.items() if is_broken]
-
-
-def quantile(values: Sequence[float], share: float) -> float | None:
-    """The smallest value that at least `share` of the values do not exceed; None without values."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
