@@ -195,7 +195,8 @@ class Versions:
     def refit_failed(self, event: EngineRefitFailed, *, now: float) -> list[VersionAction]:
         key = VersionKey(event.version, event.digest)
         self._refitting = None
-        self._failures[key] = self._failures.get(key, 0) + 1
+        failures = self._failures | {key: self._failures.get(key, 0) + 1}
+        self._failures = {each: count for each, count in failures.items() if each in self._standing}
         self._retry_at = now + REFIT_RETRY_S
         self.serving = None if event.label is None else self._labels.get(event.label)
         failed = RefitFailed(event.version, event.digest, self.serving, event.reason)
@@ -333,6 +334,7 @@ class Versions:
         assert len(self._forms) <= FORMS_MAX
         assert len(self._standing) <= SLOTS
         assert len(self._labels) <= LABELS_MAX
+        assert len(self._failures) <= 2 * SLOTS
         assert len(self._planned) <= FORMS_MAX
         assert len(self._refused) <= REFUSED_MAX
         assert not self._refused.keys() & self._forms.keys()

@@ -226,10 +226,9 @@ class Holdings:
                 await self.forget(victim)
 
     def _oldest_before(self, form: FormId) -> FormId | None:
-        for facts in self._store.forms():
-            if facts.form != form and facts.publish_seq <= self._indexes[form].facts.publish_seq:
-                return facts.form
-        return None
+        mine = self._known(form).facts
+        older = (facts for facts in self._store.forms() if facts.publish_seq <= mine.publish_seq)
+        return next((facts.form for facts in older if facts.form != form), None)
 
     # --- frames that are needed
 
