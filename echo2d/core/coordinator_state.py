@@ -225,10 +225,12 @@ class CoordinatorState:
     def _refitted(self, peer: Peer, message: RefitDone, now: float) -> list[Action]:
         if not (math.isfinite(message.pause_s) and message.pause_s >= 0):
             raise PeerFault("a pause that is no duration")
+        first_load = peer.serving is None
         peer.refitted(message)
         if self._versions.live(VersionKey(message.version, message.digest)) is None:
             return [self._figures.fault("refit", f"{peer.name}: version {message.version} is not published")]
-        self._figures.refit_pause_s.append(message.pause_s)
+        if not first_load:  # then nothing was generating that could pause
+            self._figures.refit_pause_s.append(message.pause_s)
         self._publishing.served(peer, now=now)
         return []
 

@@ -72,6 +72,10 @@ def test_what_a_worker_serves_follows_its_refits() -> None:
     assert "not published" in world.state.status()["faults"][-1]
 
 
+def test_loading_the_first_version_is_no_pause() -> None:
+    assert running().state.status()["refit_pause_s"] == [0.1, 0.1], "versions 1 and 2, not 0"
+
+
 def test_equal_events_make_equal_actions() -> None:
     def trace() -> list[object]:
         world = World(rules(staleness_max=1))
