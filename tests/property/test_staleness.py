@@ -93,7 +93,7 @@ class Machine(RuleBasedStateMachine):
         """Monotone; the formula where nothing lies beyond n; and the newest weights can always fill batch n."""
         step = self.staleness.next_step(in_flight)
         assert self.staleness.open_step <= step <= self.staleness.next_step(in_flight + 1)
-        if all(self.staleness.batch(each) is None for each in range(self.staleness.open_step, step + 9)):
+        if max(self.staleness._batches, default=0) <= self.staleness.open_step:  # full or refused into
             held = self.staleness.queued(in_flight)
             assert step == self.staleness.open_step + held // self.per_step
         assert self.staleness.oldest_start(in_flight) == max(0, step - 1 - self.bound)
