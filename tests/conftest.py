@@ -1,6 +1,41 @@
-"""Settings of the whole suite: hypothesis without wall-clock deadlines (machines are shared), its seed printed."""
+"""Settings of the whole suite: hypothesis without wall-clock deadlines (machines are shared), seeds printed.
 
+Tests that take the fixture `fuzz` run twice: with 20,000 messages (all of them together), and under `-m soak` with
+1,000,000 from a fresh seed. `--messages N` and `--rng-seed S` change either.
+"""
+
+import random
+
+import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.fuzz_kit import Fuzz
 
 settings.register_profile("echo2d", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("echo2d")
+
+FUZZ_MESSAGES = 20_000
+SOAK_MESSAGES = 1_000_000
+SOAK_TIMEOUT_S = 3600
+FUZZ_SEED = 2602  # `make test` says the same thing every time
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--messages", type=int, help="hostile messages of all fuzz tests together")
+    parser.addoption("--rng-seed", type=int, help="of the fuzz tests")
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(FUZZ_MESSAGES, id="short"),
+        pytest.param(SOAK_MESSAGES, id="soak", marks=[pytest.mark.soak, pytest.mark.timeout(SOAK_TIMEOUT_S)]),
+    ]
+)
+def fuzz(request: pytest.FixtureRequest) -> Fuzz:
+    """How many hostile messages, and the chance they are made by."""
+    messages = request.config.getoption("--messages") or request.param
+    seed = request.config.getoption("--rng-seed")
+    if seed is None:
+        seed = FUZZ_SEED if request.param == FUZZ_MESSAGES else random.SystemRandom().getrandbits(32)
+    print(f"fuzz --messages {messages} --rng-seed {seed}")  # noqa: T201 - shown when it fails
+    return Fuzz(messages, random.Random(seed))

@@ -5,7 +5,7 @@ dataclasses are arrays without a tag. Decoders are built once from the annotatio
 in one place. Anything else (unknown tag, wrong type, wrong count, negative or huge integer, too long) is a `PeerFault`.
 
 Fields may be: int (0 <= x < 2**63), float, bool, str (<= TEXT_CHARS_MAX), bytes, Literal of strings, a nested message
-class, tuple[X, ...] of these, `X | None`, and NewTypes of them.
+class, tuple[X, ...] of these (<= ITEMS_MAX in a message), `X | None`, and NewTypes of them. A Digest has DIGEST_BYTES.
 """
 
 import dataclasses
@@ -16,10 +16,12 @@ from typing import Any, Literal, Union
 
 import msgpack
 
+from echo2d.core.ids import DIGEST_BYTES, Digest
 from echo2d.errors import PeerFault
 
 MESSAGE_BYTES_MAX = 4 << 20  # one control message: a lease with 32k prompt tokens is 128 KiB, a result 8 B a token
 TEXT_CHARS_MAX = 4096  # reasons and names are for people; nobody reads more
+ITEMS_MAX = 8192  # of one list in a message: twice the longest, versions revoked; fewer objects than bytes
 INT_MAX = (1 << 63) - 1
 
 _Check = Callable[[Any], Any]
@@ -56,6 +58,12 @@ def _str(value: Any) -> str:
 def _bytes(value: Any) -> bytes:
     if type(value) is not bytes:
         raise _wrong("bytes", value)
+    return value
+
+
+def _digest(value: Any) -> bytes:
+    if type(value) is not bytes or len(value) != DIGEST_BYTES:
+        raise _wrong(f"a digest of {DIGEST_BYTES} bytes", value)
     return value
 
 
@@ -97,6 +105,8 @@ def _record(cls: type) -> _Check:
 
 
 def _check_for(hint: Any) -> _Check:
+    if hint is Digest:
+        return _digest
     while hasattr(hint, "__supertype__"):
         hint = hint.__supertype__
     if hint in _SCALARS:
@@ -121,11 +131,11 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _unpack(data: bytes | memoryview, *, bytes_max: int) -> Any:
+def _unpack(data: bytes | memoryview, *, bytes_max: int, items_max: int) -> Any:
     if len(data) > bytes_max:
         raise PeerFault(f"message of {len(data)} bytes; at most {bytes_max} are allowed")
     try:
-        return msgpack.unpackb(data, use_list=True, raw=False, strict_map_key=True)
+        return msgpack.unpackb(data, use_list=True, raw=False, strict_map_key=True, max_array_len=items_max)
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
         raise PeerFault("malformed message") from error
 
@@ -144,7 +154,7 @@ class Codec:
 
     def decode(self, data: bytes | memoryview) -> Any:
         """The message in `data`. PeerFault says what is wrong with it."""
-        value = _unpack(data, bytes_max=self._bytes_max)
+        value = _unpack(data, bytes_max=self._bytes_max, items_max=ITEMS_MAX)
         if type(value) is not list or not value or type(value[0]) is not str:
             raise PeerFault("expected a tagged message")
         check = self._checks.get(value[0])
@@ -162,4 +172,4 @@ def pack(record: object) -> bytes:
 def unpacker(cls: type, *, bytes_max: int) -> Callable[[bytes | memoryview], Any]:
     """The inverse of `pack` for records of `cls`; PeerFault on anything else."""
     check = _record(cls)
-    return lambda data: check(_unpack(data, bytes_max=bytes_max))
+    return lambda data: check(_unpack(data, bytes_max=bytes_max, items_max=bytes_max))

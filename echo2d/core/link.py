@@ -142,6 +142,7 @@ class Link:
             return self._header_complete() if self._arriving is None else self._payload_complete(self._arriving)
         except PeerFault:
             self._state = _State.ENDED
+            self._expect_header()  # TLS asks for a buffer once more
             raise
 
     def take_replies(self) -> bytes:
@@ -168,11 +169,14 @@ class Link:
 
     def _payload_complete(self, header: Header) -> Event | None:
         payload = self._target.toreadonly()
-        self._arriving = None
-        self._target = self._missing = memoryview(self._header)
+        self._expect_header()
         if header.type == FRAME:
             return self._on_frame(header, payload)
         return self._on_message(decode(header.type, payload), payload)
+
+    def _expect_header(self) -> None:
+        self._arriving = None
+        self._target = self._missing = memoryview(self._header)
 
     def _check_place(self, header: Header) -> None:
         stream = self._asked.get(header.stream)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from echo2d.core.coordinator_io import Action, CloseSession, PeerConnected, Send, SessionId
+from echo2d.core.figures import one_line
 from echo2d.core.ids import FormId, PeerId
 from echo2d.core.messages import (
     PROTOCOL_VERSION,
@@ -36,6 +37,9 @@ SLOTS_MAX = 4096  # per worker; more is a mistake in its configuration
 ACKNOWLEDGED_MAX = 64  # versions whose tokens may still be on their way from one worker; really two or three
 REST_S = 1.0  # a worker that failed a lease gets no other one for so long, doubling with each failure in a row ...
 REST_S_MAX = 30.0  # ... up to this
+
+NAME_CHARS_MAX = 64  # in tables and log lines
+FORMS_MAX = 64  # of one hello; a peer keeps the frames of four
 
 PeerState = Literal["joined", "suspected", "gone"]
 
@@ -141,6 +145,8 @@ class Membership:
             return None, _refuse(session, "protocol", text, permanent=True)
         if hello.run_id is not None and hello.run_id != self._run_id:
             return None, _refuse(session, "run", f"this is run {self._run_id}, not {hello.run_id}", permanent=True)
+        if hello.kind == "seed" and hello.listen is None:
+            return None, _refuse(session, "protocol", "a seed says where it listens", permanent=True)
         if hello.kind == "seed" and self.seed is not None and self.seed.peer != event.peer:
             return None, _refuse(session, "busy", "the run has a seed already", permanent=False)
         if event.peer not in self._peers and not self._make_room():
@@ -242,6 +248,8 @@ class Membership:
             assert peer.session is None or self._sessions[peer.session] == key
             assert len(peer.acknowledged) <= ACKNOWLEDGED_MAX
             assert 0 <= peer.slots <= SLOTS_MAX
+            assert len(peer.name) <= NAME_CHARS_MAX
+            assert len(peer.forms) <= FORMS_MAX
             assert peer.state != "gone" or (peer.session, peer.serving) == (None, None)
         assert sum(peer.kind == "seed" and peer.alive for peer in self) <= 1
 
@@ -260,7 +268,8 @@ def _take_hello(peer: Peer, hello: Hello) -> None:
     if peer.boot_id != hello.boot_id:
         peer.acknowledged.clear()
         peer.failures, peer.rest_until = 0, 0.0
-    peer.name, peer.kind, peer.boot_id, peer.listen = hello.name, hello.kind, hello.boot_id, hello.listen
+    peer.name, peer.kind = one_line(hello.name, NAME_CHARS_MAX), hello.kind
+    peer.boot_id, peer.listen = hello.boot_id, hello.listen
     peer.slots = min(hello.slots, SLOTS_MAX) if hello.kind == "worker" else 0
-    peer.forms = frozenset(hello.forms)
+    peer.forms = frozenset(hello.forms[:FORMS_MAX])
     peer.serves(hello.serving)

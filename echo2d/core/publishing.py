@@ -135,7 +135,7 @@ class Publishing:
         if spread is None or spread.newest_root is None:
             return []
         if renewed:
-            spread.verified.discard(peer.peer)
+            spread.verified.pop(peer.peer, None)
             spread.failed.pop(peer.peer, None)
         return [*self._send_root([peer], spread.newest_root), *self._send(spread.admit(peer, renewed=renewed))]
 
@@ -184,7 +184,7 @@ class Publishing:
             return [self._figures.fault("verify", f"{peer.name}: version {message.version} is not published")]
         self._broadcasts.verified(peer.peer, record.publish_seq, now=now)
         if self.spreading is not None and key_of(self.spreading.record) == key:
-            self.spreading.verified.add(peer.peer)
+            self.spreading.has_verified(peer.peer)
         return []
 
     def apply_failed(self, peer: Peer, message: ApplyFailed, *, now: float) -> list[Action]:
@@ -216,14 +216,18 @@ class Publishing:
         note = self._figures.fault("edge", f"{peer.name} and {self._name(message.peer)}: {message.reason}")
         if spread.plan.generation != message.generation:
             return [note]  # the plan has been mended since
+        if not spread.are_neighbours(peer.peer, message.peer):
+            raise PeerFault("reports an edge that it does not have")
         at_fault = peer.peer if message.peer == spread.plan.root else message.peer
         return [note, *self._send(spread.make_leaf(at_fault))]
 
     def frame_accused(self, peer: Peer, message: FrameAccused) -> list[Action]:
-        """The accused becomes a leaf."""
+        """The accused becomes a leaf, if it is a neighbour: only then can it have sent the frame lately."""
         note = self._figures.fault("frame", f"{peer.name} accuses {self._name(message.accused)}: {message.frame}")
         spread = self._current(message.form)
-        return [note] if spread is None else [note, *self._send(spread.make_leaf(message.accused))]
+        if spread is None or not spread.are_neighbours(peer.peer, message.accused):
+            return [note]
+        return [note, *self._send(spread.make_leaf(message.accused))]
 
     # --- inside
 
@@ -249,7 +253,7 @@ class Publishing:
         if spread is None:
             return True
         workers = {peer.peer for peer in self._members.workers()}
-        if spread.totals is not None and workers <= spread.verified | spread.failed.keys():
+        if spread.totals is not None and workers <= spread.verified.keys() | spread.failed.keys():
             return True
         return bool(spread.verified) and now >= self._impatient_at(spread)
 

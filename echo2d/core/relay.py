@@ -80,7 +80,7 @@ class Relay:
     """All forms at one peer. Call `handle` with every event; perform the actions in order."""
 
     def __init__(self, me: PeerId) -> None:
-        self._me = me
+        self.me = me
         self._links: dict[PeerId, Link] = {}
         self._spreads: dict[FormId, Spread] = {}
         self._expected: dict[PeerId, EdgePeer] = {}
@@ -265,7 +265,7 @@ class Relay:
 
     def _on_link_up(self, peer: PeerId, now: float) -> None:
         assert peer not in self._links
-        self._links[peer] = Link(self._me, peer)
+        self._links[peer] = Link(self.me, peer)
         for spread in self._spreads.values():
             for stripe in spread.stripes.values():
                 if stripe.parent == peer:

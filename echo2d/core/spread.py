@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from echo2d.core.coordinator_io import CoordinatorRules, VersionPublished
 from echo2d.core.form_builder import RootWriter
 from echo2d.core.forms import FormFacts, frame_bytes_for
-from echo2d.core.ids import FormId, PeerId, PlanId, SegmentId
-from echo2d.core.membership import Peer
+from echo2d.core.ids import SEGMENTS_MAX, FormId, PeerId, PlanId, SegmentId
+from echo2d.core.membership import PEERS_MAX, Peer
 from echo2d.core.messages import EncodeVersion, FormEncoded, PlanEdges, SegmentEncoded, SegmentPage
 from echo2d.core.roots import PAGE_SEGMENTS_MAX, Root, Totals
 from echo2d.core.topology import (
@@ -52,7 +52,7 @@ class Spread:
     plan: Plan | None = None
     newest_root: Root | None = None
     totals: Totals | None = None
-    verified: set[PeerId] = field(default_factory=set)
+    verified: dict[PeerId, None] = field(default_factory=dict)  # a set in the order of arrival
     failed: dict[PeerId, int] = field(default_factory=dict)  # how often it arrived but did not become a snapshot
     received: dict[PeerId, int] = field(default_factory=dict)  # payload bytes
     seed_sent_bytes: int = 0
@@ -85,7 +85,7 @@ class Spread:
             if known[message.segment] != message.digest:
                 raise PeerFault(f"segment {message.segment} of form {message.form} has changed")
             return []
-        if message.segment != len(known) or self.totals is not None:
+        if message.segment != len(known) or self.totals is not None or message.segment >= SEGMENTS_MAX:
             raise PeerFault(f"segment {message.segment} of form {message.form} is out of order")
         self.writer.add(message.digest)
         return self._rooted(self.writer.take())
@@ -108,6 +108,13 @@ class Spread:
         if roots:
             self.newest_root = roots[-1]
         return roots
+
+    def has_verified(self, peer: PeerId) -> None:
+        """The oldest of PEERS_MAX makes room: whoever it was, others have come since."""
+        self.verified.pop(peer, None)
+        self.verified[peer] = None
+        if len(self.verified) > PEERS_MAX:
+            del self.verified[next(iter(self.verified))]
 
     # --- the plan; each returns the edges to be sent
 
@@ -149,6 +156,11 @@ class Spread:
         before, self.plan = self.plan, repair(self.plan, peer)
         return self._edges(changed_peers(before, self.plan))
 
+    def are_neighbours(self, one: PeerId, other: PeerId) -> bool:
+        """Whether they share an edge of the plan."""
+        trees = [] if self.plan is None else [stripe.tree.parents for stripe in self.plan.stripes]
+        return any(parents.get(one) == other or parents.get(other) == one for parents in trees)
+
     def make_leaf(self, peer: PeerId) -> dict[PeerId, PlanEdges]:
         """It does not pass on well: it gets a new place, with nobody below."""
         if self.plan is None or self.repairs >= REPAIRS_MAX or peer == self.plan.root:
@@ -166,6 +178,7 @@ class Spread:
 
     def check(self) -> None:
         self.writer.check()
+        assert max(len(self.verified), len(self.failed), len(self.received)) <= PEERS_MAX
         if self.plan is not None:
             self.plan.check()
             assert self.plan.form == self.form

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import assert_never
 
 from echo2d.core import relay_io
+from echo2d.core.edges import edges_fault
 from echo2d.core.ids import FormId, PublishSeq, RunId
 from echo2d.core.messages import (
     PROTOCOL_VERSION,
@@ -185,8 +186,9 @@ class WorkerState:
                 self._leases.answered(message)
                 return []
             case PlanEdges(form=form):
-                if self._versions.refuses(form):
-                    return [Note(f"plan refused: form {form}")]
+                fault = "its root was refused" if self._versions.refuses(form) else edges_fault(message, self._relay.me)
+                if fault:
+                    return [Note(f"plan refused: form {form}: {fault}")]
                 planned = self._versioned(self._versions.planned(form, now=now), now)
                 return [*planned, *self._relayed(relay_io.PlanReceived(message), now)]
             case VersionsRevoked(epoch, versions):

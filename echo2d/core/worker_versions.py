@@ -208,7 +208,7 @@ class Versions:
         for key in keys:
             self._revoked[key] = epoch
             self._published.pop(key, None)
-            self._labels.pop(version_label(key.version, key.digest), None)
+            self._labels = {label: named for label, named in self._labels.items() if named != key}
             if self.serving == key:
                 self.serving = None
                 actions.append(SendControl(RefitFailed(key.version, key.digest, None, "revoked")))

@@ -14,12 +14,13 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 from aiohttp import WSMsgType, web
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from echo2d.core.addresses import dialable
 from echo2d.core.codec import MESSAGE_BYTES_MAX
 from echo2d.core.coordinator_io import Event, PeerConnected, PeerDisconnected, PeerSaid, SessionId
 from echo2d.core.ids import PeerId
@@ -139,6 +140,8 @@ class Sessions:
             raise _refusal("protocol", "the first message is a Hello", permanent=True)
         if (hello.kind == "seed") != (known.role == "seed"):
             raise _refusal("credential", f"a {known.role}'s credential is not for a {hello.kind}", permanent=True)
+        if hello.kind != "seed":  # which is our own child, and listens where the operator says
+            hello = replace(hello, listen=dialable(hello.listen, request.remote))
         return known, hello
 
     async def _prove(self, request: web.Request, socket: web.WebSocketResponse, known: KnownPeer) -> None:
@@ -157,7 +160,7 @@ class Sessions:
     async def _serve(self, request: web.Request, socket: web.WebSocketResponse, known: KnownPeer, hello: Hello) -> None:
         number, session = SessionId(next(self._ids)), _Session(known.peer, Outbox(socket))
         self._open[number] = session
-        log.info("connected peer=%s name=%s kind=%s session=%d", known.peer, hello.name, hello.kind, number)
+        log.info("connected peer=%s name=%r kind=%s session=%d", known.peer, hello.name[:64], hello.kind, number)
         try:
             await self._emit(PeerConnected(number, known.peer, hello))
             async with asyncio.TaskGroup() as tasks:

@@ -241,3 +241,11 @@ def test_a_relay_peer_reports_forms_and_applies_nothing() -> None:
     assert versions.planned(root.form, now=0.0) == []
     assert said(versions.arrived(root.form, now=0.0), VersionVerified)
     versions.check()
+
+
+def test_revoking_other_bytes_with_the_same_label_changes_nothing(versions: Versions) -> None:
+    serve(versions, 1)
+    twin = VersionKey(Version(1), Digest(a_key(1).digest[:-1] + b"x"))
+    versions.revoked(Epoch(2), (twin,), now=0.0)
+    assert versions.serving == a_key(1)
+    assert a_key(1) in versions.labels.values()

@@ -1,0 +1,42 @@
+"""What others are told to dial."""
+
+import pytest
+
+from echo2d.core.addresses import dialable, is_dialable
+from echo2d.core.messages import Address
+
+
+@pytest.mark.parametrize(
+    ("said", "source", "told"),
+    [
+        ("10.0.0.5", "10.0.0.5", "10.0.0.5"),
+        ("0.0.0.0", "10.0.0.5", "10.0.0.5"),
+        ("::", "fd00::5", "fd00::5"),
+        ("10.0.0.5", "::ffff:10.0.0.5", "10.0.0.5"),
+        ("127.0.0.1", "127.0.0.1", "127.0.0.1"),
+        ("10.0.0.5", "127.0.0.1", "10.0.0.5"),  # a process of the coordinator's own host
+        ("10.0.0.6", "10.0.0.5", None),
+        ("127.0.0.1", "10.0.0.5", None),
+        ("169.254.169.254", "127.0.0.1", None),
+        ("169.254.169.254", "169.254.169.254", None),
+        ("fe80::1", "fe80::1", None),
+        ("224.0.0.1", "127.0.0.1", None),
+        ("255.255.255.255", "127.0.0.1", None),
+        ("example.org", "10.0.0.5", None),
+        ("", "10.0.0.5", None),
+        ("\x00", "10.0.0.5", None),
+        ("10.0.0.5", None, None),
+    ],
+)
+def test_a_peer_names_its_own_address(said: str, source: str | None, told: str | None) -> None:
+    assert dialable(Address(said, 4000), source) == (None if told is None else Address(told, 4000))
+
+
+@pytest.mark.parametrize("port", [0, 65536, 1 << 40])
+def test_ports_are_ports(port: int) -> None:
+    assert not is_dialable(Address("10.0.0.5", port))
+    assert dialable(Address("10.0.0.5", port), "10.0.0.5") is None
+
+
+def test_a_peer_that_does_not_listen_is_not_dialled() -> None:
+    assert dialable(None, "10.0.0.5") is None
