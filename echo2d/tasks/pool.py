@@ -13,6 +13,7 @@ of the socket (`tasks/pool_child.py`).
 
 import asyncio
 import dataclasses
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -83,8 +84,12 @@ class TaskPool:
         if isinstance(introduction, TaskFailed):
             await self.close()
             raise OperatorFault(f"task {self.name}: {introduction.reason}")
-        self.name, stop_token_ids = introduction
-        self.stop_token_ids = tuple(stop_token_ids)
+        match introduction:
+            case [str() as name, list() as stop_token_ids] if _are_tokens(stop_token_ids):
+                self.name, self.stop_token_ids = name, tuple(stop_token_ids)
+            case _:
+                await self.close()
+                raise OperatorFault(f"task {self.name} introduces itself with something else than name and stop tokens")
 
     async def close(self) -> None:
         """Kill all processes; calls under way fail."""
@@ -105,7 +110,7 @@ class TaskPool:
         match reply:
             case TaskFailed():
                 return reply
-            case [list() as tokens, secret, dict() as tags]:
+            case [list() as tokens, secret, dict() as tags] if tokens and _are_tokens(tokens):
                 return Prompt(tuple(tokens), secret, tags)
         return TaskFailed("error", "a malformed prompt")
 
@@ -139,11 +144,15 @@ def _reward_request(prompt: Prompt, output: Sequence[int]) -> list[Any]:
     return ["reward", list(map(int, prompt.tokens)), prompt.secret, prompt.tags, list(map(int, output))]
 
 
+def _are_tokens(values: list[Any]) -> bool:
+    return all(type(value) is int for value in values)
+
+
 def _score(reply: Any) -> Score | TaskFailed:
     match reply:
         case TaskFailed():
             return reply
-        case float():
+        case float() if math.isfinite(reply):
             return Score(reply)
     return TaskFailed("error", "a malformed reward")
 

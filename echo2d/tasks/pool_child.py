@@ -1,6 +1,6 @@
 """The process that runs a task: started, limited and killed by `tasks/pool.py`, its only parent.
 
-One socket; length-prefixed msgpack both ways; requests are answered one by one, in order:
+One socket; both ways a header and msgpack; requests are answered one by one, in order, with their numbers:
 
     ["start", task, options, limits, uid]           ->  ["ok", [name, stop_token_ids]]      first, once
     ["prompt", index]                               ->  ["ok", [tokens, secret, tags]]
@@ -33,7 +33,8 @@ TASKS = {"sort_digits": "echo2d.tasks.sort_digits:SortDigits"}
 
 MESSAGE_BYTES_MAX = 1 << 20  # a prompt and an answer of 100,000 tokens each fit
 REASON_CHARS_MAX = 500  # enough for the text of an exception; it ends up in logs
-LENGTH = struct.Struct(">I")
+HEADER = struct.Struct(">II")  # length of the body, number of the request that it is or answers
+NUMBER_MAX = (1 << 32) - 1
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -47,7 +48,9 @@ def main(descriptor: int) -> None:
     server = Server()
     try:
         while True:
-            link.sendall(_packed(server.answer(_receive(link))))
+            number, request = _receive(link)
+            body = _packed(server.answer(request))
+            link.sendall(HEADER.pack(len(body), number) + body)
     except EOFError:
         return
 
@@ -118,11 +121,11 @@ def confine(limits: Mapping[str, int], uid: int | None) -> None:
 
 
 def pack(message: object) -> bytes:
-    """One message with its length. ValueError: over MESSAGE_BYTES_MAX; TypeError: not made of plain values."""
+    """The body of one message. ValueError: over MESSAGE_BYTES_MAX; TypeError: not made of plain values."""
     body: bytes = msgpack.packb(message)
     if len(body) > MESSAGE_BYTES_MAX:
         raise ValueError(f"a message of {len(body)} bytes is over the limit of {MESSAGE_BYTES_MAX}")
-    return LENGTH.pack(len(body)) + body
+    return body
 
 
 def _packed(reply: Reply) -> bytes:
@@ -146,9 +149,9 @@ def _has_children() -> bool:
     return True
 
 
-def _receive(link: socket.socket) -> Any:
-    (length,) = LENGTH.unpack(_exactly(link, LENGTH.size))
-    return msgpack.unpackb(_exactly(link, length))
+def _receive(link: socket.socket) -> tuple[int, Any]:
+    length, number = HEADER.unpack(_exactly(link, HEADER.size))
+    return number, msgpack.unpackb(_exactly(link, length))
 
 
 def _exactly(link: socket.socket, count: int) -> bytes:

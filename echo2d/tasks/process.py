@@ -22,7 +22,7 @@ from typing import Any, Literal, cast
 
 import msgpack
 
-from echo2d.tasks.pool_child import LENGTH, MESSAGE_BYTES_MAX
+from echo2d.tasks.pool_child import HEADER, MESSAGE_BYTES_MAX, NUMBER_MAX, REASON_CHARS_MAX
 
 OUTPUT_BYTES_MAX = 1 << 20  # stdout and stderr of one call; all of it is dropped
 START_TIMEOUT_S = 60.0  # the task's module may import a lot
@@ -34,7 +34,10 @@ BOOT = (
 
 @dataclass(frozen=True, slots=True)
 class TaskFailed:
-    """This one call gave nothing. "timeout": it did not end in time; "error": everything else."""
+    """This one call gave nothing. "timeout": it did not end in time; "error": everything else.
+
+    reason: at most REASON_CHARS_MAX, whoever wrote it.
+    """
 
     kind: Literal["error", "timeout"]
     reason: str
@@ -46,7 +49,8 @@ class TaskProcess:
     def __init__(self, start_request: bytes, *, timeout_s: float) -> None:
         self._start_request = start_request
         self._timeout_s = timeout_s
-        self._child: _Child | None = None
+        self._child: Child | None = None
+        self._asked = 0  # requests so far: an answer carries the number of its request
 
     async def ask(self, requests: Sequence[bytes]) -> list[Any]:
         """Replies to the first requests, at least one: after a TaskFailed that cost the process there are no more."""
@@ -76,9 +80,12 @@ class TaskProcess:
         replies: list[Any] = []
         sound = False
         try:
-            self._child.writer.write(b"".join(requests))
+            first, self._asked = self._asked, self._asked + len(requests)
+            numbers = [number % (NUMBER_MAX + 1) for number in range(first, self._asked)]
+            framed = (HEADER.pack(len(body), at) + body for at, body in zip(numbers, requests, strict=True))
+            self._child.writer.write(b"".join(framed))
             while len(replies) < len(requests):
-                reply, sound = await self._child.reply(timeout_s)
+                reply, sound = await self._child.reply(numbers[len(replies)], timeout_s)
                 replies.append(reply)
                 if not sound:
                     break
@@ -88,7 +95,7 @@ class TaskProcess:
         return replies
 
 
-class _Child(asyncio.SubprocessProtocol):
+class Child(asyncio.SubprocessProtocol):
     """A running process: its socket, its output (counted and dropped), its end."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -98,17 +105,19 @@ class _Child(asyncio.SubprocessProtocol):
         self._printed = 0
         self._gone = asyncio.Event()
 
-    async def reply(self, timeout_s: float) -> tuple[Any, bool]:
-        """(the value or TaskFailed, whether the process can be asked again)."""
+    async def reply(self, number: int, timeout_s: float) -> tuple[Any, bool]:
+        """(the value or TaskFailed, whether the process can be asked again). number: of the request."""
         self._printed = 0
         try:
             async with asyncio.timeout(timeout_s):
-                status, value = await self._receive()
+                status, value = await self._receive(number)
         except TimeoutError:
             return TaskFailed("timeout", f"no answer in {timeout_s:g} s"), False
         except (ValueError, TypeError, asyncio.IncompleteReadError, ConnectionError) as error:
             return TaskFailed("error", self._why_broken(error)), False
-        return (value if status == "ok" else TaskFailed("error", str(value))), status in ("ok", "error")
+        reason = value if isinstance(value, str) else "an error without a reason"
+        failed = TaskFailed("error", reason[:REASON_CHARS_MAX])
+        return (value if status == "ok" else failed), status in ("ok", "error")
 
     async def close(self) -> None:
         self._kill()
@@ -118,10 +127,10 @@ class _Child(asyncio.SubprocessProtocol):
         with contextlib.suppress(OSError):
             await self.writer.wait_closed()
 
-    async def _receive(self) -> tuple[Any, Any]:
-        (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
-        if length > MESSAGE_BYTES_MAX:
-            raise ValueError(f"a message of {length} bytes")
+    async def _receive(self, number: int) -> tuple[Any, Any]:
+        length, answered = HEADER.unpack(await self._reader.readexactly(HEADER.size))
+        if length > MESSAGE_BYTES_MAX or answered != number:
+            raise ValueError(f"a message of {length} bytes to request {answered} instead of {number}")
         status, value = msgpack.unpackb(await self._reader.readexactly(length))
         return status, value
 
@@ -129,7 +138,7 @@ class _Child(asyncio.SubprocessProtocol):
         if self._printed > OUTPUT_BYTES_MAX:
             return f"it printed more than {OUTPUT_BYTES_MAX} bytes"
         ended = isinstance(error, asyncio.IncompleteReadError | ConnectionError)
-        return "the task process died" if ended else f"the task process answered nonsense: {error}"
+        return "the task process died" if ended else f"the task process answered nonsense: {error}"[:REASON_CHARS_MAX]
 
     def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -147,7 +156,7 @@ class _Child(asyncio.SubprocessProtocol):
         self._gone.set()
 
 
-async def _spawn() -> _Child:
+async def _spawn() -> Child:
     """Start Python, isolated and with this interpreter's module path, at the other end of a socket."""
     ours, theirs = socket.socketpair()
     with theirs:
@@ -155,7 +164,7 @@ async def _spawn() -> _Child:
         paths = [entry for entry in sys.path if Path(entry).is_absolute()]
         try:
             _, child = await asyncio.get_running_loop().subprocess_exec(
-                lambda: _Child(reader, writer),
+                lambda: Child(reader, writer),
                 *(sys.executable, "-I", "-c", BOOT, json.dumps(paths), str(theirs.fileno())),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,

@@ -8,8 +8,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from echo2d.tasks.base import Prompt
+from echo2d.tasks.pool_child import HEADER, pack
 
 HUGE = 2 << 20
+FORGED = pack(["ok", 99.0])
 
 
 class NastyTask:
@@ -39,6 +41,7 @@ class NastyTask:
             "chat": lambda: print("x" * 100_000),  # noqa: T201
             "memory": lambda: bytearray(1 << 34),
             "file": lambda: (self._directory / "big").write_bytes(b"x" * (8 << 20)),
+            "twice": lambda: _write_to_all(HEADER.pack(len(FORGED), 1) + FORGED),
             "forge": lambda: _write_to_all(b"\xff\xff\xff\xff" + b"x" * HUGE),
             "who": lambda: (self._directory / "who").write_text(f"{os.getpid()} {os.getuid()} {dict(os.environ)}"),
         }
