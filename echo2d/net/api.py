@@ -16,12 +16,14 @@ it, 413 too large, 415 encoded body, 503 busy (try again), 507 disk. Unknown fie
 never decompressed.
 """
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from http import HTTPStatus
 from importlib import resources
 from typing import Any, Protocol
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from echo2d.core.coordinator_io import (
     BatchAsked,
@@ -33,6 +35,7 @@ from echo2d.core.coordinator_io import (
     RequestId,
     SessionAsked,
 )
+from echo2d.core.figures import one_line
 from echo2d.core.ids import DIGEST_BYTES, Digest, Epoch, GroupId, PeerId, RunId, Version
 from echo2d.errors import OperatorFault, PeerFault, StoreFault
 from echo2d.net.auth import KEY_BYTES, Caller, Denied, Role
@@ -46,6 +49,8 @@ DIGEST_HEADER = "X-Echo2d-Digest"
 
 LEARNER: frozenset[Role] = frozenset({"learner"})
 READERS: frozenset[Role] = frozenset({"learner", "gateway", "viewer"})
+
+http_log = logging.getLogger("echo2d.http")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -110,7 +115,7 @@ class Api:
 
     def secret(self, request: web.Request) -> str:
         scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not secret:
+        if scheme.lower() != "bearer" or not secret or not secret.isascii():
             raise Refusal(HTTPStatus.UNAUTHORIZED, "credential", "expected Authorization: Bearer SECRET")
         return secret.strip()
 
@@ -141,6 +146,8 @@ class Api:
     async def publish(self, request: web.Request) -> web.Response:
         body = await fields(request, {"version", "epoch"}, frozenset({"path", "upload"}))
         path = body.get("path")
+        if isinstance(path, str) and not path.isprintable():
+            raise malformed("path: expected printable text")
         if (path is None) != (body.get("upload") is True) or not isinstance(path, str | None):
             raise malformed('expected either "path": a directory, or "upload": true')
         epoch, version = Epoch(integer(body["epoch"], "epoch")), Version(integer(body["version"], "version"))
@@ -191,7 +198,7 @@ def _refused_groups(body: Mapping[str, Any]) -> tuple[tuple[GroupId, str], ...]:
     if not all(isinstance(reason, str) for reason in reasons):
         raise malformed("reasons: expected text")
     ids = [GroupId(integer(group, "groups")) for group in groups]
-    return tuple((group, reason[:REASON_CHARS_MAX]) for group, reason in zip(ids, reasons, strict=True))
+    return tuple((group, one_line(reason, REASON_CHARS_MAX)) for group, reason in zip(ids, reasons, strict=True))
 
 
 def _epoch(request: web.Request) -> Epoch:
@@ -246,11 +253,18 @@ def make_app(backend: Backend, *, worker: Handler, page: str) -> web.Application
     return app
 
 
+def _is_ours(record: logging.LogRecord) -> bool:
+    """What is not HTTP is no error of ours; its text holds bytes of the request, which may be a credential."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
 def make_runner(app: web.Application, *, shutdown_timeout_s: float) -> web.AppRunner:
     """Serves the application: no decompression, and a caller that hangs up cancels its handler."""
+    http_log.addFilter(_is_ours)
     return web.AppRunner(
         app,
         access_log=None,
+        logger=http_log,
         auto_decompress=False,
         handler_cancellation=True,
         shutdown_timeout=shutdown_timeout_s,

@@ -45,6 +45,7 @@ from echo2d.net.auth import (
 NAME_RULE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # it becomes a file name
 COORDINATOR_FILE = "coordinator.json"  # where the running coordinator listens
 TOKENS_MAX = 10_000  # the whole table is read every second
+ENROLLED_MAX = 10_000  # peers, for the same reason; twenty times the largest fleet
 SCHEMA = (
     """CREATE TABLE IF NOT EXISTS tokens (name TEXT PRIMARY KEY, role TEXT NOT NULL, secret_hash BLOB NOT NULL UNIQUE,
     max_workers INTEGER, expires_at REAL, revoked INTEGER NOT NULL DEFAULT 0)""",
@@ -186,6 +187,9 @@ class AccessTable:
             enrolled = database.execute(others, (token.name, peer)).fetchone()[0]
             if token.max_workers is not None and enrolled >= token.max_workers:
                 raise Denied(403, "workers", f"token {token.name} has enrolled its {token.max_workers} workers already")
+            known = database.execute("SELECT count(*) FROM peers WHERE peer != ?", (peer,)).fetchone()[0]
+            if known >= ENROLLED_MAX:
+                raise Denied(403, "workers", f"this run has enrolled {ENROLLED_MAX} workers already")
             database.execute("INSERT OR REPLACE INTO peers VALUES (?, ?, ?)", (peer, public_key, token.name))
         self.reload()
         return peer

@@ -1,11 +1,12 @@
 """A pool of killable processes that run a task: the data plane.
 
 A call that raises, hangs, crashes, forks, prints without end or answers nonsense is an error of that one call. A
-process that did more than raise is killed with its whole process group, and the next call gets a fresh one. Calls
+process that did more than raise is killed with all it started, and the next call gets a fresh one. Calls
 that were queued behind the guilty one are sent again to the fresh process.
 
-A task process has a session and process group of its own, an empty environment, no descriptor but its socket, a user
-id of its own where we are root, limits (`Limits`), and may print OUTPUT_BYTES_MAX per call.
+A task process has a session of its own, an empty environment, no descriptor but its socket, limits (`Limits`), can
+gain no privilege, and may print OUTPUT_BYTES_MAX per call. Where we are root it has a user id of its own and no network:
+only then can it neither read what is ours nor signal us.
 
 Not here: what a prompt or a reward means (`tasks/base.py`), the life of one process (`tasks/process.py`), its own side
 of the socket (`tasks/pool_child.py`).
@@ -25,7 +26,7 @@ from echo2d.tasks.pool_child import MESSAGE_BYTES_MAX, pack
 from echo2d.tasks.process import TaskFailed, TaskProcess
 
 PIPELINED_MAX = 64  # calls sent at once to a process: the replies to them fit into a socket buffer
-NOBODY_UID = 65534
+TASK_UIDS = range(65520, 65534)  # of the pool's processes in turn where we are root: a range that systemd leaves unused
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class Limits:
     files_max: int = 256  # open at once
     processes_max: int = 256  # of the task's user id, threads included; only where we are root
     cpu_s_max: int = 60  # of one call
+    network: bool = False  # only kept away where we are root
 
 
 class TaskPool:
@@ -51,7 +53,7 @@ class TaskPool:
 
     task: a name of `pool_child.TASKS`, or "module:Class" with a module that this interpreter can import.
     options: keyword arguments of the class, plain values. timeout_s: of one call.
-    uid: the user that runs the task; None means NOBODY_UID where we are root, else our own.
+    uid: the user that runs the task; None means each process one of TASK_UIDS where we are root, else our own.
     """
 
     def __init__(
@@ -64,10 +66,11 @@ class TaskPool:
         limits: Limits | None = None,
         uid: int | None = None,
     ) -> None:
-        if uid is None and os.geteuid() == 0:
-            uid = NOBODY_UID
-        start = pack(["start", task, dict(options or {}), dataclasses.asdict(limits or Limits()), uid])
-        self._processes = [TaskProcess(start, timeout_s=timeout_s) for _ in range(processes)]
+        uids: Sequence[int | None] = [uid] if uid is not None or os.geteuid() != 0 else TASK_UIDS
+        start = ["start", task, dict(options or {}), dataclasses.asdict(limits or Limits())]
+        self._processes = [
+            TaskProcess(pack([*start, uids[number % len(uids)]]), timeout_s=timeout_s) for number in range(processes)
+        ]
         self._idle: asyncio.LifoQueue[TaskProcess] = asyncio.LifoQueue()  # the warmest is taken first
         for process in self._processes:
             self._idle.put_nowait(process)

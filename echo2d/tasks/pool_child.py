@@ -8,12 +8,18 @@ One socket; both ways a header and msgpack; requests are answered one by one, in
 
 or ["error", reason], or ["broken", reason]: an error after which this process should be killed.
 
+    parent --SIGTERM, or its death--> guard --SIGKILL--> task process and whatever it started
+
+The process that was started stays behind as the guard: it runs none of the task's code, adopts what the task process
+leaves, and ends only when all of that is gone. Whatever a task starts, in whatever session, ends with it.
+
 The task's module is imported before the process gives up its user id, because only then it surely can read the
 installation; everything else of the task (construction, prompts, rewards) runs afterwards.
 
 What this module imports is the start-up time of a task process, so it imports little.
 """
 
+import contextlib
 import ctypes
 import importlib
 import math
@@ -23,6 +29,7 @@ import signal
 import socket
 import struct
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -37,7 +44,12 @@ HEADER = struct.Struct(">II")  # length of the body, number of the request that 
 NUMBER_MAX = (1 << 32) - 1
 
 PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
+PR_SET_NO_NEW_PRIVS = 38
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWNET = 0x40000000
+SWEEP_S = 0.01  # between two looks for processes that were started meanwhile
 
 Reply = tuple[str, Any]
 
@@ -45,6 +57,7 @@ Reply = tuple[str, Any]
 def main(descriptor: int) -> None:
     """Serve the socket until the parent closes it."""
     link = socket.socket(fileno=descriptor)
+    guard(link)
     server = Server()
     try:
         while True:
@@ -53,6 +66,44 @@ def main(descriptor: int) -> None:
             link.sendall(HEADER.pack(len(body), number) + body)
     except EOFError:
         return
+
+
+def guard(link: socket.socket) -> None:
+    """Returns in the process that is to run the task; the other one ends it when told to, and ends after it."""
+    wakes = {signal.SIGTERM, signal.SIGCHLD}
+    signal.pthread_sigmask(signal.SIG_BLOCK, wakes)
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    parent, task = os.getppid(), os.fork()
+    if task == 0:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, wakes)
+        os.setsid()
+        return
+    link.close()
+    while os.getppid() == parent and signal.sigwait(wakes) == signal.SIGCHLD and not _ended(task):
+        pass
+    while _kill_children():
+        signal.sigtimedwait({signal.SIGCHLD}, SWEEP_S)
+    os._exit(0)
+
+
+def _ended(child: int) -> bool:
+    """Also when it was another child that ended."""
+    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _kill_children() -> bool:
+    """Kill and reap all children that there are now; whether there were any."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            if parent == os.getpid():
+                os.kill(int(stat.parent.name), signal.SIGKILL)
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG) != (0, 0):
+            pass
+        return True
+    return False
 
 
 class Server:
@@ -102,7 +153,10 @@ class Server:
 
 
 def confine(limits: Mapping[str, int], uid: int | None) -> None:
-    """Limit this process and what it starts, change to `uid` if given, and die with the parent."""
+    """Limit this process and what it starts, change to `uid` if given, gain nothing ever again, die with the guard."""
+    os.umask(0o077)
+    if not limits["network"]:
+        _libc().unshare(CLONE_NEWNET | CLONE_NEWIPC)  # only root may; others keep the network
     for what, limit in (
         (resource.RLIMIT_AS, limits["memory_bytes_max"]),
         (resource.RLIMIT_FSIZE, limits["file_bytes_max"]),
@@ -115,9 +169,18 @@ def confine(limits: Mapping[str, int], uid: int | None) -> None:
         os.setgroups([])
         os.setgid(uid)
         os.setuid(uid)
-    prctl = ctypes.CDLL(None).prctl
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # after setuid, which clears it
-    prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # a detached grandchild becomes a child, so it is seen
+    _prctl(PR_SET_NO_NEW_PRIVS, 1)
+    _prctl(PR_SET_DUMPABLE, 0)  # no other process of this user looks into it
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # after setuid, which clears it
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)  # a detached grandchild becomes a child, so it is seen
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _prctl(option: int, value: int) -> None:
+    _libc().prctl(option, value, 0, 0, 0)
 
 
 def pack(message: object) -> bytes:

@@ -1,4 +1,4 @@
-"""One task process as its parent sees it: started, asked, and killed with its process group at the first nonsense.
+"""One task process as its parent sees it: started, asked, and killed with all it started at the first nonsense.
 
       none --ask--> running --all replies, in time--> running
                        | timeout, end of file, nonsense, "broken", too much output, the asking task cancelled
@@ -11,7 +11,6 @@ Only one `ask` runs at a time. Requests are answered one by one, in order, so th
 import asyncio
 import contextlib
 import json
-import os
 import signal
 import socket
 import sys
@@ -25,6 +24,7 @@ import msgpack
 from echo2d.tasks.pool_child import HEADER, MESSAGE_BYTES_MAX, NUMBER_MAX, REASON_CHARS_MAX
 
 OUTPUT_BYTES_MAX = 1 << 20  # stdout and stderr of one call; all of it is dropped
+KILL_S = 5.0  # then the guard itself is killed
 START_TIMEOUT_S = 60.0  # the task's module may import a lot
 BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -121,7 +121,12 @@ class Child(asyncio.SubprocessProtocol):
 
     async def close(self) -> None:
         self._kill()
-        await self._gone.wait()
+        try:
+            async with asyncio.timeout(KILL_S):
+                await self._gone.wait()
+        except TimeoutError:  # a process that cannot be killed now, in a system call
+            self._signal(signal.SIGKILL)
+            await self._gone.wait()
         self._transport.close()
         self.writer.close()
         with contextlib.suppress(OSError):
@@ -141,8 +146,12 @@ class Child(asyncio.SubprocessProtocol):
         return "the task process died" if ended else f"the task process answered nonsense: {error}"[:REASON_CHARS_MAX]
 
     def _kill(self) -> None:
+        """Tell the guard to end everything; see `pool_child`."""
+        self._signal(signal.SIGTERM)
+
+    def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._transport.get_pid(), signal.SIGKILL)
+            self._transport.send_signal(number)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.SubprocessTransport", transport)

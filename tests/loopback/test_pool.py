@@ -12,7 +12,7 @@ import uvloop
 
 from echo2d.errors import OperatorFault
 from echo2d.tasks.base import Prompt
-from echo2d.tasks.pool import PIPELINED_MAX, Limits, Score, TaskPool
+from echo2d.tasks.pool import PIPELINED_MAX, TASK_UIDS, Limits, Score, TaskPool
 from echo2d.tasks.pool_child import MESSAGE_BYTES_MAX
 from echo2d.tasks.process import TaskFailed
 from echo2d.tasks.sort_digits import SortDigits, answer
@@ -152,7 +152,7 @@ async def test_the_process_has_its_own_user_and_no_environment(nasty: TaskPool, 
     assert await nasty.reward(ask("who"), [1]) == Score(0.0)
     pid, uid, environment = (directory / "who").read_text().split(" ", 2)
     assert int(pid) != os.getpid()
-    assert int(uid) == (65534 if os.geteuid() == 0 else os.getuid())
+    assert int(uid) == (TASK_UIDS[0] if os.geteuid() == 0 else os.getuid())
     assert set(eval(environment)) <= {"LC_CTYPE"}  # which Python itself sets where no locale is given
 
 

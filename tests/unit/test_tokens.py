@@ -6,6 +6,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from echo2d.core.ids import PeerId
 from echo2d.errors import OperatorFault
 from echo2d.net.auth import Denied, TokenFile, enrol_proof, peer_id_of, public_bytes
+from echo2d.runtime import tokens
 from echo2d.runtime.tokens import AccessTable, RunDirectory, parse_duration_s
 
 KEYS = [Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in range(3)]
@@ -122,3 +123,12 @@ def test_durations() -> None:
     for text in ("", "30", "d", "-1d", "1w"):
         with pytest.raises(OperatorFault, match="duration"):
             parse_duration_s(text)
+
+
+def test_a_run_enrols_so_many_peers_and_no_more(table: AccessTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "ENROLLED_MAX", 1)
+    token = table.create("box", "worker")
+    first = enrol(table, token, KEYS[0])
+    with pytest.raises(Denied, match="enrolled 1 workers"):
+        enrol(table, token, KEYS[1])
+    assert enrol(table, token, KEYS[0]) == first

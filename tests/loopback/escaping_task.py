@@ -1,0 +1,105 @@
+"""A task that tries to get out of its process; used by test_containment.py. A reward of 1.0 means that it got out."""
+
+import ctypes
+import os
+import resource
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from echo2d.tasks.base import Prompt
+
+
+class EscapingTask:
+    name = "escaping"
+    stop_token_ids = (1,)
+
+    def __init__(self, notes: str, run_dir: str, coordinator: int, port: int) -> None:
+        self._notes, self._run_dir, self._coordinator, self._port = Path(notes), Path(run_dir), coordinator, port
+
+    def prompt(self, index: int) -> Prompt:
+        return Prompt([index + 1])
+
+    def reward(self, prompt: Prompt, output: Sequence[int]) -> float:
+        """OSError and the like: it did not get out."""
+        ways: dict[str, Callable[[], Any]] = {
+            "read the key": lambda: (self._run_dir / "run.key").read_text(),
+            "list the run directory": lambda: list(self._run_dir.iterdir()),
+            "read the coordinator's environment": lambda: Path(f"/proc/{self._coordinator}/environ").read_bytes(),
+            "read the coordinator's memory": lambda: Path(f"/proc/{self._coordinator}/mem").open("rb"),
+            "read the coordinator's descriptors": lambda: os.listdir(f"/proc/{self._coordinator}/fd"),  # noqa: PTH208
+            "signal the coordinator": lambda: os.kill(self._coordinator, 0),
+            "signal the guard": lambda: os.kill(os.getppid(), 0),
+            "become root": lambda: os.setuid(0),
+            "become another user": lambda: os.setuid(1),
+            "write into the working directory": lambda: Path("escaped").write_text("x"),
+            "write into the run directory": lambda: (self._run_dir / "escaped").write_text("x"),
+            "write into the installation": lambda: Path(__file__).with_name("escaped").write_text("x"),
+            "use more memory": lambda: self._raise(resource.RLIMIT_AS),
+            "write longer files": lambda: self._raise(resource.RLIMIT_FSIZE),
+            "open more files": lambda: self._raise(resource.RLIMIT_NOFILE),
+            "start more processes": lambda: self._raise(resource.RLIMIT_NPROC),
+            "open many files": lambda: [os.open("/dev/null", os.O_RDONLY) for _ in range(10_000)],
+            "mount": lambda: _call("mount", b"none", b"/tmp", b"tmpfs", 0, None),
+            "call the coordinator": lambda: socket.socket().connect((b"127.0.0.1", self._port)),
+            "spin on": self._spin_on,
+            "leave a session behind": lambda: self._leave(),
+            "leave a session behind and die": lambda: (self._leave(), os._exit(1)),
+        }
+        if prompt.secret == "tell":
+            self._tell()
+            return 0.0
+        ways[str(prompt.secret)]()
+        return 1.0
+
+    def _raise(self, what: int) -> None:
+        resource.setrlimit(what, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+    def _spin_on(self) -> None:
+        signal.signal(signal.SIGXCPU, signal.SIG_IGN)
+        while True:
+            pass
+
+    def _leave(self) -> None:
+        """Two forks and a new session away, it would live for ever."""
+        ready, told = os.pipe()
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                for number in (signal.SIGTERM, signal.SIGHUP):
+                    signal.signal(number, signal.SIG_IGN)
+                with self._notes.open("a") as file:
+                    file.write(f"{os.getpid()}\n")
+                os.write(told, b"x")
+                time.sleep(600)
+            os._exit(0)
+        os.wait()
+        os.read(ready, 1)
+
+    def _tell(self) -> None:
+        facts = {
+            "uid": os.getuid(),
+            "groups": os.getgroups(),
+            "umask": os.umask(0o077),
+            "environment": sorted(os.environ),
+            "descriptors": sorted(_descriptor(entry) for entry in Path("/proc/self/fd").iterdir()),
+            "network": Path("/proc/self/ns/net").readlink().name,
+            "status": dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines()),
+        }
+        self._notes.with_name(f"facts-{os.getuid()}").write_text(repr(facts))
+
+
+def _descriptor(entry: Path) -> str:
+    try:
+        return entry.readlink().name.partition(":")[0]
+    except OSError:
+        return "itself"  # the one that lists them
+
+
+def _call(name: str, *arguments: Any) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, name)(*arguments) != 0:
+        raise OSError(ctypes.get_errno(), name)
