@@ -33,25 +33,8 @@ from tests.unit.relay_peer import (
     TABLE,
     UP,
     Peer,
-    follower_peer,
     opened,
-    root_peer,
 )
-
-
-@pytest.fixture
-def peer() -> Peer:
-    return Peer()
-
-
-@pytest.fixture
-def root() -> Peer:
-    return root_peer()
-
-
-@pytest.fixture
-def follower() -> Peer:
-    return follower_peer()
 
 
 def test_a_relay_tells_what_it_holds_and_opens_where_it_stopped(peer: Peer) -> None:
