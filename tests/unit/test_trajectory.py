@@ -10,11 +10,9 @@ from echo2d.core.trajectory import (
     TrajectoryRecord,
     batch_digest,
     pack_batch,
-    pack_group,
     pack_logprobs,
     pack_tokens,
     unpack_batch,
-    unpack_group,
 )
 from echo2d.errors import PeerFault
 
@@ -35,9 +33,8 @@ def test_version_min_is_the_oldest_token() -> None:
     assert GROUP.version_min == 2
 
 
-def test_groups_and_batches_round_trip() -> None:
+def test_batches_round_trip() -> None:
     batch = BatchBody(9, (GROUP, GROUP))
-    assert unpack_group(pack_group(GROUP)) == GROUP
     assert unpack_batch(pack_batch(batch)) == batch
 
 
