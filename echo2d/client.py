@@ -18,6 +18,7 @@ PeerFault (the coordinator refused: its code and reason), IntegrityFault (a batc
 import asyncio
 import ipaddress
 import json
+import logging
 import random
 import threading
 from collections.abc import AsyncIterator, Coroutine, Mapping
@@ -37,6 +38,7 @@ from echo2d.errors import IntegrityFault, OperatorFault, PeerFault
 from echo2d.net.api import DIGEST_HEADER
 from echo2d.net.auth import read_token_file
 from echo2d.net.control import Backoff
+from echo2d.net.urls import coordinator_url
 
 __all__ = [
     "AsyncCoordinator", "Batch", "Coordinator", "Fenced", "Group", "IntegrityFault", "OperatorFault",
@@ -48,6 +50,8 @@ READ_TIMEOUT_S = 3600.0  # hashing a snapshot of hundreds of GB takes minutes, a
 UPLOAD_PART_BYTES = 1 << 20
 
 _Result = TypeVar("_Result")
+
+log = logging.getLogger("echo2d.client")
 
 
 class Fenced(PeerFault):
@@ -126,7 +130,7 @@ class AsyncCoordinator:
     """A coordinator, spoken to from asyncio. url: http://HOST:PORT; token_file: of a learner (viewers: `status`)."""
 
     def __init__(self, url: str, *, token_file: Path, timeout_s: float = 60.0) -> None:
-        self._url = url.rstrip("/")
+        self._url = coordinator_url(url)
         self._token_file = token_file
         self._headers: dict[str, str] = {}
         self._timeout_s = timeout_s
@@ -218,6 +222,7 @@ class AsyncCoordinator:
                 if loop.time() + delay_s > deadline:
                     fault = PeerFault if self._answered else OperatorFault  # a wrong URL, or one that worked before
                     raise fault(f"cannot reach the coordinator at {self._url}: {lost}") from lost
+                log.info("unreachable url=%s reason=%s", self._url, lost)
                 await asyncio.sleep(delay_s)
 
     async def _ask(
@@ -233,8 +238,6 @@ class AsyncCoordinator:
         try:
             async with self._session.request(method, self._url + path, **content) as response:
                 answer = await response.read()
-        except aiohttp.InvalidURL as error:
-            raise OperatorFault(f"{self._url!r} is not a URL such as http://HOST:PORT") from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise _Unreachable(str(error) or type(error).__name__) from error
         if response.status >= HTTPStatus.BAD_REQUEST:

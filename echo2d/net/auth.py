@@ -13,6 +13,7 @@ credential (`runtime/tokens.py`).
 
 import hashlib
 import json
+import logging
 import os
 import secrets
 from dataclasses import asdict, dataclass
@@ -37,6 +38,8 @@ TOKEN_FILE_BYTES_MAX = 16 << 10  # a token is a few hundred bytes
 
 PEER_HEADER = "X-Echo2d-Peer"
 NONCE_HEADER = "X-Echo2d-Nonce"
+
+log = logging.getLogger("echo2d.auth")
 
 
 class Denied(PeerFault):
@@ -130,6 +133,7 @@ def read_token_file(path: Path) -> TokenFile:
     """OperatorFault: missing, unreadable or no token file."""
     try:
         with path.open("rb") as file:
+            _warn_of_readers(path, file.fileno())
             token = TokenFile(**json.loads(file.read(TOKEN_FILE_BYTES_MAX)))
         right = all(type(value) is str for value in asdict(token).values()) and token.role in get_args(TokenRole)
         right = right and len(bytes.fromhex(token.run_key)) == KEY_BYTES
@@ -140,6 +144,11 @@ def read_token_file(path: Path) -> TokenFile:
     if not right:
         raise OperatorFault(f"{path} is not a token file")
     return token
+
+
+def _warn_of_readers(path: Path, descriptor: int) -> None:
+    if os.fstat(descriptor).st_mode & 0o077:
+        log.warning("token file %s can be read by other users; chmod 600 it", path)
 
 
 def secret_hash(secret: str) -> bytes:

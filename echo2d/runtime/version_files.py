@@ -104,13 +104,16 @@ class VersionFiles:
         root = self._root.absolute()
         if not path.is_absolute() or ".." in path.parts or not path.is_relative_to(root) or path == root:
             raise OperatorFault(f"{path} is not a directory inside the snapshot root {root}")
-        for part in (path, *path.parents):
-            if part == root:
-                break
-            if part.is_symlink():
-                raise OperatorFault(f"{part} is a symbolic link; publish the directory itself")
-        if not path.is_dir():
-            raise OperatorFault(f"{path} is not a directory")
+        try:
+            for part in (path, *path.parents):
+                if part == root:
+                    break
+                if part.is_symlink():
+                    raise OperatorFault(f"{part} is a symbolic link; publish the directory itself")
+            if not path.is_dir():
+                raise OperatorFault(f"{path} is not a directory")
+        except OSError as error:  # a name that is too long, a folder that may not be searched
+            raise OperatorFault(f"cannot look at a directory to publish: {error.strerror}") from error
         return path
 
 

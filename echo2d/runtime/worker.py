@@ -50,6 +50,7 @@ from echo2d.engines.base import Engine
 from echo2d.errors import IntegrityFault, OperatorFault, PeerFault, StoreFault
 from echo2d.net.auth import read_token_file, verify_root
 from echo2d.net.control import ControlLink, Identity, enrol
+from echo2d.net.urls import coordinator_url
 from echo2d.runtime.applier import Applier
 from echo2d.runtime.metrics import LoopMetrics
 from echo2d.runtime.peer_loop import PeerMailbox, outcome
@@ -318,7 +319,7 @@ def _stopped_by_signals(worker: Worker) -> Iterator[None]:
 
 def _check_hosts(config: WorkerConfig) -> None:
     """OperatorFault off loopback, unless insecure: there is no TLS yet."""
-    for host in (urlsplit(config.url).hostname or "", config.listen_host):
+    for host in (urlsplit(coordinator_url(config.url)).hostname or "", config.listen_host):
         if is_loopback(host):
             continue
         if not config.insecure:

@@ -334,6 +334,9 @@ async def test_what_cannot_be_published_is_one_line(
             await client.publish(0, outside)
         with pytest.raises(PeerFault, match=r"has no tokenizer\.json"):
             await client.publish(0, no_tokenizer)
+        with pytest.raises(PeerFault, match="too long"):
+            await client.publish(0, tmp_path / "out" / ("x" * 5000))
+        assert (await client.status())["scripted"]
     assert script.heard.empty()
     assert names(run_dir / "versions") == []
 
@@ -430,7 +433,12 @@ async def test_what_cannot_start_says_why(config: CoordinatorConfig, script: Scr
         assert "in use: another coordinator" in await opens(config)
         other = {"run.run_dir": str(tmp_path / "other")}
         assert "coordinator.port" in await opens(make_config(tmp_path, **other, **{"coordinator.port": port}))
-    assert "--insecure" in await opens(make_config(tmp_path, **{"coordinator.host": "0.0.0.0"}))
+        assert f"link.port: {port}" in await opens(make_config(tmp_path, **other, **{"link.port": port}))
+    for table in ("coordinator", "link"):
+        assert f"{table}.host" in await opens(make_config(tmp_path, **{f"{table}.host": "0.0.0.0"}))
+    insecure = {"coordinator.insecure": True}
+    assert "can dial" in await opens(make_config(tmp_path, **{"link.host": "0.0.0.0"}, **insecure))
+    assert "link.host" in await opens(make_config(tmp_path, **{"link.host": "192.0.2.1"}, **insecure))
     assert "task nothing" in await opens(make_config(tmp_path, **{"task.name": "nothing"}))
     model = {"run.base_model": str(tmp_path), "sampling.vocab_size": 0}
     assert "vocab_size" in await opens(make_config(tmp_path, **model))

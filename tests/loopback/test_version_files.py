@@ -66,6 +66,8 @@ def test_only_directories_inside_the_root_are_taken(files: VersionFiles, root: P
     for path in (outside, root, Path("0"), root / "0" / ".." / "0", root / "link", root / "inner" / "0"):
         with pytest.raises(OperatorFault, match=r"inside the snapshot root|symbolic link"):
             files.adopt(Epoch(1), Version(0), str(path))
+    with pytest.raises(OperatorFault, match="File name too long"):
+        files.adopt(Epoch(1), Version(0), str(root / ("x" * 5000)))
     for path in (root / "none", root / "0" / "config.json"):
         with pytest.raises(OperatorFault, match="not a directory"):
             files.adopt(Epoch(1), Version(0), str(path))

@@ -73,6 +73,15 @@ def test_what_is_no_token_file_is_said(tmp_path: Path, text: str) -> None:
         auth.read_token_file(tmp_path / "token")
 
 
+def test_a_token_file_that_others_can_read_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    auth.write_token_file(tmp_path / "token", TOKEN)
+    auth.read_token_file(tmp_path / "token")
+    assert caplog.messages == []
+    (tmp_path / "token").chmod(0o640)
+    auth.read_token_file(tmp_path / "token")
+    assert "chmod 600" in caplog.messages[0]
+
+
 def test_missing_and_broken_files_are_said(tmp_path: Path) -> None:
     with pytest.raises(OperatorFault, match="cannot read token file"):
         auth.read_token_file(tmp_path / "none")

@@ -6,7 +6,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from echo2d.core.ids import PeerId
 from echo2d.errors import OperatorFault
 from echo2d.net.auth import Denied, TokenFile, enrol_proof, peer_id_of, public_bytes
-from echo2d.runtime.tokens import AccessTable, RunDirectory, parse_duration_s
+from echo2d.runtime.tokens import AccessTable, RunDirectory, create_token, list_tokens, parse_duration_s
 
 KEYS = [Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in range(3)]
 
@@ -122,3 +122,18 @@ def test_durations() -> None:
     for text in ("", "30", "d", "-1d", "1w"):
         with pytest.raises(OperatorFault, match="duration"):
             parse_duration_s(text)
+    with pytest.raises(OperatorFault, match="never"):
+        parse_duration_s("9" * 20 + "d")
+
+
+def test_a_token_whose_file_cannot_be_written_was_never_created(run: RunDirectory, tmp_path: Path) -> None:
+    def create(out: Path, url: str = "http://127.0.0.1:7700") -> None:
+        create_token(run.path, "box", role="worker", url=url, out=out, max_workers=1, expires="1h")
+
+    with pytest.raises(OperatorFault, match="cannot write"):
+        create(tmp_path / "no" / "folder")
+    with pytest.raises(OperatorFault, match="not the URL"):
+        create(tmp_path / "box.token", "7700")
+    assert list_tokens(run.path) == []
+    create(tmp_path / "box.token")
+    assert [row["name"] for row in list_tokens(run.path)] == ["box"]
