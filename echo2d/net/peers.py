@@ -95,7 +95,7 @@ class PeerLinks:
                     lambda: connection, host, port, ssl=self._client_ssl, server_hostname=hostname
                 )
                 await connection.settled.wait()
-        except OSError as error:  # a time-out is one
+        except (OSError, ValueError, OverflowError) as error:  # a time-out is one; others come of impossible addresses
             raise PeerFault(f"cannot reach {host}:{port}: {str(error) or 'no answer'}") from error
         finally:
             if connection.peer is None:

@@ -251,6 +251,18 @@ async def test_who_cannot_be_reached_is_a_fault_of_the_peer() -> None:
         await Peer(BOB, ALICE).links.dial(ALICE, HOST, port)
 
 
+@pytest.mark.parametrize(("host", "port"), [("x" * 300, 1), ("...", 1), ("a\0b", 1), (HOST, 70000), (HOST, 10**18)])
+def test_an_impossible_address_is_a_fault_of_the_peer(host: str, port: int) -> None:
+    """A peer says where it listens; whoever is to dial it lives on."""
+
+    async def dial() -> None:
+        with pytest.raises(PeerFault, match="cannot reach"):
+            await Peer(BOB, ALICE).links.dial(ALICE, host, port)
+
+    asyncio.run(dial())
+    uvloop.run(dial())
+
+
 async def test_a_peer_that_accepts_and_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "HANDSHAKE_S", 0.05)
     with socket.create_server((HOST, 0)) as listener, pytest.raises(PeerFault, match="no answer"):
