@@ -55,6 +55,7 @@ from echo2d.core.messages import (
     LeaseProgress,
     RefitDone,
     RefitFailed,
+    Refused,
     SampleFinished,
     SegmentEncoded,
     SegmentsWanted,
@@ -179,7 +180,8 @@ class CoordinatorState:
             return [*back, *self._message(peer, message, now)]
         except PeerFault as fault:
             self._members.disconnected(session)
-            return [*back, self._figures.fault("peer", f"{peer.name}: {fault}"), CloseSession(session)]
+            note = self._figures.fault("peer", f"{peer.name}: {fault}")
+            return [*back, note, Send(session, Refused("protocol", str(fault), permanent=False)), CloseSession(session)]
 
     def _message(self, peer: Peer, message: ToCoordinator, now: float) -> list[Action]:  # noqa: C901
         match message:

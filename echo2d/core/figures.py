@@ -31,6 +31,11 @@ def publish_every_auto(t_train_s: float | None, t_bcast_s: float | None, stalene
     return min(staleness_max + 1, math.floor(t_bcast_s / t_train_s) + 1)
 
 
+def printable(text: str, chars_max: int) -> str:
+    """What somebody else said, fit for a terminal and one line of a log."""
+    return "".join(char if char.isprintable() else " " for char in text[:chars_max])
+
+
 class Figures:
     """Counters and the newest measurements. Seconds and bytes; `staleness` counts trained trajectories by staleness."""
 
@@ -54,7 +59,7 @@ class Figures:
 
     def fault(self, kind: str, text: str) -> Note:
         """Keep the fault among the newest ones; the Note says it."""
-        line = text[:FAULT_CHARS_MAX].replace("\n", " ")
+        line = printable(text, FAULT_CHARS_MAX)
         self.faults.append(f"{kind}: {line}")
         return Note(kind, line)
 

@@ -171,14 +171,15 @@ class Groups:
     ) -> tuple[tuple[HeldLease, ...], tuple[HeldLease, ...], list[Action]]:
         """What a hello's leases become: kept, cancelled; running ones that the worker does not know end."""
         actions: list[Action] = []
-        keep = []
+        keep, known = [], frozenset(held)  # a hello may name a million
         for lease in self.leases.of_worker(peer.peer):
-            if lease.key in held:
+            if lease.key in known:
                 self.leases.renew(lease, tokens=False, now=now)
                 keep.append(lease.key)
             else:
                 actions += self._end(lease)
-        return tuple(keep), tuple(key for key in held if key not in keep), actions
+        kept = frozenset(keep)
+        return tuple(keep), tuple(key for key in held if key not in kept), actions
 
     def worker_left(self, peer: Peer) -> list[Action]:
         """It will not finish anything."""

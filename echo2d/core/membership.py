@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from echo2d.core.coordinator_io import Action, CloseSession, PeerConnected, Send, SessionId
+from echo2d.core.figures import printable
 from echo2d.core.ids import FormId, PeerId
 from echo2d.core.messages import (
     PROTOCOL_VERSION,
@@ -32,6 +33,7 @@ GONE_S = 60.0  # a suspected peer is given up; its leases went elsewhere long be
 PEERS_MAX = 1024  # twice the largest fleet; gone ones are forgotten first
 FLIPS_MAX = 3  # changes of session of one peer id ...
 FLIP_WINDOW_S = 60.0  # ... within a minute
+NAME_CHARS_MAX = 64  # as long as a host's name may be
 SLOTS_MAX = 4096  # per worker; more is a mistake in its configuration
 ACKNOWLEDGED_MAX = 64  # versions whose tokens may still be on their way from one worker; really two or three
 REST_S = 1.0  # a worker that failed a lease gets no other one for so long, doubling with each failure in a row ...
@@ -260,7 +262,8 @@ def _take_hello(peer: Peer, hello: Hello) -> None:
     if peer.boot_id != hello.boot_id:
         peer.acknowledged.clear()
         peer.failures, peer.rest_until = 0, 0.0
-    peer.name, peer.kind, peer.boot_id, peer.listen = hello.name, hello.kind, hello.boot_id, hello.listen
+    peer.name = printable(hello.name, NAME_CHARS_MAX)
+    peer.kind, peer.boot_id, peer.listen = hello.kind, hello.boot_id, hello.listen
     peer.slots = min(hello.slots, SLOTS_MAX) if hello.kind == "worker" else 0
     peer.forms = frozenset(hello.forms)
     peer.serves(hello.serving)

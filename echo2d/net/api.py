@@ -16,12 +16,14 @@ it, 413 too large, 415 encoded body, 503 busy (try again), 507 disk. Unknown fie
 never decompressed.
 """
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from http import HTTPStatus
 from importlib import resources
 from typing import Any, Protocol
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from echo2d.core.coordinator_io import (
     BatchAsked,
@@ -36,7 +38,7 @@ from echo2d.core.coordinator_io import (
 from echo2d.core.ids import DIGEST_BYTES, Digest, Epoch, GroupId, PeerId, RunId, Version
 from echo2d.errors import OperatorFault, PeerFault, StoreFault
 from echo2d.net.auth import KEY_BYTES, Caller, Denied, Role
-from echo2d.net.fields import Refusal, fields, from_hex, integer, integer_text, malformed, seconds
+from echo2d.net.fields import Refusal, fields, from_hex, integer, integer_text, malformed, seconds, text
 
 BODY_BYTES_MAX = 1 << 20  # JSON; the longest is a refusal of all groups with reasons
 LONG_POLL_S = 30.0
@@ -188,10 +190,9 @@ def _refused_groups(body: Mapping[str, Any]) -> tuple[tuple[GroupId, str], ...]:
     groups, reasons = body["groups"], body["reasons"]
     if not isinstance(groups, list) or not isinstance(reasons, list) or len(groups) != len(reasons) or not groups:
         raise malformed("groups, reasons: expected two lists of the same length, at least 1")
-    if not all(isinstance(reason, str) for reason in reasons):
-        raise malformed("reasons: expected text")
     ids = [GroupId(integer(group, "groups")) for group in groups]
-    return tuple((group, reason[:REASON_CHARS_MAX]) for group, reason in zip(ids, reasons, strict=True))
+    said = [text(reason, "reasons")[:REASON_CHARS_MAX] for reason in reasons]
+    return tuple(zip(ids, said, strict=True))
 
 
 def _epoch(request: web.Request) -> Epoch:
@@ -246,8 +247,22 @@ def make_app(backend: Backend, *, worker: Handler, page: str) -> web.Application
     return app
 
 
+def _callers_mistakes(record: logging.LogRecord) -> bool:
+    """aiohttp logs what it cannot parse as an error with its stack; it is the caller's, not ours."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, HttpProcessingError):
+        record.levelno, record.levelname = logging.INFO, "INFO"
+        record.msg, record.args = "not HTTP: %s", (" ".join(error.message.split())[:REASON_CHARS_MAX],)
+        record.exc_info = record.exc_text = None
+    return True
+
+
 def make_runner(app: web.Application, *, shutdown_timeout_s: float) -> web.AppRunner:
-    """Serves the application: no decompression, and a caller that hangs up cancels its handler."""
+    """Serves the application: no decompression, and a caller that hangs up cancels its handler.
+
+    What is no HTTP is answered 400 and logged as one line.
+    """
+    logging.getLogger("aiohttp.server").addFilter(_callers_mistakes)
     return web.AppRunner(
         app,
         access_log=None,

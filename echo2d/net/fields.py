@@ -34,6 +34,15 @@ def integer_text(text: str | None, name: str) -> int:
     return integer(int(text), name)
 
 
+def text(value: Any, name: str) -> str:
+    """Text that can be stored: JSON also spells halves of characters."""
+    try:
+        value.encode()
+    except (AttributeError, UnicodeEncodeError) as error:
+        raise malformed(f"{name}: expected text") from error
+    return str(value)
+
+
 def seconds(value: Any, name: str) -> float:
     if type(value) not in (int, float) or not 0 <= value <= SECONDS_MAX:
         raise malformed(f"{name}: expected a number of seconds")
