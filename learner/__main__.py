@@ -25,7 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
     except OperatorFault as fault:
         print(f"learner: {fault}", file=sys.stderr)  # noqa: T201 - a program's last word to its operator
         return 2
-    except (PeerFault, IntegrityFault, OSError) as fault:
+    except (PeerFault, IntegrityFault, OSError, FloatingPointError) as fault:
         print(f"learner: {fault}", file=sys.stderr)  # noqa: T201
         return 1
     return 0

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -243,6 +245,27 @@ def test_an_incomplete_model_is_the_operators_fault(
             (model / path.name).hardlink_to(path)
     with pytest.raises(OperatorFault, match=r"learner\.model"):
         learn(dataclasses.replace(config, model=model), coordinator)
+
+
+def test_a_truncated_model_is_the_operators_fault(
+    config: LearnerConfig, coordinator: ScriptedCoordinator, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(config.model, model)
+    os.truncate(model / "model.safetensors", 5000)
+    with pytest.raises(OperatorFault, match=r"learner\.model: cannot load"):
+        learn(dataclasses.replace(config, model=model), coordinator)
+
+
+@pytest.mark.parametrize("name", ["out_dir", "snapshot_root"])
+def test_a_directory_that_cannot_be_made_is_named_before_the_session(
+    config: LearnerConfig, coordinator: ScriptedCoordinator, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "file").touch()
+    change: dict[str, Any] = {name: tmp_path / "file" / "x"}
+    with pytest.raises(OperatorFault, match=rf"learner\.{name}: cannot make"):
+        learn(dataclasses.replace(config, **change), coordinator)
+    assert coordinator.events == []
 
 
 def test_both_objectives_and_micro_batches_train_alike_on_fresh_rollouts(
