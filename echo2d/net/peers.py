@@ -87,18 +87,21 @@ class PeerLinks:
         """
         if peer in self._live:
             return
-        connection = self._connection(peer)
+        connection, made = self._connection(peer), False
         hostname = "" if self._client_ssl else None  # certificates name peers, not hosts
         try:
             async with asyncio.timeout(HANDSHAKE_S):
                 await asyncio.get_running_loop().create_connection(
                     lambda: connection, host, port, ssl=self._client_ssl, server_hostname=hostname
                 )
+                made = True
                 await connection.settled.wait()
         except (OSError, ValueError, OverflowError) as error:  # a time-out is one; others come of impossible addresses
             raise PeerFault(f"cannot reach {host}:{port}: {str(error) or 'no answer'}") from error
         finally:
-            if connection.peer is None:
+            if not made:  # whatever there was is closed, which uvloop does not tell the connection
+                connection.connection_lost(None)
+            elif connection.peer is None:
                 connection.end("the handshake was given up")
         if connection.peer is None:
             raise PeerFault(f"{host}:{port}: {connection.reason}")

@@ -25,6 +25,7 @@ from echo2d.core.link_messages import (
 )
 from echo2d.errors import PeerFault
 from echo2d.net import peer_connection, peers
+from echo2d.net.peer_connection import PeerConnection
 from echo2d.net.peers import REPLACED, STRANGERS_MAX, PeerLinks
 from tests.link_kit import ALICE, BOB, CAROL, FORM, RUN, SECRET, STRIPE
 
@@ -432,6 +433,22 @@ async def test_closing_tells_everybody_and_leaves_nothing_open() -> None:
             await bob.links.dial(ALICE, *alice.address)
 
 
+async def test_a_dial_given_up_while_its_connection_is_made_leaves_nothing() -> None:
+    alice, bob = Peer(ALICE, BOB), Peer(BOB, ALICE)
+    made = bob.links.made
+
+    def give_up(connection: PeerConnection) -> None:
+        made(connection)
+        dialling.cancel()
+
+    bob.links.made = give_up  # type: ignore[method-assign]
+    async with listening(alice):
+        dialling = asyncio.create_task(bob.links.dial(ALICE, *alice.address))
+        with pytest.raises(asyncio.CancelledError):
+            await dialling
+        await within(bob.links.close("test over"))
+
+
 @pytest.mark.parametrize(
     "scenario",
     [
@@ -447,6 +464,7 @@ async def test_closing_tells_everybody_and_leaves_nothing_open() -> None:
         test_a_peer_that_keeps_ended_streams_is_dropped,
         test_the_kernel_is_told_the_pace,
         test_closing_tells_everybody_and_leaves_nothing_open,
+        test_a_dial_given_up_while_its_connection_is_made_leaves_nothing,
     ],
 )
 def test_all_the_same_on_uvloop(scenario: Callable[[], Coroutine[None, None, None]]) -> None:
