@@ -129,6 +129,7 @@ class Holdings:
 
     async def _begin(self, root: Root) -> FormIndex:
         form, index = root.form, FormIndex(root)
+        self._dropped.pop(form, None)
         await asyncio.to_thread(self._store.begin, root.facts)
         if form in self._unread:
             self._unread.discard(form)
@@ -136,7 +137,6 @@ class Holdings:
         self._indexes[form] = index
         self._held[form] = set()
         self._payload_bytes[form] = 0
-        self._dropped.pop(form, None)
         return index
 
     async def _absorb(self, form: FormId, index: FormIndex) -> None:
@@ -260,11 +260,12 @@ class Holdings:
         """From now on the form is unknown, until a new root of it comes. False: it was so already."""
         self._held.pop(form, None)
         self._payload_bytes.pop(form, None)
+        fresh = form not in self._dropped
         self._dropped[form] = None
         while len(self._dropped) > DROPPED_MAX:
             del self._dropped[next(iter(self._dropped))]
         self._ring()
-        return self._indexes.pop(form, None) is not None
+        return self._indexes.pop(form, None) is not None or fresh
 
     async def forget(self, form: FormId) -> None:
         """Give the form up, and delete it once nobody uses it."""

@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 
 from echo2d.config import WorkerConfig
+from echo2d.core.forms import FormFacts
 from echo2d.core.ids import FormId, FrameId, PeerId
 from echo2d.core.messages import (
     ApplyFailed,
@@ -252,6 +253,31 @@ async def test_a_full_disk_is_reported_and_costs_nothing_else(
         await spread(double, 2, names["seed"], one)
         done = await double.until_said(RefitDone, one, count=2)
         assert done.version == 2
+
+
+async def test_a_form_that_cannot_even_begin_is_reported(
+    double: CoordinatorDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = FrameStore.begin
+
+    def full(self: FrameStore, facts: FormFacts) -> None:
+        if "seed" not in str(self._root):
+            raise StoreFault("beginning a form failed: No space left on device")
+        begin(self, facts)
+
+    async with a_seed(double), a_worker(double, tmp_path / "one"):
+        names = await double.peers(2)
+        one = names["one"]
+        with monkeypatch.context() as patched:
+            patched.setattr(FrameStore, "begin", full)
+            facts, _ = await spread(double, 0, names["seed"], one)
+            failed = await double.until_said(ApplyFailed, one)
+            assert (failed.form, failed.reason.endswith("No space left on device")) == (facts.form, True)
+            double.send(one, double.roots[-1])
+            await double.until_said(ApplyFailed, one, count=2)
+        double.send(one, double.roots[-1])
+        double.chains(facts.form, [(names["seed"], one)], plan=2)
+        await double.until_said(RefitDone, one)
 
 
 async def test_a_stopped_worker_gives_back_and_says_goodbye(double: CoordinatorDouble, tmp_path: Path) -> None:
