@@ -137,7 +137,7 @@ class Publishing:
         if renewed:
             spread.verified.discard(peer.peer)
             spread.failed.pop(peer.peer, None)
-        return [*self._send_root([peer], spread.newest_root), *self._send(spread.admit(peer, renewed=renewed))]
+        return self._place(spread, peer, renewed=renewed)
 
     def lost(self, peer: Peer) -> list[Action]:
         """A peer is suspected or has left."""
@@ -188,12 +188,15 @@ class Publishing:
         return []
 
     def apply_failed(self, peer: Peer, message: ApplyFailed, *, now: float) -> list[Action]:
-        """Nobody waits for this worker; it tries again a little later."""
+        """Nobody waits for this worker: it becomes a leaf, for it may not pass on either, and tries again later."""
+        note = self._figures.fault("apply", f"{peer.name}: {message.reason}")
         spread = self._current(message.form)
-        if spread is not None:
-            spread.failed[peer.peer] = spread.failed.get(peer.peer, 0) + 1
-            self._apply_at = now + APPLY_RETRY_S
-        return [self._figures.fault("apply", f"{peer.name}: {message.reason}")]
+        if spread is None:
+            return [note]
+        before = spread.failed.get(peer.peer, 0)
+        spread.failed[peer.peer] = before + 1
+        self._apply_at = now + APPLY_RETRY_S
+        return [note, *([] if before else self._send(spread.make_leaf(peer.peer)))]
 
     def transferred(self, peer: Peer, message: TransferReport) -> list[Action]:
         spread = self._current(message.form)
@@ -263,14 +266,19 @@ class Publishing:
             self.spreading, self._encode_at, self._apply_at = None, None, None
 
     def _apply_again(self) -> list[Action]:
-        """A place in the plan, told once more, is another chance."""
+        """The root and the place in the plan, told once more, are another chance."""
         self._apply_at = None
         spread = self.spreading
         if spread is None:
             return []
         again = [peer for peer in self._members.receivers() if 0 < spread.failed.get(peer.peer, 0) < APPLY_TRIES_MAX]
-        told = [self._send(spread.admit(peer, renewed=False)) for peer in again]
+        told = [self._place(spread, peer, renewed=False) for peer in again]
         return [action for actions in told for action in actions]
+
+    def _place(self, spread: Spread, peer: Peer, *, renewed: bool) -> list[Action]:
+        """What the form is, and whom to take it from and pass it to."""
+        root = [] if spread.newest_root is None else self._send_root([peer], spread.newest_root)
+        return [*root, *self._send(spread.admit(peer, renewed=renewed))]
 
     def _order(self) -> list[Action]:
         """Tell the seed to encode; without a seed, its hello does it."""

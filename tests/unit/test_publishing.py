@@ -158,13 +158,29 @@ def test_a_worker_that_cannot_apply_is_not_waited_for() -> None:
 def test_a_worker_that_cannot_apply_gets_another_chance() -> None:
     world = published("a")
     deliver_seed(world)
-    peer = world.peers["a"]
+    peer, roots = world.peers["a"], 0
     for number in range(1, APPLY_TRIES_MAX + 2):
         world.say(peer, ApplyFailed(form_of(world), "disk full"))
         for _ in range(6):
             world.pass_time(APPLY_RETRY_S / 5)
+            roots += sum(isinstance(action, SendRoot) for action in world.actions)
             world.say(peer, Heartbeat(0))
-        assert len(messages(peer, PlanEdges)) == 1 + min(number, APPLY_TRIES_MAX - 1)
+        again = min(number, APPLY_TRIES_MAX - 1)
+        assert (roots, len(messages(peer, PlanEdges))) == (again, 1 + again)
+
+
+def test_a_worker_that_cannot_apply_becomes_a_leaf_once() -> None:
+    world = published("a", "b", "c")
+    deliver_seed(world)
+    first: PlanEdges = messages(world.peers["a"], PlanEdges)[-1]
+    assert first.stripes[0].children == ("b",)
+    world.say(world.peers["a"], ApplyFailed(form_of(world), "disk full"))
+    leaf: PlanEdges = messages(world.peers["a"], PlanEdges)[-1]
+    assert (leaf.stripes[0].parent, leaf.stripes[0].children) == ("c", ())
+    world.say(world.peers["b"], ApplyFailed(form_of(world), "disk full"))
+    told = len(messages(world.peers["a"], PlanEdges))
+    world.say(world.peers["a"], ApplyFailed(form_of(world), "disk full"))
+    assert len(messages(world.peers["a"], PlanEdges)) == told
 
 
 def test_a_lost_worker_leaves_the_plan_and_comes_back_as_a_leaf() -> None:
