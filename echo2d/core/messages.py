@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from echo2d.core.codec import Codec
+from echo2d.core.forms import FormKind
 from echo2d.core.ids import (
     Digest,
     Epoch,
@@ -41,7 +42,6 @@ from echo2d.core.ids import (
 PROTOCOL_VERSION = 1
 
 PeerKind = Literal["worker", "relay", "seed"]
-FormKind = Literal["full", "delta"]
 RefusalReason = Literal["protocol", "run", "credential", "revoked", "superseded", "flapping", "busy"]
 
 
@@ -352,7 +352,7 @@ class ForgetForm:
 
 @dataclass(frozen=True, slots=True)
 class SignedRoot:
-    """`root`: the signed bytes of a `forms.Root`; `signature`: Ed25519 over them by the run's key."""
+    """`root`: the signed bytes of a `roots.Root`; `signature`: Ed25519 over them by the run's key."""
 
     root: bytes
     signature: bytes

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from echo2d.core import relay_io
+from echo2d.core.canonical import require
 from echo2d.core.form_builder import RootWriter, Segment
 from echo2d.core.forms import FormFacts
 from echo2d.core.ids import FormId, frame_id
@@ -136,7 +137,7 @@ class Seed:
         started_at = asyncio.get_running_loop().time()
         try:
             facts = FormFacts.decode(order.facts)
-            _require(facts.form == order.form, "the order's facts are another form's")
+            require(facts.form == order.form, "the order's facts are another form's")
             base = None if order.base_path is None else self._run_dir / order.base_path
             encoder = await asyncio.to_thread(Encoder, facts, self._run_dir / order.path, base)
             await self._encode_segments(order, facts, encoder, started_at)
@@ -162,7 +163,7 @@ class Seed:
             frames = [frame_id(segment.table.segment, index) for index in range(len(segment.table.frames) + 1)]
             self.emit(relay_io.FramesFound(order.form, tuple(frames)))
         totals = encoder.totals()
-        _require(totals.snapshot == order.digest, f"{order.path} is not the snapshot that was published")
+        require(totals.snapshot == order.digest, f"{order.path} is not the snapshot that was published")
         encode_s = asyncio.get_running_loop().time() - started_at
         count = len(roots.segments)
         self._say(
@@ -244,11 +245,6 @@ class Seed:
         self._said.pop(form, None)
         self.emit(relay_io.FormForgotten(form))
         self._tasks.create_task(self._receiver.forget(form))
-
-
-def _require(condition: bool, complaint: str) -> None:  # noqa: FBT001 - reads as a sentence at every call
-    if not condition:
-        raise IntegrityFault(complaint)
 
 
 def _next(segments: Iterator[Segment]) -> Segment | None:
