@@ -110,7 +110,8 @@ class LearnerCalls:
             actions += self._revoke(self._versions.replaced_by(event))
             verdict = self._versions.publish(event)
             self._figures.versions_published += 1
-            actions += [Persist(verdict), *self._publishing.published(verdict, now=now)]
+            self._publishing.published(verdict, now=now)
+            actions.append(Persist(verdict))
         body = {
             "version": verdict.version, "digest": verdict.digest.hex(), "publish_seq": verdict.publish_seq
         }  # fmt: skip

@@ -7,6 +7,7 @@ least one worker has verified, after twice the predicted time and FIXED_S. Who i
 Not here: what makes a publish acceptable (`versions`), forms and plans (`spread`).
 """
 
+import math
 from collections.abc import Collection, Mapping
 
 from echo2d.core.broadcasts import Broadcasts
@@ -19,7 +20,7 @@ from echo2d.core.coordinator_io import (
     VersionPublished,
 )
 from echo2d.core.figures import Figures
-from echo2d.core.ids import FormId, PeerId, PlanId
+from echo2d.core.ids import TAG_SHIFT, FormId, PeerId, PlanId
 from echo2d.core.membership import Membership, Peer
 from echo2d.core.messages import (
     ApplyFailed,
@@ -35,6 +36,7 @@ from echo2d.core.messages import (
     VersionKey,
     VersionVerified,
 )
+from echo2d.core.rates import Rates
 from echo2d.core.roots import Root
 from echo2d.core.spread import Spread
 from echo2d.core.topology import edge_secret
@@ -47,7 +49,6 @@ APPLY_TRIES_MAX = 3  # of one version at one worker; then it waits for the next 
 APPLY_RETRY_S = 10.0  # its disk may have been full
 PATIENCE = 2.0  # times the predicted time that slow workers get while another version waits ...
 FIXED_S = 1.0  # ... besides this for encoding and applying, which the prediction leaves out
-TAG_SHIFT = 32  # plan ids begin with a tag of this process
 
 
 class Publishing:
@@ -71,6 +72,7 @@ class Publishing:
         self._plan_secret = plan_secret
         self._next_plan = tag << TAG_SHIFT
         self._broadcasts = Broadcasts(figures)
+        self._rates = Rates()
         self._waiting: VersionPublished | None = None
         self._old_forms: dict[FormId, None] = {}  # at the seed, to be forgotten when the new one is whole
         self._encode_at: float | None = None
@@ -83,12 +85,11 @@ class Publishing:
 
     # --- versions
 
-    def published(self, record: VersionPublished, *, now: float) -> list[Action]:
+    def published(self, record: VersionPublished, *, now: float) -> None:
         """A publish was accepted."""
         workers = {peer.peer for peer in self._members.workers()}
         self._broadcasts.started(record.publish_seq, workers, now=now)
         self._waiting = record
-        return []
 
     def revoked(self, keys: Collection[VersionKey]) -> None:
         """Stop spreading these; the seed forgets the form when the next one is whole."""
@@ -204,6 +205,7 @@ class Publishing:
             return []
         if peer.kind != "seed":
             spread.received[peer.peer] = message.payload_bytes
+            self._measure(spread, peer.peer, message)
             return []
         spread.seed_sent_bytes = max(spread.seed_sent_bytes, message.sent_bytes)
         if spread.totals is not None and spread.totals.wire_bytes:
@@ -314,10 +316,22 @@ class Publishing:
             actions += self._send_root(self._members.receivers(), root)
         return [*actions, *(self._plan(spread, seed) if roots and spread.plan is None else [])]
 
+    def _measure(self, spread: Spread, receiver: PeerId, message: TransferReport) -> None:
+        """What it got from its parents; a stranger's links are none of the plan's."""
+        parents = spread.parents(receiver)
+        for sample in message.links:
+            if sample.peer in parents and math.isfinite(sample.seconds):
+                self._rates.add(sample.peer, receiver, sample.payload_bytes, sample.seconds)
+
     def _plan(self, spread: Spread, seed: Peer) -> list[Action]:
         plan_id = PlanId(self._next_plan)
         self._next_plan += 1
-        return self._send(spread.make_plan(plan_id, self._rules, seed, self._members.receivers()))
+        receivers = self._members.receivers()
+        for peer in (seed, *receivers):
+            peer.uplink = self._rates.uplink(peer.peer)
+        actions = self._send(spread.make_plan(plan_id, self._rules, seed, receivers))
+        self._rates.keep(spread.links())
+        return actions
 
     def _forget_old(self, seed: Peer) -> list[Action]:
         forms, self._old_forms = list(self._old_forms), {}
@@ -333,6 +347,7 @@ class Publishing:
 
     def check(self) -> None:
         self._broadcasts.check()
+        self._rates.check()
         if self.spreading is not None:
             self.spreading.check()
             assert self._versions.live(key_of(self.spreading.record)) is not None

@@ -27,6 +27,7 @@ from echo2d.core.messages import (
     VersionKey,
     Welcome,
 )
+from echo2d.core.results import LOGPROB_MAX
 from echo2d.core.trajectory import pack_logprobs, pack_tokens
 from echo2d.core.worker_io import AbortGeneration, Finish, LeaseAction, SampleProgressed, SendControl, StartGeneration
 
@@ -37,7 +38,6 @@ RESULTS_MAX = 1024  # unanswered results: several steps' worth from one worker w
 CONFIRMED_MAX = 64  # versions; results name the last two or three
 SAMPLES_MAX = 1024  # samples of one lease; a group is rarely over 64
 TOKENS_MAX = 1 << 18  # prompt or output of one sample: 8 B a token, so every message stays under 4 MiB
-LOGPROB_MAX = 1e-4  # rounding above log 1; the coordinator refuses more
 
 
 @dataclass(slots=True)
