@@ -1,6 +1,6 @@
 """`GET /v1/status`: everything there is to know about a run, as plain values (JSON). Reads, decides nothing.
 
-Digests are hex, durations seconds, `lag` in versions.
+Digests are hex, durations seconds, uplinks bytes/s, `lag` in versions.
 """
 
 from typing import Any
@@ -83,7 +83,14 @@ def _version(record: VersionPublished | None) -> dict[str, Any] | None:
 
 
 def _peer(peer: Peer) -> dict[str, Any]:
-    return {"id": peer.peer, "name": peer.name, "kind": peer.kind, "state": peer.state, "alive": peer.alive}
+    return {
+        "id": peer.peer,
+        "name": peer.name,
+        "kind": peer.kind,
+        "state": peer.state,
+        "alive": peer.alive,
+        "uplink": peer.uplink,
+    }
 
 
 def _worker(peer: Peer, versions: Versions, groups: Groups) -> dict[str, Any]:

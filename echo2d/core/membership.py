@@ -61,6 +61,7 @@ class Peer:
     running: int = 0
     accepted: int = 0
     refit_pause_s: float | None = None
+    uplink: float | None = None  # bytes/s, as its receivers measured it
     memory_ok: bool | None = None
     failures: int = 0  # leases failed since the last accepted result
     rest_until: float = 0.0

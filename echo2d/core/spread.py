@@ -36,8 +36,8 @@ Secret = Callable[[PeerId, PeerId], bytes]
 
 
 def peer_facts(peer: Peer) -> PeerFacts:
-    """Its rates are not measured yet."""
-    return PeerFacts(peer.peer, None, None, peer.listen)
+    """What the planner may count on; downlinks are not measured."""
+    return PeerFacts(peer.peer, peer.uplink, None, peer.listen)
 
 
 @dataclass(slots=True)
@@ -159,6 +159,16 @@ class Spread:
         self.repairs += 1
         before, self.plan = self.plan, join(repair(self.plan, peer), facts)
         return self._edges(changed_peers(before, self.plan))
+
+    def links(self) -> frozenset[tuple[PeerId, PeerId]]:
+        """(parent, child) of every edge of the plan."""
+        stripes = () if self.plan is None else self.plan.stripes
+        return frozenset((parent, child) for stripe in stripes for child, parent in stripe.tree.parents.items())
+
+    def parents(self, child: PeerId) -> frozenset[PeerId]:
+        """Whom it gets its stripes from."""
+        stripes = () if self.plan is None else self.plan.stripes
+        return frozenset(stripe.tree.parents[child] for stripe in stripes if child in stripe.tree.parents)
 
     def _edges(self, peers: Sequence[PeerId] | set[PeerId]) -> dict[PeerId, PlanEdges]:
         assert self.plan is not None

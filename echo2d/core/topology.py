@@ -7,7 +7,7 @@ Cost model, in seconds, for B bytes in frames of f bytes: every peer sends its c
 and receives B over its downlink, all at the same time; to the slowest of these comes the start-up of the deepest tree,
 a frame per child and hop.
 
-Not here: measuring rates, when to plan or repair (the coordinator), which frames go where (`stripes`).
+Not here: measuring rates (`rates`), when to plan or repair (the coordinator), which frames go where (`stripes`).
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,5 +1,6 @@
 """Which version spreads, and what the seed and the receivers are told; through the whole machine."""
 
+import math
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from echo2d.core.messages import (
     FormEncoded,
     FrameAccused,
     Heartbeat,
+    LinkSample,
     PlanEdges,
     SegmentEncoded,
     SegmentPage,
@@ -272,6 +274,21 @@ def test_progress_and_copies_are_counted() -> None:
     assert broadcast(world)["peers"][0]["payload_bytes"] == 450
     assert world.state.status()["seed_copies"] == {"0": 1.5}
     assert (world.state.status()["wire_bytes"], world.state.status()["full_bytes"]) == (900, 1000)
+
+
+def test_an_uplink_is_what_the_children_of_a_plan_measured() -> None:
+    """Known to the next plan, and to status; what somebody says of a peer that is not its parent is worth nothing."""
+    world = published("a", "b", kind="star")
+    deliver_seed(world)
+    seed, stranger = world.peers["seed"].peer, world.peers["b"].peer
+    for name, rate in (("a", 3000), ("b", 1000)):
+        samples = (LinkSample(seed, rate, 1.0), LinkSample(stranger, 10**9, 1.0), LinkSample(seed, 1, math.inf))
+        world.say(world.peers[name], TransferReport(form_of(world), 450, samples, 0))
+    world.drain()
+    publish_again(world)
+    world.drain()
+    assert [peer.uplink for peer in world.state._members if peer.kind == "seed"] == [4000]
+    assert {worker["uplink"] for worker in world.state.status()["workers"]} == {None}
 
 
 def test_revoked_versions_stop_spreading() -> None:
