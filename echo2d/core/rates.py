@@ -11,6 +11,7 @@ from echo2d.core.ids import PeerId
 HALF_LIFE_S = 10.0  # of transfer time: a sample of 10 s weighs as much as all before it
 SAMPLE_S_MIN = 0.05  # a shorter sample measures buffers, not the link
 JUMP_MAX = 4.0  # one sample moves the estimate at most towards so many times its value: bursts out of a buffer
+UPLINK_MIN = 1.0  # bytes/s: no link is slower, and what a receiver reports must not make the planner divide by zero
 LINKS_MAX = 16384  # 1,000 peers in 16 stripes; the link heard of longest ago makes room
 
 
@@ -47,10 +48,10 @@ class Rates:
         self._links[sender, receiver] = rate
 
     def uplink(self, peer: PeerId) -> float | None:
-        """Bytes/s that this peer's receivers get of it together; None: not measured."""
+        """Bytes/s that this peer's receivers get of it together, at least UPLINK_MIN; None: not measured."""
         rates = [rate.bytes_per_s for (sender, _), rate in self._links.items() if sender == peer]
         known = [rate for rate in rates if rate is not None]
-        return sum(known) if known else None
+        return max(UPLINK_MIN, sum(known)) if known else None
 
     def keep(self, links: Collection[tuple[PeerId, PeerId]]) -> None:
         """Only these (sender, receiver) go on: others carry nothing at the same time as they do."""
