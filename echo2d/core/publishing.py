@@ -77,7 +77,7 @@ class Publishing:
         self._old_forms: dict[FormId, None] = {}  # at the seed, to be forgotten when the new one is whole
         self._encode_at: float | None = None
         self._apply_at: float | None = None
-        self.spreading = None if versions.newest is None else self._start(versions.newest, now)
+        self.spreading = None if versions.current is None else self._start(versions.current, now)
 
     @property
     def waiting(self) -> VersionPublished | None:

@@ -45,6 +45,12 @@ class Versions:
         """The newest publish that is not revoked."""
         return next(reversed(self._live.values()), None)
 
+    @property
+    def current(self) -> VersionPublished | None:
+        """The newest publish; None if it is revoked, for the copies of older ones may be gone."""
+        newest = self.newest
+        return newest if newest is not None and newest.publish_seq == self.publish_seq else None
+
     def live(self, key: VersionKey | None) -> VersionPublished | None:
         """The newest publish of these bytes under this number; None: never published, revoked, or long ago."""
         return None if key is None else self._live.get(key)

@@ -317,3 +317,19 @@ def test_snapshot_copies_go_when_something_newer_spreads(workers: tuple[str, ...
     world.drain()
     publish_again(world)
     assert DeleteVersion("versions/1-0") in world.actions
+
+
+def test_after_a_revocation_and_a_restart_nothing_spreads_before_the_next_publish() -> None:
+    world = World(rules(shape="chain"))
+    world.connect("seed", kind="seed", slots=0)
+    world.connect("a")
+    train(world, 1)
+    world.drain()
+    world.open_session()
+    world.crash()
+    world.drain()
+    assert messages(world.peers["seed"], EncodeVersion) == []
+    assert world.state.status()["broadcast"] is None
+    world.publish(0)
+    world.drain()
+    assert messages(world.peers["seed"], EncodeVersion)[-1].version == 0
