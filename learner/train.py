@@ -100,9 +100,9 @@ class Learner:
         self._step = step
         if step - self._published >= self._publish_every or step == self._config.steps:
             self._publish(step)
+        self._record(batch, report, t_train_s=t_train_s, wait_s=wait_s)  # first: what is durable is not trained again
         if step - self._durable >= self._config.checkpoint_every:
             self._checkpoint()
-        self._record(batch, report, t_train_s=t_train_s, wait_s=wait_s)
 
     def _pace(self, wait_s: float) -> None:
         time.sleep(max(0.0, self._mark + wait_s + self._config.step_floor_s - time.monotonic()))

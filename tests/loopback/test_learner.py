@@ -86,6 +86,15 @@ def test_a_run_publishes_commits_and_checkpoints_in_order(
     assert not list(config.snapshot_root.iterdir())
 
 
+def test_a_step_is_recorded_before_it_is_durable(config: LearnerConfig, coordinator: ScriptedCoordinator) -> None:
+    rows: list[int] = []
+    coordinator.checkpoint = lambda step: rows.append(  # type: ignore[method-assign]
+        len((config.out_dir / "metrics.jsonl").read_text().splitlines())
+    )
+    learn(config, coordinator)
+    assert rows == [3, 4]
+
+
 def test_published_files_are_the_bases_in_bfloat16(
     config: LearnerConfig, coordinator: ScriptedCoordinator, base: Path
 ) -> None:
