@@ -41,14 +41,15 @@ class VersionFiles:
         self._uploads = run_dir / "uploads"
 
     def prepare(self, kept: Collection[str]) -> None:
-        """At start: delete what no published version needs."""
+        """At start: delete what no published version needs. Uploads go on where they were."""
         with store_faults("preparing", self._run_dir):
-            shutil.rmtree(self._uploads, ignore_errors=True)
             for folder in (self._run_dir / "versions", self._uploads):
                 folder.mkdir(mode=0o700, exist_ok=True)
             for path in (self._run_dir / "versions").iterdir():
                 if f"versions/{path.name}" not in kept:
                     shutil.rmtree(path, ignore_errors=True)
+            for scratch in self._uploads.glob("*/.*"):
+                scratch.unlink()
 
     def adopt(self, epoch: Epoch, version: Version, path: str | None) -> Adopted:
         """Take over the learner's directory, or (None) its upload, and hash it.

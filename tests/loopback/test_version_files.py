@@ -104,6 +104,15 @@ async def test_forbidden_names_are_refused(files: VersionFiles, run_dir: Path, n
     assert list((run_dir / "uploads").iterdir()) == []
 
 
+async def test_uploads_outlive_a_restart_but_for_what_was_half_written(
+    files: VersionFiles, root: Path, run_dir: Path
+) -> None:
+    await files.upload(Epoch(1), Version(0), "config.json", parts(b"{}"))
+    (run_dir / "uploads" / "1-0" / ".0123").write_bytes(b"{")
+    await asyncio.to_thread(VersionFiles(run_dir, root).prepare, ())
+    assert [path.name for path in (run_dir / "uploads" / "1-0").iterdir()] == ["config.json"]
+
+
 async def test_uploads_are_bounded(files: VersionFiles, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(version_files, "UPLOAD_BYTES_MAX", 2500)
     await files.upload(Epoch(1), Version(0), "a.json", parts(bytes(2000)))
