@@ -136,6 +136,7 @@ class AsyncCoordinator:
         self._timeout_s = timeout_s
         self._epoch = 0
         self._answered = False
+        self._losses = 0  # calls that had to be repeated
         self._session: aiohttp.ClientSession | None = None
 
     async def open_session(self, resume_step: int) -> Session:
@@ -154,9 +155,8 @@ class AsyncCoordinator:
         if _is_local(self._url):
             body["path"] = await asyncio.to_thread(lambda: str(directory.absolute()))
         else:
-            await self._upload(version, directory)
             body["upload"] = True
-        answer = await self._call("POST", "/v1/versions", body)
+        answer = await self._publish(version, directory, body)
         return Published(version, answer["digest"])
 
     async def take_batch(self, step: int) -> Batch:
@@ -198,6 +198,20 @@ class AsyncCoordinator:
     ) -> None:
         await self.close()
 
+    async def _publish(self, version: int, directory: Path, body: Mapping[str, Any]) -> dict[str, Any]:
+        """An upload is taken once: if the answer was lost, it is refused the second time, and sent again."""
+        while True:
+            if "upload" in body:
+                await self._upload(version, directory)
+            losses = self._losses
+            try:
+                return await self._call("POST", "/v1/versions", body)
+            except Fenced:
+                raise
+            except PeerFault:
+                if "upload" not in body or self._losses == losses:
+                    raise
+
     async def _upload(self, version: int, directory: Path) -> None:
         for file in await asyncio.to_thread(_files_in, directory):
             name = file.relative_to(directory).as_posix()
@@ -218,6 +232,7 @@ class AsyncCoordinator:
             try:
                 return await self._ask(method, path, body)
             except _Unreachable as lost:
+                self._losses += 1
                 delay_s = backoff.next_s()
                 if loop.time() + delay_s > deadline:
                     fault = PeerFault if self._answered else OperatorFault  # a wrong URL, or one that worked before

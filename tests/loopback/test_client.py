@@ -219,6 +219,21 @@ async def test_a_learner_elsewhere_uploads(
     assert json.loads(server.heard[3][2]) == {"version": 3, "epoch": 0, "upload": True}
 
 
+async def test_an_upload_that_was_taken_without_an_answer_is_sent_again(
+    server: Server, coordinator: AsyncCoordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "_is_local", lambda url: False)
+    (tmp_path / "3").mkdir()
+    (tmp_path / "3" / "config.json").write_bytes(b"{}")
+    gone = {"error": "refused", "detail": "it has no config.json"}
+    server.script = [reply({}), None, reply(gone, 400), reply({}), reply({"version": 3, "digest": "ab"})]
+    assert await coordinator.publish(3, tmp_path / "3") == Published(3, "ab")
+    assert [method for method, _, _ in server.heard] == ["PUT", "POST", "POST", "PUT", "POST"]
+    server.script = [reply({}), reply(gone, 400)]
+    with pytest.raises(PeerFault, match=r"it has no config\.json"):
+        await coordinator.publish(3, tmp_path / "3")
+
+
 async def test_the_synchronous_client_does_the_same(server: Server, token_file: Path) -> None:
     server.script = [reply(SESSION), reply({"version": 0, "digest": "ab"}), batch_reply(), reply({"publish_every": 2})]
     server.script += [reply({}), reply({}), reply({"workers": []})]
