@@ -51,7 +51,7 @@ from echo2d.core.messages import (
 from echo2d.core.placement import Room, place
 from echo2d.core.prompts import Prompt, Prompts, prompt_fault
 from echo2d.core.results import result_fault
-from echo2d.core.staleness import Staleness, uses, version_max
+from echo2d.core.staleness import Staleness
 from echo2d.core.trajectory import GroupRecord, TrajectoryRecord
 from echo2d.core.versions import Versions
 
@@ -196,7 +196,7 @@ class Groups:
             if lease.served in keys or (worker is not None and worker.serving in keys):
                 actions += [*self._cancel(lease), *self._end(lease, failures=0)]
         for group in self._groups:
-            if uses(group.stored().record, keys):
+            if group.stored().record.uses(keys):
                 actions += self._drop(group, "revoked", "", again=True)
         return actions
 
@@ -373,7 +373,7 @@ class Groups:
         running = [lease.served.version for lease in group.running.values()]
         oldest = min([*running, *(kept.version_min for kept in group.kept.values())], default=None)
         whole = len(group.kept) == self._rules.group_size
-        newest = version_max(group.stored().record) if whole else None
+        newest = group.stored().record.version_max if whole else None
         return oldest is not None and self._staleness.outdated(oldest, newest)
 
     def _lease_failed(self, lease: Lease, worker: Peer | None, now: float) -> list[Action]:

@@ -237,7 +237,7 @@ class LearnerCalls:
     def _void(self, group: GroupRecord) -> bool:
         """Whether a version that is not published any more wrote for it."""
         spans = (span for trajectory in group.trajectories for span in trajectory.spans)
-        return any(self._versions.live(VersionKey(span.version, span.digest)) is None for span in spans)
+        return any(self._versions.live(span.key) is None for span in spans)
 
     def _fence_waiting(self) -> list[Action]:
         fenced = [self._fenced(request) for request in self._waiting]

@@ -73,6 +73,10 @@ class Span:
     version: Version
     digest: Digest
 
+    @property
+    def key(self) -> VersionKey:
+        return VersionKey(self.version, self.digest)
+
 
 @dataclass(frozen=True, slots=True)
 class HeldLease:

@@ -4,7 +4,7 @@ A batch body is `pack_batch(BatchBody)`; its digest is blake3-256 of these bytes
 `GET /v1/batches/{n}`, and are what the learner commits to.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from echo2d.core.canonical import digest_of
 from echo2d.core.codec import pack, unpacker
 from echo2d.core.ids import Digest, GroupId, PeerId, Version
-from echo2d.core.messages import Span
+from echo2d.core.messages import Span, VersionKey
 from echo2d.errors import PeerFault
 
 BATCH_BYTES_MAX = 1 << 30  # 16k trajectories of 8k tokens at 8 B a token
@@ -51,6 +51,15 @@ class GroupRecord:
     @property
     def version_min(self) -> Version:
         return min(trajectory.version_min for trajectory in self.trajectories)
+
+    @property
+    def version_max(self) -> Version:
+        """The newest version that wrote one of its tokens."""
+        return max(span.version for trajectory in self.trajectories for span in trajectory.spans)
+
+    def uses(self, keys: Collection[VersionKey]) -> bool:
+        """Whether one of these versions wrote one of its tokens."""
+        return any(span.key in keys for trajectory in self.trajectories for span in trajectory.spans)
 
 
 @dataclass(frozen=True, slots=True)

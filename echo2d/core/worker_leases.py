@@ -54,7 +54,7 @@ class _Output:
         self.logprobs += event.logprobs
         for span in spans:
             last = self.spans[-1] if self.spans else None
-            if last is not None and (last.version, last.digest) == (span.version, span.digest):
+            if last is not None and last.key == span.key:
                 self.spans[-1] = Span(last.start, span.end, span.version, span.digest)
             else:
                 self.spans.append(span)
@@ -254,7 +254,7 @@ class Leases:
         return [*sent, *self._start(now)]
 
     def _believed(self, result: SampleFinished) -> bool:
-        return all(VersionKey(span.version, span.digest) in self._confirmed for span in result.spans)
+        return all(span.key in self._confirmed for span in result.spans)
 
     def check(self) -> None:
         assert len(self._held) <= LEASES_MAX
@@ -283,7 +283,7 @@ def _check_output(output: _Output, grant: LeaseGranted) -> None:
 
 
 def _uses(spans: Collection[Span], keys: Collection[VersionKey]) -> bool:
-    return any(VersionKey(span.version, span.digest) in keys for span in spans)
+    return any(span.key in keys for span in spans)
 
 
 def _unusable(grant: LeaseGranted, serving: VersionKey | None) -> str:

@@ -28,9 +28,9 @@ def trajectory(sample: int, *versions: int) -> TrajectoryRecord:
 GROUP = GroupRecord(GroupId(4), pack_tokens([1, 2]), (trajectory(0, 3, 3, 5), trajectory(1, 2, 4)))
 
 
-def test_version_min_is_the_oldest_token() -> None:
+def test_a_group_knows_its_oldest_and_newest_version() -> None:
     assert [t.version_min for t in GROUP.trajectories] == [3, 2]
-    assert GROUP.version_min == 2
+    assert (GROUP.version_min, GROUP.version_max) == (2, 5)
 
 
 def test_batches_round_trip() -> None:
