@@ -16,7 +16,6 @@ PeerFault (the coordinator refused: its code and reason), IntegrityFault (a batc
 """
 
 import asyncio
-import ipaddress
 import json
 import logging
 import random
@@ -38,7 +37,7 @@ from echo2d.errors import IntegrityFault, OperatorFault, PeerFault
 from echo2d.net.api import DIGEST_HEADER
 from echo2d.net.auth import read_token_file
 from echo2d.net.control import Backoff
-from echo2d.net.urls import coordinator_url
+from echo2d.net.urls import coordinator_url, is_loopback
 
 __all__ = [
     "AsyncCoordinator", "Batch", "Coordinator", "Fenced", "Group", "IntegrityFault", "OperatorFault",
@@ -67,7 +66,6 @@ class Session:
     """What a learner session is held to.
 
     publish_every: None until the coordinator has chosen one ("auto"). checkpoint: the last step the run has as durable.
-    step_last: the run's last train step; None: as the learner likes.
     """
 
     epoch: int
@@ -77,7 +75,6 @@ class Session:
     trajectories_per_step: int
     group_size: int
     checkpoint: int = 0
-    step_last: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +149,7 @@ class AsyncCoordinator:
         The coordinator has taken what it needs when this returns; the directory may be deleted.
         """
         body: dict[str, Any] = {"version": version, "epoch": self._epoch}
-        if _is_local(self._url):
+        if is_loopback(urlsplit(self._url).hostname or ""):
             body["path"] = await asyncio.to_thread(lambda: str(directory.absolute()))
         else:
             body["upload"] = True
@@ -315,14 +312,6 @@ class Coordinator:
 
     def _wait(self, call: Coroutine[Any, Any, _Result]) -> _Result:
         return asyncio.run_coroutine_threadsafe(call, self._loop).result()
-
-
-def _is_local(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _files_in(directory: Path) -> list[Path]:

@@ -1,5 +1,6 @@
-"""The coordinator's URL as people write it: checked once, where it is read."""
+"""The coordinator's URL as people write it, checked once, where it is read; and which hosts are this machine."""
 
+import ipaddress
 from urllib.parse import urlsplit
 
 from echo2d.errors import OperatorFault
@@ -15,3 +16,11 @@ def coordinator_url(text: str) -> str:
     if not usable or not text.isprintable() or set(text) & set(" ?#@"):
         raise OperatorFault(f"{text!r} is not the URL of a coordinator, http://HOST:PORT")
     return text.rstrip("/")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether this address or name is certainly of this machine."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

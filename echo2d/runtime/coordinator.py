@@ -5,7 +5,6 @@ Not here: the loop (`coordinator_loop`), or any decision about the run (`core/co
 
 import asyncio
 import errno
-import ipaddress
 import json
 import logging
 import random
@@ -27,6 +26,7 @@ from echo2d.core.coordinator_state import CoordinatorState
 from echo2d.errors import OperatorFault
 from echo2d.net.api import make_app, make_runner, read_page
 from echo2d.net.auth import public_bytes
+from echo2d.net.urls import is_loopback
 from echo2d.runtime.coordinator_loop import Coordinator, Machine
 from echo2d.runtime.data_plane import DataPlane
 from echo2d.runtime.ledger_thread import LedgerThread
@@ -136,15 +136,8 @@ def _vocab_size(model: Path | None) -> int:
     return size
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def _check_bind(table: str, host: str, *, insecure: bool) -> None:
-    if _is_loopback(host):
+    if is_loopback(host):
         return
     if not insecure:
         raise OperatorFault(

@@ -9,7 +9,6 @@ Not here: decisions, signatures, encoding and decoding.
 """
 
 import asyncio
-import ipaddress
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from echo2d.core.link_messages import (
 from echo2d.core.messages import EdgePeer, LinkSample, SegmentsWanted, TransferReport
 from echo2d.errors import PeerFault, StoreFault
 from echo2d.net.peers import PeerLinks
+from echo2d.net.urls import is_loopback
 from echo2d.runtime.holdings import Holdings
 from echo2d.runtime.inbox import Inbox
 from echo2d.runtime.lanes import Lane
@@ -278,11 +278,3 @@ class Receiver:
     def _count_sent(self, form: FormId, payload_bytes: int) -> None:
         self._moved = form
         self._sent[form] = self._sent.get(form, 0) + payload_bytes
-
-
-def is_loopback(host: str) -> bool:
-    """Whether this address or name is certainly of this machine."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

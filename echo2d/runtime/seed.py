@@ -44,10 +44,11 @@ from echo2d.core.messages import (
 from echo2d.core.relay import Relay
 from echo2d.errors import Fault, IntegrityFault, OperatorFault, PeerFault, StoreFault
 from echo2d.net.control import ControlLink
+from echo2d.net.urls import is_loopback
 from echo2d.runtime.encoder import Encoder
 from echo2d.runtime.logs import start_logging
 from echo2d.runtime.peer_loop import PeerMailbox, outcome
-from echo2d.runtime.receiver import REPORT_S, Receiver, is_loopback
+from echo2d.runtime.receiver import REPORT_S, Receiver
 from echo2d.runtime.seed_process import SeedHandover, receive_handover
 from echo2d.runtime.state_dir import open_frames
 

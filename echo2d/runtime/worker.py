@@ -50,11 +50,11 @@ from echo2d.engines.base import Engine
 from echo2d.errors import IntegrityFault, OperatorFault, PeerFault, StoreFault
 from echo2d.net.auth import read_token_file, verify_root
 from echo2d.net.control import ControlLink, Identity, enrol
-from echo2d.net.urls import coordinator_url
+from echo2d.net.urls import coordinator_url, is_loopback
 from echo2d.runtime.applier import Applier
 from echo2d.runtime.metrics import LoopMetrics
 from echo2d.runtime.peer_loop import PeerMailbox, outcome
-from echo2d.runtime.receiver import REPORT_S, Receiver, is_loopback
+from echo2d.runtime.receiver import REPORT_S, Receiver
 from echo2d.runtime.refits import Refits, make_engines
 from echo2d.runtime.rollouts import Rollouts
 from echo2d.runtime.state_dir import StateDir

@@ -205,7 +205,7 @@ async def test_a_wrong_url_is_said(token_file: Path) -> None:
 async def test_a_learner_elsewhere_uploads(
     server: Server, coordinator: AsyncCoordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "_is_local", lambda url: False)
+    monkeypatch.setattr(client, "is_loopback", lambda host: False)
     snapshot = tmp_path / "3"
     (snapshot / "sub").mkdir(parents=True)
     (snapshot / "config.json").write_bytes(b"{}")
@@ -222,7 +222,7 @@ async def test_a_learner_elsewhere_uploads(
 async def test_an_upload_that_was_taken_without_an_answer_is_sent_again(
     server: Server, coordinator: AsyncCoordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "_is_local", lambda url: False)
+    monkeypatch.setattr(client, "is_loopback", lambda host: False)
     (tmp_path / "3").mkdir()
     (tmp_path / "3" / "config.json").write_bytes(b"{}")
     gone = {"error": "refused", "detail": "it has no config.json"}

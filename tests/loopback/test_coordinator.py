@@ -344,7 +344,7 @@ async def test_what_cannot_be_published_is_one_line(
 async def test_a_learner_elsewhere_publishes_by_upload(
     config: CoordinatorConfig, script: Script, tmp_path: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("echo2d.client._is_local", lambda url: False)
+    monkeypatch.setattr("echo2d.client.is_loopback", lambda host: False)
     script.on[PublishAsked] = published
     snapshot = await asyncio.to_thread(make_snapshot, tmp_path / "out" / "0")
     async with serving(config, script.make) as opened, learner(run_dir, opened) as client:
