@@ -56,7 +56,7 @@ class Applier:
             return ApplyCancelled(form)
         async with self._holdings.using(form) as index:
             base = await asyncio.to_thread(self._slots.current)
-            writer = await asyncio.to_thread(self._slots.begin, index.files)
+            writer = await self._holdings.with_room(form, lambda: self._slots.begin(index.files))
             work = _Work(form, index, self._store, base, writer)
             while not work.done:
                 batch = work.take(self._holdings)

@@ -51,6 +51,7 @@ class Holdings:
         self._users: dict[FormId, int] = {}
         self._storing: set[tuple[FormId, FrameId]] = set()
         self._dropped: dict[FormId, None] = {}
+        self._deleted = 0  # forms so far: what found the disk full may try again
         self._recent: dict[tuple[FormId, FrameId], memoryview] = {}
         self._recent_bytes = 0
         self._books = asyncio.Lock()  # roots, pages and forgetting are taken one after the other
@@ -183,7 +184,7 @@ class Holdings:
                 index.accept_table(segment, data)
             except IntegrityFault as fault:  # signed, and yet wrong: no peer is to blame
                 raise StoreFault(f"form {form} cannot be used: {fault}") from fault
-            await self._with_room(form, lambda: self._store.put_table(form, segment, data))
+            await self.with_room(form, lambda: self._store.put_table(form, segment, data))
             self._hold(form, table, memoryview(data))
         self._emit(relay_io.TableHeld(form, segment, frame_sizes(index, segment)))
 
@@ -192,7 +193,7 @@ class Holdings:
         index = self._known(form)
         async with self._storing_alone(form, {frame for frame, _ in frames}):
             fresh = {frame: payload for frame, payload in frames if frame not in self.held(form)}
-            bad = await self._with_room(form, lambda: _put(self._store, form, index, fresh))
+            bad = await self.with_room(form, lambda: _put(self._store, form, index, fresh))
             for frame, payload in fresh.items():
                 if frame not in bad:
                     self._hold(form, frame, payload)
@@ -211,13 +212,17 @@ class Holdings:
             self._storing -= mine
             self._ring()
 
-    async def _with_room(self, form: FormId, store: Callable[[], T]) -> T:
+    async def with_room(self, form: FormId, store: Callable[[], T]) -> T:
         """Run it in a thread; when the disk is full, forms older than this one make room, one after the other."""
         while True:
+            deleted = self._deleted
             try:
                 async with self.using(form):
                     return await asyncio.to_thread(store)
             except StoreFault:
+                async with self._books:  # a deletion under way makes room, too
+                    if self._deleted != deleted:
+                        continue
                 victim = self._oldest_before(form)
                 if victim is None:
                     raise
@@ -283,6 +288,7 @@ class Holdings:
             self._unread.discard(form)
             if form not in self._indexes:
                 await asyncio.to_thread(self._store.forget, form)
+                self._deleted += 1
 
     # --- inside
 
