@@ -27,7 +27,7 @@ from echo2d.core.link import Link
 from echo2d.core.link_handshake import NONCE_BYTES, SECRET_BYTES
 from echo2d.core.link_messages import Event, LinkEnded, LinkOpened, StreamId
 from echo2d.errors import PeerFault
-from echo2d.net.peer_connection import LinkStats, PeerConnection
+from echo2d.net.peer_connection import PeerConnection
 
 HANDSHAKE_S = 10.0  # from dialling to LinkOpened: a few round trips, also on a bad line
 STRANGERS_MAX = 64  # accepted connections that have not yet proved who they are; then the oldest gives way
@@ -134,8 +134,7 @@ class PeerLinks:
         connection = self._live.get(peer)
         if connection is None or not connection.has_room or not connection.link.serves(stream):
             return False
-        buffers = connection.link.send_frame(stream, frame, sequence, payload)
-        connection.write_frame(buffers, 0 if payload is None else payload.nbytes)
+        connection.write_frame(connection.link.send_frame(stream, frame, sequence, payload))
         return True
 
     def open_stream(
@@ -194,15 +193,6 @@ class PeerLinks:
         """The end of `pause`."""
         if peer in self._live:
             self._live[peer].resume()
-
-    def set_pacing(self, peer: PeerId, bytes_per_s: int | None) -> None:
-        """The most that the kernel sends to this peer; None: no limit. Ends with the link."""
-        if peer in self._live:
-            self._live[peer].set_pacing(bytes_per_s)
-
-    def stats(self, peer: PeerId) -> LinkStats | None:
-        """Of the live link."""
-        return self._live[peer].stats() if peer in self._live else None
 
     # what connections tell
 
