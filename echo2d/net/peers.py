@@ -34,7 +34,7 @@ STRANGERS_MAX = 64  # accepted connections that have not yet proved who they are
 SETTLED_S = 2 * HANDSHAKE_S  # no dial is left by then that began before the link was open
 REPLACED = "another link of these two peers stays"
 
-_log = logging.getLogger("echo2d.net.peers")
+log = logging.getLogger("echo2d.peers")
 
 
 class PeerLinks:
@@ -234,7 +234,7 @@ class PeerLinks:
         peer = connection.peer
         if peer is not None and self._live.get(peer) is connection:
             del self._live[peer]
-            _log.info("link_ended peer=%s reason=%r", peer, reason)
+            log.info("link_ended peer=%s reason=%r", peer, reason)
             self._on_event(peer, LinkEnded(reason))
 
     def lost(self, connection: PeerConnection) -> None:
@@ -254,7 +254,7 @@ class PeerLinks:
         if other is not None:
             other.end(REPLACED)
         self._live[peer] = connection
-        _log.info("link_opened peer=%s dialled=%s", peer, connection.dialled)
+        log.info("link_opened peer=%s dialled=%s", peer, connection.dialled)
         self._on_event(peer, LinkOpened(peer))
 
     def _stays(self, new: PeerConnection, old: PeerConnection, peer: PeerId) -> bool:

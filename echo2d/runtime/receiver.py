@@ -45,7 +45,7 @@ LinkAction = (
     | relay_io.SendCancel | relay_io.ExpectPeer | relay_io.ForgetPeer
 )  # fmt: skip
 
-_log = logging.getLogger("echo2d.runtime.receiver")
+log = logging.getLogger("echo2d.runtime.receiver")
 
 
 @dataclass(slots=True)
@@ -123,7 +123,7 @@ class Receiver:
         peer = getattr(event, "peer", None)
         if peer is None:
             raise fault
-        _log.warning("peer dropped peer=%s reason=%s", peer, fault)
+        log.warning("peer dropped peer=%s reason=%s", peer, fault)
         self.links.end(peer, str(fault))
 
     def perform(self, action: LinkAction) -> None:
@@ -206,7 +206,7 @@ class Receiver:
     def _given_up(self, form: FormId, reason: str) -> None:
         """The form cannot be kept; said once, however many of its frames wait."""
         if self.holdings.give_up(form):
-            _log.warning("form given up form=%s reason=%s", form, reason)
+            log.warning("form given up form=%s reason=%s", form, reason)
             self._owner.fail(form, reason)
 
     def _on_ready(self, peer: PeerId) -> None:
@@ -234,7 +234,7 @@ class Receiver:
         assert edge.address is not None
         host, port = edge.address.host, edge.address.port
         if not self._insecure and not is_loopback(host):
-            _log.warning("not dialled peer=%s address=%s: off loopback only with --insecure", edge.peer, host)
+            log.warning("not dialled peer=%s address=%s: off loopback only with --insecure", edge.peer, host)
             return
         delay_s = DIAL_S_MIN
         while True:
@@ -245,7 +245,7 @@ class Receiver:
                     delay_s = DIAL_S_MIN
                     await lost.wait()
             except PeerFault as fault:
-                _log.info("dial failed peer=%s reason=%s", edge.peer, fault)
+                log.info("dial failed peer=%s reason=%s", edge.peer, fault)
                 delay_s = min(2 * delay_s, DIAL_S_MAX)
             await asyncio.sleep(delay_s)
 
@@ -273,7 +273,7 @@ class Receiver:
         try:
             await self.holdings.forget(form)
         except StoreFault as fault:  # its space is missed when it is needed
-            _log.warning("form not deleted form=%s reason=%s", form, fault)
+            log.warning("form not deleted form=%s reason=%s", form, fault)
 
     def _count_sent(self, form: FormId, payload_bytes: int) -> None:
         self._moved = form

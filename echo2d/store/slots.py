@@ -30,7 +30,7 @@ SLOTS = ("a", "b")
 CURRENT = "current.json"
 MANIFEST = "manifest"
 
-_log = logging.getLogger("echo2d.store")
+log = logging.getLogger("echo2d.store")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class SlotStore:
             with store_faults("reading", path):
                 return _read_current(self._root, path.read_bytes()) if path.exists() else None
         except (ValueError, KeyError, TypeError, IntegrityFault) as error:
-            _log.warning("current slot is damaged path=%s error=%s", path, error)
+            log.warning("current slot is damaged path=%s error=%s", path, error)
             return None
 
     def begin(self, files: Sequence[FileEntry]) -> "SlotWriter":
