@@ -158,6 +158,7 @@ class Api:
     async def take_batch(self, request: web.Request) -> web.Response:
         epoch, step = _epoch(request), _step(request)
         reply = await self._backend.ask(lambda number: BatchAsked(number, epoch, step), timeout_s=LONG_POLL_S)
+        self._backend.caller(self.secret(request))  # it may have been revoked meanwhile
         return web.Response(status=HTTPStatus.NO_CONTENT) if reply is None else _answer(reply)
 
     async def commit(self, request: web.Request) -> web.Response:

@@ -3,7 +3,7 @@
 import asyncio
 import gzip
 import io
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import aiohttp
@@ -219,6 +219,18 @@ async def test_a_batch_is_bytes_with_their_digest(call: Client, backend: Backend
         assert await response.read() == b"batch"
         assert response.headers[DIGEST_HEADER] == DIGEST.hex()
     assert backend.asked == [BatchAsked(RequestId(7), Epoch(2), 3)]
+
+
+async def test_a_caller_revoked_during_a_long_poll_gets_no_batch(
+    call: Client, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def revoked(make: Callable[[RequestId], Event], *, timeout_s: float) -> Awaitable[Reply | None]:
+        monkeypatch.delitem(ROLES, "L")
+        return ask(make, timeout_s=timeout_s)
+
+    ask, backend.reply = backend.ask, Reply(RequestId(7), 200, b"batch", DIGEST)
+    monkeypatch.setattr(backend, "ask", revoked)
+    assert (await call("GET", "/v1/batches/4?epoch=2"))[0] == 401
 
 
 async def test_a_long_poll_ends_with_nothing(call: Client, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
