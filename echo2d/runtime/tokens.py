@@ -274,9 +274,13 @@ def revoke_token(run_dir: Path, name: str) -> None:
 
 
 def own_token(run: RunDirectory, access: AccessTable, role: TokenRole, url: str) -> Path:
-    """The token of this host's own learner or viewer, made at first start; its file, with today's URL in it."""
-    path = run.token_path(role)
-    token = read_token_file(path) if path.exists() else access.create(role, role)
+    """The token of this host's own learner or viewer, made where its file is missing; the file, with today's URL."""
+    path, name = run.token_path(role), f"own-{role}"
+    if path.exists():
+        token = read_token_file(path)
+    else:
+        access.discard(name)  # its secret is lost
+        token = access.create(name, role)
     write_token_file(path, replace(token, url=url))
     return path
 

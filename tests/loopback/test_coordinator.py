@@ -413,7 +413,7 @@ async def test_enrolment_is_refused_in_one_line(config: CoordinatorConfig, scrip
             with pytest.raises(OperatorFault, match=words):
                 await enrol(url, given, key, rng=random.Random(1), patience_s=0.0)
     rows = await asyncio.to_thread(list_tokens, run_dir)
-    assert [(row["name"], row["state"]) for row in rows] == [(n, "valid") for n in ("box", "learner", "viewer")]
+    assert [(row["name"], row["state"]) for row in rows] == [(n, "valid") for n in ("box", "own-learner", "own-viewer")]
     assert 3590 < rows[0]["expires_in_s"] <= 3600
 
 

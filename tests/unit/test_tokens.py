@@ -5,8 +5,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from echo2d.core.ids import PeerId
 from echo2d.errors import OperatorFault
-from echo2d.net.auth import Denied, TokenFile, enrol_proof, peer_id_of, public_bytes
-from echo2d.runtime.tokens import AccessTable, RunDirectory, create_token, list_tokens, parse_duration_s
+from echo2d.net.auth import Denied, TokenFile, enrol_proof, peer_id_of, public_bytes, read_token_file
+from echo2d.runtime.tokens import (
+    AccessTable,
+    RunDirectory,
+    create_token,
+    list_tokens,
+    own_token,
+    parse_duration_s,
+)
 
 KEYS = [Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in range(3)]
 
@@ -137,3 +144,18 @@ def test_a_token_whose_file_cannot_be_written_was_never_created(run: RunDirector
     assert list_tokens(run.path) == []
     create(tmp_path / "box.token")
     assert [row["name"] for row in list_tokens(run.path)] == ["box"]
+
+
+def test_a_hosts_own_token_is_kept_made_again_when_lost_and_in_nobodys_way(
+    table: AccessTable, run: RunDirectory
+) -> None:
+    table.create("learner", "learner")
+    path = own_token(run, table, "learner", "http://127.0.0.1:1")
+    first = read_token_file(path)
+    again = read_token_file(own_token(run, table, "learner", "http://127.0.0.1:2"))
+    assert (again.secret, again.url) == (first.secret, "http://127.0.0.1:2")
+    path.unlink()
+    lost = read_token_file(own_token(run, table, "learner", "http://127.0.0.1:2"))
+    assert table.caller(lost.secret, now_s=0.0).role == "learner"
+    with pytest.raises(Denied):
+        table.caller(first.secret, now_s=0.0)
