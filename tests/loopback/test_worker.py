@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import stat
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -350,7 +351,9 @@ async def _fault_of(config: WorkerConfig) -> str:
 
 async def test_one_worker_per_state_directory(double: CoordinatorDouble, tmp_path: Path) -> None:
     config = await config_of(double, tmp_path / "one")
+    await asyncio.to_thread(config.state_dir.mkdir)
     other = await asyncio.to_thread(StateDir, config.state_dir)
+    assert stat.S_IMODE((await asyncio.to_thread(config.state_dir.stat)).st_mode) == 0o700
     with pytest.raises(OperatorFault, match="is in use by another worker"):
         await run_worker(config)
     other.close()
