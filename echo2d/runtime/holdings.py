@@ -26,7 +26,7 @@ RECENT_BYTES_MAX = 32 << 20  # frames kept in memory to be forwarded: some secon
 
 T = TypeVar("T")
 
-_log = logging.getLogger("echo2d.runtime.holdings")
+log = logging.getLogger("echo2d.runtime.holdings")
 
 
 class Holdings:
@@ -103,7 +103,7 @@ class Holdings:
                     index.accept_root(root)
                 await self._absorb(root.form, index)
             except IntegrityFault as fault:
-                _log.warning("root refused form=%s reason=%s", root.form, fault)
+                log.warning("root refused form=%s reason=%s", root.form, fault)
             except StoreFault as fault:
                 self._fail(root.form, str(fault))
 
@@ -118,7 +118,7 @@ class Holdings:
                 index.accept_page(page.start, page.digests)
                 await self._absorb(page.form, index)
             except IntegrityFault as fault:
-                _log.warning("page refused form=%s reason=%s", page.form, fault)
+                log.warning("page refused form=%s reason=%s", page.form, fault)
             except StoreFault as fault:
                 self._fail(page.form, str(fault))
 
@@ -226,7 +226,7 @@ class Holdings:
                 victim = self._oldest_before(form)
                 if victim is None:
                     raise
-                _log.warning("frame store is full: forgetting form=%s for form=%s", victim, form)
+                log.warning("frame store is full: forgetting form=%s for form=%s", victim, form)
                 self._emit(relay_io.FormForgotten(victim))
                 await self.forget(victim)
 
@@ -333,6 +333,6 @@ def _put(store: FrameStore, form: FormId, index: FormIndex, frames: dict[FrameId
                 store.put_frame(form, span, payload)
                 continue
         except IntegrityFault:
-            _log.warning("frame refused form=%s frame=%d", form, frame)
+            log.warning("frame refused form=%s frame=%d", form, frame)
         bad.add(frame)
     return bad
