@@ -45,8 +45,8 @@ from echo2d.errors import PeerFault
 
 ENCODE_FAILURES_MAX = 3  # of one version; workers would wait for ever
 ENCODE_RETRY_S = 5.0  # a full disk may be emptied meanwhile
-APPLY_TRIES_MAX = 3  # of one version at one worker; then it waits for the next version
-APPLY_RETRY_S = 10.0  # its disk may have been full
+APPLY_RETRY_S = 10.0  # a worker that could not apply tries again after this long, its disk may have been full; ...
+APPLY_RETRY_S_MAX = 160.0  # ... doubling up to this: without a next version nobody else would tell it to
 PATIENCE = 2.0  # times the predicted time that slow workers get while another version waits ...
 FIXED_S = 1.0  # ... besides this for encoding and applying, which the prediction leaves out
 
@@ -196,7 +196,8 @@ class Publishing:
             return [note]
         before = spread.failed.get(peer.peer, 0)
         spread.failed[peer.peer] = before + 1
-        self._apply_at = now + APPLY_RETRY_S
+        again_at = now + min(APPLY_RETRY_S_MAX, APPLY_RETRY_S * 2.0 ** min(before, 10))
+        self._apply_at = again_at if self._apply_at is None else min(self._apply_at, again_at)
         return [note, *([] if before else self._send(spread.make_leaf(peer.peer)))]
 
     def transferred(self, peer: Peer, message: TransferReport) -> list[Action]:
@@ -273,7 +274,7 @@ class Publishing:
         spread = self.spreading
         if spread is None:
             return []
-        again = [peer for peer in self._members.receivers() if 0 < spread.failed.get(peer.peer, 0) < APPLY_TRIES_MAX]
+        again = [peer for peer in self._members.receivers() if peer.peer in spread.failed.keys() - spread.verified]
         told = [self._place(spread, peer, renewed=False) for peer in again]
         return [action for actions in told for action in actions]
 

@@ -24,7 +24,7 @@ from echo2d.core.messages import (
     TransferReport,
     VersionVerified,
 )
-from echo2d.core.publishing import APPLY_RETRY_S, APPLY_TRIES_MAX, ENCODE_FAILURES_MAX, ENCODE_RETRY_S, FIXED_S
+from echo2d.core.publishing import ENCODE_FAILURES_MAX, ENCODE_RETRY_S, FIXED_S
 from echo2d.core.roots import Root
 from tests.coordinator_world import Peer, World, rules, train, version_digest
 
@@ -157,18 +157,18 @@ def test_a_worker_that_cannot_apply_is_not_waited_for() -> None:
     assert "disk full" in world.state.status()["faults"][-1]
 
 
-def test_a_worker_that_cannot_apply_gets_another_chance() -> None:
+def test_a_worker_that_cannot_apply_gets_another_chance_and_another_one_later() -> None:
     world = published("a")
     deliver_seed(world)
-    peer, roots = world.peers["a"], 0
-    for number in range(1, APPLY_TRIES_MAX + 2):
+    peer = world.peers["a"]
+    for delay_s in (10.0, 20.0, 40.0, 80.0, 160.0, 160.0):
         world.say(peer, ApplyFailed(form_of(world), "disk full"))
-        for _ in range(6):
-            world.pass_time(APPLY_RETRY_S / 5)
+        told, failed_at, roots = len(messages(peer, PlanEdges)), world.now, 0
+        while len(messages(peer, PlanEdges)) == told:
+            world.pass_time(1.0)
             roots += sum(isinstance(action, SendRoot) for action in world.actions)
             world.say(peer, Heartbeat(0))
-        again = min(number, APPLY_TRIES_MAX - 1)
-        assert (roots, len(messages(peer, PlanEdges))) == (again, 1 + again)
+        assert (world.now - failed_at, roots) == (delay_s, 1)
 
 
 def test_a_worker_that_cannot_apply_becomes_a_leaf_once() -> None:
