@@ -65,13 +65,13 @@ class _Unreachable(Exception):  # noqa: N818 - not an error yet
 class Session:
     """What a learner session is held to.
 
-    publish_every: None until the coordinator has chosen one ("auto"). checkpoint: the last step the run has as durable.
+    publish_every: the period in force at first; each commit answers the present one. checkpoint: the last durable step.
     """
 
     epoch: int
     run_id: str
     staleness_max: int
-    publish_every: int | None
+    publish_every: int
     trajectories_per_step: int
     group_size: int
     checkpoint: int = 0
@@ -164,11 +164,11 @@ class AsyncCoordinator:
             if status != HTTPStatus.NO_CONTENT:
                 return _batch(self._epoch, headers.get(DIGEST_HEADER, ""), body)
 
-    async def commit(self, batch: Batch, *, t_train_s: float) -> int | None:
+    async def commit(self, batch: Batch, *, t_train_s: float) -> int:
         """The optimizer step was applied. Returns the publish period now in force."""
         body = {"batch_digest": batch.digest, "epoch": batch.epoch, "t_train_s": t_train_s}
         answer = await self._call("POST", f"/v1/batches/{batch.step}/commit", body)
-        publish_every: int | None = answer["publish_every"]
+        publish_every: int = answer["publish_every"]
         return publish_every
 
     async def refuse(self, batch: Batch, reasons: Mapping[int, str]) -> None:
@@ -277,7 +277,7 @@ class Coordinator:
     def take_batch(self, step: int) -> Batch:
         return self._wait(self._inner.take_batch(step))
 
-    def commit(self, batch: Batch, *, t_train_s: float) -> int | None:
+    def commit(self, batch: Batch, *, t_train_s: float) -> int:
         return self._wait(self._inner.commit(batch, t_train_s=t_train_s))
 
     def refuse(self, batch: Batch, reasons: Mapping[int, str]) -> None:

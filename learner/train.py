@@ -54,7 +54,7 @@ class Learner:
         """Train until the last step, or finish the current one after `intake.stop`. Checkpointed when it returns."""
         self._session = self._coordinator.open_session(self._step)
         self._epoch = self._session.epoch
-        self._publish_every = self._session.publish_every or 1
+        self._publish_every = self._session.publish_every
         log.info("session epoch=%d resume_step=%d steps=%d", self._epoch, self._step, self._config.steps)
         self._writer.clean(self._epoch)
         self._publish(self._step)
@@ -96,7 +96,7 @@ class Learner:
         self._pace(wait_s)
         now = time.monotonic()
         t_train_s, self._mark = now - self._mark - wait_s, now
-        self._publish_every = self._coordinator.commit(batch, t_train_s=t_train_s) or self._publish_every
+        self._publish_every = self._coordinator.commit(batch, t_train_s=t_train_s)
         self._step = step
         if step - self._published >= self._publish_every or step == self._config.steps:
             self._publish(step)

@@ -25,11 +25,11 @@ Change = Callable[[Batch], Batch]
 
 
 class ScriptedCoordinator:
-    def __init__(self, root: Path, *, publish_every: int | None = 1, lag: int = 0) -> None:
+    def __init__(self, root: Path, *, publish_every: int = 1, lag: int = 0) -> None:
         self.root = root  # where it keeps what was published
         self.publish_every = publish_every
         self.lag = lag
-        self.kappa_answered: int | None = None
+        self.kappa_answered = publish_every
         self.events: list[tuple[str, int]] = []
         self.refused: dict[int, str] = {}
         self.spoil: dict[int, Change] = {}  # step -> what happens to its batch before the first refusal
@@ -75,7 +75,7 @@ class ScriptedCoordinator:
         batch = dataclasses.replace(self._batches[step], epoch=self._epoch)
         return self.spoil[step](batch) if step in self.spoil else batch
 
-    def commit(self, batch: Batch, *, t_train_s: float) -> int | None:
+    def commit(self, batch: Batch, *, t_train_s: float) -> int:
         assert batch.step == self._committed + 1
         assert t_train_s > 0
         self._committed = batch.step

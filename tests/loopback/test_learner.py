@@ -118,13 +118,13 @@ def test_fresh_rollouts_have_ratio_one(config: LearnerConfig, coordinator: Scrip
 
 
 @pytest.mark.parametrize(
-    ("at_start", "answered", "published"), [(2, None, [0, 2, 4]), (1, 3, [0, 3, 4]), (None, None, [0, 1, 2, 3, 4])]
+    ("at_start", "answered", "published"), [(2, 2, [0, 2, 4]), (1, 3, [0, 3, 4]), (1, 1, [0, 1, 2, 3, 4])]
 )
 def test_kappa_is_the_coordinators(
     config: LearnerConfig,
     coordinator: ScriptedCoordinator,
-    at_start: int | None,
-    answered: int | None,
+    at_start: int,
+    answered: int,
     published: list[int],
 ) -> None:
     coordinator.lag, coordinator.publish_every, coordinator.kappa_answered = 2, at_start, answered
