@@ -67,7 +67,7 @@ class Owner(Protocol):
     def crowded(self) -> bool:
         """Whether so much waits for the Relay that a link which says more is ended."""
 
-    def ask(self, wanted: SegmentsWanted) -> None:
+    def tell(self, message: SegmentsWanted | TransferReport) -> None:
         """Send it over the control link."""
 
     def fail(self, form: FormId, reason: str) -> None:
@@ -88,7 +88,7 @@ class Receiver:
     ) -> None:
         self._me, self._insecure = me, insecure
         self._owner, self._emit = owner, owner.emit
-        self.holdings = Holdings(store, emit=owner.emit, ask=owner.ask, fail=self._given_up)
+        self.holdings = Holdings(store, emit=owner.emit, ask=owner.tell, fail=self._given_up)
         self.links = PeerLinks(run_id=run_id, me=me, on_event=self._on_link, on_ready=self._on_ready)
         self._peers: dict[PeerId, _Peer] = {}
         self._opened: dict[PeerId, int] = {}  # connections so far; a run has some hundred peers
@@ -103,7 +103,9 @@ class Receiver:
         """Until cancelled; the links are closed then."""
         async with asyncio.TaskGroup() as self._tasks:
             try:
-                await asyncio.Event().wait()
+                while True:
+                    await asyncio.sleep(REPORT_S)
+                    self._report()
             finally:
                 await self.links.close("shutting down")
 
@@ -251,14 +253,12 @@ class Receiver:
 
     # --- figures
 
-    def report(self) -> TransferReport | None:
-        """Progress of the form that moved last; None when nothing moved since the last report."""
+    def _report(self) -> None:
+        """Tells the progress of the form that moved last, if anything has moved since the last report."""
         form, self._moved = self._moved, None
-        if form is None:
-            return None
-        return TransferReport(
-            form, self.holdings.payload_bytes(form), tuple(self._link_samples()), self._sent.get(form, 0)
-        )
+        if form is not None:
+            payload_bytes, sent_bytes = self.holdings.payload_bytes(form), self._sent.get(form, 0)
+            self._owner.tell(TransferReport(form, payload_bytes, tuple(self._link_samples()), sent_bytes))
 
     def _link_samples(self) -> Iterator[LinkSample]:
         for peer, here in self._peers.items():

@@ -39,6 +39,7 @@ from echo2d.core.messages import (
     SegmentsWanted,
     ToCoordinator,
     ToPeer,
+    TransferReport,
     Welcome,
 )
 from echo2d.core.relay import Relay
@@ -48,7 +49,7 @@ from echo2d.net.urls import is_loopback
 from echo2d.runtime.encoder import Encoder
 from echo2d.runtime.logs import start_logging
 from echo2d.runtime.peer_loop import PeerMailbox, outcome
-from echo2d.runtime.receiver import REPORT_S, Receiver
+from echo2d.runtime.receiver import Receiver
 from echo2d.runtime.seed_process import SeedHandover, receive_handover
 from echo2d.runtime.state_dir import open_frames
 
@@ -83,7 +84,7 @@ class Seed:
         except OSError as error:
             raise OperatorFault(f"link.port: cannot listen on {host}:{port}: {error.strerror}") from error
         async with asyncio.TaskGroup() as self._tasks:
-            for work in (self._receiver.run(), self._control.run(), self._report(), self._encode_all(), self._turns()):
+            for work in (self._receiver.run(), self._control.run(), self._encode_all(), self._turns()):
                 self._tasks.create_task(work)
 
     # --- relay
@@ -113,13 +114,6 @@ class Seed:
                 pass  # it was encoded here
             case _:
                 self._receiver.perform(action)
-
-    async def _report(self) -> None:
-        while True:
-            await asyncio.sleep(REPORT_S)
-            report = self._receiver.report()
-            if report is not None:
-                self._control.send(report)
 
     # --- encoding
 
@@ -194,8 +188,9 @@ class Seed:
     def crowded(self) -> bool:
         return self._mailbox.crowded
 
-    def ask(self, wanted: SegmentsWanted) -> None:
-        raise AssertionError(f"the seed knows all segments of {wanted.form}")
+    def tell(self, message: SegmentsWanted | TransferReport) -> None:
+        assert isinstance(message, TransferReport), "the seed knows all segments"
+        self._control.send(message)
 
     def fail(self, form: FormId, reason: str) -> None:
         if self._orders.pop(form, None) is not None:

@@ -23,7 +23,17 @@ from urllib.parse import urlsplit
 from echo2d.config import WorkerConfig
 from echo2d.core import relay_io
 from echo2d.core.ids import FormId, PublishSeq
-from echo2d.core.messages import Address, Heartbeat, Hello, SegmentPage, SegmentsWanted, SignedRoot, ToPeer, Welcome
+from echo2d.core.messages import (
+    Address,
+    Heartbeat,
+    Hello,
+    SegmentPage,
+    SegmentsWanted,
+    SignedRoot,
+    ToPeer,
+    TransferReport,
+    Welcome,
+)
 from echo2d.core.relay import Relay
 from echo2d.core.roots import Root
 from echo2d.core.worker_io import (
@@ -54,7 +64,7 @@ from echo2d.net.urls import coordinator_url, is_loopback
 from echo2d.runtime.applier import Applier
 from echo2d.runtime.metrics import LoopMetrics
 from echo2d.runtime.peer_loop import PeerMailbox, outcome
-from echo2d.runtime.receiver import REPORT_S, Receiver
+from echo2d.runtime.receiver import Receiver
 from echo2d.runtime.refits import Refits, make_engines
 from echo2d.runtime.rollouts import Rollouts
 from echo2d.runtime.state_dir import StateDir
@@ -146,7 +156,6 @@ class Worker:
             raise OperatorFault(f"cannot listen on {host}:{port}: {error.strerror}") from error
         self._spawn(self._receiver.run())
         self._spawn(self._control.run())
-        self._spawn(self._report())
         if self._config.metrics_port:
             self._spawn(serve_metrics(self._config.metrics_port, self._metrics, self.status))
         log.info("started peer=%s run=%s listen=%s:%d", self._identity.peer, self._identity.run_id, host, port)
@@ -221,13 +230,6 @@ class Worker:
             except StoreFault as fault:  # said again with the next version
                 log.warning("publish_seq not kept: %s", fault)
 
-    async def _report(self) -> None:
-        while True:
-            await asyncio.sleep(REPORT_S)
-            report = self._receiver.report()
-            if report is not None:
-                self._control.send(report)
-
     # --- what the receiver says
 
     def emit(self, event: relay_io.Event) -> None:
@@ -236,8 +238,8 @@ class Worker:
     def crowded(self) -> bool:
         return self._mailbox.crowded
 
-    def ask(self, wanted: SegmentsWanted) -> None:
-        self._control.send(wanted)
+    def tell(self, message: SegmentsWanted | TransferReport) -> None:
+        self._control.send(message)
 
     def fail(self, form: FormId, reason: str) -> None:
         self._mailbox.put(ArrivalFailed(form, reason))
