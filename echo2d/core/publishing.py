@@ -220,16 +220,18 @@ class Publishing:
         if spread is None or spread.plan is None or spread.plan.plan_id != message.plan:
             return []
         note = self._figures.fault("edge", f"{peer.name} and {self._name(message.peer)}: {message.reason}")
-        if spread.plan.generation != message.generation:
-            return [note]  # the plan has been mended since
+        if spread.plan.generation != message.generation or message.peer not in spread.neighbours(peer.peer):
+            return [note]  # the plan has been mended since, or it is not this peer's edge
         at_fault = peer.peer if message.peer == spread.plan.root else message.peer
         return [note, *self._send(spread.make_leaf(at_fault))]
 
     def frame_accused(self, peer: Peer, message: FrameAccused) -> list[Action]:
-        """The accused becomes a leaf."""
+        """The accused becomes a leaf, if it does send to the accuser."""
         note = self._figures.fault("frame", f"{peer.name} accuses {self._name(message.accused)}: {message.frame}")
         spread = self._current(message.form)
-        return [note] if spread is None else [note, *self._send(spread.make_leaf(message.accused))]
+        if spread is None or message.accused not in spread.neighbours(peer.peer):
+            return [note]
+        return [note, *self._send(spread.make_leaf(message.accused))]
 
     # --- inside
 

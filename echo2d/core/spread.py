@@ -137,8 +137,7 @@ class Spread:
         before = self.plan
         plan = repair(before, peer.peer) if placed else before
         self.plan = join(plan, peer_facts(peer))
-        neighbours = [edge.peer for edge in edges_for(self.plan, peer.peer, self.secret).peers]
-        return self._edges([*changed_peers(before, self.plan), *neighbours, peer.peer])
+        return self._edges([*changed_peers(before, self.plan), *self.neighbours(peer.peer), peer.peer])
 
     def remove(self, peer: PeerId) -> dict[PeerId, PlanEdges]:
         """The peer is lost."""
@@ -169,6 +168,10 @@ class Spread:
         """Whom it gets its stripes from."""
         stripes = () if self.plan is None else self.plan.stripes
         return frozenset(stripe.tree.parents[child] for stripe in stripes if child in stripe.tree.parents)
+
+    def neighbours(self, peer: PeerId) -> set[PeerId]:
+        """Those it shares an edge with; it cannot know of others whether they are at fault."""
+        return set() if self.plan is None else {edge.peer for edge in edges_for(self.plan, peer, self.secret).peers}
 
     def _edges(self, peers: Sequence[PeerId] | set[PeerId]) -> dict[PeerId, PlanEdges]:
         assert self.plan is not None

@@ -238,6 +238,18 @@ def test_accused_relays_become_leaves() -> None:
     assert messages(world.peers[parent], PlanEdges)[-1].stripes[0].children == ()
 
 
+def test_who_shares_no_edge_accuses_nobody() -> None:
+    world = published("a", "b", "c")
+    world.drain()
+    edges = {name: messages(world.peers[name], PlanEdges)[-1] for name in ("a", "b", "c")}
+    assert (edges["a"].stripes[0].parent, edges["a"].stripes[0].children) == ("seed", ("b",))
+    told = sum(len(messages(peer, PlanEdges)) for peer in world.peers.values())
+    first, last = world.peers["a"], world.peers["c"]
+    world.say(last, EdgeBroken(edges["c"].plan, edges["c"].generation, first.peer, "reset"))
+    world.say(last, FrameAccused(form_of(world), FrameId(1), first.peer))
+    assert sum(len(messages(peer, PlanEdges)) for peer in world.peers.values()) == told
+
+
 def test_encoding_is_tried_again_and_then_given_up() -> None:
     world = published("a")
     world.pending.clear()
