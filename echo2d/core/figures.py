@@ -7,6 +7,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterable
 
+from echo2d.core.bounded import keep_newest
 from echo2d.core.coordinator_io import Note, StoredGroup
 
 RECENT_MAX = 256  # measurements kept of each kind: more steps than any p95 here needs
@@ -80,8 +81,7 @@ class Figures:
         """The seed has sent so many times the version's wire bytes."""
         self.seed_copies.pop(version, None)
         self.seed_copies[version] = copies
-        if len(self.seed_copies) > VERSIONS_MEASURED_MAX:
-            del self.seed_copies[next(iter(self.seed_copies))]
+        keep_newest(self.seed_copies, VERSIONS_MEASURED_MAX)
 
     def publish_every(self, staleness_max: int) -> int:
         """kappa under "auto": from the recent median train step and 95 % of broadcasts."""

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from blake3 import blake3
 
+from echo2d.core.bounded import keep_newest
 from echo2d.core.codec import pack
 from echo2d.core.coordinator_io import (
     Action,
@@ -336,8 +337,7 @@ class Groups:
 
     def _remember(self, peer: Peer, key: HeldLease, message: SampleFinished) -> None:
         self._answered[key, message.sample] = _fingerprint(peer, message)
-        if len(self._answered) > ANSWERED_MAX:
-            del self._answered[next(iter(self._answered))]
+        keep_newest(self._answered, ANSWERED_MAX)
 
     # --- inside: ends
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from echo2d.core.bounded import keep_newest
 from echo2d.core.coordinator_io import Action, CloseSession, PeerConnected, Send, SessionId
 from echo2d.core.figures import printable
 from echo2d.core.ids import FormId, PeerId
@@ -76,8 +77,7 @@ class Peer:
         self.serving = key
         if key is not None:
             self.acknowledged[key] = None
-            if len(self.acknowledged) > ACKNOWLEDGED_MAX:
-                del self.acknowledged[next(iter(self.acknowledged))]
+            keep_newest(self.acknowledged, ACKNOWLEDGED_MAX)
 
     def refitted(self, done: RefitDone) -> None:
         self.serves(VersionKey(done.version, done.digest))

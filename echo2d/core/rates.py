@@ -6,6 +6,7 @@ count are those of one plan.
 
 from collections.abc import Collection
 
+from echo2d.core.bounded import keep_newest
 from echo2d.core.ids import PeerId
 
 HALF_LIFE_S = 10.0  # of transfer time: a sample of 10 s weighs as much as all before it
@@ -43,9 +44,8 @@ class Rates:
         """The receiver got so many bytes from the sender in so much time of transfer."""
         rate = self._links.pop((sender, receiver), None) or Rate()
         rate.add(payload_bytes, seconds)
-        if len(self._links) >= LINKS_MAX:
-            del self._links[next(iter(self._links))]
         self._links[sender, receiver] = rate
+        keep_newest(self._links, LINKS_MAX)
 
     def uplink(self, peer: PeerId) -> float | None:
         """Bytes/s that this peer's receivers get of it together, at least UPLINK_MIN; None: not measured."""

@@ -9,6 +9,7 @@ Kept true: publish_seq only grows; two unrevoked versions never share a number. 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from echo2d.core.bounded import keep_newest
 from echo2d.core.coordinator_io import DeleteVersion, PublishAsked, VersionPublished
 from echo2d.core.ids import Epoch, PublishSeq
 from echo2d.core.messages import VersionKey
@@ -34,11 +35,11 @@ class Versions:
 
     def __init__(self, published: Iterable[VersionPublished], publish_seq: PublishSeq) -> None:
         self._live: dict[VersionKey, VersionPublished] = {}  # by publish_seq
-        self._copies: dict[str, PublishSeq] = {}  # snapshot copies in the run directory
+        self._copies: dict[str, None] = {}  # snapshot copies in the run directory
         self.publish_seq = publish_seq
         for record in published:
             self._take(record)
-        self._copies = dict(list(self._copies.items())[-RECOVERED_COPIES_MAX:])
+        keep_newest(self._copies, RECOVERED_COPIES_MAX)
 
     @property
     def newest(self) -> VersionPublished | None:
@@ -103,10 +104,9 @@ class Versions:
         key = key_of(record)
         self._live.pop(key, None)
         self._live[key] = record
-        self._copies[record.path] = record.publish_seq
+        self._copies[record.path] = None
         self.publish_seq = max(self.publish_seq, record.publish_seq)
-        if len(self._live) > VERSIONS_MAX:
-            del self._live[next(iter(self._live))]
+        keep_newest(self._live, VERSIONS_MAX)
 
     def check(self) -> None:
         sequence = [record.publish_seq for record in self._live.values()]

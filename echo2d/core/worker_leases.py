@@ -15,6 +15,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from echo2d.core.bounded import keep_newest
 from echo2d.core.messages import (
     HeldLease,
     LeaseFailed,
@@ -178,8 +179,7 @@ class Leases:
         waiting = [result for result in self._results.values() if not self._believed(result)]
         self._confirmed.pop(key, None)
         self._confirmed[key] = None
-        while len(self._confirmed) > CONFIRMED_MAX:
-            del self._confirmed[next(iter(self._confirmed))]
+        keep_newest(self._confirmed, CONFIRMED_MAX)
         for held in self._held.values():
             held.token_at = now  # generation stood still for the refit
         return [SendControl(result) for result in waiting if self._believed(result)]

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from echo2d.core import relay_io
+from echo2d.core.bounded import keep_newest
 from echo2d.core.canonical import digest_of
 from echo2d.core.form_index import FormIndex
 from echo2d.core.ids import FormId, FrameId, SegmentId, frame_id, is_table, segment_of
@@ -267,8 +268,7 @@ class Holdings:
         self._payload_bytes.pop(form, None)
         fresh = form not in self._dropped
         self._dropped[form] = None
-        while len(self._dropped) > DROPPED_MAX:
-            del self._dropped[next(iter(self._dropped))]
+        keep_newest(self._dropped, DROPPED_MAX)
         self._ring()
         return self._indexes.pop(form, None) is not None or fresh
 
