@@ -48,7 +48,7 @@ from echo2d.core.coordinator_io import (
     VersionPublished,
 )
 from echo2d.core.ids import Epoch, GroupId, PublishSeq
-from echo2d.core.messages import PROTOCOL_VERSION, Drain, Heartbeat, Hello, SignedRoot, ToPeer, Welcome
+from echo2d.core.messages import PROTOCOL_VERSION, Drain, Hello, SignedRoot, Welcome
 from echo2d.core.trajectory import pack_tokens, unpack_tokens
 from echo2d.errors import Fault, OperatorFault
 from echo2d.net.auth import TokenFile, load_or_make_key, read_token_file, verify_root
@@ -59,6 +59,7 @@ from echo2d.runtime.coordinator import MakeMachine, Opened, core_machine, open_c
 from echo2d.runtime.tokens import create_token, find_coordinator, list_tokens, revoke_token
 from echo2d.runtime.version_files import VersionFiles
 from echo2d.tasks.sort_digits import answer, write_tokenizer
+from tests.control_kit import Owner
 
 HELLO = Hello(PROTOCOL_VERSION, None, "worker", "box", "boot", 4, None, None, (), (), ())
 
@@ -139,28 +140,6 @@ async def asks_for_a_session(config: CoordinatorConfig, script: Script, fault: t
     async with serving(config, script.make) as opened, learner(config.run.run_dir, opened) as client:
         with pytest.raises(fault, match=words):
             await client.open_session(0)
-
-
-class Owner:
-    """Writes down what its link tells it."""
-
-    def __init__(self) -> None:
-        self.heard: asyncio.Queue[object] = asyncio.Queue()
-
-    def hello(self) -> Hello:
-        return HELLO
-
-    def heartbeat(self) -> Heartbeat:
-        return Heartbeat(0)
-
-    async def connected(self, welcome: Welcome) -> None:
-        await self.heard.put(welcome)
-
-    async def received(self, message: ToPeer) -> None:
-        await self.heard.put(message)
-
-    async def disconnected(self, reason: str) -> None:
-        await self.heard.put(reason)
 
 
 @pytest.fixture
@@ -375,7 +354,7 @@ async def test_a_worker_enrols_is_spoken_to_and_revoked(
 
     script.on[PeerConnected] = connected
     async with serving(config, script.make) as opened:
-        identity, owner = await enrolled(run_dir, opened), Owner()
+        identity, owner = await enrolled(run_dir, opened), Owner(HELLO)
         link = ControlLink(opened.url, identity, owner, rng=random.Random(1))
         with pytest.raises(BaseExceptionGroup) as caught:
             await follow(link, script, owner, identity, run_dir)
