@@ -39,7 +39,7 @@ from echo2d.core.messages import VersionKey, VersionsRevoked
 from echo2d.core.publishing import Publishing
 from echo2d.core.staleness import PREFETCH_STEPS, REFUSALS_MAX, Batch, Staleness
 from echo2d.core.trajectory import GroupRecord
-from echo2d.core.versions import Refusal, Versions
+from echo2d.core.versions import Refusal, Versions, facts_of
 
 WAITING_MAX = 64  # calls that wait for a batch; a learner has one or two
 
@@ -112,10 +112,7 @@ class LearnerCalls:
             self._figures.versions_published += 1
             self._publishing.published(verdict, now=now)
             actions.append(Persist(verdict))
-        body = {
-            "version": verdict.version, "digest": verdict.digest.hex(), "publish_seq": verdict.publish_seq
-        }  # fmt: skip
-        return [*actions, Reply(event.request, 200, body)]
+        return [*actions, Reply(event.request, 200, facts_of(verdict))]
 
     def batch_asked(self, event: BatchAsked) -> list[Action]:
         """Answered at once if the batch is full, else by `advance`."""

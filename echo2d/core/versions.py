@@ -8,6 +8,7 @@ Kept true: publish_seq only grows; two unrevoked versions never share a number. 
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from echo2d.core.bounded import keep_newest
 from echo2d.core.coordinator_io import DeleteVersion, PublishAsked, VersionPublished
@@ -28,6 +29,11 @@ class Refusal:
 
 def key_of(record: VersionPublished) -> VersionKey:
     return VersionKey(record.version, record.digest)
+
+
+def facts_of(record: VersionPublished) -> dict[str, Any]:
+    """A published version as answers of the API name it (JSON)."""
+    return {"version": record.version, "digest": record.digest.hex(), "publish_seq": record.publish_seq}
 
 
 class Versions:
