@@ -165,9 +165,8 @@ class CoordinatorState:
         peer, hello = joined.peer, event.hello
         keep, cancel, ended = self._groups.rejoined(peer, hello.leases, now=now)
         seq = self._versions.publish_seq
-        welcome = Welcome(
-            peer.peer, self._rules.run_id, self._calls.epoch, seq, self._rules.heartbeat_s, keep, cancel
-        )  # fmt: skip
+        rules, epoch = self._rules, self._calls.epoch
+        welcome = Welcome(peer.peer, rules.run_id, epoch, seq, rules.heartbeat_s, keep, cancel)
         placed = self._publishing.joined(peer, renewed=joined.renewed, now=now)
         return [*actions, Send(event.session, welcome), *ended, *placed]
 

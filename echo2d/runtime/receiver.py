@@ -40,11 +40,6 @@ REPORT_S = 1.0  # rates older than that are of no use to a planner
 DIAL_S_MIN = 0.1
 DIAL_S_MAX = 5.0  # a peer that comes back is reached within this time
 
-LinkAction = (
-    relay_io.SendFrame | relay_io.OpenStream | relay_io.CloseStream | relay_io.SendHave | relay_io.SendWant
-    | relay_io.SendCancel | relay_io.ExpectPeer | relay_io.ForgetPeer
-)  # fmt: skip
-
 log = logging.getLogger("echo2d.runtime.receiver")
 
 
@@ -128,7 +123,7 @@ class Receiver:
         log.warning("peer dropped peer=%s reason=%s", peer, fault)
         self.links.end(peer, str(fault))
 
-    def perform(self, action: LinkAction) -> None:
+    def perform(self, action: relay_io.LinkAction) -> None:
         """Not before `run` has begun."""
         match action:
             case relay_io.ExpectPeer(edge):
@@ -141,7 +136,7 @@ class Receiver:
                 if here is not None and here.number == self._noticed.get(action.peer):
                     self._perform_on(here, action)
 
-    def _perform_on(self, here: _Peer, action: LinkAction) -> None:
+    def _perform_on(self, here: _Peer, action: relay_io.LinkAction) -> None:
         match action:
             case relay_io.CloseStream(peer, stream, reason) if (stream % 2 == 1) == (self._me < peer):
                 self.links.end_stream(peer, stream, reason)  # opened by this end: nothing was sent on it
