@@ -42,6 +42,7 @@ from echo2d.core.ids import (
 PROTOCOL_VERSION = 1
 
 PeerKind = Literal["worker", "relay", "seed"]
+Finish = Literal["stop", "length"]
 RefusalReason = Literal["protocol", "run", "credential", "revoked", "superseded", "flapping", "busy"]
 
 
@@ -292,7 +293,7 @@ class SampleFinished:
     tokens: bytes
     logprobs: bytes
     spans: tuple[Span, ...]
-    finish: Literal["stop", "length"]
+    finish: Finish
 
 
 @dataclass(frozen=True, slots=True)

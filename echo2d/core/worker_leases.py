@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from echo2d.core.bounded import keep_newest
 from echo2d.core.messages import (
+    Finish,
     HeldLease,
     LeaseFailed,
     LeaseGranted,
@@ -30,7 +31,7 @@ from echo2d.core.messages import (
 )
 from echo2d.core.results import LOGPROB_MAX
 from echo2d.core.trajectory import pack_logprobs, pack_tokens
-from echo2d.core.worker_io import AbortGeneration, Finish, LeaseAction, SampleProgressed, SendControl, StartGeneration
+from echo2d.core.worker_io import AbortGeneration, LeaseAction, SampleProgressed, SendControl, StartGeneration
 
 PROGRESS_S = 2.0  # SYSTEM.md 9
 ENGINE_STALL_S = 120.0  # a running lease without one token for so long is given back (I6); refits reset it

@@ -6,7 +6,8 @@ from typing import Any
 
 from aiohttp import web
 
-INT_MAX = (1 << 63) - 1
+from echo2d.core.codec import INT_MAX
+
 SECONDS_MAX = 1e9  # thirty years; neither infinite nor NaN
 
 
