@@ -11,6 +11,7 @@ Every signature is over a text of its own kind first, so that none can stand for
 credential (`runtime/tokens.py`).
 """
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -84,15 +85,27 @@ def run_id_of(run_key: bytes) -> RunId:
 
 
 def load_or_make_key(path: Path) -> Ed25519PrivateKey:
-    """The key in the file, which is made (mode 0600) when it does not exist."""
+    """The key in the file, made (mode 0600) when it does not exist; the same one for all who make it at once."""
     try:
         return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(path.read_text()))
     except FileNotFoundError:
-        key = Ed25519PrivateKey.generate()
-        write_private(path, key.private_bytes_raw().hex())
-        return key
+        _make_key(path)
+        return load_or_make_key(path)
     except (OSError, ValueError) as error:
         raise OperatorFault(f"{path} is not a readable key: {error}") from error
+
+
+def _make_key(path: Path) -> None:
+    """A new key, unless somebody else was first."""
+    mine = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    write_private(mine, Ed25519PrivateKey.generate().private_bytes_raw().hex())
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.link(mine, path)
+    except OSError as error:
+        raise OperatorFault(f"cannot write {path}: {error.strerror}") from error
+    finally:
+        mine.unlink()
 
 
 def write_private(path: Path, text: str) -> None:

@@ -90,3 +90,18 @@ def test_missing_and_broken_files_are_said(tmp_path: Path) -> None:
         auth.load_or_make_key(tmp_path / "key")
     with pytest.raises(OperatorFault, match="cannot write"):
         auth.write_token_file(tmp_path / "no" / "folder", TOKEN)
+
+
+def test_a_key_that_somebody_else_makes_meanwhile_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs: list[Ed25519PrivateKey] = []
+    write = auth.write_private
+
+    def write_late(path: Path, text: str) -> None:
+        monkeypatch.undo()
+        theirs.append(auth.load_or_make_key(tmp_path / "key"))
+        write(path, text)
+
+    monkeypatch.setattr(auth, "write_private", write_late)
+    mine = auth.load_or_make_key(tmp_path / "key")
+    assert auth.public_bytes(mine) == auth.public_bytes(theirs[0])
+    assert [path.name for path in tmp_path.iterdir()] == ["key"]
