@@ -131,9 +131,14 @@ def load_model(directory: Path) -> Any:
         if not (directory / name).is_file():
             raise OperatorFault(f"learner.model: {directory} has no {name}")
     try:
-        return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True)
+        model, info = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=torch.float32, local_files_only=True, output_loading_info=True
+        )
     except (OSError, ValueError, SafetensorError) as error:
         raise OperatorFault(f"learner.model: cannot load {directory}: {' '.join(str(error).split())}") from error
+    if missing := sorted(info["missing_keys"]):
+        raise OperatorFault(f"learner.model: {directory} lacks {', '.join(missing[:3])}; nothing is made up")
+    return model
 
 
 def _device(name: str) -> torch.device:

@@ -38,6 +38,7 @@ class ScriptedCoordinator:
         self._committed = 0
         self._batches: dict[int, Batch] = {}
         self._versions: dict[int, Path] = {}
+        self._models: dict[int, Any] = {}
         self._changed = threading.Condition()
 
     def open_session(self, resume_step: int) -> Session:
@@ -59,8 +60,10 @@ class ScriptedCoordinator:
         taken.mkdir()
         for path in directory.iterdir():
             (taken / path.name).hardlink_to(path)
+        model = load_model(taken)  # here, in the learner's thread: transformers cannot load two models at a time
         with self._changed:
             self._versions[version] = taken
+            self._models[version] = model
             self._changed.notify_all()
         self.events.append(("publish", version))
         return Published(version, "00")
@@ -97,7 +100,7 @@ class ScriptedCoordinator:
         return [number for event, number in self.events if event == what]
 
     def _make(self, step: int, version: int) -> Batch:
-        model = load_model(self._versions[version])
+        model = self._models[version]
         task = SortDigits(rng_seed=step)
         groups = []
         for index in range(GROUPS):

@@ -11,13 +11,14 @@ from typing import Any, cast
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from echo2d.bench.tiny_model import TinyRecipe, held_out_prompts, make_tiny_model, sampled_accuracy
 from echo2d.client import Batch, Coordinator, OperatorFault, PeerFault
 from learner.__main__ import main, stop_on_signals
 from learner.config import LearnerConfig
 from learner.intake import Intake
+from learner.model import load_model
 from learner.train import Learner
 from tests.loopback.scripted_coordinator import GROUP_SIZE, GROUPS, ScriptedCoordinator
 
@@ -256,6 +257,15 @@ def test_an_incomplete_model_is_the_operators_fault(
         learn(dataclasses.replace(config, model=model), coordinator)
 
 
+def test_a_model_without_one_of_its_weights_is_the_operators_fault(config: LearnerConfig, tmp_path: Path) -> None:
+    model = shutil.copytree(config.model, tmp_path / "lacking")
+    tensors = load_file(model / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(OperatorFault, match=r"lacking lacks model\.norm\.weight"):
+        load_model(model)
+
+
 def test_a_truncated_model_is_the_operators_fault(
     config: LearnerConfig, coordinator: ScriptedCoordinator, tmp_path: Path
 ) -> None:
@@ -308,9 +318,9 @@ def test_the_file_is_read_back_as_written(config: LearnerConfig, tmp_path: Path)
         ({"lr": 0}, "learner.lr: expected a number, more than 0.0; found 0"),
         ({"steps": 1.5}, "learner.steps: expected an integer, at least 1; found 1.5"),
         ({"steps": True}, "learner.steps: expected an integer, at least 1; found True"),
-        ({"betas": [0.9]}, "learner.betas: expected two numbers"),
-        ({"betas": [0.9, 1.0]}, "learner.betas: expected two numbers"),
-        ({"objective": "ppo"}, "learner.objective: expected 'clip' or 'tis'; found 'ppo'"),
+        ({"betas": [0.9]}, "learner.betas: expected [a number, a number]"),
+        ({"betas": [0.9, 1.0]}, "learner.betas: expected [a number, a number]"),
+        ({"objective": "ppo"}, 'learner.objective: expected "clip" or "tis"; found \'ppo\''),
         ({"speed": 1}, "learner.speed: unknown key; expected one of url, "),
     ],
 )
