@@ -17,6 +17,7 @@ from echo2d.errors import Fault, OperatorFault
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 DIRECTORY = click.Path(path_type=Path, file_okay=False)
+STATUS_S = 5.0  # somebody waits at the terminal for an answer
 
 
 class Faultless(click.Group):
@@ -105,7 +106,9 @@ def token() -> None:
 @click.option("--run-dir", type=DIRECTORY, required=True, help="run.run_dir of the coordinator's config.")
 @click.option("--url", required=True, help="How the holder reaches the coordinator: http://HOST:PORT.")
 @click.option("--out", type=FILE, help="The token file to write; NAME.token if left out.")
-@click.option("--max-workers", type=int, default=1, show_default=True, help="Machines that may enrol with it.")
+@click.option(
+    "--max-workers", type=click.IntRange(1), default=1, show_default=True, help="Machines that may enrol with it."
+)
 @click.option("--expires", default="30d", show_default=True, help="From now: 90s, 12h, 30d or never.")
 def token_create(
     name: str, role: Any, run_dir: Path, url: str, out: Path | None, max_workers: int, expires: str
@@ -160,7 +163,7 @@ def status(run_dir: Path | None, url: str | None, token_file: Path | None, *, as
     from echo2d.client import AsyncCoordinator
 
     async def ask() -> dict[str, Any]:
-        async with AsyncCoordinator(url, token_file=token_file) as coordinator:
+        async with AsyncCoordinator(url, token_file=token_file, timeout_s=STATUS_S) as coordinator:
             return await coordinator.status()
 
     facts = asyncio.run(ask())

@@ -12,12 +12,12 @@
 A coordinator that restarts looks like a pause: every call is repeated, with growing waits, until it has been
 unreachable for `timeout_s`. Faults: Fenced (a newer learner has the run), OperatorFault (credential, URL, unreachable),
 PeerFault (the coordinator refused: its code and reason), IntegrityFault (a batch's bytes are not what its digest says).
-`AsyncCoordinator` is the same for asyncio.
+`AsyncCoordinator` is the same for asyncio. `Table` and its kin read a trainer's own table of the run's TOML file.
 """
 
 import asyncio
-import ipaddress
 import json
+import logging
 import random
 import threading
 from collections.abc import AsyncIterator, Coroutine, Mapping
@@ -37,10 +37,12 @@ from echo2d.errors import IntegrityFault, OperatorFault, PeerFault
 from echo2d.net.api import DIGEST_HEADER
 from echo2d.net.auth import read_token_file
 from echo2d.net.control import Backoff
+from echo2d.net.urls import coordinator_url, is_loopback
+from echo2d.tables import Table, key, print_tables, read_toml, table_of
 
 __all__ = [
     "AsyncCoordinator", "Batch", "Coordinator", "Fenced", "Group", "IntegrityFault", "OperatorFault",
-    "PeerFault", "Published", "Session", "Span", "Trajectory",
+    "PeerFault", "Published", "Session", "Span", "Table", "Trajectory", "key", "print_tables", "read_toml", "table_of",
 ]  # fmt: skip
 
 CONNECT_TIMEOUT_S = 10.0
@@ -48,6 +50,8 @@ READ_TIMEOUT_S = 3600.0  # hashing a snapshot of hundreds of GB takes minutes, a
 UPLOAD_PART_BYTES = 1 << 20
 
 _Result = TypeVar("_Result")
+
+log = logging.getLogger("echo2d.client")
 
 
 class Fenced(PeerFault):
@@ -62,18 +66,16 @@ class _Unreachable(Exception):  # noqa: N818 - not an error yet
 class Session:
     """What a learner session is held to.
 
-    publish_every: None until the coordinator has chosen one ("auto"). checkpoint: the last step the run has as durable.
-    step_last: the run's last train step; None: as the learner likes.
+    publish_every: the period in force at first; each commit answers the present one. checkpoint: the last durable step.
     """
 
     epoch: int
     run_id: str
     staleness_max: int
-    publish_every: int | None
+    publish_every: int
     trajectories_per_step: int
     group_size: int
     checkpoint: int = 0
-    step_last: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +128,13 @@ class AsyncCoordinator:
     """A coordinator, spoken to from asyncio. url: http://HOST:PORT; token_file: of a learner (viewers: `status`)."""
 
     def __init__(self, url: str, *, token_file: Path, timeout_s: float = 60.0) -> None:
-        self._url = url.rstrip("/")
+        self._url = coordinator_url(url)
         self._token_file = token_file
         self._headers: dict[str, str] = {}
         self._timeout_s = timeout_s
         self._epoch = 0
         self._answered = False
+        self._losses = 0  # calls that had to be repeated
         self._session: aiohttp.ClientSession | None = None
 
     async def open_session(self, resume_step: int) -> Session:
@@ -147,12 +150,11 @@ class AsyncCoordinator:
         The coordinator has taken what it needs when this returns; the directory may be deleted.
         """
         body: dict[str, Any] = {"version": version, "epoch": self._epoch}
-        if _is_local(self._url):
+        if is_loopback(urlsplit(self._url).hostname or ""):
             body["path"] = await asyncio.to_thread(lambda: str(directory.absolute()))
         else:
-            await self._upload(version, directory)
             body["upload"] = True
-        answer = await self._call("POST", "/v1/versions", body)
+        answer = await self._publish(version, directory, body)
         return Published(version, answer["digest"])
 
     async def take_batch(self, step: int) -> Batch:
@@ -163,11 +165,11 @@ class AsyncCoordinator:
             if status != HTTPStatus.NO_CONTENT:
                 return _batch(self._epoch, headers.get(DIGEST_HEADER, ""), body)
 
-    async def commit(self, batch: Batch, *, t_train_s: float) -> int | None:
+    async def commit(self, batch: Batch, *, t_train_s: float) -> int:
         """The optimizer step was applied. Returns the publish period now in force."""
         body = {"batch_digest": batch.digest, "epoch": batch.epoch, "t_train_s": t_train_s}
         answer = await self._call("POST", f"/v1/batches/{batch.step}/commit", body)
-        publish_every: int | None = answer["publish_every"]
+        publish_every: int = answer["publish_every"]
         return publish_every
 
     async def refuse(self, batch: Batch, reasons: Mapping[int, str]) -> None:
@@ -194,6 +196,20 @@ class AsyncCoordinator:
     ) -> None:
         await self.close()
 
+    async def _publish(self, version: int, directory: Path, body: Mapping[str, Any]) -> dict[str, Any]:
+        """An upload is taken once: if the answer was lost, it is refused the second time, and sent again."""
+        while True:
+            if "upload" in body:
+                await self._upload(version, directory)
+            losses = self._losses
+            try:
+                return await self._call("POST", "/v1/versions", body)
+            except Fenced:
+                raise
+            except PeerFault:
+                if "upload" not in body or self._losses == losses:
+                    raise
+
     async def _upload(self, version: int, directory: Path) -> None:
         for file in await asyncio.to_thread(_files_in, directory):
             name = file.relative_to(directory).as_posix()
@@ -214,10 +230,12 @@ class AsyncCoordinator:
             try:
                 return await self._ask(method, path, body)
             except _Unreachable as lost:
+                self._losses += 1
                 delay_s = backoff.next_s()
                 if loop.time() + delay_s > deadline:
                     fault = PeerFault if self._answered else OperatorFault  # a wrong URL, or one that worked before
                     raise fault(f"cannot reach the coordinator at {self._url}: {lost}") from lost
+                log.info("unreachable url=%s reason=%s", self._url, lost)
                 await asyncio.sleep(delay_s)
 
     async def _ask(
@@ -233,8 +251,6 @@ class AsyncCoordinator:
         try:
             async with self._session.request(method, self._url + path, **content) as response:
                 answer = await response.read()
-        except aiohttp.InvalidURL as error:
-            raise OperatorFault(f"{self._url!r} is not a URL such as http://HOST:PORT") from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise _Unreachable(str(error) or type(error).__name__) from error
         if response.status >= HTTPStatus.BAD_REQUEST:
@@ -262,7 +278,7 @@ class Coordinator:
     def take_batch(self, step: int) -> Batch:
         return self._wait(self._inner.take_batch(step))
 
-    def commit(self, batch: Batch, *, t_train_s: float) -> int | None:
+    def commit(self, batch: Batch, *, t_train_s: float) -> int:
         return self._wait(self._inner.commit(batch, t_train_s=t_train_s))
 
     def refuse(self, batch: Batch, reasons: Mapping[int, str]) -> None:
@@ -297,14 +313,6 @@ class Coordinator:
 
     def _wait(self, call: Coroutine[Any, Any, _Result]) -> _Result:
         return asyncio.run_coroutine_threadsafe(call, self._loop).result()
-
-
-def _is_local(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _files_in(directory: Path) -> list[Path]:

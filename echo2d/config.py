@@ -1,21 +1,16 @@
 """What the operator chose: TOML tables and a few flags, read into one frozen, checked object per process.
 
 Every key stands in one place here, with its default, unit and sentence; `print_config` shows them all. One file may
-serve all programs of a host: each reads its own tables and ignores those of the others. Relative paths count from
-the working directory. Anything wrong is an OperatorFault that names `table.key`, what was expected and what was found.
+serve all programs of a host: each reads its own tables and ignores those of the others.
 """
 
-import dataclasses
-import json
-import tomllib
-import types
-import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, Union
+from typing import Any, ClassVar, Literal
 
 from echo2d.errors import OperatorFault
+from echo2d.tables import Table, key, print_tables, read_toml, table_of
 
 STALENESS_MAX = 64  # more is off-policy training by another name, and buffers grow with it
 TRAJECTORIES_PER_STEP_MAX = 16384  # what a batch body of 1 GiB holds at 8k tokens
@@ -25,91 +20,13 @@ PORT_MAX = 65535
 OTHER_TABLES = frozenset({"learner", "worker"})
 
 
-def key(doc: str, default: Any, **limits: Any) -> Any:
-    """One optional key of a table. Limits: `low` and `high` (inclusive), `above` (exclusive)."""
-    return field(default=default, metadata={"doc": doc, **limits})
-
-
-def _matches(hint: Any, value: Any) -> bool:
-    if typing.get_origin(hint) in (Union, types.UnionType):
-        return any(_matches(part, value) for part in typing.get_args(hint))
-    if typing.get_origin(hint) is Literal:
-        return type(value) is str and value in typing.get_args(hint)
-    if hint is float:
-        return type(value) in (int, float)
-    if hint is Path:
-        return isinstance(value, Path)
-    return type(value) is (typing.get_origin(hint) or hint)
-
-
-_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "text", Path: "a path", dict: "a table"}
-
-
-def _describe(hint: Any) -> str:
-    if typing.get_origin(hint) in (Union, types.UnionType):
-        return " or ".join(_describe(part) for part in typing.get_args(hint) if part is not type(None))
-    if typing.get_origin(hint) is Literal:
-        return " or ".join(f'"{choice}"' for choice in typing.get_args(hint))
-    return _NAMES[typing.get_origin(hint) or hint]
-
-
-def _range_text(limits: Mapping[str, Any]) -> str:
-    words = {"above": "more than", "low": "at least", "high": "at most"}
-    return ", ".join(f"{word} {limits[name]}" for name, word in words.items() if name in limits)
-
-
-def _in_range(value: Any, limits: Mapping[str, Any]) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return True
-    above, low, high = limits.get("above"), limits.get("low"), limits.get("high")
-    return (above is None or value > above) and (low is None or value >= low) and (high is None or value <= high)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """One TOML table; subclasses list its keys. Every instance is checked when it is made."""
-
-    TABLE: ClassVar[str]
-
-    def __post_init__(self) -> None:
-        hints = typing.get_type_hints(type(self))
-        for item in dataclasses.fields(self):
-            self._check(item, hints[item.name])
-
-    def _check(self, item: "dataclasses.Field[Any]", hint: Any) -> None:
-        value = getattr(self, item.name)
-        if not _matches(hint, value) or not _in_range(value, item.metadata):
-            expected = ", ".join(filter(None, (_describe(hint), _range_text(item.metadata))))
-            raise OperatorFault(f"{self.TABLE}.{item.name}: expected {expected}; found {value!r}")
-
-    @classmethod
-    def read(cls, values: Mapping[str, Any]) -> Self:
-        """The table from parsed TOML, in which paths are text."""
-        hints = typing.get_type_hints(cls)
-        keys = {item.name: item for item in dataclasses.fields(cls)}
-        for name in values:
-            if name not in keys:
-                raise OperatorFault(f"{cls.TABLE}.{name}: unknown key; expected one of {', '.join(keys)}")
-        for name, item in keys.items():
-            if name not in values and item.default is item.default_factory is dataclasses.MISSING:
-                raise OperatorFault(f"{cls.TABLE}.{name}: expected {_describe(hints[name])}; found nothing")
-        return cls(**{name: _as_path(hints[name], value) for name, value in values.items()})
-
-
-def _as_path(hint: Any, value: Any) -> Any:
-    wanted = hint is Path or Path in typing.get_args(hint)
-    return Path(value).expanduser() if wanted and type(value) is str else value
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunTable(Table):
     TABLE: ClassVar[str] = "run"
 
-    run_dir: Path = field(metadata={"doc": "this run's key, tokens, ledger and versions (made with mode 0700)"})
-    snapshot_root: Path = field(metadata={"doc": "the learner publishes only directories inside this one"})
-    base_model: Path | None = field(
-        default=None, metadata={"doc": "model directory whose config.json tells the vocabulary size"}
-    )
+    run_dir: Path = key("this run's key, tokens, ledger and versions (made with mode 0700)")
+    snapshot_root: Path = key("the learner publishes only directories inside this one")
+    base_model: Path | None = key("model directory whose config.json tells the vocabulary size", None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,8 +64,8 @@ class SamplingTable(Table):
 class TaskTable(Table):
     TABLE: ClassVar[str] = "task"
 
-    name: str = field(metadata={"doc": "which task: a module of echo2d.tasks, or package.module:Class"})
-    options: dict[str, Any] = field(default_factory=dict, metadata={"doc": "keyword arguments of the task"})
+    name: str = key("which task: a module of echo2d.tasks, or package.module:Class")
+    options: dict[str, Any] = key("keyword arguments of the task", dict)
     processes: int = key("processes that draw prompts and compute rewards", 2, low=1, high=256)
     timeout_s: float = key("seconds one prompt or reward may take", 10.0, above=0.0, high=3600.0)
 
@@ -175,9 +92,9 @@ class WorkerConfig(Table):
 
     TABLE: ClassVar[str] = "worker"
 
-    url: str = field(metadata={"doc": "the coordinator, http://HOST:PORT"})
-    token_file: Path = field(metadata={"doc": "made by `echo2d token create NAME --role worker`"})
-    state_dir: Path = field(metadata={"doc": "where this worker keeps its key, frames and snapshots"})
+    url: str = key("the coordinator, http://HOST:PORT")
+    token_file: Path = key("made by `echo2d token create NAME --role worker`")
+    state_dir: Path = key("where this worker keeps its key, frames and snapshots")
     name: str = key("shown by status; empty: the host's name", "")
     engine: Literal["torch", "fake"] = key("what generates", "torch")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = key("of the torch engine; auto: by device", "auto")
@@ -194,8 +111,8 @@ class WorkerConfig(Table):
     @staticmethod
     def load(path: Path | None, overrides: Mapping[str, Any] | None = None) -> "WorkerConfig":
         """From the file's [worker] table, flags (`{"url": ...}`, in TOML types) winning."""
-        document = _parse(path) if path is not None else {}
-        values = _table_of(document, WorkerConfig.TABLE)
+        document = read_toml(path) if path is not None else {}
+        values = table_of(document, WorkerConfig.TABLE)
         return WorkerConfig.read({**values, **(overrides or {})})
 
 
@@ -235,12 +152,12 @@ class CoordinatorConfig:
     @staticmethod
     def load(path: Path, overrides: Mapping[str, Any] | None = None) -> "CoordinatorConfig":
         """From a TOML file, flags (`{"coordinator.port": 0}`, in TOML types) winning."""
-        return CoordinatorConfig.read(_parse(path), overrides)
+        return CoordinatorConfig.read(read_toml(path), overrides)
 
     @staticmethod
     def read(document: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> "CoordinatorConfig":
         """From a parsed TOML document."""
-        tables = {cls.TABLE: dict(_table_of(document, cls.TABLE)) for cls in _COORDINATOR_TABLES}
+        tables = {cls.TABLE: dict(table_of(document, cls.TABLE)) for cls in _COORDINATOR_TABLES}
         for name in document:
             if name not in tables and name not in OTHER_TABLES:
                 raise OperatorFault(f"[{name}]: unknown table; expected {', '.join((*tables, *sorted(OTHER_TABLES)))}")
@@ -251,40 +168,6 @@ class CoordinatorConfig:
         return CoordinatorConfig(**checked)
 
 
-def _table_of(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    table = document.get(name, {})
-    if not isinstance(table, dict):
-        raise OperatorFault(f"{name}: expected a table; found {table!r}")
-    return table
-
-
-def _parse(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise OperatorFault(f"cannot read {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise OperatorFault(f"{path} is not TOML: {error}") from error
-
-
-def _toml(value: Any) -> str:
-    return str(value) if isinstance(value, float) else json.dumps(value)
-
-
-def _key_lines(item: "dataclasses.Field[Any]") -> list[str]:
-    limits = _range_text(item.metadata)
-    comment = f"# {item.metadata['doc']}" + (f" ({limits})" if limits else "")
-    if item.default_factory is not dataclasses.MISSING:
-        return [comment, f"{item.name} = {{}}"]
-    if item.default is dataclasses.MISSING:
-        return [comment + "; required", f"# {item.name} ="]
-    return [comment, f"# {item.name} =" if item.default is None else f"{item.name} = {_toml(item.default)}"]
-
-
-def print_config(*tables: type[Table]) -> str:
-    """The commented TOML of all keys with their defaults; without arguments those of the coordinator."""
-    blocks = []
-    for table in tables or _COORDINATOR_TABLES:
-        lines = [line for item in dataclasses.fields(table) for line in _key_lines(item)]
-        blocks.append("\n".join([f"[{table.TABLE}]", *lines, ""]))
-    return "\n".join(blocks)
+def print_config() -> str:
+    """The commented TOML of every key of the coordinator and of a worker."""
+    return print_tables(*_COORDINATOR_TABLES, WorkerConfig)

@@ -10,13 +10,16 @@ import signal
 import sys
 from pathlib import Path
 
-from echo2d.client import Coordinator, IntegrityFault, OperatorFault, PeerFault
+from echo2d.client import Coordinator, IntegrityFault, OperatorFault, PeerFault, print_tables
 from learner.config import LearnerConfig
 from learner.intake import Intake
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
+    if options.print_config:
+        print(print_tables(LearnerConfig), end="")  # noqa: T201 - it was asked for
+        return 0
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     intake = Intake()
     stop_on_signals(intake)
@@ -25,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
     except OperatorFault as fault:
         print(f"learner: {fault}", file=sys.stderr)  # noqa: T201 - a program's last word to its operator
         return 2
-    except (PeerFault, IntegrityFault, OSError) as fault:
+    except (PeerFault, IntegrityFault, OSError, FloatingPointError) as fault:
         print(f"learner: {fault}", file=sys.stderr)  # noqa: T201
         return 1
     return 0
@@ -52,7 +55,9 @@ def stop_on_signals(intake: Intake) -> None:
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m learner", description="Train a policy by GRPO.")
-    parser.add_argument("--config", type=Path, required=True, help="TOML file with a [learner] table")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--config", type=Path, help="TOML file with a [learner] table")
+    what.add_argument("--print-config", action="store_true", help="print every key of that table, and end")
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint, if there is one")
     return parser.parse_args(arguments)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from echo2d.client import OperatorFault
@@ -51,7 +52,7 @@ class Policy:
     def train_step(self, step: int, micro: Sequence[MicroBatch]) -> StepReport:
         """One optimizer step over the micro-batches of train step `step`.
 
-        RuntimeError: the gradient is not finite; the weights are as before.
+        FloatingPointError: the gradient is not finite; the weights are as before.
         """
         config = self._config
         step_tokens = sum(len(part.advantages_n) for part in micro)
@@ -59,7 +60,7 @@ class Policy:
         norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.grad_clip))
         if not norm < float("inf"):
             self._optimizer.zero_grad()
-            raise RuntimeError(f"train step {step}: the gradient's norm is {norm}")
+            raise FloatingPointError(f"train step {step}: the gradient's norm is {norm}")
         for group in self._optimizer.param_groups:
             group["lr"] = config.lr * min(1.0, step / max(1, config.warmup_steps))
         self._optimizer.step()
@@ -130,9 +131,14 @@ def load_model(directory: Path) -> Any:
         if not (directory / name).is_file():
             raise OperatorFault(f"learner.model: {directory} has no {name}")
     try:
-        return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise OperatorFault(f"learner.model: cannot load {directory}: {error}") from error
+        model, info = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=torch.float32, local_files_only=True, output_loading_info=True
+        )
+    except (OSError, ValueError, SafetensorError) as error:
+        raise OperatorFault(f"learner.model: cannot load {directory}: {' '.join(str(error).split())}") from error
+    if missing := sorted(info["missing_keys"]):
+        raise OperatorFault(f"learner.model: {directory} lacks {', '.join(missing[:3])}; nothing is made up")
+    return model
 
 
 def _device(name: str) -> torch.device:

@@ -15,6 +15,7 @@ import json
 import logging
 import shutil
 import time
+from pathlib import Path
 
 from echo2d.client import Batch, Coordinator, OperatorFault
 from learner import checkpoint
@@ -38,6 +39,8 @@ class Learner:
         self._coordinator = coordinator
         self._intake = intake
         self._checkpoints = config.out_dir / "checkpoints"
+        _make("out_dir", config.out_dir)
+        _make("snapshot_root", config.snapshot_root)
         if not resume and checkpoint.exists(self._checkpoints):
             raise OperatorFault(f"{self._checkpoints} is not empty; use --resume or another learner.out_dir")
         self._policy = Policy(config)
@@ -46,13 +49,12 @@ class Learner:
         self._step = self._restore() if resume else 0
         self._durable = self._step
         self._published = self._step
-        config.out_dir.mkdir(parents=True, exist_ok=True)
 
     def run(self) -> None:
         """Train until the last step, or finish the current one after `intake.stop`. Checkpointed when it returns."""
         self._session = self._coordinator.open_session(self._step)
         self._epoch = self._session.epoch
-        self._publish_every = self._session.publish_every or 1
+        self._publish_every = self._session.publish_every
         log.info("session epoch=%d resume_step=%d steps=%d", self._epoch, self._step, self._config.steps)
         self._writer.clean(self._epoch)
         self._publish(self._step)
@@ -94,13 +96,13 @@ class Learner:
         self._pace(wait_s)
         now = time.monotonic()
         t_train_s, self._mark = now - self._mark - wait_s, now
-        self._publish_every = self._coordinator.commit(batch, t_train_s=t_train_s) or self._publish_every
+        self._publish_every = self._coordinator.commit(batch, t_train_s=t_train_s)
         self._step = step
         if step - self._published >= self._publish_every or step == self._config.steps:
             self._publish(step)
+        self._record(batch, report, t_train_s=t_train_s, wait_s=wait_s)  # first: what is durable is not trained again
         if step - self._durable >= self._config.checkpoint_every:
             self._checkpoint()
-        self._record(batch, report, t_train_s=t_train_s, wait_s=wait_s)
 
     def _pace(self, wait_s: float) -> None:
         time.sleep(max(0.0, self._mark + wait_s + self._config.step_floor_s - time.monotonic()))
@@ -140,3 +142,10 @@ class Learner:
         with (self._config.out_dir / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         log.info("step=%d reward=%.3f loss=%.4f t_train_s=%.3f", batch.step, row["reward_mean"], report.loss, t_train_s)
+
+
+def _make(key: str, directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OperatorFault(f"learner.{key}: cannot make {directory}: {error.strerror}") from error

@@ -49,7 +49,7 @@ from echo2d.core.coordinator_io import (
     VersionRevoked,
 )
 from echo2d.core.coordinator_state import CoordinatorState
-from echo2d.core.ids import Digest, Epoch, GroupId, LeaseId, PeerId, PublishSeq, RunId, SegmentId, Version
+from echo2d.core.ids import Digest, Epoch, GroupId, PeerId, PublishSeq, RunId, SegmentId, Version
 from echo2d.core.messages import (
     PROTOCOL_VERSION,
     Address,
@@ -110,9 +110,9 @@ class Ledger:
 
     def __init__(self) -> None:
         self.epoch, self.resume_step, self.checkpoint = Epoch(0), 0, 0
-        self.next_cursor = self.next_group = self.next_lease = 0
+        self.next_cursor = self.next_group = 0
         self.published: dict[int, VersionPublished] = {}
-        self.revoked: dict[VersionKey, None] = {}
+        self.revoked: set[VersionKey] = set()
         self.void: set[int] = set()  # publish_seqs that were revoked
         self.groups: dict[GroupId, StoredGroup] = {}
         self.frozen: dict[int, BatchFrozen] = {}
@@ -126,9 +126,9 @@ class Ledger:
             case VersionPublished():
                 assert record.publish_seq not in self.published
                 self.published[record.publish_seq] = record
-                self.revoked.pop(VersionKey(record.version, record.digest), None)
+                self.revoked.discard(VersionKey(record.version, record.digest))
             case VersionRevoked(_, version, digest):
-                self.revoked[VersionKey(version, digest)] = None
+                self.revoked.add(VersionKey(version, digest))
                 keys = {(p.version, p.digest): seq for seq, p in self.published.items()}
                 self.void.add(keys[version, digest])
                 self.void |= {s for s, p in self.published.items() if (p.version, p.digest) == (version, digest)}
@@ -136,12 +136,11 @@ class Ledger:
                 assert group not in self.groups
                 self.groups[group] = StoredGroup(GroupRecord(group, prompt, ()), cursor)
                 self.next_cursor, self.next_group = max(self.next_cursor, cursor + 1), group + 1
-            case SampleKept(group, lease, _, kept):
+            case SampleKept(group, _, _, kept):
                 stored = self.groups[group]
                 assert kept.sample not in {each.sample for each in stored.record.trajectories}
                 both = sorted((*stored.record.trajectories, kept), key=lambda each: each.sample)
                 self.groups[group] = replace(stored, record=replace(stored.record, trajectories=tuple(both)))
-                self.next_lease = max(self.next_lease, lease + 1)
             case SampleRewarded(group, sample, reward):
                 stored = self.groups[group]
                 scored = [replace(t, reward=reward) if t.sample == sample else t for t in stored.record.trajectories]
@@ -166,10 +165,8 @@ class Ledger:
             resume_step=self.resume_step,
             publish_seq=PublishSeq(max(self.published, default=0)),
             published=tuple(self.published[seq] for seq in sorted(self.published.keys() - self.void)),
-            revoked=tuple(self.revoked),
             next_cursor=self.next_cursor,
             next_group=GroupId(self.next_group),
-            next_lease=LeaseId(self.next_lease),
             groups=tuple(self.groups[group] for group in sorted(self.groups)),
             frozen=tuple(self.frozen[step] for step in sorted(self.frozen)),
             committed=tuple(self.committed[step] for step in sorted(self.committed)),

@@ -6,6 +6,7 @@ from typing import Any, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -113,7 +114,7 @@ def workers_table(facts: Facts) -> Table:
     for worker in facts["workers"]:
         serving, pause = worker["serving"], worker["refit_pause_s"]
         table.add_row(
-            worker["name"],
+            escape(worker["name"]),
             worker["state"],
             "-" if serving is None else f"v{serving['version']}",
             "-" if worker["lag"] is None else str(worker["lag"]),

@@ -6,6 +6,7 @@ count. Not here: what is sent to whom.
 
 from dataclasses import dataclass
 
+from echo2d.core.bounded import keep_newest
 from echo2d.core.figures import Figures
 from echo2d.core.ids import PeerId, PublishSeq
 
@@ -34,8 +35,7 @@ class Broadcasts:
             self._verify[seq] = (now, _Pending(set(workers)))
             self._bcast[seq] = (now, _Pending(set(workers)))
         for clocks in (self._verify, self._bcast):
-            while len(clocks) > PENDING_MAX:
-                del clocks[next(iter(clocks))]
+            keep_newest(clocks, PENDING_MAX)
 
     def verified(self, peer: PeerId, seq: PublishSeq, *, now: float) -> None:
         self._figures.t_verify_s.extend(_arrived(self._verify, peer, seq, now))

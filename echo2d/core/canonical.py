@@ -23,6 +23,12 @@ def digest_of(data: Buffer) -> Digest:
     return Digest(blake3(data).digest())
 
 
+def require(condition: bool, complaint: str) -> None:  # noqa: FBT001 - reads as a sentence at every call
+    """IntegrityFault unless the condition holds."""
+    if not condition:
+        raise IntegrityFault(complaint)
+
+
 def canonical_unpacker(cls: type[_Record], *, bytes_max: int) -> Callable[[bytes], _Record]:
     """The strict inverse of `codec.pack`: IntegrityFault unless packing the result again gives the very same bytes."""
     check = unpacker(cls, bytes_max=bytes_max)
@@ -32,8 +38,7 @@ def canonical_unpacker(cls: type[_Record], *, bytes_max: int) -> Callable[[bytes
             record: _Record = check(data)
         except PeerFault as fault:
             raise IntegrityFault(f"not a {cls.__name__}: {fault}") from fault
-        if pack(record) != data:
-            raise IntegrityFault(f"not the canonical encoding of a {cls.__name__}")
+        require(pack(record) == data, f"not the canonical encoding of a {cls.__name__}")
         return record
 
     return unpack

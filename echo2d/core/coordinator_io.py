@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NewType
 
 from echo2d.core.ids import Digest, Epoch, GroupId, LeaseId, PeerId, PublishSeq, RunId, Version
-from echo2d.core.messages import Hello, ToCoordinator, ToPeer, VersionKey
+from echo2d.core.messages import Hello, ToCoordinator, ToPeer
 from echo2d.core.trajectory import GroupRecord, TrajectoryRecord
 
 SessionId = NewType("SessionId", int)  # one per accepted WebSocket, never reused within a process
@@ -283,10 +283,8 @@ class Recovered:
     resume_step: int
     publish_seq: PublishSeq
     published: tuple[VersionPublished, ...]  # by publish_seq, revoked ones left out
-    revoked: tuple[VersionKey, ...]
     next_cursor: int
     next_group: GroupId
-    next_lease: LeaseId
     groups: tuple[StoredGroup, ...]  # by group id
     frozen: tuple[BatchFrozen, ...]  # by step; only steps > checkpoint
     committed: tuple[BatchCommitted, ...]  # by step; only steps > checkpoint, newest epoch wins
@@ -294,9 +292,7 @@ class Recovered:
 
     @staticmethod
     def nothing() -> "Recovered":
-        return Recovered(
-            Epoch(0), 0, PublishSeq(0), (), (), 0, GroupId(0), LeaseId(0), (), (), (), 0
-        )  # fmt: skip
+        return Recovered(Epoch(0), 0, PublishSeq(0), (), 0, GroupId(0), (), (), (), 0)
 
 
 # --- actions ----------------------------------------

@@ -55,6 +55,7 @@ from echo2d.core.messages import (
     LeaseProgress,
     RefitDone,
     RefitFailed,
+    Refused,
     SampleFinished,
     SegmentEncoded,
     SegmentsWanted,
@@ -164,9 +165,8 @@ class CoordinatorState:
         peer, hello = joined.peer, event.hello
         keep, cancel, ended = self._groups.rejoined(peer, hello.leases, now=now)
         seq = self._versions.publish_seq
-        welcome = Welcome(
-            peer.peer, self._rules.run_id, self._calls.epoch, seq, self._rules.heartbeat_s, keep, cancel
-        )  # fmt: skip
+        rules, epoch = self._rules, self._calls.epoch
+        welcome = Welcome(peer.peer, rules.run_id, epoch, seq, rules.heartbeat_s, keep, cancel)
         placed = self._publishing.joined(peer, renewed=joined.renewed, now=now)
         return [*actions, Send(event.session, welcome), *ended, *placed]
 
@@ -179,7 +179,8 @@ class CoordinatorState:
             return [*back, *self._message(peer, message, now)]
         except PeerFault as fault:
             self._members.disconnected(session)
-            return [*back, self._figures.fault("peer", f"{peer.name}: {fault}"), CloseSession(session)]
+            note = self._figures.fault("peer", f"{peer.name}: {fault}")
+            return [*back, note, Send(session, Refused("protocol", str(fault), permanent=False)), CloseSession(session)]
 
     def _message(self, peer: Peer, message: ToCoordinator, now: float) -> list[Action]:  # noqa: C901
         match message:

@@ -1,6 +1,6 @@
 """`GET /v1/status`: everything there is to know about a run, as plain values (JSON). Reads, decides nothing.
 
-Digests are hex, durations seconds, `lag` in versions.
+Digests are hex, durations seconds, uplinks bytes/s, `lag` in versions.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from echo2d.core.membership import Membership, Peer
 from echo2d.core.publishing import Publishing
 from echo2d.core.spread import Spread
 from echo2d.core.staleness import Staleness
-from echo2d.core.versions import Versions
+from echo2d.core.versions import Versions, facts_of
 
 
 def make_status(
@@ -75,15 +75,18 @@ def _figures(figures: Figures) -> dict[str, Any]:
 
 
 def _version(record: VersionPublished | None) -> dict[str, Any] | None:
-    if record is None:
-        return None
-    return {
-        "version": record.version, "digest": record.digest.hex(), "publish_seq": record.publish_seq
-    }  # fmt: skip
+    return None if record is None else facts_of(record)
 
 
 def _peer(peer: Peer) -> dict[str, Any]:
-    return {"id": peer.peer, "name": peer.name, "kind": peer.kind, "state": peer.state, "alive": peer.alive}
+    return {
+        "id": peer.peer,
+        "name": peer.name,
+        "kind": peer.kind,
+        "state": peer.state,
+        "alive": peer.alive,
+        "uplink": peer.uplink,
+    }
 
 
 def _worker(peer: Peer, versions: Versions, groups: Groups) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from enum import IntEnum
 import numpy as np
 import zstandard
 
-from echo2d.core.canonical import Buffer
+from echo2d.core.canonical import Buffer, require
 from echo2d.errors import IntegrityFault
 
 ZSTD_LEVEL = 1  # higher levels buy at most 2 % for a multiple of the time
@@ -76,7 +76,7 @@ def decode_chunk(mode: Mode, payload: Buffer, raw_len: int, base: Buffer | None 
         case Mode.SAME:
             return _decode_same(payload, raw_len, base)
         case Mode.RAW:
-            _require(len(payload) == raw_len, "a raw chunk has the wrong length")
+            require(len(payload) == raw_len, "a raw chunk has the wrong length")
             return payload
         case Mode.FULL:
             return _decode_full(memoryview(payload), raw_len)
@@ -84,13 +84,8 @@ def decode_chunk(mode: Mode, payload: Buffer, raw_len: int, base: Buffer | None 
             raise IntegrityFault(f"chunk mode {mode.name} is not supported")
 
 
-def _require(condition: bool, complaint: str) -> None:  # noqa: FBT001 - reads as a sentence at every call
-    if not condition:
-        raise IntegrityFault(complaint)
-
-
 def _decode_same(payload: Buffer, raw_len: int, base: Buffer | None) -> Buffer:
-    _require(len(payload) == 0, "a same chunk has a payload")
+    require(len(payload) == 0, "a same chunk has a payload")
     if base is None or len(base) != raw_len:
         raise IntegrityFault("a same chunk has no base of its length")
     return base
@@ -111,7 +106,7 @@ def _encode_full(new: Buffer) -> bytes:
 def _decode_full(payload: memoryview, raw_len: int) -> memoryview:
     count = raw_len // 2
     low_start = _LENGTH_BYTES + int.from_bytes(payload[:_LENGTH_BYTES], "little")
-    _require(low_start + raw_len - count == len(payload), "a full chunk has planes of the wrong length")
+    require(low_start + raw_len - count == len(payload), "a full chunk has planes of the wrong length")
     high = np.frombuffer(_decompress(payload[_LENGTH_BYTES:low_start], count), dtype=np.uint8)
     low = np.frombuffer(payload, dtype=np.uint8, count=count, offset=low_start)
     new = np.empty(raw_len, np.uint8)
@@ -132,9 +127,9 @@ def _decompress(frame: memoryview, length: int) -> bytes:
     """
     try:
         declared = zstandard.frame_content_size(frame)
-        _require(declared == length, "a compressed plane declares the wrong length")
+        require(declared == length, "a compressed plane declares the wrong length")
         plane: bytes = zstandard.ZstdDecompressor().decompress(frame, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise IntegrityFault("a compressed plane does not decompress") from error
-    _require(len(plane) == length, "a compressed plane has the wrong length")
+    require(len(plane) == length, "a compressed plane has the wrong length")
     return plane

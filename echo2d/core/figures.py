@@ -7,6 +7,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterable
 
+from echo2d.core.bounded import keep_newest
 from echo2d.core.coordinator_io import Note, StoredGroup
 
 RECENT_MAX = 256  # measurements kept of each kind: more steps than any p95 here needs
@@ -31,8 +32,8 @@ def publish_every_auto(t_train_s: float | None, t_bcast_s: float | None, stalene
     return min(staleness_max + 1, math.floor(t_bcast_s / t_train_s) + 1)
 
 
-def one_line(text: str, chars_max: int) -> str:
-    """What others wrote, for terminals, pages and logs: nothing that moves a cursor, ends a line or turns it around."""
+def printable(text: str, chars_max: int) -> str:
+    """What somebody else said, fit for a terminal and one line of a log."""
     return "".join(char if char.isprintable() else " " for char in text[:chars_max])
 
 
@@ -59,7 +60,7 @@ class Figures:
 
     def fault(self, kind: str, text: str) -> Note:
         """Keep the fault among the newest ones; the Note says it."""
-        line = one_line(text, FAULT_CHARS_MAX)
+        line = printable(text, FAULT_CHARS_MAX)
         self.faults.append(f"{kind}: {line}")
         return Note(kind, line)
 
@@ -80,8 +81,7 @@ class Figures:
         """The seed has sent so many times the version's wire bytes."""
         self.seed_copies.pop(version, None)
         self.seed_copies[version] = copies
-        if len(self.seed_copies) > VERSIONS_MEASURED_MAX:
-            del self.seed_copies[next(iter(self.seed_copies))]
+        keep_newest(self.seed_copies, VERSIONS_MEASURED_MAX)
 
     def publish_every(self, staleness_max: int) -> int:
         """kappa under "auto": from the recent median train step and 95 % of broadcasts."""

@@ -10,18 +10,12 @@ the publish_seq rule (the caller's), which frames are on disk (`transfer`), and 
 
 from collections.abc import Sequence
 
-from echo2d.core.canonical import digest_of
+from echo2d.core.canonical import digest_of, require
 from echo2d.core.delta import Mode
 from echo2d.core.forms import ChunkRecord, FormFacts, FrameSpan, SegmentTable, frame_layout
 from echo2d.core.ids import ChunkId, Digest, FrameId, SegmentId, index_of, is_table, segment_of
 from echo2d.core.manifest import Chunk, FileEntry, Manifest, chunk_layout
 from echo2d.core.roots import PAGE_SEGMENTS_MAX, Root, Totals, running_digest
-from echo2d.errors import IntegrityFault
-
-
-def _require(condition: bool, complaint: str) -> None:  # noqa: FBT001 - reads as a sentence at every call
-    if not condition:
-        raise IntegrityFault(complaint)
 
 
 class FormIndex:
@@ -42,32 +36,32 @@ class FormIndex:
 
     def accept_root(self, root: Root) -> None:
         """A root whose signature was verified. Old and repeated ones are allowed, contradicting ones are not."""
-        _require(root.facts == self.facts, "a root contradicts the form's facts")
+        require(root.facts == self.facts, "a root contradicts the form's facts")
         named = dict(zip(map(SegmentId, range(root.first_segment, root.segment_count)), root.segments, strict=True))
         known = all(self._signed.get(segment, digest) == digest for segment, digest in named.items())
-        _require(known, "a root contradicts an earlier one")
+        require(known, "a root contradicts an earlier one")
         older, newer = sorted((self._newest, root), key=lambda each: (each.segment_count, each.totals is not None))
-        _require(older.totals in (None, newer.totals), "a root comes after the form's last")
-        _require(older.segment_count < newer.segment_count or older.running == newer.running, "roots contradict")
+        require(older.totals in (None, newer.totals), "a root comes after the form's last")
+        require(older.segment_count < newer.segment_count or older.running == newer.running, "roots contradict")
         self._settle(newer, self._signed | named, self._claimed)
 
     def accept_page(self, start: SegmentId, digests: Sequence[Digest]) -> None:
         """Digests of segments start, start + 1 ...; believed when none is missing and the running digest fits."""
-        _require(len(digests) <= PAGE_SEGMENTS_MAX, "a page of segment digests is too long")
+        require(len(digests) <= PAGE_SEGMENTS_MAX, "a page of segment digests is too long")
         claimed = dict(self._claimed)
         for position, digest in enumerate(digests, start):
             segment = SegmentId(position)
-            _require(self._signed.get(segment, digest) == digest, "a page contradicts a signed root")
+            require(self._signed.get(segment, digest) == digest, "a page contradicts a signed root")
             if segment < self._newest.segment_count and segment not in self._signed:
                 claimed[segment] = digest
         fits = self._settle(self._newest, self._signed, claimed)
-        _require(fits, "pages of segment digests do not fit the running digest")
+        require(fits, "pages of segment digests do not fit the running digest")
 
     def accept_table(self, segment: SegmentId, data: bytes) -> SegmentTable:
         """The table of a segment whose digest is signed (see `table_digest`)."""
-        _require(digest_of(data) == self._signed.get(segment), f"the table of segment {segment} has the wrong digest")
+        require(digest_of(data) == self._signed.get(segment), f"the table of segment {segment} has the wrong digest")
         table = SegmentTable.decode(data)
-        _require(table.segment == segment, "a table names another segment")
+        require(table.segment == segment, "a table names another segment")
         spans = frame_layout(table, self.facts.frame_bytes)
         self._check_place(table)
         self._tables[segment] = table
@@ -161,7 +155,7 @@ class FormIndex:
         manifest = Manifest(self.files, tuple(record.result for table in tables for record in table.records))
         wire_bytes = sum(table.wire_bytes for table in tables) + sum(self._table_bytes.values())
         found = Totals(wire_bytes, manifest.full_bytes, manifest.digest)
-        _require(found == self.totals, "the tables do not add up to the signed snapshot")
+        require(found == self.totals, "the tables do not add up to the signed snapshot")
         return manifest
 
     def check(self) -> None:
@@ -185,7 +179,7 @@ class FormIndex:
         both, fits = signed | claimed, True
         if len(both) == newest.segment_count:
             fits = running_digest([both[SegmentId(each)] for each in range(newest.segment_count)]) == newest.running
-            _require(fits or bool(claimed), "a root's segments do not fit its running digest")
+            require(fits or bool(claimed), "a root's segments do not fit its running digest")
             signed, claimed = (both if fits else signed), {}
         self._newest, self._signed, self._claimed = newest, signed, claimed
         return fits
@@ -193,12 +187,12 @@ class FormIndex:
     def _check_place(self, table: SegmentTable) -> None:
         """That the table fits the form's kind, its neighbours and the files."""
         modes = {record.mode for record in table.records}
-        _require(self.facts.kind == "delta" or modes <= {Mode.RAW, Mode.FULL}, "a full form needs a base")
+        require(self.facts.kind == "delta" or modes <= {Mode.RAW, Mode.FULL}, "a full form needs a base")
         before = self._tables.get(SegmentId(table.segment - 1))
         after = self._tables.get(SegmentId(table.segment + 1))
         start = 0 if table.segment == 0 else None if before is None else before.end_chunk
-        _require(start is None or table.first_chunk == start, "a table does not follow the one before it")
-        _require(after is None or after.first_chunk == table.end_chunk, "a table does not precede the one after it")
+        require(start is None or table.first_chunk == start, "a table does not follow the one before it")
+        require(after is None or after.first_chunk == table.end_chunk, "a table does not precede the one after it")
         if table.files or self._layout:
             layout = self._layout or chunk_layout(table.files)
             for each in (table, *(self._tables.values() if table.files else ())):
@@ -206,8 +200,8 @@ class FormIndex:
 
 
 def _check_lengths(table: SegmentTable, layout: tuple[Chunk, ...]) -> None:
-    _require(table.end_chunk <= len(layout), "a table names chunks beyond the files")
+    require(table.end_chunk <= len(layout), "a table names chunks beyond the files")
     for record in table.records:
         length = layout[record.chunk].length
         fits = record.wire_bytes == length if record.mode == Mode.RAW else record.wire_bytes < length
-        _require(fits, f"chunk {record.chunk} is longer on the wire than in its file")
+        require(fits, f"chunk {record.chunk} is longer on the wire than in its file")

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from blake3 import blake3
 
+from echo2d.core.bounded import keep_newest
 from echo2d.core.codec import pack
 from echo2d.core.coordinator_io import (
     Action,
@@ -51,7 +52,7 @@ from echo2d.core.messages import (
 from echo2d.core.placement import Room, place
 from echo2d.core.prompts import Prompt, Prompts, prompt_fault
 from echo2d.core.results import result_fault
-from echo2d.core.staleness import Staleness, uses, version_max
+from echo2d.core.staleness import Staleness
 from echo2d.core.trajectory import GroupRecord, TrajectoryRecord
 from echo2d.core.versions import Versions
 
@@ -171,15 +172,15 @@ class Groups:
     ) -> tuple[tuple[HeldLease, ...], tuple[HeldLease, ...], list[Action]]:
         """What a hello's leases become: kept, cancelled; running ones that the worker does not know end."""
         actions: list[Action] = []
-        named = dict.fromkeys(held)
-        keep: dict[HeldLease, None] = {}
+        keep, known = [], frozenset(held)  # a hello may name a million
         for lease in self.leases.of_worker(peer.peer):
-            if lease.key in named:
+            if lease.key in known:
                 self.leases.renew(lease, tokens=False, now=now)
-                keep[lease.key] = None
+                keep.append(lease.key)
             else:
                 actions += self._end(lease)
-        return tuple(keep), tuple(key for key in named if key not in keep), actions
+        kept = frozenset(keep)
+        return tuple(keep), tuple(key for key in held if key not in kept), actions
 
     def worker_left(self, peer: Peer) -> list[Action]:
         """It will not finish anything."""
@@ -196,7 +197,7 @@ class Groups:
             if lease.served in keys or (worker is not None and worker.serving in keys):
                 actions += [*self._cancel(lease), *self._end(lease, failures=0)]
         for group in self._groups:
-            if uses(group.stored().record, keys):
+            if group.stored().record.uses(keys):
                 actions += self._drop(group, "revoked", "", again=True)
         return actions
 
@@ -336,8 +337,7 @@ class Groups:
 
     def _remember(self, peer: Peer, key: HeldLease, message: SampleFinished) -> None:
         self._answered[key, message.sample] = _fingerprint(peer, message)
-        if len(self._answered) > ANSWERED_MAX:
-            del self._answered[next(iter(self._answered))]
+        keep_newest(self._answered, ANSWERED_MAX)
 
     # --- inside: ends
 
@@ -373,7 +373,7 @@ class Groups:
         running = [lease.served.version for lease in group.running.values()]
         oldest = min([*running, *(kept.version_min for kept in group.kept.values())], default=None)
         whole = len(group.kept) == self._rules.group_size
-        newest = version_max(group.stored().record) if whole else None
+        newest = group.stored().record.version_max if whole else None
         return oldest is not None and self._staleness.outdated(oldest, newest)
 
     def _lease_failed(self, lease: Lease, worker: Peer | None, now: float) -> list[Action]:

@@ -28,6 +28,7 @@ FRAME_INDEX_BITS = 20
 FRAME_INDEX_MAX = (1 << FRAME_INDEX_BITS) - 1
 SEGMENTS_MAX = 1 << 12  # with segments of 64 MiB: forms of up to 256 GiB
 LABEL_DIGEST_CHARS = 12
+TAG_SHIFT = 32  # lease and plan ids begin with a tag of the process; four billion of each remain
 
 
 def frame_id(segment: SegmentId, index: int) -> FrameId:

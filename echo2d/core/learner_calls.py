@@ -39,7 +39,7 @@ from echo2d.core.messages import VersionKey, VersionsRevoked
 from echo2d.core.publishing import Publishing
 from echo2d.core.staleness import PREFETCH_STEPS, REFUSALS_MAX, Batch, Staleness
 from echo2d.core.trajectory import GroupRecord
-from echo2d.core.versions import Refusal, Versions
+from echo2d.core.versions import Refusal, Versions, facts_of
 
 WAITING_MAX = 64  # calls that wait for a batch; a learner has one or two
 
@@ -110,11 +110,9 @@ class LearnerCalls:
             actions += self._revoke(self._versions.replaced_by(event))
             verdict = self._versions.publish(event)
             self._figures.versions_published += 1
-            actions += [Persist(verdict), *self._publishing.published(verdict, now=now)]
-        body = {
-            "version": verdict.version, "digest": verdict.digest.hex(), "publish_seq": verdict.publish_seq
-        }  # fmt: skip
-        return [*actions, Reply(event.request, 200, body)]
+            self._publishing.published(verdict, now=now)
+            actions.append(Persist(verdict))
+        return [*actions, Reply(event.request, 200, facts_of(verdict))]
 
     def batch_asked(self, event: BatchAsked) -> list[Action]:
         """Answered at once if the batch is full, else by `advance`."""
@@ -236,7 +234,7 @@ class LearnerCalls:
     def _void(self, group: GroupRecord) -> bool:
         """Whether a version that is not published any more wrote for it."""
         spans = (span for trajectory in group.trajectories for span in trajectory.spans)
-        return any(self._versions.live(VersionKey(span.version, span.digest)) is None for span in spans)
+        return any(self._versions.live(span.key) is None for span in spans)
 
     def _fence_waiting(self) -> list[Action]:
         fenced = [self._fenced(request) for request in self._waiting]

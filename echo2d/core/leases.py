@@ -10,11 +10,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from echo2d.core.ids import GroupId, LeaseId, PeerId
+from echo2d.core.ids import TAG_SHIFT, GroupId, LeaseId, PeerId
 from echo2d.core.messages import HeldLease, VersionKey
 
 STUCK_S = 180.0  # progress without a single token for so long is no progress (I6); workers give up after 120 s
-TAG_SHIFT = 32  # four billion leases per process
 
 
 @dataclass(slots=True)

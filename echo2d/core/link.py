@@ -38,15 +38,14 @@ from typing import assert_never
 
 import numpy as np
 
+from echo2d.core.forms import FRAME_BYTES_MAX
 from echo2d.core.ids import FormId, FrameId, Generation, PeerId, PlanId, RunId, StripeId
 from echo2d.core.link_handshake import Handshake
 from echo2d.core.link_messages import (
     FRAME,
-    FRAME_BYTES_MAX,
     HANDSHAKE_BYTES_MAX,
     HEADER_BYTES,
     REASON_CHARS_MAX,
-    STREAM_MAX,
     TYPE_OF,
     Event,
     FrameReceived,
@@ -69,6 +68,7 @@ from echo2d.core.link_messages import (
     parts,
     require,
     runs_of,
+    stream_after,
 )
 from echo2d.errors import PeerFault
 
@@ -227,7 +227,7 @@ class Link:
         if number in self._serving or len(self._serving) >= STREAMS_MAX:
             raise PeerFault(f"more than {STREAMS_MAX} streams")
         self._serving[number] = stream
-        self._next_theirs = _following(number)
+        self._next_theirs = stream_after(number)
 
     def _on_wanted(self, wanted: FramesWanted) -> FramesWanted | None:
         if wanted.stream not in self._serving:
@@ -293,7 +293,7 @@ class Link:
         if self._next_mine in self._asked or len(self._asked) >= STREAMS_MAX:
             raise PeerFault(f"{len(self._asked)} streams are open or not confirmed as ended")
         self._asked[self._next_mine] = stream
-        self._next_mine = _following(self._next_mine)
+        self._next_mine = stream_after(self._next_mine)
 
     # said by either end
 
@@ -342,7 +342,3 @@ class Link:
             assert (self._next_mine + self._next_theirs) % 2 == 1
         assert all(self._streams_of(number) is self._asked for number in self._asked)
         assert all(self._streams_of(number) is self._serving for number in self._serving)
-
-
-def _following(number: StreamId) -> StreamId:
-    return number + 2 if number + 2 <= STREAM_MAX else 2 - number % 2

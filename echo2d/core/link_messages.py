@@ -7,8 +7,9 @@ On the wire there are units of one header, HEADER_BYTES little-endian, and `leng
     type 1 Hello   2 Proof   3 LinkEnded   4 StreamOpened   5 StreamEnded   6 FramesHeld   7 FramesWanted
          8 FramesCancelled   9 a frame
 
-A frame (type FRAME) is sent raw, at most FRAME_BYTES_MAX. Flag WITHOUT_PAYLOAD, and only it, makes the length 0: on a
-stripe because the receiver has said that it holds this frame, on a repair stream because the sender does not hold it.
+A frame (type FRAME; a segment's table is one) is sent raw, at most FRAME_BYTES_MAX. Flag WITHOUT_PAYLOAD, and only it,
+makes the length 0: on a stripe because the receiver has said that it holds this frame, on a repair stream because the
+sender does not hold it.
 
 Every other type is one message, a record of this module as `codec.pack` writes it: a msgpack array of its fields in
 order, 1 to MESSAGE_BYTES_MAX bytes, before the link is open at most HANDSHAKE_BYTES_MAX. The other header fields are 0.
@@ -22,11 +23,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from echo2d.core.codec import pack, unpacker
+from echo2d.core.forms import FRAME_BYTES_MAX
 from echo2d.core.ids import FORM_ID_CHARS, FormId, FrameId, Generation, PeerId, PlanId, RunId, StripeId
 from echo2d.errors import PeerFault
 
 HEADER_BYTES = 16
-FRAME_BYTES_MAX = 1 << 20  # the largest frame size a form may have; a segment table is at most as long
 MESSAGE_BYTES_MAX = 64 << 10  # room for FRAMES_MAX runs of one frame
 HANDSHAKE_BYTES_MAX = 1 << 10  # what a stranger may make us keep
 FRAMES_MAX = 4096  # that one message names, also by runs; a longer list becomes several messages
@@ -239,6 +240,11 @@ def runs_of(frames: Sequence[FrameId]) -> tuple[FrameRun, ...]:
         else:
             runs.append(FrameRun(frame, 1))
     return tuple(runs)
+
+
+def stream_after(number: StreamId) -> StreamId:
+    """The next number of the same end: odd and even ones in turn, starting over after STREAM_MAX."""
+    return number + 2 if number + 2 <= STREAM_MAX else 2 - number % 2
 
 
 def require(holds: bool, what: str) -> None:  # noqa: FBT001 - reads as a sentence

@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from echo2d.core.bounded import keep_newest
 from echo2d.core.coordinator_io import Action, CloseSession, PeerConnected, Send, SessionId
-from echo2d.core.figures import one_line
+from echo2d.core.figures import printable
 from echo2d.core.ids import FormId, PeerId
 from echo2d.core.messages import (
     PROTOCOL_VERSION,
@@ -33,12 +34,12 @@ GONE_S = 60.0  # a suspected peer is given up; its leases went elsewhere long be
 PEERS_MAX = 1024  # twice the largest fleet; gone ones are forgotten first
 FLIPS_MAX = 3  # changes of session of one peer id ...
 FLIP_WINDOW_S = 60.0  # ... within a minute
+NAME_CHARS_MAX = 64  # as long as a host's name may be
 SLOTS_MAX = 4096  # per worker; more is a mistake in its configuration
 ACKNOWLEDGED_MAX = 64  # versions whose tokens may still be on their way from one worker; really two or three
 REST_S = 1.0  # a worker that failed a lease gets no other one for so long, doubling with each failure in a row ...
 REST_S_MAX = 30.0  # ... up to this
 
-NAME_CHARS_MAX = 64  # in tables and log lines
 FORMS_MAX = 64  # of one hello; a peer keeps the frames of four
 
 PeerState = Literal["joined", "suspected", "gone"]
@@ -63,6 +64,7 @@ class Peer:
     running: int = 0
     accepted: int = 0
     refit_pause_s: float | None = None
+    uplink: float | None = None  # bytes/s, as its receivers measured it
     memory_ok: bool | None = None
     failures: int = 0  # leases failed since the last accepted result
     rest_until: float = 0.0
@@ -77,8 +79,7 @@ class Peer:
         self.serving = key
         if key is not None:
             self.acknowledged[key] = None
-            if len(self.acknowledged) > ACKNOWLEDGED_MAX:
-                del self.acknowledged[next(iter(self.acknowledged))]
+            keep_newest(self.acknowledged, ACKNOWLEDGED_MAX)
 
     def refitted(self, done: RefitDone) -> None:
         self.serves(VersionKey(done.version, done.digest))
@@ -268,8 +269,8 @@ def _take_hello(peer: Peer, hello: Hello) -> None:
     if peer.boot_id != hello.boot_id:
         peer.acknowledged.clear()
         peer.failures, peer.rest_until = 0, 0.0
-    peer.name, peer.kind = one_line(hello.name, NAME_CHARS_MAX), hello.kind
-    peer.boot_id, peer.listen = hello.boot_id, hello.listen
+    peer.name = printable(hello.name, NAME_CHARS_MAX)
+    peer.kind, peer.boot_id, peer.listen = hello.kind, hello.boot_id, hello.listen
     peer.slots = min(hello.slots, SLOTS_MAX) if hello.kind == "worker" else 0
     peer.forms = frozenset(hello.forms[:FORMS_MAX])
     peer.serves(hello.serving)

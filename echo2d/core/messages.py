@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from echo2d.core.codec import Codec
+from echo2d.core.forms import FormKind
 from echo2d.core.ids import (
     Digest,
     Epoch,
@@ -41,7 +42,7 @@ from echo2d.core.ids import (
 PROTOCOL_VERSION = 1
 
 PeerKind = Literal["worker", "relay", "seed"]
-FormKind = Literal["full", "delta"]
+Finish = Literal["stop", "length"]
 RefusalReason = Literal["protocol", "run", "credential", "revoked", "superseded", "flapping", "busy"]
 
 
@@ -72,6 +73,10 @@ class Span:
     end: int
     version: Version
     digest: Digest
+
+    @property
+    def key(self) -> VersionKey:
+        return VersionKey(self.version, self.digest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +293,7 @@ class SampleFinished:
     tokens: bytes
     logprobs: bytes
     spans: tuple[Span, ...]
-    finish: Literal["stop", "length"]
+    finish: Finish
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +357,7 @@ class ForgetForm:
 
 @dataclass(frozen=True, slots=True)
 class SignedRoot:
-    """`root`: the signed bytes of a `forms.Root`; `signature`: Ed25519 over them by the run's key."""
+    """`root`: the signed bytes of a `roots.Root`; `signature`: Ed25519 over them by the run's key."""
 
     root: bytes
     signature: bytes

@@ -7,6 +7,7 @@ least one worker has verified, after twice the predicted time and FIXED_S. Who i
 Not here: what makes a publish acceptable (`versions`), forms and plans (`spread`).
 """
 
+import math
 from collections.abc import Collection, Mapping
 
 from echo2d.core.broadcasts import Broadcasts
@@ -19,7 +20,7 @@ from echo2d.core.coordinator_io import (
     VersionPublished,
 )
 from echo2d.core.figures import Figures
-from echo2d.core.ids import FormId, PeerId, PlanId
+from echo2d.core.ids import TAG_SHIFT, FormId, PeerId, PlanId
 from echo2d.core.membership import Membership, Peer
 from echo2d.core.messages import (
     ApplyFailed,
@@ -35,6 +36,7 @@ from echo2d.core.messages import (
     VersionKey,
     VersionVerified,
 )
+from echo2d.core.rates import Rates
 from echo2d.core.roots import Root
 from echo2d.core.spread import Spread
 from echo2d.core.topology import edge_secret
@@ -43,11 +45,10 @@ from echo2d.errors import PeerFault
 
 ENCODE_FAILURES_MAX = 3  # of one version; workers would wait for ever
 ENCODE_RETRY_S = 5.0  # a full disk may be emptied meanwhile
-APPLY_TRIES_MAX = 3  # of one version at one worker; then it waits for the next version
-APPLY_RETRY_S = 10.0  # its disk may have been full
+APPLY_RETRY_S = 10.0  # a worker that could not apply tries again after this long, its disk may have been full; ...
+APPLY_RETRY_S_MAX = 160.0  # ... doubling up to this: without a next version nobody else would tell it to
 PATIENCE = 2.0  # times the predicted time that slow workers get while another version waits ...
 FIXED_S = 1.0  # ... besides this for encoding and applying, which the prediction leaves out
-TAG_SHIFT = 32  # plan ids begin with a tag of this process
 
 
 class Publishing:
@@ -71,11 +72,12 @@ class Publishing:
         self._plan_secret = plan_secret
         self._next_plan = tag << TAG_SHIFT
         self._broadcasts = Broadcasts(figures)
+        self._rates = Rates()
         self._waiting: VersionPublished | None = None
         self._old_forms: dict[FormId, None] = {}  # at the seed, to be forgotten when the new one is whole
         self._encode_at: float | None = None
         self._apply_at: float | None = None
-        self.spreading = None if versions.newest is None else self._start(versions.newest, now)
+        self.spreading = None if versions.current is None else self._start(versions.current, now)
 
     @property
     def waiting(self) -> VersionPublished | None:
@@ -83,12 +85,11 @@ class Publishing:
 
     # --- versions
 
-    def published(self, record: VersionPublished, *, now: float) -> list[Action]:
+    def published(self, record: VersionPublished, *, now: float) -> None:
         """A publish was accepted."""
         workers = {peer.peer for peer in self._members.workers()}
         self._broadcasts.started(record.publish_seq, workers, now=now)
         self._waiting = record
-        return []
 
     def revoked(self, keys: Collection[VersionKey]) -> None:
         """Stop spreading these; the seed forgets the form when the next one is whole."""
@@ -137,7 +138,7 @@ class Publishing:
         if renewed:
             spread.verified.pop(peer.peer, None)
             spread.failed.pop(peer.peer, None)
-        return [*self._send_root([peer], spread.newest_root), *self._send(spread.admit(peer, renewed=renewed))]
+        return self._place(spread, peer, renewed=renewed)
 
     def lost(self, peer: Peer) -> list[Action]:
         """A peer is suspected or has left."""
@@ -188,12 +189,16 @@ class Publishing:
         return []
 
     def apply_failed(self, peer: Peer, message: ApplyFailed, *, now: float) -> list[Action]:
-        """Nobody waits for this worker; it tries again a little later."""
+        """Nobody waits for this worker: it becomes a leaf, for it may not pass on either, and tries again later."""
+        note = self._figures.fault("apply", f"{peer.name}: {message.reason}")
         spread = self._current(message.form)
-        if spread is not None:
-            spread.failed[peer.peer] = spread.failed.get(peer.peer, 0) + 1
-            self._apply_at = now + APPLY_RETRY_S
-        return [self._figures.fault("apply", f"{peer.name}: {message.reason}")]
+        if spread is None:
+            return [note]
+        before = spread.failed.get(peer.peer, 0)
+        spread.failed[peer.peer] = before + 1
+        again_at = now + min(APPLY_RETRY_S_MAX, APPLY_RETRY_S * 2.0 ** min(before, 10))
+        self._apply_at = again_at if self._apply_at is None else min(self._apply_at, again_at)
+        return [note, *([] if before else self._send(spread.make_leaf(peer.peer)))]
 
     def transferred(self, peer: Peer, message: TransferReport) -> list[Action]:
         spread = self._current(message.form)
@@ -201,6 +206,7 @@ class Publishing:
             return []
         if peer.kind != "seed":
             spread.received[peer.peer] = message.payload_bytes
+            self._measure(spread, peer.peer, message)
             return []
         spread.seed_sent_bytes = max(spread.seed_sent_bytes, message.sent_bytes)
         if spread.totals is not None and spread.totals.wire_bytes:
@@ -214,18 +220,16 @@ class Publishing:
         if spread is None or spread.plan is None or spread.plan.plan_id != message.plan:
             return []
         note = self._figures.fault("edge", f"{peer.name} and {self._name(message.peer)}: {message.reason}")
-        if spread.plan.generation != message.generation:
-            return [note]  # the plan has been mended since
-        if not spread.are_neighbours(peer.peer, message.peer):
-            raise PeerFault("reports an edge that it does not have")
+        if spread.plan.generation != message.generation or message.peer not in spread.neighbours(peer.peer):
+            return [note]  # the plan has been mended since, or it is not this peer's edge
         at_fault = peer.peer if message.peer == spread.plan.root else message.peer
         return [note, *self._send(spread.make_leaf(at_fault))]
 
     def frame_accused(self, peer: Peer, message: FrameAccused) -> list[Action]:
-        """The accused becomes a leaf, if it is a neighbour: only then can it have sent the frame lately."""
+        """The accused becomes a leaf, if it does send to the accuser."""
         note = self._figures.fault("frame", f"{peer.name} accuses {self._name(message.accused)}: {message.frame}")
         spread = self._current(message.form)
-        if spread is None or not spread.are_neighbours(peer.peer, message.accused):
+        if spread is None or message.accused not in spread.neighbours(peer.peer):
             return [note]
         return [note, *self._send(spread.make_leaf(message.accused))]
 
@@ -267,14 +271,19 @@ class Publishing:
             self.spreading, self._encode_at, self._apply_at = None, None, None
 
     def _apply_again(self) -> list[Action]:
-        """A place in the plan, told once more, is another chance."""
+        """The root and the place in the plan, told once more, are another chance."""
         self._apply_at = None
         spread = self.spreading
         if spread is None:
             return []
-        again = [peer for peer in self._members.receivers() if 0 < spread.failed.get(peer.peer, 0) < APPLY_TRIES_MAX]
-        told = [self._send(spread.admit(peer, renewed=False)) for peer in again]
+        again = [peer for peer in self._members.receivers() if peer.peer in spread.failed.keys() - spread.verified]
+        told = [self._place(spread, peer, renewed=False) for peer in again]
         return [action for actions in told for action in actions]
+
+    def _place(self, spread: Spread, peer: Peer, *, renewed: bool) -> list[Action]:
+        """What the form is, and whom to take it from and pass it to."""
+        root = [] if spread.newest_root is None else self._send_root([peer], spread.newest_root)
+        return [*root, *self._send(spread.admit(peer, renewed=renewed))]
 
     def _order(self) -> list[Action]:
         """Tell the seed to encode; without a seed, its hello does it."""
@@ -310,10 +319,22 @@ class Publishing:
             actions += self._send_root(self._members.receivers(), root)
         return [*actions, *(self._plan(spread, seed) if roots and spread.plan is None else [])]
 
+    def _measure(self, spread: Spread, receiver: PeerId, message: TransferReport) -> None:
+        """What it got from its parents; a stranger's links are none of the plan's."""
+        parents = spread.parents(receiver)
+        for sample in message.links:
+            if sample.peer in parents and math.isfinite(sample.seconds):
+                self._rates.add(sample.peer, receiver, sample.payload_bytes, sample.seconds)
+
     def _plan(self, spread: Spread, seed: Peer) -> list[Action]:
         plan_id = PlanId(self._next_plan)
         self._next_plan += 1
-        return self._send(spread.make_plan(plan_id, self._rules, seed, self._members.receivers()))
+        receivers = self._members.receivers()
+        for peer in (seed, *receivers):
+            peer.uplink = self._rates.uplink(peer.peer)
+        actions = self._send(spread.make_plan(plan_id, self._rules, seed, receivers))
+        self._rates.keep(spread.links())
+        return actions
 
     def _forget_old(self, seed: Peer) -> list[Action]:
         forms, self._old_forms = list(self._old_forms), {}
@@ -329,6 +350,7 @@ class Publishing:
 
     def check(self) -> None:
         self._broadcasts.check()
+        self._rates.check()
         if self.spreading is not None:
             self.spreading.check()
             assert self._versions.live(key_of(self.spreading.record)) is not None

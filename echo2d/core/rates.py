@@ -1,14 +1,19 @@
 """From what receivers measured to bytes per second of links and uplinks. Not here: pacing, and who uses the rates.
 
-A peer's uplink is what its receivers together got from it at the same time, never what it declares.
+A peer's uplink is what its receivers together got from it at the same time, never what it declares. So the links that
+count are those of one plan.
 """
 
+from collections.abc import Collection
+
+from echo2d.core.bounded import keep_newest
 from echo2d.core.ids import PeerId
 
 HALF_LIFE_S = 10.0  # of transfer time: a sample of 10 s weighs as much as all before it
 SAMPLE_S_MIN = 0.05  # a shorter sample measures buffers, not the link
 JUMP_MAX = 4.0  # one sample moves the estimate at most towards so many times its value: bursts out of a buffer
-LINKS_MAX = 4096  # ordered pairs of peers; the one heard of longest ago makes room
+UPLINK_MIN = 1.0  # bytes/s: no link is slower, and what a receiver reports must not make the planner divide by zero
+LINKS_MAX = 16384  # 1,000 peers in 16 stripes; the link heard of longest ago makes room
 
 
 class Rate:
@@ -39,19 +44,18 @@ class Rates:
         """The receiver got so many bytes from the sender in so much time of transfer."""
         rate = self._links.pop((sender, receiver), None) or Rate()
         rate.add(payload_bytes, seconds)
-        if len(self._links) >= LINKS_MAX:
-            del self._links[next(iter(self._links))]
         self._links[sender, receiver] = rate
+        keep_newest(self._links, LINKS_MAX)
 
     def uplink(self, peer: PeerId) -> float | None:
-        """Bytes/s that this peer's receivers get of it together; None: not measured."""
+        """Bytes/s that this peer's receivers get of it together, at least UPLINK_MIN; None: not measured."""
         rates = [rate.bytes_per_s for (sender, _), rate in self._links.items() if sender == peer]
         known = [rate for rate in rates if rate is not None]
-        return sum(known) if known else None
+        return max(UPLINK_MIN, sum(known)) if known else None
 
-    def forget(self, peer: PeerId) -> None:
-        """The peer is gone: neither its links nor those to it count any more."""
-        self._links = {pair: rate for pair, rate in self._links.items() if peer not in pair}
+    def keep(self, links: Collection[tuple[PeerId, PeerId]]) -> None:
+        """Only these (sender, receiver) go on: others carry nothing at the same time as they do."""
+        self._links = {pair: rate for pair, rate in self._links.items() if pair in links}
 
     def check(self) -> None:
         """Bounded, and no rate is negative."""

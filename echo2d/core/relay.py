@@ -7,6 +7,7 @@ table of a segment precedes the segment's payload in every stripe. One stripe at
     following --(StreamClosed DONE)--> ended
     following --(link down, stream closed, bad frame)--> no stream, broken: ReportEdgeBroken, repair
     following --(no frame in STALL_GAPS expected gaps)--> following, broken: ReportEdgeBroken, repair
+    ended     --(nothing for LINK_S, and frames are missing)--> ended: ReportEdgeBroken, repair
     broken    --(a stream opens, a frame comes)--> not broken
 
 What a peer says is not believed further than it can be undone: PeerFault is raised before anything changes.
@@ -289,7 +290,7 @@ class Relay:
         """The edge to this peer is broken, and so are these stripes: tells the coordinator, and repairs meanwhile."""
         assert spread.plan is not None
         for stripe in stripes:
-            stripe.broken = True
+            stripe.broken = not stripe.ended  # one that has ended brings nothing, but its parent may be asked again
             stripe.last_at = now
         self._out.append(ReportEdgeBroken(spread.plan, spread.generation, peer, reason))
         ask_for_missing(spread, self._links, now, self._out)
@@ -322,6 +323,7 @@ class Relay:
         if stripe is not None:
             stripe.stream = None
             if reason == DONE:
+                stripe.last_at = now
                 stripe.end(self._out)
                 ask_for_missing(stripe.spread, self._links, now, self._out)
             else:

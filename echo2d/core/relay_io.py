@@ -249,7 +249,7 @@ class SendFrame:
 
 @dataclass(frozen=True, slots=True)
 class SendHave:
-    """Tell the peer that these frames are held here; at most HAVE_FRAMES_MAX of them."""
+    """Tell the peer that these frames are held here; at most link_messages.FRAMES_MAX of them."""
 
     peer: PeerId
     form: FormId
@@ -301,7 +301,5 @@ class FormArrived:
     form: FormId
 
 
-Action = (
-    SendFrame | OpenStream | CloseStream | SendHave | SendWant | SendCancel
-    | ExpectPeer | ForgetPeer | ReportEdgeBroken | Accuse | FormArrived
-)  # fmt: skip
+LinkAction = SendFrame | OpenStream | CloseStream | SendHave | SendWant | SendCancel | ExpectPeer | ForgetPeer
+Action = LinkAction | ReportEdgeBroken | Accuse | FormArrived

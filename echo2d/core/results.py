@@ -45,7 +45,7 @@ def span_fault(spans: tuple[Span, ...], length: int, believed: Callable[[Version
             return "spans are not contiguous"
         if span.version < version:
             return "span versions decrease"
-        if not believed(VersionKey(span.version, span.digest)):
+        if not believed(span.key):
             return f"version {span.version} is not published, revoked, or not acknowledged by this worker"
         end, version = span.end, span.version
     return "" if end == length else f"spans cover {end} of {length} tokens"

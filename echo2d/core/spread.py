@@ -9,6 +9,7 @@ numbers belong to one start of the seed, so a new one gets a new plan. Not here:
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from echo2d.core.bounded import keep_newest
 from echo2d.core.coordinator_io import CoordinatorRules, VersionPublished
 from echo2d.core.form_builder import RootWriter
 from echo2d.core.forms import FormFacts, frame_bytes_for
@@ -36,8 +37,8 @@ Secret = Callable[[PeerId, PeerId], bytes]
 
 
 def peer_facts(peer: Peer) -> PeerFacts:
-    """Its rates are not measured yet."""
-    return PeerFacts(peer.peer, None, None, peer.listen)
+    """What the planner may count on; downlinks are not measured."""
+    return PeerFacts(peer.peer, peer.uplink, None, peer.listen)
 
 
 @dataclass(slots=True)
@@ -113,8 +114,7 @@ class Spread:
         """The oldest of PEERS_MAX makes room: whoever it was, others have come since."""
         self.verified.pop(peer, None)
         self.verified[peer] = None
-        if len(self.verified) > PEERS_MAX:
-            del self.verified[next(iter(self.verified))]
+        keep_newest(self.verified, PEERS_MAX)
 
     # --- the plan; each returns the edges to be sent
 
@@ -144,8 +144,7 @@ class Spread:
         before = self.plan
         plan = repair(before, peer.peer) if placed else before
         self.plan = join(plan, peer_facts(peer))
-        neighbours = [edge.peer for edge in edges_for(self.plan, peer.peer, self.secret).peers]
-        return self._edges([*changed_peers(before, self.plan), *neighbours, peer.peer])
+        return self._edges([*changed_peers(before, self.plan), *self.neighbours(peer.peer), peer.peer])
 
     def remove(self, peer: PeerId) -> dict[PeerId, PlanEdges]:
         """The peer is lost."""
@@ -155,11 +154,6 @@ class Spread:
             return {}
         before, self.plan = self.plan, repair(self.plan, peer)
         return self._edges(changed_peers(before, self.plan))
-
-    def are_neighbours(self, one: PeerId, other: PeerId) -> bool:
-        """Whether they share an edge of the plan."""
-        trees = [] if self.plan is None else [stripe.tree.parents for stripe in self.plan.stripes]
-        return any(parents.get(one) == other or parents.get(other) == one for parents in trees)
 
     def make_leaf(self, peer: PeerId) -> dict[PeerId, PlanEdges]:
         """It does not pass on well: it gets a new place, with nobody below."""
@@ -171,6 +165,20 @@ class Spread:
         self.repairs += 1
         before, self.plan = self.plan, join(repair(self.plan, peer), facts)
         return self._edges(changed_peers(before, self.plan))
+
+    def links(self) -> frozenset[tuple[PeerId, PeerId]]:
+        """(parent, child) of every edge of the plan."""
+        stripes = () if self.plan is None else self.plan.stripes
+        return frozenset((parent, child) for stripe in stripes for child, parent in stripe.tree.parents.items())
+
+    def parents(self, child: PeerId) -> frozenset[PeerId]:
+        """Whom it gets its stripes from."""
+        stripes = () if self.plan is None else self.plan.stripes
+        return frozenset(stripe.tree.parents[child] for stripe in stripes if child in stripe.tree.parents)
+
+    def neighbours(self, peer: PeerId) -> set[PeerId]:
+        """Those it shares an edge with; it cannot know of others whether they are at fault."""
+        return set() if self.plan is None else {edge.peer for edge in edges_for(self.plan, peer, self.secret).peers}
 
     def _edges(self, peers: Sequence[PeerId] | set[PeerId]) -> dict[PeerId, PlanEdges]:
         assert self.plan is not None

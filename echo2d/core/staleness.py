@@ -31,17 +31,6 @@ REFUSALS_MAX = 5  # of one step; then something is wrong that other groups do no
 FROZEN_MAX = 1024  # batches kept for a learner that restarts; more without a checkpoint are not given out
 
 
-def version_max(group: GroupRecord) -> Version:
-    """The newest version that wrote one of its tokens."""
-    return max(span.version for trajectory in group.trajectories for span in trajectory.spans)
-
-
-def uses(group: GroupRecord, keys: Collection[VersionKey]) -> bool:
-    """Whether one of these versions wrote one of its tokens."""
-    spans = (span for trajectory in group.trajectories for span in trajectory.spans)
-    return any(VersionKey(span.version, span.digest) in keys for span in spans)
-
-
 @dataclass(slots=True)
 class Batch:
     """The batch of one step. digest: of its bytes while it is full, else None."""
@@ -136,7 +125,7 @@ class Staleness:
 
     def admit(self, group: StoredGroup) -> bool:
         """Buffer a complete group; False: it is too old already."""
-        if self.outdated(group.record.version_min, version_max(group.record)):
+        if self.outdated(group.record.version_min, group.record.version_max):
             return False
         self._buffer[group.record.group] = group
         return True
@@ -165,7 +154,7 @@ class Staleness:
         return self._take_out(
             group.record.group
             for group in self._buffer.values()
-            if self.outdated(group.record.version_min, version_max(group.record))
+            if self.outdated(group.record.version_min, group.record.version_max)
         )
 
     def refuse(
@@ -186,11 +175,11 @@ class Staleness:
 
     def revoke(self, keys: Collection[VersionKey]) -> list[StoredGroup]:
         """Take out of the buffer and of open batches what one of these versions wrote; full batches stay."""
-        out = self._take_out(g.record.group for g in self._buffer.values() if uses(g.record, keys))
+        out = self._take_out(g.record.group for g in self._buffer.values() if g.record.uses(keys))
         for batch in self._batches.values():
             if batch.digest is None:
-                out += [group for group in batch.groups if uses(group.record, keys)]
-                batch.groups = [group for group in batch.groups if not uses(group.record, keys)]
+                out += [group for group in batch.groups if group.record.uses(keys)]
+                batch.groups = [group for group in batch.groups if not group.record.uses(keys)]
         return out
 
     def resume(self, step: int) -> tuple[list[Batch], list[StoredGroup]]:
@@ -239,10 +228,10 @@ class Staleness:
         return batch is not None and batch.digest is not None
 
     def _counts(self, group: GroupRecord) -> Version:
-        return version_max(group) if self._mask else group.version_min
+        return group.version_max if self._mask else group.version_min
 
     def _fits(self, group: GroupRecord, step: int) -> bool:
-        return step - 1 - self._counts(group) <= self._bound and version_max(group) <= step - 1
+        return step - 1 - self._counts(group) <= self._bound and group.version_max <= step - 1
 
     def _age_key(self, group: StoredGroup) -> tuple[Version, GroupId]:
         return self._counts(group.record), group.record.group
@@ -261,7 +250,7 @@ class Staleness:
             assert (batch.digest is None) == (batch.missing > 0)
             assert len(batch.reasons) <= batch.refusals
         assert self.open_step == self._lowest_open()
-        assert not any(self.outdated(g.record.version_min, version_max(g.record)) for g in self._buffer.values())
+        assert not any(self.outdated(g.record.version_min, g.record.version_max) for g in self._buffer.values())
 
 
 def _recovered_batch(frozen: BatchFrozen, stored: dict[GroupId, StoredGroup]) -> Batch:

@@ -3,13 +3,15 @@
 Not here: what goes over them (`stripes`, `repair`) and who is told of a fault (`relay`).
 """
 
+import math
+
 from echo2d.core.ids import FormId, PeerId, is_table
+from echo2d.core.link_messages import FRAMES_MAX
 from echo2d.core.relay_io import Action, CloseStream, FrameVerified, OpenStream, SendHave
 from echo2d.core.stripes import GAP_START_S, Link, Spread, Stripe, table_of
 from echo2d.core.transfer import Transfer
 from echo2d.errors import PeerFault
 
-HAVE_FRAMES_MAX = 4096  # in one SendHave: a link message of at most 64 KiB
 STALL_GAPS = 3.0  # a stream is stalled when the next frame takes this many expected gaps
 STALL_S_MIN = 1.0  # and at least so long
 LINK_S = 5.0  # a parent that has no stream with us after so long is reported, and asked again
@@ -35,8 +37,8 @@ def follow(links: Links, stripe: Stripe, now: float, out: list[Action]) -> None:
 def tell(link: Link, spread: Spread, out: list[Action]) -> None:
     """Tells the peer of all frames held here that it has not been told of."""
     arrivals = spread.transfer.arrivals
-    starts = range(link.told.get(spread.form, 0), len(arrivals), HAVE_FRAMES_MAX)
-    out.extend(SendHave(link.peer, spread.form, tuple(arrivals[at : at + HAVE_FRAMES_MAX])) for at in starts)
+    starts = range(link.told.get(spread.form, 0), len(arrivals), FRAMES_MAX)
+    out.extend(SendHave(link.peer, spread.form, tuple(arrivals[at : at + FRAMES_MAX])) for at in starts)
     link.told[spread.form] = len(arrivals)
 
 
@@ -58,11 +60,16 @@ def check_frame(stripe: Stripe, event: FrameVerified) -> None:
 def what_is_wrong(links: Links, stripe: Stripe, now: float) -> str | None:
     """Why the parent is to be reported now, if it is. A stripe that is known to be broken is not judged again.
 
-    A parent that sends on another stream works: if only this stripe stands still, the fault is further up.
+    A parent that sends on another stream works: if only this stripe stands still, the fault is further up. One that
+    ended the stripe and yet does not send what is missing, as a repair, never had it.
     """
-    if stripe.ended or stripe.parent is None:
+    if stripe.parent is None:
         return None
     waited = now - stripe.last_at
+    if stripe.ended:
+        heard_at = links[stripe.parent].heard_at if stripe.parent in links else -math.inf
+        late = stripe.spread.transfer.missing_count > 0 and min(waited, now - heard_at) >= LINK_S
+        return "ended too early" if late else None
     if stripe.stream is None:
         return "no link" if waited >= LINK_S else None
     if stripe.broken or not _more_is_due(stripe.spread.transfer):

@@ -10,7 +10,7 @@ Not here: which streams to open and what to do when they break (`relay`), frames
 from collections import deque
 
 from echo2d.core.ids import FRAME_INDEX_BITS, FormId, FrameId, Generation, PeerId, PlanId, StripeId, is_table
-from echo2d.core.link_messages import STREAM_MAX
+from echo2d.core.link_messages import stream_after
 from echo2d.core.messages import EdgePeer, StripeEdge
 from echo2d.core.relay_io import DONE, Action, CloseStream, SendFrame, StreamAsked
 from echo2d.core.transfer import Transfer
@@ -66,7 +66,7 @@ class Link:
     def new_stream(self) -> int:
         """The number of the next stream that this end opens."""
         number = self._next_stream
-        self._next_stream = number + 2 if number + 2 <= STREAM_MAX else 2 - number % 2
+        self._next_stream = stream_after(number)
         return number
 
     def serve(self, out: list[Action]) -> None:

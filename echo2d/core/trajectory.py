@@ -1,23 +1,23 @@
-"""Trajectories, groups and batches as values, and the one byte format in which they are stored, hashed and served.
+"""Trajectories, groups and batches as values, and the one byte format in which they are hashed and served.
 
-A batch body is `pack(BatchBody)`; its digest is blake3-256 of these bytes. The same bytes lie in the ledger, travel
-over `GET /v1/batches/{n}`, and are what the learner commits to.
+A batch body is `pack_batch(BatchBody)`; its digest is blake3-256 of these bytes. They travel over
+`GET /v1/batches/{n}`, and are what the learner commits to.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from blake3 import blake3
 from numpy.typing import NDArray
 
+from echo2d.core.canonical import digest_of
 from echo2d.core.codec import pack, unpacker
 from echo2d.core.ids import Digest, GroupId, PeerId, Version
-from echo2d.core.messages import Span
+from echo2d.core.messages import Span, VersionKey
 from echo2d.errors import PeerFault
 
 BATCH_BYTES_MAX = 1 << 30  # 16k trajectories of 8k tokens at 8 B a token
-GROUP_BYTES_MAX = 256 << 20
+GROUP_BYTES_MAX = 256 << 20  # a quarter of a batch: more than any group of sane size
 
 Tokens = NDArray[np.int32]
 Logprobs = NDArray[np.float32]
@@ -52,6 +52,15 @@ class GroupRecord:
     def version_min(self) -> Version:
         return min(trajectory.version_min for trajectory in self.trajectories)
 
+    @property
+    def version_max(self) -> Version:
+        """The newest version that wrote one of its tokens."""
+        return max(span.version for trajectory in self.trajectories for span in trajectory.spans)
+
+    def uses(self, keys: Collection[VersionKey]) -> bool:
+        """Whether one of these versions wrote one of its tokens."""
+        return any(span.key in keys for trajectory in self.trajectories for span in trajectory.spans)
+
 
 @dataclass(frozen=True, slots=True)
 class BatchBody:
@@ -61,16 +70,11 @@ class BatchBody:
     groups: tuple[GroupRecord, ...]
 
 
-unpack_group = unpacker(GroupRecord, bytes_max=GROUP_BYTES_MAX)
 unpack_batch = unpacker(BatchBody, bytes_max=BATCH_BYTES_MAX)
 
 
 def batch_digest(body: bytes) -> Digest:
-    return Digest(blake3(body).digest())
-
-
-def pack_group(group: GroupRecord) -> bytes:
-    return pack(group)
+    return digest_of(body)
 
 
 def pack_batch(batch: BatchBody) -> bytes:

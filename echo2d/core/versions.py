@@ -8,7 +8,9 @@ Kept true: publish_seq only grows; two unrevoked versions never share a number. 
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import Any
 
+from echo2d.core.bounded import keep_newest
 from echo2d.core.coordinator_io import DeleteVersion, PublishAsked, VersionPublished
 from echo2d.core.ids import Epoch, PublishSeq
 from echo2d.core.messages import VersionKey
@@ -29,21 +31,32 @@ def key_of(record: VersionPublished) -> VersionKey:
     return VersionKey(record.version, record.digest)
 
 
+def facts_of(record: VersionPublished) -> dict[str, Any]:
+    """A published version as answers of the API name it (JSON)."""
+    return {"version": record.version, "digest": record.digest.hex(), "publish_seq": record.publish_seq}
+
+
 class Versions:
     """See the module docstring. `published`: by publish_seq, without revoked ones."""
 
     def __init__(self, published: Iterable[VersionPublished], publish_seq: PublishSeq) -> None:
         self._live: dict[VersionKey, VersionPublished] = {}  # by publish_seq
-        self._copies: dict[str, PublishSeq] = {}  # snapshot copies in the run directory
+        self._copies: dict[str, None] = {}  # snapshot copies in the run directory
         self.publish_seq = publish_seq
         for record in published:
             self._take(record)
-        self._copies = dict(list(self._copies.items())[-RECOVERED_COPIES_MAX:])
+        keep_newest(self._copies, RECOVERED_COPIES_MAX)
 
     @property
     def newest(self) -> VersionPublished | None:
         """The newest publish that is not revoked."""
         return next(reversed(self._live.values()), None)
+
+    @property
+    def current(self) -> VersionPublished | None:
+        """The newest publish; None if it is revoked, for the copies of older ones may be gone."""
+        newest = self.newest
+        return newest if newest is not None and newest.publish_seq == self.publish_seq else None
 
     def live(self, key: VersionKey | None) -> VersionPublished | None:
         """The newest publish of these bytes under this number; None: never published, revoked, or long ago."""
@@ -97,10 +110,9 @@ class Versions:
         key = key_of(record)
         self._live.pop(key, None)
         self._live[key] = record
-        self._copies[record.path] = record.publish_seq
+        self._copies[record.path] = None
         self.publish_seq = max(self.publish_seq, record.publish_seq)
-        if len(self._live) > VERSIONS_MAX:
-            del self._live[next(iter(self._live))]
+        keep_newest(self._live, VERSIONS_MAX)
 
     def check(self) -> None:
         sequence = [record.publish_seq for record in self._live.values()]

@@ -4,14 +4,10 @@ Relay events and actions (`relay`) pass through the worker's machine and are lis
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 from echo2d.core.ids import Digest, FormId, LeaseId, PublishSeq, Version
-from echo2d.core.messages import LeaseGranted, ToCoordinator, ToPeer, VersionKey, Welcome
+from echo2d.core.messages import Finish, LeaseGranted, ToCoordinator, ToPeer, VersionKey, Welcome
 from echo2d.core.roots import Root
-
-Finish = Literal["stop", "length"]
-
 
 # --- events: control link ----------------------------------------
 

@@ -15,7 +15,9 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from echo2d.core.bounded import keep_newest
 from echo2d.core.messages import (
+    Finish,
     HeldLease,
     LeaseFailed,
     LeaseGranted,
@@ -27,8 +29,9 @@ from echo2d.core.messages import (
     VersionKey,
     Welcome,
 )
+from echo2d.core.results import LOGPROB_MAX
 from echo2d.core.trajectory import pack_logprobs, pack_tokens
-from echo2d.core.worker_io import AbortGeneration, Finish, LeaseAction, SampleProgressed, SendControl, StartGeneration
+from echo2d.core.worker_io import AbortGeneration, LeaseAction, SampleProgressed, SendControl, StartGeneration
 
 PROGRESS_S = 2.0  # SYSTEM.md 9
 ENGINE_STALL_S = 120.0  # a running lease without one token for so long is given back (I6); refits reset it
@@ -37,7 +40,6 @@ RESULTS_MAX = 1024  # unanswered results: several steps' worth from one worker w
 CONFIRMED_MAX = 64  # versions; results name the last two or three
 SAMPLES_MAX = 1024  # samples of one lease; a group is rarely over 64
 TOKENS_MAX = 1 << 18  # prompt or output of one sample: 8 B a token, so every message stays under 4 MiB
-LOGPROB_MAX = 1e-4  # rounding above log 1; the coordinator refuses more
 
 
 @dataclass(slots=True)
@@ -54,7 +56,7 @@ class _Output:
         self.logprobs += event.logprobs
         for span in spans:
             last = self.spans[-1] if self.spans else None
-            if last is not None and (last.version, last.digest) == (span.version, span.digest):
+            if last is not None and last.key == span.key:
                 self.spans[-1] = Span(last.start, span.end, span.version, span.digest)
             else:
                 self.spans.append(span)
@@ -178,8 +180,7 @@ class Leases:
         waiting = [result for result in self._results.values() if not self._believed(result)]
         self._confirmed.pop(key, None)
         self._confirmed[key] = None
-        while len(self._confirmed) > CONFIRMED_MAX:
-            del self._confirmed[next(iter(self._confirmed))]
+        keep_newest(self._confirmed, CONFIRMED_MAX)
         for held in self._held.values():
             held.token_at = now  # generation stood still for the refit
         return [SendControl(result) for result in waiting if self._believed(result)]
@@ -254,7 +255,7 @@ class Leases:
         return [*sent, *self._start(now)]
 
     def _believed(self, result: SampleFinished) -> bool:
-        return all(VersionKey(span.version, span.digest) in self._confirmed for span in result.spans)
+        return all(span.key in self._confirmed for span in result.spans)
 
     def check(self) -> None:
         assert len(self._held) <= LEASES_MAX
@@ -283,7 +284,7 @@ def _check_output(output: _Output, grant: LeaseGranted) -> None:
 
 
 def _uses(spans: Collection[Span], keys: Collection[VersionKey]) -> bool:
-    return any(VersionKey(span.version, span.digest) in keys for span in spans)
+    return any(span.key in keys for span in spans)
 
 
 def _unusable(grant: LeaseGranted, serving: VersionKey | None) -> str:

@@ -72,11 +72,7 @@ Event = (
     SampleProgressed | GenerationFailed | Said | ControlUp | ControlDown | RootVerified | ArrivalFailed
     | SnapshotReady | ApplyRejected | ApplyCancelled | EngineRefitted | EngineRefitFailed | StopAsked | relay_io.Event
 )  # fmt: skip
-RelayAction = (
-    relay_io.SendFrame | relay_io.OpenStream | relay_io.CloseStream | relay_io.SendHave | relay_io.SendWant
-    | relay_io.SendCancel | relay_io.ExpectPeer | relay_io.ForgetPeer
-)  # fmt: skip
-Action = LeaseAction | VersionAction | RelayAction | ShutDown
+Action = LeaseAction | VersionAction | relay_io.LinkAction | ShutDown
 
 
 class WorkerState:

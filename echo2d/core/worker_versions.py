@@ -13,6 +13,7 @@ Not here: leases, frames, and who verifies signatures and bytes.
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from echo2d.core.bounded import keep_newest
 from echo2d.core.ids import Epoch, FormId, PublishSeq, RunId, version_label
 from echo2d.core.messages import ApplyFailed, RefitDone, RefitFailed, VersionKey, VersionVerified
 from echo2d.core.roots import Root
@@ -108,8 +109,7 @@ class Versions:
             self._planned.pop(root.form, None)
             self._forms.pop(root.form, None)
             self._refused[root.form] = None
-            while len(self._refused) > REFUSED_MAX:
-                del self._refused[next(iter(self._refused))]
+            keep_newest(self._refused, REFUSED_MAX)
             return [Note(f"root refused: {refusal}"), DropForm(root.form), *self.choose(now=now)]
         self._refused.pop(root.form, None)
         actions: list[VersionAction] = [IndexRoot(root)]
@@ -127,8 +127,7 @@ class Versions:
         """This peer has a place in a plan for the form; one that was rejected gets another chance."""
         self._planned.pop(form, None)
         self._planned[form] = None
-        while len(self._planned) > FORMS_MAX:
-            del self._planned[next(iter(self._planned))]
+        keep_newest(self._planned, FORMS_MAX)
         if form in self._forms:
             self._forms[form].rejected = False
         return self.choose(now=now)
@@ -148,8 +147,7 @@ class Versions:
         key = VersionKey(event.version, event.digest)
         self._standing.pop(key, None)
         self._standing[key] = event.path
-        while len(self._standing) > SLOTS:
-            del self._standing[next(iter(self._standing))]
+        keep_newest(self._standing, SLOTS)
         self._apply_ended(event.form)
         form = self._forms.get(event.form)
         if form is not None:
@@ -215,8 +213,7 @@ class Versions:
         for form, each in list(self._forms.items()):
             if each.key in keys and each.root.facts.epoch < epoch:
                 actions += self._forget(form)
-        while len(self._revoked) > REVOKED_MAX:
-            del self._revoked[next(iter(self._revoked))]
+        keep_newest(self._revoked, REVOKED_MAX)
         return [*actions, *self.choose(now=now)]
 
     def choose(self, *, now: float) -> list[VersionAction]:

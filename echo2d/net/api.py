@@ -35,11 +35,10 @@ from echo2d.core.coordinator_io import (
     RequestId,
     SessionAsked,
 )
-from echo2d.core.figures import one_line
 from echo2d.core.ids import DIGEST_BYTES, Digest, Epoch, GroupId, PeerId, RunId, Version
 from echo2d.errors import OperatorFault, PeerFault, StoreFault
 from echo2d.net.auth import KEY_BYTES, Caller, Denied, Role
-from echo2d.net.fields import Refusal, fields, from_hex, integer, integer_text, malformed, seconds
+from echo2d.net.fields import Refusal, fields, from_hex, integer, integer_text, malformed, seconds, text
 
 BODY_BYTES_MAX = 1 << 20  # JSON; the longest is a refusal of all groups with reasons
 LONG_POLL_S = 30.0
@@ -49,8 +48,6 @@ DIGEST_HEADER = "X-Echo2d-Digest"
 
 LEARNER: frozenset[Role] = frozenset({"learner"})
 READERS: frozenset[Role] = frozenset({"learner", "gateway", "viewer"})
-
-http_log = logging.getLogger("echo2d.http")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -163,6 +160,7 @@ class Api:
     async def take_batch(self, request: web.Request) -> web.Response:
         epoch, step = _epoch(request), _step(request)
         reply = await self._backend.ask(lambda number: BatchAsked(number, epoch, step), timeout_s=LONG_POLL_S)
+        self._backend.caller(self.secret(request))  # it may have been revoked meanwhile
         return web.Response(status=HTTPStatus.NO_CONTENT) if reply is None else _answer(reply)
 
     async def commit(self, request: web.Request) -> web.Response:
@@ -195,10 +193,9 @@ def _refused_groups(body: Mapping[str, Any]) -> tuple[tuple[GroupId, str], ...]:
     groups, reasons = body["groups"], body["reasons"]
     if not isinstance(groups, list) or not isinstance(reasons, list) or len(groups) != len(reasons) or not groups:
         raise malformed("groups, reasons: expected two lists of the same length, at least 1")
-    if not all(isinstance(reason, str) for reason in reasons):
-        raise malformed("reasons: expected text")
     ids = [GroupId(integer(group, "groups")) for group in groups]
-    return tuple((group, one_line(reason, REASON_CHARS_MAX)) for group, reason in zip(ids, reasons, strict=True))
+    said = [text(reason, "reasons")[:REASON_CHARS_MAX] for reason in reasons]
+    return tuple(zip(ids, said, strict=True))
 
 
 def _epoch(request: web.Request) -> Epoch:
@@ -253,18 +250,25 @@ def make_app(backend: Backend, *, worker: Handler, page: str) -> web.Application
     return app
 
 
-def _is_ours(record: logging.LogRecord) -> bool:
-    """What is not HTTP is no error of ours; its text holds bytes of the request, which may be a credential."""
-    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+def _callers_mistakes(record: logging.LogRecord) -> bool:
+    """aiohttp logs what it cannot parse as an error with its stack; it is the caller's, not ours."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, HttpProcessingError):
+        record.levelno, record.levelname = logging.INFO, "INFO"
+        record.msg, record.args = "not HTTP: %s", (error.message.partition("\n")[0],)  # then come bytes of the request
+        record.exc_info = record.exc_text = None
+    return True
 
 
 def make_runner(app: web.Application, *, shutdown_timeout_s: float) -> web.AppRunner:
-    """Serves the application: no decompression, and a caller that hangs up cancels its handler."""
-    http_log.addFilter(_is_ours)
+    """Serves the application: no decompression, and a caller that hangs up cancels its handler.
+
+    What is no HTTP is answered 400 and logged as one line.
+    """
+    logging.getLogger("aiohttp.server").addFilter(_callers_mistakes)
     return web.AppRunner(
         app,
         access_log=None,
-        logger=http_log,
         auto_decompress=False,
         handler_cancellation=True,
         shutdown_timeout=shutdown_timeout_s,

@@ -11,8 +11,10 @@ Every signature is over a text of its own kind first, so that none can stand for
 credential (`runtime/tokens.py`).
 """
 
+import contextlib
 import hashlib
 import json
+import logging
 import os
 import secrets
 from dataclasses import asdict, dataclass
@@ -37,6 +39,8 @@ TOKEN_FILE_BYTES_MAX = 16 << 10  # a token is a few hundred bytes
 
 PEER_HEADER = "X-Echo2d-Peer"
 NONCE_HEADER = "X-Echo2d-Nonce"
+
+log = logging.getLogger("echo2d.auth")
 
 
 class Denied(PeerFault):
@@ -81,15 +85,27 @@ def run_id_of(run_key: bytes) -> RunId:
 
 
 def load_or_make_key(path: Path) -> Ed25519PrivateKey:
-    """The key in the file, which is made (mode 0600) when it does not exist."""
+    """The key in the file, made (mode 0600) when it does not exist; the same one for all who make it at once."""
     try:
         return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(path.read_text()))
     except FileNotFoundError:
-        key = Ed25519PrivateKey.generate()
-        write_private(path, key.private_bytes_raw().hex())
-        return key
+        _make_key(path)
+        return load_or_make_key(path)
     except (OSError, ValueError) as error:
         raise OperatorFault(f"{path} is not a readable key: {error}") from error
+
+
+def _make_key(path: Path) -> None:
+    """A new key, unless somebody else was first."""
+    mine = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    write_private(mine, Ed25519PrivateKey.generate().private_bytes_raw().hex())
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.link(mine, path)
+    except OSError as error:
+        raise OperatorFault(f"cannot write {path}: {error.strerror}") from error
+    finally:
+        mine.unlink()
 
 
 def write_private(path: Path, text: str) -> None:
@@ -130,6 +146,7 @@ def read_token_file(path: Path) -> TokenFile:
     """OperatorFault: missing, unreadable or no token file."""
     try:
         with path.open("rb") as file:
+            _warn_of_readers(path, file.fileno())
             token = TokenFile(**json.loads(file.read(TOKEN_FILE_BYTES_MAX)))
         right = all(type(value) is str for value in asdict(token).values()) and token.role in get_args(TokenRole)
         right = right and len(bytes.fromhex(token.run_key)) == KEY_BYTES
@@ -140,6 +157,11 @@ def read_token_file(path: Path) -> TokenFile:
     if not right:
         raise OperatorFault(f"{path} is not a token file")
     return token
+
+
+def _warn_of_readers(path: Path, descriptor: int) -> None:
+    if os.fstat(descriptor).st_mode & 0o077:
+        log.warning("token file %s can be read by other users; chmod 600 it", path)
 
 
 def secret_hash(secret: str) -> bytes:

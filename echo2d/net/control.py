@@ -37,6 +37,7 @@ from echo2d.net.auth import (
     run_id_of,
 )
 from echo2d.net.outbox import CLOSE_TIMEOUT_S, Outbox
+from echo2d.net.urls import coordinator_url
 
 CONNECT_TIMEOUT_S = 10.0
 PING_S = 30.0  # a coordinator that answers no WebSocket ping for half of it is gone
@@ -102,6 +103,7 @@ class _Lost(Exception):  # noqa: N818 - a connection's ordinary end
 
 async def enrol(url: str, token: TokenFile, key: Ed25519PrivateKey, *, rng: random.Random, patience_s: float) -> None:
     """Bind the key to the token. OperatorFault: refused, or no coordinator within `patience_s`."""
+    url = coordinator_url(url)
     body = {"key": public_bytes(key).hex(), "proof": enrol_proof(key, token.secret).hex()}
     backoff, loop = Backoff(rng), asyncio.get_running_loop()
     deadline = loop.time() + patience_s
@@ -125,8 +127,6 @@ async def _enrol_once(http: aiohttp.ClientSession, url: str, token: TokenFile, b
                 raise _Lost(f"HTTP {response.status}")
             reply: Any = await response.json(content_type=None)
             found = reply.get("run_id") if response.ok else reply.get("detail")
-    except aiohttp.InvalidURL as error:
-        raise OperatorFault(f"{url!r} is not a URL such as http://HOST:PORT") from error
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise _Lost(str(error) or type(error).__name__) from error
     except (ValueError, AttributeError) as error:
@@ -141,7 +141,7 @@ class ControlLink:
     """Keeps one control link up."""
 
     def __init__(self, url: str, identity: Identity, owner: LinkOwner, *, rng: random.Random) -> None:
-        self._url = url
+        self._url = coordinator_url(url)
         self._identity = identity
         self._owner = owner
         self._backoff = Backoff(rng)

@@ -6,7 +6,8 @@ from typing import Any
 
 from aiohttp import web
 
-INT_MAX = (1 << 53) - 1  # exact in every JSON reader, with room to count on from it
+from echo2d.core.codec import INT_MAX
+
 SECONDS_MAX = 1e9  # thirty years; neither infinite nor NaN
 
 
@@ -32,6 +33,15 @@ def integer_text(text: str | None, name: str) -> int:
     if text is None or not text.isascii() or not text.isdecimal() or len(text) > len(str(INT_MAX)):
         raise malformed(f"{name}: expected a non-negative integer")
     return integer(int(text), name)
+
+
+def text(value: Any, name: str) -> str:
+    """Text that can be stored: JSON also spells halves of characters."""
+    try:
+        value.encode()
+    except (AttributeError, UnicodeEncodeError) as error:
+        raise malformed(f"{name}: expected text") from error
+    return str(value)
 
 
 def seconds(value: Any, name: str) -> float:

@@ -1,4 +1,4 @@
-"""One TCP connection of a peer link: feeds the machine of `core/link.py`, writes what it says, counts, and keeps time.
+"""One TCP connection of a peer link: feeds the machine of `core/link.py`, writes what it says, and keeps time.
 
 It decides nothing: what happens goes to its `Owner` (`net/peers.py`). Bytes are received into the link's own buffers.
 """
@@ -6,14 +6,12 @@ It decides nothing: what happens goes to its `Owner` (`net/peers.py`). Bytes are
 import asyncio
 import contextlib
 import socket
-import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol, cast
 
 from echo2d.core.ids import PeerId
 from echo2d.core.link import Link
-from echo2d.core.link_messages import Event, FrameReceived
+from echo2d.core.link_messages import Event
 from echo2d.errors import PeerFault
 
 SEND_BUFFER_BYTES = 1 << 20  # a connection with more than this unsent takes no more frames: late binding wants it small
@@ -22,17 +20,6 @@ KERNEL_UNSENT_BYTES = 128 << 10  # of what the kernel holds, so much may wait to
 SILENCE_S = 15  # so long without an acknowledgement, an answer to a probe or an open window: the connection is dead
 PROBE_S = 5  # between the kernel's probes of an idle connection
 CLOSE_S = 1.0  # for the last words to get out
-_SO_MAX_PACING_RATE = 47  # not in the socket module
-_UNPACED = (1 << 64) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class LinkStats:
-    """Since the connection was made; payload bytes only. backlogged_s: time in which it had no room for a frame."""
-
-    sent_bytes: int
-    received_bytes: int
-    backlogged_s: float
 
 
 class Owner(Protocol):
@@ -57,9 +44,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         self.settled = asyncio.Event()
         self.reason: str | None = None
         self.transport: asyncio.Transport | None = None
-        self._full_since: float | None = None
-        self._backlogged_s = 0.0
-        self._sent_bytes = self._received_bytes = 0
+        self.has_room = True  # for one more frame
 
     # what asyncio calls
 
@@ -85,17 +70,13 @@ class PeerConnection(asyncio.BufferedProtocol):
         self.write(self.link.take_replies())
         if event is None:
             return
-        if isinstance(event, FrameReceived) and event.payload is not None:
-            self._received_bytes += event.payload.nbytes
         self._owner.received(self, event)
 
     def pause_writing(self) -> None:
-        self._full_since = self.loop.time()
+        self.has_room = False
 
     def resume_writing(self) -> None:
-        if self._full_since is not None:
-            self._backlogged_s += self.loop.time() - self._full_since
-        self._full_since = None
+        self.has_room = True
         self._owner.ready(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -103,11 +84,6 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._owner.lost(self)
 
     # what its owner calls
-
-    @property
-    def has_room(self) -> bool:
-        """Whether one more frame may be written."""
-        return self._full_since is None
 
     def write(self, data: bytes) -> None:
         """Messages. A peer that does not read them loses the connection."""
@@ -118,11 +94,10 @@ class PeerConnection(asyncio.BufferedProtocol):
             self.closed("does not read")
             self.transport.abort()
 
-    def write_frame(self, buffers: Sequence[bytes | memoryview], payload_bytes: int) -> None:
+    def write_frame(self, buffers: Sequence[bytes | memoryview]) -> None:
         """A frame; its buffers are kept, not copied, until they are sent."""
         assert self.transport is not None
         self.transport.writelines(buffers)
-        self._sent_bytes += payload_bytes
 
     def end(self, reason: str) -> None:
         """Says why and closes, unless that has happened already."""
@@ -150,19 +125,6 @@ class PeerConnection(asyncio.BufferedProtocol):
         """The end of `pause`."""
         assert self.transport is not None
         self.transport.resume_reading()
-
-    def set_pacing(self, bytes_per_s: int | None) -> None:
-        """The most the kernel sends on this connection; None: no limit."""
-        assert self.transport is not None
-        rate = struct.pack("@Q", _UNPACED if bytes_per_s is None else bytes_per_s)
-        self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, rate)
-
-    def stats(self) -> LinkStats:
-        """Sent is what the kernel has taken."""
-        assert self.transport is not None
-        full_s = 0.0 if self._full_since is None else self.loop.time() - self._full_since
-        sent_bytes = max(0, self._sent_bytes - self.transport.get_write_buffer_size())
-        return LinkStats(sent_bytes, self._received_bytes, self._backlogged_s + full_s)
 
 
 def _tune(sock: socket.socket) -> None:

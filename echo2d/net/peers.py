@@ -27,14 +27,14 @@ from echo2d.core.link import Link
 from echo2d.core.link_handshake import NONCE_BYTES, SECRET_BYTES
 from echo2d.core.link_messages import Event, LinkEnded, LinkOpened, StreamId
 from echo2d.errors import PeerFault
-from echo2d.net.peer_connection import LinkStats, PeerConnection
+from echo2d.net.peer_connection import PeerConnection
 
 HANDSHAKE_S = 10.0  # from dialling to LinkOpened: a few round trips, also on a bad line
 STRANGERS_MAX = 64  # accepted connections that have not yet proved who they are; then the oldest gives way
 SETTLED_S = 2 * HANDSHAKE_S  # no dial is left by then that began before the link was open
 REPLACED = "another link of these two peers stays"
 
-_log = logging.getLogger("echo2d.net.peers")
+log = logging.getLogger("echo2d.peers")
 
 
 class PeerLinks:
@@ -87,18 +87,21 @@ class PeerLinks:
         """
         if peer in self._live:
             return
-        connection = self._connection(peer)
+        connection, made = self._connection(peer), False
         hostname = "" if self._client_ssl else None  # certificates name peers, not hosts
         try:
             async with asyncio.timeout(HANDSHAKE_S):
                 await asyncio.get_running_loop().create_connection(
                     lambda: connection, host, port, ssl=self._client_ssl, server_hostname=hostname
                 )
+                made = True
                 await connection.settled.wait()
-        except OSError as error:  # a time-out is one
+        except (OSError, ValueError, OverflowError) as error:  # a time-out is one; others come of impossible addresses
             raise PeerFault(f"cannot reach {host}:{port}: {str(error) or 'no answer'}") from error
         finally:
-            if connection.peer is None:
+            if not made:  # whatever there was is closed, which uvloop does not tell the connection
+                connection.connection_lost(None)
+            elif connection.peer is None:
                 connection.end("the handshake was given up")
         if connection.peer is None:
             raise PeerFault(f"{host}:{port}: {connection.reason}")
@@ -131,8 +134,7 @@ class PeerLinks:
         connection = self._live.get(peer)
         if connection is None or not connection.has_room or not connection.link.serves(stream):
             return False
-        buffers = connection.link.send_frame(stream, frame, sequence, payload)
-        connection.write_frame(buffers, 0 if payload is None else payload.nbytes)
+        connection.write_frame(connection.link.send_frame(stream, frame, sequence, payload))
         return True
 
     def open_stream(
@@ -192,15 +194,6 @@ class PeerLinks:
         if peer in self._live:
             self._live[peer].resume()
 
-    def set_pacing(self, peer: PeerId, bytes_per_s: int | None) -> None:
-        """The most that the kernel sends to this peer; None: no limit. Ends with the link."""
-        if peer in self._live:
-            self._live[peer].set_pacing(bytes_per_s)
-
-    def stats(self, peer: PeerId) -> LinkStats | None:
-        """Of the live link."""
-        return self._live[peer].stats() if peer in self._live else None
-
     # what connections tell
 
     def _connection(self, dialled: PeerId | None) -> PeerConnection:
@@ -241,7 +234,7 @@ class PeerLinks:
         peer = connection.peer
         if peer is not None and self._live.get(peer) is connection:
             del self._live[peer]
-            _log.info("link_ended peer=%s reason=%r", peer, reason)
+            log.info("link_ended peer=%s reason=%r", peer, reason)
             self._on_event(peer, LinkEnded(reason))
 
     def lost(self, connection: PeerConnection) -> None:
@@ -261,7 +254,7 @@ class PeerLinks:
         if other is not None:
             other.end(REPLACED)
         self._live[peer] = connection
-        _log.info("link_opened peer=%s dialled=%s", peer, connection.dialled)
+        log.info("link_opened peer=%s dialled=%s", peer, connection.dialled)
         self._on_event(peer, LinkOpened(peer))
 
     def _stays(self, new: PeerConnection, old: PeerConnection, peer: PeerId) -> bool:

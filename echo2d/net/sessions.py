@@ -160,7 +160,7 @@ class Sessions:
     async def _serve(self, request: web.Request, socket: web.WebSocketResponse, known: KnownPeer, hello: Hello) -> None:
         number, session = SessionId(next(self._ids)), _Session(known.peer, Outbox(socket))
         self._open[number] = session
-        log.info("connected peer=%s name=%r kind=%s session=%d", known.peer, hello.name[:64], hello.kind, number)
+        log.info("connected peer=%s name=%s kind=%s session=%d", known.peer, hello.name, hello.kind, number)
         try:
             await self._emit(PeerConnected(number, known.peer, hello))
             async with asyncio.TaskGroup() as tasks:

@@ -25,7 +25,7 @@ from echo2d.store.snapshots import read_chunk
 LOOKAHEAD_CHUNKS = 16  # chunks looked at for being complete, in order; frames come nearly in order
 BATCH_CHUNKS = 4  # written in one go in a thread, so that cancelling takes well under a second
 
-_log = logging.getLogger("echo2d.runtime.applier")
+log = logging.getLogger("echo2d.runtime.applier")
 
 
 class Applier:
@@ -46,7 +46,7 @@ class Applier:
         except (IntegrityFault, StoreFault) as fault:
             if form in self._cancelled or self._holdings.dropped(form):
                 return ApplyCancelled(form)
-            _log.warning("apply failed form=%s reason=%s", form, fault)
+            log.warning("apply failed form=%s reason=%s", form, fault)
             return ApplyRejected(form, str(fault))
         finally:
             self._cancelled.discard(form)
@@ -56,7 +56,7 @@ class Applier:
             return ApplyCancelled(form)
         async with self._holdings.using(form) as index:
             base = await asyncio.to_thread(self._slots.current)
-            writer = await asyncio.to_thread(self._slots.begin, index.files)
+            writer = await self._holdings.with_room(form, lambda: self._slots.begin(index.files))
             work = _Work(form, index, self._store, base, writer)
             while not work.done:
                 batch = work.take(self._holdings)

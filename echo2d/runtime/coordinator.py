@@ -5,12 +5,12 @@ Not here: the loop (`coordinator_loop`), or any decision about the run (`core/co
 
 import asyncio
 import errno
-import ipaddress
 import json
 import logging
 import random
 import secrets
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -20,12 +20,13 @@ from pathlib import Path
 from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from echo2d.config import CoordinatorConfig, ServeTable
+from echo2d.config import CoordinatorConfig, LinkTable, ServeTable
 from echo2d.core.coordinator_io import CoordinatorRules, Recovered
 from echo2d.core.coordinator_state import CoordinatorState
 from echo2d.errors import OperatorFault
 from echo2d.net.api import make_app, make_runner, read_page
 from echo2d.net.auth import public_bytes
+from echo2d.net.urls import is_loopback
 from echo2d.runtime.coordinator_loop import Coordinator, Machine
 from echo2d.runtime.data_plane import DataPlane
 from echo2d.runtime.ledger_thread import LedgerThread
@@ -34,6 +35,7 @@ from echo2d.runtime.tokens import AccessTable, RunDirectory, announce, own_token
 from echo2d.runtime.version_files import VersionFiles
 from echo2d.tasks.pool import TaskPool
 
+WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
 SHUTDOWN_S = 2.0  # for calls under way and closing links
 
 log = logging.getLogger("echo2d.coordinator")
@@ -70,7 +72,9 @@ async def open_coordinator(
     config: CoordinatorConfig, *, make_machine: MakeMachine = core_machine
 ) -> AsyncIterator[Opened]:
     """Everything but the loop: recover, listen, tell this host where. The caller serves."""
-    _check_bind(config.coordinator)
+    _check_bind("coordinator", config.coordinator.host, insecure=config.coordinator.insecure)
+    _check_bind("link", config.link.host, insecure=config.coordinator.insecure)
+    await asyncio.to_thread(_check_link, config.link)
     run = await asyncio.to_thread(RunDirectory, config.run.run_dir)
     async with AsyncExitStack() as stack:
         ledger = LedgerThread(run.path / "ledger.sqlite")
@@ -132,22 +136,31 @@ def _vocab_size(model: Path | None) -> int:
     return size
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _check_bind(serve: ServeTable) -> None:
-    if _is_loopback(serve.host):
+def _check_bind(table: str, host: str, *, insecure: bool) -> None:
+    if is_loopback(host):
         return
-    if not serve.insecure:
+    if not insecure:
         raise OperatorFault(
-            f"coordinator.host = {serve.host!r} is reachable from elsewhere and there is no TLS; "
+            f"{table}.host = {host!r} is reachable from elsewhere and there is no TLS; "
             "set coordinator.insecure (or --insecure) in a network you trust"
         )
-    log.warning("insecure host=%s: without TLS anybody on the path can read credentials and weights", serve.host)
+    log.warning("insecure host=%s: without TLS anybody on the path can read credentials and weights", host)
+
+
+def _check_link(link: LinkTable) -> None:
+    """The seed binds it later, in a process of its own; a wrong address is told now."""
+    if link.host in WILDCARDS:
+        raise OperatorFault(f"link.host: expected an address that workers can dial; found {link.host!r}")
+    try:
+        socket.create_server((link.host, link.port), family=_family(link.host)).close()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise OperatorFault(f"link.port: {link.port} on {link.host} is in use") from error
+        raise OperatorFault(f"link.host: cannot listen on {link.host}:{link.port}: {error.strerror}") from error
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 async def _listen(stack: AsyncExitStack, serve: ServeTable, coordinator: Coordinator) -> str:
@@ -164,7 +177,7 @@ async def _listen(stack: AsyncExitStack, serve: ServeTable, coordinator: Coordin
             raise OperatorFault(f"coordinator.port: {serve.port} on {serve.host} is in use") from error
         raise OperatorFault(f"cannot listen on {serve.host}:{serve.port}: {error.strerror or error}") from error
     port = runner.addresses[0][1]
-    host = "127.0.0.1" if serve.host in ("0.0.0.0", "::") else serve.host  # noqa: S104 - compared, not bound
+    host = "127.0.0.1" if serve.host in WILDCARDS else serve.host
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 

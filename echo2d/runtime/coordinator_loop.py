@@ -241,11 +241,9 @@ class Coordinator:
             except Fault as fault:
                 return fault
             reply = await self._requests.ask(
-                lambda number: PublishAsked(
-                    number, epoch, version, adopted.digest, adopted.path, adopted.full_bytes
-                ),
+                lambda number: PublishAsked(number, epoch, version, adopted.digest, adopted.path, adopted.full_bytes),
                 timeout_s=None,
-            )  # fmt: skip
+            )
             if adopted.path not in self._published_paths:
                 await asyncio.to_thread(self._files.delete, adopted.path)
             return reply

@@ -2,9 +2,9 @@
 
 import asyncio
 import logging
-from collections import OrderedDict
 from typing import Protocol
 
+from echo2d.core.bounded import keep_newest
 from echo2d.core.coordinator_io import DrawPrompt, PromptDrawn, SampleScored, ScoreSample
 from echo2d.core.trajectory import pack_tokens, unpack_tokens
 from echo2d.tasks.base import Prompt
@@ -33,7 +33,7 @@ class DataPlane:
     def __init__(self, pool: Pool, *, vocab_size: int) -> None:
         self._pool = pool
         self._vocab_size = vocab_size
-        self._prompts: OrderedDict[int, Prompt] = OrderedDict()
+        self._prompts: dict[int, Prompt] = {}
 
     async def draw(self, action: DrawPrompt) -> PromptDrawn:
         """Tries until it succeeds: without prompts a run stands still, but the coordinator lives on."""
@@ -63,8 +63,7 @@ class DataPlane:
         if not 1 <= len(found.tokens) <= PROMPT_TOKENS_MAX or not all(map(self._is_token, found.tokens)):
             return TaskFailed("error", f"prompt {cursor} is not 1 to {PROMPT_TOKENS_MAX} tokens of the vocabulary")
         self._prompts[cursor] = found
-        if len(self._prompts) > PROMPTS_KEPT_MAX:
-            self._prompts.popitem(last=False)
+        keep_newest(self._prompts, PROMPTS_KEPT_MAX)
         return found
 
     def _is_token(self, token: object) -> bool:

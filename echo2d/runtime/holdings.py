@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from echo2d.core import relay_io
+from echo2d.core.bounded import keep_newest
 from echo2d.core.canonical import digest_of
 from echo2d.core.form_index import FormIndex
 from echo2d.core.ids import FormId, FrameId, SegmentId, frame_id, is_table, segment_of
@@ -26,7 +27,7 @@ RECENT_BYTES_MAX = 32 << 20  # frames kept in memory to be forwarded: some secon
 
 T = TypeVar("T")
 
-_log = logging.getLogger("echo2d.runtime.holdings")
+log = logging.getLogger("echo2d.runtime.holdings")
 
 
 class Holdings:
@@ -51,6 +52,7 @@ class Holdings:
         self._users: dict[FormId, int] = {}
         self._storing: set[tuple[FormId, FrameId]] = set()
         self._dropped: dict[FormId, None] = {}
+        self._deleted = 0  # forms so far: what found the disk full may try again
         self._recent: dict[tuple[FormId, FrameId], memoryview] = {}
         self._recent_bytes = 0
         self._books = asyncio.Lock()  # roots, pages and forgetting are taken one after the other
@@ -102,7 +104,7 @@ class Holdings:
                     index.accept_root(root)
                 await self._absorb(root.form, index)
             except IntegrityFault as fault:
-                _log.warning("root refused form=%s reason=%s", root.form, fault)
+                log.warning("root refused form=%s reason=%s", root.form, fault)
             except StoreFault as fault:
                 self._fail(root.form, str(fault))
 
@@ -117,7 +119,7 @@ class Holdings:
                 index.accept_page(page.start, page.digests)
                 await self._absorb(page.form, index)
             except IntegrityFault as fault:
-                _log.warning("page refused form=%s reason=%s", page.form, fault)
+                log.warning("page refused form=%s reason=%s", page.form, fault)
             except StoreFault as fault:
                 self._fail(page.form, str(fault))
 
@@ -129,6 +131,7 @@ class Holdings:
 
     async def _begin(self, root: Root) -> FormIndex:
         form, index = root.form, FormIndex(root)
+        self._dropped.pop(form, None)
         await asyncio.to_thread(self._store.begin, root.facts)
         if form in self._unread:
             self._unread.discard(form)
@@ -136,7 +139,6 @@ class Holdings:
         self._indexes[form] = index
         self._held[form] = set()
         self._payload_bytes[form] = 0
-        self._dropped.pop(form, None)
         return index
 
     async def _absorb(self, form: FormId, index: FormIndex) -> None:
@@ -183,7 +185,7 @@ class Holdings:
                 index.accept_table(segment, data)
             except IntegrityFault as fault:  # signed, and yet wrong: no peer is to blame
                 raise StoreFault(f"form {form} cannot be used: {fault}") from fault
-            await self._with_room(form, lambda: self._store.put_table(form, segment, data))
+            await self.with_room(form, lambda: self._store.put_table(form, segment, data))
             self._hold(form, table, memoryview(data))
         self._emit(relay_io.TableHeld(form, segment, frame_sizes(index, segment)))
 
@@ -192,7 +194,7 @@ class Holdings:
         index = self._known(form)
         async with self._storing_alone(form, {frame for frame, _ in frames}):
             fresh = {frame: payload for frame, payload in frames if frame not in self.held(form)}
-            bad = await self._with_room(form, lambda: _put(self._store, form, index, fresh))
+            bad = await self.with_room(form, lambda: _put(self._store, form, index, fresh))
             for frame, payload in fresh.items():
                 if frame not in bad:
                     self._hold(form, frame, payload)
@@ -211,17 +213,21 @@ class Holdings:
             self._storing -= mine
             self._ring()
 
-    async def _with_room(self, form: FormId, store: Callable[[], T]) -> T:
+    async def with_room(self, form: FormId, store: Callable[[], T]) -> T:
         """Run it in a thread; when the disk is full, forms older than this one make room, one after the other."""
         while True:
+            deleted = self._deleted
             try:
                 async with self.using(form):
                     return await asyncio.to_thread(store)
             except StoreFault:
+                async with self._books:  # a deletion under way makes room, too
+                    if self._deleted != deleted:
+                        continue
                 victim = self._oldest_before(form)
                 if victim is None:
                     raise
-                _log.warning("frame store is full: forgetting form=%s for form=%s", victim, form)
+                log.warning("frame store is full: forgetting form=%s for form=%s", victim, form)
                 self._emit(relay_io.FormForgotten(victim))
                 await self.forget(victim)
 
@@ -260,11 +266,11 @@ class Holdings:
         """From now on the form is unknown, until a new root of it comes. False: it was so already."""
         self._held.pop(form, None)
         self._payload_bytes.pop(form, None)
+        fresh = form not in self._dropped
         self._dropped[form] = None
-        while len(self._dropped) > DROPPED_MAX:
-            del self._dropped[next(iter(self._dropped))]
+        keep_newest(self._dropped, DROPPED_MAX)
         self._ring()
-        return self._indexes.pop(form, None) is not None
+        return self._indexes.pop(form, None) is not None or fresh
 
     async def forget(self, form: FormId) -> None:
         """Give the form up, and delete it once nobody uses it."""
@@ -282,6 +288,7 @@ class Holdings:
             self._unread.discard(form)
             if form not in self._indexes:
                 await asyncio.to_thread(self._store.forget, form)
+                self._deleted += 1
 
     # --- inside
 
@@ -326,6 +333,6 @@ def _put(store: FrameStore, form: FormId, index: FormIndex, frames: dict[FrameId
                 store.put_frame(form, span, payload)
                 continue
         except IntegrityFault:
-            _log.warning("frame refused form=%s frame=%d", form, frame)
+            log.warning("frame refused form=%s frame=%d", form, frame)
         bad.add(frame)
     return bad

@@ -23,7 +23,7 @@ BATCH_BYTES_MAX = 2 << 20  # verified and stored in one go: a thread change cost
 ROOT_WAIT_S = 10.0  # frames for which no root comes in this time are dropped: others wait behind them
 IDLE_S = 1.0  # a longer gap between frames is the sender having nothing to send
 
-_log = logging.getLogger("echo2d.runtime.inbox")
+log = logging.getLogger("echo2d.runtime.inbox")
 
 
 @dataclass(slots=True)
@@ -119,7 +119,7 @@ class Inbox:
                         return False
                     await self._holdings.changed()
         except TimeoutError:
-            _log.warning("frames dropped form=%s peer=%s: no root tells of them", frame.form, self._peer)
+            log.warning("frames dropped form=%s peer=%s: no root tells of them", frame.form, self._peer)
             self._holdings.give_up(frame.form)
             return False
         return True

@@ -14,7 +14,7 @@ from echo2d.core.ids import FormId, FrameId, PeerId
 from echo2d.errors import IntegrityFault, StoreFault
 from echo2d.net.peers import PeerLinks
 
-_log = logging.getLogger("echo2d.runtime.lanes")
+log = logging.getLogger("echo2d.runtime.lanes")
 
 
 class Lane:
@@ -60,7 +60,7 @@ class Lane:
         try:
             payload = None if action.header_only else await self._load(action.form, action.frame)
         except (IntegrityFault, StoreFault) as fault:
-            _log.warning("frame lost form=%s frame=%d reason=%s", action.form, action.frame, fault)
+            log.warning("frame lost form=%s frame=%d reason=%s", action.form, action.frame, fault)
             self._links.end_stream(self._peer, action.stream, "frame lost")
             self._emit(relay_io.StreamClosed(self._peer, action.stream, "frame lost here"))
             return

@@ -9,7 +9,6 @@ Not here: decisions, signatures, encoding and decoding.
 """
 
 import asyncio
-import ipaddress
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from echo2d.core.link_messages import (
 from echo2d.core.messages import EdgePeer, LinkSample, SegmentsWanted, TransferReport
 from echo2d.errors import PeerFault, StoreFault
 from echo2d.net.peers import PeerLinks
+from echo2d.net.urls import is_loopback
 from echo2d.runtime.holdings import Holdings
 from echo2d.runtime.inbox import Inbox
 from echo2d.runtime.lanes import Lane
@@ -40,12 +40,7 @@ REPORT_S = 1.0  # rates older than that are of no use to a planner
 DIAL_S_MIN = 0.1
 DIAL_S_MAX = 5.0  # a peer that comes back is reached within this time
 
-LinkAction = (
-    relay_io.SendFrame | relay_io.OpenStream | relay_io.CloseStream | relay_io.SendHave | relay_io.SendWant
-    | relay_io.SendCancel | relay_io.ExpectPeer | relay_io.ForgetPeer
-)  # fmt: skip
-
-_log = logging.getLogger("echo2d.runtime.receiver")
+log = logging.getLogger("echo2d.runtime.receiver")
 
 
 @dataclass(slots=True)
@@ -67,7 +62,7 @@ class Owner(Protocol):
     def crowded(self) -> bool:
         """Whether so much waits for the Relay that a link which says more is ended."""
 
-    def ask(self, wanted: SegmentsWanted) -> None:
+    def tell(self, message: SegmentsWanted | TransferReport) -> None:
         """Send it over the control link."""
 
     def fail(self, form: FormId, reason: str) -> None:
@@ -88,7 +83,7 @@ class Receiver:
     ) -> None:
         self._me, self._insecure = me, insecure
         self._owner, self._emit = owner, owner.emit
-        self.holdings = Holdings(store, emit=owner.emit, ask=owner.ask, fail=self._given_up)
+        self.holdings = Holdings(store, emit=owner.emit, ask=owner.tell, fail=self._given_up)
         self.links = PeerLinks(run_id=run_id, me=me, on_event=self._on_link, on_ready=self._on_ready)
         self._peers: dict[PeerId, _Peer] = {}
         self._opened: dict[PeerId, int] = {}  # connections so far; a run has some hundred peers
@@ -103,7 +98,9 @@ class Receiver:
         """Until cancelled; the links are closed then."""
         async with asyncio.TaskGroup() as self._tasks:
             try:
-                await asyncio.Event().wait()
+                while True:
+                    await asyncio.sleep(REPORT_S)
+                    self._report()
             finally:
                 await self.links.close("shutting down")
 
@@ -123,10 +120,10 @@ class Receiver:
         peer = getattr(event, "peer", None)
         if peer is None:
             raise fault
-        _log.warning("peer dropped peer=%s reason=%s", peer, fault)
+        log.warning("peer dropped peer=%s reason=%s", peer, fault)
         self.links.end(peer, str(fault))
 
-    def perform(self, action: LinkAction) -> None:
+    def perform(self, action: relay_io.LinkAction) -> None:
         """Not before `run` has begun."""
         match action:
             case relay_io.ExpectPeer(edge):
@@ -139,7 +136,7 @@ class Receiver:
                 if here is not None and here.number == self._noticed.get(action.peer):
                     self._perform_on(here, action)
 
-    def _perform_on(self, here: _Peer, action: LinkAction) -> None:
+    def _perform_on(self, here: _Peer, action: relay_io.LinkAction) -> None:
         match action:
             case relay_io.CloseStream(peer, stream, reason) if (stream % 2 == 1) == (self._me < peer):
                 self.links.end_stream(peer, stream, reason)  # opened by this end: nothing was sent on it
@@ -206,7 +203,7 @@ class Receiver:
     def _given_up(self, form: FormId, reason: str) -> None:
         """The form cannot be kept; said once, however many of its frames wait."""
         if self.holdings.give_up(form):
-            _log.warning("form given up form=%s reason=%s", form, reason)
+            log.warning("form given up form=%s reason=%s", form, reason)
             self._owner.fail(form, reason)
 
     def _on_ready(self, peer: PeerId) -> None:
@@ -234,7 +231,7 @@ class Receiver:
         assert edge.address is not None
         host, port = edge.address.host, edge.address.port
         if not self._insecure and not is_loopback(host):
-            _log.warning("not dialled peer=%s address=%s: off loopback only with --insecure", edge.peer, host)
+            log.warning("not dialled peer=%s address=%s: off loopback only with --insecure", edge.peer, host)
             return
         delay_s = DIAL_S_MIN
         while True:
@@ -245,20 +242,18 @@ class Receiver:
                     delay_s = DIAL_S_MIN
                     await lost.wait()
             except PeerFault as fault:
-                _log.info("dial failed peer=%s reason=%s", edge.peer, fault)
+                log.info("dial failed peer=%s reason=%s", edge.peer, fault)
                 delay_s = min(2 * delay_s, DIAL_S_MAX)
             await asyncio.sleep(delay_s)
 
     # --- figures
 
-    def report(self) -> TransferReport | None:
-        """Progress of the form that moved last; None when nothing moved since the last report."""
+    def _report(self) -> None:
+        """Tells the progress of the form that moved last, if anything has moved since the last report."""
         form, self._moved = self._moved, None
-        if form is None:
-            return None
-        return TransferReport(
-            form, self.holdings.payload_bytes(form), tuple(self._link_samples()), self._sent.get(form, 0)
-        )
+        if form is not None:
+            payload_bytes, sent_bytes = self.holdings.payload_bytes(form), self._sent.get(form, 0)
+            self._owner.tell(TransferReport(form, payload_bytes, tuple(self._link_samples()), sent_bytes))
 
     def _link_samples(self) -> Iterator[LinkSample]:
         for peer, here in self._peers.items():
@@ -273,16 +268,8 @@ class Receiver:
         try:
             await self.holdings.forget(form)
         except StoreFault as fault:  # its space is missed when it is needed
-            _log.warning("form not deleted form=%s reason=%s", form, fault)
+            log.warning("form not deleted form=%s reason=%s", form, fault)
 
     def _count_sent(self, form: FormId, payload_bytes: int) -> None:
         self._moved = form
         self._sent[form] = self._sent.get(form, 0) + payload_bytes
-
-
-def is_loopback(host: str) -> bool:
-    """Whether this address or name is certainly of this machine."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

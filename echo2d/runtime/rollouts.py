@@ -19,7 +19,7 @@ from echo2d.core.worker_io import GenerationFailed, LabelSpan, SampleProgressed
 from echo2d.engines.base import Engine, GenerateRequest, SampleDelta
 from echo2d.errors import EngineFault
 
-_log = logging.getLogger("echo2d.runtime.rollouts")
+log = logging.getLogger("echo2d.runtime.rollouts")
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class Rollouts:
                     self._progress(lease, delta, unfinished)
             _require_none(unfinished)
         except EngineFault as fault:
-            _log.warning("generation failed lease=%d attempt=%d reason=%s", lease.lease, lease.attempt, fault)
+            log.warning("generation failed lease=%d attempt=%d reason=%s", lease.lease, lease.attempt, fault)
             self._emit(GenerationFailed(lease.lease, lease.attempt, str(fault)))
         finally:
             self._calls.pop((lease.lease, lease.attempt), None)

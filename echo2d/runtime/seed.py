@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from echo2d.core import relay_io
+from echo2d.core.canonical import require
 from echo2d.core.form_builder import RootWriter, Segment
 from echo2d.core.forms import FormFacts
 from echo2d.core.ids import FormId, frame_id
@@ -38,15 +39,17 @@ from echo2d.core.messages import (
     SegmentsWanted,
     ToCoordinator,
     ToPeer,
+    TransferReport,
     Welcome,
 )
 from echo2d.core.relay import Relay
 from echo2d.errors import Fault, IntegrityFault, OperatorFault, PeerFault, StoreFault
 from echo2d.net.control import ControlLink
+from echo2d.net.urls import is_loopback
 from echo2d.runtime.encoder import Encoder
 from echo2d.runtime.logs import start_logging
 from echo2d.runtime.peer_loop import PeerMailbox, outcome
-from echo2d.runtime.receiver import REPORT_S, Receiver, is_loopback
+from echo2d.runtime.receiver import Receiver
 from echo2d.runtime.seed_process import SeedHandover, receive_handover
 from echo2d.runtime.state_dir import open_frames
 
@@ -81,7 +84,7 @@ class Seed:
         except OSError as error:
             raise OperatorFault(f"link.port: cannot listen on {host}:{port}: {error.strerror}") from error
         async with asyncio.TaskGroup() as self._tasks:
-            for work in (self._receiver.run(), self._control.run(), self._report(), self._encode_all(), self._turns()):
+            for work in (self._receiver.run(), self._control.run(), self._encode_all(), self._turns()):
                 self._tasks.create_task(work)
 
     # --- relay
@@ -112,13 +115,6 @@ class Seed:
             case _:
                 self._receiver.perform(action)
 
-    async def _report(self) -> None:
-        while True:
-            await asyncio.sleep(REPORT_S)
-            report = self._receiver.report()
-            if report is not None:
-                self._control.send(report)
-
     # --- encoding
 
     async def _encode_all(self) -> None:
@@ -136,7 +132,7 @@ class Seed:
         started_at = asyncio.get_running_loop().time()
         try:
             facts = FormFacts.decode(order.facts)
-            _require(facts.form == order.form, "the order's facts are another form's")
+            require(facts.form == order.form, "the order's facts are another form's")
             base = None if order.base_path is None else self._run_dir / order.base_path
             encoder = await asyncio.to_thread(Encoder, facts, self._run_dir / order.path, base)
             await self._encode_segments(order, facts, encoder, started_at)
@@ -162,7 +158,7 @@ class Seed:
             frames = [frame_id(segment.table.segment, index) for index in range(len(segment.table.frames) + 1)]
             self.emit(relay_io.FramesFound(order.form, tuple(frames)))
         totals = encoder.totals()
-        _require(totals.snapshot == order.digest, f"{order.path} is not the snapshot that was published")
+        require(totals.snapshot == order.digest, f"{order.path} is not the snapshot that was published")
         encode_s = asyncio.get_running_loop().time() - started_at
         count = len(roots.segments)
         self._say(
@@ -192,8 +188,9 @@ class Seed:
     def crowded(self) -> bool:
         return self._mailbox.crowded
 
-    def ask(self, wanted: SegmentsWanted) -> None:
-        raise AssertionError(f"the seed knows all segments of {wanted.form}")
+    def tell(self, message: SegmentsWanted | TransferReport) -> None:
+        assert isinstance(message, TransferReport), "the seed knows all segments"
+        self._control.send(message)
 
     def fail(self, form: FormId, reason: str) -> None:
         if self._orders.pop(form, None) is not None:
@@ -244,11 +241,6 @@ class Seed:
         self._said.pop(form, None)
         self.emit(relay_io.FormForgotten(form))
         self._tasks.create_task(self._receiver.forget(form))
-
-
-def _require(condition: bool, complaint: str) -> None:  # noqa: FBT001 - reads as a sentence at every call
-    if not condition:
-        raise IntegrityFault(complaint)
 
 
 def _next(segments: Iterator[Segment]) -> Segment | None:

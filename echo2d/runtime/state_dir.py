@@ -42,6 +42,7 @@ class StateDir:
         self._path = path
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.chmod(0o700)
             self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise OperatorFault(f"cannot use state directory {path}: {error.strerror}") from error

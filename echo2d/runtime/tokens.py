@@ -41,6 +41,7 @@ from echo2d.net.auth import (
     write_private,
     write_token_file,
 )
+from echo2d.net.urls import coordinator_url
 
 NAME_RULE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # it becomes a file name
 COORDINATOR_FILE = "coordinator.json"  # where the running coordinator listens
@@ -51,6 +52,7 @@ SCHEMA = (
     max_workers INTEGER, expires_at REAL, revoked INTEGER NOT NULL DEFAULT 0)""",
     "CREATE TABLE IF NOT EXISTS peers (peer TEXT PRIMARY KEY, public_key BLOB NOT NULL, token TEXT NOT NULL)",
 )
+DURATION_S_MAX = 100 * 365 * 86400.0
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -79,7 +81,10 @@ def parse_duration_s(text: str) -> float:
     matched = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd])", text)
     if matched is None:
         raise OperatorFault(f"expected a duration such as 30d, 12h or 10m; found {text!r}")
-    return float(matched[1]) * _UNITS_S[matched[2]]
+    duration_s = float(matched[1]) * _UNITS_S[matched[2]]
+    if duration_s > DURATION_S_MAX:
+        raise OperatorFault(f'{text} is longer than a hundred years; say "never"')
+    return duration_s
 
 
 class RunDirectory:
@@ -141,6 +146,12 @@ class AccessTable:
         with self._database() as database:
             if database.execute("UPDATE tokens SET revoked = 1 WHERE name = ?", (name,)).rowcount == 0:
                 raise OperatorFault(f"there is no token named {name}")
+        self.reload()
+
+    def discard(self, name: str) -> None:
+        """As if it had never been created: nobody got its secret."""
+        with self._database() as database:
+            database.execute("DELETE FROM tokens WHERE name = ?", (name,))
         self.reload()
 
     def tokens(self) -> list[Token]:
@@ -236,9 +247,15 @@ def create_token(
     run_dir: Path, name: str, *, role: str, url: str, out: Path, max_workers: int | None, expires: str
 ) -> None:
     """Create a token and write its file. expires: a duration from now, or "never"."""
+    url = coordinator_url(url)
     expires_at = None if expires == "never" else time.time() + parse_duration_s(expires)
-    token = AccessTable(RunDirectory(run_dir)).create(name, role, max_workers=max_workers, expires_at=expires_at)
-    write_token_file(out, replace(token, url=url))
+    table = AccessTable(RunDirectory(run_dir))
+    token = table.create(name, role, max_workers=max_workers, expires_at=expires_at)
+    try:
+        write_token_file(out, replace(token, url=url))
+    except OperatorFault:
+        table.discard(name)
+        raise
 
 
 def list_tokens(run_dir: Path) -> list[dict[str, Any]]:
@@ -261,9 +278,13 @@ def revoke_token(run_dir: Path, name: str) -> None:
 
 
 def own_token(run: RunDirectory, access: AccessTable, role: TokenRole, url: str) -> Path:
-    """The token of this host's own learner or viewer, made at first start; its file, with today's URL in it."""
-    path = run.token_path(role)
-    token = read_token_file(path) if path.exists() else access.create(role, role)
+    """The token of this host's own learner or viewer, made where its file is missing; the file, with today's URL."""
+    path, name = run.token_path(role), f"own-{role}"
+    if path.exists():
+        token = read_token_file(path)
+    else:
+        access.discard(name)  # its secret is lost
+        token = access.create(name, role)
     write_token_file(path, replace(token, url=url))
     return path
 

@@ -41,14 +41,15 @@ class VersionFiles:
         self._uploads = run_dir / "uploads"
 
     def prepare(self, kept: Collection[str]) -> None:
-        """At start: delete what no published version needs."""
+        """At start: delete what no published version needs. Uploads go on where they were."""
         with store_faults("preparing", self._run_dir):
-            shutil.rmtree(self._uploads, ignore_errors=True)
             for folder in (self._run_dir / "versions", self._uploads):
                 folder.mkdir(mode=0o700, exist_ok=True)
             for path in (self._run_dir / "versions").iterdir():
                 if f"versions/{path.name}" not in kept:
                     shutil.rmtree(path, ignore_errors=True)
+            for scratch in self._uploads.glob("*/.*"):
+                scratch.unlink()
 
     def adopt(self, epoch: Epoch, version: Version, path: str | None) -> Adopted:
         """Take over the learner's directory, or (None) its upload, and hash it.
@@ -104,13 +105,16 @@ class VersionFiles:
         root = self._root.absolute()
         if not path.is_absolute() or ".." in path.parts or not path.is_relative_to(root) or path == root:
             raise OperatorFault(f"{path} is not a directory inside the snapshot root {root}")
-        for part in (path, *path.parents):
-            if part == root:
-                break
-            if part.is_symlink():
-                raise OperatorFault(f"{part} is a symbolic link; publish the directory itself")
-        if not path.is_dir():
-            raise OperatorFault(f"{path} is not a directory")
+        try:
+            for part in (path, *path.parents):
+                if part == root:
+                    break
+                if part.is_symlink():
+                    raise OperatorFault(f"{part} is a symbolic link; publish the directory itself")
+            if not path.is_dir():
+                raise OperatorFault(f"{path} is not a directory")
+        except OSError as error:  # a name that is too long, a folder that may not be searched
+            raise OperatorFault(f"cannot look at a directory to publish: {error.strerror}") from error
         return path
 
 

@@ -23,7 +23,17 @@ from urllib.parse import urlsplit
 from echo2d.config import WorkerConfig
 from echo2d.core import relay_io
 from echo2d.core.ids import FormId, PublishSeq
-from echo2d.core.messages import Address, Heartbeat, Hello, SegmentPage, SegmentsWanted, SignedRoot, ToPeer, Welcome
+from echo2d.core.messages import (
+    Address,
+    Heartbeat,
+    Hello,
+    SegmentPage,
+    SegmentsWanted,
+    SignedRoot,
+    ToPeer,
+    TransferReport,
+    Welcome,
+)
 from echo2d.core.relay import Relay
 from echo2d.core.roots import Root
 from echo2d.core.worker_io import (
@@ -50,10 +60,11 @@ from echo2d.engines.base import Engine
 from echo2d.errors import IntegrityFault, OperatorFault, PeerFault, StoreFault
 from echo2d.net.auth import read_token_file, verify_root
 from echo2d.net.control import ControlLink, Identity, enrol
+from echo2d.net.urls import coordinator_url, is_loopback
 from echo2d.runtime.applier import Applier
 from echo2d.runtime.metrics import LoopMetrics
 from echo2d.runtime.peer_loop import PeerMailbox, outcome
-from echo2d.runtime.receiver import REPORT_S, Receiver, is_loopback
+from echo2d.runtime.receiver import Receiver
 from echo2d.runtime.refits import Refits, make_engines
 from echo2d.runtime.rollouts import Rollouts
 from echo2d.runtime.state_dir import StateDir
@@ -145,7 +156,6 @@ class Worker:
             raise OperatorFault(f"cannot listen on {host}:{port}: {error.strerror}") from error
         self._spawn(self._receiver.run())
         self._spawn(self._control.run())
-        self._spawn(self._report())
         if self._config.metrics_port:
             self._spawn(serve_metrics(self._config.metrics_port, self._metrics, self.status))
         log.info("started peer=%s run=%s listen=%s:%d", self._identity.peer, self._identity.run_id, host, port)
@@ -220,13 +230,6 @@ class Worker:
             except StoreFault as fault:  # said again with the next version
                 log.warning("publish_seq not kept: %s", fault)
 
-    async def _report(self) -> None:
-        while True:
-            await asyncio.sleep(REPORT_S)
-            report = self._receiver.report()
-            if report is not None:
-                self._control.send(report)
-
     # --- what the receiver says
 
     def emit(self, event: relay_io.Event) -> None:
@@ -235,8 +238,8 @@ class Worker:
     def crowded(self) -> bool:
         return self._mailbox.crowded
 
-    def ask(self, wanted: SegmentsWanted) -> None:
-        self._control.send(wanted)
+    def tell(self, message: SegmentsWanted | TransferReport) -> None:
+        self._control.send(message)
 
     def fail(self, form: FormId, reason: str) -> None:
         self._mailbox.put(ArrivalFailed(form, reason))
@@ -318,7 +321,7 @@ def _stopped_by_signals(worker: Worker) -> Iterator[None]:
 
 def _check_hosts(config: WorkerConfig) -> None:
     """OperatorFault off loopback, unless insecure: there is no TLS yet."""
-    for host in (urlsplit(config.url).hostname or "", config.listen_host):
+    for host in (urlsplit(coordinator_url(config.url)).hostname or "", config.listen_host):
         if is_loopback(host):
             continue
         if not config.insecure:

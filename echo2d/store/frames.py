@@ -14,7 +14,7 @@ import contextlib
 import re
 import shutil
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -80,19 +80,6 @@ class FrameStore:
             with store_faults("deleting", stored.directory):
                 shutil.rmtree(stored.directory)
 
-    def make_room(self, wanted_bytes: int, pinned: Collection[FormId]) -> tuple[FormId, ...]:
-        """Forget the oldest forms that are not pinned until `wanted_bytes` more fit; StoreFault if they cannot."""
-        forgotten = []
-        for facts in self.forms():
-            if self.used_bytes + wanted_bytes <= self._bytes_max:
-                break
-            if facts.form not in pinned:
-                self.forget(facts.form)
-                forgotten.append(facts.form)
-        if self.used_bytes + wanted_bytes > self._bytes_max:
-            raise self._full(wanted_bytes)
-        return tuple(forgotten)
-
     @property
     def used_bytes(self) -> int:
         """What all forms' segments take when they are whole."""
@@ -112,7 +99,8 @@ class FrameStore:
         with self._lock:
             wanted = len(data) + table.wire_bytes
             if self.used_bytes - stored.reserved.get(segment, 0) + wanted > self._bytes_max:
-                raise self._full(wanted)
+                used = f"{self.used_bytes} of {self._bytes_max} bytes are used, {wanted} more are needed"
+                raise StoreFault(f"the frame store {self._root} is full: {used}")
             stored.reserved[segment] = wanted
             _drop_segment(stored, segment)
         with store_faults("storing a table in", stored.directory):
@@ -220,12 +208,6 @@ class FrameStore:
     def _require_held(self, stored: _StoredForm, frame: FrameId) -> None:
         if frame not in stored.held:
             raise StoreFault(f"frame {frame} of form {stored.facts.form} is not in the frame store")
-
-    def _full(self, wanted_bytes: int) -> StoreFault:
-        return StoreFault(
-            f"the frame store {self._root} is full: {self.used_bytes} of {self._bytes_max} bytes are used, "
-            f"{wanted_bytes} more are needed"
-        )
 
 
 def _read_facts(directory: Path) -> FormFacts | None:

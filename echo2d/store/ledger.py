@@ -35,8 +35,8 @@ from echo2d.core.coordinator_io import (
     VersionPublished,
     VersionRevoked,
 )
-from echo2d.core.ids import Digest, Epoch, GroupId, LeaseId, PeerId, PublishSeq, Version
-from echo2d.core.messages import Span, VersionKey
+from echo2d.core.ids import Digest, Epoch, GroupId, PeerId, PublishSeq
+from echo2d.core.messages import Span
 from echo2d.core.trajectory import GROUP_BYTES_MAX, GroupRecord, TrajectoryRecord
 from echo2d.errors import OperatorFault, StoreFault
 
@@ -47,8 +47,6 @@ CREATE TABLE epochs (epoch INTEGER PRIMARY KEY, resume_step INTEGER NOT NULL);
 CREATE TABLE versions (
     publish_seq INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, version INTEGER NOT NULL, digest BLOB NOT NULL,
     path TEXT NOT NULL, full_bytes INTEGER NOT NULL, revoked INTEGER NOT NULL DEFAULT 0);
-CREATE TABLE revoked (
-    version INTEGER, digest BLOB, epoch INTEGER NOT NULL, PRIMARY KEY (version, digest)) WITHOUT ROWID;
 CREATE TABLE groups (group_id INTEGER PRIMARY KEY, cursor INTEGER NOT NULL, prompt BLOB NOT NULL);
 CREATE TABLE samples (
     group_id INTEGER NOT NULL REFERENCES groups ON DELETE CASCADE, sample INTEGER NOT NULL, lease INTEGER NOT NULL,
@@ -129,19 +127,15 @@ class Ledger:
         """Everything durable of this run."""
         with _store_faults(self._path):
             counters = dict(self._db.execute("SELECT name, value FROM counters"))
-            epoch, resume_step = self._row("SELECT epoch, resume_step FROM epochs ORDER BY epoch DESC LIMIT 1") or (
-                0,
-                0,
-            )
+            newest = self._row("SELECT epoch, resume_step FROM epochs ORDER BY epoch DESC LIMIT 1")
+            epoch, resume_step = newest or (0, 0)
             return Recovered(
                 epoch=Epoch(epoch),
                 resume_step=resume_step,
                 publish_seq=PublishSeq((self._row("SELECT max(publish_seq) FROM versions") or (0,))[0] or 0),
                 published=self._published(),
-                revoked=self._revoked(),
                 next_cursor=counters.get("cursor", 0),
                 next_group=GroupId(counters.get("group", 0)),
-                next_lease=LeaseId(counters.get("lease", 0)),
                 groups=self._groups(),
                 frozen=self._frozen(),
                 committed=self._committed(),
@@ -158,10 +152,6 @@ class Ledger:
             "ORDER BY publish_seq"
         )
         return tuple(VersionPublished(*row) for row in rows)
-
-    def _revoked(self) -> tuple[VersionKey, ...]:
-        rows = self._db.execute("SELECT version, digest FROM revoked ORDER BY version, digest")
-        return tuple(VersionKey(Version(version), Digest(digest)) for version, digest in rows)
 
     def _groups(self) -> tuple[StoredGroup, ...]:
         samples: dict[int, list[TrajectoryRecord]] = {}
@@ -236,17 +226,11 @@ def _epoch_opened(record: EpochOpened) -> list[_Statement]:
 
 def _version_published(record: VersionPublished) -> list[_Statement]:
     row = (record.publish_seq, record.epoch, record.version, record.digest, record.path, record.full_bytes)
-    return [
-        ("INSERT INTO versions VALUES (?, ?, ?, ?, ?, ?, 0)", row),
-        ("DELETE FROM revoked WHERE version = ? AND digest = ?", (record.version, record.digest)),
-    ]
+    return [("INSERT INTO versions VALUES (?, ?, ?, ?, ?, ?, 0)", row)]
 
 
 def _version_revoked(record: VersionRevoked) -> list[_Statement]:
-    return [
-        ("UPDATE versions SET revoked = 1 WHERE version = ? AND digest = ?", (record.version, record.digest)),
-        ("INSERT OR REPLACE INTO revoked VALUES (?, ?, ?)", (record.version, record.digest, record.epoch)),
-    ]
+    return [("UPDATE versions SET revoked = 1 WHERE version = ? AND digest = ?", (record.version, record.digest))]
 
 
 def _prompt_taken(record: PromptTaken) -> list[_Statement]:
@@ -261,10 +245,7 @@ def _sample_kept(record: SampleKept) -> list[_Statement]:
     kept = record.trajectory
     spans = pack(_Spans(kept.spans))
     row = (record.group, kept.sample, record.lease, record.attempt, kept.worker, kept.tokens, kept.logprobs, spans)
-    return [
-        ("INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (*row, _reward(kept.reward))),
-        (_RAISE, ("lease", record.lease + 1)),
-    ]
+    return [("INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (*row, _reward(kept.reward)))]
 
 
 def _sample_rewarded(record: SampleRewarded) -> list[_Statement]:

@@ -5,8 +5,7 @@
              / model / ...     the files an engine loads
            b / ...             the spare: incomplete until its commit
 
-A crash at any point leaves exactly the old or exactly the new version current (I3). A slot only ever receives bytes
-that verify, so whatever stands in the spare can be kept where its digest is right. After a `StoreFault` out of
+A crash at any point leaves exactly the old or exactly the new version current (I3). After a `StoreFault` out of
 `commit` ask `current()` which of the two it is. Blocking functions; the methods of a writer may be called from several
 threads, for different chunks.
 """
@@ -31,7 +30,7 @@ SLOTS = ("a", "b")
 CURRENT = "current.json"
 MANIFEST = "manifest"
 
-_log = logging.getLogger("echo2d.store")
+log = logging.getLogger("echo2d.store")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ class SlotStore:
             with store_faults("reading", path):
                 return _read_current(self._root, path.read_bytes()) if path.exists() else None
         except (ValueError, KeyError, TypeError, IntegrityFault) as error:
-            _log.warning("current slot is damaged path=%s error=%s", path, error)
+            log.warning("current slot is damaged path=%s error=%s", path, error)
             return None
 
     def begin(self, files: Sequence[FileEntry]) -> "SlotWriter":
@@ -115,14 +114,6 @@ class SlotWriter:
             write_at(path, data, place.offset)
             self._standing[chunk] = result
 
-    def keep_chunk(self, chunk: ChunkId, result: Digest) -> bool:
-        """Whether the slot holds these bytes already (from before a restart, or two versions ago); then they count."""
-        if digest_of(read_chunk(self._model, self._layout[chunk])) != result:
-            return False
-        with self._open():
-            self._standing[chunk] = result
-        return True
-
     def commit(self, manifest: Manifest, epoch: Epoch, version: Version) -> CurrentSlot:
         """Make everything durable and this slot the current one; then, and after a StoreFault, the writer has ended.
 
@@ -137,7 +128,7 @@ class SlotWriter:
             return self._flip(manifest, epoch, version)
 
     def end(self) -> None:
-        """Nothing is written from now on; what stands in the slot may be kept by the next writer."""
+        """Nothing is written from now on."""
         with self._lock:
             self._ended = True
 
@@ -154,13 +145,9 @@ class SlotWriter:
             yield
 
     def _make_durable(self, manifest: Manifest) -> None:
-        try:
-            sync_snapshot(self._model, self._files)
-            replace_file(self._slot / MANIFEST, manifest.encode(), durable=True)
-            sync(self._slot.parent)
-        except OSError:  # pages that a disk refused read back as if they had been written: keep none of them
-            shutil.rmtree(self._slot, ignore_errors=True)
-            raise
+        sync_snapshot(self._model, self._files)
+        replace_file(self._slot / MANIFEST, manifest.encode(), durable=True)
+        sync(self._slot.parent)
 
     def _flip(self, manifest: Manifest, epoch: Epoch, version: Version) -> CurrentSlot:
         facts = {"slot": self._slot.name, "epoch": epoch, "version": version, "digest": manifest.digest.hex()}
@@ -185,7 +172,7 @@ def _read_current(root: Path, text: bytes) -> CurrentSlot:
 
 
 def _prepare(slot: Path, files: Sequence[FileEntry]) -> None:
-    """Give the slot exactly these files, with their space; files of the same names keep their bytes for `keep_chunk`.
+    """Give the slot exactly these files, with their space.
 
     The slot's manifest goes first: what the slot holds is no longer what it says.
     """

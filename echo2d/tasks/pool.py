@@ -5,8 +5,8 @@ process that did more than raise is killed with all it started, and the next cal
 that were queued behind the guilty one are sent again to the fresh process.
 
 A task process has a session of its own, an empty environment, no descriptor but its socket, limits (`Limits`), can
-gain no privilege, and may print OUTPUT_BYTES_MAX per call. Where we are root it has a user id of its own and no network:
-only then can it neither read what is ours nor signal us.
+gain no privilege, and may print OUTPUT_BYTES_MAX per call. Where we are root it has a user id of its own and no
+network: only then can it neither read what is ours nor signal us.
 
 Not here: what a prompt or a reward means (`tasks/base.py`), the life of one process (`tasks/process.py`), its own side
 of the socket (`tasks/pool_child.py`).

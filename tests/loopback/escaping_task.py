@@ -29,7 +29,7 @@ class EscapingTask:
             "read the key": lambda: (self._run_dir / "run.key").read_text(),
             "list the run directory": lambda: list(self._run_dir.iterdir()),
             "read the coordinator's environment": lambda: Path(f"/proc/{self._coordinator}/environ").read_bytes(),
-            "read the coordinator's memory": lambda: Path(f"/proc/{self._coordinator}/mem").open("rb"),
+            "read the coordinator's memory": lambda: os.open(f"/proc/{self._coordinator}/mem", os.O_RDONLY),
             "read the coordinator's descriptors": lambda: os.listdir(f"/proc/{self._coordinator}/fd"),  # noqa: PTH208
             "signal the coordinator": lambda: os.kill(self._coordinator, 0),
             "signal the guard": lambda: os.kill(os.getppid(), 0),

@@ -25,11 +25,11 @@ Change = Callable[[Batch], Batch]
 
 
 class ScriptedCoordinator:
-    def __init__(self, root: Path, *, publish_every: int | None = 1, lag: int = 0) -> None:
+    def __init__(self, root: Path, *, publish_every: int = 1, lag: int = 0) -> None:
         self.root = root  # where it keeps what was published
         self.publish_every = publish_every
         self.lag = lag
-        self.kappa_answered: int | None = None
+        self.kappa_answered = publish_every
         self.events: list[tuple[str, int]] = []
         self.refused: dict[int, str] = {}
         self.spoil: dict[int, Change] = {}  # step -> what happens to its batch before the first refusal
@@ -38,6 +38,7 @@ class ScriptedCoordinator:
         self._committed = 0
         self._batches: dict[int, Batch] = {}
         self._versions: dict[int, Path] = {}
+        self._models: dict[int, Any] = {}
         self._changed = threading.Condition()
 
     def open_session(self, resume_step: int) -> Session:
@@ -59,8 +60,10 @@ class ScriptedCoordinator:
         taken.mkdir()
         for path in directory.iterdir():
             (taken / path.name).hardlink_to(path)
+        model = load_model(taken)  # here, in the learner's thread: transformers cannot load two models at a time
         with self._changed:
             self._versions[version] = taken
+            self._models[version] = model
             self._changed.notify_all()
         self.events.append(("publish", version))
         return Published(version, "00")
@@ -75,7 +78,7 @@ class ScriptedCoordinator:
         batch = dataclasses.replace(self._batches[step], epoch=self._epoch)
         return self.spoil[step](batch) if step in self.spoil else batch
 
-    def commit(self, batch: Batch, *, t_train_s: float) -> int | None:
+    def commit(self, batch: Batch, *, t_train_s: float) -> int:
         assert batch.step == self._committed + 1
         assert t_train_s > 0
         self._committed = batch.step
@@ -97,7 +100,7 @@ class ScriptedCoordinator:
         return [number for event, number in self.events if event == what]
 
     def _make(self, step: int, version: int) -> Batch:
-        model = load_model(self._versions[version])
+        model = self._models[version]
         task = SortDigits(rng_seed=step)
         groups = []
         for index in range(GROUPS):

@@ -3,11 +3,12 @@
 import asyncio
 import gzip
 import io
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import aiohttp
 import pytest
+import yarl
 from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -202,6 +203,7 @@ async def test_bodies_are_not_decompressed(call: Client, backend: Backend) -> No
         {"groups": ["1"]},
         {"reasons": [1]},
         {"reasons": "stale"},
+        {"reasons": ["\ud800"]},
     ],
 )
 async def test_refusals_are_checked(call: Client, backend: Backend, change: dict[str, Any]) -> None:
@@ -217,6 +219,18 @@ async def test_a_batch_is_bytes_with_their_digest(call: Client, backend: Backend
         assert await response.read() == b"batch"
         assert response.headers[DIGEST_HEADER] == DIGEST.hex()
     assert backend.asked == [BatchAsked(RequestId(7), Epoch(2), 3)]
+
+
+async def test_a_caller_revoked_during_a_long_poll_gets_no_batch(
+    call: Client, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def revoked(make: Callable[[RequestId], Event], *, timeout_s: float) -> Awaitable[Reply | None]:
+        monkeypatch.delitem(ROLES, "L")
+        return ask(make, timeout_s=timeout_s)
+
+    ask, backend.reply = backend.ask, Reply(RequestId(7), 200, b"batch", DIGEST)
+    monkeypatch.setattr(backend, "ask", revoked)
+    assert (await call("GET", "/v1/batches/4?epoch=2"))[0] == 401
 
 
 async def test_a_long_poll_ends_with_nothing(call: Client, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,6 +316,25 @@ async def test_the_page_holds_no_data_and_needs_no_credential(call: Client) -> N
     status, page = await call("GET", "/", secret=None)
     assert status == 200
     assert b"/v1/status" in page
+
+
+async def test_what_is_no_http_is_one_line(call: Client, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    address = yarl.URL(call.url)
+    for noise in (
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc",  # aiohttp says nothing of a TLS hello
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET / HTTP/1.1\r\nX: %s\r\n\r\n" % (b"x" * 9000),
+    ):
+        reader, writer = await asyncio.open_connection(address.host, address.port)
+        writer.write(noise)
+        assert b" 400 " in await reader.readline()
+        writer.close()
+    told = [record for record in caplog.records if record.name == "aiohttp.server"]
+    assert len(told) == 2
+    assert all(record.levelname == "INFO" and record.exc_info is None for record in told)
+    assert not any("\n" in record.getMessage() for record in told)
+    assert (await call("GET", "/v1/status"))[0] == 200
 
 
 async def test_everything_else_is_a_json_error(call: Client) -> None:

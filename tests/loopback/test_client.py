@@ -42,7 +42,7 @@ SPAN = WireSpan(0, 2, Version(3), Digest(b"d" * 32))
 TRAJECTORY = TrajectoryRecord(0, pack_tokens([5, 1]), pack_logprobs([-0.5, 0.0]), (SPAN,), 1.0, PeerId("w"))
 BODY = pack_batch(BatchBody(4, (GroupRecord(GroupId(9), pack_tokens([7, 8]), (TRAJECTORY,)),)))
 SESSION = {
-    "epoch": 2, "run_id": "run", "staleness_max": 2, "publish_every": None, "trajectories_per_step": 16,
+    "epoch": 2, "run_id": "run", "staleness_max": 2, "publish_every": 1, "trajectories_per_step": 16,
     "group_size": 4, "checkpoint": 1,
 }  # fmt: skip
 
@@ -110,7 +110,7 @@ def batch_reply(body: bytes = BODY, digest: str | None = None) -> web.Response:
 async def test_a_session_and_its_epoch_in_every_call(server: Server, coordinator: AsyncCoordinator) -> None:
     server.script = [reply(SESSION), reply({"version": 3, "digest": "ab"}), batch_reply()]
     server.script += [reply({"publish_every": 2}), reply({}), reply({}), reply({"workers": []})]
-    assert await coordinator.open_session(1) == Session(2, "run", 2, None, 16, 4, 1)
+    assert await coordinator.open_session(1) == Session(2, "run", 2, 1, 16, 4, 1)
     assert await coordinator.publish(3, Path("/out/3")) == Published(3, "ab")
     batch = await coordinator.take_batch(4)
     assert await coordinator.commit(batch, t_train_s=0.5) == 2
@@ -198,15 +198,14 @@ async def test_a_coordinator_that_was_there_and_is_lost_is_not_the_operators_mis
 
 
 async def test_a_wrong_url_is_said(token_file: Path) -> None:
-    async with AsyncCoordinator("nonsense", token_file=token_file, timeout_s=0.1) as coordinator:
-        with pytest.raises(OperatorFault):
-            await coordinator.status()
+    with pytest.raises(OperatorFault, match="'nonsense' is not the URL of a coordinator"):
+        AsyncCoordinator("nonsense", token_file=token_file)
 
 
 async def test_a_learner_elsewhere_uploads(
     server: Server, coordinator: AsyncCoordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "_is_local", lambda url: False)
+    monkeypatch.setattr(client, "is_loopback", lambda host: False)
     snapshot = tmp_path / "3"
     (snapshot / "sub").mkdir(parents=True)
     (snapshot / "config.json").write_bytes(b"{}")
@@ -218,6 +217,21 @@ async def test_a_learner_elsewhere_uploads(
     assert heard[0] == ("PUT", "/v1/versions/3/files/config.json?epoch=0", 2)
     assert heard[1:3] == [(*upload, 3 << 20), (*upload, 3 << 20)]
     assert json.loads(server.heard[3][2]) == {"version": 3, "epoch": 0, "upload": True}
+
+
+async def test_an_upload_that_was_taken_without_an_answer_is_sent_again(
+    server: Server, coordinator: AsyncCoordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "is_loopback", lambda host: False)
+    (tmp_path / "3").mkdir()
+    (tmp_path / "3" / "config.json").write_bytes(b"{}")
+    gone = {"error": "refused", "detail": "it has no config.json"}
+    server.script = [reply({}), None, reply(gone, 400), reply({}), reply({"version": 3, "digest": "ab"})]
+    assert await coordinator.publish(3, tmp_path / "3") == Published(3, "ab")
+    assert [method for method, _, _ in server.heard] == ["PUT", "POST", "POST", "PUT", "POST"]
+    server.script = [reply({}), reply(gone, 400)]
+    with pytest.raises(PeerFault, match=r"it has no config\.json"):
+        await coordinator.publish(3, tmp_path / "3")
 
 
 async def test_the_synchronous_client_does_the_same(server: Server, token_file: Path) -> None:

@@ -82,7 +82,9 @@ async def tries(pool: TaskPool, way: str) -> Score | TaskFailed:
 async def test_another_user_gets_nowhere(pool: TaskPool, way: str) -> None:
     outcome = await tries(pool, way)
     assert isinstance(outcome, TaskFailed)
-    assert any(word in outcome.reason for word in ("PermissionError", "not allowed to raise", "Operation not permitted"))
+    assert any(
+        word in outcome.reason for word in ("PermissionError", "not allowed to raise", "Operation not permitted")
+    )
 
 
 @pytest.mark.parametrize(
@@ -115,7 +117,9 @@ async def test_what_a_task_is_born_with(pool: TaskPool, notes: Path) -> None:
     facts = told(notes)
     assert facts["umask"] == 0o077
     assert set(facts["environment"]) <= {"LC_CTYPE"}  # which Python itself sets where no locale is given
-    assert len(facts["descriptors"]) == 5, facts["descriptors"]  # null, output twice, its socket, and the one that lists
+    assert len(facts["descriptors"]) == 5, facts[
+        "descriptors"
+    ]  # null, output twice, its socket, and the one that lists
     assert facts["status"]["NoNewPrivs"] == "1"
     assert int(facts["status"]["CapEff"], 16) == int(facts["status"]["CapPrm"], 16) == 0
     if os.geteuid() == 0:

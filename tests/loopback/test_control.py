@@ -41,6 +41,7 @@ from echo2d.net.auth import (
 )
 from echo2d.net.control import Backoff, ControlLink, Identity
 from echo2d.net.sessions import Sessions
+from tests.control_kit import Owner
 
 RUN, PEER, STRANGER = (Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in range(3))
 IDENTITY = Identity(PEER, public_bytes(RUN))
@@ -87,28 +88,6 @@ class Coordinator:
         return connected.session
 
 
-class Owner:
-    """Writes down what its link tells it."""
-
-    def __init__(self) -> None:
-        self.heard: asyncio.Queue[object] = asyncio.Queue()
-
-    def hello(self) -> Hello:
-        return HELLO
-
-    def heartbeat(self) -> Heartbeat:
-        return Heartbeat(3)
-
-    async def connected(self, welcome: Welcome) -> None:
-        await self.heard.put(welcome)
-
-    async def received(self, message: ToPeer) -> None:
-        await self.heard.put(message)
-
-    async def disconnected(self, reason: str) -> None:
-        await self.heard.put(reason)
-
-
 @pytest.fixture
 async def server() -> AsyncIterator[Coordinator]:
     async with Coordinator().serving() as coordinator:
@@ -139,7 +118,7 @@ async def raw_socket(server: Coordinator) -> AsyncIterator[aiohttp.ClientWebSock
 
 
 async def test_hello_welcome_and_messages_both_ways(server: Coordinator) -> None:
-    owner = Owner()
+    owner = Owner(HELLO)
     async with linked(server.url, owner) as link:
         connected = await server.events.get()
         assert connected == PeerConnected(SessionId(0), IDENTITY.peer, HELLO)
@@ -156,7 +135,7 @@ async def test_hello_welcome_and_messages_both_ways(server: Coordinator) -> None
 
 
 async def test_leaving_sends_what_is_queued_first(server: Coordinator) -> None:
-    owner = Owner()
+    owner = Owner(HELLO)
     async with asyncio.TaskGroup() as tasks:
         link = ControlLink(server.url, IDENTITY, owner, rng=random.Random(1))
         tasks.create_task(link.run())
@@ -171,7 +150,7 @@ async def test_leaving_sends_what_is_queued_first(server: Coordinator) -> None:
 
 
 async def test_the_coordinator_closes_after_its_last_words_and_the_peer_comes_back(server: Coordinator) -> None:
-    owner = Owner()
+    owner = Owner(HELLO)
     async with linked(server.url, owner):
         session = await server.welcome()
         server.sessions.send(Drain("first"), session)
@@ -184,7 +163,7 @@ async def test_the_coordinator_closes_after_its_last_words_and_the_peer_comes_ba
 
 
 async def test_a_restarted_coordinator_is_found_again() -> None:
-    server, owner = Coordinator(), Owner()
+    server, owner = Coordinator(), Owner(HELLO)
     async with server.serving():
         link = linked(server.url, owner)
         await link.__aenter__()
@@ -201,7 +180,7 @@ async def test_a_restarted_coordinator_is_found_again() -> None:
 
 async def run_to_its_end(url: str, identity: Identity = IDENTITY) -> str:
     with pytest.raises(OperatorFault) as caught:
-        await ControlLink(url, identity, Owner(), rng=random.Random(1)).run()
+        await ControlLink(url, identity, Owner(HELLO), rng=random.Random(1)).run()
     return str(caught.value)
 
 

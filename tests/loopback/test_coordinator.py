@@ -48,7 +48,7 @@ from echo2d.core.coordinator_io import (
     VersionPublished,
 )
 from echo2d.core.ids import Epoch, GroupId, PublishSeq
-from echo2d.core.messages import PROTOCOL_VERSION, Drain, Heartbeat, Hello, SignedRoot, ToPeer, Welcome
+from echo2d.core.messages import PROTOCOL_VERSION, Drain, Hello, SignedRoot, Welcome
 from echo2d.core.trajectory import pack_tokens, unpack_tokens
 from echo2d.errors import Fault, OperatorFault
 from echo2d.net.auth import TokenFile, load_or_make_key, read_token_file, verify_root
@@ -59,6 +59,7 @@ from echo2d.runtime.coordinator import MakeMachine, Opened, core_machine, open_c
 from echo2d.runtime.tokens import create_token, find_coordinator, list_tokens, revoke_token
 from echo2d.runtime.version_files import VersionFiles
 from echo2d.tasks.sort_digits import answer, write_tokenizer
+from tests.control_kit import Owner
 
 HELLO = Hello(PROTOCOL_VERSION, None, "worker", "box", "boot", 4, None, None, (), (), ())
 
@@ -139,28 +140,6 @@ async def asks_for_a_session(config: CoordinatorConfig, script: Script, fault: t
     async with serving(config, script.make) as opened, learner(config.run.run_dir, opened) as client:
         with pytest.raises(fault, match=words):
             await client.open_session(0)
-
-
-class Owner:
-    """Writes down what its link tells it."""
-
-    def __init__(self) -> None:
-        self.heard: asyncio.Queue[object] = asyncio.Queue()
-
-    def hello(self) -> Hello:
-        return HELLO
-
-    def heartbeat(self) -> Heartbeat:
-        return Heartbeat(0)
-
-    async def connected(self, welcome: Welcome) -> None:
-        await self.heard.put(welcome)
-
-    async def received(self, message: ToPeer) -> None:
-        await self.heard.put(message)
-
-    async def disconnected(self, reason: str) -> None:
-        await self.heard.put(reason)
 
 
 @pytest.fixture
@@ -334,6 +313,9 @@ async def test_what_cannot_be_published_is_one_line(
             await client.publish(0, outside)
         with pytest.raises(PeerFault, match=r"has no tokenizer\.json"):
             await client.publish(0, no_tokenizer)
+        with pytest.raises(PeerFault, match="too long"):
+            await client.publish(0, tmp_path / "out" / ("x" * 5000))
+        assert (await client.status())["scripted"]
     assert script.heard.empty()
     assert names(run_dir / "versions") == []
 
@@ -341,7 +323,7 @@ async def test_what_cannot_be_published_is_one_line(
 async def test_a_learner_elsewhere_publishes_by_upload(
     config: CoordinatorConfig, script: Script, tmp_path: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("echo2d.client._is_local", lambda url: False)
+    monkeypatch.setattr("echo2d.client.is_loopback", lambda host: False)
     script.on[PublishAsked] = published
     snapshot = await asyncio.to_thread(make_snapshot, tmp_path / "out" / "0")
     async with serving(config, script.make) as opened, learner(run_dir, opened) as client:
@@ -372,7 +354,7 @@ async def test_a_worker_enrols_is_spoken_to_and_revoked(
 
     script.on[PeerConnected] = connected
     async with serving(config, script.make) as opened:
-        identity, owner = await enrolled(run_dir, opened), Owner()
+        identity, owner = await enrolled(run_dir, opened), Owner(HELLO)
         link = ControlLink(opened.url, identity, owner, rng=random.Random(1))
         with pytest.raises(BaseExceptionGroup) as caught:
             await follow(link, script, owner, identity, run_dir)
@@ -410,7 +392,7 @@ async def test_enrolment_is_refused_in_one_line(config: CoordinatorConfig, scrip
             with pytest.raises(OperatorFault, match=words):
                 await enrol(url, given, key, rng=random.Random(1), patience_s=0.0)
     rows = await asyncio.to_thread(list_tokens, run_dir)
-    assert [(row["name"], row["state"]) for row in rows] == [(n, "valid") for n in ("box", "learner", "viewer")]
+    assert [(row["name"], row["state"]) for row in rows] == [(n, "valid") for n in ("box", "own-learner", "own-viewer")]
     assert 3590 < rows[0]["expires_in_s"] <= 3600
 
 
@@ -430,7 +412,12 @@ async def test_what_cannot_start_says_why(config: CoordinatorConfig, script: Scr
         assert "in use: another coordinator" in await opens(config)
         other = {"run.run_dir": str(tmp_path / "other")}
         assert "coordinator.port" in await opens(make_config(tmp_path, **other, **{"coordinator.port": port}))
-    assert "--insecure" in await opens(make_config(tmp_path, **{"coordinator.host": "0.0.0.0"}))
+        assert f"link.port: {port}" in await opens(make_config(tmp_path, **other, **{"link.port": port}))
+    for table in ("coordinator", "link"):
+        assert f"{table}.host" in await opens(make_config(tmp_path, **{f"{table}.host": "0.0.0.0"}))
+    insecure = {"coordinator.insecure": True}
+    assert "can dial" in await opens(make_config(tmp_path, **{"link.host": "0.0.0.0"}, **insecure))
+    assert "link.host" in await opens(make_config(tmp_path, **{"link.host": "192.0.2.1"}, **insecure))
     assert "task nothing" in await opens(make_config(tmp_path, **{"task.name": "nothing"}))
     model = {"run.base_model": str(tmp_path), "sampling.vocab_size": 0}
     assert "vocab_size" in await opens(make_config(tmp_path, **model))

@@ -41,7 +41,9 @@ class Request:
     headers: list[tuple[str, str]] = field(default_factory=list)
 
     def encode(self) -> bytes:
-        body = b"" if self.body is None else self.body if isinstance(self.body, bytes) else json.dumps(self.body).encode()
+        body = (
+            b"" if self.body is None else self.body if isinstance(self.body, bytes) else json.dumps(self.body).encode()
+        )
         lines = [f"{self.method} {self.path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}"]
         lines += [f"{name}: {value}" for name, value in self.headers]
         return "\r\n".join([*lines, "", ""]).encode("latin-1", "replace") + body
@@ -119,7 +121,9 @@ def spoil(rng: random.Random, good: Request) -> Request:
             case 4 if isinstance(wrong.body, dict):
                 wrong.body = damaged(rng, json.dumps(wrong.body).encode(), [b"NaN", b'"\\ud800"', b"[" * 64, b"1e999"])
             case _:
-                wrong.body = rng.choice((b"", b"\xff", b"[]", b"{}", b"null", b"9" * 5000, json.dumps(a_value(rng)).encode()))
+                wrong.body = rng.choice(
+                    (b"", b"\xff", b"[]", b"{}", b"null", b"9" * 5000, json.dumps(a_value(rng)).encode())
+                )
     return wrong
 
 

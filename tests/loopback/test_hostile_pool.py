@@ -102,7 +102,9 @@ async def test_a_task_that_introduces_itself_badly_cannot_start(value: Any, monk
 async def test_a_forged_answer_is_not_that_of_the_next_call() -> None:
     """It answers twice, with the right number: the second answer is not taken for that of another request."""
     async with TaskPool(NASTY, timeout_s=TIMEOUT_S) as pool:
-        forged, failed, after = await pool.rewards([(Prompt((1,), secret), [1]) for secret in ("twice", "fine", "fine")])
+        forged, failed, after = await pool.rewards(
+            [(Prompt((1,), secret), [1]) for secret in ("twice", "fine", "fine")]
+        )
     assert (forged, after) == (Score(99.0), Score(1.0))
     assert isinstance(failed, TaskFailed)
     assert "to request 1 instead of 2" in failed.reason

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,13 +11,14 @@ from typing import Any, cast
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from echo2d.bench.tiny_model import TinyRecipe, held_out_prompts, make_tiny_model, sampled_accuracy
 from echo2d.client import Batch, Coordinator, OperatorFault, PeerFault
 from learner.__main__ import main, stop_on_signals
 from learner.config import LearnerConfig
 from learner.intake import Intake
+from learner.model import load_model
 from learner.train import Learner
 from tests.loopback.scripted_coordinator import GROUP_SIZE, GROUPS, ScriptedCoordinator
 
@@ -84,6 +87,15 @@ def test_a_run_publishes_commits_and_checkpoints_in_order(
     assert not list(config.snapshot_root.iterdir())
 
 
+def test_a_step_is_recorded_before_it_is_durable(config: LearnerConfig, coordinator: ScriptedCoordinator) -> None:
+    rows: list[int] = []
+    coordinator.checkpoint = lambda step: rows.append(  # type: ignore[method-assign]
+        len((config.out_dir / "metrics.jsonl").read_text().splitlines())
+    )
+    learn(config, coordinator)
+    assert rows == [3, 4]
+
+
 def test_published_files_are_the_bases_in_bfloat16(
     config: LearnerConfig, coordinator: ScriptedCoordinator, base: Path
 ) -> None:
@@ -107,13 +119,13 @@ def test_fresh_rollouts_have_ratio_one(config: LearnerConfig, coordinator: Scrip
 
 
 @pytest.mark.parametrize(
-    ("at_start", "answered", "published"), [(2, None, [0, 2, 4]), (1, 3, [0, 3, 4]), (None, None, [0, 1, 2, 3, 4])]
+    ("at_start", "answered", "published"), [(2, 2, [0, 2, 4]), (1, 3, [0, 3, 4]), (1, 1, [0, 1, 2, 3, 4])]
 )
 def test_kappa_is_the_coordinators(
     config: LearnerConfig,
     coordinator: ScriptedCoordinator,
-    at_start: int | None,
-    answered: int | None,
+    at_start: int,
+    answered: int,
     published: list[int],
 ) -> None:
     coordinator.lag, coordinator.publish_every, coordinator.kappa_answered = 2, at_start, answered
@@ -245,6 +257,36 @@ def test_an_incomplete_model_is_the_operators_fault(
         learn(dataclasses.replace(config, model=model), coordinator)
 
 
+def test_a_model_without_one_of_its_weights_is_the_operators_fault(config: LearnerConfig, tmp_path: Path) -> None:
+    model = shutil.copytree(config.model, tmp_path / "lacking")
+    tensors = load_file(model / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(OperatorFault, match=r"lacking lacks model\.norm\.weight"):
+        load_model(model)
+
+
+def test_a_truncated_model_is_the_operators_fault(
+    config: LearnerConfig, coordinator: ScriptedCoordinator, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(config.model, model)
+    os.truncate(model / "model.safetensors", 5000)
+    with pytest.raises(OperatorFault, match=r"learner\.model: cannot load"):
+        learn(dataclasses.replace(config, model=model), coordinator)
+
+
+@pytest.mark.parametrize("name", ["out_dir", "snapshot_root"])
+def test_a_directory_that_cannot_be_made_is_named_before_the_session(
+    config: LearnerConfig, coordinator: ScriptedCoordinator, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "file").touch()
+    change: dict[str, Any] = {name: tmp_path / "file" / "x"}
+    with pytest.raises(OperatorFault, match=rf"learner\.{name}: cannot make"):
+        learn(dataclasses.replace(config, **change), coordinator)
+    assert coordinator.events == []
+
+
 def test_both_objectives_and_micro_batches_train_alike_on_fresh_rollouts(
     config: LearnerConfig, coordinator: ScriptedCoordinator, tmp_path: Path
 ) -> None:
@@ -276,9 +318,9 @@ def test_the_file_is_read_back_as_written(config: LearnerConfig, tmp_path: Path)
         ({"lr": 0}, "learner.lr: expected a number, more than 0.0; found 0"),
         ({"steps": 1.5}, "learner.steps: expected an integer, at least 1; found 1.5"),
         ({"steps": True}, "learner.steps: expected an integer, at least 1; found True"),
-        ({"betas": [0.9]}, "learner.betas: expected two numbers"),
-        ({"betas": [0.9, 1.0]}, "learner.betas: expected two numbers"),
-        ({"objective": "ppo"}, "learner.objective: expected 'clip' or 'tis'; found 'ppo'"),
+        ({"betas": [0.9]}, "learner.betas: expected [a number, a number]"),
+        ({"betas": [0.9, 1.0]}, "learner.betas: expected [a number, a number]"),
+        ({"objective": "ppo"}, 'learner.objective: expected "clip" or "tis"; found \'ppo\''),
         ({"speed": 1}, "learner.speed: unknown key; expected one of url, "),
     ],
 )

@@ -19,7 +19,7 @@ from echo2d.core.coordinator_io import (
     VersionRevoked,
 )
 from echo2d.core.ids import Digest, Epoch, GroupId, LeaseId, PeerId, PublishSeq, Version
-from echo2d.core.messages import Span, VersionKey
+from echo2d.core.messages import Span
 from echo2d.core.trajectory import TrajectoryRecord
 from echo2d.errors import OperatorFault, StoreFault
 from echo2d.store.ledger import Ledger
@@ -31,9 +31,9 @@ def group(number: int, cursor: int | None = None) -> PromptTaken:
     return PromptTaken(GroupId(number), number if cursor is None else cursor, b"prompt%d" % number)
 
 
-def sample(number: int, index: int, *, lease: int = 0, tokens: bytes = b"\1\0\0\0") -> SampleKept:
+def sample(number: int, index: int, *, tokens: bytes = b"\1\0\0\0") -> SampleKept:
     kept = TrajectoryRecord(index, tokens, b"\0\0\0\0", (Span(0, 1, Version(3), A),), math.nan, PeerId("w" * 32))
-    return SampleKept(GroupId(number), LeaseId(lease), 0, kept)
+    return SampleKept(GroupId(number), LeaseId(0), 0, kept)
 
 
 def published(seq: int, version: int, digest: Digest, epoch: int = 1) -> VersionPublished:
@@ -57,30 +57,28 @@ def test_an_empty_ledger_is_the_empty_run(path: Path) -> None:
 
 
 def test_groups_come_back_whole_with_unscored_rewards_as_nan(path: Path) -> None:
-    found = reopened(path, group(4, 9), sample(4, 1, lease=7), sample(4, 0), SampleRewarded(GroupId(4), 0, 0.1))
+    found = reopened(path, group(4, 9), sample(4, 1), sample(4, 0), SampleRewarded(GroupId(4), 0, 0.1))
     (stored,) = found.groups
     assert (stored.cursor, stored.record.prompt) == (9, b"prompt4")
     assert [kept.sample for kept in stored.record.trajectories] == [0, 1]
     assert stored.record.trajectories[0].reward == 0.1
     assert math.isnan(stored.record.trajectories[1].reward)
     assert stored.record.trajectories[0].spans == (Span(0, 1, Version(3), A),)
-    assert (found.next_cursor, found.next_group, found.next_lease) == (10, 5, 8)
+    assert (found.next_cursor, found.next_group) == (10, 5)
 
 
 def test_counters_survive_the_groups_they_counted(path: Path) -> None:
-    found = reopened(path, group(4), sample(4, 0, lease=2), GroupDropped(GroupId(4), "aged out"))
+    found = reopened(path, group(4), sample(4, 0), GroupDropped(GroupId(4), "aged out"))
     assert found.groups == ()
-    assert (found.next_cursor, found.next_group, found.next_lease) == (5, 5, 3)
+    assert (found.next_cursor, found.next_group) == (5, 5)
 
 
 def test_a_revoked_version_is_left_out_until_it_is_published_again(path: Path) -> None:
     found = reopened(path, published(1, 0, A), published(2, 1, B), VersionRevoked(Epoch(2), Version(1), B))
     assert found.published == (published(1, 0, A),)
-    assert found.revoked == (VersionKey(Version(1), B),)
     assert found.publish_seq == 2
     found = reopened(path, published(3, 1, B, epoch=2))
     assert found.published == (published(1, 0, A), published(3, 1, B, epoch=2))
-    assert found.revoked == ()
 
 
 def test_a_refrozen_batch_replaces_the_first_and_the_newest_commit_wins(path: Path) -> None:

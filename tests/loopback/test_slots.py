@@ -106,16 +106,6 @@ def test_a_writer_ends_with_its_commit_or_with_the_next_begin(tmp_path: Path, ol
     assert standing(tmp_path / "slots") == 2
 
 
-def test_what_stands_in_the_spare_is_kept_after_a_restart(tmp_path: Path, new: Published) -> None:
-    fill(SlotStore(tmp_path / "slots").begin(new[1].files), new)
-    writer = SlotStore(tmp_path / "slots").begin(new[1].files)
-    assert all(writer.keep_chunk(ChunkId(index), digest) for index, digest in enumerate(new[1].chunk_digests))
-    assert not writer.keep_chunk(ChunkId(0), digest_of(b"something else"))
-    writer.check()
-    writer.commit(new[1], Epoch(1), Version(2))
-    assert standing(tmp_path / "slots") == 2
-
-
 def test_files_of_another_model_do_not_stay(tmp_path: Path, old: Published, new: Published) -> None:
     store = SlotStore(tmp_path / "slots")
     put(store, old, 1)
@@ -226,21 +216,3 @@ def test_a_full_disk_frees_the_spare_slot(tmp_path: Path, new: Published, monkey
     assert list((tmp_path / "slots").iterdir()) == []
     put(store, new, 2)
     assert standing(tmp_path / "slots") == 2
-
-
-def test_nothing_is_kept_of_pages_that_the_disk_refused(
-    tmp_path: Path, new: Published, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = SlotStore(tmp_path / "slots")
-    writer = store.begin(new[1].files)
-    fill(writer, new)
-
-    def fail(descriptor: int) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "fsync", fail)
-        with pytest.raises(StoreFault, match="committing"):
-            writer.commit(new[1], Epoch(1), Version(2))
-    again = store.begin(new[1].files)
-    assert not any(again.keep_chunk(ChunkId(index), digest) for index, digest in enumerate(new[1].chunk_digests))

@@ -66,6 +66,8 @@ def test_only_directories_inside_the_root_are_taken(files: VersionFiles, root: P
     for path in (outside, root, Path("0"), root / "0" / ".." / "0", root / "link", root / "inner" / "0"):
         with pytest.raises(OperatorFault, match=r"inside the snapshot root|symbolic link"):
             files.adopt(Epoch(1), Version(0), str(path))
+    with pytest.raises(OperatorFault, match="File name too long"):
+        files.adopt(Epoch(1), Version(0), str(root / ("x" * 5000)))
     for path in (root / "none", root / "0" / "config.json"):
         with pytest.raises(OperatorFault, match="not a directory"):
             files.adopt(Epoch(1), Version(0), str(path))
@@ -100,6 +102,15 @@ async def test_forbidden_names_are_refused(files: VersionFiles, run_dir: Path, n
     with pytest.raises(OperatorFault, match="forbidden file"):
         await files.upload(Epoch(1), Version(0), name, parts(b"x"))
     assert list((run_dir / "uploads").iterdir()) == []
+
+
+async def test_uploads_outlive_a_restart_but_for_what_was_half_written(
+    files: VersionFiles, root: Path, run_dir: Path
+) -> None:
+    await files.upload(Epoch(1), Version(0), "config.json", parts(b"{}"))
+    (run_dir / "uploads" / "1-0" / ".0123").write_bytes(b"{")
+    await asyncio.to_thread(VersionFiles(run_dir, root).prepare, ())
+    assert [path.name for path in (run_dir / "uploads" / "1-0").iterdir()] == ["config.json"]
 
 
 async def test_uploads_are_bounded(files: VersionFiles, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import stat
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import aiohttp
 import pytest
 
 from echo2d.config import WorkerConfig
+from echo2d.core.forms import FormFacts
 from echo2d.core.ids import FormId, FrameId, PeerId
 from echo2d.core.messages import (
     ApplyFailed,
@@ -254,6 +256,31 @@ async def test_a_full_disk_is_reported_and_costs_nothing_else(
         assert done.version == 2
 
 
+async def test_a_form_that_cannot_even_begin_is_reported(
+    double: CoordinatorDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = FrameStore.begin
+
+    def full(self: FrameStore, facts: FormFacts) -> None:
+        if "seed" not in str(self._root):
+            raise StoreFault("beginning a form failed: No space left on device")
+        begin(self, facts)
+
+    async with a_seed(double), a_worker(double, tmp_path / "one"):
+        names = await double.peers(2)
+        one = names["one"]
+        with monkeypatch.context() as patched:
+            patched.setattr(FrameStore, "begin", full)
+            facts, _ = await spread(double, 0, names["seed"], one)
+            failed = await double.until_said(ApplyFailed, one)
+            assert (failed.form, failed.reason.endswith("No space left on device")) == (facts.form, True)
+            double.send(one, double.roots[-1])
+            await double.until_said(ApplyFailed, one, count=2)
+        double.send(one, double.roots[-1])
+        double.chains(facts.form, [(names["seed"], one)], plan=2)
+        await double.until_said(RefitDone, one)
+
+
 async def test_a_stopped_worker_gives_back_and_says_goodbye(double: CoordinatorDouble, tmp_path: Path) -> None:
     engine = FakeEngine(tokens_per_s=20.0, answer_tokens=(99, 99))
     async with a_seed(double), a_worker(double, tmp_path / "one", engine) as worker:
@@ -324,7 +351,9 @@ async def _fault_of(config: WorkerConfig) -> str:
 
 async def test_one_worker_per_state_directory(double: CoordinatorDouble, tmp_path: Path) -> None:
     config = await config_of(double, tmp_path / "one")
+    await asyncio.to_thread(config.state_dir.mkdir)
     other = await asyncio.to_thread(StateDir, config.state_dir)
+    assert stat.S_IMODE((await asyncio.to_thread(config.state_dir.stat)).st_mode) == 0o700
     with pytest.raises(OperatorFault, match="is in use by another worker"):
         await run_worker(config)
     other.close()

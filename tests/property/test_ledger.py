@@ -26,7 +26,7 @@ from echo2d.core.coordinator_io import (
     VersionRevoked,
 )
 from echo2d.core.ids import Digest, Epoch, GroupId, LeaseId, PeerId, PublishSeq, Version
-from echo2d.core.messages import Span, VersionKey
+from echo2d.core.messages import Span
 from echo2d.core.trajectory import GroupRecord, TrajectoryRecord
 from echo2d.store.ledger import Ledger
 
@@ -62,17 +62,14 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(version=SMALL, digest=DIGESTS)
     def publish(self, version: int, digest: Digest) -> None:
-        seq, key = PublishSeq(self.model.publish_seq + 1), VersionKey(Version(version), digest)
-        record = VersionPublished(seq, self.model.epoch, key.version, digest, f"v{seq}", 1)
-        revoked = tuple(other for other in self.model.revoked if other != key)
-        self.put(record, publish_seq=seq, published=(*self.model.published, record), revoked=revoked)
+        seq = PublishSeq(self.model.publish_seq + 1)
+        record = VersionPublished(seq, self.model.epoch, Version(version), digest, f"v{seq}", 1)
+        self.put(record, publish_seq=seq, published=(*self.model.published, record))
 
     @rule(version=SMALL, digest=DIGESTS)
     def revoke(self, version: int, digest: Digest) -> None:
-        key = VersionKey(Version(version), digest)
-        published = tuple(item for item in self.model.published if VersionKey(item.version, item.digest) != key)
-        revoked = sorted({*self.model.revoked, key}, key=lambda item: (item.version, item.digest))
-        self.put(VersionRevoked(self.model.epoch, key.version, digest), published=published, revoked=tuple(revoked))
+        published = tuple(item for item in self.model.published if (item.version, item.digest) != (version, digest))
+        self.put(VersionRevoked(self.model.epoch, Version(version), digest), published=published)
 
     @rule(skipped=SMALL, prompt=st.binary(max_size=8))
     def take_prompt(self, skipped: int, prompt: bytes) -> None:
@@ -94,7 +91,6 @@ class LedgerMachine(RuleBasedStateMachine):
         self.put(
             SampleKept(record.group, LeaseId(lease), 0, kept),
             groups=self.change_groups(lambda s: replace(s, record=grown) if s.record.group == record.group else s),
-            next_lease=max(self.model.next_lease, lease + 1),
         )
 
     @precondition(lambda self: any(stored.record.trajectories for stored in self.model.groups))

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from echo2d.core.forms import FRAME_BYTES_MAX
 from echo2d.core.ids import FrameId
 from echo2d.core.link import Link
 from echo2d.core.link_messages import (
-    FRAME_BYTES_MAX,
     HANDSHAKE_BYTES_MAX,
     Event,
     FrameReceived,

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from echo2d.core.coordinator_io import Recovered, StoredGroup
 from echo2d.core.ids import Digest, GroupId, PeerId, Version
 from echo2d.core.messages import Span
-from echo2d.core.staleness import REFUSALS_MAX, Staleness, version_max
+from echo2d.core.staleness import REFUSALS_MAX, Staleness
 from echo2d.core.trajectory import GroupRecord, TrajectoryRecord, pack_logprobs, pack_tokens
 from tests.coordinator_world import rules, version_digest, version_key
 
@@ -32,7 +32,7 @@ class Machine(RuleBasedStateMachine):
         self.number = 0
 
     def admissible(self, stored: StoredGroup, step: int) -> bool:
-        oldest, newest = stored.record.version_min, version_max(stored.record)
+        oldest, newest = stored.record.version_min, stored.record.version_max
         return step - 1 - (newest if self.mask else oldest) <= self.bound and newest <= step - 1
 
     @rule(offsets=st.lists(st.integers(-4, 0), min_size=1, max_size=3), count=st.integers(1, 4))

@@ -9,7 +9,6 @@ from echo2d.core.relay_io import (
     FormComplete,
     FramesFound,
     FrameVerified,
-    LinkUp,
     OpenStream,
     PlanReceived,
     SendFrame,
@@ -66,23 +65,3 @@ def frames_to(peer: PeerId, actions: list[Action]) -> list[FrameId]:
 
 def opened(peer: PeerId, stream: int, stripe: int = 0, first: int = 0, generation: int = 0) -> OpenStream:
     return OpenStream(peer, stream, FORM, PlanId(1), Generation(generation), StripeId(stripe), first)
-
-
-def root_peer() -> Peer:
-    """It holds the whole form; the children of its single stripe, LEFT and RIGHT, are linked."""
-    peer = Peer()
-    peer.plan((None, (LEFT, RIGHT)))
-    fill(peer)
-    peer(LinkUp(LEFT))
-    peer(LinkUp(RIGHT))
-    return peer
-
-
-def follower_peer() -> Peer:
-    """It follows UP on stream 2 and feeds LEFT on stream 2."""
-    peer = Peer()
-    peer.plan((UP, (LEFT,)))
-    peer(LinkUp(UP))
-    peer(LinkUp(LEFT))
-    peer.asked(LEFT, 2)
-    return peer

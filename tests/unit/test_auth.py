@@ -73,6 +73,15 @@ def test_what_is_no_token_file_is_said(tmp_path: Path, text: str) -> None:
         auth.read_token_file(tmp_path / "token")
 
 
+def test_a_token_file_that_others_can_read_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    auth.write_token_file(tmp_path / "token", TOKEN)
+    auth.read_token_file(tmp_path / "token")
+    assert caplog.messages == []
+    (tmp_path / "token").chmod(0o640)
+    auth.read_token_file(tmp_path / "token")
+    assert "chmod 600" in caplog.messages[0]
+
+
 def test_missing_and_broken_files_are_said(tmp_path: Path) -> None:
     with pytest.raises(OperatorFault, match="cannot read token file"):
         auth.read_token_file(tmp_path / "none")
@@ -81,3 +90,18 @@ def test_missing_and_broken_files_are_said(tmp_path: Path) -> None:
         auth.load_or_make_key(tmp_path / "key")
     with pytest.raises(OperatorFault, match="cannot write"):
         auth.write_token_file(tmp_path / "no" / "folder", TOKEN)
+
+
+def test_a_key_that_somebody_else_makes_meanwhile_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs: list[Ed25519PrivateKey] = []
+    write = auth.write_private
+
+    def write_late(path: Path, text: str) -> None:
+        monkeypatch.undo()
+        theirs.append(auth.load_or_make_key(tmp_path / "key"))
+        write(path, text)
+
+    monkeypatch.setattr(auth, "write_private", write_late)
+    mine = auth.load_or_make_key(tmp_path / "key")
+    assert auth.public_bytes(mine) == auth.public_bytes(theirs[0])
+    assert [path.name for path in tmp_path.iterdir()] == ["key"]

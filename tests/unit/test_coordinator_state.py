@@ -44,6 +44,7 @@ def test_a_peer_that_breaks_the_protocol_is_closed() -> None:
     peer, key = world.peers["a"], version_key(0)
     actions = world.say(peer, RefitDone(key.version, key.digest, math.nan, memory_ok=None))
     assert CloseSession(peer.session) in actions
+    assert Send(peer.session, Refused("protocol", "a pause that is no duration", permanent=False)) in actions
     second = world.connect("a")
     actions = world.say(second, second.hello())
     assert CloseSession(second.session) in actions

@@ -12,7 +12,7 @@ KEYS = {
     "wire_bytes", "full_bytes", "faults",
 }  # fmt: skip
 WORKER_KEYS = {
-    "id", "name", "kind", "state", "alive", "slots", "running", "leased", "serving", "lag", "accepted",
+    "id", "name", "kind", "state", "alive", "uplink", "slots", "running", "leased", "serving", "lag", "accepted",
     "refit_pause_s", "memory_ok",
 }  # fmt: skip
 

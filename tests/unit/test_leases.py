@@ -1,7 +1,7 @@
 """Running leases: attempts, loads, silence."""
 
-from echo2d.core.ids import GroupId, LeaseId, PeerId
-from echo2d.core.leases import STUCK_S, TAG_SHIFT, Lease, Leases
+from echo2d.core.ids import TAG_SHIFT, GroupId, LeaseId, PeerId
+from echo2d.core.leases import STUCK_S, Lease, Leases
 from tests.coordinator_world import version_key
 
 WORKER = PeerId("w")

@@ -2,10 +2,10 @@
 
 import pytest
 
+from echo2d.core.forms import FRAME_BYTES_MAX
 from echo2d.core.ids import FrameId
 from echo2d.core.link import STREAMS_MAX, Link
 from echo2d.core.link_messages import (
-    FRAME_BYTES_MAX,
     FRAMES_MAX,
     REASON_CHARS_MAX,
     STREAM_MAX,

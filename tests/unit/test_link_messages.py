@@ -5,10 +5,10 @@ import struct
 import msgpack
 import pytest
 
+from echo2d.core.forms import FRAME_BYTES_MAX
 from echo2d.core.ids import FrameId, Generation, PeerId, PlanId, RunId, StripeId
 from echo2d.core.link_messages import (
     FRAME,
-    FRAME_BYTES_MAX,
     FRAMES_MAX,
     HEADER_BYTES,
     MESSAGE_BYTES_MAX,

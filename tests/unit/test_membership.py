@@ -56,6 +56,12 @@ def test_a_wrong_hello_is_refused_for_good(hello: Hello, reason: str) -> None:
     assert actions[-1] == CloseSession(SessionId(1))
 
 
+def test_a_name_is_short_and_printable() -> None:
+    joined, _ = Club().hello(hello=replace(HELLO, name="box\n\x1b[31m" + "x" * 4000))
+    assert joined is not None
+    assert joined.peer.name == ("box  [31m" + "x" * 4000)[:64]
+
+
 def test_a_first_hello_need_not_know_the_run_and_slots_are_bounded() -> None:
     joined, actions = Club().hello(hello=replace(HELLO, run_id=None, slots=10**9))
     assert joined is not None

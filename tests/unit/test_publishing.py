@@ -1,5 +1,6 @@
 """Which version spreads, and what the seed and the receivers are told; through the whole machine."""
 
+import math
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from echo2d.core.messages import (
     FormEncoded,
     FrameAccused,
     Heartbeat,
+    LinkSample,
     PlanEdges,
     SegmentEncoded,
     SegmentPage,
@@ -22,7 +24,7 @@ from echo2d.core.messages import (
     TransferReport,
     VersionVerified,
 )
-from echo2d.core.publishing import APPLY_RETRY_S, APPLY_TRIES_MAX, ENCODE_FAILURES_MAX, ENCODE_RETRY_S, FIXED_S
+from echo2d.core.publishing import ENCODE_FAILURES_MAX, ENCODE_RETRY_S, FIXED_S
 from echo2d.core.roots import Root
 from tests.coordinator_world import Peer, World, rules, train, version_digest
 
@@ -155,16 +157,32 @@ def test_a_worker_that_cannot_apply_is_not_waited_for() -> None:
     assert "disk full" in world.state.status()["faults"][-1]
 
 
-def test_a_worker_that_cannot_apply_gets_another_chance() -> None:
+def test_a_worker_that_cannot_apply_gets_another_chance_and_another_one_later() -> None:
     world = published("a")
     deliver_seed(world)
     peer = world.peers["a"]
-    for number in range(1, APPLY_TRIES_MAX + 2):
+    for delay_s in (10.0, 20.0, 40.0, 80.0, 160.0, 160.0):
         world.say(peer, ApplyFailed(form_of(world), "disk full"))
-        for _ in range(6):
-            world.pass_time(APPLY_RETRY_S / 5)
+        told, failed_at, roots = len(messages(peer, PlanEdges)), world.now, 0
+        while len(messages(peer, PlanEdges)) == told:
+            world.pass_time(1.0)
+            roots += sum(isinstance(action, SendRoot) for action in world.actions)
             world.say(peer, Heartbeat(0))
-        assert len(messages(peer, PlanEdges)) == 1 + min(number, APPLY_TRIES_MAX - 1)
+        assert (world.now - failed_at, roots) == (delay_s, 1)
+
+
+def test_a_worker_that_cannot_apply_becomes_a_leaf_once() -> None:
+    world = published("a", "b", "c")
+    deliver_seed(world)
+    first: PlanEdges = messages(world.peers["a"], PlanEdges)[-1]
+    assert first.stripes[0].children == ("b",)
+    world.say(world.peers["a"], ApplyFailed(form_of(world), "disk full"))
+    leaf: PlanEdges = messages(world.peers["a"], PlanEdges)[-1]
+    assert (leaf.stripes[0].parent, leaf.stripes[0].children) == ("c", ())
+    world.say(world.peers["b"], ApplyFailed(form_of(world), "disk full"))
+    told = len(messages(world.peers["a"], PlanEdges))
+    world.say(world.peers["a"], ApplyFailed(form_of(world), "disk full"))
+    assert len(messages(world.peers["a"], PlanEdges)) == told
 
 
 def test_a_lost_worker_leaves_the_plan_and_comes_back_as_a_leaf() -> None:
@@ -220,6 +238,18 @@ def test_accused_relays_become_leaves() -> None:
     assert messages(world.peers[parent], PlanEdges)[-1].stripes[0].children == ()
 
 
+def test_who_shares_no_edge_accuses_nobody() -> None:
+    world = published("a", "b", "c")
+    world.drain()
+    edges = {name: messages(world.peers[name], PlanEdges)[-1] for name in ("a", "b", "c")}
+    assert (edges["a"].stripes[0].parent, edges["a"].stripes[0].children) == ("seed", ("b",))
+    told = sum(len(messages(peer, PlanEdges)) for peer in world.peers.values())
+    first, last = world.peers["a"], world.peers["c"]
+    world.say(last, EdgeBroken(edges["c"].plan, edges["c"].generation, first.peer, "reset"))
+    world.say(last, FrameAccused(form_of(world), FrameId(1), first.peer))
+    assert sum(len(messages(peer, PlanEdges)) for peer in world.peers.values()) == told
+
+
 def test_encoding_is_tried_again_and_then_given_up() -> None:
     world = published("a")
     world.pending.clear()
@@ -258,6 +288,21 @@ def test_progress_and_copies_are_counted() -> None:
     assert (world.state.status()["wire_bytes"], world.state.status()["full_bytes"]) == (900, 1000)
 
 
+def test_an_uplink_is_what_the_children_of_a_plan_measured() -> None:
+    """Known to the next plan, and to status; what somebody says of a peer that is not its parent is worth nothing."""
+    world = published("a", "b", kind="star")
+    deliver_seed(world)
+    seed, stranger = world.peers["seed"].peer, world.peers["b"].peer
+    for name, rate in (("a", 3000), ("b", 1000)):
+        samples = (LinkSample(seed, rate, 1.0), LinkSample(stranger, 10**9, 1.0), LinkSample(seed, 1, math.inf))
+        world.say(world.peers[name], TransferReport(form_of(world), 450, samples, 0))
+    world.drain()
+    publish_again(world)
+    world.drain()
+    assert [peer.uplink for peer in world.state._members if peer.kind == "seed"] == [4000]
+    assert {worker["uplink"] for worker in world.state.status()["workers"]} == {None}
+
+
 def test_revoked_versions_stop_spreading() -> None:
     world = published("a")
     world.drain()
@@ -284,3 +329,20 @@ def test_snapshot_copies_go_when_something_newer_spreads(workers: tuple[str, ...
     world.drain()
     publish_again(world)
     assert DeleteVersion("versions/1-0") in world.actions
+
+
+def test_after_a_revocation_and_a_restart_nothing_spreads_before_the_next_publish() -> None:
+    world = World(rules(shape="chain"))
+    world.connect("seed", kind="seed", slots=0)
+    world.connect("a")
+    train(world, 1)
+    world.drain()
+    world.open_session()
+    orders = len(messages(world.peers["seed"], EncodeVersion))
+    world.crash()
+    world.drain()
+    assert len(messages(world.peers["seed"], EncodeVersion)) == orders
+    assert world.state.status()["broadcast"] is None
+    world.publish(0)
+    world.drain()
+    assert messages(world.peers["seed"], EncodeVersion)[-1].version == 0

@@ -4,7 +4,7 @@ import pytest
 
 from echo2d.core import rates
 from echo2d.core.ids import PeerId
-from echo2d.core.rates import HALF_LIFE_S, JUMP_MAX, Rate, Rates
+from echo2d.core.rates import HALF_LIFE_S, JUMP_MAX, UPLINK_MIN, Rate, Rates
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 
@@ -49,7 +49,7 @@ def test_an_uplink_is_what_all_receivers_get() -> None:
     links.add(B, C, 9, 0.001)
     assert links.uplink(A) == 1500
     assert links.uplink(B) is None
-    links.forget(C)
+    links.keep({(A, B), (B, C)})
     assert links.uplink(A) == 1000
     links.check()
 
@@ -63,3 +63,10 @@ def test_the_number_of_links_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     links.add(B, C, 1, 1.0)
     links.check()
     assert links.uplink(A) == 1  # the link to C was heard of longest ago
+
+
+def test_a_receiver_that_reports_nothing_leaves_a_rate_to_plan_with() -> None:
+    links = Rates()
+    links.add(A, B, 0, 1.0)
+    links.add(B, C, 1, 1e308)
+    assert links.uplink(A) == links.uplink(B) == UPLINK_MIN

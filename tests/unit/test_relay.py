@@ -1,7 +1,5 @@
 """One peer in the dissemination: its plans, and what it lets others do."""
 
-import pytest
-
 from echo2d.core.ids import FormId, Generation, PlanId, StripeId
 from echo2d.core.messages import EdgePeer
 from echo2d.core.relay import ASKS_MAX, FORMS_MAX
@@ -27,20 +25,9 @@ from tests.unit.relay_peer import (
     UP,
     Peer,
     fill,
-    follower_peer,
     frames_to,
     opened,
 )
-
-
-@pytest.fixture
-def peer() -> Peer:
-    return Peer()
-
-
-@pytest.fixture
-def follower() -> Peer:
-    return follower_peer()
 
 
 def test_a_new_generation_moves_only_what_changed(follower: Peer) -> None:

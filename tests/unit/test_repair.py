@@ -31,24 +31,7 @@ from tests.unit.relay_peer import (
     TABLE,
     UP,
     Peer,
-    follower_peer,
-    root_peer,
 )
-
-
-@pytest.fixture
-def peer() -> Peer:
-    return Peer()
-
-
-@pytest.fixture
-def root() -> Peer:
-    return root_peer()
-
-
-@pytest.fixture
-def follower() -> Peer:
-    return follower_peer()
 
 
 @pytest.fixture

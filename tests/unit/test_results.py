@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 
 from echo2d.core.ids import LeaseId, Version
-from echo2d.core.messages import SampleFinished, Span, VersionKey
+from echo2d.core.messages import SampleAnswered, SampleFinished, Span, VersionKey
 from echo2d.core.results import result_fault
 from echo2d.core.trajectory import pack_logprobs, pack_tokens
-from tests.coordinator_world import version_digest, version_key
+from tests.coordinator_world import Peer, World, version_digest, version_key
+from tests.unit.test_groups import world_of
 
 KNOWN = {version_key(2), version_key(3)}
 
@@ -56,3 +57,66 @@ def test_a_good_one() -> None:
 )
 def test_a_bad_one(wrong: SampleFinished, says: str) -> None:
     assert says in fault(wrong)
+
+
+@pytest.mark.parametrize(
+    "right",
+    [
+        replace(GOOD, tokens=pack_tokens([31, 0, 31])),
+        replace(GOOD, tokens=pack_tokens([1] * 4), logprobs=pack_logprobs([0.0] * 4), spans=(span(0, 4),)),
+        replace(GOOD, tokens=pack_tokens([1]), logprobs=pack_logprobs([-3e38]), spans=(span(0, 1),)),
+        replace(GOOD, logprobs=pack_logprobs([1e-4, 1e-4, 1e-4])),
+        replace(GOOD, spans=(span(0, 1), span(1, 2), span(2, 3))),
+        replace(GOOD, finish="length"),
+    ],
+)
+def test_the_limits_themselves_are_allowed(right: SampleFinished) -> None:
+    assert fault(right) == ""
+
+
+def a_late_result() -> tuple[World, Peer, SampleFinished]:
+    """Of a worker that serves version 0 while version 1 is published and verified here, but not served yet."""
+    world, (slow, fast) = world_of(2, 4)
+    world.ask_batch(1)
+    while 1 not in world.digests:
+        while fast.open:
+            world.say(fast, fast.finish(*fast.open[0]))
+        world.drain()
+    world.commit(1, world.digests[1])
+    world.publish(1)
+    world.drain()
+    assert slow.ready == version_key(1)
+    return world, slow, slow.finish(*slow.open[0])
+
+
+def answer_to(world: World, peer: Peer, result: SampleFinished) -> tuple[bool, str]:
+    world.say(peer, result)
+    answer = [message for message in peer.inbox if isinstance(message, SampleAnswered)][-1]
+    return answer.accepted, answer.reason
+
+
+@pytest.mark.parametrize("key", [version_key(1), version_key(7), version_key(0, 1)], ids=["not served", "none", "twin"])
+def test_a_span_names_what_the_run_knows_this_worker_served(key: VersionKey) -> None:
+    world, peer, result = a_late_result()
+    lie = replace(result, spans=(Span(0, 3, key.version, key.digest),))
+    assert answer_to(world, peer, lie)[1].endswith("is not published, revoked, or not acknowledged by this worker")
+    assert answer_to(world, peer, result)[0] is False  # the attempt is over; the sample is leased again
+
+
+def test_a_span_of_a_revoked_version_is_refused() -> None:
+    world, peer, result = a_late_result()
+    world.open_session(0)
+    world.publish(0, salt=1)
+    assert answer_to(world, peer, result) == (False, "the lease is over")
+
+
+def test_the_honest_one_is_accepted_and_its_repeat_acknowledged() -> None:
+    world, peer, result = a_late_result()
+    assert answer_to(world, peer, result) == (True, "")
+    assert answer_to(world, peer, result) == (True, "")
+    assert answer_to(world, peer, replace(result, finish="length"))[0] is False
+
+
+def test_nobody_answers_for_another_worker() -> None:
+    world, _, result = a_late_result()
+    assert answer_to(world, world.peers["w1"], result) == (False, "the lease is over")

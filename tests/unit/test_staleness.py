@@ -7,7 +7,7 @@ import pytest
 from echo2d.core.coordinator_io import CoordinatorRules, Recovered, StoredGroup
 from echo2d.core.ids import GroupId, PeerId, Version
 from echo2d.core.messages import Span
-from echo2d.core.staleness import FROZEN_MAX, Staleness, version_max
+from echo2d.core.staleness import FROZEN_MAX, Staleness
 from echo2d.core.trajectory import GroupRecord, TrajectoryRecord, pack_logprobs, pack_tokens, unpack_batch
 from echo2d.errors import IntegrityFault
 from tests.coordinator_world import rules, version_digest, version_key
@@ -190,7 +190,3 @@ def test_without_checkpoints_batches_stop_at_a_limit() -> None:
         staleness.admit(group(2 * step + 1, 0))
         assert (staleness.freeze(step) is None) == (step == FROZEN_MAX + 1)
     assert staleness.crowded
-
-
-def test_version_max() -> None:
-    assert version_max(group(0, 1, 4, 4).record) == 4

@@ -16,6 +16,8 @@ from echo2d.core.relay_io import (
     LinkDown,
     LinkUp,
     PeerReady,
+    RepairRefused,
+    RepairVerified,
     ReportEdgeBroken,
     SendHave,
     StreamClosed,
@@ -33,25 +35,8 @@ from tests.unit.relay_peer import (
     TABLE,
     UP,
     Peer,
-    follower_peer,
     opened,
-    root_peer,
 )
-
-
-@pytest.fixture
-def peer() -> Peer:
-    return Peer()
-
-
-@pytest.fixture
-def root() -> Peer:
-    return root_peer()
-
-
-@pytest.fixture
-def follower() -> Peer:
-    return follower_peer()
 
 
 def test_a_relay_tells_what_it_holds_and_opens_where_it_stopped(peer: Peer) -> None:
@@ -140,6 +125,20 @@ def test_alarms_stop_when_nothing_is_to_come(follower: Peer) -> None:
     follower(StreamClosed(UP, 2, DONE))
     follower(DeadlinePassed(), after=1.0)
     assert follower.relay.wake_at() is None
+
+
+def test_a_parent_that_ends_a_stripe_without_its_frames_is_reported(follower: Peer) -> None:
+    follower.comes(UP, 2, 0, TABLE)
+    follower(StreamClosed(UP, 2, DONE), after=60.0)
+    refused = [RepairRefused(UP, FORM, frame) for frame in FRAMES]
+    assert not [action for event in refused for action in follower(event) if isinstance(action, ReportEdgeBroken)]
+    too_early = ReportEdgeBroken(PlanId(1), Generation(0), UP, "ended too early")
+    assert too_early not in follower(DeadlinePassed(), after=LINK_S - 0.1)
+    assert too_early in follower(DeadlinePassed(), after=0.2)
+    assert too_early not in follower(DeadlinePassed(), after=LINK_S - 0.1)
+    follower(RepairVerified(UP, FORM, FRAMES[0]))
+    assert too_early not in follower(DeadlinePassed(), after=LINK_S - 0.1)
+    assert too_early in follower(DeadlinePassed(), after=0.2)
 
 
 def test_a_bad_frame_accuses_its_parent_and_ends_the_stream(follower: Peer) -> None:

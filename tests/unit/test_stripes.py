@@ -31,25 +31,8 @@ from tests.unit.relay_peer import (
     UP,
     Peer,
     fill,
-    follower_peer,
     frames_to,
-    root_peer,
 )
-
-
-@pytest.fixture
-def peer() -> Peer:
-    return Peer()
-
-
-@pytest.fixture
-def root() -> Peer:
-    return root_peer()
-
-
-@pytest.fixture
-def follower() -> Peer:
-    return follower_peer()
 
 
 def test_the_root_binds_as_much_as_the_lane_takes(root: Peer) -> None:

@@ -5,9 +5,16 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from echo2d.core.ids import PeerId
 from echo2d.errors import OperatorFault
-from echo2d.net.auth import Denied, TokenFile, enrol_proof, peer_id_of, public_bytes
+from echo2d.net.auth import Denied, TokenFile, enrol_proof, peer_id_of, public_bytes, read_token_file
 from echo2d.runtime import tokens
-from echo2d.runtime.tokens import AccessTable, RunDirectory, parse_duration_s
+from echo2d.runtime.tokens import (
+    AccessTable,
+    RunDirectory,
+    create_token,
+    list_tokens,
+    own_token,
+    parse_duration_s,
+)
 
 KEYS = [Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in range(3)]
 
@@ -123,6 +130,36 @@ def test_durations() -> None:
     for text in ("", "30", "d", "-1d", "1w"):
         with pytest.raises(OperatorFault, match="duration"):
             parse_duration_s(text)
+    with pytest.raises(OperatorFault, match="never"):
+        parse_duration_s("9" * 20 + "d")
+
+
+def test_a_token_whose_file_cannot_be_written_was_never_created(run: RunDirectory, tmp_path: Path) -> None:
+    def create(out: Path, url: str = "http://127.0.0.1:7700") -> None:
+        create_token(run.path, "box", role="worker", url=url, out=out, max_workers=1, expires="1h")
+
+    with pytest.raises(OperatorFault, match="cannot write"):
+        create(tmp_path / "no" / "folder")
+    with pytest.raises(OperatorFault, match="not the URL"):
+        create(tmp_path / "box.token", "7700")
+    assert list_tokens(run.path) == []
+    create(tmp_path / "box.token")
+    assert [row["name"] for row in list_tokens(run.path)] == ["box"]
+
+
+def test_a_hosts_own_token_is_kept_made_again_when_lost_and_in_nobodys_way(
+    table: AccessTable, run: RunDirectory
+) -> None:
+    table.create("learner", "learner")
+    path = own_token(run, table, "learner", "http://127.0.0.1:1")
+    first = read_token_file(path)
+    again = read_token_file(own_token(run, table, "learner", "http://127.0.0.1:2"))
+    assert (again.secret, again.url) == (first.secret, "http://127.0.0.1:2")
+    path.unlink()
+    lost = read_token_file(own_token(run, table, "learner", "http://127.0.0.1:2"))
+    assert table.caller(lost.secret, now_s=0.0).role == "learner"
+    with pytest.raises(Denied):
+        table.caller(first.secret, now_s=0.0)
 
 
 def test_a_run_enrols_so_many_peers_and_no_more(table: AccessTable, monkeypatch: pytest.MonkeyPatch) -> None:

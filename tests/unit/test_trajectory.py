@@ -10,11 +10,9 @@ from echo2d.core.trajectory import (
     TrajectoryRecord,
     batch_digest,
     pack_batch,
-    pack_group,
     pack_logprobs,
     pack_tokens,
     unpack_batch,
-    unpack_group,
 )
 from echo2d.errors import PeerFault
 
@@ -30,14 +28,13 @@ def trajectory(sample: int, *versions: int) -> TrajectoryRecord:
 GROUP = GroupRecord(GroupId(4), pack_tokens([1, 2]), (trajectory(0, 3, 3, 5), trajectory(1, 2, 4)))
 
 
-def test_version_min_is_the_oldest_token() -> None:
+def test_a_group_knows_its_oldest_and_newest_version() -> None:
     assert [t.version_min for t in GROUP.trajectories] == [3, 2]
-    assert GROUP.version_min == 2
+    assert (GROUP.version_min, GROUP.version_max) == (2, 5)
 
 
-def test_groups_and_batches_round_trip() -> None:
+def test_batches_round_trip() -> None:
     batch = BatchBody(9, (GROUP, GROUP))
-    assert unpack_group(pack_group(GROUP)) == GROUP
     assert unpack_batch(pack_batch(batch)) == batch
 
 

@@ -70,6 +70,15 @@ def test_resuming_below_revokes_above() -> None:
     assert versions.above(1, before=Epoch(1)) == []
 
 
+def test_what_is_older_than_a_revoked_publish_is_not_current() -> None:
+    versions = published(asked(0), asked(1))
+    assert versions.current == versions.newest
+    versions.revoke([version_key(1)])
+    assert versions.newest is not None
+    assert versions.current is None
+    assert Versions([versions.newest], PublishSeq(2)).current is None
+
+
 def test_copies_go_but_the_newest_and_the_needed() -> None:
     versions = published(asked(0), asked(1), asked(2))
     assert versions.surplus([asked(0).path]) == [DeleteVersion(asked(1).path)]

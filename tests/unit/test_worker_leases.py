@@ -8,6 +8,7 @@ import pytest
 
 from echo2d.core.ids import Digest, Epoch, GroupId, LeaseId, PeerId, PublishSeq, RunId, Version
 from echo2d.core.messages import (
+    Finish,
     HeldLease,
     LeaseFailed,
     LeaseGranted,
@@ -21,7 +22,6 @@ from echo2d.core.messages import (
 from echo2d.core.trajectory import pack_tokens, unpack_tokens
 from echo2d.core.worker_io import (
     AbortGeneration,
-    Finish,
     LabelSpan,
     LeaseAction,
     SampleProgressed,

@@ -26,7 +26,7 @@ from echo2d.engines.torch_engine.policy import Policy, Prepared, build
 from echo2d.engines.torch_engine.sampling import Chances, draw
 from echo2d.errors import EngineFault
 
-_logger = logging.getLogger("echo2d.engines")
+log = logging.getLogger("echo2d.engines")
 
 Output = list[tuple[RequestStream, SampleDelta]]
 
@@ -177,7 +177,7 @@ class Decoder:
             if self.running:
                 self._step(self._batch, self.label)
         except RuntimeError:  # torch: out of memory, device lost
-            _logger.exception("decoding failed, nothing is served until the next refit")
+            log.exception("decoding failed, nothing is served until the next refit")
             self._lose_policy()
 
     def _admit(self, batch: Batch) -> None:

@@ -1,0 +1,26 @@
+"""The coordinator's URL as people write it, checked once, where it is read; and which hosts are this machine."""
+
+import ipaddress
+from urllib.parse import urlsplit
+
+from echo2d.errors import OperatorFault
+
+
+def coordinator_url(text: str) -> str:
+    """`http://HOST:PORT`, perhaps with a proxy's path, without a slash at its end. OperatorFault: anything else."""
+    try:
+        url = urlsplit(text)
+        usable = url.scheme == "http" and (url.hostname or "").encode("idna") != b"" and url.port != 0
+    except ValueError:  # a port that is no number, a host that no resolver takes, brackets that do not close
+        usable = False
+    if not usable or not text.isprintable() or set(text) & set(" ?#@"):
+        raise OperatorFault(f"{text!r} is not the URL of a coordinator, http://HOST:PORT")
+    return text.rstrip("/")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether this address or name is certainly of this machine."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

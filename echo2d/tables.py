@@ -1,0 +1,150 @@
+"""TOML tables as frozen, checked dataclasses: each key with its default, unit, limits and sentence in one place.
+
+A program reads its own tables of a file that may serve several. Relative paths count from the working directory.
+Anything wrong is an OperatorFault that names `table.key`, what was expected and what was found.
+"""
+
+import dataclasses
+import json
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self, Union
+
+from echo2d.errors import OperatorFault
+
+NUMBERS = (int, float)
+
+
+def key(doc: str, default: Any = dataclasses.MISSING, **limits: float) -> Any:
+    """One key of a table, required without a default. Limits: `low` and `high` (inclusive), `above` (exclusive)."""
+    metadata = {"doc": doc, **limits}
+    if callable(default):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def _matches(hint: Any, value: Any) -> bool:
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (Union, types.UnionType):
+        return any(_matches(part, value) for part in parts)
+    if origin is Literal:
+        return type(value) is str and value in parts
+    if origin is tuple:
+        return type(value) is tuple and len(value) == len(parts) and all(map(_matches, parts, value))
+    if hint is float:
+        return type(value) in NUMBERS
+    if hint is Path:
+        return isinstance(value, Path)
+    return type(value) is (origin or hint)
+
+
+_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "text", Path: "a path", dict: "a table"}
+
+
+def _describe(hint: Any) -> str:
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join(_describe(part) for part in parts if part is not type(None))
+    if origin is Literal:
+        return " or ".join(f'"{choice}"' for choice in parts)
+    if origin is tuple:
+        return f"[{', '.join(map(_describe, parts))}]"
+    return _NAMES[origin or hint]
+
+
+def _range_text(limits: Mapping[str, Any]) -> str:
+    words = {"above": "more than", "low": "at least", "high": "at most"}
+    return ", ".join(f"{word} {limits[name]}" for name, word in words.items() if name in limits)
+
+
+def _in_range(value: Any, limits: Mapping[str, Any]) -> bool:
+    if type(value) is tuple:
+        return all(_in_range(part, limits) for part in value)
+    if type(value) not in NUMBERS:
+        return True
+    above, low, high = limits.get("above"), limits.get("low"), limits.get("high")
+    return (above is None or value > above) and (low is None or value >= low) and (high is None or value <= high)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """One TOML table; subclasses list its keys. Every instance is checked when it is made."""
+
+    TABLE: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        hints = typing.get_type_hints(type(self))
+        for item in dataclasses.fields(self):
+            self._check(item, hints[item.name])
+
+    def _check(self, item: "dataclasses.Field[Any]", hint: Any) -> None:
+        value = getattr(self, item.name)
+        if not _matches(hint, value) or not _in_range(value, item.metadata):
+            expected = ", ".join(filter(None, (_describe(hint), _range_text(item.metadata))))
+            raise OperatorFault(f"{self.TABLE}.{item.name}: expected {expected}; found {value!r}")
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> Self:
+        """The table from parsed TOML, in which paths are text."""
+        hints = typing.get_type_hints(cls)
+        keys = {item.name: item for item in dataclasses.fields(cls)}
+        for name in values:
+            if name not in keys:
+                raise OperatorFault(f"{cls.TABLE}.{name}: unknown key; expected one of {', '.join(keys)}")
+        for name, item in keys.items():
+            if name not in values and item.default is item.default_factory is dataclasses.MISSING:
+                raise OperatorFault(f"{cls.TABLE}.{name}: expected {_describe(hints[name])}; found nothing")
+        return cls(**{name: _from_toml(hints[name], value) for name, value in values.items()})
+
+
+def _from_toml(hint: Any, value: Any) -> Any:
+    """TOML has neither paths nor pairs."""
+    if (hint is Path or Path in typing.get_args(hint)) and type(value) is str:
+        return Path(value).expanduser()
+    return tuple(value) if typing.get_origin(hint) is tuple and type(value) is list else value
+
+
+def table_of(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A table of a parsed document; empty when it has none of this name."""
+    table = document.get(name, {})
+    if not isinstance(table, dict):
+        raise OperatorFault(f"{name}: expected a table; found {table!r}")
+    return table
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OperatorFault(f"cannot read {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise OperatorFault(f"{path} is not TOML: {error}") from error
+
+
+def _toml(value: Any) -> str:
+    if type(value) is tuple:
+        return f"[{', '.join(map(_toml, value))}]"
+    return str(value) if isinstance(value, float) else json.dumps(value)
+
+
+def _key_lines(item: "dataclasses.Field[Any]") -> list[str]:
+    limits = _range_text(item.metadata)
+    comment = f"# {item.metadata['doc']}" + (f" ({limits})" if limits else "")
+    if item.default_factory is not dataclasses.MISSING:
+        return [comment, f"{item.name} = {{}}"]
+    if item.default is dataclasses.MISSING:
+        return [comment + "; required", f"# {item.name} ="]
+    return [comment, f"# {item.name} =" if item.default is None else f"{item.name} = {_toml(item.default)}"]
+
+
+def print_tables(*tables: type[Table]) -> str:
+    """The commented TOML of all keys with their defaults."""
+    blocks = []
+    for table in tables:
+        lines = [line for item in dataclasses.fields(table) for line in _key_lines(item)]
+        blocks.append("\n".join([f"[{table.TABLE}]", *lines, ""]))
+    return "\n".join(blocks)
