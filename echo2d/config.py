@@ -68,6 +68,7 @@ class TaskTable(Table):
     options: dict[str, Any] = key("keyword arguments of the task", dict)
     processes: int = key("processes that draw prompts and compute rewards", 2, low=1, high=256)
     timeout_s: float = key("seconds one prompt or reward may take", 10.0, above=0.0, high=3600.0)
+    network: bool = key("whether the task may use the network (always, unless the coordinator runs as root)", False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,7 @@ from echo2d.runtime.ledger_thread import LedgerThread
 from echo2d.runtime.seed_process import SeedHandover, supervise_seed
 from echo2d.runtime.tokens import AccessTable, RunDirectory, announce, own_token, withdraw
 from echo2d.runtime.version_files import VersionFiles
-from echo2d.tasks.pool import TaskPool
+from echo2d.tasks.pool import Limits, TaskPool
 
 WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
 SHUTDOWN_S = 2.0  # for calls under way and closing links
@@ -84,8 +84,13 @@ async def open_coordinator(
         access = await asyncio.to_thread(AccessTable, run)
         files = VersionFiles(run.path, config.run.snapshot_root)
         await asyncio.to_thread(files.prepare, {version.path for version in recovered.published})
+        task = config.task
         pool = TaskPool(
-            config.task.name, config.task.options, processes=config.task.processes, timeout_s=config.task.timeout_s
+            task.name,
+            task.options,
+            processes=task.processes,
+            timeout_s=task.timeout_s,
+            limits=Limits(network=task.network),
         )
         await stack.enter_async_context(pool)
         rules = await asyncio.to_thread(_rules, config, run, pool.stop_token_ids)

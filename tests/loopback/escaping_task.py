@@ -46,8 +46,8 @@ class EscapingTask:
             "mount": lambda: _call("mount", b"none", b"/tmp", b"tmpfs", 0, None),
             "call the coordinator": lambda: socket.socket().connect((b"127.0.0.1", self._port)),
             "spin on": self._spin_on,
-            "leave a session behind": lambda: self._leave(),
-            "leave a session behind and die": lambda: (self._leave(), os._exit(1)),
+            "leave a session behind": self._leave,
+            "leave a session behind and die": self._leave_and_die,
         }
         if prompt.secret == "tell":
             self._tell()
@@ -79,6 +79,10 @@ class EscapingTask:
         os.wait()
         os.read(ready, 1)
 
+    def _leave_and_die(self) -> None:
+        self._leave()
+        os._exit(1)
+
     def _tell(self) -> None:
         facts = {
             "uid": os.getuid(),
@@ -86,7 +90,7 @@ class EscapingTask:
             "umask": os.umask(0o077),
             "environment": sorted(os.environ),
             "descriptors": sorted(_descriptor(entry) for entry in Path("/proc/self/fd").iterdir()),
-            "network": Path("/proc/self/ns/net").readlink().name,
+            "network": os.readlink("/proc/self/ns/net"),  # noqa: PTH115 - not a path
             "status": dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines()),
         }
         self._notes.with_name(f"facts-{os.getuid()}").write_text(repr(facts))

@@ -12,7 +12,7 @@ from echo2d.core.forms import FormFacts, SegmentTable
 from echo2d.core.ids import Digest, SegmentId
 from echo2d.core.messages import TO_PEER, SegmentPage
 from echo2d.core.roots import Root
-from echo2d.errors import Fault, IntegrityFault, OperatorFault, PeerFault
+from echo2d.errors import IntegrityFault, OperatorFault, PeerFault
 from echo2d.net.auth import TokenFile, read_token_file, verify_root, write_token_file
 from tests.form_kit import BuiltForm, build_form, facts
 from tests.fuzz_kit import Fuzz, assert_bounded, damaged
@@ -98,12 +98,7 @@ def test_token_files(fuzz: Fuzz, tmp_path: Path) -> None:
     right, read = path.read_bytes(), 0
     for _ in fuzz.share(0.025):
         path.write_bytes(damaged(fuzz.rng, right, [b'"role": "learner"', b"\xff\xfe", b"[" * 64]))
-        try:
-            found = read_token_file(path)
-        except Fault as fault:
-            assert isinstance(fault, OperatorFault)
-            assert "\n" not in str(fault)
-        else:
+        with suppress(OperatorFault):
+            assert len(read_token_file(path).run_id) == len(token.run_id)
             read += 1
-            assert len(found.run_id) == len(token.run_id)
     assert 0 < read < len(fuzz.share(0.025))

@@ -7,10 +7,10 @@ import random
 from contextlib import suppress
 
 from echo2d.core import relay_io
+from echo2d.core.forms import FRAME_BYTES_MAX
 from echo2d.core.ids import FrameId, Generation, PlanId, SegmentId, StripeId, frame_id
 from echo2d.core.link import Link
 from echo2d.core.link_messages import (
-    FRAME_BYTES_MAX,
     HANDSHAKE_BYTES_MAX,
     Event,
     FrameReceived,

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from echo2d.core import relay_io
 from echo2d.core.ids import Epoch, Generation, GroupId, LeaseId, PeerId, PlanId, PublishSeq, Version, version_label
-from echo2d.core.messages import TO_PEER, HeldLease, LeaseGranted, PlanEdges, ToPeer, Welcome
+from echo2d.core.messages import TO_PEER, Finish, HeldLease, LeaseGranted, PlanEdges, ToPeer, Welcome
 from echo2d.core.relay import Relay
 from echo2d.core.trajectory import pack_tokens
 from echo2d.core.worker_io import (
@@ -19,7 +19,6 @@ from echo2d.core.worker_io import (
     ControlDown,
     ControlUp,
     EngineRefitted,
-    Finish,
     LabelSpan,
     RefitEngines,
     RootVerified,
