@@ -5,6 +5,7 @@ its end comes from the coordinator's status, the learner's metrics, and the weig
 """
 
 import json
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -106,6 +107,7 @@ def run_demo(demo: Demo) -> int:
     run.mkdir(parents=True, exist_ok=True)
     view = LiveView(demo.steps)
     view.say(f"run directory {run}")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # nothing is left running either way
     try:
         result = _run(demo, run, view)
     except KeyboardInterrupt:

@@ -44,6 +44,7 @@ from echo2d.core.versions import Versions, key_of
 from echo2d.errors import PeerFault
 
 ENCODE_FAILURES_MAX = 3  # of one version; workers would wait for ever
+MEASURED_BYTES_MIN = 16 << 20  # a smaller version fits into the kernel's buffers, and measures those
 ENCODE_RETRY_S = 5.0  # a full disk may be emptied meanwhile
 APPLY_RETRY_S = 10.0  # a worker that could not apply tries again after this long, its disk may have been full; ...
 APPLY_RETRY_S_MAX = 160.0  # ... doubling up to this: without a next version nobody else would tell it to
@@ -321,6 +322,8 @@ class Publishing:
 
     def _measure(self, spread: Spread, receiver: PeerId, message: TransferReport) -> None:
         """What it got from its parents; a stranger's links are none of the plan's."""
+        if spread.record.full_bytes < MEASURED_BYTES_MIN:
+            return
         parents = spread.parents(receiver)
         for sample in message.links:
             if sample.peer in parents and math.isfinite(sample.seconds):

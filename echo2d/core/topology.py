@@ -10,6 +10,7 @@ a frame per child and hop.
 Not here: measuring rates (`rates`), when to plan or repair (the coordinator), which frames go where (`stripes`).
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -128,15 +129,20 @@ def plan_chains(plan_id: PlanId, job: Job, seed: PeerFacts, peers: Sequence[Peer
     """Equal stripes, each a chain over the fast peers in another rotation, with the slow ones hung on as leaves."""
     assert 1 <= chains <= STRIPES_MAX
     usual = median(_uplink(facts) for facts in peers) if peers else 0.0
-    fast = sorted((facts for facts in peers if _uplink(facts) >= SLOW_SHARE * usual), key=_uplink, reverse=True)
+    fast = sorted((facts for facts in peers if _uplink(facts) >= SLOW_SHARE * usual), key=_rank)
     order, rest = _alternate(fast)
-    slow = sorted((facts for facts in peers if _uplink(facts) < SLOW_SHARE * usual), key=_uplink, reverse=True)
+    slow = sorted((facts for facts in peers if _uplink(facts) < SLOW_SHARE * usual), key=_rank)
     count = max(1, min(chains, len(order)))
     trees = [Tree(seed.peer, _chain(seed, _rotated(order, index, count))) for index in range(count)]
     plan = _plan(plan_id, job, "chain", (seed, *order), tuple(Stripe(1 / count, tree) for tree in trees))
     for facts in (*rest, *slow):
         plan = _with_leaf(plan, facts)
     return _plan(plan_id, job, "chain", plan.peers, plan.stripes)
+
+
+def _rank(facts: PeerFacts) -> int:
+    """Faster peers first, in steps of two: a chain whose order follows every measurement loses its links each time."""
+    return -round(math.log2(_uplink(facts)))
 
 
 def plan_auto(plan_id: PlanId, job: Job, seed: PeerFacts, peers: Sequence[PeerFacts], chains: int) -> Plan:

@@ -57,7 +57,8 @@ def processes_of(run: Path) -> list[int]:
     return found
 
 
-def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_everything(tmp_path: Path, number: signal.Signals) -> None:
     run = tmp_path / "run"
     arguments = command("--steps=1000", "--workers=1", f"--run-dir={run}")
     with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, start_new_session=True) as demo:
@@ -66,7 +67,7 @@ def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
             if line.startswith("step "):
                 break
         assert len(processes_of(run)) >= 4, "demo, coordinator, worker, learner"
-        os.kill(demo.pid, signal.SIGINT)
+        os.kill(demo.pid, number)
         assert "stopped; logs are in" in demo.stderr.read()
         assert demo.wait() == 130
     assert processes_of(run) == []

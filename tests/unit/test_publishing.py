@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from echo2d.core import publishing
 from echo2d.core.coordinator_io import DeleteVersion, PeerSaid, SendRoot
 from echo2d.core.ids import Digest, FormId, FrameId, Generation, PlanId, SegmentId, Version
 from echo2d.core.messages import (
@@ -288,8 +289,10 @@ def test_progress_and_copies_are_counted() -> None:
     assert (world.state.status()["wire_bytes"], world.state.status()["full_bytes"]) == (900, 1000)
 
 
-def test_an_uplink_is_what_the_children_of_a_plan_measured() -> None:
-    """Known to the next plan, and to status; what somebody says of a peer that is not its parent is worth nothing."""
+@pytest.mark.parametrize("bytes_min", [0, 1 << 20])
+def test_an_uplink_is_what_the_children_of_a_plan_measured(bytes_min: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Known to the next plan, unless the version was too small to tell; what is said of others than a parent is not."""
+    monkeypatch.setattr(publishing, "MEASURED_BYTES_MIN", bytes_min)
     world = published("a", "b", kind="star")
     deliver_seed(world)
     seed, stranger = world.peers["seed"].peer, world.peers["b"].peer
@@ -299,7 +302,7 @@ def test_an_uplink_is_what_the_children_of_a_plan_measured() -> None:
     world.drain()
     publish_again(world)
     world.drain()
-    assert [peer.uplink for peer in world.state._members if peer.kind == "seed"] == [4000]
+    assert [peer.uplink for peer in world.state._members if peer.kind == "seed"] == [None if bytes_min else 4000]
     assert {worker["uplink"] for worker in world.state.status()["workers"]} == {None}
 
 

@@ -61,6 +61,12 @@ def test_a_chain_takes_as_long_as_one_copy_and_a_frame_per_hop() -> None:
     assert plan.predicted_s == pytest.approx(100 + 0.4)
 
 
+def test_small_differences_do_not_change_the_order_of_a_chain() -> None:
+    """The links between versions stay; a peer that is twice as fast goes first."""
+    measured = [facts("a", 9.0 * MB), facts("b", 10.5 * MB), facts("c", 25 * MB)]
+    assert order(plan_chains(ONE, JOB, SEED, measured, 1)) == "cab"
+
+
 def test_chains_are_rotated_so_that_everyone_sends_about_the_same() -> None:
     plan = plan_chains(ONE, JOB, SEED, ABCD, 2)
     plan.check()
