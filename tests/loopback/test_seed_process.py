@@ -29,8 +29,14 @@ def handover(tmp_path: Path) -> SeedHandover:
 
 async def next_seen(run_dir: Path) -> dict[str, object]:
     """What the next seed says: it writes into a pipe that waits for us."""
-    found: dict[str, object] = json.loads(await asyncio.to_thread((run_dir / "seen").read_text))
+    found: dict[str, object] = json.loads(await asyncio.to_thread(_first_line, run_dir / "seen"))
     return found
+
+
+def _first_line(path: Path) -> str:
+    """Of one seed: the next one may be writing already."""
+    with path.open() as file:
+        return file.readline()
 
 
 async def test_a_seed_gets_its_handover_and_is_restarted_and_ended(
