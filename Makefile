@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 ARGS ?=
 
-.PHONY: setup demo test check coverage clean
+.PHONY: setup demo test soak mutants check coverage clean
 
 setup: $(READY)
 
@@ -21,6 +21,12 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/pytest $(ARGS)
 	$(BIN)/pytest -m e2e $(ARGS)
+
+soak: $(READY)
+	$(BIN)/pytest -m soak $(ARGS)
+
+mutants: $(READY)
+	$(BIN)/python tools/mutants.py $(ARGS)
 
 check: $(READY)
 	$(BIN)/ruff check
