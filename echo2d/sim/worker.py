@@ -230,7 +230,9 @@ class Worker(Peer):
         self._kept_seq = max(self._kept_seq, publish_seq)
 
     def _index(self, root: Root) -> None:
-        self._roots[root.form] = root
+        known = self._roots.get(root.form)
+        if known is None or known.totals is None:  # another coordinator process repeats the first root
+            self._roots[root.form] = root
         if root.form in self._disk:
             self._inbox.extend(held(root.form))
         if root.totals is not None:
