@@ -135,7 +135,8 @@ class WorkerState:
                 return self._leases.failed(HeldLease(lease, attempt), reason, now=now)
             case ControlUp(welcome):
                 self._up = True
-                return [*self._after_hello(), *self._leases.welcomed(welcome, now=now)]
+                told = [SendControl(message) for message in self._since_hello]  # results may name these versions
+                return [*told, *self._leases.welcomed(welcome, now=now)]
             case ControlDown():
                 self._up = False
                 return []
@@ -152,12 +153,6 @@ class WorkerState:
                 return self._on_refit(event, now)
             case _:
                 return self._relayed(event, now)
-
-    def _after_hello(self) -> list[SendControl]:
-        """What has been served since the hello that was answered just now; results may name it."""
-        told = [SendControl(message) for message in self._since_hello]
-        self._since_hello.clear()
-        return told
 
     def _on_refit(self, event: EngineRefitted | EngineRefitFailed, now: float) -> Sequence[Action]:
         key = VersionKey(event.version, event.digest)

@@ -146,9 +146,10 @@ def test_what_is_served_after_the_hello_is_told_with_the_welcome() -> None:
     machine = Machine()
     assert machine.state.hello(kind="worker", name="box", boot_id="b", listen=None, forms=()).serving is None
     machine.serve(0)
-    done = RefitDone(*_of(0), 0.25, True)
-    assert machine.said(ControlUp(WELCOME)) == [done]
-    assert machine.said(ControlDown(), ControlUp(WELCOME)) == []
+    assert machine.said(ControlUp(WELCOME)) == [RefitDone(*_of(0), 0.25, True)]
+    machine.on(ControlDown())
+    assert machine.state.hello(kind="worker", name="box", boot_id="b", listen=None, forms=()).serving == a_key(0)
+    assert machine.said(ControlUp(WELCOME)) == []
 
 
 def test_a_revoked_version_ends_its_leases(machine: Machine) -> None:
