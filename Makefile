@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 ARGS ?=
 
-.PHONY: setup demo test soak check coverage clean
+.PHONY: setup demo test soak mutants check coverage clean
 
 setup: $(READY)
 
@@ -24,6 +24,9 @@ test: $(READY)
 
 soak: $(READY)
 	$(BIN)/pytest -m soak $(ARGS)
+
+mutants: $(READY)
+	$(BIN)/python tools/mutants.py $(ARGS)
 
 check: $(READY)
 	$(BIN)/ruff check

@@ -23,6 +23,7 @@ FUZZ_SEED = 2602  # `make test` says the same thing every time
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--messages", type=int, help="hostile messages of all fuzz tests together")
     parser.addoption("--rng-seed", type=int, help="of the fuzz tests")
+    parser.addoption("--soak-from", type=int, default=1000, help="first rng_seed of the fault schedules of a soak")
 
 
 @pytest.fixture(
@@ -39,3 +40,10 @@ def fuzz(request: pytest.FixtureRequest) -> Fuzz:
         seed = FUZZ_SEED if request.param == FUZZ_MESSAGES else random.SystemRandom().getrandbits(32)
     print(f"fuzz --messages {messages} --rng-seed {seed}")  # noqa: T201 - shown when it fails
     return Fuzz(messages, random.Random(seed))
+
+
+@pytest.fixture
+def soak_from(request: pytest.FixtureRequest) -> int:
+    """The first rng_seed."""
+    first: int = request.config.getoption("--soak-from")
+    return first

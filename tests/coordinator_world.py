@@ -12,31 +12,24 @@ from typing import Any
 from echo2d.core.coordinator_io import (
     Action,
     BatchAsked,
-    BatchCommitted,
     BatchFrozen,
     CheckpointAsked,
-    CheckpointKept,
     CloseSession,
     CommitAsked,
     CoordinatorRules,
     DeadlinePassed,
     DrawPrompt,
-    EpochOpened,
     Event,
-    GroupDropped,
     PeerConnected,
     PeerSaid,
     Persist,
     PromptDrawn,
-    PromptTaken,
     PublishAsked,
     Record,
-    Recovered,
     RefuseAsked,
     Reply,
     RequestId,
     SampleKept,
-    SampleRewarded,
     SampleScored,
     ScoreSample,
     Send,
@@ -44,12 +37,9 @@ from echo2d.core.coordinator_io import (
     SessionAsked,
     SessionId,
     StopRun,
-    StoredGroup,
-    VersionPublished,
-    VersionRevoked,
 )
 from echo2d.core.coordinator_state import CoordinatorState
-from echo2d.core.ids import Digest, Epoch, GroupId, PeerId, PublishSeq, RunId, SegmentId, Version
+from echo2d.core.ids import Digest, Epoch, GroupId, PeerId, RunId, SegmentId, Version
 from echo2d.core.messages import (
     PROTOCOL_VERSION,
     Address,
@@ -72,7 +62,8 @@ from echo2d.core.messages import (
     Welcome,
 )
 from echo2d.core.roots import Root
-from echo2d.core.trajectory import BatchBody, GroupRecord, batch_digest, pack_logprobs, pack_tokens, unpack_batch
+from echo2d.core.trajectory import BatchBody, batch_digest, pack_logprobs, pack_tokens, unpack_batch
+from echo2d.sim.ledger import Ledger
 
 VOCAB = 32
 RULES = CoordinatorRules(
@@ -103,75 +94,6 @@ def version_digest(version: int, salt: int = 0) -> Digest:
 
 def version_key(version: int, salt: int = 0) -> VersionKey:
     return VersionKey(Version(version), version_digest(version, salt))
-
-
-class Ledger:
-    """What the real ledger keeps, as values."""
-
-    def __init__(self) -> None:
-        self.epoch, self.resume_step, self.checkpoint = Epoch(0), 0, 0
-        self.next_cursor = self.next_group = 0
-        self.published: dict[int, VersionPublished] = {}
-        self.revoked: set[VersionKey] = set()
-        self.void: set[int] = set()  # publish_seqs that were revoked
-        self.groups: dict[GroupId, StoredGroup] = {}
-        self.frozen: dict[int, BatchFrozen] = {}
-        self.committed: dict[int, BatchCommitted] = {}
-
-    def append(self, record: Record) -> None:  # noqa: C901 - one case per record
-        match record:
-            case EpochOpened(epoch, step):
-                assert epoch > self.epoch
-                self.epoch, self.resume_step = epoch, step
-            case VersionPublished():
-                assert record.publish_seq not in self.published
-                self.published[record.publish_seq] = record
-                self.revoked.discard(VersionKey(record.version, record.digest))
-            case VersionRevoked(_, version, digest):
-                self.revoked.add(VersionKey(version, digest))
-                keys = {(p.version, p.digest): seq for seq, p in self.published.items()}
-                self.void.add(keys[version, digest])
-                self.void |= {s for s, p in self.published.items() if (p.version, p.digest) == (version, digest)}
-            case PromptTaken(group, cursor, prompt):
-                assert group not in self.groups
-                self.groups[group] = StoredGroup(GroupRecord(group, prompt, ()), cursor)
-                self.next_cursor, self.next_group = max(self.next_cursor, cursor + 1), group + 1
-            case SampleKept(group, _, _, kept):
-                stored = self.groups[group]
-                assert kept.sample not in {each.sample for each in stored.record.trajectories}
-                both = sorted((*stored.record.trajectories, kept), key=lambda each: each.sample)
-                self.groups[group] = replace(stored, record=replace(stored.record, trajectories=tuple(both)))
-            case SampleRewarded(group, sample, reward):
-                stored = self.groups[group]
-                scored = [replace(t, reward=reward) if t.sample == sample else t for t in stored.record.trajectories]
-                self.groups[group] = replace(stored, record=replace(stored.record, trajectories=tuple(scored)))
-            case GroupDropped(group):
-                del self.groups[group]
-            case BatchFrozen(step):
-                self.frozen[step] = record
-            case BatchCommitted(step):
-                self.committed[step] = record
-            case CheckpointKept(step):
-                for frozen in [each for each in self.frozen.values() if each.step <= step]:
-                    for group in frozen.groups:
-                        self.groups.pop(group, None)
-                    del self.frozen[frozen.step]
-                self.committed = {s: each for s, each in self.committed.items() if s > step}
-                self.checkpoint = step
-
-    def recover(self) -> Recovered:
-        return Recovered(
-            epoch=self.epoch,
-            resume_step=self.resume_step,
-            publish_seq=PublishSeq(max(self.published, default=0)),
-            published=tuple(self.published[seq] for seq in sorted(self.published.keys() - self.void)),
-            next_cursor=self.next_cursor,
-            next_group=GroupId(self.next_group),
-            groups=tuple(self.groups[group] for group in sorted(self.groups)),
-            frozen=tuple(self.frozen[step] for step in sorted(self.frozen)),
-            committed=tuple(self.committed[step] for step in sorted(self.committed)),
-            checkpoint=self.checkpoint,
-        )
 
 
 @dataclass

@@ -308,12 +308,14 @@ class Groups:
         peer.succeeded()
         self._figures.tokens_accepted += len(message.tokens) // 4
         self._remember(peer, key, message)
-        return [
+        actions: list[Action] = [
             Persist(SampleKept(group.group, message.lease, message.attempt, record)),
             *_answer(peer, message),
             *(self._cancel(ended) if ended is not None and ended.key != key else []),
-            ScoreSample(group.group, message.sample, group.prompt.cursor, message.tokens),
         ]
+        if self._outdated(group):  # with "mask" that is known only when it is whole
+            return [*actions, *self._drop(group, "stale", "", again=True)]
+        return [*actions, ScoreSample(group.group, message.sample, group.prompt.cursor, message.tokens)]
 
     def _bad_result(self, peer: Peer, group: Group, message: SampleFinished, fault: str, now: float) -> list[Action]:
         """Refuse it; the sample waits for another lease unless one has it, and the group ends if this goes on."""
@@ -378,7 +380,7 @@ class Groups:
 
     def _lease_failed(self, lease: Lease, worker: Peer | None, now: float) -> list[Action]:
         if worker is not None:
-            worker.rest(now)
+            worker.rest(now, at_least_s=lease.idle_s(now))
         return self._end(lease)
 
     def _end(self, lease: Lease, *, failures: int = 1) -> list[Action]:

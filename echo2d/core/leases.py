@@ -28,6 +28,10 @@ class Lease:
     silent_at: float
     stuck_at: float
 
+    def idle_s(self, now: float) -> float:
+        """How long its worker has reported it without a token; 0 if the worker is silent."""
+        return now - (self.stuck_at - STUCK_S) if now < self.silent_at else 0.0
+
 
 class Leases:
     """See the module docstring. `now` is monotonic seconds."""

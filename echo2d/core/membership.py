@@ -85,10 +85,10 @@ class Peer:
         self.serves(VersionKey(done.version, done.digest))
         self.refit_pause_s, self.memory_ok = done.pause_s, done.memory_ok
 
-    def rest(self, now: float) -> None:
+    def rest(self, now: float, *, at_least_s: float = 0.0) -> None:
         """No leases for a while: it failed one."""
         self.failures += 1
-        self.rest_until = now + min(REST_S_MAX, REST_S * 2.0 ** min(self.failures - 1, 10))
+        self.rest_until = now + max(at_least_s, min(REST_S_MAX, REST_S * 2.0 ** min(self.failures - 1, 10)))
 
     def succeeded(self) -> None:
         self.accepted += 1

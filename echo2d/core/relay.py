@@ -212,7 +212,7 @@ class Relay:
 
     def _on_plan(self, edges: PlanEdges, now: float) -> None:
         spread = self._spread(edges.form)
-        if spread.plan is not None and (edges.plan, edges.generation) <= (spread.plan, spread.generation):
+        if spread.plan == edges.plan and edges.generation <= spread.generation:
             return
         if spread.plan != edges.plan:
             close_stripes(self._links, spread, "another plan", self._out)
@@ -299,14 +299,13 @@ class Relay:
         if asked.from_sequence < 0:
             raise PeerFault(f"asks for a stripe from frame {asked.from_sequence} on")
         spread = self._spreads.get(asked.form)
-        here = (-1, -1) if spread is None or spread.plan is None else (spread.plan, spread.generation)
         stripe = spread.stripes.get(asked.stripe) if spread is not None and spread.plan == asked.plan else None
         if stripe is not None and link.peer in stripe.children:
             if link.peer in stripe.lanes:
                 stripe.lanes[link.peer].close("asked for again", self._out)
             Lane(stripe, link, asked.stream, asked.from_sequence)
             self._serve(link)
-        elif (asked.plan, asked.generation) > here and len(link.asks) < ASKS_MAX:
+        elif _may_come(spread, asked) and len(link.asks) < ASKS_MAX:
             link.asks[asked.form, asked.stripe] = asked
         else:
             self._out.append(CloseStream(link.peer, asked.stream, "not a child in this plan"))
@@ -435,6 +434,11 @@ class Relay:
         stripes = [stripe for spread in self._spreads.values() for stripe in spread.stripes.values()]
         following = sum(stripe.stream is not None for stripe in stripes)
         assert following == sum(len(link.incoming) for link in self._links.values())
+
+
+def _may_come(spread: Spread | None, asked: StreamAsked) -> bool:
+    """Whether the plan that allows this stream may still be on its way. Of two plans nobody can tell the newer one."""
+    return spread is None or spread.plan != asked.plan or asked.generation > spread.generation
 
 
 def _unfinished(spread: Spread) -> bool:

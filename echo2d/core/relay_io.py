@@ -26,7 +26,11 @@ DONE = "done"  # the reason with which a parent closes a stripe stream after its
 
 @dataclass(frozen=True, slots=True)
 class PlanReceived:
-    """A plan, or a newer generation of one: it replaces this peer's edges, unchanged streams go on."""
+    """A plan, or a newer generation of one: it replaces this peer's edges, unchanged streams go on.
+
+    Plans come in the order in which they were made; their numbers say nothing about it, for another coordinator process
+    begins anywhere.
+    """
 
     edges: PlanEdges
 

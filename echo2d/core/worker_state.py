@@ -10,6 +10,7 @@ said: what must not be lost (leases, results, versions held and served) is told 
 A relay peer is the same machine without engines (slots == 0).
 """
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import assert_never
 
@@ -32,6 +33,8 @@ from echo2d.core.messages import (
     LeaseGranted,
     PeerKind,
     PlanEdges,
+    RefitDone,
+    RefitFailed,
     Refused,
     SampleAnswered,
     SegmentPage,
@@ -75,6 +78,9 @@ Event = (
 Action = LeaseAction | VersionAction | relay_io.LinkAction | ShutDown
 
 
+REFITS_MAX = 64  # between a hello and its welcome, which take seconds; a refit takes one
+
+
 class WorkerState:
     """See the module docstring. `standing`: what stands verified in the slots at start; `slots`: samples at once."""
 
@@ -87,6 +93,7 @@ class WorkerState:
         self._run_id, self._slots = run_id, slots
         self._up = False
         self._draining = False
+        self._since_hello: deque[RefitDone | RefitFailed] = deque(maxlen=REFITS_MAX)
 
     @property
     def running(self) -> int:
@@ -102,6 +109,7 @@ class WorkerState:
         self, *, kind: PeerKind, name: str, boot_id: str, listen: Address | None, forms: Sequence[FormId]
     ) -> Hello:
         """What to tell the coordinator first. `forms`: those whose frames are all on disk."""
+        self._since_hello.clear()
         versions, leases = self._versions, self._leases.held()
         return Hello(
             PROTOCOL_VERSION, self._run_id, kind, name, boot_id, self._slots, listen,
@@ -111,6 +119,8 @@ class WorkerState:
     def handle(self, event: Event, *, now: float) -> list[Action]:
         """What to do about it, in order. `now`: monotonic seconds."""
         actions = [*self._on_event(event, now), *self._after()]
+        refits = [action.message for action in actions if isinstance(action, SendControl)]
+        self._since_hello += [message for message in refits if isinstance(message, RefitDone | RefitFailed)]
         return [action for action in actions if self._up or not isinstance(action, SendControl)]
 
     def wake_at(self) -> float | None:
@@ -126,7 +136,8 @@ class WorkerState:
                 return self._leases.failed(HeldLease(lease, attempt), reason, now=now)
             case ControlUp(welcome):
                 self._up = True
-                return self._leases.welcomed(welcome, now=now)
+                told = [SendControl(message) for message in self._since_hello]  # results may name these versions
+                return [*told, *self._leases.welcomed(welcome, now=now)]
             case ControlDown():
                 self._up = False
                 return []

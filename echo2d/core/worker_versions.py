@@ -83,6 +83,7 @@ class Versions:
         self._applying: FormId | None = None  # until it was answered, also when it is no longer wanted
         self._cancelling = False
         self._refitting: VersionKey | None = None
+        self._refit_path = ""  # which that refit reads
         self._failures: dict[VersionKey, int] = {}
         self._retry_at = 0.0
         self._labels: dict[str, VersionKey] = {}
@@ -266,7 +267,7 @@ class Versions:
             return []
         if self._failures.get(target, 0) and now < self._retry_at:
             return []
-        self._refitting = target
+        self._refitting, self._refit_path = target, self._standing[target]
         self._learn_label(target)
         return [RefitEngines(target.version, target.digest, self._standing[target])]
 
@@ -308,7 +309,9 @@ class Versions:
         return max(wanted)[2] if wanted else None
 
     def _refit_reads_spare(self) -> bool:
-        return self._refitting is not None and self._refitting != next(reversed(self._standing), None)
+        """The same version may stand in both slots, so it is the path that counts."""
+        current = next(reversed(self._standing.values()), None)
+        return self._refitting is not None and self._refit_path != current
 
     def _apply_ended(self, form: FormId) -> None:
         if self._applying == form:

@@ -49,3 +49,11 @@ def test_silence_ends_a_lease_and_so_does_progress_without_tokens() -> None:
     assert leases.expired(now=STUCK_S) == [lease]
     leases.renew(lease, tokens=True, now=STUCK_S - 1)
     assert leases.expired(now=STUCK_S) == []
+
+
+def test_a_worker_that_reports_without_tokens_is_idle_and_a_silent_one_is_silent() -> None:
+    leases = Leases(1, silence_s=15.0)
+    lease = start(leases)
+    leases.renew(lease, tokens=False, now=10.0)
+    assert lease.idle_s(12.0) == 12.0
+    assert lease.idle_s(25.0) == 0.0

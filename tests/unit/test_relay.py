@@ -42,7 +42,13 @@ def test_a_new_generation_moves_only_what_changed(follower: Peer) -> None:
 def test_an_older_generation_is_ignored(follower: Peer) -> None:
     follower.plan((UP, (LEFT,)), generation=2)
     assert follower.plan((RIGHT, ()), generation=1) == []
-    assert follower.plan((RIGHT, ()), plan=0, generation=7) == []
+
+
+def test_the_plan_of_a_restarted_coordinator_counts_whatever_its_number_is(follower: Peer) -> None:
+    actions = follower.plan((RIGHT, ()), plan=0)
+    assert CloseStream(UP, 2, "another plan") in actions
+    assert follower(LinkUp(RIGHT))[-1] == OpenStream(RIGHT, 1, FORM, PlanId(0), Generation(0), StripeId(0), 0)
+    assert follower.asked(LEFT, 6, plan=3) == [], "its plan may still be on its way here"
 
 
 def test_a_new_plan_begins_anew_and_knows_what_is_held(follower: Peer) -> None:
@@ -65,10 +71,9 @@ def test_a_stream_asked_before_the_plan_comes_is_served_then(peer: Peer) -> None
     assert frames_to(LEFT, peer.plan((None, (LEFT,)))) == [TABLE, *FRAMES[:3]]
 
 
-def test_streams_of_strangers_and_of_the_past_are_refused(follower: Peer) -> None:
+def test_streams_of_strangers_are_refused(follower: Peer) -> None:
     follower(LinkUp(RIGHT))
     assert follower.asked(RIGHT, 2) == [CloseStream(RIGHT, 2, "not a child in this plan")]
-    assert follower.asked(LEFT, 4, plan=0) == [CloseStream(LEFT, 4, "not a child in this plan")]
 
 
 def test_streams_that_wait_for_a_plan_are_bounded(peer: Peer) -> None:

@@ -33,6 +33,7 @@ from echo2d.core.messages import (
     LeaseFailed,
     LeaseGranted,
     PlanEdges,
+    RefitDone,
     RefitFailed,
     SampleAnswered,
     SampleFinished,
@@ -138,6 +139,17 @@ def test_nothing_is_said_while_the_control_link_is_down(machine: Machine) -> Non
     assert (hello.leases, hello.serving, hello.holding, hello.slots) == ((KEY,), a_key(0), (a_key(0),), 4)
     kept = Welcome(ME, RUN, Epoch(1), PublishSeq(1), 2.0, (KEY,), ())
     assert [type(message) for message in machine.said(ControlUp(kept))] == [SampleFinished]
+
+
+def test_what_is_served_after_the_hello_is_told_with_the_welcome() -> None:
+    """The hello said that nothing is served, and nothing can be said before the welcome."""
+    machine = Machine()
+    assert machine.state.hello(kind="worker", name="box", boot_id="b", listen=None, forms=()).serving is None
+    machine.serve(0)
+    assert machine.said(ControlUp(WELCOME)) == [RefitDone(*_of(0), 0.25, True)]
+    machine.on(ControlDown())
+    assert machine.state.hello(kind="worker", name="box", boot_id="b", listen=None, forms=()).serving == a_key(0)
+    assert machine.said(ControlUp(WELCOME)) == []
 
 
 def test_a_revoked_version_ends_its_leases(machine: Machine) -> None:

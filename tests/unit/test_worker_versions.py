@@ -133,6 +133,18 @@ def test_applying_waits_while_a_refit_reads_the_spare_slot(versions: Versions) -
     assert actions[-2:] == [an_order(1, "b"), ApplyForm(root.form)]
 
 
+def test_applying_waits_for_a_refit_of_the_same_version_from_the_other_slot(versions: Versions) -> None:
+    """A newer epoch published it again, and it was applied again before its root named it."""
+    arrive(versions, 0, path="a")
+    again, root = a_root(0, seq=2, epoch=2, whole=False), a_root(1, seq=3, epoch=2)
+    versions.announced(again, now=0.0)
+    assert versions.planned(again.form, now=0.0) == [ApplyForm(again.form)]
+    versions.ready(a_snapshot(again, "b"), now=0.0)
+    versions.announced(root, now=0.0)
+    assert versions.planned(root.form, now=0.0) == [], "the refit reads slot a, which is the spare one now"
+    assert versions.refitted(a_refit(0), now=1.0)[-1] == ApplyForm(root.form)
+
+
 def test_a_newer_plan_replaces_a_form_that_is_still_arriving(versions: Versions) -> None:
     old, new = a_root(0, whole=False), a_root(1, whole=False)
     versions.announced(old, now=0.0)

@@ -1,0 +1,193 @@
+"""Links between peers for the loop: forms of one segment and one frame, passed on by the real relays.
+
+What a relay says to another arrives in order after a drawn time, unless the link breaks before. Frames that a stream
+brings after its end are dropped, as `link` does. Many frames, rates and loss belong to `network`; here they would only
+hide what happens around them.
+"""
+
+import random
+from typing import Any, Protocol, assert_never
+
+from echo2d.core import relay_io
+from echo2d.core.ids import FormId, FrameId, PeerId, SegmentId, frame_id, is_table
+from echo2d.core.messages import EdgePeer
+from echo2d.sim.clock import Clock
+
+SEGMENT = SegmentId(0)
+SIZES = (1000,)  # of the frames of every segment
+FRAMES = tuple(frame_id(SEGMENT, index) for index in range(1 + len(SIZES)))
+HANDSHAKE_S = 0.2
+FRAME_S = (0.01, 0.4)  # a hop
+NOTICE_S = 1.0  # at most, until an end learns that a link broke
+
+
+class Relaying(Protocol):
+    """A process with a relay."""
+
+    peer: PeerId
+    up: bool
+    boots: int
+    blocked_until: float
+
+    def relayed(self, event: relay_io.Event) -> None: ...
+
+    def call(self, boot: int, act: Any, *arguments: Any) -> None: ...
+
+
+class _Way:
+    """One direction of a link. ended: streams the target ended; repairs: those that carry single frames."""
+
+    def __init__(self, source: Relaying, target: Relaying) -> None:
+        self.source, self.target = source, target
+        self.boots = (source.boots, target.boots)
+        self.in_order = 0.0
+        self.dead = False
+        self.ended: set[int] = set()
+        self.repairs: set[int] = set()
+
+
+class PeerLinks:
+    """All links. blocked peers neither send nor receive; what is under way to them waits."""
+
+    def __init__(self, clock: Clock, chance: random.Random) -> None:
+        self._clock = clock
+        self._random = chance
+        self._peers: dict[PeerId, Relaying] = {}
+        self._expected: dict[tuple[PeerId, PeerId], EdgePeer] = {}
+        self._ways: dict[tuple[PeerId, PeerId], _Way] = {}
+        self._unnoticed: set[tuple[PeerId, PeerId]] = set()
+
+    def add(self, peer: Relaying) -> None:
+        self._peers[peer.peer] = peer
+
+    def perform(self, source: Relaying, action: relay_io.LinkAction) -> None:
+        """What a relay asks for."""
+        me = source.peer
+        match action:
+            case relay_io.SendFrame():
+                self._send_frame(source, action)
+            case relay_io.OpenStream(peer, stream, form, plan, generation, stripe, sequence):
+                asked = relay_io.StreamAsked(me, stream, form, plan, generation, stripe, sequence)
+                self._send(me, peer, asked)
+            case relay_io.CloseStream(peer, stream, reason):
+                if (peer, me) in self._ways:
+                    self._ways[peer, me].ended.add(stream)
+                self._send(me, peer, relay_io.StreamClosed(me, stream, reason))
+            case relay_io.SendHave(peer, form, frames):
+                self._send(me, peer, relay_io.HaveHeard(me, form, frames))
+            case relay_io.SendWant(peer, stream, form, frames):
+                if (peer, me) in self._ways:
+                    self._ways[peer, me].repairs.add(stream)
+                self._send(me, peer, relay_io.WantHeard(me, stream, form, frames))
+            case relay_io.SendCancel(peer, form, frames):
+                self._send(me, peer, relay_io.CancelHeard(me, form, frames))
+            case relay_io.ExpectPeer(edge):
+                self._expected[me, edge.peer] = edge
+                self._connect_later(me, edge.peer)
+            case relay_io.ForgetPeer(peer):
+                self._expected.pop((me, peer), None)
+                self._break(me, peer)
+            case _:
+                assert_never(action)
+
+    def died(self, peer: PeerId) -> None:
+        """The process is gone: its links break."""
+        for pair in [pair for pair in self._expected if pair[0] == peer]:
+            del self._expected[pair]
+        self.cut(peer)
+
+    def cut(self, peer: PeerId) -> None:
+        """All links of this peer break; who expects them dials again."""
+        for pair in [pair for pair in self._ways if pair[0] == peer]:
+            self._break(*pair)
+
+    # --- inside
+
+    def _send(self, me: PeerId, peer: PeerId, event: relay_io.Event, delay_s: float = 0.02) -> None:
+        way = self._ways.get((me, peer))
+        if way is not None:
+            way.in_order = max(way.in_order, self._clock.now + delay_s)
+            self._clock.at(way.in_order, self._arrive, way, event)
+
+    def _send_frame(self, source: Relaying, action: relay_io.SendFrame) -> None:
+        way = self._ways.get((source.peer, action.peer))
+        if way is not None:
+            way.in_order = max(way.in_order, self._clock.now) + self._random.uniform(*FRAME_S)
+            self._clock.at(way.in_order, self._arrive, way, action)
+
+    def _arrive(self, way: _Way, what: relay_io.Event | relay_io.SendFrame) -> None:
+        blocked_until = max(way.source.blocked_until, way.target.blocked_until)
+        if self._clock.now < blocked_until and not way.dead:
+            self._clock.at(blocked_until, self._arrive, way, what)
+            return
+        way.target.call(way.boots[1], self._deliver, way, what)
+
+    def _deliver(self, way: _Way, what: relay_io.Event | relay_io.SendFrame) -> None:
+        if way.dead:
+            return
+        if not isinstance(what, relay_io.SendFrame):
+            way.target.relayed(what)
+            return
+        way.source.call(way.boots[0], self._room, way)
+        if what.stream not in way.ended:
+            self._deliver_frame(way, what)
+
+    def _room(self, way: _Way) -> None:
+        if not way.dead:
+            way.source.relayed(relay_io.PeerReady(way.target.peer))
+
+    def _deliver_frame(self, way: _Way, sent: relay_io.SendFrame) -> None:
+        source, form, frame = way.source.peer, sent.form, sent.frame
+        if is_table(frame) and not sent.header_only:
+            way.target.relayed(relay_io.TableHeld(form, SEGMENT, SIZES))
+        if sent.stream not in way.repairs:
+            verified = relay_io.FrameVerified(source, sent.stream, form, frame, sent.sequence, sent.header_only)
+            way.target.relayed(verified)
+        elif sent.header_only:
+            way.target.relayed(relay_io.RepairRefused(source, form, frame))
+        else:
+            way.target.relayed(relay_io.RepairVerified(source, form, frame))
+
+    def _connect_later(self, one: PeerId, other: PeerId) -> None:
+        self._clock.after(HANDSHAKE_S, self._connect, one, other)
+
+    def _connect(self, one: PeerId, other: PeerId) -> None:
+        """If both want it, by the same secret, and the way is free; the end that dials tries again."""
+        mine, theirs = self._expected.get((one, other)), self._expected.get((other, one))
+        if mine is None or (one, other) in self._ways:
+            return
+        ends = self._peers[one], self._peers[other]
+        agreed = theirs is not None and theirs.secret == mine.secret
+        noticed = not self._unnoticed & {(one, other), (other, one)}
+        if agreed and noticed and all(end.up and self._clock.now >= end.blocked_until for end in ends):
+            for source, target in (ends, ends[::-1]):
+                self._ways[source.peer, target.peer] = _Way(source, target)
+            for source, target in (ends, ends[::-1]):
+                source.call(source.boots, source.relayed, relay_io.LinkUp(target.peer))
+        elif mine.dial:
+            self._clock.after(self._random.uniform(0.5, 2.0), self._connect, one, other)
+
+    def _break(self, one: PeerId, other: PeerId) -> None:
+        for source, target in ((one, other), (other, one)):
+            way = self._ways.pop((source, target), None)
+            if way is not None:
+                way.dead = True
+                self._unnoticed.add((source, target))
+                self._clock.after(self._random.uniform(0.0, NOTICE_S), self._notice, way)
+
+    def _notice(self, way: _Way) -> None:
+        self._unnoticed.discard((way.source.peer, way.target.peer))
+        way.source.call(way.boots[0], self._broken, way)
+
+    def _broken(self, way: _Way) -> None:
+        way.source.relayed(relay_io.LinkDown(way.target.peer, "reset"))
+        self._connect_later(way.source.peer, way.target.peer)
+
+
+def held(form: FormId) -> tuple[relay_io.Event, ...]:
+    """What a relay is told of a form that is whole on its disk."""
+    return relay_io.TableHeld(form, SEGMENT, SIZES), relay_io.FramesFound(form, FRAMES[1:])
+
+
+def whole(frames: set[FrameId]) -> bool:
+    return frames.issuperset(FRAMES)

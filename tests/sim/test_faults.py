@@ -1,0 +1,87 @@
+"""The whole loop under fault schedules: whatever breaks, the invariants hold and the run goes on afterwards.
+
+A failing schedule names its rng_seed; that seed joins FOUND before the defect is mended. `-m soak` plays ten thousand
+more, a block of them per test: `--soak-from N` goes on where an earlier soak ended.
+"""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from echo2d.sim.faults import LoopFault, Schedule
+from echo2d.sim.loop import Loop, LoopOutcome, StuckError
+
+REPO = Path(__file__).parents[2]
+PRINT_TRACES = """
+from echo2d.sim.faults import Schedule
+from echo2d.sim.loop import Loop
+for rng_seed in (3, 20, 44):
+    print(Loop(Schedule.draw(rng_seed)).run().trace)
+"""
+FOUND = {
+    36: "with `mask`, a last result made a group whole and too old, and it went on holding its place",
+    178: "a worker whose engine hangs was given the next group as soon as it gave the last one back",
+    260: "a refit read a slot while the next version was written into it: the same version stood in both",
+    426: "after a restart of the coordinator half of the peers took its new plan for an old one",
+    520: "the same, with every worker waiting for ever",
+    3985: "what a worker came to serve between its hello and the welcome was never told",
+}
+
+
+def play(rng_seed: int) -> LoopOutcome:
+    return Loop(Schedule.draw(rng_seed)).run()
+
+
+@pytest.mark.parametrize("rng_seed", range(300))
+def test_the_run_survives(rng_seed: int) -> None:
+    play(rng_seed)
+
+
+@pytest.mark.parametrize("rng_seed", FOUND)
+def test_what_was_found_stays_mended(rng_seed: int) -> None:
+    play(rng_seed)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("block", range(100))
+def test_the_run_survives_ten_thousand_schedules(block: int, soak_from: int) -> None:
+    for rng_seed in range(soak_from + 100 * block, soak_from + 100 * (block + 1)):
+        play(rng_seed)
+
+
+def test_the_same_seed_leaves_the_same_trace_in_every_process() -> None:
+    """Or a failing seed would not come back: no decision may hang on the order of a set."""
+    traces = []
+    for hash_seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(REPO)}
+        done = subprocess.run([sys.executable, "-c", PRINT_TRACES], env=environment, capture_output=True, check=True)
+        traces.append(done.stdout)
+    assert traces[0] == traces[1]
+    assert len(set(traces[0].split())) == 3
+
+
+def test_every_kind_of_fault_is_drawn() -> None:
+    kinds = {fault.kind for rng_seed in range(300) for fault in Schedule.draw(rng_seed).faults}
+    assert len(kinds) == 20
+
+
+def test_a_run_that_cannot_go_on_names_its_seed() -> None:
+    schedule = Schedule.draw(7)
+    workers = tuple(replace(spec, slots=0) for spec in schedule.workers)
+    with pytest.raises(StuckError) as caught:
+        Loop(replace(schedule, workers=workers)).run()
+    assert "rng_seed=7" in caught.value.__notes__[0]
+
+
+def test_without_faults_nobody_begins_anew() -> None:
+    quiet = replace(Schedule.draw(7), faults=(), refusals=0.0)
+    outcome = Loop(quiet).run()
+    assert outcome.epochs == 1
+    assert outcome.after_s < 60
+    struck = replace(quiet, faults=(LoopFault(5.0, "kill_learner", 1, 1.0),))
+    assert Loop(struck).run().epochs == 2

@@ -1,0 +1,260 @@
+"""Plants one bug after the other in a copy of the tree, and asks the suite to find it: `make mutants`.
+
+A mutant is one text replaced by another in one file, and the tests of which at least one must fail then. It stands for
+an invariant or a gate of the design (docs/testing.md lists them). A mutant that survives, or whose text is not there
+exactly once any more, ends the run with exit code 1.
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+REPO = Path(__file__).parents[1]
+COPIED = ("echo2d", "learner", "tests", "tools", "pyproject.toml", "README.md")
+TIMEOUT_S = 300.0
+FAULTS = "tests/sim/test_faults.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """rule: what it breaks. old, new: the patch. tests: files, or parts of them, of which one must fail."""
+
+    rule: str
+    name: str
+    path: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+    def planted(self, source: str) -> str:
+        """The file with the bug in it. ValueError: the text is not there, or more than once."""
+        if source.count(self.old) != 1:
+            raise ValueError(f"{self.path} does not have {self.old!r} exactly once")
+        return source.replace(self.old, self.new)
+
+
+MUTANTS = (
+    Mutant(
+        "I1, gate 1",
+        "a worker one version too old may start a group",
+        "echo2d/core/staleness.py",
+        "self.next_step(in_flight) - 1 - self._bound",
+        "self.next_step(in_flight) - 2 - self._bound",
+        ("tests/unit/test_staleness.py",),
+    ),
+    Mutant(
+        "I1, gate 2",
+        "groups stay buffered that no batch can take",
+        "echo2d/core/staleness.py",
+        "return counts is not None and counts < self.oldest",
+        "return counts is not None and counts < self.oldest - 1",
+        (FAULTS,),
+    ),
+    Mutant(
+        "I1, gate 3",
+        "a token of a version that the step is to make enters its batch",
+        "echo2d/core/staleness.py",
+        " and group.version_max <= step - 1",
+        "",
+        ("tests/unit/test_staleness.py",),
+    ),
+    Mutant(
+        "I1, gate 4",
+        "the learner trains on what is one step too old",
+        "learner/batches.py",
+        "span.version <= rules.staleness_max",
+        "span.version <= rules.staleness_max + 1",
+        ("tests/unit/test_batches.py",),
+    ),
+    Mutant(
+        "I1, revocation",
+        "what revoked versions wrote stays in the buffer",
+        "echo2d/core/staleness.py",
+        "out = self._take_out(g.record.group for g in self._buffer.values() if g.record.uses(keys))",
+        "out: list[StoredGroup] = []",
+        (FAULTS,),
+    ),
+    Mutant(
+        "I2 at the worker",
+        "spans name the newest version loaded, not what the engine reported",
+        "echo2d/core/worker_leases.py",
+        "[Span(s.start, s.end, labels[s.label].version, labels[s.label].digest) for s in event.spans]",
+        "[Span(s.start, s.end, *[(k.version, k.digest) for k in labels.values()][-1]) for s in event.spans]",
+        (FAULTS,),
+    ),
+    Mutant(
+        "I2 at the coordinator",
+        "a span may name a version that this worker never served",
+        "echo2d/core/groups.py",
+        "version in peer.acknowledged and ",
+        "",
+        ("tests/unit/test_groups.py",),
+    ),
+    Mutant(
+        "I3",
+        "the next version is written into the slot that an engine loads from",
+        "echo2d/core/worker_versions.py",
+        "return self._refitting is not None and self._refit_path != current",
+        "return False",
+        (FAULTS,),
+    ),
+    Mutant(
+        "I3, roots",
+        "a segment table is believed unread",
+        "echo2d/core/form_index.py",
+        "require(digest_of(data) == self._signed.get(segment),",
+        "require(segment in self._signed,",
+        ("tests/unit/test_form_index.py",),
+    ),
+    Mutant(
+        "I4, durable",
+        "a commit is acknowledged and not written",
+        "echo2d/core/learner_calls.py",
+        'return [committed, Reply(event.request, 200, {"publish_every": self.publish_every})]',
+        'return [Reply(event.request, 200, {"publish_every": self.publish_every})]',
+        (FAULTS,),
+    ),
+    Mutant(
+        "I4, once",
+        "a frozen group stays in the buffer for the next batch",
+        "echo2d/core/staleness.py",
+        "batch.groups.append(self._buffer.pop(group.record.group))",
+        "batch.groups.append(self._buffer[group.record.group])",
+        (FAULTS,),
+    ),
+    Mutant(
+        "I4, replay",
+        "a restart forgets the frozen batches",
+        "echo2d/core/staleness.py",
+        "for frozen in recovered.frozen:",
+        "for frozen in recovered.frozen[:0]:",
+        (FAULTS,),
+    ),
+    Mutant(
+        "I4, fencing",
+        "an older learner goes on",
+        "echo2d/core/learner_calls.py",
+        "return epoch != self.epoch or not epoch",
+        "return not epoch",
+        (FAULTS,),
+    ),
+    Mutant(
+        "I5",
+        "a group is complete before its last result",
+        "echo2d/core/groups.py",
+        "done = len(group.kept) == self._rules.group_size and not group.unscored()",
+        "done = not group.unscored()",
+        (FAULTS,),
+    ),
+    Mutant(
+        "I5, rewards",
+        "a reward that failed counts as zero",
+        "echo2d/core/groups.py",
+        "if event.reward is None or not math.isfinite(event.reward):",
+        "if event.reward is not None and not math.isfinite(event.reward):",
+        (FAULTS,),
+    ),
+    Mutant(
+        "I6, silence",
+        "the leases of a silent worker never end",
+        "echo2d/core/leases.py",
+        "if now >= min(lease.silent_at, lease.stuck_at)]",
+        "if now >= lease.stuck_at + 1e9]",
+        (FAULTS,),
+    ),
+    Mutant(
+        "I6, publish",
+        "a version waits for the slowest worker",
+        "echo2d/core/publishing.py",
+        "return bool(spread.verified) and now >= self._impatient_at(spread)",
+        "return False",
+        ("tests/unit/test_publishing.py",),
+    ),
+    Mutant(
+        "I6, restart",
+        "a plan with a smaller number is taken for an old one",
+        "echo2d/core/relay.py",
+        "if spread.plan == edges.plan and edges.generation <= spread.generation:",
+        "if spread.plan is not None and (edges.plan, edges.generation) <= (spread.plan, spread.generation):",
+        (FAULTS,),
+    ),
+    Mutant(
+        "I7, leases",
+        "a result counts whoever sends it",
+        "echo2d/core/group_table.py",
+        "return group if worker == peer and sample in samples else None",
+        "return group if sample in samples else None",
+        (FAULTS,),
+    ),
+    Mutant(
+        "I7, credentials",
+        "a revoked peer keeps its session",
+        "echo2d/core/membership.py",
+        "        self.left(peer)\n        return refused",
+        "        return refused",
+        (FAULTS,),
+    ),
+    Mutant(
+        "I7, roots",
+        "any signature will do",
+        "echo2d/net/auth.py",
+        "if not verifies(run_key, signature, _root_text(root)):",
+        "if not signature:",
+        ("tests/unit/test_auth.py",),
+    ),
+    Mutant(
+        "I8",
+        "a worker takes leases without end",
+        "echo2d/core/worker_leases.py",
+        "if len(self._held) >= LEASES_MAX:",
+        "if len(self._held) >= 1000 * LEASES_MAX:",
+        ("tests/unit/test_worker_leases.py",),
+    ),
+)
+
+
+def caught_by(mutant: Mutant, tree: Path) -> str | None:
+    """The first test that fails with the bug in the tree; None: it survives."""
+    path = tree / mutant.path
+    source = path.read_text(encoding="utf-8")
+    path.write_text(mutant.planted(source), encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *mutant.tests]
+    try:
+        done = subprocess.run(command, cwd=tree, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return "a test that no longer ends"
+    finally:
+        path.write_text(source, encoding="utf-8")
+    failed = [line.split()[1] for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return failed[0] if failed else None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("words", nargs="*", help="only mutants whose rule or name contains one of these")
+    words = parser.parse_args().words
+    chosen = [each for each in MUTANTS if not words or any(word in f"{each.rule} {each.name}" for word in words)]
+    survivors = 0
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder)
+        for name in COPIED:
+            copy = shutil.copytree if (REPO / name).is_dir() else shutil.copy2
+            copy(REPO / name, tree / name)
+        for mutant in chosen:
+            started = time.monotonic()
+            test = caught_by(mutant, tree)
+            survivors += test is None
+            print(
+                f"{mutant.rule:22} {mutant.name}: {test or 'SURVIVES'} ({time.monotonic() - started:.0f} s)", flush=True
+            )
+    print(f"{len(chosen) - survivors} of {len(chosen)} caught")
+    return 1 if survivors or not chosen else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
