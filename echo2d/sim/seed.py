@@ -132,7 +132,7 @@ class Seed(Peer):
 
     def hello(self) -> Hello:
         whole = tuple(form for form, said in self._said.items() if any(isinstance(m, FormEncoded) for m in said))
-        address = Address("seed", 1)
+        address = Address("10.0.0.1", 1)
         boot_id = f"seed-{self.boots}"
         return Hello(
             PROTOCOL_VERSION, self._run_id, "seed", "seed", boot_id, 0, address, None, (), (), whole

@@ -269,7 +269,7 @@ class Worker(Peer):
             kind="worker" if self._slot_count else "relay",
             name=f"w{self.number}",
             boot_id=boot_id,
-            listen=Address(f"w{self.number}", 1),
+            listen=Address(f"10.0.1.{self.number}", 1),
             forms=forms,
         )
 
