@@ -3,6 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 ARGS ?=
+SEARCHES ?= 20  # times that a soak runs the property tests, by chance
 
 .PHONY: setup demo test soak mutants check coverage clean
 
@@ -24,6 +25,7 @@ test: $(READY)
 
 soak: $(READY)
 	$(BIN)/pytest -m soak $(ARGS)
+	for i in $$(seq $(SEARCHES)); do $(BIN)/pytest tests/property --hypothesis-profile=search --timeout 0 || exit 1; done
 
 mutants: $(READY)
 	$(BIN)/python tools/mutants.py $(ARGS)

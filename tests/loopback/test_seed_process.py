@@ -5,8 +5,10 @@ import io
 import json
 import os
 import random
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import IO
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -27,31 +29,31 @@ def handover(tmp_path: Path) -> SeedHandover:
     )
 
 
-async def next_seen(run_dir: Path) -> dict[str, object]:
-    """What the next seed says: it writes into a pipe that waits for us."""
-    found: dict[str, object] = json.loads(await asyncio.to_thread(_first_line, run_dir / "seen"))
+@pytest.fixture
+def seen(tmp_path: Path) -> Iterator[IO[str]]:
+    """What the seeds say, a line each. Opened for both ways, so that no seed waits for us and no line is lost."""
+    os.mkfifo(tmp_path / "seen")
+    with os.fdopen(os.open(tmp_path / "seen", os.O_RDWR), encoding="utf-8") as lines:
+        yield lines
+
+
+async def next_seen(seen: IO[str]) -> dict[str, object]:
+    found: dict[str, object] = json.loads(await asyncio.to_thread(seen.readline))
     return found
 
 
-def _first_line(path: Path) -> str:
-    """Of one seed: the next one may be writing already."""
-    with path.open() as file:
-        return file.readline()
-
-
 async def test_a_seed_gets_its_handover_and_is_restarted_and_ended(
-    handover: SeedHandover, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    handover: SeedHandover, tmp_path: Path, seen: IO[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(seed_process, "SEED_MODULE", "tests.loopback.seed_stub")
     monkeypatch.setattr(control, "BACKOFF_S_MIN", 0.01)
-    os.mkfifo(tmp_path / "seen")
     async with asyncio.TaskGroup() as tasks:
         supervising = tasks.create_task(supervise_seed(handover, rng=random.Random(1)))
-        first = await next_seen(tmp_path)
+        first = await next_seen(seen)
         assert first["peer"] == peer_id_of(public_bytes(KEY))
         assert handover.private_key not in str(first["argv"])
         (tmp_path / "stay").touch()
-        assert await next_seen(tmp_path) == first
+        assert await next_seen(seen) == first
         supervising.cancel()
 
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from echo2d.core.coordinator_io import PeerDisconnected
+from echo2d.core.leases import STUCK_S
 from echo2d.core.messages import Heartbeat, LeaseFailed, LeaseGranted, LeaseProgress, SampleAnswered
 from tests.coordinator_world import Peer, World, rules
 
@@ -107,7 +108,7 @@ class Machine(RuleBasedStateMachine):
         """Everything that was admitted can be finished, and batch 1 comes."""
         if not hasattr(self, "world"):
             return
-        self.world.pass_time(31.0)
+        self.world.pass_time(STUCK_S + 1.0)  # the longest rest is over
         for name in NAMES:
             self.world.connect(name)
         request = self.world.ask_batch(1)
