@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, NewType
 
 from echo2d.core.ids import Digest, Epoch, GroupId, LeaseId, PeerId, PublishSeq, RunId, Version
-from echo2d.core.messages import Hello, ToCoordinator, ToPeer
-from echo2d.core.trajectory import GroupRecord, TrajectoryRecord
+from echo2d.core.messages import HeldLease, Hello, ToCoordinator, ToPeer, VersionKey
+from echo2d.core.trajectory import NOTHING, GroupRecord, Partial, TrajectoryRecord
 
 SessionId = NewType("SessionId", int)  # one per accepted WebSocket, never reused within a process
 RequestId = NewType("RequestId", int)  # one per waiting HTTP call
@@ -211,13 +211,40 @@ class PromptTaken:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaseGiven:
+    """An attempt that was granted; `served` by its worker then. base: what its sample had before, mostly NOTHING."""
+
+    group: GroupId
+    lease: LeaseId
+    attempt: int
+    worker: PeerId
+    samples: tuple[int, ...]
+    served: VersionKey
+    base: Partial = NOTHING
+
+    @property
+    def key(self) -> HeldLease:
+        return HeldLease(self.lease, self.attempt)
+
+    @property
+    def oldest(self) -> Version:
+        """No token of its trajectory is of an older version."""
+        begun = self.base.version_min
+        return self.served.version if begun is None else min(begun, self.served.version)
+
+
+@dataclass(frozen=True, slots=True)
 class SampleKept:
-    """An accepted result, not yet scored (reward is NaN until SampleRewarded)."""
+    """An accepted result, not yet scored (reward is NaN until SampleRewarded).
+
+    trajectory: with what the attempt went on from; fingerprint: of the worker's message, so that a repeat is known.
+    """
 
     group: GroupId
     lease: LeaseId
     attempt: int
     trajectory: TrajectoryRecord
+    fingerprint: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,8 +289,8 @@ class CheckpointKept:
 
 
 Record = (
-    EpochOpened | VersionPublished | VersionRevoked | PromptTaken | SampleKept | SampleRewarded | GroupDropped
-    | BatchFrozen | BatchCommitted | CheckpointKept
+    EpochOpened | VersionPublished | VersionRevoked | PromptTaken | LeaseGiven | SampleKept | SampleRewarded
+    | GroupDropped | BatchFrozen | BatchCommitted | CheckpointKept
 )  # fmt: skip
 
 
@@ -273,6 +300,15 @@ class StoredGroup:
 
     record: GroupRecord
     cursor: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A result that was accepted: repeats of it are told by the fingerprint of the worker's message."""
+
+    key: HeldLease
+    sample: int
+    fingerprint: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +325,8 @@ class Recovered:
     frozen: tuple[BatchFrozen, ...]  # by step; only steps > checkpoint
     committed: tuple[BatchCommitted, ...]  # by step; only steps > checkpoint, newest epoch wins
     checkpoint: int
+    given: tuple[LeaseGiven, ...] = ()  # of stored groups, in the order in which they were granted
+    answered: tuple[Answered, ...] = ()  # of stored groups, in the order in which they were accepted
 
     @staticmethod
     def nothing() -> "Recovered":

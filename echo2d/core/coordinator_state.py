@@ -97,7 +97,7 @@ class CoordinatorState:
             rules, recovered, members=self._members, versions=self._versions, staleness=self._staleness,
             groups=self._groups, publishing=self._publishing, figures=self._figures,
         )  # fmt: skip
-        self._start: tuple[float, list[Action]] | None = (now, self._groups.recover(recovered))
+        self._start: tuple[float, list[Action]] | None = (now, self._groups.recover(recovered, now=now))
 
     def handle(self, event: Event, *, now: float) -> list[Action]:
         """What to do about one event."""
@@ -133,9 +133,9 @@ class CoordinatorState:
                 return []
             case PeerRevoked(peer):
                 known = self._members.get(peer)
-                return [] if known is None else [*self._members.revoked(known), *self._gone(known)]
+                return [] if known is None else [*self._members.revoked(known), *self._gone(known, now, revoked=True)]
             case SessionAsked():
-                return self._calls.session_asked(event)
+                return self._calls.session_asked(event, now=now)
             case PublishAsked():
                 return self._calls.publish_asked(event, now=now)
             case BatchAsked():
@@ -188,7 +188,7 @@ class CoordinatorState:
                 peer.running = running
                 return []
             case Goodbye():
-                return [*self._members.left(peer), *self._gone(peer)]
+                return [*self._members.left(peer), *self._gone(peer, now)]
             case SegmentEncoded():
                 return self._publishing.segment_encoded(peer, message)
             case FormEncoded():
@@ -235,9 +235,9 @@ class CoordinatorState:
         self._publishing.served(peer, now=now)
         return []
 
-    def _gone(self, peer: Peer) -> list[Action]:
+    def _gone(self, peer: Peer, now: float, *, revoked: bool = False) -> list[Action]:
         """It will not come back soon: its work goes to others."""
-        return [*self._groups.worker_left(peer), *self._publishing.lost(peer)]
+        return [*self._groups.worker_left(peer, revoked=revoked, now=now), *self._publishing.lost(peer)]
 
     def _deadlines(self, now: float) -> list[Action]:
         suspected, actions = self._members.deadlines(now=now)

@@ -60,6 +60,7 @@ def _figures(figures: Figures) -> dict[str, Any]:
         "staleness": {str(staleness): count for staleness, count in sorted(figures.staleness.items())},
         "trajectories": {"trained": figures.trajectories_trained, "dropped": figures.trajectories_dropped},
         "tokens_accepted": figures.tokens_accepted,
+        "handed_over": {"partials": figures.partials_handed_over, "tokens": figures.tokens_handed_over},
         "groups_dropped": dict(figures.dropped_groups),
         "results_refused": dict(figures.refused_results),
         "rewards": [[step, reward] for step, reward in figures.batch_rewards],

@@ -54,6 +54,8 @@ class Figures:
         self.trajectories_trained = 0
         self.trajectories_dropped = 0
         self.tokens_accepted = 0
+        self.partials_handed_over = 0
+        self.tokens_handed_over = 0
         self.versions_published = 0
         self.wire_bytes = 0
         self.full_bytes = 0
@@ -72,6 +74,11 @@ class Figures:
         self.staleness.update(step - 1 - trajectory.version_min for trajectory in trajectories)
         if trajectories:
             self.batch_rewards.append((step, sum(each.reward for each in trajectories) / len(trajectories)))
+
+    def handed_over(self, tokens: int) -> None:
+        """A lease goes on from so many tokens; 0: it starts anew."""
+        self.partials_handed_over += tokens > 0
+        self.tokens_handed_over += tokens
 
     def dropped(self, reason: str, trajectories: int) -> None:
         self.dropped_groups[reason] += 1

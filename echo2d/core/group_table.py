@@ -5,36 +5,49 @@
        +--- lease ended ----+         a late answer of an ended attempt takes a sample out of whatever holds it
 
 Bookkeeping only. Kept true: no sample is lost or in two places; every attempt ever given for an unfinished group is
-known, so that a late result finds its group. Not here: whom to lease to, which results count, what a group is worth.
+known, also after a restart, so that a late result finds its group. A waiting sample may have tokens already.
+Not here: whom to lease to, which results count, what a group is worth.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from echo2d.core.coordinator_io import StoredGroup
-from echo2d.core.ids import GroupId, PeerId
+from echo2d.core.coordinator_io import LeaseGiven, StoredGroup
+from echo2d.core.ids import GroupId, LeaseId, PeerId
 from echo2d.core.leases import Lease, Leases
 from echo2d.core.messages import HeldLease, VersionKey
 from echo2d.core.prompts import Prompt
-from echo2d.core.trajectory import GroupRecord, TrajectoryRecord
+from echo2d.core.trajectory import NOTHING, GroupRecord, Partial, TrajectoryRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What a waiting sample has already; at `until` it is forgotten, and the sample starts anew."""
+
+    partial: Partial
+    until: float
 
 
 @dataclass(slots=True)
 class Group:
-    """One admitted group. given: every attempt, its worker and samples; ended: those that may be attempted again.
+    """One admitted group. given: every attempt; ended: those that may be attempted again.
 
-    kept: the accepted results; a reward that is NaN has not been scored.
+    kept: the accepted results; a reward that is NaN has not been scored. partials: of waiting samples. By sample:
+    failures: leases that failed; fruitless: those in a row that went on from a partial and added nothing.
     """
 
     group: GroupId
     prompt: Prompt
     waiting: set[int]
     kept: dict[int, TrajectoryRecord] = field(default_factory=dict)
-    given: dict[HeldLease, tuple[PeerId, frozenset[int]]] = field(default_factory=dict)
+    partials: dict[int, Waiting] = field(default_factory=dict)
+    given: dict[HeldLease, LeaseGiven] = field(default_factory=dict)
     ended: list[HeldLease] = field(default_factory=list)
     running: dict[HeldLease, Lease] = field(default_factory=dict)
-    failures: int = 0
+    failures: Counter[int] = field(default_factory=Counter)
+    fruitless: Counter[int] = field(default_factory=Counter)
     bad_results: int = 0
 
     def stored(self) -> StoredGroup:
@@ -70,8 +83,16 @@ class GroupTable:
         group = self._owners.get(key)
         if group is None:
             return None
-        worker, samples = group.given[key]
-        return group if worker == peer and sample in samples else None
+        given = group.given[key]
+        return group if given.worker == peer and sample in given.samples else None
+
+    def wanted(self, peer: PeerId, key: HeldLease) -> LeaseGiven | None:
+        """This attempt, if it was this worker's and a result under it could still be the first of its sample."""
+        group = self._owners.get(key)
+        given = None if group is None else group.given[key]
+        if group is None or given is None or given.worker != peer or group.kept.keys() >= set(given.samples):
+            return None
+        return given
 
     def add(self, group: Group) -> None:
         self._groups[group.group] = group
@@ -86,16 +107,40 @@ class GroupTable:
         return list(group.running.values())
 
     def grant(self, group: Group, worker: PeerId, served: VersionKey, samples: Sequence[int], *, now: float) -> Lease:
-        """Lease waiting samples, under the name of an attempt that ended if there is one."""
+        """Lease waiting samples, under the name of an attempt that ended if there is one.
+
+        One that has tokens already is leased alone, and goes on from them.
+        """
         assert group.waiting.issuperset(samples)
+        assert len(samples) == 1 or group.partials.keys().isdisjoint(samples)
+        waiting = group.partials.pop(samples[0], None)
         lease = self._leases.start(
-            group.ended.pop() if group.ended else None, group.group, worker, served, samples, now=now
+            group.ended.pop() if group.ended else None,
+            group.group,
+            worker,
+            served,
+            samples,
+            NOTHING if waiting is None else waiting.partial,
+            now=now,
         )
-        group.waiting.difference_update(samples)
-        group.given[lease.key] = (worker, frozenset(samples))
-        group.running[lease.key] = lease
-        self._owners[lease.key] = group
+        self._know(group, lease.given)
+        self._take_up(group, lease)
         return lease
+
+    def recover(
+        self, group: Group, given: Sequence[LeaseGiven], runs: Callable[[LeaseGiven], bool], *, now: float
+    ) -> None:
+        """The attempts from before a restart are known again, and run as far as nobody took over from them."""
+        holder: dict[int, LeaseGiven] = {}
+        newest: dict[LeaseId, LeaseGiven] = {}
+        for attempt in given:
+            self._know(group, attempt)
+            newest[attempt.lease] = attempt
+            holder.update(dict.fromkeys(attempt.samples, attempt))
+        for attempt in newest.values():
+            samples = [each for each in attempt.samples if holder[each] is attempt and each in group.waiting]
+            if samples and runs(attempt):
+                self._take_up(group, self._leases.resume(attempt, samples, now=now))
 
     def keep(self, group: Group, record: TrajectoryRecord) -> Lease | None:
         """The sample has its result; returns the lease that ended because it was its last open one."""
@@ -112,7 +157,7 @@ class GroupTable:
 
     def end(self, lease: Lease) -> Group | None:
         """The attempt is over and its open samples wait; None if it ended before."""
-        group = self._groups.get(lease.group)
+        group = self._groups.get(lease.given.group)
         if group is None or group.running.pop(lease.key, None) is None:
             return None
         self._leases.end(lease)
@@ -120,8 +165,17 @@ class GroupTable:
         group.waiting.update(lease.samples)
         return group
 
+    def _know(self, group: Group, given: LeaseGiven) -> None:
+        group.given[given.key] = given
+        self._owners[given.key] = group
+
+    def _take_up(self, group: Group, lease: Lease) -> None:
+        group.waiting -= lease.samples
+        group.running[lease.key] = lease
+
     def _take(self, group: Group, sample: int) -> Lease | None:
         group.waiting.discard(sample)
+        group.partials.pop(sample, None)
         for key, lease in list(group.running.items()):
             if sample in lease.samples and self._leases.answer(lease, sample):
                 del group.running[key]
@@ -134,8 +188,8 @@ class GroupTable:
             leased = [sample for lease in group.running.values() for sample in lease.samples]
             places = sorted([*group.waiting, *group.kept, *leased])
             assert places == list(range(self._size)), "a sample is lost or in two places"
-            assert group.running.keys() <= group.given.keys()
-            assert all(lease.group == group.group for lease in group.running.values())
+            assert group.partials.keys() <= group.waiting
+            assert all(group.given[key] is lease.given for key, lease in group.running.items())
             running |= group.running
         assert running == {lease.key: lease for lease in self._leases}
         assert self._owners == {key: group for group in self._groups.values() for key in group.given}

@@ -5,12 +5,14 @@
                         +-- lease ended ---+                +------------+--> dropped, with everything it had
 
 A group is dropped whole (I5): when it is too old, a reward failed, its leases or results failed too often, a version
-that wrote for it is revoked, or all its rewards are the same. The first accepted result of a sample stands.
+that wrote for it is revoked, or all its rewards are the same. The first accepted result of a sample stands. A sample
+whose lease ended with tokens goes on from them, alone (`partials`). Leases are durable: after a restart they run on.
 Kept true: every sample is waiting, in one running lease, or kept. Not here: the gates (`staleness`), batches.
 """
 
 import math
-from collections.abc import Collection
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from blake3 import blake3
@@ -21,6 +23,7 @@ from echo2d.core.coordinator_io import (
     Action,
     CoordinatorRules,
     GroupDropped,
+    LeaseGiven,
     Note,
     Persist,
     PromptDrawn,
@@ -36,7 +39,7 @@ from echo2d.core.coordinator_io import (
 )
 from echo2d.core.figures import Figures
 from echo2d.core.group_table import Group, GroupTable
-from echo2d.core.ids import GroupId, Version
+from echo2d.core.ids import GroupId, PeerId, Version
 from echo2d.core.leases import Lease, Leases
 from echo2d.core.membership import Membership, Peer
 from echo2d.core.messages import (
@@ -49,14 +52,15 @@ from echo2d.core.messages import (
     SampleFinished,
     VersionKey,
 )
+from echo2d.core.partials import Partials
 from echo2d.core.placement import Room, place
 from echo2d.core.prompts import Prompt, Prompts, prompt_fault
 from echo2d.core.results import result_fault
 from echo2d.core.staleness import Staleness
-from echo2d.core.trajectory import GroupRecord, TrajectoryRecord
+from echo2d.core.trajectory import GroupRecord, Partial, TrajectoryRecord
 from echo2d.core.versions import Versions
 
-LEASE_FAILURES_MAX = 8  # leases of one group that failed or fell silent; then its prompt is given up
+LEASE_FAILURES_MAX = 8  # leases of one sample that failed or fell silent; then its group's prompt is given up
 BAD_RESULTS_MAX = 3  # refused results of one group; then its prompt is given up
 EXTRA_STEPS_MAX = 4  # a step draws at most 4 R trajectories more because groups had no variance
 ANSWERED_MAX = 1 << 16  # accepted results whose repeats are recognised; workers repeat at most their newest 1024
@@ -85,23 +89,32 @@ class Groups:
         self._next_group = recovered.next_group
         self.leases = Leases(tag, rules.lease_silence_s)
         self._groups = GroupTable(rules.group_size, self.leases)
-        self._answered: dict[tuple[HeldLease, int], bytes] = {}
+        self._partials = Partials(
+            rules, leases=self.leases, versions=versions, staleness=staleness, figures=figures
+        )  # fmt: skip
+        self._answered = {(each.key, each.sample): each.fingerprint for each in recovered.answered}
+        keep_newest(self._answered, ANSWERED_MAX)
         self._extra = 0  # trajectories filtered while `_extra_step` was the open step
         self._extra_step = 0
         self._advanced_at = 0.0
+        self._forget_at = math.inf  # the next partial has waited for too long
+        self._no_room_from: Version | None = None  # now, for what needs this version or a newer one
         self._aged_to: Version | None = None  # older groups have been dropped
 
     @property
     def in_flight(self) -> int:
         return len(self._groups)
 
-    def recover(self, recovered: Recovered) -> list[Action]:
+    def recover(self, recovered: Recovered, *, now: float) -> list[Action]:
         """Take the stored groups that are in no batch: complete ones are buffered, the others go on."""
         actions: list[Action] = []
+        given: dict[GroupId, list[LeaseGiven]] = defaultdict(list)
+        for attempt in recovered.given:
+            given[attempt.group].append(attempt)
         held = self._staleness.held()
         for stored in recovered.groups:
             if stored.record.group not in held:
-                actions += self._recover_group(stored)
+                actions += self._recover_group(stored, given[stored.record.group], now)
         return actions
 
     # --- the data plane
@@ -136,7 +149,7 @@ class Groups:
         if lease is None or lease.worker != peer.peer:
             return _send(peer, LeaseCancelled(message.lease, message.attempt))
         self.leases.renew(lease, tokens=any(sample.tokens for sample in message.samples), now=now)
-        return []
+        return [*self._partials.gather(peer, lease, message.samples)]
 
     def finished(self, peer: Peer, message: SampleFinished, *, now: float) -> list[Action]:
         """Judge a result and answer it: the first accepted result of a sample wins."""
@@ -150,15 +163,20 @@ class Groups:
             return self._refuse(peer, message, "the lease is over" if known else "no such lease", fault=not known)
         if message.sample in group.kept:
             return self._refuse(peer, message, "another attempt was first")
+        base = group.given[key].base
         fault = result_fault(
             message,
             vocab_size=self._rules.vocab_size,
             max_new_tokens=self._rules.max_new_tokens,
-            believed=lambda version: version in peer.acknowledged and self._versions.live(version) is not None,
+            believed=self._partials.believed(peer),
+            base=base,
         )
         if fault:
             return self._bad_result(peer, group, message, fault, now)
-        return self._accept(peer, group, message, now)
+        whole = base.plus(message.tokens, message.logprobs, message.spans, shift=base.length)
+        if not self._partials.good(whole):
+            return self._refuse(peer, message, "the lease is over")  # it came too late
+        return self._accept(peer, group, message, whole, now)
 
     def failed(self, peer: Peer, message: LeaseFailed, *, now: float) -> list[Action]:
         """The worker gives a lease back; it rests a little."""
@@ -170,32 +188,40 @@ class Groups:
     def rejoined(
         self, peer: Peer, held: Collection[HeldLease], *, now: float
     ) -> tuple[tuple[HeldLease, ...], tuple[HeldLease, ...], list[Action]]:
-        """What a hello's leases become: kept, cancelled; running ones that the worker does not know end."""
+        """What a hello's leases become: kept, cancelled; running ones that the worker does not know end.
+
+        One that ended is kept if its results, finished but not answered, may still be the first ones.
+        """
         actions: list[Action] = []
-        keep, known = [], frozenset(held)  # a hello may name a million
+        known = frozenset(held)  # a hello may name a million
         for lease in self.leases.of_worker(peer.peer):
             if lease.key in known:
                 self.leases.renew(lease, tokens=False, now=now)
-                keep.append(lease.key)
             else:
-                actions += self._end(lease)
-        kept = frozenset(keep)
-        return tuple(keep), tuple(key for key in held if key not in kept), actions
+                actions += self._end(lease, now)
+        kept = {key: None for key in held if self._still_wanted(peer, key)}
+        return tuple(kept), tuple(key for key in held if key not in kept), actions
 
-    def worker_left(self, peer: Peer) -> list[Action]:
-        """It will not finish anything."""
-        ended = [self._end(lease) for lease in self.leases.of_worker(peer.peer)]
-        return [action for actions in ended for action in actions]
+    def worker_left(self, peer: Peer, *, revoked: bool = False, now: float) -> list[Action]:
+        """It will not finish anything; of a revoked one no more is taken."""
+        actions: list[Action] = []
+        for lease in self.leases.of_worker(peer.peer):
+            for sample in lease.samples if revoked else ():
+                self.leases.gather(lease, sample, None)
+            actions += self._end(lease, now)
+        return actions
 
     # --- versions, time
 
-    def revoke(self, keys: Collection[VersionKey]) -> list[Action]:
+    def revoke(self, keys: Collection[VersionKey], *, now: float) -> list[Action]:
         """Cancel the leases and drop the groups that these versions wrote for."""
         actions: list[Action] = []
         for lease in list(self.leases):
             worker = self._members.get(lease.worker)
-            if lease.served in keys or (worker is not None and worker.serving in keys):
-                actions += [*self._cancel(lease), *self._end(lease, failures=0)]
+            serving = None if worker is None else worker.serving
+            base = (span.key for span in lease.given.base.spans)
+            if any(key in keys for key in (serving, lease.given.served, *base)):
+                actions += [*self._cancel(lease), *self._end(lease, now, failures=0)]
         for group in self._groups:
             if group.stored().record.uses(keys):
                 actions += self._drop(group, "revoked", "", again=True)
@@ -212,10 +238,11 @@ class Groups:
         return actions
 
     def wake_at(self) -> float | None:
-        """When a lease expires, or a worker has rested."""
+        """When a lease expires, a worker has rested, or a partial has waited for too long."""
         lease_at = self.leases.wake_at()
-        resting = [peer.rest_until for peer in self._members.workers() if peer.rest_until > self._advanced_at]
-        return min(resting if lease_at is None else [*resting, lease_at], default=None)
+        waits = [peer.rest_until for peer in self._members.workers() if peer.rest_until > self._advanced_at]
+        waits += [self._forget_at] if self._forget_at < math.inf else []
+        return min(waits if lease_at is None else [*waits, lease_at], default=None)
 
     def advance(self, *, now: float) -> list[Action]:
         """Drop what has become too old, then keep the engines full: waiting samples first, then new groups."""
@@ -223,7 +250,10 @@ class Groups:
         if self._staleness.open_step != self._extra_step:
             self._extra, self._extra_step = 0, self._staleness.open_step
         actions = self._age() if self._staleness.oldest != self._aged_to else []
+        self._forget_at, self._no_room_from = math.inf, None
         for group in self._groups:
+            if group.partials:
+                actions += self._go_on(group, now)
             if group.waiting:
                 actions += self._grant(group, self._rooms(self._staleness.oldest, now), now)
         actions += self._admit(now)
@@ -265,57 +295,72 @@ class Groups:
                 ranked.append((-serving.publish_seq, -free, peer.peer, peer.slots))
         return [Room(worker, slots, -free) for _, free, worker, slots in sorted(ranked)]
 
-    def _grant(self, group: Group, rooms: list[Room], now: float) -> list[Action]:
-        """Lease all waiting samples, if there is room for all of them."""
+    def _go_on(self, group: Group, now: float) -> list[Action]:
+        """Lease each waiting sample that has tokens to a worker that may go on from them, where there is one."""
+        self._partials.forget(group, now=now)
         actions: list[Action] = []
-        for worker, samples in place(sorted(group.waiting), rooms):
+        for sample, waiting in sorted(group.partials.items()):
+            oldest = max(self._staleness.oldest, waiting.partial.version_last)
+            full = self._no_room_from is not None and oldest >= self._no_room_from
+            placed = [] if full else place([sample], self._rooms(oldest, now))
+            if not placed:
+                self._no_room_from = oldest if self._no_room_from is None else min(oldest, self._no_room_from)
+                self._forget_at = min(self._forget_at, waiting.until)
+            actions += self._lease(group, placed, now)
+        return actions
+
+    def _grant(self, group: Group, rooms: list[Room], now: float) -> list[Action]:
+        """Lease all samples that wait with nothing, if there is room for all of them."""
+        return self._lease(group, place(sorted(group.waiting - group.partials.keys()), rooms), now)
+
+    def _lease(self, group: Group, placed: list[tuple[PeerId, tuple[int, ...]]], now: float) -> list[Action]:
+        actions: list[Action] = []
+        for worker, samples in placed:
             peer = self._members.get(worker)
             assert peer is not None
             assert peer.serving is not None
-            lease = self._groups.grant(group, worker, peer.serving, samples, now=now)
-            actions += _send(peer, self._grant_message(group, lease, samples))
+            given = self._groups.grant(group, worker, peer.serving, samples, now=now).given
+            self._figures.handed_over(given.base.length)
+            actions += [Persist(given), *_send(peer, self._grant_message(group, given))]
         return actions
 
-    def _grant_message(self, group: Group, lease: Lease, samples: tuple[int, ...]) -> LeaseGranted:
-        rules = self._rules
+    def _grant_message(self, group: Group, given: LeaseGiven) -> LeaseGranted:
+        rules, base = self._rules, given.base
         return LeaseGranted(
-            lease.key.lease,
-            lease.key.attempt,
+            given.lease,
+            given.attempt,
             group.group,
-            group.prompt.tokens,
-            samples,
-            rules.max_new_tokens,
+            group.prompt.tokens + base.tokens,
+            given.samples,
+            rules.max_new_tokens - base.length,
             rules.temperature,
             rules.top_p,
             rules.stop_token_ids,
-            self._staleness.oldest,
+            max(self._staleness.oldest, base.version_last),
             rules.lease_silence_s,
         )
 
     # --- inside: results
 
-    def _accept(self, peer: Peer, group: Group, message: SampleFinished, now: float) -> list[Action]:
-        oldest = min(span.version for span in message.spans)
-        if self._staleness.outdated(oldest, None):
-            answer = _answer(peer, message, "its group is too old")
-            return [*answer, *self._drop(group, "stale", "", again=True)]
-        reward = math.nan
-        record = TrajectoryRecord(message.sample, message.tokens, message.logprobs, message.spans, reward, peer.peer)
+    def _accept(self, peer: Peer, group: Group, message: SampleFinished, whole: Partial, now: float) -> list[Action]:
+        """whole: the result behind what its attempt went on from."""
+        record = TrajectoryRecord(message.sample, whole.tokens, whole.logprobs, whole.spans, math.nan, peer.peer)
         key = HeldLease(message.lease, message.attempt)
         ended = self._groups.keep(group, record)
         if key in group.running:
             self.leases.renew(group.running[key], tokens=True, now=now)
         peer.succeeded()
-        self._figures.tokens_accepted += len(message.tokens) // 4
-        self._remember(peer, key, message)
+        self._figures.tokens_accepted += whole.length
+        fingerprint = self._answered[key, message.sample] = _fingerprint(peer, message)
+        keep_newest(self._answered, ANSWERED_MAX)
         actions: list[Action] = [
-            Persist(SampleKept(group.group, message.lease, message.attempt, record)),
+            Persist(SampleKept(group.group, message.lease, message.attempt, record, fingerprint)),
             *_answer(peer, message),
             *(self._cancel(ended) if ended is not None and ended.key != key else []),
         ]
         if self._outdated(group):  # with "mask" that is known only when it is whole
             return [*actions, *self._drop(group, "stale", "", again=True)]
-        return [*actions, ScoreSample(group.group, message.sample, group.prompt.cursor, message.tokens)]
+        return [*actions, ScoreSample(group.group, message.sample, group.prompt.cursor, whole.tokens)]
 
     def _bad_result(self, peer: Peer, group: Group, message: SampleFinished, fault: str, now: float) -> list[Action]:
         """Refuse it; the sample waits for another lease unless one has it, and the group ends if this goes on."""
@@ -336,10 +381,6 @@ class Groups:
         if identical:
             return _answer(peer, message)
         return self._refuse(peer, message, "a different result was accepted before")
-
-    def _remember(self, peer: Peer, key: HeldLease, message: SampleFinished) -> None:
-        self._answered[key, message.sample] = _fingerprint(peer, message)
-        keep_newest(self._answered, ANSWERED_MAX)
 
     # --- inside: ends
 
@@ -372,7 +413,7 @@ class Groups:
 
     def _outdated(self, group: Group) -> bool:
         """By the versions that are known to have written or to be writing for it."""
-        running = [lease.served.version for lease in group.running.values()]
+        running = [lease.given.oldest for lease in group.running.values()]
         oldest = min([*running, *(kept.version_min for kept in group.kept.values())], default=None)
         whole = len(group.kept) == self._rules.group_size
         newest = group.stored().record.version_max if whole else None
@@ -381,15 +422,17 @@ class Groups:
     def _lease_failed(self, lease: Lease, worker: Peer | None, now: float) -> list[Action]:
         if worker is not None:
             worker.rest(now, at_least_s=lease.idle_s(now))
-        return self._end(lease)
+        return self._end(lease, now)
 
-    def _end(self, lease: Lease, *, failures: int = 1) -> list[Action]:
-        """The attempt is over; its open samples wait for the next one, unless the group has failed too often."""
+    def _end(self, lease: Lease, now: float, *, failures: int = 1) -> list[Action]:
+        """The attempt is over; its open samples wait for the next one, unless one has failed too often."""
         group = self._groups.end(lease)
         if group is None:
             return []  # it ended with its group just now
-        group.failures += failures
-        return self._drop(group, "lease", "its leases failed") if group.failures > LEASE_FAILURES_MAX else []
+        group.failures.update(dict.fromkeys(lease.samples, failures))
+        if max(group.failures.values()) > LEASE_FAILURES_MAX:
+            return self._drop(group, "lease", "its leases failed")
+        return [*self._partials.left(group, lease, now=now)]
 
     def _cancel(self, lease: Lease) -> list[Action]:
         peer = self._members.get(lease.worker)
@@ -400,7 +443,7 @@ class Groups:
         actions = [action for actions in cancelled for action in actions]
         return [*actions, *self.discard(group.stored(), reason, detail, again=again)]
 
-    def _recover_group(self, stored: StoredGroup) -> list[Action]:
+    def _recover_group(self, stored: StoredGroup, given: Sequence[LeaseGiven], now: float) -> list[Action]:
         record, size = stored.record, self._rules.group_size
         kept = {trajectory.sample: trajectory for trajectory in record.trajectories}
         if any(sample >= size for sample in kept):
@@ -409,8 +452,26 @@ class Groups:
         unscored = group.unscored()
         if group.waiting or unscored:
             self._groups.add(group)
+            fitting = [attempt for attempt in given if self._fits_rules(attempt)]
+            self._groups.recover(group, fitting, self._may_count, now=now)
             return [ScoreSample(group.group, each.sample, stored.cursor, each.tokens) for each in unscored]
         return [] if self._staleness.admit(stored) else self.discard(stored, "stale", again=True)
+
+    def _fits_rules(self, given: LeaseGiven) -> bool:
+        """They may have changed since."""
+        return max(given.samples) < self._rules.group_size and given.base.length < self._rules.max_new_tokens
+
+    def _may_count(self, given: LeaseGiven) -> bool:
+        """Whether what this attempt makes may still become part of a batch."""
+        served = self._versions.live(given.served) is not None
+        return served and self._partials.good(given.base) and not self._staleness.outdated(given.oldest, None)
+
+    def _still_wanted(self, peer: Peer, key: HeldLease) -> bool:
+        lease = self.leases.get(key)
+        if lease is not None:
+            return lease.worker == peer.peer
+        given = self._groups.wanted(peer.peer, key)
+        return given is not None and self._may_count(given)
 
     def check(self) -> None:
         self.leases.check()
@@ -418,7 +479,8 @@ class Groups:
         assert len(self._answered) <= ANSWERED_MAX
         self._groups.check()
         for group in self._groups:
-            assert group.failures <= LEASE_FAILURES_MAX
+            assert all(failures <= LEASE_FAILURES_MAX for failures in group.failures.values())
+            assert all(self._partials.good(waiting.partial) for waiting in group.partials.values())
             assert group.bad_results < BAD_RESULTS_MAX
             assert group.group not in self._staleness.held()
             assert not self._outdated(group)

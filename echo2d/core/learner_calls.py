@@ -80,7 +80,7 @@ class LearnerCalls:
 
     # --- calls
 
-    def session_asked(self, event: SessionAsked) -> list[Action]:
+    def session_asked(self, event: SessionAsked, *, now: float) -> list[Action]:
         """A new epoch: fences the older ones, revokes what they published beyond `resume_step`."""
         lowest = self._staleness.checkpoint
         if event.resume_step < lowest:
@@ -94,7 +94,7 @@ class LearnerCalls:
             actions.append(Persist(BatchCommitted(batch.step, self.epoch, batch.digest, 0.0)))
         for stored in unfinished:
             actions += self._groups.discard(stored, "stale")
-        actions += self._revoke(self._versions.above(event.resume_step, before=self.epoch))
+        actions += self._revoke(self._versions.above(event.resume_step, before=self.epoch), now)
         note = Note("session", f"epoch {self.epoch} begins after step {event.resume_step}")
         return [*actions, note, Reply(event.request, 200, self._session_body())]
 
@@ -107,7 +107,7 @@ class LearnerCalls:
             return [_error(event.request, verdict.error, verdict.detail)]
         actions: list[Action] = []
         if verdict is None:
-            actions += self._revoke(self._versions.replaced_by(event))
+            actions += self._revoke(self._versions.replaced_by(event), now)
             verdict = self._versions.publish(event)
             self._figures.versions_published += 1
             self._publishing.published(verdict, now=now)
@@ -217,14 +217,14 @@ class LearnerCalls:
             "checkpoint": self._staleness.checkpoint,
         }
 
-    def _revoke(self, keys: Collection[VersionKey]) -> list[Action]:
+    def _revoke(self, keys: Collection[VersionKey], now: float) -> list[Action]:
         """Drop what these versions wrote and is not in a full batch; workers stop serving them (I1)."""
         if not keys:
             return []
         actions: list[Action] = [Persist(VersionRevoked(self.epoch, key.version, key.digest)) for key in keys]
         self._versions.revoke(keys)
         self._publishing.revoked(keys)
-        actions += self._groups.revoke(keys)
+        actions += self._groups.revoke(keys, now=now)
         for stored in self._staleness.revoke(keys):
             actions += self._groups.discard(stored, "revoked", again=True)
         told = VersionsRevoked(self.epoch, tuple(keys))

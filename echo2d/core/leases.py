@@ -2,31 +2,41 @@
 
     granted --(progress, results)--> granted ... --> ended: every sample answered, given back, silent, stuck, cancelled
 
-A lease that ended with samples open may run again as the next attempt. Ids begin with a tag of this process, so that a
-worker's lease from before a restart is never taken for one of now. Not here: groups, and who gets a lease.
+A lease that ended with samples open may run again as the next attempt. Ids begin with a tag of this process: those of
+two processes never meet, so that leases from before a restart can go on. What a worker reports of unfinished samples is
+gathered with its lease, not durably. Not here: groups, who gets a lease, and what output is worth (`partials`).
 """
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from echo2d.core.coordinator_io import LeaseGiven
 from echo2d.core.ids import TAG_SHIFT, GroupId, LeaseId, PeerId
 from echo2d.core.messages import HeldLease, VersionKey
+from echo2d.core.trajectory import NOTHING, Partial
 
 STUCK_S = 180.0  # progress without a single token for so long is no progress (I6); workers give up after 120 s
+GATHERED_BYTES_MAX = 256 << 20  # tokens and logprobs of unfinished samples: 32 million tokens, 1,000 workers' worth
 
 
 @dataclass(slots=True)
 class Lease:
-    """One running attempt. served: by the worker when it was granted; no token will be of an older version."""
+    """One running attempt, as it was `given`. samples: those still open.
+
+    outputs: what open samples have so far beyond the base; None: not known any more.
+    """
 
     key: HeldLease
-    group: GroupId
-    worker: PeerId
-    served: VersionKey
+    given: LeaseGiven
     samples: set[int]
     silent_at: float
     stuck_at: float
+    outputs: dict[int, Partial | None] = field(default_factory=dict)
+
+    @property
+    def worker(self) -> PeerId:
+        return self.given.worker
 
     def idle_s(self, now: float) -> float:
         """How long its worker has reported it without a token; 0 if the worker is silent."""
@@ -42,6 +52,8 @@ class Leases:
         self._silence_s = silence_s
         self._running: dict[HeldLease, Lease] = {}
         self._load: Counter[PeerId] = Counter()
+        self._resumed: set[LeaseId] = set()
+        self._gathered_bytes = 0
 
     def __iter__(self) -> Iterator[Lease]:
         return iter(self._running.values())
@@ -53,8 +65,8 @@ class Leases:
         return self._running.get(key)
 
     def given(self, lease: LeaseId) -> bool:
-        """Whether this process ever gave a lease of this id."""
-        return self._first <= lease < self._next
+        """Whether this process ever gave a lease of this id, or found it running."""
+        return self._first <= lease < self._next or lease in self._resumed
 
     def load(self, worker: PeerId) -> int:
         """Samples that this worker holds."""
@@ -70,18 +82,28 @@ class Leases:
         worker: PeerId,
         served: VersionKey,
         samples: Iterable[int],
+        base: Partial = NOTHING,
         *,
         now: float,
     ) -> Lease:
-        """A new lease, or the next attempt of an ended one."""
+        """A new lease, or the next attempt of an ended one. base: what its only sample has already."""
         if ended is None:
-            key = HeldLease(LeaseId(self._next), 0)
+            lease, attempt = LeaseId(self._next), 0
             self._next += 1
         else:
-            key = HeldLease(ended.lease, ended.attempt + 1)
-        lease = Lease(key, group, worker, served, set(samples), now + self._silence_s, now + STUCK_S)
-        self._running[key] = lease
-        self._load[worker] += len(lease.samples)
+            lease, attempt = ended.lease, ended.attempt + 1
+        given = LeaseGiven(group, lease, attempt, worker, tuple(samples), served, base)
+        return self._run(given, given.samples, now)
+
+    def resume(self, given: LeaseGiven, samples: Iterable[int], *, now: float) -> Lease:
+        """An attempt from before a restart, with those of its samples that are open still."""
+        self._resumed.add(given.lease)
+        return self._run(given, samples, now)
+
+    def _run(self, given: LeaseGiven, samples: Iterable[int], now: float) -> Lease:
+        lease = Lease(given.key, given, set(samples), now + self._silence_s, now + STUCK_S)
+        self._running[lease.key] = lease
+        self._load[lease.worker] += len(lease.samples)
         return lease
 
     def renew(self, lease: Lease, *, tokens: bool, now: float) -> None:
@@ -90,9 +112,18 @@ class Leases:
         if tokens:
             lease.stuck_at = now + STUCK_S
 
+    def gather(self, lease: Lease, sample: int, output: Partial | None) -> None:
+        """What the sample has now; None, and what there is no room for, is not known until it is told anew."""
+        self._forget(lease, sample)
+        if output is not None and self._gathered_bytes + _size(output) > GATHERED_BYTES_MAX:
+            output = None
+        lease.outputs[sample] = output
+        self._gathered_bytes += _size(output)
+
     def answer(self, lease: Lease, sample: int) -> bool:
         """The sample is no longer this lease's; returns whether the lease ended with it."""
         if sample in lease.samples:
+            self._forget(lease, sample)
             lease.samples.remove(sample)
             self._load[lease.worker] -= 1
         if not lease.samples:
@@ -100,7 +131,9 @@ class Leases:
         return not lease.samples
 
     def end(self, lease: Lease) -> None:
+        """Its outputs are the caller's, and no longer counted."""
         del self._running[lease.key]
+        self._gathered_bytes -= sum(map(_size, lease.outputs.values()))
         self._load[lease.worker] -= len(lease.samples)
         if not self._load[lease.worker]:
             del self._load[lease.worker]
@@ -111,13 +144,23 @@ class Leases:
     def wake_at(self) -> float | None:
         return min((min(lease.silent_at, lease.stuck_at) for lease in self), default=None)
 
+    def _forget(self, lease: Lease, sample: int) -> None:
+        self._gathered_bytes -= _size(lease.outputs.pop(sample, None))
+
     def check(self) -> None:
         load: Counter[PeerId] = Counter()
         for key, lease in self._running.items():
             assert key == lease.key
             assert lease.samples
             assert self.given(lease.key.lease)
+            assert lease.outputs.keys() <= lease.samples <= set(lease.given.samples)
             load[lease.worker] += len(lease.samples)
         assert load == self._load
+        outputs = [output for lease in self for output in lease.outputs.values()]
+        assert sum(map(_size, outputs)) == self._gathered_bytes <= GATHERED_BYTES_MAX
         ids = [key.lease for key in self._running]
         assert len(ids) == len(set(ids)), "two attempts of one lease run"
+
+
+def _size(output: Partial | None) -> int:
+    return 0 if output is None else len(output.tokens) + len(output.logprobs)

@@ -86,9 +86,10 @@ class Peer:
         self.refit_pause_s, self.memory_ok = done.pause_s, done.memory_ok
 
     def rest(self, now: float, *, at_least_s: float = 0.0) -> None:
-        """No leases for a while: it failed one."""
-        self.failures += 1
-        self.rest_until = now + max(at_least_s, min(REST_S_MAX, REST_S * 2.0 ** min(self.failures - 1, 10)))
+        """No leases for a while: it failed one. All that it fails while it rests were one accident."""
+        self.failures += now >= self.rest_until
+        rest_s = min(REST_S_MAX, REST_S * 2.0 ** min(max(0, self.failures - 1), 10))
+        self.rest_until = max(self.rest_until, now + max(at_least_s, rest_s))
 
     def succeeded(self) -> None:
         self.accepted += 1
@@ -273,4 +274,6 @@ def _take_hello(peer: Peer, hello: Hello) -> None:
     peer.kind, peer.boot_id, peer.listen = hello.kind, hello.boot_id, hello.listen
     peer.slots = min(hello.slots, SLOTS_MAX) if hello.kind == "worker" else 0
     peer.forms = frozenset(hello.forms[:FORMS_MAX])
+    for key in hello.served[:ACKNOWLEDGED_MAX]:
+        peer.serves(key)
     peer.serves(hello.serving)

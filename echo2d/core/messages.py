@@ -138,7 +138,8 @@ class Hello:
 
     boot_id changes with every start of the daemon. slots: samples its engines run at once together (0 for relays).
     serving: the version all its engines serve, None when they serve nothing or differ. holding: versions that stand
-    verified in its slots. forms: forms whose frames are all on its disk.
+    verified in its slots. forms: forms whose frames are all on its disk. served: the versions that wrote for `leases`
+    and were served by all its engines.
     """
 
     protocol: int
@@ -152,6 +153,7 @@ class Hello:
     holding: tuple[VersionKey, ...]
     leases: tuple[HeldLease, ...]
     forms: tuple[FormId, ...]
+    served: tuple[VersionKey, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +278,11 @@ class RefitFailed:
 
 @dataclass(frozen=True, slots=True)
 class LeaseProgress:
-    """New tokens of a lease; renews it. At least every PROGRESS_S while the engine generates; may be empty."""
+    """New tokens of a lease; renews it. At least every PROGRESS_S while the engine generates; may be empty.
+
+    Of each sample the tokens since the last message, from its first one again after a Welcome, as far as the versions
+    that wrote them are confirmed (see SampleFinished). If the lease ends unfinished, somebody else goes on from there.
+    """
 
     lease: LeaseId
     attempt: int
@@ -285,7 +291,10 @@ class LeaseProgress:
 
 @dataclass(frozen=True, slots=True)
 class SampleFinished:
-    """One sample's whole output under this lease attempt. Sent until a SampleAnswered for it comes."""
+    """One sample's whole output under this lease attempt. Sent until a SampleAnswered for it comes.
+
+    Every version in its spans is confirmed: all engines served it, and RefitDone or Hello.served said so before.
+    """
 
     lease: LeaseId
     attempt: int
@@ -398,6 +407,8 @@ class VersionsRevoked:
 class LeaseGranted:
     """One generation call: the samples with these indices (within their group) of one prompt.
 
+    A prompt may end with output of an earlier attempt; then max_new_tokens is reduced by it, and the result is what
+    comes after it.
     oldest: the oldest version that may write a token. silence_s: without a LeaseProgress or SampleFinished for so
     long the lease goes to somebody else.
     """

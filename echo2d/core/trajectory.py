@@ -41,6 +41,49 @@ class TrajectoryRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Partial:
+    """The first output tokens of a sample that is not finished, as in TrajectoryRecord; NOTHING: none yet."""
+
+    tokens: bytes = b""
+    logprobs: bytes = b""
+    spans: tuple[Span, ...] = ()
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens) // 4
+
+    @property
+    def version_min(self) -> Version | None:
+        """Versions never decrease along the tokens."""
+        return self.spans[0].version if self.spans else None
+
+    @property
+    def version_last(self) -> Version:
+        """What goes on from here is of this version or a newer one."""
+        return self.spans[-1].version if self.spans else Version(0)
+
+    def plus(self, tokens: bytes, logprobs: bytes, spans: Iterable[Span], *, shift: int = 0) -> "Partial":
+        """With more tokens behind these; `shift`: what their spans' positions lack. Spans of one version are one."""
+        joined = list(self.spans)
+        for span in spans:
+            start = span.start + shift
+            if joined and joined[-1].key == span.key:
+                start = joined.pop().start
+            joined.append(Span(start, span.end + shift, span.version, span.digest))
+        return Partial(self.tokens + tokens, self.logprobs + logprobs, tuple(joined))
+
+    def first(self, length: int) -> "Partial":
+        """At most so many of its tokens."""
+        if self.length <= length:
+            return self
+        spans = (Span(s.start, min(s.end, length), s.version, s.digest) for s in self.spans if s.start < length)
+        return Partial(self.tokens[: 4 * length], self.logprobs[: 4 * length], tuple(spans))
+
+
+NOTHING = Partial()
+
+
+@dataclass(frozen=True, slots=True)
 class GroupRecord:
     """The trajectories of one prompt; reaches the learner whole or not at all (I5)."""
 

@@ -6,7 +6,8 @@
 
 Kept true: samples in the engines never exceed the slots (but for one lease that alone is larger); a span names only a
 version this worker itself loaded (I2), never an older one than the lease allows or than the span before it (I1).
-A result is sent once every version in its spans is confirmed: served by all engines, and reported so before.
+A result is sent once every version in its spans is confirmed: served by all engines, and reported so before; progress
+as far as that holds. What a lease has so far is told before it is given back, so that somebody else can go on from it.
 Leases and results outlive the control link: after a Welcome every kept sample is reported again from its first token.
 Not here: which version is served, and engines.
 """
@@ -61,10 +62,15 @@ class _Output:
             else:
                 self.spans.append(span)
 
-    def take_unsent(self, sample: int) -> SampleDelta:
-        start, self.sent = self.sent, len(self.tokens)
-        spans = tuple(Span(max(s.start, start), s.end, s.version, s.digest) for s in self.spans if s.end > start)
-        return SampleDelta(sample, pack_tokens(self.tokens[start:]), pack_logprobs(self.logprobs[start:]), spans)
+    def confirmed(self, versions: Collection[VersionKey]) -> int:
+        """How many tokens, from the first on, these versions wrote."""
+        return next((span.start for span in self.spans if span.key not in versions), len(self.tokens))
+
+    def take_unsent(self, sample: int, end: int) -> SampleDelta:
+        start, self.sent = self.sent, end
+        spans = (Span(max(s.start, start), s.end, s.version, s.digest) for s in self.spans if start < s.end <= end)
+        tokens, logprobs = self.tokens[start:end], self.logprobs[start:end]
+        return SampleDelta(sample, pack_tokens(tokens), pack_logprobs(logprobs), tuple(spans))
 
 
 @dataclass(slots=True)
@@ -103,6 +109,14 @@ class Leases:
     def held(self) -> tuple[HeldLease, ...]:
         """What Hello lists: attempts still worked on, and those with unanswered results."""
         return tuple(dict.fromkeys([*self._held, *(key for key, _ in self._results)]))
+
+    def served(self) -> tuple[VersionKey, ...]:
+        """The confirmed versions that wrote for these."""
+        outputs = [output.spans for held in self._held.values() for output in held.outputs.values()]
+        wrote = {
+            span.key for spans in [*outputs, *(result.spans for result in self._results.values())] for span in spans
+        }
+        return tuple(key for key in self._confirmed if key in wrote)
 
     # --- from the coordinator ---
 
@@ -159,15 +173,15 @@ class Leases:
 
     def failed(self, key: HeldLease, reason: str, *, now: float) -> list[LeaseAction]:
         """The lease goes back to the coordinator; samples that are already finished stay results."""
-        if key not in self._held:
-            return []
-        return [*self._drop(key), SendControl(LeaseFailed(key.lease, key.attempt, reason)), *self._start(now)]
+        return [*self._give_back(key, reason), *self._start(now)]
 
     # --- from the worker ---
 
     def revoked(self, keys: Collection[VersionKey], *, now: float) -> list[LeaseAction]:
         """These versions are void: give back every lease with one of their tokens, forget such results."""
         actions: list[LeaseAction] = []
+        for key in keys:
+            self._confirmed.pop(key, None)
         for held in list(self._held.values()):
             if any(_uses(output.spans, keys) for output in held.outputs.values()):
                 actions += self.failed(held.key, "its version was revoked", now=now)
@@ -199,10 +213,7 @@ class Leases:
 
     def give_back(self, reason: str) -> list[LeaseAction]:
         """Every lease goes back: nothing is served any more, or the worker stops."""
-        actions: list[LeaseAction] = []
-        for key in list(self._held):
-            actions += [*self._drop(key), SendControl(LeaseFailed(key.lease, key.attempt, reason))]
-        return actions
+        return [action for key in list(self._held) for action in self._give_back(key, reason)]
 
     def report(self, *, now: float) -> list[LeaseAction]:
         """Progress of the leases whose time has come; a lease whose engine is stuck goes back."""
@@ -212,7 +223,7 @@ class Leases:
                 actions += self.failed(held.key, f"no token for {ENGINE_STALL_S:.0f} s", now=now)
             elif now >= held.report_at:
                 held.report_at = now + PROGRESS_S
-                actions += [SendControl(message) for message in _progress(held)]
+                actions += [SendControl(message) for message in self._progress(held)]
         return actions
 
     def wake_at(self) -> float | None:
@@ -237,6 +248,28 @@ class Leases:
             running += len(held.outputs)
             actions.append(StartGeneration(held.grant))
         return actions
+
+    def _give_back(self, key: HeldLease, reason: str) -> list[LeaseAction]:
+        held = self._held.get(key)
+        if held is None:
+            return []
+        last = [SendControl(message) for message in self._progress(held) if message.samples]
+        return [*last, *self._drop(key), SendControl(LeaseFailed(key.lease, key.attempt, reason))]
+
+    def _progress(self, held: _Held) -> Iterator[LeaseProgress]:
+        """Everything unsent of one lease, in messages of at most TOKENS_MAX tokens (or one sample) each."""
+        deltas: list[SampleDelta] = []
+        room = TOKENS_MAX
+        for sample, output in held.outputs.items():
+            end = output.confirmed(self._confirmed)
+            fresh = end - output.sent
+            if deltas and fresh > room:
+                yield LeaseProgress(held.grant.lease, held.grant.attempt, tuple(deltas))
+                deltas, room = [], TOKENS_MAX
+            if fresh > 0:
+                deltas.append(output.take_unsent(sample, end))
+                room -= fresh
+        yield LeaseProgress(held.grant.lease, held.grant.attempt, tuple(deltas))
 
     def _drop(self, key: HeldLease) -> list[LeaseAction]:
         held = self._held.pop(key, None)
@@ -324,18 +357,3 @@ def _output_fault(
             return f"a span [{span.start}, {span.end}) after token {end}"
         end, newest = span.end, key.version
     return "" if end == length else f"spans up to {end} for {length} tokens"
-
-
-def _progress(held: _Held) -> Iterator[LeaseProgress]:
-    """Everything unsent of one lease, in messages of at most TOKENS_MAX tokens (or one sample) each."""
-    deltas: list[SampleDelta] = []
-    room = TOKENS_MAX
-    for sample, output in held.outputs.items():
-        fresh = len(output.tokens) - output.sent
-        if deltas and fresh > room:
-            yield LeaseProgress(held.grant.lease, held.grant.attempt, tuple(deltas))
-            deltas, room = [], TOKENS_MAX
-        if fresh:
-            deltas.append(output.take_unsent(sample))
-            room -= fresh
-    yield LeaseProgress(held.grant.lease, held.grant.attempt, tuple(deltas))

@@ -113,7 +113,7 @@ class WorkerState:
         versions, leases = self._versions, self._leases.held()
         return Hello(
             PROTOCOL_VERSION, self._run_id, kind, name, boot_id, self._slots, listen,
-            versions.serving, versions.holding(), leases, tuple(forms),
+            versions.serving, versions.holding(), leases, tuple(forms), self._leases.served(),
         )  # fmt: skip
 
     def handle(self, event: Event, *, now: float) -> list[Action]:

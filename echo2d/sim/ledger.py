@@ -7,11 +7,13 @@ key there. Kept true with the real one: what a drop or a checkpoint deletes, and
 from dataclasses import replace
 
 from echo2d.core.coordinator_io import (
+    Answered,
     BatchCommitted,
     BatchFrozen,
     CheckpointKept,
     EpochOpened,
     GroupDropped,
+    LeaseGiven,
     PromptTaken,
     Record,
     Recovered,
@@ -22,7 +24,7 @@ from echo2d.core.coordinator_io import (
     VersionRevoked,
 )
 from echo2d.core.ids import Epoch, GroupId, PublishSeq
-from echo2d.core.messages import VersionKey
+from echo2d.core.messages import HeldLease, VersionKey
 from echo2d.core.trajectory import GroupRecord
 
 
@@ -36,6 +38,8 @@ class Ledger:
         self.revoked: set[VersionKey] = set()
         self.void: set[int] = set()  # publish_seqs that were revoked
         self.groups: dict[GroupId, StoredGroup] = {}
+        self.given: dict[HeldLease, LeaseGiven] = {}
+        self.answered: dict[tuple[GroupId, int], Answered] = {}
         self.frozen: dict[int, BatchFrozen] = {}
         self.committed: dict[int, BatchCommitted] = {}
 
@@ -57,8 +61,13 @@ class Ledger:
                 assert group not in self.groups
                 self.groups[group] = StoredGroup(GroupRecord(group, prompt, ()), cursor)
                 self.next_cursor, self.next_group = max(self.next_cursor, cursor + 1), group + 1
-            case SampleKept(group, _, _, kept):
+            case LeaseGiven(group):
+                assert group in self.groups
+                assert record.key not in self.given
+                self.given[record.key] = record
+            case SampleKept(group, lease, attempt, kept, fingerprint):
                 stored = self.groups[group]
+                self.answered[group, kept.sample] = Answered(HeldLease(lease, attempt), kept.sample, fingerprint)
                 assert kept.sample not in {each.sample for each in stored.record.trajectories}
                 both = sorted((*stored.record.trajectories, kept), key=lambda each: each.sample)
                 self.groups[group] = replace(stored, record=replace(stored.record, trajectories=tuple(both)))
@@ -68,6 +77,7 @@ class Ledger:
                 self.groups[group] = replace(stored, record=replace(stored.record, trajectories=tuple(scored)))
             case GroupDropped(group):
                 del self.groups[group]
+                self._forget_work()
             case BatchFrozen(step):
                 self.frozen[step] = record
             case BatchCommitted(step):
@@ -79,6 +89,12 @@ class Ledger:
                     del self.frozen[frozen.step]
                 self.committed = {s: each for s, each in self.committed.items() if s > step}
                 self.checkpoint = step
+                self._forget_work()
+
+    def _forget_work(self) -> None:
+        """Of groups that are no more."""
+        self.given = {key: each for key, each in self.given.items() if each.group in self.groups}
+        self.answered = {at: each for at, each in self.answered.items() if at[0] in self.groups}
 
     def recover(self) -> Recovered:
         return Recovered(
@@ -92,4 +108,6 @@ class Ledger:
             frozen=tuple(self.frozen[step] for step in sorted(self.frozen)),
             committed=tuple(self.committed[step] for step in sorted(self.committed)),
             checkpoint=self.checkpoint,
+            given=tuple(self.given.values()),
+            answered=tuple(self.answered.values()),
         )

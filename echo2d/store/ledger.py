@@ -3,8 +3,8 @@
 `append` writes the records of one turn as one transaction; `recover` reads everything back. Blocking: one thread owns
 a Ledger from `open` to `close`. Only one process has a ledger open at a time (a lock on `<name>.lock`).
 
-What goes away: a dropped group with its samples; batches, commits and frozen groups of steps that the learner made
-durable (`CheckpointKept`). Counters never go back. A version that is published again after it was revoked is
+What goes away: a dropped group with its samples and leases; batches, commits and frozen groups of steps that the
+learner made durable (`CheckpointKept`). Counters never go back. A version that is published again after it was revoked is
 published. NaN is stored as NULL: a sample without a reward has not been scored.
 """
 
@@ -21,11 +21,13 @@ from typing import IO, Any, Self
 
 from echo2d.core.codec import pack, unpacker
 from echo2d.core.coordinator_io import (
+    Answered,
     BatchCommitted,
     BatchFrozen,
     CheckpointKept,
     EpochOpened,
     GroupDropped,
+    LeaseGiven,
     PromptTaken,
     Record,
     Recovered,
@@ -35,12 +37,12 @@ from echo2d.core.coordinator_io import (
     VersionPublished,
     VersionRevoked,
 )
-from echo2d.core.ids import Digest, Epoch, GroupId, PeerId, PublishSeq
-from echo2d.core.messages import Span
-from echo2d.core.trajectory import GROUP_BYTES_MAX, GroupRecord, TrajectoryRecord
+from echo2d.core.ids import Digest, Epoch, GroupId, LeaseId, PeerId, PublishSeq, Version
+from echo2d.core.messages import HeldLease, Span, VersionKey
+from echo2d.core.trajectory import GROUP_BYTES_MAX, NOTHING, GroupRecord, Partial, TrajectoryRecord
 from echo2d.errors import OperatorFault, StoreFault
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 SCHEMA = """
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE epochs (epoch INTEGER PRIMARY KEY, resume_step INTEGER NOT NULL);
@@ -48,10 +50,14 @@ CREATE TABLE versions (
     publish_seq INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, version INTEGER NOT NULL, digest BLOB NOT NULL,
     path TEXT NOT NULL, full_bytes INTEGER NOT NULL, revoked INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE groups (group_id INTEGER PRIMARY KEY, cursor INTEGER NOT NULL, prompt BLOB NOT NULL);
+CREATE TABLE leases (
+    group_id INTEGER NOT NULL REFERENCES groups ON DELETE CASCADE, lease INTEGER NOT NULL, attempt INTEGER NOT NULL,
+    worker TEXT NOT NULL, samples TEXT NOT NULL, version INTEGER NOT NULL, digest BLOB NOT NULL, base BLOB,
+    PRIMARY KEY (group_id, lease, attempt));
 CREATE TABLE samples (
     group_id INTEGER NOT NULL REFERENCES groups ON DELETE CASCADE, sample INTEGER NOT NULL, lease INTEGER NOT NULL,
     attempt INTEGER NOT NULL, worker TEXT NOT NULL, tokens BLOB NOT NULL, logprobs BLOB NOT NULL, spans BLOB NOT NULL,
-    reward REAL, PRIMARY KEY (group_id, sample));
+    fingerprint BLOB NOT NULL, reward REAL, PRIMARY KEY (group_id, sample));
 CREATE TABLE batches (step INTEGER PRIMARY KEY, digest BLOB NOT NULL, groups TEXT NOT NULL, refusals INTEGER NOT NULL);
 CREATE TABLE commits (
     step INTEGER, epoch INTEGER, digest BLOB NOT NULL, t_train_s REAL NOT NULL,
@@ -67,6 +73,7 @@ class _Spans:
 
 
 _unpack_spans = unpacker(_Spans, bytes_max=GROUP_BYTES_MAX)
+_unpack_partial = unpacker(Partial, bytes_max=GROUP_BYTES_MAX)
 
 
 @contextmanager
@@ -140,6 +147,8 @@ class Ledger:
                 frozen=self._frozen(),
                 committed=self._committed(),
                 checkpoint=counters.get("checkpoint", 0),
+                given=self._given(),
+                answered=self._answered(),
             )
 
     def _row(self, query: str) -> tuple[Any, ...] | None:
@@ -163,6 +172,19 @@ class Ledger:
         return tuple(
             StoredGroup(GroupRecord(GroupId(group), prompt, tuple(samples.get(group, ()))), cursor)
             for group, cursor, prompt in groups
+        )
+
+    def _given(self) -> tuple[LeaseGiven, ...]:
+        rows = self._db.execute(
+            "SELECT group_id, lease, attempt, worker, samples, version, digest, base FROM leases ORDER BY rowid"
+        )
+        return tuple(_lease(*row) for row in rows)
+
+    def _answered(self) -> tuple[Answered, ...]:
+        rows = self._db.execute("SELECT lease, attempt, sample, fingerprint FROM samples ORDER BY rowid")
+        return tuple(
+            Answered(HeldLease(LeaseId(lease), attempt), sample, fingerprint)
+            for lease, attempt, sample, fingerprint in rows
         )
 
     def _frozen(self) -> tuple[BatchFrozen, ...]:
@@ -210,6 +232,16 @@ def _trajectory(
     return TrajectoryRecord(sample, tokens, logprobs, found, math.nan if reward is None else reward, PeerId(worker))
 
 
+def _lease(
+    group: int, lease: int, attempt: int, worker: str, samples: str, version: int, digest: bytes, base: bytes | None
+) -> LeaseGiven:
+    served = VersionKey(Version(version), Digest(digest))
+    before: Partial = NOTHING if base is None else _unpack_partial(base)
+    return LeaseGiven(
+        GroupId(group), LeaseId(lease), attempt, PeerId(worker), tuple(json.loads(samples)), served, before
+    )
+
+
 # --- records -> rows ------------------------------------------------------------------------------------------------
 
 _Statement = tuple[str, tuple[Any, ...]]
@@ -241,11 +273,18 @@ def _prompt_taken(record: PromptTaken) -> list[_Statement]:
     ]
 
 
+def _lease_given(record: LeaseGiven) -> list[_Statement]:
+    served, base = record.served, pack(record.base) if record.base.length else None
+    row = (record.group, record.lease, record.attempt, record.worker, json.dumps(record.samples))
+    return [("INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*row, served.version, served.digest, base))]
+
+
 def _sample_kept(record: SampleKept) -> list[_Statement]:
     kept = record.trajectory
     spans = pack(_Spans(kept.spans))
     row = (record.group, kept.sample, record.lease, record.attempt, kept.worker, kept.tokens, kept.logprobs, spans)
-    return [("INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (*row, _reward(kept.reward)))]
+    more = (record.fingerprint, _reward(kept.reward))
+    return [("INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (*row, *more))]
 
 
 def _sample_rewarded(record: SampleRewarded) -> list[_Statement]:
@@ -282,6 +321,7 @@ _STATEMENTS: dict[type, Callable[[Any], list[_Statement]]] = {
     VersionPublished: _version_published,
     VersionRevoked: _version_revoked,
     PromptTaken: _prompt_taken,
+    LeaseGiven: _lease_given,
     SampleKept: _sample_kept,
     SampleRewarded: _sample_rewarded,
     GroupDropped: _group_dropped,
