@@ -254,7 +254,7 @@ class Groups:
         for group in self._groups:
             if group.partials:
                 actions += self._go_on(group, now)
-            if group.waiting:
+            if group.waiting.difference(group.partials):
                 actions += self._grant(group, self._rooms(self._staleness.oldest, now), now)
         actions += self._admit(now)
         slots = sum(peer.slots for peer in self._members.workers())
@@ -311,7 +311,7 @@ class Groups:
 
     def _grant(self, group: Group, rooms: list[Room], now: float) -> list[Action]:
         """Lease all samples that wait with nothing, if there is room for all of them."""
-        return self._lease(group, place(sorted(group.waiting - group.partials.keys()), rooms), now)
+        return self._lease(group, place(sorted(group.waiting.difference(group.partials)), rooms), now)
 
     def _lease(self, group: Group, placed: list[tuple[PeerId, tuple[int, ...]]], now: float) -> list[Action]:
         actions: list[Action] = []

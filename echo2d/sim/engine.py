@@ -1,7 +1,8 @@
-"""The engine of a simulated worker: writes tokens that tell which version wrote them, and refits between two of them.
+"""The engine of a simulated worker: writes tokens that tell who wrote them where, and refits between two of them.
 
-`mark` is the token by which a version signs, so that a judge can compare spans with what was really loaded (I2).
-Not here: what is asked of the engine and what its output means.
+`mark` is the token by which a version signs a place of a sample, so that a judge can compare spans with what was really
+loaded (I2), and sees a token that stands where it was not written. The place counts from the first token of the prompt:
+whoever goes on from somebody else's output goes on counting. Not here: what is asked and what output means.
 """
 
 import random
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 
 from blake3 import blake3
 
-from echo2d.core.ids import LeaseId, version_label
+from echo2d.core.ids import GroupId, LeaseId, version_label
 from echo2d.core.messages import Finish, LeaseGranted, VersionKey
 from echo2d.core.worker_io import (
     EngineRefitFailed,
@@ -26,9 +27,10 @@ VOCAB = 256
 Output = SampleProgressed | GenerationFailed | EngineRefitted | EngineRefitFailed
 
 
-def mark(key: VersionKey) -> int:
-    """The token of this version."""
-    return 2 + blake3(version_label(key.version, key.digest).encode()).digest(1)[0] % (VOCAB - 2)
+def mark(key: VersionKey, group: GroupId, sample: int, place: int) -> int:
+    """The token of this version at this place of this sample."""
+    text = f"{version_label(key.version, key.digest)} {group} {sample} {place}"
+    return 2 + blake3(text.encode()).digest(1)[0] % (VOCAB - 2)
 
 
 @dataclass(slots=True)
@@ -86,7 +88,8 @@ class Engine:
             del self._running[key]
             self._emit(GenerationFailed(*key, "the engine died"))
             return
-        tokens = (mark(self.loaded),) * (stop - start)
+        first = len(lease.prompt) // 4
+        tokens = tuple(mark(self.loaded, lease.group, sample, first + at) for at in range(start, stop))
         span = LabelSpan(start, stop, version_label(self.loaded.version, self.loaded.digest))
         finish: Finish | None = "stop" if stop == end else None
         if finish:

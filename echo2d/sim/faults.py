@@ -87,7 +87,7 @@ class Schedule:
         heal_s = rng.uniform(15.0, 60.0)
         return Schedule(
             rng_seed=rng_seed,
-            rules=_rules(rng),
+            rules=_rules(rng, random.Random(rng_seed ^ 0x1E46).choice([8, 8, 24])),
             workers=workers,
             faults=_faults(rng, len(workers), heal_s),
             heal_s=heal_s,
@@ -97,7 +97,7 @@ class Schedule:
         )
 
 
-def _rules(rng: random.Random) -> CoordinatorRules:
+def _rules(rng: random.Random, max_new_tokens: int) -> CoordinatorRules:
     staleness_max = rng.randint(0, 3)
     trajectories, group_size = rng.choice([(4, 2), (2, 2), (6, 3), (3, 1), (8, 4)])
     return CoordinatorRules(
@@ -106,7 +106,7 @@ def _rules(rng: random.Random) -> CoordinatorRules:
         publish_every=rng.choice([None, rng.randint(1, staleness_max + 1)]),
         trajectories_per_step=trajectories,
         group_size=group_size,
-        max_new_tokens=8,
+        max_new_tokens=max_new_tokens,
         temperature=1.0,
         top_p=1.0,
         stop_token_ids=(1,),

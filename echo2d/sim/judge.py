@@ -4,10 +4,12 @@ It knows what the processes cannot know together: the ledger, what was granted t
 which rewards the task gives. It uses none of the code it judges. Numbers as in the blueprint:
 
     I1 nothing too old, nothing of a revoked version in a batch that freezes    I4 acknowledged is durable, trained once
-    I2 spans name what wrote the tokens    I5 whole groups    I7 only whom it was leased to    I8 (`check` of the cores)
+    I2 spans name what wrote the tokens, handed over or not    I5 whole groups    I7 only whom it was leased to
+    I8 (`check` of the cores)
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable
 
 from echo2d.core.coordinator_io import (
@@ -22,6 +24,7 @@ from echo2d.core.coordinator_io import (
     EpochOpened,
     Event,
     GroupDropped,
+    LeaseGiven,
     PromptTaken,
     PublishAsked,
     Record,
@@ -62,13 +65,15 @@ class Judge:
         self.ledger = Ledger()
         self._rules, self._honest = rules, honest
         self._asked: dict[RequestId, Event] = {}
-        self._granted: dict[HeldLease, tuple[PeerId, GroupId, tuple[int, ...]]] = {}
+        self._granted: dict[HeldLease, tuple[PeerId, LeaseGranted]] = {}
+        self._writers: dict[tuple[GroupId, int], set[PeerId]] = defaultdict(set)  # who may have written for a sample
         self._kept: set[tuple[HeldLease, int]] = set()
         self._step_of: dict[GroupId, int] = {}  # of every group that was ever frozen
         self._trained_in: dict[GroupId, int] = {}  # of every group of a committed batch
         self._refused: set[GroupId] = set()  # by the learner
         self.barred: set[PeerId] = set()
         self.steps_committed = self.newest_step = 0
+        self.handed_over = self.joined = 0  # leases that go on from somebody's output, results of such
 
     def compare(self, state: CoordinatorState) -> None:
         """The machine holds exactly what is durable; called where nothing waits to be written."""
@@ -87,6 +92,8 @@ class Judge:
                 self._check_published(record)
             case PromptTaken(_, cursor):
                 assert cursor not in {stored.cursor for stored in self.ledger.groups.values()}, "a prompt twice"
+            case LeaseGiven():
+                self._check_given(record)
             case SampleKept(group, lease, attempt, kept):
                 self._check_kept(group, HeldLease(lease, attempt), kept)
             case SampleRewarded(group, sample, reward):
@@ -114,11 +121,22 @@ class Judge:
         assert record.epoch == self.ledger.epoch
         assert record.version <= self._last_committed()
 
+    def _check_given(self, record: LeaseGiven) -> None:
+        """Only of a sample that has no result, and one alone if it has tokens."""
+        stored = self.ledger.groups[record.group]
+        assert not {each.sample for each in stored.record.trajectories} & set(record.samples)
+        assert len(record.samples) == 1 or not record.base.length
+        revoked = [VersionKey(span.version, span.digest) in self.ledger.revoked for span in record.base.spans]
+        assert not any(revoked), "I1: somebody is to go on from a revoked version"
+
     def _check_kept(self, group: GroupId, key: HeldLease, kept: TrajectoryRecord) -> None:
         """I2, I7, and everything a result must be."""
-        worker, leased, samples = self._granted[key]
-        assert (worker, leased) == (kept.worker, group), "I7: a result for somebody else's lease"
-        assert kept.sample in samples
+        worker, lease = self._granted[key]
+        prompt = self.ledger.groups[group].record.prompt
+        assert (worker, lease.group) == (kept.worker, group), "I7: a result for somebody else's lease"
+        assert kept.sample in lease.samples
+        assert (prompt + kept.tokens).startswith(lease.prompt), "I2: not what the worker was to go on from"
+        self.joined += lease.prompt != prompt
         assert kept.worker not in self.barred, "I7: a result of a peer whose credential is void"
         tokens, logprobs = unpack_tokens(kept.tokens), unpack_logprobs(kept.logprobs)
         assert 0 < len(tokens) == len(logprobs) <= self._rules.max_new_tokens
@@ -126,12 +144,17 @@ class Judge:
         assert all(math.isfinite(logprob) and logprob <= 1e-4 for logprob in logprobs.tolist())
         edges = [0, *(edge for span in kept.spans for edge in (span.start, span.end)), len(tokens)]
         assert edges[::2] == edges[1::2], "I2: spans do not cover the tokens"
+        versions = [span.version for span in kept.spans]
+        assert versions == sorted(versions), "an older version went on from a newer one"
+        honest = all(map(self._honest, self._writers[group, kept.sample]))
+        first = len(prompt) // 4
         published = {VersionKey(each.version, each.digest) for each in self.ledger.published.values()}
         for span in kept.spans:
             version = VersionKey(span.version, span.digest)
             assert version in published - self.ledger.revoked, "I1: a token of no version"
-            wrote = set(tokens[span.start : span.end].tolist())
-            assert not self._honest(worker) or wrote == {mark(version)}, "I2: a span names a version that did not write"
+            wrote = tokens[span.start : span.end].tolist()
+            signed = [mark(version, group, kept.sample, first + at) for at in range(span.start, span.end)]
+            assert not honest or wrote == signed, "I2: a span names a version that did not write this here"
         assert math.isnan(kept.reward)
         self._kept.add((key, kept.sample))
 
@@ -198,7 +221,11 @@ class Judge:
         assert peer not in self.barred, "I7: a lease for a peer whose credential is void"
         key = HeldLease(lease.lease, lease.attempt)
         assert key not in self._granted, "I4: an attempt given twice"
-        self._granted[key] = (peer, lease.group, lease.samples)
+        self._granted[key] = (peer, lease)
+        for sample in lease.samples:
+            self._writers[lease.group, sample].add(peer)
+        stored = self.ledger.groups.get(lease.group)
+        self.handed_over += stored is not None and lease.prompt != stored.record.prompt
 
     def asked(self, request: RequestId, event: Event) -> None:
         self._asked[request] = event

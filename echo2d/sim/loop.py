@@ -41,9 +41,14 @@ class StuckError(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class LoopOutcome:
-    """steps: commits, replays included. after_s: until the steps after the healing were done. trace: of all events."""
+    """steps: commits, replays included. after_s: until the steps after the healing were done. trace: of all events.
+
+    handed_over: leases that went on from another one's output; joined: their results that were kept.
+    """
 
     steps: int
+    handed_over: int
+    joined: int
     after_s: float
     events: int
     epochs: int
@@ -102,7 +107,8 @@ class Loop:
         self._check_all()
         after_s = self._clock.now - schedule.heal_s
         epochs = self.judge.ledger.epoch
-        return LoopOutcome(self.judge.steps_committed, after_s, self._events, epochs, self._trace.hexdigest())
+        judge, trace = self.judge, self._trace.hexdigest()
+        return LoopOutcome(judge.steps_committed, judge.handed_over, judge.joined, after_s, self._events, epochs, trace)
 
     def _check_all(self) -> None:
         self.coordinator.state.check()

@@ -178,7 +178,8 @@ class Worker(Peer):
             self._note_whole(event.form)
         for action in actions:
             if isinstance(action, ShutDown):
-                self._control.cut(self)
+                if self.session is not None:
+                    self.lose(self.session)  # after what was said before
                 self.end()
                 self._stopped(self.number)
                 return

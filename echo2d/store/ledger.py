@@ -4,8 +4,8 @@
 a Ledger from `open` to `close`. Only one process has a ledger open at a time (a lock on `<name>.lock`).
 
 What goes away: a dropped group with its samples and leases; batches, commits and frozen groups of steps that the
-learner made durable (`CheckpointKept`). Counters never go back. A version that is published again after it was revoked is
-published. NaN is stored as NULL: a sample without a reward has not been scored.
+learner made durable (`CheckpointKept`). Counters never go back. A version that is published again after it was
+revoked is published. NaN is stored as NULL: a sample without a reward has not been scored.
 """
 
 import fcntl
