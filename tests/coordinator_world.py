@@ -49,9 +49,11 @@ from echo2d.core.messages import (
     Hello,
     LeaseCancelled,
     LeaseGranted,
+    LeaseProgress,
     PeerKind,
     RefitDone,
     SampleAnswered,
+    SampleDelta,
     SampleFinished,
     SegmentEncoded,
     Span,
@@ -167,6 +169,14 @@ class Peer:
         )
         self.unanswered[key, sample] = result
         return result
+
+    def wrote(self, key: HeldLease, sample: int, *tokens: int, start: int = 0) -> LeaseProgress:
+        """It reports these tokens of a sample, behind the first `start`, under what is served now."""
+        assert self.serving is not None
+        end = start + len(tokens)
+        spans = (Span(start, end, self.serving.version, self.serving.digest),)
+        delta = SampleDelta(sample, pack_tokens(tokens), pack_logprobs([-0.25] * len(tokens)), spans)
+        return LeaseProgress(key.lease, key.attempt, (delta,))
 
 
 class World:

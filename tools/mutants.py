@@ -90,7 +90,7 @@ MUTANTS = (
     Mutant(
         "I2 at the coordinator",
         "a span may name a version that this worker never served",
-        "echo2d/core/groups.py",
+        "echo2d/core/partials.py",
         "version in peer.acknowledged and ",
         "",
         ("tests/unit/test_groups.py",),
@@ -187,8 +187,8 @@ MUTANTS = (
         "I7, leases",
         "a result counts whoever sends it",
         "echo2d/core/group_table.py",
-        "return group if worker == peer and sample in samples else None",
-        "return group if sample in samples else None",
+        "return group if given.worker == peer and sample in given.samples else None",
+        "return group if sample in given.samples else None",
         (FAULTS,),
     ),
     Mutant(

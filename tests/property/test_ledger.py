@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from echo2d.core.coordinator_io import (
+    Answered,
     BatchCommitted,
     BatchFrozen,
     CheckpointKept,
     EpochOpened,
     GroupDropped,
+    LeaseGiven,
     PromptTaken,
     Record,
     Recovered,
@@ -26,8 +28,8 @@ from echo2d.core.coordinator_io import (
     VersionRevoked,
 )
 from echo2d.core.ids import Digest, Epoch, GroupId, LeaseId, PeerId, PublishSeq, Version
-from echo2d.core.messages import Span
-from echo2d.core.trajectory import GroupRecord, TrajectoryRecord
+from echo2d.core.messages import HeldLease, Span, VersionKey
+from echo2d.core.trajectory import NOTHING, GroupRecord, Partial, TrajectoryRecord
 from echo2d.store.ledger import Ledger
 
 DIGESTS = st.sampled_from([Digest(bytes([n]) * 32) for n in range(3)])
@@ -43,6 +45,8 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger = Ledger.open(self.path)
         self.model = Recovered.nothing()
         self.waiting: list[Record] = []
+        self.given: list[LeaseGiven] = []
+        self.answered: list[tuple[GroupId, Answered]] = []
 
     def teardown(self) -> None:
         self.ledger.close()
@@ -87,11 +91,23 @@ class LedgerMachine(RuleBasedStateMachine):
         kept = TrajectoryRecord(
             len(record.trajectories), tokens, tokens, (Span(0, 1, Version(1), digest),), math.nan, PeerId("p")
         )
+        fingerprint = b"%d" % len(self.answered)
+        self.answered.append((record.group, Answered(HeldLease(LeaseId(lease), 0), kept.sample, fingerprint)))
         grown = replace(record, trajectories=(*record.trajectories, replace(kept, reward=UNSCORED)))
         self.put(
-            SampleKept(record.group, LeaseId(lease), 0, kept),
+            SampleKept(record.group, LeaseId(lease), 0, kept, fingerprint),
             groups=self.change_groups(lambda s: replace(s, record=grown) if s.record.group == record.group else s),
         )
+
+    @precondition(lambda self: self.model.groups)
+    @rule(data=st.data(), lease=SMALL, digest=DIGESTS, tokens=st.binary(max_size=8))
+    def give_lease(self, data: st.DataObject, lease: int, digest: Digest, tokens: bytes) -> None:
+        group = data.draw(st.sampled_from(self.model.groups)).record.group
+        base = Partial(tokens, tokens, (Span(0, 2, Version(1), digest),)) if len(tokens) == 8 else NOTHING
+        served = VersionKey(Version(2), digest)
+        given = LeaseGiven(group, LeaseId(lease), len(self.given), PeerId("p"), (3, 1), served, base)
+        self.given.append(given)
+        self.put(given)
 
     @precondition(lambda self: any(stored.record.trajectories for stored in self.model.groups))
     @rule(data=st.data(), reward=st.floats(allow_nan=False))
@@ -154,7 +170,11 @@ class LedgerMachine(RuleBasedStateMachine):
     def agrees(self) -> None:
         self.flush()
         found = self.ledger.recover()
-        assert replace(found, groups=tuple(map(without_nan, found.groups))) == self.model
+        groups = {stored.record.group for stored in self.model.groups}
+        given = tuple(each for each in self.given if each.group in groups)
+        answered = tuple(each for group, each in self.answered if group in groups)
+        model = replace(self.model, given=given, answered=answered)
+        assert replace(found, groups=tuple(map(without_nan, found.groups))) == model
 
 
 def without_nan(stored: StoredGroup) -> StoredGroup:

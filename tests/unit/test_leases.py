@@ -1,7 +1,11 @@
 """Running leases: attempts, loads, silence."""
 
+import pytest
+
+from echo2d.core import leases as leases_module
 from echo2d.core.ids import TAG_SHIFT, GroupId, LeaseId, PeerId
 from echo2d.core.leases import STUCK_S, Lease, Leases
+from echo2d.core.trajectory import Partial, pack_logprobs, pack_tokens
 from tests.coordinator_world import version_key
 
 WORKER = PeerId("w")
@@ -57,3 +61,39 @@ def test_a_worker_that_reports_without_tokens_is_idle_and_a_silent_one_is_silent
     leases.renew(lease, tokens=False, now=10.0)
     assert lease.idle_s(12.0) == 12.0
     assert lease.idle_s(25.0) == 0.0
+
+
+def test_an_attempt_from_before_a_restart_runs_on_under_its_name() -> None:
+    given = start(Leases(1, silence_s=15.0)).given
+    leases = Leases(2, silence_s=15.0)
+    lease = leases.resume(given, [1, 2], now=50.0)
+    leases.check()
+    assert (lease.key, lease.samples, lease.silent_at, leases.load(WORKER)) == (given.key, {1, 2}, 65.0, 2)
+    assert leases.given(given.lease)
+    leases.end(lease)
+    assert leases.given(given.lease)
+    assert start(leases).key.lease != given.lease
+
+
+def a_partial(tokens: int) -> Partial:
+    return Partial(pack_tokens([3] * tokens), pack_logprobs([0.0] * tokens))
+
+
+def test_outputs_are_gathered_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases_module, "GATHERED_BYTES_MAX", 8 * 10)
+    leases = Leases(1, silence_s=15.0)
+    one, two = start(leases), start(leases)
+    leases.gather(one, 0, a_partial(6))
+    leases.gather(two, 0, a_partial(5))
+    leases.check()
+    assert (one.outputs, two.outputs) == ({0: a_partial(6)}, {0: None})
+    leases.gather(one, 0, a_partial(2))
+    leases.gather(two, 0, a_partial(8))
+    leases.check()
+    assert two.outputs == {0: a_partial(8)}
+    leases.answer(one, 0)
+    leases.end(two)
+    leases.check()
+    leases.gather(one, 1, a_partial(10))
+    assert one.outputs == {1: a_partial(10)}
+    leases.check()

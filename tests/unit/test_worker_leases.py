@@ -145,7 +145,7 @@ def test_a_stuck_engine_does_not_keep_its_lease(leases: Leases) -> None:
     leases.granted(a_lease(), V1, now=0.0)
     leases.progressed(output(1), LABELS, now=50.0)
     actions = leases.report(now=50.0 + ENGINE_STALL_S)
-    assert actions[0] == AbortGeneration(LeaseId(1), 1)
+    assert actions[1] == AbortGeneration(LeaseId(1), 1)
     assert sent(actions, LeaseFailed) == [LeaseFailed(LeaseId(1), 1, "no token for 120 s")]
 
 
@@ -166,7 +166,7 @@ def test_output_that_makes_no_sense_ends_the_lease(leases: Leases, bad: SamplePr
     leases.granted(a_lease(), V1, now=0.0)
     leases.progressed(output(2), LABELS, now=0.0)
     actions = leases.progressed(bad, LABELS, now=0.0)
-    assert actions[0] == AbortGeneration(LeaseId(1), 1)
+    assert actions[1] == AbortGeneration(LeaseId(1), 1)
     [failed] = sent(actions, LeaseFailed)
     assert isinstance(failed, LeaseFailed)
     assert word in failed.reason
@@ -195,6 +195,53 @@ def test_results_of_a_refit_in_doubt_are_nobodys(leases: Leases) -> None:
     leases.progressed(output(1, label="2-b", finish="stop"), LABELS, now=0.0)
     assert leases.doubted(V2, now=0.0) == [SendControl(LeaseFailed(LeaseId(1), 1, "a refit failed"))]
     assert leases.idle
+
+
+def told(actions: list[LeaseAction], sample: int = 0) -> list[int]:
+    """The tokens of this sample in progress messages."""
+    messages = [message for message in sent(actions, LeaseProgress) if isinstance(message, LeaseProgress)]
+    deltas = [delta for message in messages for delta in message.samples if delta.sample == sample]
+    return [token for delta in deltas for token in unpack_tokens(delta.tokens).tolist()]
+
+
+def test_progress_names_confirmed_versions_only(leases: Leases) -> None:
+    leases.granted(a_lease(), V1, now=0.0)
+    leases.progressed(output(2), LABELS, now=0.0)
+    leases.progressed(output(2, start=2, label="2-b"), LABELS, now=0.0)
+    assert leases.served() == (V1,)
+    first = leases.report(now=PROGRESS_S)
+    assert told(first) == [0, 1]
+    leases.progressed(output(1, start=4, label="2-b"), LABELS, now=3.0)
+    assert told(leases.report(now=2 * PROGRESS_S)) == []
+    leases.confirmed(V2, now=5.0)
+    assert leases.served() == (V1, V2)
+    [again] = sent(leases.report(now=3 * PROGRESS_S), LeaseProgress)
+    assert isinstance(again, LeaseProgress)
+    assert again.samples[0].spans == (Span(2, 5, *_parts(V2)),)
+
+
+@pytest.mark.parametrize("end", ["stop", "engine fault", "stall"])
+def test_what_a_lease_has_is_told_before_it_is_given_back(leases: Leases, end: str) -> None:
+    leases.granted(a_lease(), V1, now=0.0)
+    leases.progressed(output(2), LABELS, now=0.0)
+    leases.report(now=PROGRESS_S)
+    leases.progressed(output(3, start=2), LABELS, now=2.5)
+    if end == "stop":
+        actions = leases.give_back("SIGTERM")
+    elif end == "stall":
+        actions = leases.report(now=2.5 + ENGINE_STALL_S)
+    else:
+        actions = leases.failed(key(), "engine fault", now=3.0)
+    assert told(actions) == [2, 3, 4]
+    assert [type(each.message) for each in actions if isinstance(each, SendControl)] == [LeaseProgress, LeaseFailed]
+
+
+def test_of_a_revoked_version_nothing_is_told(leases: Leases) -> None:
+    leases.confirmed(V2, now=0.0)
+    leases.granted(a_lease(), V1, now=0.0)
+    leases.progressed(output(2), LABELS, now=0.0)
+    leases.progressed(output(2, start=2, label="2-b"), LABELS, now=0.0)
+    assert told(leases.revoked([V2], now=1.0)) == [0, 1]
 
 
 def test_a_new_connection_hears_everything_again(leases: Leases) -> None:
