@@ -223,6 +223,14 @@ class Machine(RuleBasedStateMachine):
         if kind == "changed":
             self.world.say(peer, replace(result, finish="length"))
 
+    @rule(data=st.data(), tokens=st.integers(1, 8), begins=st.booleans())
+    def writes(self, data: st.DataObject, tokens: int, begins: bool) -> None:
+        able = [peer for peer in self.world.peers.values() if peer.open and peer.serving is not None]
+        if able:
+            peer = data.draw(st.sampled_from(able))
+            key, sample = data.draw(st.sampled_from(peer.open))
+            self.world.say(peer, peer.wrote(key, sample, *[5] * tokens, start=0 if begins else tokens))
+
     @rule(data=st.data())
     def reports(self, data: st.DataObject) -> None:
         peer = self.a_peer(data)

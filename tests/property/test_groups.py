@@ -50,6 +50,14 @@ class Machine(RuleBasedStateMachine):
             for _ in range(times):
                 self.world.say(peer, result)
 
+    @rule(data=st.data(), tokens=st.integers(1, 8), begins=st.booleans())
+    def writes(self, data: st.DataObject, tokens: int, begins: bool) -> None:
+        """Not always behind what it wrote before."""
+        peer = self.peer(data)
+        if peer.open and peer.serving is not None:
+            key, sample = data.draw(st.sampled_from(peer.open))
+            self.world.say(peer, peer.wrote(key, sample, *[5] * tokens, start=0 if begins else tokens))
+
     @rule(data=st.data())
     def something_is_scored(self, data: st.DataObject) -> None:
         if self.world.pending:

@@ -4,22 +4,27 @@ from dataclasses import replace
 
 import pytest
 
-from echo2d.core.coordinator_io import PeerRevoked, Persist, SampleKept, ScoreSample
-from echo2d.core.ids import Version
-from echo2d.core.messages import (
-    Goodbye,
-    HeldLease,
-    LeaseFailed,
-    LeaseGranted,
-    LeaseProgress,
-    SampleAnswered,
-    SampleDelta,
-    Span,
+from echo2d.core.coordinator_io import (
+    PeerDisconnected,
+    PeerRevoked,
+    Persist,
+    Recovered,
+    SampleKept,
+    ScoreSample,
+    VersionPublished,
 )
-from echo2d.core.partials import FRUITLESS_MAX, PARTIAL_WAIT_S
-from echo2d.core.trajectory import TrajectoryRecord, pack_logprobs, pack_tokens, unpack_tokens
-from tests.coordinator_world import Peer, World, version_digest, version_key
-from tests.unit.test_groups import do_step, dropped, grants, world_of
+from echo2d.core.figures import Figures
+from echo2d.core.group_table import Group, Waiting
+from echo2d.core.ids import Digest, Epoch, GroupId, PublishSeq, Version
+from echo2d.core.leases import Leases
+from echo2d.core.messages import Goodbye, HeldLease, LeaseFailed, LeaseProgress, SampleAnswered, SampleDelta, Span
+from echo2d.core.partials import FRUITLESS_MAX, PARTIAL_WAIT_S, Partials
+from echo2d.core.prompts import Prompt
+from echo2d.core.staleness import Staleness
+from echo2d.core.trajectory import Partial, TrajectoryRecord, pack_logprobs, pack_tokens, unpack_tokens
+from echo2d.core.versions import Versions
+from tests.coordinator_world import Peer, World, rules, version_digest
+from tests.unit.test_groups import dropped, grants, world_of
 
 ONE_GROUP = {"staleness_max": 0, "group_size": 1, "trajectories_per_step": 1}
 
@@ -70,7 +75,7 @@ def test_a_dying_workers_tokens_go_on_elsewhere() -> None:
     assert (status["tokens_accepted"], status["handed_over"]) == (6, {"partials": 1, "tokens": 3})
 
 
-def _parts(version: int) -> tuple[Version, bytes]:
+def _parts(version: int) -> tuple[Version, Digest]:
     return Version(version), version_digest(version)
 
 
@@ -96,7 +101,7 @@ def finish_all(world: World, peer: Peer) -> None:
 
 
 def test_the_joined_spans_name_who_wrote_what() -> None:
-    world, one, two, key = two_versions()
+    world, one, two, _ = two_versions()
     world.say(one, Goodbye("SIGTERM"))
     while not (again := grants(two)[-1]).attempt:
         world.say(two, two.finish(*two.open[0]))
@@ -224,19 +229,21 @@ def test_a_result_always_has_a_token_to_add() -> None:
     assert answer.reason == "2 tokens; 1 to 1 are allowed"
 
 
-def test_a_result_is_not_older_than_what_it_goes_on_from() -> None:
-    world, old, new, _ = two_versions()
+def handed_to(world: World, old: Peer, new: Peer) -> tuple[HeldLease, int]:
+    """`new` begins a sample with version 1 and leaves; `old`, which serves it by then, goes on."""
     key = next(iter(new.leases))
     world.say(new, new.wrote(key, 0, 7))
     finish_all(world, old)
     world.refit(old)
     world.say(new, Goodbye("SIGTERM"))
-    finish_all(world, old)
-    again = next((at for at in old.open if at[0].attempt == 1), None)
-    while again is None:
-        finish_all(world, old)
-        again = next((at for at in old.open if at[0].attempt == 1), None)
-    result = old.finish(*again)
+    while not any(at[0].attempt for at in old.open):
+        world.say(old, old.finish(*old.open[0]))
+    return next(at for at in old.open if at[0].attempt)
+
+
+def test_a_result_is_not_older_than_what_it_goes_on_from() -> None:
+    world, old, new, _ = two_versions()
+    result = old.finish(*handed_to(world, old, new))
     world.say(old, replace(result, spans=(Span(0, 3, *_parts(0)),)))
     answer = [message for message in old.inbox if isinstance(message, SampleAnswered)][-1]
     assert answer.reason == "span versions decrease"
@@ -259,16 +266,9 @@ def test_a_revoked_version_takes_its_tokens_along() -> None:
 
 def test_a_lease_that_goes_on_from_a_revoked_version_is_called_off() -> None:
     world, old, new, _ = two_versions()
-    key = next(iter(new.leases))
-    world.say(new, new.wrote(key, 0, 7))
-    finish_all(world, old)
-    world.refit(old)
-    world.say(new, Goodbye("SIGTERM"))
-    while not any(at[0].attempt for at in old.open):
-        world.say(old, old.finish(*old.open[0]))
-    again = next(at for at in old.open if at[0].attempt)
+    key, _ = handed_to(world, old, new)
     world.open_session(0)
-    assert again[0] not in old.leases
+    assert key not in old.leases
     assert world.state.status()["groups"]["leases"] == 0
 
 
@@ -293,39 +293,37 @@ def test_every_hand_adds_its_tokens() -> None:
     world.say(one, one.wrote(key, 0, 7))
     world.say(one, Goodbye("SIGTERM"))
     for count in range(1, 5):
-        again = grants(two)[-1]
-        assert len(tokens_of(again.prompt)) == 3 + count
-        at = HeldLease(again.lease, again.attempt)
+        at = next(iter(two.leases))
+        assert len(tokens_of(two.leases[at].prompt)) == 3 + count
         world.say(two, two.wrote(at, 0, 10 + count))
         two.forget(at)
-        world.say(two, LeaseFailed(again.lease, again.attempt, "engine fault"))
-        world.pass_time(1.0)
-        world.connect(two.name, slots=1)
-        world.pass_time(30.0)
-        world.connect(two.name, slots=1)
+        world.handle(PeerDisconnected(two.session, "reset"))
+        world.connect(two.name, slots=1, boot_id=f"start {count}")
     assert tokens_of(grants(two)[-1].prompt)[3:] == [7, 11, 12, 13, 14]
 
 
-def test_a_partial_that_is_too_old_is_forgotten_and_its_group_stays() -> None:
-    world, old, new, key = two_versions(staleness_max=0)
-    group = grants(old)[0].group
-    assert world.ledger.groups.get(group) is None, "with S = 0 a running lease ages out with its group"
-    world, (one, two) = world_of(1, 1, group_size=1, trajectories_per_step=1, staleness_max=1)
-    key = next(iter(one.leases))
-    world.say(one, one.wrote(key, 0, 7))
-    world.say(one, LeaseFailed(key.lease, key.attempt, "engine fault"))
-    one.forget(key)
-    assert all(grant.attempt == 0 for grant in grants(two))
-    for step in (1, 2):
-        request = world.ask_batch(step)
-        while request not in world.replies:
-            world.say(two, two.finish(*two.open[0]))
-            world.drain()
-            if any(at[0].lease == key.lease for at in two.open):
-                break
-        if any(at[0].lease == key.lease for at in two.open):
-            break
-    assert dropped(world) == []
+def test_a_partial_that_is_too_old_is_forgotten() -> None:
+    """Batch 4 is open and S = 1: what version 1 wrote cannot be of use any more, but where old tokens are masked."""
+    published = [VersionPublished(PublishSeq(n + 1), Epoch(1), *_parts(n), f"v{n}", 1) for n in range(3)]
+    recovered = replace(Recovered.nothing(), epoch=Epoch(1), published=tuple(published), checkpoint=3)
+    for over_stale, left in (("drop", [2]), ("mask", [1, 2, 3])):
+        run = rules(staleness_max=1, over_stale=over_stale)
+        partials = Partials(
+            run,
+            leases=Leases(1, 15.0),
+            versions=Versions(published, PublishSeq(3)),
+            staleness=Staleness(run, recovered),
+            figures=Figures(),
+        )
+        group = Group(GroupId(0), Prompt(0, pack_tokens([1])), {0, 1, 2, 3, 4, 5})
+        spans = {1: [0], 2: [2], 3: [1, 2], 4: [2, 3]}  # version 3 is not published
+        for sample, versions in spans.items():
+            written = tuple(Span(at, at + 1, *_parts(version)) for at, version in enumerate(versions))
+            group.partials[sample] = Waiting(Partial(b"1234" * len(versions), b"", written), until=30.0)
+        partials.forget(group, now=29.0)
+        assert sorted(group.partials) == left
+        partials.forget(group, now=30.0)
+        assert not group.partials
 
 
 def test_a_late_result_is_joined_with_what_its_own_attempt_had() -> None:
@@ -361,6 +359,7 @@ def test_one_death_is_one_failure_of_each_sample() -> None:
     assert len(two.leases) == 16
     world.say(two, Goodbye("SIGTERM"))
     assert dropped(world) == []
+    one.leases.clear()
     world.connect(one.name, slots=16, boot_id="again")
     assert len(one.leases) == 16
 
@@ -376,20 +375,3 @@ def test_failures_of_one_moment_are_one_rest() -> None:
     world.pass_time(1.5)
     world.say(two, LeaseProgress(key.lease, 99, ()))
     assert len(two.leases) == 4
-
-
-def test_with_mask_old_tokens_go_on() -> None:
-    world, one, two, key = two_versions(staleness_max=0, over_stale="mask")
-    world.say(one, Goodbye("SIGTERM"))
-    finish_all(world, two)
-    assert [grant.attempt for grant in grants(two) if grant.lease == key.lease] == [1]
-
-
-def test_a_group_ends_with_everything_it_waited_with() -> None:
-    world, one, _, key = two_workers()
-    world.say(one, one.wrote(key, 0, 7))
-    do_step_of = world.state.status()["groups"]
-    assert do_step_of["in_flight"] == 1
-    do_step(world, 1)
-    assert isinstance(grants(one)[0], LeaseGranted)
-    world.state.check()
