@@ -107,6 +107,7 @@ class Peer:
     slots: int
     session: SessionId
     serving: VersionKey | None = None
+    served: tuple[VersionKey, ...] = ()  # besides, for what it holds
     ready: VersionKey | None = None  # verified, not refitted yet
     leases: dict[HeldLease, LeaseGranted] = field(default_factory=dict)
     open: list[tuple[HeldLease, int]] = field(default_factory=list)  # samples to generate
@@ -153,7 +154,7 @@ class Peer:
         holding = () if self.serving is None else (self.serving,)
         return Hello(
             PROTOCOL_VERSION, RULES.run_id, self.kind, self.name, boot_id, self.slots, address, self.serving,
-            holding, self.held(), (),
+            holding, self.held(), (), self.served,
         )  # fmt: skip
 
     def finish(self, key: HeldLease, sample: int, *, tokens: tuple[int, ...] | None = None) -> SampleFinished:

@@ -45,6 +45,7 @@ def make_status(
             "in_flight": groups.in_flight,
             "queued": staleness.queued(groups.in_flight),
             "leases": len(groups.leases),
+            "tokens_under_way": groups.leases.tokens_under_way,
         },
         "broadcast": _broadcast(publishing.spreading, publishing.waiting, members),
         "workers": [_worker(peer, versions, groups) for peer in members if peer.kind == "worker"],

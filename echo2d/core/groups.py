@@ -158,7 +158,7 @@ class Groups:
         if before is not None:
             return self._answer_repeat(peer, message, identical=before == _fingerprint(peer, message))
         group = self._groups.owner(peer.peer, key, message.sample)
-        if group is None:
+        if group is None or not self._fits_rules(group.given[key]):
             known = self.leases.given(message.lease)
             return self._refuse(peer, message, "the lease is over" if known else "no such lease", fault=not known)
         if message.sample in group.kept:
@@ -452,19 +452,18 @@ class Groups:
         unscored = group.unscored()
         if group.waiting or unscored:
             self._groups.add(group)
-            fitting = [attempt for attempt in given if self._fits_rules(attempt)]
-            self._groups.recover(group, fitting, self._may_count, now=now)
+            self._groups.recover(group, given, self._may_count, now=now)
             return [ScoreSample(group.group, each.sample, stored.cursor, each.tokens) for each in unscored]
         return [] if self._staleness.admit(stored) else self.discard(stored, "stale", again=True)
 
     def _fits_rules(self, given: LeaseGiven) -> bool:
-        """They may have changed since."""
+        """It may be from before a restart with others."""
         return max(given.samples) < self._rules.group_size and given.base.length < self._rules.max_new_tokens
 
     def _may_count(self, given: LeaseGiven) -> bool:
         """Whether what this attempt makes may still become part of a batch."""
-        served = self._versions.live(given.served) is not None
-        return served and self._partials.good(given.base) and not self._staleness.outdated(given.oldest, None)
+        fits = self._fits_rules(given) and self._versions.live(given.served) is not None
+        return fits and self._partials.good(given.base) and not self._staleness.outdated(given.oldest, None)
 
     def _still_wanted(self, peer: Peer, key: HeldLease) -> bool:
         lease = self.leases.get(key)

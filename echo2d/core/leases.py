@@ -68,6 +68,11 @@ class Leases:
         """Whether this process ever gave a lease of this id, or found it running."""
         return self._first <= lease < self._next or lease in self._resumed
 
+    @property
+    def tokens_under_way(self) -> int:
+        """Tokens of unfinished samples that workers have reported."""
+        return self._gathered_bytes // 8
+
     def load(self, worker: PeerId) -> int:
         """Samples that this worker holds."""
         return self._load[worker]

@@ -82,6 +82,7 @@ class Coordinator(Process):
 
     def start(self) -> None:
         self.begin(skew_s=self._random.uniform(0.0, 1e5))
+        self._judge.restarted()
         secret = self._random.randbytes(PLAN_SECRET_BYTES)
         self.state = CoordinatorState(self._rules, self._judge.ledger.recover(), plan_secret=secret, now=self.now)
         self.state.check()

@@ -74,6 +74,12 @@ class Judge:
         self.barred: set[PeerId] = set()
         self.steps_committed = self.newest_step = 0
         self.handed_over = self.joined = 0  # leases that go on from somebody's output, results of such
+        self.outlived = 0  # results under leases of an earlier coordinator process
+        self._before: frozenset[HeldLease] = frozenset()
+
+    def restarted(self) -> None:
+        """Another coordinator process begins."""
+        self._before = frozenset(self._granted)
 
     def compare(self, state: CoordinatorState) -> None:
         """The machine holds exactly what is durable; called where nothing waits to be written."""
@@ -137,6 +143,7 @@ class Judge:
         assert kept.sample in lease.samples
         assert (prompt + kept.tokens).startswith(lease.prompt), "I2: not what the worker was to go on from"
         self.joined += lease.prompt != prompt
+        self.outlived += key in self._before
         assert kept.worker not in self.barred, "I7: a result of a peer whose credential is void"
         tokens, logprobs = unpack_tokens(kept.tokens), unpack_logprobs(kept.logprobs)
         assert 0 < len(tokens) == len(logprobs) <= self._rules.max_new_tokens

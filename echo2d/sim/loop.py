@@ -43,12 +43,14 @@ class StuckError(AssertionError):
 class LoopOutcome:
     """steps: commits, replays included. after_s: until the steps after the healing were done. trace: of all events.
 
-    handed_over: leases that went on from another one's output; joined: their results that were kept.
+    handed_over: leases that went on from another one's output; joined: their results that were kept; outlived: kept
+    results of leases from before a restart of the coordinator.
     """
 
     steps: int
     handed_over: int
     joined: int
+    outlived: int
     after_s: float
     events: int
     epochs: int
@@ -108,7 +110,9 @@ class Loop:
         after_s = self._clock.now - schedule.heal_s
         epochs = self.judge.ledger.epoch
         judge, trace = self.judge, self._trace.hexdigest()
-        return LoopOutcome(judge.steps_committed, judge.handed_over, judge.joined, after_s, self._events, epochs, trace)
+        return LoopOutcome(
+            judge.steps_committed, judge.handed_over, judge.joined, judge.outlived, after_s, self._events, epochs, trace
+        )  # fmt: skip
 
     def _check_all(self) -> None:
         self.coordinator.state.check()

@@ -1,15 +1,18 @@
 import math
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from echo2d.core.coordinator_io import (
+    Answered,
     BatchCommitted,
     BatchFrozen,
     CheckpointKept,
     EpochOpened,
     GroupDropped,
+    LeaseGiven,
     PromptTaken,
     Record,
     Recovered,
@@ -19,8 +22,8 @@ from echo2d.core.coordinator_io import (
     VersionRevoked,
 )
 from echo2d.core.ids import Digest, Epoch, GroupId, LeaseId, PeerId, PublishSeq, Version
-from echo2d.core.messages import Span
-from echo2d.core.trajectory import TrajectoryRecord
+from echo2d.core.messages import HeldLease, Span, VersionKey
+from echo2d.core.trajectory import Partial, TrajectoryRecord
 from echo2d.errors import OperatorFault, StoreFault
 from echo2d.store.ledger import Ledger
 
@@ -31,9 +34,9 @@ def group(number: int, cursor: int | None = None) -> PromptTaken:
     return PromptTaken(GroupId(number), number if cursor is None else cursor, b"prompt%d" % number)
 
 
-def sample(number: int, index: int, *, tokens: bytes = b"\1\0\0\0") -> SampleKept:
+def sample(number: int, index: int, *, tokens: bytes = b"\1\0\0\0", fingerprint: bytes = b"") -> SampleKept:
     kept = TrajectoryRecord(index, tokens, b"\0\0\0\0", (Span(0, 1, Version(3), A),), math.nan, PeerId("w" * 32))
-    return SampleKept(GroupId(number), LeaseId(0), 0, kept)
+    return SampleKept(GroupId(number), LeaseId(0), 0, kept, fingerprint)
 
 
 def published(seq: int, version: int, digest: Digest, epoch: int = 1) -> VersionPublished:
@@ -65,6 +68,17 @@ def test_groups_come_back_whole_with_unscored_rewards_as_nan(path: Path) -> None
     assert math.isnan(stored.record.trajectories[1].reward)
     assert stored.record.trajectories[0].spans == (Span(0, 1, Version(3), A),)
     assert (found.next_cursor, found.next_group) == (10, 5)
+
+
+def test_leases_come_back_in_the_order_in_which_they_were_granted(path: Path) -> None:
+    base = Partial(b"\5\0\0\0", b"\0\0\0\0", (Span(0, 1, Version(3), A),))
+    first = LeaseGiven(GroupId(4), LeaseId((1 << 63) - 1), 0, PeerId("w"), (1, 0), VersionKey(Version(3), A))
+    second = LeaseGiven(GroupId(5), LeaseId(2), 7, PeerId("v"), (1,), VersionKey(Version(4), B), base)
+    found = reopened(path, group(4), group(5), first, second, replace(first, attempt=1))
+    assert found.given == (first, second, replace(first, attempt=1))
+    found = reopened(path, sample(5, 1, fingerprint=b"f"), GroupDropped(GroupId(4), "aged out"))
+    assert found.given == (second,)
+    assert found.answered == (Answered(HeldLease(LeaseId(0), 0), 1, b"f"),)
 
 
 def test_counters_survive_the_groups_they_counted(path: Path) -> None:

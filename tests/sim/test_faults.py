@@ -65,6 +65,14 @@ def test_the_same_seed_leaves_the_same_trace_in_every_process() -> None:
     assert len(set(traces[0].split())) == 3
 
 
+def test_what_workers_did_not_finish_is_handed_over_in_many_of_them() -> None:
+    """Or the judge would have nothing to say about it."""
+    outcomes = [play(rng_seed) for rng_seed in range(1000, 1030)]
+    assert sum(outcome.handed_over > 0 for outcome in outcomes) >= 8
+    assert sum(outcome.joined > 0 for outcome in outcomes) >= 8
+    assert sum(outcome.outlived > 0 for outcome in outcomes) >= 4
+
+
 def test_every_kind_of_fault_is_drawn() -> None:
     kinds = {fault.kind for rng_seed in range(300) for fault in Schedule.draw(rng_seed).faults}
     assert len(kinds) == 20
