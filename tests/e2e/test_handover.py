@@ -1,0 +1,85 @@
+"""A worker dies in the middle of a long sample; another one, on a newer version, goes on where it stopped.
+
+Real processes, the torch engine, the learner's side by hand. What either of them wrote is checked against a full
+forward pass of the version that its span names, over the whole trajectory: so the second one really read what the
+first one wrote, and the coordinator joined the two at the right place.
+"""
+
+import json
+import os
+import signal
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from echo2d.bench.demo import CONFIG
+from echo2d.bench.programs import Programs
+from echo2d.client import Coordinator
+from echo2d.tasks.sort_digits import write_tokenizer
+from tests.e2e.test_by_hand import START_S, Site, poll
+from tests.loopback.engine_harness import load_model, save_random_model, score, tiny_config
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+TOKENS = 300
+DYING_TOKENS_PER_S = 60.0  # a sample takes five seconds; progress comes every two
+LOGPROB_ERROR_MAX = 0.05  # bf16 weights, float32 arithmetic in another order
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    base = tmp_path / "base"
+    save_random_model(base, tiny_config(), rng_seed=0)
+    write_tokenizer(base)
+    with Programs(tmp_path / "logs") as programs:
+        site = Site(tmp_path, base, programs)
+        text = CONFIG.format(**site.facts).replace("= 256", "= 1").replace("group_size = 8", "group_size = 1")
+        text = text.replace("max_new_tokens = 12", f"max_new_tokens = {TOKENS}").replace(
+            "options = { rng_seed = 0 }\n", ""
+        )
+        site.config.write_text(text.replace('"sort_digits"', '"tests.e2e.long_task:LongTask"'))
+        yield site
+
+
+def under_way(site: Site) -> int:
+    groups = site.status()["groups"]
+    assert isinstance(groups, dict)
+    return int(groups["tokens_under_way"])
+
+
+def test_another_worker_goes_on_where_a_killed_one_stopped(site: Site) -> None:
+    coordinator = site.coordinate()
+    folders = [site.directory / "snapshots" / name for name in ("0", "1")]
+    for number, folder in enumerate(folders):
+        save_random_model(folder, tiny_config(), rng_seed=number)
+        write_tokenizer(folder)
+    with Coordinator(site.url(), token_file=site.run_dir / "tokens" / "learner.token") as learner:
+        learner.open_session(0)
+        learner.publish(0, folders[0])
+        dying = site.join("dying", "--threads=1", "--slots=1", f"--tokens-per-s-max={DYING_TOKENS_PER_S}")
+        learner.commit(learner.take_batch(1), t_train_s=1.0)
+        poll(lambda: under_way(site) > 0)
+        os.kill(dying.pid, signal.SIGKILL)
+        learner.publish(1, folders[1])
+        site.join("heir", "--threads=1", "--slots=1")
+        batch = learner.take_batch(2)
+    ((trajectory,),) = [group.trajectories for group in batch.groups]
+    old, new = trajectory.spans
+    assert [old.start, old.end, new.end] == [0, new.start, TOKENS]
+    assert 0 < old.end < TOKENS
+    assert (old.version, new.version) == (0, 1)
+
+    prompt, output = batch.groups[0].prompt.tolist(), trajectory.tokens.tolist()
+    assert len(output) == len(trajectory.logprobs) == TOKENS
+    for span, folder in zip((old, new), folders, strict=True):
+        expected = score(load_model(folder), prompt, output, 1.0)[span.start : span.end]
+        errors = [abs(a - b) for a, b in zip(expected, trajectory.logprobs[span.start : span.end], strict=True)]
+        assert max(errors) < LOGPROB_ERROR_MAX, f"version {span.version}: {max(errors)}"
+
+    assert site.status()["handed_over"] == {"partials": 1, "tokens": old.end}
+    coordinator.terminate()
+    assert coordinator.wait(START_S) == 0
+    with sqlite3.connect(site.run_dir / "ledger.sqlite") as ledger:
+        leases = ledger.execute("SELECT attempt, samples, base IS NULL FROM leases WHERE group_id = 1").fetchall()
+    assert leases == [(0, json.dumps([0]), 1), (1, json.dumps([0]), 0)]
