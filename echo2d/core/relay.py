@@ -159,7 +159,7 @@ class Relay:
         link.serve(self._out)
         for spread in self._spreads.values():
             if spread.is_root:
-                spread.bind(link, self._out)
+                spread.bind(self._out)
         if link.wants:
             answer_wants(link, self._spreads, self._out)
 
@@ -186,8 +186,7 @@ class Relay:
     def _bind_all(self, spread: Spread) -> None:
         """Frames have come or the end is known: whoever waits gets them, if this is the root."""
         if spread.is_root:
-            for link in self._links.values():
-                spread.bind(link, self._out)
+            spread.bind(self._out)
 
     def _spread(self, form: FormId) -> Spread:
         """The form's record, made if need be; the oldest one makes room."""

@@ -16,6 +16,7 @@ from echo2d.core.relay_io import DONE, Action, CloseStream, SendFrame, StreamAsk
 from echo2d.core.transfer import Transfer
 
 LANE_FRAMES_MAX = 4  # frames given to one link ahead of its socket: keeps it busy, and binding late
+LEAD_BYTES = 4 << 20  # of the whole form: a stripe gets its share of so much more than the one furthest behind
 GAP_START_S = 10.0  # time between frames assumed of a stream that has not shown its own: start-up takes long in a chain
 GAP_DECAY = 0.8  # per frame: the expected gap is about the longest of the last ten
 
@@ -163,6 +164,12 @@ class Stripe:
         self.gap_s = GAP_START_S
         self.load = 0.0
 
+    @property
+    def takes_next(self) -> bool:
+        """Whether a child has caught up with the log and its link has room."""
+        end = len(self.log)
+        return any(lane.cursor == end and lane.link.room > 0 for lane in self.lanes.values())
+
     def progress(self, now: float) -> None:
         """A frame came from the parent."""
         self.gap_s = max(now - self.last_at, self.gap_s * GAP_DECAY)
@@ -211,17 +218,16 @@ class Spread:
     def ended(self) -> bool:
         return all(stripe.ended for stripe in self.stripes.values())
 
-    def bind(self, link: Link, out: list[Action]) -> None:
-        """At the root: binds frames to stripes whose child on this link has caught up, while the link has room.
+    def bind(self, out: list[Action]) -> None:
+        """At the root: binds frames to stripes with a child that has caught up and whose link has room.
 
-        Among those, to the one that is furthest behind its weight.
+        The stripe furthest behind its weight comes first, and none gets further ahead of it than LEAD_BYTES.
         """
-        while link.room > 0 and self._skip_tables():
-            lanes = link.lanes
-            waiting = [one.stripe for one in lanes if one.stripe.spread is self and one.cursor == len(one.stripe.log)]
-            if not waiting:
-                return
-            stripe = waiting[0] if len(waiting) == 1 else min(waiting, key=lambda one: (one.load, one.number))
+        while self._skip_tables():
+            ready = [stripe for stripe in self.stripes.values() if stripe.takes_next]
+            stripe = min(ready, key=lambda one: (one.load, one.number), default=None)
+            if stripe is None or stripe.load > LEAD_BYTES + min(one.load for one in self.stripes.values() if one.lanes):
+                break
             self._bind_next(stripe, out)
         if self.transfer.complete and self.bound == len(self.transfer.arrivals) and not self.ended:
             for stripe in self.stripes.values():
