@@ -142,6 +142,16 @@ class GroupTable:
             if samples and runs(attempt):
                 self._take_up(group, self._leases.resume(attempt, samples, now=now))
 
+    def revive(self, given: LeaseGiven, *, now: float) -> None:
+        """Its worker is at it again: it runs on with what nobody else has taken over."""
+        group = self._owners[given.key]
+        samples = group.waiting.intersection(given.samples)
+        if samples and given.key in group.ended:
+            group.ended.remove(given.key)
+            for sample in samples:
+                group.partials.pop(sample, None)
+            self._take_up(group, self._leases.resume(given, samples, now=now))
+
     def keep(self, group: Group, record: TrajectoryRecord) -> Lease | None:
         """The sample has its result; returns the lease that ended because it was its last open one."""
         group.kept[record.sample] = record

@@ -190,7 +190,7 @@ class Groups:
     ) -> tuple[tuple[HeldLease, ...], tuple[HeldLease, ...], list[Action]]:
         """What a hello's leases become: kept, cancelled; running ones that the worker does not know end.
 
-        One that ended is kept if its results, finished but not answered, may still be the first ones.
+        One that ended runs on if nobody took over from it; else it is kept for results that may still be the first.
         """
         actions: list[Action] = []
         known = frozenset(held)  # a hello may name a million
@@ -199,7 +199,7 @@ class Groups:
                 self.leases.renew(lease, tokens=False, now=now)
             else:
                 actions += self._end(lease, now)
-        kept = {key: None for key in held if self._still_wanted(peer, key)}
+        kept = {key: None for key in held if self._goes_on(peer, key, now)}
         return tuple(kept), tuple(key for key in held if key not in kept), actions
 
     def worker_left(self, peer: Peer, *, revoked: bool = False, now: float) -> list[Action]:
@@ -465,12 +465,16 @@ class Groups:
         fits = self._fits_rules(given) and self._versions.live(given.served) is not None
         return fits and self._partials.good(given.base) and not self._staleness.outdated(given.oldest, None)
 
-    def _still_wanted(self, peer: Peer, key: HeldLease) -> bool:
+    def _goes_on(self, peer: Peer, key: HeldLease, now: float) -> bool:
+        """Whether a worker that comes back with this attempt is to keep it."""
         lease = self.leases.get(key)
         if lease is not None:
             return lease.worker == peer.peer
         given = self._groups.wanted(peer.peer, key)
-        return given is not None and self._may_count(given)
+        if given is None or not self._may_count(given):
+            return False
+        self._groups.revive(given, now=now)
+        return True
 
     def check(self) -> None:
         self.leases.check()

@@ -101,8 +101,9 @@ class Leases:
         return self._run(given, given.samples, now)
 
     def resume(self, given: LeaseGiven, samples: Iterable[int], *, now: float) -> Lease:
-        """An attempt from before a restart, with those of its samples that are open still."""
-        self._resumed.add(given.lease)
+        """An attempt that ended, or is from before a restart, with those of its samples that are open still."""
+        if not self.given(given.lease):
+            self._resumed.add(given.lease)
         return self._run(given, samples, now)
 
     def _run(self, given: LeaseGiven, samples: Iterable[int], now: float) -> Lease:

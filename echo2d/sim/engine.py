@@ -24,6 +24,7 @@ from echo2d.core.worker_io import (
 from echo2d.sim.process import Process
 
 VOCAB = 256
+STOP = 1  # ends an answer; `mark` gives none
 Output = SampleProgressed | GenerationFailed | EngineRefitted | EngineRefitFailed
 
 

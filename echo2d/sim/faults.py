@@ -10,7 +10,7 @@ from typing import Literal
 
 from echo2d.core.coordinator_io import CoordinatorRules
 from echo2d.core.ids import RunId
-from echo2d.sim.engine import VOCAB
+from echo2d.sim.engine import STOP, VOCAB
 
 FaultKind = Literal[
     "kill_coordinator",  # kill -9, and the seed with it; it comes back
@@ -109,7 +109,7 @@ def _rules(rng: random.Random, max_new_tokens: int) -> CoordinatorRules:
         max_new_tokens=max_new_tokens,
         temperature=1.0,
         top_p=1.0,
-        stop_token_ids=(1,),
+        stop_token_ids=(STOP,),
         vocab_size=VOCAB,
         over_stale=rng.choice(["drop", "drop", "mask"]),
         filter_zero_variance=rng.random() < 0.7,

@@ -128,12 +128,16 @@ class Judge:
         assert record.version <= self._last_committed()
 
     def _check_given(self, record: LeaseGiven) -> None:
-        """Only of a sample that has no result, and one alone if it has tokens."""
+        """Only of a sample that has no result, and one alone if it has tokens, which must be as good as a result."""
         stored = self.ledger.groups[record.group]
         assert not {each.sample for each in stored.record.trajectories} & set(record.samples)
         assert len(record.samples) == 1 or not record.base.length
         revoked = [VersionKey(span.version, span.digest) in self.ledger.revoked for span in record.base.spans]
         assert not any(revoked), "I1: somebody is to go on from a revoked version"
+        tokens, logprobs = unpack_tokens(record.base.tokens).tolist(), unpack_logprobs(record.base.logprobs).tolist()
+        assert len(tokens) == len(logprobs) < self._rules.max_new_tokens
+        assert all(0 <= token < VOCAB and token not in self._rules.stop_token_ids for token in tokens)
+        assert all(math.isfinite(logprob) and logprob <= 1e-4 for logprob in logprobs)
 
     def _check_kept(self, group: GroupId, key: HeldLease, kept: TrajectoryRecord) -> None:
         """I2, I7, and everything a result must be."""

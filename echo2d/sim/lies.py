@@ -18,7 +18,7 @@ from echo2d.core.messages import (
     ToCoordinator,
 )
 from echo2d.core.trajectory import pack_logprobs, pack_tokens
-from echo2d.sim.engine import VOCAB
+from echo2d.sim.engine import STOP, VOCAB
 
 FORGED = Digest(b"\xee" * 32)
 
@@ -41,6 +41,25 @@ def forged(result: SampleFinished, chance: random.Random) -> SampleFinished:
         replace(result, tokens=b"", logprobs=b"", spans=()),
     ]
     return chance.choice(lies)
+
+
+def forged_progress(progress: LeaseProgress, chance: random.Random) -> LeaseProgress:
+    """Somebody might go on from it, if it were believed."""
+    delta = chance.choice(progress.samples)
+    first, last = delta.spans[0], delta.spans[-1]
+    count = last.end - first.start
+    lies = [
+        replace(delta, spans=(*delta.spans[:-1], replace(last, end=last.end + 1))),
+        replace(delta, spans=(replace(first, start=first.start + 1), *delta.spans[1:])),
+        replace(delta, spans=(replace(first, digest=FORGED), *delta.spans[1:])),
+        replace(delta, spans=()),
+        replace(delta, logprobs=pack_logprobs([float("nan")] * count)),
+        replace(delta, logprobs=b""),
+        replace(delta, tokens=pack_tokens([VOCAB] * count)),
+        replace(delta, tokens=pack_tokens([STOP] * count)),
+        replace(delta, tokens=delta.tokens[:-1]),
+    ]
+    return replace(progress, samples=(chance.choice(lies),))
 
 
 def lie(

@@ -14,6 +14,7 @@ from echo2d.core.messages import (
     Address,
     Hello,
     LeaseGranted,
+    LeaseProgress,
     PlanEdges,
     SampleFinished,
     SignedRoot,
@@ -50,7 +51,7 @@ from echo2d.core.worker_state import Action, Event, WorkerState
 from echo2d.sim.clock import Clock
 from echo2d.sim.control import Control, Peer
 from echo2d.sim.engine import Engine, Pace
-from echo2d.sim.lies import lie
+from echo2d.sim.lies import forged_progress, lie
 from echo2d.sim.peer_links import PeerLinks, held
 
 CHECK_EVERY = 16  # events between two checks of the machine
@@ -222,6 +223,8 @@ class Worker(Peer):
         words: list[ToCoordinator] = [message]
         if isinstance(message, SampleFinished) and self.lies and self.chance.random() < self.lies:
             words = lie(message, self.chance, self._granted, self._plan)
+        if isinstance(message, LeaseProgress) and message.samples and self.lies and self.chance.random() < self.lies:
+            words = [forged_progress(message, self.chance)]
         for word in words:
             self.say(word)
 

@@ -89,6 +89,38 @@ def test_an_unanswered_result_counts_although_its_lease_went_to_somebody_else() 
     assert late[0].attempt == 0
 
 
+def test_a_lease_that_ended_in_silence_runs_on_if_nobody_took_over() -> None:
+    """A sole worker that was cut off for a while loses nothing."""
+    world, (worker,) = world_of(2, **ONE_STEP)
+    (key,) = worker.leases
+    world.say(worker, worker.wrote(key, 0, 7))
+    cut(world, worker)
+    world.pass_time(SILENCE_S + 1)
+    assert world.state.status()["groups"]["leases"] == 0
+    world.connect(worker.name, slots=2)
+    assert (welcome_of(worker).keep, len(grants(worker))) == ((key,), 1)
+    world.say(worker, worker.finish(key, 0))
+    world.say(worker, worker.finish(key, 1))
+    assert answers(worker) == [(True, ""), (True, "")]
+    world.drain()
+    assert world.state.status()["groups"]["buffered"] == 1
+
+
+def test_a_lease_is_revived_without_what_somebody_else_has() -> None:
+    world, (one, two) = world_of(2, 1, **ONE_STEP)
+    (key,) = one.leases
+    world.say(one, one.wrote(key, 0, 7))
+    cut(world, one)
+    pass_time(world, SILENCE_S + 1, two)
+    assert [grant.samples for grant in two.leases.values()] == [(0,)], "it goes on with one of them"
+    world.connect(one.name, slots=2)
+    assert welcome_of(one).keep == (key,)
+    world.say(one, one.finish(key, 1))
+    world.say(two, two.finish(*two.open[0]))
+    assert (answers(one), answers(two)) == ([(True, "")], [(True, "")])
+    assert world.state.status()["groups"]["leases"] == 0
+
+
 def test_what_is_generated_for_a_lease_that_somebody_else_has_is_called_off() -> None:
     world, one, two, key = taken_over()
     result = one.finish(key, 0)
