@@ -89,15 +89,13 @@ class Groups:
         self._next_group = recovered.next_group
         self.leases = Leases(tag, rules.lease_silence_s)
         self._groups = GroupTable(rules.group_size, self.leases)
-        self._partials = Partials(
-            rules, leases=self.leases, versions=versions, staleness=staleness, figures=figures
-        )  # fmt: skip
+        self._partials = Partials(rules, leases=self.leases, versions=versions, staleness=staleness, figures=figures)
         self._answered = {(each.key, each.sample): each.fingerprint for each in recovered.answered}
         keep_newest(self._answered, ANSWERED_MAX)
         self._extra = 0  # trajectories filtered while `_extra_step` was the open step
         self._extra_step = 0
         self._advanced_at = 0.0
-        self._forget_at = math.inf  # the next partial has waited for too long
+        self._forget_at: float | None = None  # a partial has waited for too long
         self._no_room_from: Version | None = None  # now, for what needs this version or a newer one
         self._aged_to: Version | None = None  # older groups have been dropped
 
@@ -239,10 +237,9 @@ class Groups:
 
     def wake_at(self) -> float | None:
         """When a lease expires, a worker has rested, or a partial has waited for too long."""
-        lease_at = self.leases.wake_at()
         waits = [peer.rest_until for peer in self._members.workers() if peer.rest_until > self._advanced_at]
-        waits += [self._forget_at] if self._forget_at < math.inf else []
-        return min(waits if lease_at is None else [*waits, lease_at], default=None)
+        waits += [at for at in (self.leases.wake_at(), self._forget_at) if at is not None]
+        return min(waits, default=None)
 
     def advance(self, *, now: float) -> list[Action]:
         """Drop what has become too old, then keep the engines full: waiting samples first, then new groups."""
@@ -250,7 +247,8 @@ class Groups:
         if self._staleness.open_step != self._extra_step:
             self._extra, self._extra_step = 0, self._staleness.open_step
         actions = self._age() if self._staleness.oldest != self._aged_to else []
-        self._forget_at, self._no_room_from = math.inf, None
+        self._forget_at = self._partials.forget([group for group in self._groups if group.partials], now=now)
+        self._no_room_from = None
         for group in self._groups:
             if group.partials:
                 actions += self._go_on(group, now)
@@ -297,7 +295,6 @@ class Groups:
 
     def _go_on(self, group: Group, now: float) -> list[Action]:
         """Lease each waiting sample that has tokens to a worker that may go on from them, where there is one."""
-        self._partials.forget(group, now=now)
         actions: list[Action] = []
         for sample, waiting in sorted(group.partials.items()):
             oldest = max(self._staleness.oldest, waiting.partial.version_last)
@@ -305,7 +302,6 @@ class Groups:
             placed = [] if full else place([sample], self._rooms(oldest, now))
             if not placed:
                 self._no_room_from = oldest if self._no_room_from is None else min(oldest, self._no_room_from)
-                self._forget_at = min(self._forget_at, waiting.until)
             actions += self._lease(group, placed, now)
         return actions
 

@@ -10,7 +10,7 @@ decrease along a trajectory. Nothing of it is durable before somebody goes on fr
 Not here: where samples wait and who has room (`groups`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from echo2d.core.coordinator_io import CoordinatorRules, Note
 from echo2d.core.figures import Figures
@@ -76,11 +76,14 @@ class Partials:
                 group.partials[sample] = Waiting(partial, now + PARTIAL_WAIT_S)
         return notes
 
-    def forget(self, group: Group, *, now: float) -> None:
-        """What is of no use, or of use to nobody here, is forgotten."""
-        for sample, waiting in list(group.partials.items()):
-            if now >= waiting.until or not self.good(waiting.partial):
-                del group.partials[sample]
+    def forget(self, groups: Iterable[Group], *, now: float) -> float | None:
+        """What is of no use, or of use to nobody here, is forgotten; returns when to look again."""
+        waiting: list[Waiting] = []
+        for group in groups:
+            good = {at: each for at, each in group.partials.items() if now < each.until and self.good(each.partial)}
+            group.partials = good
+            waiting += good.values()
+        return min((each.until for each in waiting), default=None)
 
     def good(self, partial: Partial) -> bool:
         """Whether its tokens may still become part of a batch."""

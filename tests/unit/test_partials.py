@@ -320,9 +320,9 @@ def test_a_partial_that_is_too_old_is_forgotten() -> None:
         for sample, versions in spans.items():
             written = tuple(Span(at, at + 1, *_parts(version)) for at, version in enumerate(versions))
             group.partials[sample] = Waiting(Partial(b"1234" * len(versions), b"", written), until=30.0)
-        partials.forget(group, now=29.0)
+        assert partials.forget([group], now=29.0) == 30.0
         assert sorted(group.partials) == left
-        partials.forget(group, now=30.0)
+        assert partials.forget([group], now=30.0) is None
         assert not group.partials
 
 
