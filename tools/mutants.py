@@ -115,8 +115,8 @@ MUTANTS = (
         "I1, handed over",
         "a worker on an older version goes on",
         "echo2d/core/groups.py",
-        "oldest = max(self._staleness.oldest, waiting.partial.version_last)",
-        "oldest = self._staleness.oldest",
+        "self._place_one(sample, max(oldest, waiting.partial.version_last), now)",
+        "self._place_one(sample, oldest, now)",
         ("tests/unit/test_partials.py",),
     ),
     Mutant(

@@ -24,7 +24,7 @@ from echo2d.core.trajectory import NOTHING, GroupRecord, Partial, TrajectoryReco
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What a waiting sample has already; at `until` it is forgotten, and the sample starts anew."""
+    """What a waiting sample has already; from `until` on it is rather begun anew than left waiting."""
 
     partial: Partial
     until: float

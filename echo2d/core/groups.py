@@ -95,7 +95,7 @@ class Groups:
         self._extra = 0  # trajectories filtered while `_extra_step` was the open step
         self._extra_step = 0
         self._advanced_at = 0.0
-        self._forget_at: float | None = None  # a partial has waited for too long
+        self._patient_until: float | None = None  # a partial has waited for long enough
         self._no_room_from: Version | None = None  # now, for what needs this version or a newer one
         self._aged_to: Version | None = None  # older groups have been dropped
 
@@ -236,9 +236,9 @@ class Groups:
         return actions
 
     def wake_at(self) -> float | None:
-        """When a lease expires, a worker has rested, or a partial has waited for too long."""
+        """When a lease expires, a worker has rested, or a partial has waited for long enough."""
         waits = [peer.rest_until for peer in self._members.workers() if peer.rest_until > self._advanced_at]
-        waits += [at for at in (self.leases.wake_at(), self._forget_at) if at is not None]
+        waits += [at for at in (self.leases.wake_at(), self._patient_until) if at is not None]
         return min(waits, default=None)
 
     def advance(self, *, now: float) -> list[Action]:
@@ -247,7 +247,7 @@ class Groups:
         if self._staleness.open_step != self._extra_step:
             self._extra, self._extra_step = 0, self._staleness.open_step
         actions = self._age() if self._staleness.oldest != self._aged_to else []
-        self._forget_at = self._partials.forget([group for group in self._groups if group.partials], now=now)
+        self._patient_until = self._partials.forget([group for group in self._groups if group.partials], now=now)
         self._no_room_from = None
         for group in self._groups:
             if group.partials:
@@ -297,13 +297,20 @@ class Groups:
         """Lease each waiting sample that has tokens to a worker that may go on from them, where there is one."""
         actions: list[Action] = []
         for sample, waiting in sorted(group.partials.items()):
-            oldest = max(self._staleness.oldest, waiting.partial.version_last)
-            full = self._no_room_from is not None and oldest >= self._no_room_from
-            placed = [] if full else place([sample], self._rooms(oldest, now))
-            if not placed:
-                self._no_room_from = oldest if self._no_room_from is None else min(oldest, self._no_room_from)
+            oldest = self._staleness.oldest
+            placed = self._place_one(sample, max(oldest, waiting.partial.version_last), now)
+            if not placed and now >= waiting.until and self._place_one(sample, oldest, now):
+                del group.partials[sample]  # it has waited for long, and there is somebody who can begin it anew
             actions += self._lease(group, placed, now)
         return actions
+
+    def _place_one(self, sample: int, oldest: Version, now: float) -> list[tuple[PeerId, tuple[int, ...]]]:
+        if self._no_room_from is not None and oldest >= self._no_room_from:
+            return []
+        placed = place([sample], self._rooms(oldest, now))
+        if not placed:
+            self._no_room_from = oldest
+        return placed
 
     def _grant(self, group: Group, rooms: list[Room], now: float) -> list[Action]:
         """Lease all samples that wait with nothing, if there is room for all of them."""

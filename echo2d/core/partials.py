@@ -23,7 +23,7 @@ from echo2d.core.staleness import Staleness
 from echo2d.core.trajectory import NOTHING, Partial
 from echo2d.core.versions import Versions
 
-PARTIAL_WAIT_S = 30.0  # longer than a refit; then starting anew is better than a sample that holds up its group
+PARTIAL_WAIT_S = 30.0  # longer than a refit; then whoever has room begins the sample anew, for its group waits
 FRUITLESS_MAX = 2  # leases in a row that went on from a partial and added nothing: the partial may be what is wrong
 
 
@@ -77,13 +77,12 @@ class Partials:
         return notes
 
     def forget(self, groups: Iterable[Group], *, now: float) -> float | None:
-        """What is of no use, or of use to nobody here, is forgotten; returns when to look again."""
-        waiting: list[Waiting] = []
+        """What is of no use any more is forgotten; returns when the next one of the others has waited for long."""
+        waits: list[float] = []
         for group in groups:
-            good = {at: each for at, each in group.partials.items() if now < each.until and self.good(each.partial)}
-            group.partials = good
-            waiting += good.values()
-        return min((each.until for each in waiting), default=None)
+            group.partials = {at: each for at, each in group.partials.items() if self.good(each.partial)}
+            waits += [each.until for each in group.partials.values() if each.until > now]
+        return min(waits, default=None)
 
     def good(self, partial: Partial) -> bool:
         """Whether its tokens may still become part of a batch."""

@@ -1,8 +1,8 @@
-"""A worker dies in the middle of a long sample; another one, on a newer version, goes on where it stopped.
+"""A worker, or the coordinator, dies in the middle of a long sample, and nothing that was generated is lost.
 
-Real processes, the torch engine, the learner's side by hand. What either of them wrote is checked against a full
-forward pass of the version that its span names, over the whole trajectory: so the second one really read what the
-first one wrote, and the coordinator joined the two at the right place.
+Real processes, the torch engine, the learner's side by hand. What two workers wrote one after the other is checked
+against a full forward pass of the version that its span names, over the whole trajectory: so the second one really
+read what the first one wrote, and the coordinator joined the two at the right place.
 """
 
 import json
@@ -42,12 +42,25 @@ def site(tmp_path: Path) -> Iterator[Site]:
         yield site
 
 
-def test_another_worker_goes_on_where_a_killed_one_stopped(site: Site) -> None:
-    coordinator = site.coordinate()
-    folders = [site.directory / "snapshots" / name for name in ("0", "1")]
+def leases_of(site: Site, group: int) -> list[tuple[int, str, int]]:
+    """(attempt, samples, whether it began anew) of each lease that the ledger has for this group."""
+    with sqlite3.connect(site.run_dir / "ledger.sqlite") as ledger:
+        return ledger.execute(
+            "SELECT attempt, samples, base IS NULL FROM leases WHERE group_id = ? ORDER BY attempt", (group,)
+        ).fetchall()
+
+
+def snapshots_of(site: Site, count: int) -> list[Path]:
+    folders = [site.directory / "snapshots" / str(number) for number in range(count)]
     for number, folder in enumerate(folders):
         save_random_model(folder, tiny_config(), rng_seed=number)
         write_tokenizer(folder)
+    return folders
+
+
+def test_another_worker_goes_on_where_a_killed_one_stopped(site: Site) -> None:
+    coordinator = site.coordinate()
+    folders = snapshots_of(site, 2)
     with Coordinator(site.url(), token_file=site.run_dir / "tokens" / "learner.token") as learner:
         learner.open_session(0)
         learner.publish(0, folders[0])
@@ -74,6 +87,26 @@ def test_another_worker_goes_on_where_a_killed_one_stopped(site: Site) -> None:
     assert site.status()["handed_over"] == {"partials": 1, "tokens": old.end}
     coordinator.terminate()
     assert coordinator.wait(START_S) == 0
-    with sqlite3.connect(site.run_dir / "ledger.sqlite") as ledger:
-        leases = ledger.execute("SELECT attempt, samples, base IS NULL FROM leases WHERE group_id = 1").fetchall()
-    assert leases == [(0, json.dumps([0]), 1), (1, json.dumps([0]), 0)]
+    assert leases_of(site, 1) == [(0, json.dumps([0]), 1), (1, json.dumps([0]), 0)]
+
+
+def test_a_sample_outlives_a_killed_coordinator(site: Site) -> None:
+    """Its worker goes on meanwhile, and finishes it under the attempt that began it."""
+    coordinator = site.coordinate()
+    url = site.url()
+    (folder,) = snapshots_of(site, 1)
+    with Coordinator(url, token_file=site.run_dir / "tokens" / "learner.token") as learner:
+        learner.open_session(0)
+        learner.publish(0, folder)
+        site.join("box", "--threads=1", "--slots=1", f"--tokens-per-s-max={DYING_TOKENS_PER_S}")
+        poll(lambda: learner.status()["groups"]["tokens_under_way"] > 0)
+        os.kill(coordinator.pid, signal.SIGKILL)
+        coordinator.wait(START_S)
+        site.config.write_text(site.config.read_text().replace("port = 0", f"port = {url.rpartition(':')[2]}"))
+        again = site.coordinate("again")
+        batch = learner.take_batch(1)
+    ((trajectory,),) = [group.trajectories for group in batch.groups]
+    assert len(trajectory.tokens) == TOKENS
+    again.terminate()
+    assert again.wait(START_S) == 0
+    assert leases_of(site, batch.groups[0].group_id) == [(0, json.dumps([0]), 1)]

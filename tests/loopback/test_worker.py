@@ -25,6 +25,7 @@ from echo2d.core.messages import (
     Goodbye,
     Heartbeat,
     LeaseFailed,
+    LeaseProgress,
     RefitDone,
     Refused,
     SampleFinished,
@@ -299,6 +300,35 @@ async def test_a_stopped_worker_gives_back_and_says_goodbye(double: CoordinatorD
         goodbye = await double.until_said(Goodbye, one)
         assert goodbye == Goodbye("SIGTERM")
         assert double.said(LeaseFailed, one)[0].reason == "SIGTERM"
+        double.sessions.close(double.connected[one])
+
+
+async def test_what_a_stopped_worker_has_goes_on_at_another_one(double: CoordinatorDouble, tmp_path: Path) -> None:
+    engine = FakeEngine(tokens_per_s=50.0, answer_tokens=(500, 500))
+    async with a_seed(double), a_worker(double, tmp_path / "one", engine) as worker, a_worker(double, tmp_path / "two"):
+        names = await double.peers(3)
+        one, two = names["one"], names["two"]
+        await spread(double, 0, names["seed"], one, two)
+        for peer in (one, two):
+            await double.until_said(RefitDone, peer)
+        lease = double.lease(3, samples=1, tokens=500)
+        double.send(one, lease)
+        await double.until(lambda: any(progress.samples for progress in double.said(LeaseProgress, one)))
+        heard = len(double.said(Heartbeat, one))
+        await double.until_said(Heartbeat, one, count=heard + 2)  # tokens that are not told yet
+        worker.stop("SIGTERM")
+        await double.until_said(Goodbye, one)
+        last, failed, _ = [message for peer, message in double.messages if peer == one][-3:]
+        assert (type(last), type(failed)) == (LeaseProgress, LeaseFailed)
+        deltas = [delta for progress in double.said(LeaseProgress, one) for delta in progress.samples]
+        spans = [span for delta in deltas for span in delta.spans]
+        assert [span.start for span in spans] == [0, *(span.end for span in spans[:-1])]
+        begun = b"".join(delta.tokens for delta in deltas)
+        assert len(begun) == 4 * spans[-1].end
+
+        double.send(two, dataclasses.replace(lease, attempt=2, prompt=lease.prompt + begun, max_new_tokens=8))
+        result = await double.until_said(SampleFinished, two)
+        assert 0 < len(unpack_tokens(result.tokens)) <= 8
         double.sessions.close(double.connected[one])
 
 

@@ -140,6 +140,18 @@ def test_what_nobody_goes_on_from_starts_anew() -> None:
     assert (len(tokens_of(again.prompt)), again.max_new_tokens) == (3, 8)
 
 
+def test_what_nobody_could_begin_anew_waits_on() -> None:
+    """A run whose only worker is away: it goes on where it was, however long that takes."""
+    world, (worker,) = world_of(1, **ONE_GROUP)
+    key = next(iter(worker.leases))
+    world.say(worker, worker.wrote(key, 0, 7))
+    world.say(worker, Goodbye("maintenance"))
+    worker.forget(key)
+    world.pass_time(3 * PARTIAL_WAIT_S)
+    world.connect(worker.name, slots=1, boot_id="another")
+    assert tokens_of(grants(worker)[-1].prompt)[-1] == 7
+
+
 def test_a_silent_workers_tokens_go_on_too() -> None:
     world, one, two, key = two_workers()
     world.say(one, one.wrote(key, 0, 7))
@@ -323,7 +335,6 @@ def test_a_partial_that_is_too_old_is_forgotten() -> None:
         assert partials.forget([group], now=29.0) == 30.0
         assert sorted(group.partials) == left
         assert partials.forget([group], now=30.0) is None
-        assert not group.partials
 
 
 def test_a_late_result_is_joined_with_what_its_own_attempt_had() -> None:
