@@ -68,7 +68,7 @@ class Machine(Protocol):
 
     def wake_at(self) -> float | None: ...
 
-    def status(self) -> dict[str, Any]: ...
+    def status(self, *, now: float) -> dict[str, Any]: ...
 
 
 class Coordinator:
@@ -253,7 +253,7 @@ class Coordinator:
 
     def status(self) -> dict[str, Any]:
         faults = sum(self.sessions.faults.values())
-        return {**self._machine.status(), "run_id": self.run_id, "peer_faults": faults}
+        return {**self._machine.status(now=time.monotonic()), "run_id": self.run_id, "peer_faults": faults}
 
     def metrics(self) -> bytes:
         return self._metrics.render(self.status())

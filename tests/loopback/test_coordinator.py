@@ -85,7 +85,7 @@ class Script:
     def wake_at(self) -> float | None:
         return self.wake
 
-    def status(self) -> dict[str, Any]:
+    def status(self, *, now: float) -> dict[str, Any]:
         return {"scripted": True}
 
     async def hears(self, kind: type) -> Any:
