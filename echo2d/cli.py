@@ -37,12 +37,24 @@ def main() -> None:
     """RL post-training with one busy learner and rollouts from far-away GPU boxes."""
 
 
-def _serve(program: Callable[[], Coroutine[Any, Any, int]]) -> None:
+def log_options(command: Callable[..., None]) -> Callable[..., None]:
+    """How a daemon logs."""
+    level = click.option(
+        "--log-level",
+        type=click.Choice(["debug", "info", "warning"]),
+        default="info",
+        show_default=True,
+        help="debug has a line for every sample.",
+    )
+    return level(click.option("--log-json", is_flag=True, help="One JSON object a line.")(command))
+
+
+def _serve(program: Callable[[], Coroutine[Any, Any, int]], log_level: str, *, log_json: bool) -> None:
     import uvloop
 
-    from echo2d.runtime.logs import start_logging
+    from echo2d.runtime.logs import LEVELS, start_logging
 
-    start_logging()
+    start_logging(LEVELS[log_level], as_json=log_json)
     sys.exit(uvloop.run(program()))
 
 
@@ -50,7 +62,8 @@ def _serve(program: Callable[[], Coroutine[Any, Any, int]]) -> None:
 @click.option("--config", type=FILE, help="TOML file; see --print-config.")
 @click.option("--insecure", is_flag=True, help="Listen beyond loopback although there is no TLS yet.")
 @click.option("--print-config", is_flag=True, help="Print every key with its default and meaning, and end.")
-def coordinate(config: Path | None, *, insecure: bool, print_config: bool) -> None:
+@log_options
+def coordinate(config: Path | None, *, insecure: bool, print_config: bool, log_level: str, log_json: bool) -> None:
     """Run the coordinator of a run: members, plans, leases, batches, the seed of every broadcast."""
     from echo2d.config import CoordinatorConfig
     from echo2d.config import print_config as all_keys
@@ -63,7 +76,7 @@ def coordinate(config: Path | None, *, insecure: bool, print_config: bool) -> No
     loaded = CoordinatorConfig.load(config, {"coordinator.insecure": True} if insecure else None)
     from echo2d.runtime.coordinator import run_coordinator
 
-    _serve(lambda: run_coordinator(loaded))
+    _serve(lambda: run_coordinator(loaded), log_level, log_json=log_json)
 
 
 @main.command()
@@ -80,14 +93,15 @@ def coordinate(config: Path | None, *, insecure: bool, print_config: bool) -> No
 @click.option("--listen-host", help="Address the peer listener binds.")
 @click.option("--listen-port", type=int, help="Port of the peer listener; 0: any free one.")
 @click.option("--insecure", is_flag=True, default=None, help="Talk beyond loopback although there is no TLS yet.")
-def join(config: Path | None, **flags: Any) -> None:
+@log_options
+def join(config: Path | None, *, log_level: str, log_json: bool, **flags: Any) -> None:
     """Join a run as a worker: receive versions, pass them on, make rollouts. URL is the coordinator's."""
     from echo2d.config import WorkerConfig
 
     loaded = WorkerConfig.load(config, {key: value for key, value in flags.items() if value is not None})
     from echo2d.runtime.worker import run_worker
 
-    _serve(lambda: run_worker(loaded))
+    _serve(lambda: run_worker(loaded), log_level, log_json=log_json)
 
 
 @main.group()

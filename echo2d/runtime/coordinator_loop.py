@@ -43,6 +43,7 @@ from echo2d.runtime.ledger_thread import LedgerThread
 from echo2d.runtime.mailbox import Mailbox
 from echo2d.runtime.metrics import LoopMetrics
 from echo2d.runtime.requests import Requests
+from echo2d.runtime.story import Story
 from echo2d.runtime.tokens import AccessTable, RunDirectory
 from echo2d.runtime.version_files import VersionFiles
 
@@ -94,6 +95,7 @@ class Coordinator:
         self._mailbox: Mailbox[Event] = Mailbox()
         self._requests = Requests(self._mailbox.put)
         self.sessions = Sessions(run.key, known_peer=self._known_peer, emit=self._mailbox.put)
+        self._story = Story(self.sessions.peer)
         self._metrics = LoopMetrics()
         self._tasks = asyncio.TaskGroup()
         self._serving = asyncio.Event()
@@ -157,6 +159,7 @@ class Coordinator:
             self._published_paths.update(record.path for record in records if isinstance(record, VersionPublished))
 
     def _perform(self, action: Action) -> None:
+        self._story.tell(action)
         match action:
             case Persist():
                 pass
@@ -178,9 +181,8 @@ class Coordinator:
             case StopRun(reason):
                 self._stop_reason = reason
                 self._stop.set()
-            case Note(kind, text):
+            case Note(kind):
                 self._metrics.notes.labels(kind).inc()
-                log.info("%s %s", kind, text)
             case _:
                 assert_never(action)
 
