@@ -7,6 +7,8 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,6 @@ from echo2d.errors import Fault, OperatorFault
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 DIRECTORY = click.Path(path_type=Path, file_okay=False)
-STATUS_S = 5.0  # somebody waits at the terminal for an answer
 
 
 class Faultless(click.Group):
@@ -165,28 +166,44 @@ def token_revoke(name: str, run_dir: Path) -> None:
 @click.option("--run-dir", type=DIRECTORY, help="Of a coordinator on this host.")
 @click.option("--url", help="Of a coordinator elsewhere; needs --token-file.")
 @click.option("--token-file", type=FILE, help="A learner, gateway or viewer token.")
-@click.option("--json", "as_json", is_flag=True, help="Everything, as one JSON object.")
-def status(run_dir: Path | None, url: str | None, token_file: Path | None, *, as_json: bool) -> None:
-    """Show what a running coordinator is doing."""
+@click.option("--json", "as_json", is_flag=True, help="Everything, as one JSON object; with --watch one a line.")
+@click.option("--watch", "again", is_flag=True, help="Show it again and again, until Ctrl-C.")
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.1, 3600.0),
+    default=1.0,
+    show_default=True,
+    help="Seconds between two looks of --watch.",
+)
+def status(
+    run_dir: Path | None, url: str | None, token_file: Path | None, *, as_json: bool, again: bool, interval: float
+) -> None:
+    """Show what a running coordinator is doing, and what is wrong."""
+    from echo2d.bench.status_view import print_status
+    from echo2d.bench.watch import Screen, status_once, watch
+
+    find = _coordinator_at(run_dir, url, token_file)
+    if again:
+        with suppress(KeyboardInterrupt):
+            asyncio.run(watch(find, Screen(as_json=as_json), interval_s=interval))
+        return
+    facts = asyncio.run(status_once(find))
+    if as_json:
+        click.echo(json.dumps(facts))
+    else:
+        print_status(facts)
+
+
+def _coordinator_at(run_dir: Path | None, url: str | None, token_file: Path | None) -> Callable[[], tuple[str, Path]]:
+    """Where to ask, each time anew: one that is started again may listen elsewhere."""
     if run_dir is not None:
         from echo2d.runtime.tokens import find_coordinator
 
-        url, token_file = find_coordinator(run_dir)
+        return partial(find_coordinator, run_dir)
     if url is None or token_file is None:
         raise OperatorFault("status needs --run-dir, or --url and --token-file")
-    from echo2d.client import AsyncCoordinator
-
-    async def ask() -> dict[str, Any]:
-        async with AsyncCoordinator(url, token_file=token_file, timeout_s=STATUS_S) as coordinator:
-            return await coordinator.status()
-
-    facts = asyncio.run(ask())
-    if as_json:
-        click.echo(json.dumps(facts))
-        return
-    from echo2d.bench.live import print_status
-
-    print_status(facts)
+    at = (url, token_file)
+    return lambda: at
 
 
 @main.command()

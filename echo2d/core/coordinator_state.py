@@ -118,7 +118,8 @@ class CoordinatorState:
     def status(self, *, now: float | None = None) -> dict[str, Any]:
         """Of `now`, or of the last event."""
         return make_status(
-            self._rules, now=self._figures.now if now is None else now, members=self._members, versions=self._versions, staleness=self._staleness,
+            self._rules, now=self._figures.now if now is None else now, members=self._members,
+            versions=self._versions, staleness=self._staleness,
             groups=self._groups, publishing=self._publishing, calls=self._calls, figures=self._figures,
         )  # fmt: skip
 

@@ -121,7 +121,9 @@ class Groups:
         if group is None or kept is None or not math.isnan(kept.reward):
             return []  # the group left meanwhile
         if event.reward is None or not math.isfinite(event.reward):
-            note = self._figures.fault("reward", f"sample {event.sample} of group {event.group}: {event.reason}", event.group)
+            note = self._figures.fault(
+                "reward", f"sample {event.sample} of group {event.group}: {event.reason}", event.group
+            )
             return [note, *self._drop(group, "reward", event.reason)]
         group.kept[event.sample] = replace(kept, reward=event.reward)
         rewarded = Persist(SampleRewarded(event.group, event.sample, event.reward))

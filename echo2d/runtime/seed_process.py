@@ -50,7 +50,9 @@ class SeedHandover:
     ) -> "SeedHandover":
         """What this process tells its seed."""
         private_key = key.private_bytes_raw().hex()
-        return SeedHandover(url, private_key, run_key.hex(), str(run_dir), link_host, link_port, os.getpid(), *present())
+        return SeedHandover(
+            url, private_key, run_key.hex(), str(run_dir), link_host, link_port, os.getpid(), *present()
+        )
 
     @property
     def identity(self) -> Identity:

@@ -1,6 +1,6 @@
 """What becomes of every group, told to the log under one id: `grep -w group=123` finds it from its lease to its step.
 
-    admitted -> leased (each attempt) -> accepted, scored (each sample) -> buffered | dropped -> frozen in batch n -> committed
+    admitted -> leased (each attempt) -> accepted, scored (each sample) -> buffered | dropped -> frozen -> committed
 
 Read off the actions that are performed anyway. Lines for a sample are debug, for a lease, group or batch info. Workers
 tell of generating under the same id, the learner of training (docs/operating.md). Not here: any decision.
@@ -89,6 +89,14 @@ def _tell_record(record: Record) -> None:
             facts = {"digest": digest.hex()[:DIGEST_CHARS], "refusals": refusals or None}
             say(story, INFO, "frozen", step=step, **facts, group=list(groups))
         case BatchCommitted(step, epoch, digest, t_train_s):
-            say(story, INFO, "committed", step=step, epoch=epoch, digest=digest.hex()[:DIGEST_CHARS], t_train_s=t_train_s)
+            say(
+                story,
+                INFO,
+                "committed",
+                step=step,
+                epoch=epoch,
+                digest=digest.hex()[:DIGEST_CHARS],
+                t_train_s=t_train_s,
+            )
         case _:
             pass

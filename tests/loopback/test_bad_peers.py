@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from echo2d.bench.live import print_status
+from echo2d.bench.status_view import print_status
 from echo2d.client import AsyncCoordinator
 from echo2d.core.ids import Digest, FormId, LeaseId, SegmentId, Version
 from echo2d.core.messages import (

@@ -12,7 +12,8 @@ KEYS = {
     "wire_bytes", "full_bytes", "faults", "fault_counts", "attention", "heartbeat_s",
 }  # fmt: skip
 WORKER_KEYS = {
-    "id", "name", "kind", "state", "alive", "silent_s", "uplink", "leases", "leases_end_s", "slots", "running", "leased", "serving", "lag", "accepted",
+    "id", "name", "kind", "state", "alive", "silent_s", "uplink", "leases", "leases_end_s", "slots", "running",
+    "leased", "serving", "lag", "accepted",
     "refit_pause_s", "memory_ok",
 }  # fmt: skip
 

@@ -86,10 +86,10 @@ def test_text_and_json_say_the_same(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_traceback_is_in_its_line() -> None:
     try:
-        raise ValueError("x")
+        int("x")
     except ValueError:
         made = logging.LogRecord("echo2d.test", logging.ERROR, __file__, 1, "failed", (), sys.exc_info())
-    assert "ValueError: x" in json.loads(JsonLine().format(made))["traceback"]
+    assert "ValueError: invalid literal" in json.loads(JsonLine().format(made))["traceback"]
 
 
 def test_a_child_logs_like_its_parent() -> None:
