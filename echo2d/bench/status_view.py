@@ -111,7 +111,7 @@ def _spreading(facts: Facts) -> Iterable[Text]:
         return
     verified = sum(peer["verified"] for peer in broadcast["peers"])
     count, predicted_s, waiting = len(broadcast["peers"]), broadcast["predicted_s"], broadcast["waiting_version"]
-    words = [
+    words: list[str | tuple[str, str]] = [
         _label(f"version {broadcast['version']}"),
         (bar(verified, count), "green" if verified == count else "cyan"),
         f"  verified by {verified} of {count}",

@@ -60,7 +60,7 @@ class Throttle(logging.Filter):
         return self._passed[kind] <= LINES_PER_S_MAX
 
 
-def say(log: logging.Logger, level: int, kind: str, /, text: str = "", **facts: Any) -> None:
+def say(log: logging.Logger, level: int, kind: str, text: str = "", /, **facts: Any) -> None:
     """One fact: `kind key=value ... text`; a list gives its key once for each value, None is left out."""
     if log.isEnabledFor(level):
         known = {key: value for key, value in facts.items() if value is not None}

@@ -9,6 +9,7 @@ tell of generating under the same id, the learner of training (docs/operating.md
 import logging
 from collections.abc import Callable
 from logging import DEBUG, INFO
+from typing import Any
 
 from echo2d.core.bounded import keep_newest
 from echo2d.core.coordinator_io import (
@@ -62,7 +63,7 @@ class Story:
             case LeaseGranted(lease, attempt, group, samples=samples):
                 self._groups[lease] = group
                 keep_newest(self._groups, LEASES_MAX)
-                facts = {"worker": self._worker(session), "samples": ",".join(map(str, samples))}
+                facts: dict[str, Any] = {"worker": self._worker(session), "samples": ",".join(map(str, samples))}
                 say(story, INFO, "leased", group=group, lease=lease_name(lease), attempt=attempt, **facts)
             case LeaseCancelled(lease, attempt):
                 facts = {"lease": lease_name(lease), "attempt": attempt, "worker": self._worker(session)}
@@ -79,7 +80,7 @@ def _tell_record(record: Record) -> None:
         case PromptTaken(group, cursor):
             say(story, DEBUG, "admitted", group=group, cursor=cursor)
         case SampleKept(group, lease, attempt, kept):
-            facts = {"lease": lease_name(lease), "attempt": attempt, "worker": kept.worker}
+            facts: dict[str, Any] = {"lease": lease_name(lease), "attempt": attempt, "worker": kept.worker}
             say(story, DEBUG, "accepted", group=group, sample=kept.sample, tokens=len(kept.tokens) // 4, **facts)
         case SampleRewarded(group, sample, reward):
             say(story, DEBUG, "scored", group=group, sample=sample, reward=reward)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from echo2d.bench.watch import ANSWER_S, Asker, Away, Facts, Screen, status_once, watch
+from echo2d.bench.status_view import Facts
+from echo2d.bench.watch import ANSWER_S, Asker, Away, Screen, status_once, watch
 from echo2d.errors import OperatorFault
 from echo2d.runtime.coordinator import core_machine
 from echo2d.runtime.tokens import find_coordinator
