@@ -127,10 +127,10 @@ def _revival_lines(revival: Revival | None, at: int | None) -> list[str]:
     drops = ", ".join(f"{count} groups ({reason})" for reason, count in revival.dropped.items()) or "no group"
     when = "after a start" if at is None else f"after a learner's session at step {at}"
     return [
-        f"{when}: epoch {status['epoch']}, step {status['committed_step']} committed,"
+        f"{when}: epoch {status['epoch']}, step {status['committed_step']} committed",
         f"  batch {status['open_step']} to fill; {groups['buffered']} groups buffered, {groups['in_flight']} in flight",
-        f"  it has dropped {drops},",
-        f"  scores {revival.scored_again} trajectories again, and draws {revival.prompts_asked} prompts",
+        f"  it has dropped {drops}",
+        f"  it scores {revival.scored_again} trajectories again, and draws {revival.prompts_asked} prompts",
     ]
 
 

@@ -37,7 +37,7 @@ from echo2d.core.coordinator_state import PLAN_SECRET_BYTES, CoordinatorState
 from echo2d.core.ids import Digest, GroupId, RunId, Version
 from echo2d.core.messages import VersionKey
 from echo2d.core.trajectory import BatchBody, TrajectoryRecord, batch_digest, pack_batch
-from echo2d.errors import IntegrityFault, OperatorFault, StoreFault
+from echo2d.errors import IntegrityFault, OperatorFault, PeerFault, StoreFault
 from echo2d.runtime.coordinator import make_rules
 from echo2d.store.ledger import Ledger
 
@@ -107,13 +107,15 @@ def read_ledger(path: Path) -> Evidence:
     with tempfile.TemporaryDirectory(prefix="echo2d-replay-") as folder:
         copy = Path(folder) / LEDGER
         _copy(source, copy)
-        with Ledger.open(copy) as ledger:
-            recovered = ledger.recover()
         try:
+            with Ledger.open(copy) as ledger:
+                recovered = ledger.recover()
             with closing(sqlite3.connect(copy)) as database:
                 return _evidence(source, database, recovered)
-        except sqlite3.Error as error:
-            raise StoreFault(f"ledger {source}: {error}") from error
+        except (sqlite3.Error, StoreFault, PeerFault, ValueError) as error:
+            raise StoreFault(f"ledger {source} cannot be read: {error}") from error
+        except OperatorFault as fault:
+            raise OperatorFault(str(fault).replace(str(copy), str(source))) from fault
 
 
 def _copy(source: Path, copy: Path) -> None:
@@ -348,9 +350,8 @@ def group_story(evidence: Evidence, group: int) -> dict[str, Any]:
     if group >= recovered.next_group:
         raise OperatorFault(f"group {group} was never admitted; the next one is {recovered.next_group}")
     if stored is None:
-        raise OperatorFault(
-            f"group {group} was dropped, or trained on in a step up to {recovered.checkpoint}, the last checkpoint"
-        )
+        trained = f", or trained on in a step up to checkpoint {recovered.checkpoint}" if recovered.checkpoint else ""
+        raise OperatorFault(f"group {group} was dropped{trained}; the log says more (grep -w group={group})")
     made = {each.sample: each for each in evidence.attempts if each.group == group}
     return {
         "group": group,
