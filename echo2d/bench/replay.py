@@ -39,9 +39,9 @@ from echo2d.core.messages import VersionKey
 from echo2d.core.trajectory import BatchBody, TrajectoryRecord, batch_digest, pack_batch
 from echo2d.errors import IntegrityFault, OperatorFault, PeerFault, StoreFault
 from echo2d.runtime.coordinator import make_rules
+from echo2d.runtime.coordinator_loop import LEDGER_FILE
 from echo2d.store.ledger import Ledger
 
-LEDGER = "ledger.sqlite"
 DAMAGE_MAX = 20  # lines that SQLite says about a damaged file
 ANY_RUN = RunId("0" * 16)
 
@@ -101,11 +101,11 @@ class Revival:
 
 def read_ledger(path: Path) -> Evidence:
     """From a ledger or run directory. OperatorFault: not a ledger. StoreFault: damaged, so that it cannot be read."""
-    source = path / LEDGER if path.is_dir() else path
+    source = path / LEDGER_FILE if path.is_dir() else path
     if not source.is_file():
-        raise OperatorFault(f"{source} is not a file; expected a run directory or its {LEDGER}")
+        raise OperatorFault(f"{source} is not a file; expected a run directory or its {LEDGER_FILE}")
     with tempfile.TemporaryDirectory(prefix="echo2d-replay-") as folder:
-        copy = Path(folder) / LEDGER
+        copy = Path(folder) / LEDGER_FILE
         _copy(source, copy)
         try:
             with Ledger.open(copy) as ledger:

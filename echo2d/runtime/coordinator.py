@@ -28,7 +28,7 @@ from echo2d.errors import OperatorFault
 from echo2d.net.api import make_app, make_runner, read_page
 from echo2d.net.auth import public_bytes
 from echo2d.net.urls import is_loopback
-from echo2d.runtime.coordinator_loop import Coordinator, Machine
+from echo2d.runtime.coordinator_loop import LEDGER_FILE, Coordinator, Machine
 from echo2d.runtime.data_plane import DataPlane
 from echo2d.runtime.ledger_thread import LedgerThread
 from echo2d.runtime.seed_process import SeedHandover, supervise_seed
@@ -78,7 +78,7 @@ async def open_coordinator(
     await asyncio.to_thread(_check_link, config.link)
     run = await asyncio.to_thread(RunDirectory, config.run.run_dir)
     async with AsyncExitStack() as stack:
-        ledger = LedgerThread(run.path / "ledger.sqlite")
+        ledger = LedgerThread(run.path / LEDGER_FILE)
         stack.push_async_callback(ledger.close)
         recovered = await ledger.open()
         await asyncio.to_thread(withdraw, run)  # of one that was killed
