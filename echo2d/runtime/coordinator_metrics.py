@@ -161,7 +161,7 @@ class CoordinatorMetrics(LoopMetrics):
         total = sum(map(sum, self._recent))
         return {"bubble_ratio": sum(wait_s for _, wait_s in self._recent) / total if total else None}
 
-    def _measure_files(self, path: Path) -> float:
+    def _measure(self, path: Path) -> None:
         files = (self._ledger, self._ledger.with_name(self._ledger.name + "-wal"))
         self._ledger_bytes.set(sum(file.stat().st_size for file in files if file.exists()))
-        return super()._measure_files(path)
+        super()._measure(path)

@@ -24,7 +24,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 TICK_S = 1.0  # the loop is asked so often how late it is
-DISK_TICKS = 10  # and the disk every so many ticks
+KERNEL_TICKS = 5  # and the kernel every so many ticks
 DELAY_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 PAUSE_BUCKETS_S = (0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
 PERSIST_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0)
@@ -79,7 +79,7 @@ class LoopMetrics:
     ) -> None:
         self.registry = CollectorRegistry()
         self._families, self._extra = families, extra
-        ProcessCollector(registry=self.registry)
+        self._process: list[Metric] = []
         self.events = Counter("echo2d_events", "Events handled, by kind", ["kind"], registry=self.registry)
         self._delay_s = Histogram(
             "echo2d_event_loop_delay_seconds",
@@ -93,25 +93,27 @@ class LoopMetrics:
 
     def render(self, status: Facts) -> bytes:
         """All of it in Prometheus' text format."""
+        read = [each.collect(status) for each in self._families]
         text: bytes = generate_latest(self.registry)
-        return text + generate_latest(_Once([*(each.collect(status) for each in self._families), *self._extra(status)]))
+        return text + generate_latest(_Once([*read, *self._extra(status), *self._process]))
 
     async def watch(self, path: Path) -> None:
-        """Measure the loop and the disk of `path` until cancelled."""
+        """Measure the loop, the process and the disk of `path` until cancelled."""
         clock = asyncio.get_running_loop().time
         while True:
-            self._disk_free.set(await asyncio.to_thread(self._measure_files, path))
-            for _ in range(DISK_TICKS):
+            await asyncio.to_thread(self._measure, path)
+            for _ in range(KERNEL_TICKS):
                 due = clock() + TICK_S
                 await asyncio.sleep(TICK_S)
                 self._delay_s.observe(max(0.0, clock() - due))
 
-    def _measure_files(self, path: Path) -> float:
-        """The free bytes. Blocking."""
+    def _measure(self, path: Path) -> None:
+        """What the kernel knows. Blocking."""
+        self._process = list(ProcessCollector(registry=None).collect())
         try:
-            return shutil.disk_usage(path).free
+            self._disk_free.set(shutil.disk_usage(path).free)
         except OSError:  # those who write there will say so
-            return float("nan")
+            self._disk_free.set(float("nan"))
 
 
 class _Once(CollectorRegistry):
