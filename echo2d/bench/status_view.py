@@ -68,7 +68,7 @@ def _tiles(facts: Facts, tokens_per_s: float | None) -> Table:
     newest, groups, counts = facts["newest_version"], facts["groups"], facts["trajectories"]
     bubble, t_bcast_s = facts.get("bubble_ratio"), facts["t_bcast_s"]
     tiles = {
-        "step": str(facts["committed_step"]),
+        "step": f"{facts['committed_step']} committed",
         "version": "-" if newest is None else str(newest["version"]),
         "S, kappa": f"{facts['staleness_max']}, {facts['publish_every']}",
         "bubble": "-" if bubble is None else f"{bubble:.1%}",

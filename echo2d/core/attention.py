@@ -6,6 +6,7 @@ Reads a status (`coordinator_status`), decides nothing. Empty when all is well.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from echo2d.core.figures import QUANTILE_WINDOW
 from echo2d.core.membership import GONE_S
 
 SENTENCES_MAX = 24  # a screen; what 500 silent workers have to say, one of them says
@@ -28,7 +29,9 @@ def _of_the_run(status: Facts) -> Iterator[str]:
         yield "the seed is away: versions spread only from worker to worker until it is back"
     if not any(worker["alive"] for worker in status["workers"]):
         yield "no worker is here: nothing is generated"
-    if status["dissemination_bound"]:
+    if (
+        status["dissemination_bound"] and len(status["t_bcast_s"]) > QUANTILE_WINDOW
+    ):  # version 0 took longer: engines load
         steps = status["staleness_max"] + 1
         yield f"a broadcast takes longer than S + 1 = {steps} train steps: the learner waits for data"
 

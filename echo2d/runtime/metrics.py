@@ -29,7 +29,7 @@ DELAY_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 PAUSE_BUCKETS_S = (0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
 PERSIST_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0)
 
-disable_created_metrics()  # a second line for every counter that nobody reads
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a second line for every counter that nobody reads
 
 Facts = Mapping[str, Any]
 Samples = Iterable[tuple[tuple[str, ...], float | None]]  # label values, and the value; None: there is none now

@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -85,6 +86,7 @@ def test_a_run_by_hand_and_its_resumption(site: Site) -> None:
     facts = site.status()
     assert (facts["epoch"], facts["committed_step"], facts["checkpoint_step"]) == (1, 2, 2)
     assert "step 2 committed" in run("status", f"--run-dir={site.run_dir}")
+    it_is_watched_until_ctrl_c(site)
 
     refused = site.learn(4)
     assert refused.wait(START_S) == 2
@@ -96,6 +98,20 @@ def test_a_run_by_hand_and_its_resumption(site: Site) -> None:
     rows = [json.loads(line) for line in (site.directory / "learner" / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
     one_id_tells_the_story(site)
+
+
+def it_is_watched_until_ctrl_c(site: Site) -> None:
+    arguments = ("status", f"--run-dir={site.run_dir}", "--watch", "--interval=0.1")
+    with subprocess.Popen([sys.executable, "-m", "echo2d", *arguments], stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        blocks = 0
+        for line in watching.stdout:
+            blocks += line.startswith("--- ")
+            if blocks == 3:
+                break
+        watching.send_signal(signal.SIGINT)
+        watching.stdout.read()
+        assert watching.wait(START_S) == 0
 
 
 def one_id_tells_the_story(site: Site) -> None:

@@ -1,6 +1,7 @@
 """What is wrong with a run, said to a person."""
 
 from echo2d.core.attention import SENTENCES_MAX, attention
+from echo2d.core.figures import QUANTILE_WINDOW
 from echo2d.core.ids import Version
 from echo2d.core.membership import GONE_S
 from echo2d.core.messages import Heartbeat, RefitDone
@@ -68,6 +69,14 @@ def test_versions_that_workers_do_not_serve() -> None:
     assert said(world) == ["late serves no version yet"]
     world.say(late, RefitDone(Version(0), version_digest(0), 0.1, memory_ok=False))
     assert said(world) == ["late has weights in its engine's memory that are not those of its version"]
+
+
+def test_a_dissemination_bound_run_is_told_when_it_is_known() -> None:
+    status = running().state.status()
+    bound = {**status, "dissemination_bound": True, "t_bcast_s": [1.0] * QUANTILE_WINDOW}
+    assert attention(bound) == [], "version 0, for which engines had to load, still counts"
+    bound["t_bcast_s"].append(1.0)
+    assert attention(bound) == ["a broadcast takes longer than S + 1 = 3 train steps: the learner waits for data"]
 
 
 def test_a_hundred_workers_do_not_fill_a_book() -> None:
