@@ -21,7 +21,8 @@ PLAIN_COLUMNS = 120  # where there is no terminal
 TILES_PER_ROW = 4
 FAULTS_SHOWN = 5
 WORKERS_SHOWN_MIN = 4  # however small the terminal is
-OTHER_LINES = 24  # of a picture, besides its workers
+SENTENCES_SHOWN = 8  # on a terminal; all of them elsewhere
+OTHER_LINES = 17  # of a picture, besides its workers, sentences and faults
 COLOURS = {"joined": "green", "suspected": "yellow", "gone": "red"}
 Facts = Mapping[str, Any]
 
@@ -40,7 +41,11 @@ def plain_console() -> Console:
 
 def status_picture(facts: Facts, *, tokens_per_s: float | None = None, lines: int | None = None) -> RenderableType:
     """All of it. lines: of the terminal; workers that have no room are counted."""
-    room = None if lines is None else max(WORKERS_SHOWN_MIN, lines - OTHER_LINES)
+    sentences, faults = facts["attention"], facts["faults"][-FAULTS_SHOWN:]
+    room = None
+    if lines is not None:
+        sentences = sentences[:SENTENCES_SHOWN]
+        room = max(WORKERS_SHOWN_MIN, lines - OTHER_LINES - len(sentences) - len(faults))
     parts: list[RenderableType] = [
         Panel(_tiles(facts, tokens_per_s), title=_title(facts), title_align="left", border_style="cyan"),
         *_reward_and_staleness(facts),
@@ -48,10 +53,10 @@ def status_picture(facts: Facts, *, tokens_per_s: float | None = None, lines: in
         Text(),
         workers_table(facts, rows=room),
     ]
-    if facts["attention"] or facts["faults"]:
+    if sentences or faults:
         parts.append(Text())
-    parts += [Text.assemble(("  ! ", "bold yellow"), sentence) for sentence in facts["attention"]]
-    return Group(*parts, *_faults(facts))
+    parts += [Text.assemble(("  ! ", "bold yellow"), sentence) for sentence in sentences]
+    return Group(*parts, *map(_fault, faults))
 
 
 def _title(facts: Facts) -> Text:
@@ -178,12 +183,10 @@ def _arrival(peer: Facts | None, broadcast: Facts | None) -> Text:
     return Text.assemble((bar(share, 1.0, 10), colour), f" {share:4.0%}")
 
 
-def _faults(facts: Facts) -> Iterable[Text]:
-    """The newest last, as in a log."""
-    for fault in facts["faults"][-FAULTS_SHOWN:]:
-        times = f"  x {fault['times']}" if fault["times"] > 1 else ""
-        ago = (f"{age(fault['age_s']):>10} ago  ", "dim")
-        yield Text.assemble(ago, (f"{fault['kind']:<8}", "red"), f"{fault['text']}{times}")
+def _fault(fault: Facts) -> Text:
+    times = f"  x {fault['times']}" if fault["times"] > 1 else ""
+    ago = (f"{age(fault['age_s']):>10} ago  ", "dim")
+    return Text.assemble(ago, (f"{fault['kind']:<8}", "red"), f"{fault['text']}{times}")
 
 
 def bar(part: float, whole: float, cells: int = BAR_CELLS) -> str:

@@ -40,8 +40,7 @@ class Asker:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._client is not None:
-            await self._client.close()
+        await self._close()
 
     async def status(self) -> dict[str, Any]:
         """Away: it answered before. OperatorFault: it never did, or does not accept the token."""
@@ -55,6 +54,10 @@ class Asker:
         self._answered = True
         return facts
 
+    async def _close(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+
     async def _ask(self, client: AsyncCoordinator) -> dict[str, Any]:
         async with asyncio.timeout(ANSWER_S):
             return await client.status()
@@ -66,7 +69,7 @@ class Asker:
         except OperatorFault as fault:
             raise Unreachable(str(fault)) from fault
         if self._client is None or at != self._at:
-            await self.__aexit__()
+            await self._close()
             self._at, self._client = at, AsyncCoordinator(at[0], token_file=at[1], timeout_s=0.0)
         return self._client
 

@@ -48,7 +48,8 @@ async def test_a_restart_is_a_pause(tmp_path: Path, capsys: pytest.CaptureFixtur
             watching = tasks.create_task(watch(find, screen, interval_s=INTERVAL_S))
             first = await screen.next(dict)
             url = opened.url
-        assert str(config.run.run_dir) in str(await screen.next(str)) or url in str(await screen.next(str))
+        reason = str(await screen.next(str))
+        assert str(config.run.run_dir) in reason or url in reason
         async with serving(config, core_machine):
             again = await screen.next(dict)
             watching.cancel()

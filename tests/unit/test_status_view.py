@@ -58,12 +58,13 @@ def test_a_thousand_workers_fit_a_small_terminal() -> None:
     world = trained()
     facts = world.state.status(now=world.now)
     worker = facts["workers"][0]
-    facts["workers"] = [{**worker, "name": f"w{n}", "alive": n != 700, "attention": []} for n in range(1000)]
-    facts["attention"] = []
-    text = seen(facts, lines=40)
-    assert len(text.splitlines()) < 40
-    assert "● w700 " in text, "the one in trouble comes first"
-    assert "and 984 more" in text
+    facts["workers"] = [{**worker, "name": f"w{n}", "alive": n != 700} for n in range(1000)]
+    facts["attention"] = [f"w{n} serves no version yet" for n in range(24)]
+    for lines in (30, 40, 80):
+        text = seen(facts, lines=lines)
+        assert len(text.splitlines()) < lines
+        assert "● w700 " in text, "the one in trouble comes first"
+    assert "and 946 more" in text
 
 
 def test_units() -> None:
