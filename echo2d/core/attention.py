@@ -43,7 +43,8 @@ def _of_workers(status: Facts) -> Iterator[str]:
     for worker in sorted(silent, key=lambda worker: (-worker["leases"], -worker["silent_s"])):
         yield f"{worker['name']} silent for {worker['silent_s']:.0f} s: {_consequence(worker)}"
     for worker in workers:
-        yield from (f"{worker['name']} {words}" for words in _of_one(worker, status))
+        if not _silent(worker, status):
+            yield from (f"{worker['name']} {words}" for words in _of_one(worker, status))
     broadcast = status["broadcast"]
     for peer in broadcast["peers"] if broadcast else ():
         if peer["failed"]:
@@ -64,7 +65,7 @@ def _consequence(worker: Facts) -> str:
 
 def _of_one(worker: Facts, status: Facts) -> Iterator[str]:
     serving = worker["serving"]
-    if worker["alive"] and serving is None and status["newest_version"] is not None:
+    if serving is None and status["newest_version"] is not None:
         yield "serves no version yet"
     if serving is not None and worker["lag"] > status["staleness_max"]:
         yield f"serves version {serving['version']}, {worker['lag']} behind the newest: too old for new leases"
