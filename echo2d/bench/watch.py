@@ -19,6 +19,7 @@ from echo2d.bench.status_view import Facts, TokenRate, age, plain_console, statu
 from echo2d.client import AsyncCoordinator, OperatorFault, PeerFault, Unreachable
 
 ANSWER_S = 5.0  # somebody waits at the terminal
+PATIENCE_S = 5.0  # of a single look, for a coordinator that is just starting
 
 Find = Callable[[], tuple[str, Path]]  # URL and token file of the coordinator; OperatorFault: none runs
 
@@ -30,8 +31,9 @@ class Away(Exception):  # noqa: N818 - a state, not an error
 class Asker:
     """Asks one coordinator for its status, wherever it listens now; `async with` closes the connection."""
 
-    def __init__(self, find: Find) -> None:
+    def __init__(self, find: Find, *, patience_s: float = 0.0) -> None:
         self._find = find
+        self._patience_s = patience_s
         self._at: tuple[str, Path] | None = None
         self._client: AsyncCoordinator | None = None
         self._answered = False
@@ -59,7 +61,7 @@ class Asker:
             await self._client.close()
 
     async def _ask(self, client: AsyncCoordinator) -> dict[str, Any]:
-        async with asyncio.timeout(ANSWER_S):
+        async with asyncio.timeout(ANSWER_S + self._patience_s):
             return await client.status()
 
     async def _present(self) -> AsyncCoordinator:
@@ -70,7 +72,7 @@ class Asker:
             raise Unreachable(str(fault)) from fault
         if self._client is None or at != self._at:
             await self._close()
-            self._at, self._client = at, AsyncCoordinator(at[0], token_file=at[1], timeout_s=0.0)
+            self._at, self._client = at, AsyncCoordinator(at[0], token_file=at[1], timeout_s=self._patience_s)
         return self._client
 
 
@@ -120,7 +122,7 @@ class Screen:
 
 async def status_once(find: Find) -> dict[str, Any]:
     """One answer. OperatorFault: there is none."""
-    async with Asker(find) as asker:
+    async with Asker(find, patience_s=PATIENCE_S) as asker:
         return await asker.status()
 
 

@@ -40,7 +40,7 @@ def printable(text: str, chars_max: int) -> str:
 
 
 @dataclass(slots=True)
-class Fault:
+class FaultSeen:
     """One fault, however often the same was said. at: the last time, in monotonic seconds."""
 
     at: float
@@ -60,7 +60,7 @@ class Figures:
         self.t_bcast_s: deque[float] = deque(maxlen=RECENT_MAX)
         self.refit_pause_s: deque[float] = deque(maxlen=RECENT_MAX)
         self.batch_rewards: deque[tuple[int, float]] = deque(maxlen=RECENT_MAX)
-        self.faults: dict[tuple[str, str], Fault] = {}
+        self.faults: dict[tuple[str, str], FaultSeen] = {}
         self.fault_counts: Counter[str] = Counter()
         self.staleness: Counter[int] = Counter()
         self.dropped_groups: Counter[str] = Counter()
@@ -77,7 +77,7 @@ class Figures:
         """Keep the fault among the newest ones; the Note says it. group: the one that suffers."""
         line = printable(text, FAULT_CHARS_MAX)
         before = self.faults.pop((kind, line), None)
-        self.faults[kind, line] = Fault(self.now, 1 if before is None else before.times + 1)
+        self.faults[kind, line] = FaultSeen(self.now, 1 if before is None else before.times + 1)
         keep_newest(self.faults, FAULTS_MAX)
         self.fault_counts[kind] += 1
         return Note(kind, line, group)

@@ -162,6 +162,13 @@ class CoordinatorMetrics(LoopMetrics):
         return {"bubble_ratio": sum(wait_s for _, wait_s in self._recent) / total if total else None}
 
     def _measure(self, path: Path) -> None:
-        files = (self._ledger, self._ledger.with_name(self._ledger.name + "-wal"))
-        self._ledger_bytes.set(sum(file.stat().st_size for file in files if file.exists()))
         super()._measure(path)
+        log = self._ledger.with_name(self._ledger.name + "-wal")
+        self._ledger_bytes.set(sum(map(_size, (self._ledger, log))))
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from echo2d.bench.status_view import Facts
-from echo2d.bench.watch import ANSWER_S, Asker, Away, Screen, status_once, watch
+from echo2d.bench.watch import Asker, Away, Screen, status_once, watch
 from echo2d.errors import OperatorFault
 from echo2d.runtime.coordinator import core_machine
 from echo2d.runtime.tokens import find_coordinator
@@ -61,7 +61,8 @@ async def test_a_restart_is_a_pause(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert lines[0].keys() == lines[-1].keys()
 
 
-async def test_nobody_there_at_first_is_the_operators_mistake(tmp_path: Path) -> None:
+async def test_nobody_there_at_first_is_the_operators_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("echo2d.bench.watch.PATIENCE_S", 0.0)
     with pytest.raises(OperatorFault, match="no coordinator runs in"):
         await status_once(partial(find_coordinator, tmp_path))
     config = make_config(tmp_path)
@@ -74,12 +75,11 @@ async def test_nobody_there_at_first_is_the_operators_mistake(tmp_path: Path) ->
 
 async def test_one_that_hangs_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its port is open, and it does not answer."""
-    monkeypatch.setattr("echo2d.bench.watch.ANSWER_S", 0.05)
-    assert ANSWER_S > 1.0
     config = make_config(tmp_path)
     async with serving(config, core_machine) as opened, Asker(lambda: at) as asker:
         at = (opened.url, config.run.run_dir / "tokens" / "viewer.token")
         await asker.status()
+        monkeypatch.setattr("echo2d.bench.watch.ANSWER_S", 0.05)
         with socket.create_server(("127.0.0.1", 0)) as hung:
             at = (f"http://127.0.0.1:{hung.getsockname()[1]}", at[1])
             with pytest.raises(Away, match="no answer from http"):
