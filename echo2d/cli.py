@@ -7,6 +7,8 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,6 @@ from echo2d.errors import Fault, OperatorFault
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 DIRECTORY = click.Path(path_type=Path, file_okay=False)
-STATUS_S = 5.0  # somebody waits at the terminal for an answer
 
 
 class Faultless(click.Group):
@@ -37,12 +38,24 @@ def main() -> None:
     """RL post-training with one busy learner and rollouts from far-away GPU boxes."""
 
 
-def _serve(program: Callable[[], Coroutine[Any, Any, int]]) -> None:
+def log_options(command: Callable[..., None]) -> Callable[..., None]:
+    """How a daemon logs."""
+    level = click.option(
+        "--log-level",
+        type=click.Choice(["debug", "info", "warning"]),
+        default="info",
+        show_default=True,
+        help="debug has a line for every sample.",
+    )
+    return level(click.option("--log-json", is_flag=True, help="One JSON object a line.")(command))
+
+
+def _serve(program: Callable[[], Coroutine[Any, Any, int]], log_level: str, *, log_json: bool) -> None:
     import uvloop
 
-    from echo2d.runtime.logs import start_logging
+    from echo2d.runtime.logs import LEVELS, start_logging
 
-    start_logging()
+    start_logging(LEVELS[log_level], as_json=log_json)
     sys.exit(uvloop.run(program()))
 
 
@@ -50,7 +63,8 @@ def _serve(program: Callable[[], Coroutine[Any, Any, int]]) -> None:
 @click.option("--config", type=FILE, help="TOML file; see --print-config.")
 @click.option("--insecure", is_flag=True, help="Listen beyond loopback although there is no TLS yet.")
 @click.option("--print-config", is_flag=True, help="Print every key with its default and meaning, and end.")
-def coordinate(config: Path | None, *, insecure: bool, print_config: bool) -> None:
+@log_options
+def coordinate(config: Path | None, *, insecure: bool, print_config: bool, log_level: str, log_json: bool) -> None:
     """Run the coordinator of a run: members, plans, leases, batches, the seed of every broadcast."""
     from echo2d.config import CoordinatorConfig
     from echo2d.config import print_config as all_keys
@@ -63,7 +77,7 @@ def coordinate(config: Path | None, *, insecure: bool, print_config: bool) -> No
     loaded = CoordinatorConfig.load(config, {"coordinator.insecure": True} if insecure else None)
     from echo2d.runtime.coordinator import run_coordinator
 
-    _serve(lambda: run_coordinator(loaded))
+    _serve(lambda: run_coordinator(loaded), log_level, log_json=log_json)
 
 
 @main.command()
@@ -80,14 +94,15 @@ def coordinate(config: Path | None, *, insecure: bool, print_config: bool) -> No
 @click.option("--listen-host", help="Address the peer listener binds.")
 @click.option("--listen-port", type=int, help="Port of the peer listener; 0: any free one.")
 @click.option("--insecure", is_flag=True, default=None, help="Talk beyond loopback although there is no TLS yet.")
-def join(config: Path | None, **flags: Any) -> None:
+@log_options
+def join(config: Path | None, *, log_level: str, log_json: bool, **flags: Any) -> None:
     """Join a run as a worker: receive versions, pass them on, make rollouts. URL is the coordinator's."""
     from echo2d.config import WorkerConfig
 
     loaded = WorkerConfig.load(config, {key: value for key, value in flags.items() if value is not None})
     from echo2d.runtime.worker import run_worker
 
-    _serve(lambda: run_worker(loaded))
+    _serve(lambda: run_worker(loaded), log_level, log_json=log_json)
 
 
 @main.group()
@@ -151,28 +166,44 @@ def token_revoke(name: str, run_dir: Path) -> None:
 @click.option("--run-dir", type=DIRECTORY, help="Of a coordinator on this host.")
 @click.option("--url", help="Of a coordinator elsewhere; needs --token-file.")
 @click.option("--token-file", type=FILE, help="A learner, gateway or viewer token.")
-@click.option("--json", "as_json", is_flag=True, help="Everything, as one JSON object.")
-def status(run_dir: Path | None, url: str | None, token_file: Path | None, *, as_json: bool) -> None:
-    """Show what a running coordinator is doing."""
+@click.option("--json", "as_json", is_flag=True, help="Everything, as one JSON object; with --watch one a line.")
+@click.option("--watch", "again", is_flag=True, help="Show it again and again, until Ctrl-C.")
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.1, 3600.0),
+    default=1.0,
+    show_default=True,
+    help="Seconds between two looks of --watch.",
+)
+def status(
+    run_dir: Path | None, url: str | None, token_file: Path | None, *, as_json: bool, again: bool, interval: float
+) -> None:
+    """Show what a running coordinator is doing, and what is wrong."""
+    from echo2d.bench.status_view import print_status
+    from echo2d.bench.watch import Screen, status_once, watch
+
+    find = _coordinator_at(run_dir, url, token_file)
+    if again:
+        with suppress(KeyboardInterrupt):
+            asyncio.run(watch(find, Screen(as_json=as_json), interval_s=interval))
+        return
+    facts = asyncio.run(status_once(find))
+    if as_json:
+        click.echo(json.dumps(facts))
+    else:
+        print_status(facts)
+
+
+def _coordinator_at(run_dir: Path | None, url: str | None, token_file: Path | None) -> Callable[[], tuple[str, Path]]:
+    """Where to ask, each time anew: one that is started again may listen elsewhere."""
     if run_dir is not None:
         from echo2d.runtime.tokens import find_coordinator
 
-        url, token_file = find_coordinator(run_dir)
+        return partial(find_coordinator, run_dir)
     if url is None or token_file is None:
         raise OperatorFault("status needs --run-dir, or --url and --token-file")
-    from echo2d.client import AsyncCoordinator
-
-    async def ask() -> dict[str, Any]:
-        async with AsyncCoordinator(url, token_file=token_file, timeout_s=STATUS_S) as coordinator:
-            return await coordinator.status()
-
-    facts = asyncio.run(ask())
-    if as_json:
-        click.echo(json.dumps(facts))
-        return
-    from echo2d.bench.live import print_status
-
-    print_status(facts)
+    at = (url, token_file)
+    return lambda: at
 
 
 @main.command()

@@ -42,7 +42,8 @@ from echo2d.tables import Table, key, print_tables, read_toml, table_of
 
 __all__ = [
     "AsyncCoordinator", "Batch", "Coordinator", "Fenced", "Group", "IntegrityFault", "OperatorFault",
-    "PeerFault", "Published", "Session", "Span", "Table", "Trajectory", "key", "print_tables", "read_toml", "table_of",
+    "PeerFault", "Published", "Session", "Span", "Table", "Trajectory", "Unreachable", "key", "print_tables",
+    "read_toml", "table_of",
 ]  # fmt: skip
 
 CONNECT_TIMEOUT_S = 10.0
@@ -56,6 +57,10 @@ log = logging.getLogger("echo2d.client")
 
 class Fenced(PeerFault):
     """A newer learner session has the run; this one is over."""
+
+
+class Unreachable(OperatorFault):
+    """Nobody ever answered at this URL."""
 
 
 class _Unreachable(Exception):  # noqa: N818 - not an error yet
@@ -233,7 +238,7 @@ class AsyncCoordinator:
                 self._losses += 1
                 delay_s = backoff.next_s()
                 if loop.time() + delay_s > deadline:
-                    fault = PeerFault if self._answered else OperatorFault  # a wrong URL, or one that worked before
+                    fault = PeerFault if self._answered else Unreachable  # a wrong URL, or one that worked before
                     raise fault(f"cannot reach the coordinator at {self._url}: {lost}") from lost
                 log.info("unreachable url=%s reason=%s", self._url, lost)
                 await asyncio.sleep(delay_s)

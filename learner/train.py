@@ -141,7 +141,9 @@ class Learner:
         }
         with (self._config.out_dir / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
-        log.info("step=%d reward=%.3f loss=%.4f t_train_s=%.3f", batch.step, row["reward_mean"], report.loss, t_train_s)
+        groups = " ".join(f"group={group.group_id}" for group in batch.groups)  # the id they have in every other log
+        facts = f"reward={row['reward_mean']:.3f} loss={report.loss:.4f} t_train_s={t_train_s:.3f}"
+        log.info("trained step=%d epoch=%d digest=%s %s %s", batch.step, self._epoch, batch.digest[:12], facts, groups)
 
 
 def _make(key: str, directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a run looks like to a person: a live view of its status and metrics, and tables at the end."""
+"""What a demo looks like to a person: a live view of its status and metrics, and tables at the end."""
 
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -6,17 +6,13 @@ from typing import Any, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from echo2d.bench.results import Quantiles, Result, bubble_ratio, staleness_histogram
+from echo2d.bench.status_view import SPARK_CELLS, Facts, TokenRate, bar, spark, staleness_bars, workers_table
 
-BAR_CELLS = 24
-SPARK = "▁▂▃▄▅▆▇█"
-SPARK_CELLS = 50
 PLAIN_EVERY_S = 5.0  # where there is no terminal: one line so often
-Facts = Mapping[str, Any]
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -54,21 +50,6 @@ class LiveView:
             self.say(progress_line(rows, steps=self._steps, tokens_per_s=rate))
 
 
-class TokenRate:
-    """Tokens per second over the last few updates, smoothed."""
-
-    def __init__(self) -> None:
-        self._last: tuple[int, float] | None = None
-        self._rate = 0.0
-
-    def update(self, tokens: int, now: float) -> float:
-        if self._last is not None and now > self._last[1]:
-            measured = (tokens - self._last[0]) / (now - self._last[1])
-            self._rate += 0.2 * (measured - self._rate)
-        self._last = (tokens, now)
-        return self._rate
-
-
 def progress_line(rows: Rows, *, steps: int, tokens_per_s: float) -> str:
     last = rows[-1]
     return (
@@ -100,67 +81,7 @@ def _reward_line(rows: Rows) -> Text:
 
 
 def _staleness_line(rows: Rows) -> Text:
-    histogram = staleness_histogram(rows)
-    total = sum(histogram.values()) or 1
-    parts = (f"{staleness}: {bar(count, total, 8)} {count / total:4.0%}" for staleness, count in histogram.items())
-    return Text.assemble(("staleness ", "bold"), "   ".join(parts))
-
-
-def workers_table(facts: Facts) -> Table:
-    """Who serves what, and how far the version that spreads has come."""
-    table = Table("worker", "state", "serves", "lag", "running", "accepted", "last refit", "broadcast", box=None)
-    broadcast = facts["broadcast"]
-    progress = {peer["id"]: peer for peer in broadcast["peers"]} if broadcast else {}
-    for worker in facts["workers"]:
-        serving, pause = worker["serving"], worker["refit_pause_s"]
-        table.add_row(
-            escape(worker["name"]),
-            worker["state"],
-            "-" if serving is None else f"v{serving['version']}",
-            "-" if worker["lag"] is None else str(worker["lag"]),
-            f"{worker['running']}/{worker['slots']}",
-            str(worker["accepted"]),
-            "-" if pause is None else f"{pause * 1000:.0f} ms",
-            _arrival(progress.get(worker["id"]), broadcast),
-        )
-    return table
-
-
-def _arrival(peer: Facts | None, broadcast: Facts | None) -> str:
-    if peer is None or broadcast is None:
-        return ""
-    total = broadcast["wire_bytes"] or broadcast["full_bytes"]
-    done = total if peer["verified"] else peer["payload_bytes"]
-    return f"v{broadcast['version']} {bar(done, total, 12)} {min(1.0, done / total):4.0%}"
-
-
-def bar(part: float, whole: float, cells: int = BAR_CELLS) -> str:
-    filled = round(cells * min(1.0, part / whole)) if whole else 0
-    return "█" * filled + "░" * (cells - filled)
-
-
-def spark(values: Sequence[float]) -> str:
-    """Each value as one of eight heights, 0 to the largest."""
-    top = max(values, default=0.0) or 1.0
-    return "".join(SPARK[min(len(SPARK) - 1, int(value / top * len(SPARK)))] for value in values)
-
-
-def print_status(facts: Facts) -> None:
-    """`echo2d status`: a run in a few lines."""
-    console = Console()
-    newest, groups, counts = facts["newest_version"], facts["groups"], facts["trajectories"]
-    console.print(
-        f"epoch {facts['epoch']}  step {facts['committed_step']} committed, {facts['open_step']} open  "
-        f"newest version {'-' if newest is None else newest['version']}  S {facts['staleness_max']}  "
-        f"kappa {facts['publish_every']}\n"
-        f"groups: {groups['buffered']} buffered, {groups['in_flight']} in flight   "
-        f"trajectories: {counts['trained']} trained, {counts['dropped']} dropped   "
-        f"seed {'alive' if facts['seed_alive'] else 'gone'}",
-        highlight=False,
-    )
-    console.print(workers_table(facts))
-    for fault in facts["faults"][-3:]:
-        console.print(f"fault: {fault}", highlight=False, markup=False)
+    return Text.assemble(("staleness ", "bold"), staleness_bars(staleness_histogram(rows)))
 
 
 def print_result(result: Result) -> None:

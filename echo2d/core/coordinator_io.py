@@ -407,10 +407,11 @@ class StopRun:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A fact for logs and `status`: kind is a short word, text one line."""
+    """A fact for logs and `status`: kind is a short word, text one line. group: the one it is about, if any."""
 
     kind: str
     text: str
+    group: GroupId | None = None
 
 
 Action = (

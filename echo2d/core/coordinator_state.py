@@ -81,7 +81,7 @@ class CoordinatorState:
         assert len(plan_secret) == PLAN_SECRET_BYTES
         tag = int.from_bytes(blake3(b"tag" + plan_secret).digest(8), "big") >> (64 - TAG_BITS)
         self._rules = rules
-        self._figures = Figures()
+        self._figures = Figures(now)
         self._members = Membership(rules.run_id, rules.heartbeat_s)
         self._versions = Versions(recovered.published, recovered.publish_seq)
         self._staleness = Staleness(rules, recovered)
@@ -101,6 +101,7 @@ class CoordinatorState:
 
     def handle(self, event: Event, *, now: float) -> list[Action]:
         """What to do about one event."""
+        self._figures.now = now
         actions: list[Action] = []
         if self._start is not None:
             actions += self._start[1]
@@ -114,9 +115,11 @@ class CoordinatorState:
         waits = (self._members.wake_at(), self._groups.wake_at(), self._publishing.wake_at())
         return min((at for at in waits if at is not None), default=None)
 
-    def status(self) -> dict[str, Any]:
+    def status(self, *, now: float | None = None) -> dict[str, Any]:
+        """Of `now`, or of the last event."""
         return make_status(
-            self._rules, members=self._members, versions=self._versions, staleness=self._staleness,
+            self._rules, now=self._figures.now if now is None else now, members=self._members,
+            versions=self._versions, staleness=self._staleness,
             groups=self._groups, publishing=self._publishing, calls=self._calls, figures=self._figures,
         )  # fmt: skip
 

@@ -1,14 +1,19 @@
 """`GET /v1/status`: everything there is to know about a run, as plain values (JSON). Reads, decides nothing.
 
-Digests are hex, durations seconds, uplinks bytes/s, `lag` in versions.
+Digests are hex, durations seconds, uplinks bytes/s, `lag` in versions; `leased` counts samples. `leases_end_s`: when
+the first of a worker's leases goes to somebody else, if it stays silent. `attention`: sentences for people.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
+from echo2d.core.attention import attention
 from echo2d.core.coordinator_io import CoordinatorRules, VersionPublished
 from echo2d.core.figures import Figures
 from echo2d.core.groups import Groups
+from echo2d.core.ids import PeerId
 from echo2d.core.learner_calls import LearnerCalls
+from echo2d.core.leases import Lease
 from echo2d.core.membership import Membership, Peer
 from echo2d.core.publishing import Publishing
 from echo2d.core.spread import Spread
@@ -19,6 +24,7 @@ from echo2d.core.versions import Versions, facts_of
 def make_status(
     rules: CoordinatorRules,
     *,
+    now: float,
     members: Membership,
     versions: Versions,
     staleness: Staleness,
@@ -27,9 +33,9 @@ def make_status(
     calls: LearnerCalls,
     figures: Figures,
 ) -> dict[str, Any]:
-    """Of one moment."""
-    newest = versions.newest
-    return {
+    """Of one moment; `now` is monotonic seconds."""
+    newest, leases = versions.newest, _by_worker(groups.leases)
+    facts = {
         "epoch": calls.epoch,
         "open_step": staleness.open_step,
         "committed_step": staleness.committed,
@@ -38,6 +44,7 @@ def make_status(
         "publish_every": calls.publish_every,
         "trajectories_per_step": rules.trajectories_per_step,
         "group_size": rules.group_size,
+        "heartbeat_s": rules.heartbeat_s,
         "dissemination_bound": figures.dissemination_bound(rules.staleness_max),
         "newest_version": _version(newest),
         "groups": {
@@ -48,14 +55,17 @@ def make_status(
             "tokens_under_way": groups.leases.tokens_under_way,
         },
         "broadcast": _broadcast(publishing.spreading, publishing.waiting, members),
-        "workers": [_worker(peer, versions, groups) for peer in members if peer.kind == "worker"],
-        "relays": [_peer(peer) for peer in members if peer.kind == "relay"],
+        "workers": [
+            _worker(peer, versions, groups, leases.get(peer.peer, []), now) for peer in members if peer.kind == "worker"
+        ],
+        "relays": [_peer(peer, now) for peer in members if peer.kind == "relay"],
         "seed_alive": members.seed is not None,
-        **_figures(figures),
+        **_figures(figures, now),
     }
+    return {**facts, "attention": attention(facts)}
 
 
-def _figures(figures: Figures) -> dict[str, Any]:
+def _figures(figures: Figures, now: float) -> dict[str, Any]:
     return {
         "versions_published": figures.versions_published,
         "staleness": {str(staleness): count for staleness, count in sorted(figures.staleness.items())},
@@ -72,7 +82,11 @@ def _figures(figures: Figures) -> dict[str, Any]:
         "seed_copies": {str(version): copies for version, copies in figures.seed_copies.items()},
         "wire_bytes": figures.wire_bytes,
         "full_bytes": figures.full_bytes,
-        "faults": list(figures.faults),
+        "fault_counts": dict(figures.fault_counts),
+        "faults": [
+            {"kind": kind, "text": text, "times": fault.times, "age_s": now - fault.at}
+            for (kind, text), fault in figures.faults.items()
+        ],
     }
 
 
@@ -80,23 +94,33 @@ def _version(record: VersionPublished | None) -> dict[str, Any] | None:
     return None if record is None else facts_of(record)
 
 
-def _peer(peer: Peer) -> dict[str, Any]:
+def _by_worker(leases: Iterable[Lease]) -> dict[PeerId, list[Lease]]:
+    found: dict[PeerId, list[Lease]] = {}
+    for lease in leases:
+        found.setdefault(lease.worker, []).append(lease)
+    return found
+
+
+def _peer(peer: Peer, now: float) -> dict[str, Any]:
     return {
         "id": peer.peer,
         "name": peer.name,
         "kind": peer.kind,
         "state": peer.state,
         "alive": peer.alive,
+        "silent_s": now - peer.heard_at,
         "uplink": peer.uplink,
     }
 
 
-def _worker(peer: Peer, versions: Versions, groups: Groups) -> dict[str, Any]:
+def _worker(peer: Peer, versions: Versions, groups: Groups, leases: list[Lease], now: float) -> dict[str, Any]:
     serving, newest = versions.live(peer.serving), versions.newest
     return {
-        **_peer(peer),
+        **_peer(peer, now),
         "slots": peer.slots,
         "running": peer.running,
+        "leases": len(leases),
+        "leases_end_s": min((lease.silent_at - now for lease in leases), default=None),
         "leased": groups.leases.load(peer.peer),
         "serving": _version(serving),
         "lag": None if serving is None or newest is None else newest.version - serving.version,

@@ -6,12 +6,14 @@ Not here: anything that decides what happens next but `publish_every_auto`; noth
 import math
 from collections import Counter, deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from echo2d.core.bounded import keep_newest
 from echo2d.core.coordinator_io import Note, StoredGroup
+from echo2d.core.ids import GroupId
 
 RECENT_MAX = 256  # measurements kept of each kind: more steps than any p95 here needs
-FAULTS_MAX = 32  # lines of the newest faults; older ones are in the log
+FAULTS_MAX = 32  # different ones, the newest; older ones are in the log
 VERSIONS_MEASURED_MAX = 64  # versions whose seed_copies are kept
 QUANTILE_WINDOW = 16  # "auto" follows the last so many steps and broadcasts
 FAULT_CHARS_MAX = 300  # one line for a person
@@ -37,16 +39,29 @@ def printable(text: str, chars_max: int) -> str:
     return "".join(char if char.isprintable() else " " for char in text[:chars_max])
 
 
-class Figures:
-    """Counters and the newest measurements. Seconds and bytes; `staleness` counts trained trajectories by staleness."""
+@dataclass(slots=True)
+class FaultSeen:
+    """One fault, however often the same was said. at: the last time, in monotonic seconds."""
 
-    def __init__(self) -> None:
+    at: float
+    times: int
+
+
+class Figures:
+    """Counters and the newest measurements. Seconds and bytes; `staleness` counts trained trajectories by staleness.
+
+    now: of the event that is being handled. faults: by kind and text, the newest last.
+    """
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
         self.t_train_s: deque[float] = deque(maxlen=RECENT_MAX)
         self.t_verify_s: deque[float] = deque(maxlen=RECENT_MAX)
         self.t_bcast_s: deque[float] = deque(maxlen=RECENT_MAX)
         self.refit_pause_s: deque[float] = deque(maxlen=RECENT_MAX)
         self.batch_rewards: deque[tuple[int, float]] = deque(maxlen=RECENT_MAX)
-        self.faults: deque[str] = deque(maxlen=FAULTS_MAX)
+        self.faults: dict[tuple[str, str], FaultSeen] = {}
+        self.fault_counts: Counter[str] = Counter()
         self.staleness: Counter[int] = Counter()
         self.dropped_groups: Counter[str] = Counter()
         self.refused_results: Counter[str] = Counter()
@@ -60,11 +75,14 @@ class Figures:
         self.wire_bytes = 0
         self.full_bytes = 0
 
-    def fault(self, kind: str, text: str) -> Note:
-        """Keep the fault among the newest ones; the Note says it."""
+    def fault(self, kind: str, text: str, group: GroupId | None = None) -> Note:
+        """Keep the fault among the newest ones; the Note says it. group: the one that suffers."""
         line = printable(text, FAULT_CHARS_MAX)
-        self.faults.append(f"{kind}: {line}")
-        return Note(kind, line)
+        before = self.faults.pop((kind, line), None)
+        self.faults[kind, line] = FaultSeen(self.now, 1 if before is None else before.times + 1)
+        keep_newest(self.faults, FAULTS_MAX)
+        self.fault_counts[kind] += 1
+        return Note(kind, line, group)
 
     def trained(self, step: int, groups: Iterable[StoredGroup], t_train_s: float) -> None:
         """Batch `step` was committed for the first time."""
@@ -105,4 +123,5 @@ class Figures:
 
     def check(self) -> None:
         assert len(self.seed_copies) <= VERSIONS_MEASURED_MAX
+        assert len(self.faults) <= FAULTS_MAX
         assert sum(self.staleness.values()) == self.trajectories_trained

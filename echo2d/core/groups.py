@@ -132,7 +132,9 @@ class Groups:
         if group is None or kept is None or not math.isnan(kept.reward):
             return []  # the group left meanwhile
         if event.reward is None or not math.isfinite(event.reward):
-            note = self._figures.fault("reward", f"sample {event.sample} of group {event.group}: {event.reason}")
+            note = self._figures.fault(
+                "reward", f"sample {event.sample} of group {event.group}: {event.reason}", event.group
+            )
             return [note, *self._drop(group, "reward", event.reason)]
         group.kept[event.sample] = replace(kept, reward=event.reward)
         rewarded = Persist(SampleRewarded(event.group, event.sample, event.reward))
@@ -181,7 +183,8 @@ class Groups:
         lease = self.leases.get(HeldLease(message.lease, message.attempt))
         if lease is None or lease.worker != peer.peer:
             return []
-        return [self._figures.fault("lease", f"{peer.name}: {message.reason}"), *self._lease_failed(lease, peer, now)]
+        note = self._figures.fault("lease", f"{peer.name}: {message.reason}", lease.group)
+        return [note, *self._lease_failed(lease, peer, now)]
 
     def rejoined(
         self, peer: Peer, held: Collection[HeldLease], *, now: float
@@ -231,7 +234,8 @@ class Groups:
         for lease in self.leases.expired(now=now):
             worker = self._members.get(lease.worker)
             name = lease.worker if worker is None else worker.name
-            actions += [self._figures.fault("lease", f"{name}: silent or stuck"), *self._cancel(lease)]
+            note = self._figures.fault("lease", f"{name}: silent or stuck", lease.group)
+            actions += [note, *self._cancel(lease)]
             actions += self._lease_failed(lease, worker, now)
         return actions
 
@@ -396,12 +400,12 @@ class Groups:
             if self._extra + size <= EXTRA_STEPS_MAX * self._rules.trajectories_per_step:
                 self._extra += size
                 return self._drop(group, "filtered", "all rewards are the same")
-            step = self._staleness.open_step
-            actions = [Note("variance", f"step {step}: too many groups without variance; group {group.group} is taken")]
+            text = f"step {self._staleness.open_step}: too many groups without variance; this one is taken"
+            actions = [Note("variance", text, group.group)]
         if not self._staleness.admit(stored):
             return self._drop(group, "stale", "", again=True)
         self._groups.remove(group)
-        return actions
+        return [*actions, Note("buffered", f"version_min={stored.record.version_min}", group.group)]
 
     def _age(self) -> list[Action]:
         """Batch n has advanced: drop what it cannot take any more. What comes later is judged when it comes."""

@@ -50,6 +50,11 @@ def is_table(frame: FrameId) -> bool:
     return index_of(frame) == 0
 
 
+def lease_name(lease: LeaseId) -> str:
+    """For people: the tag of the process that granted it (hex), and its number there."""
+    return f"{lease >> TAG_SHIFT:x}.{lease & ((1 << TAG_SHIFT) - 1)}"
+
+
 def version_label(version: Version, digest: Digest) -> str:
     """The name an engine knows a published version by: `<version>-<first 12 hex of digest>`."""
     return f"{version}-{digest.hex()[:LABEL_DIGEST_CHARS]}"

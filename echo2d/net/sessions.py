@@ -86,6 +86,10 @@ class Sessions:
         """Who has an open session."""
         return frozenset(session.peer for session in self._open.values())
 
+    def peer(self, session: SessionId) -> PeerId | None:
+        """Whose session it is, while it is open."""
+        return self._open[session].peer if session in self._open else None
+
     def send(self, message: ToPeer, *to: SessionId) -> None:
         """Queue it for these sessions; those that have gone are skipped."""
         data = TO_PEER.encode(message)

@@ -23,11 +23,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from echo2d.config import CoordinatorConfig, LinkTable, ServeTable
 from echo2d.core.coordinator_io import CoordinatorRules, Recovered
 from echo2d.core.coordinator_state import CoordinatorState
+from echo2d.core.ids import RunId
 from echo2d.errors import OperatorFault
 from echo2d.net.api import make_app, make_runner, read_page
 from echo2d.net.auth import public_bytes
 from echo2d.net.urls import is_loopback
-from echo2d.runtime.coordinator_loop import Coordinator, Machine
+from echo2d.runtime.coordinator_loop import LEDGER_FILE, Coordinator, Machine
 from echo2d.runtime.data_plane import DataPlane
 from echo2d.runtime.ledger_thread import LedgerThread
 from echo2d.runtime.seed_process import SeedHandover, supervise_seed
@@ -77,7 +78,7 @@ async def open_coordinator(
     await asyncio.to_thread(_check_link, config.link)
     run = await asyncio.to_thread(RunDirectory, config.run.run_dir)
     async with AsyncExitStack() as stack:
-        ledger = LedgerThread(run.path / "ledger.sqlite")
+        ledger = LedgerThread(run.path / LEDGER_FILE)
         stack.push_async_callback(ledger.close)
         recovered = await ledger.open()
         await asyncio.to_thread(withdraw, run)  # of one that was killed
@@ -93,7 +94,7 @@ async def open_coordinator(
             limits=Limits(network=task.network),
         )
         await stack.enter_async_context(pool)
-        rules = await asyncio.to_thread(_rules, config, run, pool.stop_token_ids)
+        rules = await asyncio.to_thread(make_rules, config, run.run_id, pool.stop_token_ids)
         coordinator = Coordinator(
             run,
             make_machine(rules, recovered),
@@ -109,10 +110,11 @@ async def open_coordinator(
         yield Opened(coordinator, url, _seed_handover(config, run, access, url))
 
 
-def _rules(config: CoordinatorConfig, run: RunDirectory, stop_token_ids: tuple[int, ...]) -> CoordinatorRules:
+def make_rules(config: CoordinatorConfig, run_id: RunId, stop_token_ids: tuple[int, ...]) -> CoordinatorRules:
+    """What the core is held to. OperatorFault: the base model does not tell its vocabulary size."""
     policy, sampling = config.policy, config.sampling
     return CoordinatorRules(
-        run_id=run.run_id,
+        run_id=run_id,
         staleness_max=policy.staleness_max,
         publish_every=policy.publish_every if isinstance(policy.publish_every, int) else None,
         trajectories_per_step=policy.trajectories_per_step,

@@ -38,14 +38,16 @@ from echo2d.core.messages import SignedRoot
 from echo2d.errors import Fault, StoreFault
 from echo2d.net.auth import Caller, Denied, KnownPeer, sign_root
 from echo2d.net.sessions import Sessions
+from echo2d.runtime.coordinator_metrics import CoordinatorMetrics
 from echo2d.runtime.data_plane import DataPlane
 from echo2d.runtime.ledger_thread import LedgerThread
 from echo2d.runtime.mailbox import Mailbox
-from echo2d.runtime.metrics import LoopMetrics
 from echo2d.runtime.requests import Requests
+from echo2d.runtime.story import Story
 from echo2d.runtime.tokens import AccessTable, RunDirectory
 from echo2d.runtime.version_files import VersionFiles
 
+LEDGER_FILE = "ledger.sqlite"  # in the run directory
 ACCESS_RELOAD_S = 1.0  # a revoked token works no longer than this
 
 log = logging.getLogger("echo2d.coordinator")
@@ -68,7 +70,7 @@ class Machine(Protocol):
 
     def wake_at(self) -> float | None: ...
 
-    def status(self) -> dict[str, Any]: ...
+    def status(self, *, now: float) -> dict[str, Any]: ...
 
 
 class Coordinator:
@@ -94,7 +96,8 @@ class Coordinator:
         self._mailbox: Mailbox[Event] = Mailbox()
         self._requests = Requests(self._mailbox.put)
         self.sessions = Sessions(run.key, known_peer=self._known_peer, emit=self._mailbox.put)
-        self._metrics = LoopMetrics()
+        self._story = Story(self.sessions.peer)
+        self._metrics = CoordinatorMetrics(ledger=run.path / LEDGER_FILE)
         self._tasks = asyncio.TaskGroup()
         self._serving = asyncio.Event()
         self._stop = asyncio.Event()
@@ -113,7 +116,8 @@ class Coordinator:
         try:
             async with self._tasks:
                 self._serving.set()
-                for helper in (self._turns(), self._watch_access(), self._until_stopped(), *helpers):
+                watches = (self._watch_access(), self._metrics.watch(self._run.path))
+                for helper in (self._turns(), self._until_stopped(), *watches, *helpers):
                     self._tasks.create_task(helper)
         except* _StoppedError:
             pass
@@ -154,12 +158,13 @@ class Coordinator:
         if records:
             with self._metrics.persist_s.time():
                 await self._ledger.append(records)
+            for record in records:
+                self._metrics.durable(record, now=time.monotonic())
             self._published_paths.update(record.path for record in records if isinstance(record, VersionPublished))
 
     def _perform(self, action: Action) -> None:
+        self._story.tell(action)
         match action:
-            case Persist():
-                pass
             case Send(session, message):
                 self.sessions.send(message, session)
             case SendRoot(to, root):
@@ -178,9 +183,8 @@ class Coordinator:
             case StopRun(reason):
                 self._stop_reason = reason
                 self._stop.set()
-            case Note(kind, text):
-                self._metrics.notes.labels(kind).inc()
-                log.info("%s %s", kind, text)
+            case Persist() | Note():
+                pass
             case _:
                 assert_never(action)
 
@@ -253,7 +257,9 @@ class Coordinator:
 
     def status(self) -> dict[str, Any]:
         faults = sum(self.sessions.faults.values())
-        return {**self._machine.status(), "run_id": self.run_id, "peer_faults": faults}
+        shell = {"run_id": self.run_id, "peer_faults": faults, **self._metrics.status()}
+        return {**self._machine.status(now=time.monotonic()), **shell}
 
     def metrics(self) -> bytes:
+        self._metrics.events_waiting.set(len(self._mailbox))
         return self._metrics.render(self.status())

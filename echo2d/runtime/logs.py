@@ -1,13 +1,19 @@
-"""Logs of a daemon: one line a fact on stderr, key=value.
+"""Logs of a daemon: one line a fact on stderr, `kind key=value ...`, or with `as_json` one JSON object a line.
 
 Others decide what some lines say and how often: a line stays one line, and those of one kind are LINES_PER_S_MAX.
+STORY is the log of the work itself (docs/operating.md): it has no holes, for each of its lines stands for work that was
+granted or accepted.
 """
 
+import json
 import logging
 from collections import Counter
+from typing import Any
 
 FORMAT = "%(asctime)s level=%(levelname)s area=%(name)s %(message)s"
-LINES_PER_S_MAX = 100  # with the same format; more is somebody's flood, and a disk that fills
+LINES_PER_S_MAX = 100  # of the same kind; more is somebody's flood, and a disk that fills
+STORY = "echo2d.story"
+LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
 
 
 class OneLine(logging.Formatter):
@@ -18,8 +24,22 @@ class OneLine(logging.Formatter):
         return super().formatMessage(record)
 
 
+class JsonLine(logging.Formatter):
+    """One object: time, level, area, message as in the text, and the facts of a line that has some by their names."""
+
+    default_time_format = "%Y-%m-%dT%H:%M:%S"
+    default_msec_format = "%s.%03d"
+
+    def format(self, record: logging.LogRecord) -> str:
+        facts = getattr(record, "facts", {})
+        line = {"time": self.formatTime(record), "level": record.levelname.lower(), "area": record.name}
+        if record.exc_info:
+            facts = {**facts, "traceback": self.formatException(record.exc_info)}
+        return json.dumps({**line, "message": record.getMessage(), **facts})
+
+
 class Throttle(logging.Filter):
-    """Passes LINES_PER_S_MAX records of one format a second; the next second begins by saying how many it held back."""
+    """Passes LINES_PER_S_MAX records of one kind a second; the next second begins by saying how many it held back."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +47,9 @@ class Throttle(logging.Filter):
         self._passed: Counter[str] = Counter()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        kind = str(record.msg)
+        if record.name == STORY:
+            return True
+        kind = getattr(record, "facts", {}).get("kind", str(record.msg))
         if int(record.created) != self._second:
             held_back = sum(max(0, count - LINES_PER_S_MAX) for count in self._passed.values())
             self._second = int(record.created)
@@ -38,8 +60,27 @@ class Throttle(logging.Filter):
         return self._passed[kind] <= LINES_PER_S_MAX
 
 
-def start_logging(level: int = logging.INFO) -> None:
+def say(log: logging.Logger, level: int, kind: str, text: str = "", /, **facts: Any) -> None:
+    """One fact: `kind key=value ... text`; a list gives its key once for each value, None is left out."""
+    if log.isEnabledFor(level):
+        known = {key: value for key, value in facts.items() if value is not None}
+        pairs = [f"{key}={each}" for key, value in known.items() for each in _each(value)]
+        words = [kind, *pairs, text] if text else [kind, *pairs]
+        log.log(level, "%s", " ".join(words), extra={"facts": {"kind": kind, **known}})
+
+
+def _each(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def start_logging(level: int = logging.INFO, *, as_json: bool = False) -> None:
     handler = logging.StreamHandler()
-    handler.setFormatter(OneLine(FORMAT))
+    handler.setFormatter(JsonLine() if as_json else OneLine(FORMAT))
     handler.addFilter(Throttle())
     logging.basicConfig(level=level, handlers=[handler], force=True)
+
+
+def present() -> tuple[int, bool]:
+    """What `start_logging` was told, for a child process that is to log alike."""
+    root = logging.getLogger()
+    return root.level, any(isinstance(handler.formatter, JsonLine) for handler in root.handlers)

@@ -16,6 +16,9 @@ class Mailbox(Generic[Event]):
         self._queue: asyncio.Queue[Event] = asyncio.Queue(EVENTS_MAX)
         self._closed = False
 
+    def __len__(self) -> int:
+        return self._queue.qsize()
+
     async def put(self, event: Event) -> None:
         if not self._closed:
             await self._queue.put(event)

@@ -12,14 +12,16 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import cast
 
-from echo2d.core.ids import LeaseId
+from echo2d.core.ids import LeaseId, lease_name
 from echo2d.core.messages import LeaseGranted
 from echo2d.core.trajectory import unpack_tokens
 from echo2d.core.worker_io import GenerationFailed, LabelSpan, SampleProgressed
 from echo2d.engines.base import Engine, GenerateRequest, SampleDelta
 from echo2d.errors import EngineFault
+from echo2d.runtime.logs import STORY, say
 
 log = logging.getLogger("echo2d.runtime.rollouts")
+story = logging.getLogger(STORY)
 
 
 @dataclass(slots=True)
@@ -59,14 +61,20 @@ class Rollouts:
 
     async def _generate(self, lease: LeaseGranted, engine: Engine) -> None:
         unfinished = set(range(len(lease.samples)))
+        facts = {"group": lease.group, "lease": lease_name(lease.lease), "attempt": lease.attempt}
+        say(story, logging.DEBUG, "generating", **facts, samples=",".join(map(str, lease.samples)))
+        tokens, labels = 0, set[str]()
         try:
             output = cast("AsyncGenerator[SampleDelta, None]", engine.generate(_request(lease)))
             async with aclosing(output):
                 async for delta in output:
                     self._progress(lease, delta, unfinished)
+                    tokens += len(delta.tokens)
+                    labels.update(span.label for span in delta.spans)
             _require_none(unfinished)
+            say(story, logging.INFO, "generated", **facts, tokens=tokens, versions=",".join(sorted(labels)))
         except EngineFault as fault:
-            log.warning("generation failed lease=%d attempt=%d reason=%s", lease.lease, lease.attempt, fault)
+            say(log, logging.WARNING, "generation failed", str(fault), **facts)
             self._emit(GenerationFailed(lease.lease, lease.attempt, str(fault)))
         finally:
             self._calls.pop((lease.lease, lease.attempt), None)

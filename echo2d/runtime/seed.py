@@ -262,7 +262,9 @@ def main() -> int:
     try:
         import uvloop
 
-        code: int = uvloop.run(run_seed(receive_handover(sys.stdin.buffer)))
+        handover = receive_handover(sys.stdin.buffer)
+        start_logging(handover.log_level, as_json=handover.log_json)
+        code: int = uvloop.run(run_seed(handover))
     except Fault as fault:
         log.critical("%s", fault)
         return 2 if isinstance(fault, OperatorFault) else 1

@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from echo2d.errors import OperatorFault
 from echo2d.net.control import Backoff, Identity
+from echo2d.runtime.logs import present
 
 SEED_MODULE = "echo2d.runtime.seed"
 STOP_S = 5.0  # a seed that has not ended so long after SIGTERM is killed
@@ -40,6 +41,8 @@ class SeedHandover:
     link_host: str
     link_port: int
     parent_pid: int
+    log_level: int
+    log_json: bool
 
     @staticmethod
     def make(
@@ -47,7 +50,9 @@ class SeedHandover:
     ) -> "SeedHandover":
         """What this process tells its seed."""
         private_key = key.private_bytes_raw().hex()
-        return SeedHandover(url, private_key, run_key.hex(), str(run_dir), link_host, link_port, os.getpid())
+        return SeedHandover(
+            url, private_key, run_key.hex(), str(run_dir), link_host, link_port, os.getpid(), *present()
+        )
 
     @property
     def identity(self) -> Identity:

@@ -62,13 +62,12 @@ from echo2d.net.auth import read_token_file, verify_root
 from echo2d.net.control import ControlLink, Identity, enrol
 from echo2d.net.urls import coordinator_url, is_loopback
 from echo2d.runtime.applier import Applier
-from echo2d.runtime.metrics import LoopMetrics
 from echo2d.runtime.peer_loop import PeerMailbox, outcome
 from echo2d.runtime.receiver import Receiver
 from echo2d.runtime.refits import Refits, make_engines
 from echo2d.runtime.rollouts import Rollouts
 from echo2d.runtime.state_dir import StateDir
-from echo2d.runtime.worker_metrics import serve_metrics
+from echo2d.runtime.worker_metrics import WorkerMetrics, serve_metrics
 
 GOODBYE_S = 2.0  # for the coordinator to take the last words and close
 
@@ -97,7 +96,7 @@ class Worker:
         self._control = ControlLink(config.url, self._identity, self, rng=rng)
         self._refits = Refits(engines)
         self._listen: Address | None = None
-        self._metrics = LoopMetrics()
+        self._metrics = WorkerMetrics()
         self._saving = asyncio.Lock()
         self._disconnected = asyncio.Event()
         self._disconnected.set()
@@ -113,7 +112,8 @@ class Worker:
             "connected": not self._disconnected.is_set(),
             "running": self._state.running,
             "links": self._receiver.link_count,
-            "serving_version": -1 if serving is None else serving.version,
+            "slots": self._config.slots if self._engines else 0,
+            "serving_version": None if serving is None else serving.version,
             "publish_seq": self._publish_seq,
         }
 
@@ -158,6 +158,7 @@ class Worker:
         self._spawn(self._control.run())
         if self._config.metrics_port:
             self._spawn(serve_metrics(self._config.metrics_port, self._metrics, self.status))
+            self._spawn(self._metrics.watch(self._config.state_dir))
         log.info("started peer=%s run=%s listen=%s:%d", self._identity.peer, self._identity.run_id, host, port)
         await self._turns()
         with suppress(TimeoutError):
@@ -176,7 +177,7 @@ class Worker:
             wake_at = self._state.wake_at()
             timeout_s = None if wake_at is None else max(0.0, wake_at - clock())
             event = await self._mailbox.take(timeout_s=timeout_s) or relay_io.DeadlinePassed()
-            self._metrics.events.labels(type(event).__name__).inc()
+            self._metrics.handled(event)
             try:
                 actions = self._state.handle(event, now=clock())
             except PeerFault as fault:

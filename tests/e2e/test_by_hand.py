@@ -1,6 +1,8 @@
 """The programs started one by one, as on several machines; and what an operator's mistakes look like."""
 
 import json
+import re
+import signal
 import socket
 import subprocess
 import sys
@@ -30,8 +32,8 @@ class Site:
         (directory / "snapshots").mkdir()
         self.config.write_text(CONFIG.format(**self.facts).replace("= 256", "= 32"))
 
-    def coordinate(self, name: str = "coordinator") -> Program:
-        return self.programs.start(name, "-m", "echo2d", "coordinate", "--config", str(self.config))
+    def coordinate(self, name: str = "coordinator", *options: str) -> Program:
+        return self.programs.start(name, "-m", "echo2d", "coordinate", "--config", str(self.config), *options)
 
     def url(self) -> str:
         announced = wait_for(self.run_dir / "coordinator.json", self.programs, START_S)
@@ -77,13 +79,14 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 def test_a_run_by_hand_and_its_resumption(site: Site) -> None:
-    site.coordinate()
-    site.join("box", "--threads=1")
+    site.coordinate("coordinator", "--log-level=debug")
+    site.join("box", "--threads=1", "--log-level=debug", "--log-json")
     site.join("helper", "--relay-only")
     assert site.learn(2).wait(START_S) == 0
     facts = site.status()
     assert (facts["epoch"], facts["committed_step"], facts["checkpoint_step"]) == (1, 2, 2)
     assert "step 2 committed" in run("status", f"--run-dir={site.run_dir}")
+    it_is_watched_until_ctrl_c(site)
 
     refused = site.learn(4)
     assert refused.wait(START_S) == 2
@@ -94,6 +97,40 @@ def test_a_run_by_hand_and_its_resumption(site: Site) -> None:
     assert (facts["epoch"], facts["committed_step"], facts["checkpoint_step"]) == (2, 5, 5)
     rows = [json.loads(line) for line in (site.directory / "learner" / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
+    one_id_tells_the_story(site)
+
+
+def it_is_watched_until_ctrl_c(site: Site) -> None:
+    arguments = ("status", f"--run-dir={site.run_dir}", "--watch", "--interval=0.1")
+    with subprocess.Popen([sys.executable, "-m", "echo2d", *arguments], stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        blocks = 0
+        for line in watching.stdout:
+            blocks += line.startswith("--- ")
+            if blocks == 3:
+                break
+        watching.send_signal(signal.SIGINT)
+        watching.stdout.read()
+        assert watching.wait(START_S) == 0
+
+
+def one_id_tells_the_story(site: Site) -> None:
+    """From the lease of a group to the train step it was trained in, over the logs of all programs."""
+    logs = {name: (site.directory / "logs" / f"{name}.log").read_text() for name in ("coordinator", "box", "learner-2")}
+    trained = next(line for line in logs["learner-2"].splitlines() if " trained step=2 " in line)
+    group = re.findall(r"group=\d+", trained)[0]
+    found = [line for line in logs["coordinator"].splitlines() if re.search(rf"\b{group}\b", line)]
+    told = [line.partition("area=echo2d.story ")[2].split()[0] for line in found]
+    assert list(dict.fromkeys(told)) == ["admitted", "leased", "accepted", "scored", "buffered", "frozen"]
+    assert told.count("accepted") == told.count("scored") == 8
+    assert " step=2 " in found[-1]
+    digest = re.findall(r" digest=\w+", found[-1])[0]
+    assert digest in trained
+    assert f"committed step=2 epoch=1{digest}" in logs["coordinator"]
+    work = [json.loads(line) for line in logs["box"].splitlines() if re.search(rf"\b{group}\b", line)]
+    assert [line["kind"] for line in work] == ["generating", "generated"]
+    lease = re.findall(r"lease=(\S+)", found[1])[0]
+    assert {(line["group"], line["lease"]) for line in work} == {(int(group.partition("=")[2]), lease)}
 
 
 def test_two_coordinators_of_one_run(site: Site) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from echo2d.bench.live import print_status
+from echo2d.bench.status_view import print_status
 from echo2d.client import AsyncCoordinator
 from echo2d.core.ids import Digest, FormId, LeaseId, SegmentId, Version
 from echo2d.core.messages import (
@@ -184,7 +184,7 @@ async def test_what_breaks_the_protocol_is_said_and_ends_one_link_only(tmp_path:
                 assert words in await rogue.ended.get()
         assert bystander.ended.empty()
         faults = (await client.status())["faults"]
-        assert all(any(words in fault for fault in faults) for words in cases)
+        assert all(any(words in fault["text"] for fault in faults) for words in cases)
 
 
 async def test_a_flood_of_results_under_a_forged_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -85,7 +85,7 @@ class Script:
     def wake_at(self) -> float | None:
         return self.wake
 
-    def status(self) -> dict[str, Any]:
+    def status(self, *, now: float) -> dict[str, Any]:
         return {"scripted": True}
 
     async def hears(self, kind: type) -> Any:
@@ -495,4 +495,4 @@ async def test_a_learner_publishes_to_the_real_core_across_a_restart(
             async with http.get(f"{opened.url}/metrics", headers={"Authorization": f"Bearer {secret}"}) as response:
                 text = await response.text()
         assert 'echo2d_events_total{kind="SessionAsked"} 1.0' in text
-        assert 'echo2d_status{path="epoch"} 2.0' in text
+        assert "echo2d_epoch 2.0" in text

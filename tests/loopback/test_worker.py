@@ -362,7 +362,7 @@ async def test_the_daemon_serves_until_sigterm(double: CoordinatorDouble, tmp_pa
         await spread(double, 0, names["seed"], names["one"])
         await double.until_said(RefitDone)
         async with aiohttp.ClientSession() as http, http.get(f"http://127.0.0.1:{port}/metrics") as answer:
-            assert 'echo2d_status{path="serving_version"} 0.0' in await answer.text()
+            assert "echo2d_serving_version 0.0" in await answer.text()
         os.kill(os.getpid(), signal.SIGTERM)
         await double.until_said(Goodbye)
         double.sessions.close(double.connected[names["one"]])

@@ -70,7 +70,7 @@ def test_what_a_worker_serves_follows_its_refits() -> None:
     assert world.state.status()["workers"][0]["serving"] is None
     world.say(peer, RefitDone(key.version, version_digest(1, 7), 0.1, memory_ok=None))
     assert world.state.status()["workers"][0]["serving"] is None
-    assert "not published" in world.state.status()["faults"][-1]
+    assert "not published" in world.state.status()["faults"][-1]["text"]
 
 
 def test_loading_the_first_version_is_no_pause() -> None:

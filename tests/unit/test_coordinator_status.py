@@ -10,10 +10,11 @@ KEYS = {
     "relays", "seed_alive", "versions_published", "staleness", "trajectories", "tokens_accepted", "handed_over",
     "groups_dropped",
     "results_refused", "rewards", "t_train_s", "t_verify_s", "t_bcast_s", "refit_pause_s", "seed_copies",
-    "wire_bytes", "full_bytes", "faults",
+    "wire_bytes", "full_bytes", "faults", "fault_counts", "attention", "heartbeat_s",
 }  # fmt: skip
 WORKER_KEYS = {
-    "id", "name", "kind", "state", "alive", "uplink", "slots", "running", "leased", "serving", "lag", "accepted",
+    "id", "name", "kind", "state", "alive", "silent_s", "uplink", "leases", "leases_end_s", "slots", "running",
+    "leased", "serving", "lag", "accepted",
     "refit_pause_s", "memory_ok",
 }  # fmt: skip
 

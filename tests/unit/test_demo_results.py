@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from echo2d.bench.live import bar, progress_line, spark
+from echo2d.bench.live import progress_line
 from echo2d.bench.results import (
     Quantiles,
     Result,
@@ -18,6 +18,7 @@ from echo2d.bench.results import (
     staleness_histogram,
     tenth,
 )
+from echo2d.bench.status_view import bar, spark
 
 GOOD = Result(
     steps=80,

@@ -1,7 +1,9 @@
 """What the documents say is so: the tests they name exist, the limits they give are those of the code."""
 
+import ast
 import importlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,8 @@ REPO = Path(__file__).parents[2]
 SECURITY = (REPO / "docs" / "security.md").read_text()
 CITED = sorted(set(re.findall(r"`([a-z0-9_]+/test_[a-z0-9_]+\.py)::(test_[a-z0-9_]+)`", SECURITY)))
 LIMITS = re.findall(r"^\| `([A-Z_]+)` \| ([0-9_.]+)(?: << ([0-9]+))? \| `([a-z0-9_.]+)` \|$", SECURITY, re.MULTILINE)
+OPERATING = (REPO / "docs" / "operating.md").read_text()
+TELLERS = ("echo2d/runtime/story.py", "echo2d/runtime/rollouts.py")
 
 
 @pytest.mark.parametrize(("file", "name"), CITED)
@@ -24,3 +28,27 @@ def test_every_limit_has_the_value_given(name: str, value: str, shift: str, modu
 
 def test_the_page_was_read() -> None:
     assert min(len(CITED), len(LIMITS)) > 30
+
+
+def test_every_kind_of_line_of_the_story_is_told() -> None:
+    source = "".join((REPO / path).read_text() for path in TELLERS)
+    said = set(re.findall(r'say\(\s*(?:story|log),\s*(?:logging\.)?(?:INFO|DEBUG),\s*"(\w+)"', source)) | {"buffered"}
+    table = {
+        word for row in re.findall(r"^\| (.*?) \| (?:debug|info)", OPERATING, re.MULTILINE) for word in row.split(", ")
+    }
+    assert {f"`{kind}`" for kind in said} | {"`trained`"} == table
+
+
+def sentences(path: str) -> Iterator[str]:
+    """The longest fixed part of every sentence that is yielded there."""
+    for node in ast.walk(ast.parse((REPO / path).read_text())):
+        if isinstance(node, ast.Yield) and node.value is not None:
+            parts = [each.value for each in ast.walk(node.value) if isinstance(each, ast.Constant)]
+            yield max((part for part in parts if isinstance(part, str)), key=len)
+
+
+def test_every_sentence_of_the_status_is_explained() -> None:
+    """By its beginning."""
+    said = list(sentences("echo2d/core/attention.py"))
+    assert len(said) == 9
+    assert [each for each in said if each.split(":")[0][:20].strip() not in OPERATING] == []

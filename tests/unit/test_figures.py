@@ -45,4 +45,17 @@ def test_faults_and_versions_are_bounded() -> None:
         figures.seed_sent(number, 1.0)
     figures.check()
     assert len(figures.faults) == FAULTS_MAX
-    assert figures.faults[-1] == f"lease: worker {2 * VERSIONS_MEASURED_MAX - 1} is gone"
+    assert next(reversed(figures.faults)) == ("lease", f"worker {2 * VERSIONS_MEASURED_MAX - 1} is gone")
+    assert figures.fault_counts == {"lease": 2 * VERSIONS_MEASURED_MAX}
+
+
+def test_the_same_fault_again_is_one_line_and_the_newest() -> None:
+    figures = Figures(now=10.0)
+    figures.fault("lease", "a")
+    figures.fault("lease", "b")
+    figures.now = 12.0
+    figures.fault("lease", "a")
+    assert [(text, fault.at, fault.times) for (_, text), fault in figures.faults.items()] == [
+        ("b", 10.0, 1),
+        ("a", 12.0, 2),
+    ]

@@ -122,7 +122,7 @@ def test_results_for_leases_that_are_not_ones_own() -> None:
     world.say(two, replace(result, lease=LeaseId(7)))
     reasons = ["a different result was accepted before", "the lease is over", "no such lease"]
     assert answers(two) == [(False, reason) for reason in reasons]
-    assert "no such lease" in world.state.status()["faults"][-1]
+    assert "no such lease" in world.state.status()["faults"][-1]["text"]
 
 
 def test_a_bad_result_is_refused_and_its_sample_leased_again() -> None:

@@ -155,7 +155,7 @@ def test_a_worker_that_cannot_apply_is_not_waited_for() -> None:
     world.say(world.peers["a"], VersionVerified(old, key.version, key.digest))
     world.say(world.peers["b"], ApplyFailed(old, "disk full"))
     assert broadcast(world)["form"] != old
-    assert "disk full" in world.state.status()["faults"][-1]
+    assert "disk full" in world.state.status()["faults"][-1]["text"]
 
 
 def test_a_worker_that_cannot_apply_gets_another_chance_and_another_one_later() -> None:
@@ -323,7 +323,7 @@ def test_revoked_versions_stop_spreading() -> None:
 def test_verifying_what_was_never_published_is_a_fault() -> None:
     world = published("a")
     world.say(world.peers["a"], VersionVerified(form_of(world), Version(7), version_digest(7)))
-    assert "not published" in world.state.status()["faults"][-1]
+    assert "not published" in world.state.status()["faults"][-1]["text"]
 
 
 @pytest.mark.parametrize("workers", [(), ("a",)])

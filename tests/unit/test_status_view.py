@@ -1,0 +1,93 @@
+"""What a person sees of a run: all of it fits, what others said stays text, what is wrong is said."""
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from echo2d.bench.status_view import TokenRate, age, seconds, size, status_picture
+from echo2d.bench.watch import Screen
+from echo2d.core.messages import Heartbeat
+from tests.coordinator_world import World, train
+
+
+def seen(facts: dict[str, Any], **options: Any) -> str:
+    console = Console(file=io.StringIO(), width=110, highlight=False)
+    console.print(status_picture(facts, **options))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def trained() -> World:
+    world = World()
+    world.connect("seed", kind="seed")
+    for name in ("a", "b[/x]"):
+        world.connect(name)
+    train(world, 3)
+    world.drain()
+    for name in ("a", "b[/x]"):
+        world.refit(world.peers[name])
+    world.ask_batch(4)
+    world.drain()
+    world.state._figures.fault("refit", "b[/x], version 2: out of memory")
+    world.now += 9.0
+    for name in ("seed", "b[/x]"):
+        world.say(world.peers[name], Heartbeat(2))
+    return world
+
+
+def test_a_run_with_a_silent_worker() -> None:
+    world = trained()
+    lines = [line.strip() for line in seen(world.state.status(now=world.now)).splitlines()]
+    text = "\n".join(lines)
+    assert "step 3" in " ".join(text.split())
+    assert "0: ███░░░░░  33%" in text
+    assert "verified by 2 of 2, 1 kB in a chain" in text
+    assert any(line.startswith("● b[/x]") for line in lines)
+    assert any(line.startswith("! a silent for 9 s: its 2 leases go to others in 6 s") for line in lines)
+    assert lines[-1] == "9 s ago  refit   b[/x], version 2: out of memory"
+    assert "…" not in text
+
+
+def test_an_empty_run_is_shown_too() -> None:
+    assert "no learner has opened a session" in seen(World().state.status())
+
+
+def test_a_thousand_workers_fit_a_small_terminal() -> None:
+    world = trained()
+    facts = world.state.status(now=world.now)
+    worker = facts["workers"][0]
+    facts["workers"] = [{**worker, "name": f"w{n}", "alive": n != 700} for n in range(1000)]
+    facts["attention"] = [f"w{n} serves no version yet" for n in range(24)]
+    for lines in (30, 40, 80):
+        text = seen(facts, lines=lines)
+        assert len(text.splitlines()) < lines
+        assert "● w700 " in text, "the one in trouble comes first"
+    assert "and 946 more" in text
+
+
+def test_units() -> None:
+    assert [age(s) for s in (-1.0, 119.0, 120.0, 7200.0, 3e5)] == ["0 s", "119 s", "2 min", "2 h", "3 d"]
+    assert [seconds(s) for s in (None, 0.0123, 1.25)] == ["-", "12 ms", "1.2 s"]
+    assert [size(n) for n in (500, 3.1e6, 2e9)] == ["0 kB", "3.1 MB", "2.0 GB"]
+
+
+def test_the_rate_survives_a_restart() -> None:
+    rate = TokenRate()
+    for at, tokens in enumerate((0, 100, 0, 100)):
+        found = rate.update(tokens, float(at))
+    assert found == pytest.approx(36.0), "a counter that began anew is no negative rate"
+
+
+def test_a_pause_keeps_the_last_picture_on_a_terminal() -> None:
+    world = trained()
+    console = Console(file=io.StringIO(), force_terminal=True, width=110, height=50, color_system=None)
+    with Screen(as_json=False, console=console) as screen:
+        screen.show(world.state.status(now=world.now), now=100.0)
+        assert isinstance(console.file, io.StringIO)
+        console.file.truncate(0)
+        screen.away("connection refused", now=112.0)
+        shown = console.file.getvalue()
+    assert "coordinator away since 12 s, trying again: connection refused" in shown
+    assert "● a " in shown
