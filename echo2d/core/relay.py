@@ -35,6 +35,7 @@ from echo2d.core.relay_io import (
     FormForgotten,
     FrameRejected,
     FramesFound,
+    FramesLost,
     FrameVerified,
     HaveHeard,
     LinkDown,
@@ -65,6 +66,7 @@ from echo2d.core.streams import (
     close_stripes,
     follow,
     leave_parent,
+    say_have,
     what_is_wrong,
 )
 from echo2d.core.stripes import LANE_FRAMES_MAX, Lane, Link, Spread, Stripe
@@ -107,7 +109,7 @@ class Relay:
                 self._on_ready(peer)
             case RepairVerified() | RepairRefused() | FrameRejected() | HaveHeard() | WantHeard() | CancelHeard():
                 self._on_repair(event, now)
-            case TableHeld() | FramesFound() | FormComplete() | FormForgotten():
+            case TableHeld() | FramesFound() | FramesLost() | FormComplete() | FormForgotten():
                 self._on_store(event, now)
             case PlanReceived(edges):
                 self._on_plan(edges, now)
@@ -165,7 +167,7 @@ class Relay:
 
     # what is on disk
 
-    def _on_store(self, event: TableHeld | FramesFound | FormComplete | FormForgotten, now: float) -> None:
+    def _on_store(self, event: TableHeld | FramesFound | FramesLost | FormComplete | FormForgotten, now: float) -> None:
         if isinstance(event, FormForgotten):
             self._forget(event.form)
             return
@@ -175,13 +177,35 @@ class Relay:
                 cancel(spread, frame_id(segment, 0), None, self._out)
                 spread.transfer.learn(segment, sizes)
             case FramesFound(frames=frames):
-                for frame in filter(spread.transfer.knows, frames):
-                    spread.transfer.hold(frame)
+                self._on_found(spread, [frame for frame in frames if spread.transfer.knows(frame)])
+            case FramesLost(frames=frames):
+                self._on_lost(spread, frames, now)
             case FormComplete(segments=segments):
                 spread.transfer.finish(segments)
         self._bind_all(spread)
         self._note_arrival(spread)
         ask_for_missing(spread, self._links, now, self._out)
+
+    def _on_found(self, spread: Spread, frames: list[FrameId]) -> None:
+        """Parents that are sending already need not send these."""
+        fresh = [frame for frame in frames if spread.transfer.hold(frame)]
+        parents = {stripe.parent for stripe in spread.stripes.values() if stripe.stream is not None}
+        for link in [self._links[peer] for peer in self._links if peer in parents]:
+            say_have(link, spread, fresh, self._out)
+        self._serve_lanes()
+
+    def _on_lost(self, spread: Spread, frames: tuple[FrameId, ...], now: float) -> None:
+        """They are asked for again; no parent is late with what it had sent."""
+        for frame in frames:
+            spread.transfer.lose(frame)
+        for stripe in spread.stripes.values():
+            stripe.last_at = now
+        self._watch_from(now)
+
+    def _serve_lanes(self) -> None:
+        """Frames that were lost may be back: children that wait for them get them now."""
+        for link in self._links.values():
+            link.serve(self._out)
 
     def _bind_all(self, spread: Spread) -> None:
         """Frames have come or the end is known: whoever waits gets them, if this is the root."""
@@ -370,6 +394,7 @@ class Relay:
             return
         cancel(spread, event.frame, event.peer, self._out)
         spread.transfer.hold(event.frame)
+        self._serve_lanes()
         self._bind_all(spread)
         self._note_arrival(spread)
         ask_for_missing(spread, self._links, now, self._out)

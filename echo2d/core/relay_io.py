@@ -101,6 +101,14 @@ class FramesFound:
 
 
 @dataclass(frozen=True, slots=True)
+class FramesLost:
+    """These frames, held before, turned out damaged on disk: they have to come again."""
+
+    form: FormId
+    frames: tuple[FrameId, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class FrameVerified:
     """A frame of a stripe stream is verified and on disk. header_only: it came without payload, as held already.
 
@@ -191,7 +199,8 @@ class DeadlinePassed:
 
 
 Event = (
-    FrameVerified | PeerReady | RepairVerified | RepairRefused | DeadlinePassed | TableHeld | FramesFound | FormComplete
+    FrameVerified | PeerReady | RepairVerified | RepairRefused | DeadlinePassed
+    | TableHeld | FramesFound | FramesLost | FormComplete
     | PlanReceived | LinkUp | LinkDown | StreamAsked | StreamClosed | FrameRejected
     | HaveHeard | WantHeard | CancelHeard | FormForgotten
 )  # fmt: skip

@@ -1,7 +1,7 @@
 """Frames outside the stripe sequence: what is missing here is asked of peers that have it, what they ask is answered.
 
-Here a peer fetches what its stripes do not bring: while a stripe is broken, when all have ended, or at a root that does
-not hold everything. It asks those that said they have a frame, or else the parents of its working stripes.
+Here a peer fetches what its stripes do not bring: while a stripe is broken, when all have ended, at a root that does
+not hold everything, or what was lost here. It asks those that said they have a frame, or else the parents of its working stripes.
 
 Not here: finding out that a stripe is broken (`relay`). Duplicates are allowed: a stripe may bring what was asked too.
 """
@@ -30,13 +30,12 @@ def needs_repair(spread: Spread) -> bool:
 
 def ask_for_missing(spread: Spread, links: dict[PeerId, Link], now: float, out: list[Action]) -> None:
     """Asks for as many missing frames as may be asked now, each of the peer with the fewest to send."""
-    if not needs_repair(spread):
-        return
+    missing = spread.transfer.unasked() if needs_repair(spread) else spread.transfer.unasked_lost()
     sources = [links[peer] for peer in spread.peers if peer in links and links[peer].quiet_until <= now]
     spare = {link.peer: WANT_FRAMES_MAX - len(spread.transfer.asked_of(link.peer)) for link in sources}
     wanted: dict[PeerId, list[FrameId]] = {}
     parents = _working_parents(spread)
-    for frame in list(islice(spread.transfer.unasked(), SCAN_FRAMES_MAX)):
+    for frame in list(islice(missing, SCAN_FRAMES_MAX)):
         if not any(spare.values()):
             break
         peer = _choose(frame, [links[peer] for peer, left in spare.items() if left > 0], spare, parents, spread.form)

@@ -1,7 +1,7 @@
 """What passes through one peer: forms (`Spread`), their stripes (`Stripe`), and the children's places in them (`Lane`).
 
-A stripe's log is its sequence so far: log[n] is the frame with sequence number n, and it is held here. Each child has a
-cursor of its own into it, so that a slow child never holds up another (I6). At the root of a plan frames get their
+A stripe's log is its sequence so far: log[n] is the frame with sequence number n, and it is held here, or was lost and
+is waited for. Each child has a cursor of its own into it, so that a slow child never holds up another (I6). At the root of a plan frames get their
 place late: a frame is bound to a stripe when a child of that stripe has caught up and its link has room.
 
 Not here: which streams to open and what to do when they break (`relay`), frames outside the sequence (`repair`).
@@ -75,7 +75,7 @@ class Link:
         while sent and self.room > 0:
             sent = False
             for lane in self.lanes:
-                if lane.cursor < len(lane.stripe.log) and self.room > 0:
+                if lane.ready and self.room > 0:
                     lane.send(out)
                     sent = True
         for lane in [lane for lane in self.lanes if lane.stripe.ended]:
@@ -96,6 +96,12 @@ class Lane:
         self.has = link.has.setdefault(stripe.spread.form, set())
         stripe.lanes[link.peer] = self
         link.lanes.append(self)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the frame at the cursor is known and held."""
+        stripe = self.stripe
+        return self.cursor < len(stripe.log) and stripe.log[self.cursor] not in stripe.spread.transfer.lost
 
     def send(self, out: list[Action]) -> None:
         """Gives the frame at the cursor to the link, which has room for it."""
@@ -175,7 +181,7 @@ class Stripe:
         self.log.append(frame)
         self.logged.add(frame)
         for lane in self.lanes.values():
-            if lane.cursor == sequence and lane.link.room > 0:
+            if lane.cursor == sequence and lane.ready and lane.link.room > 0:
                 lane.send(out)
 
     def end(self, out: list[Action]) -> None:
@@ -228,11 +234,11 @@ class Spread:
                 stripe.end(out)
 
     def _skip_tables(self) -> bool:
-        """Moves on to the next payload frame to bind; False if there is none. Tables are bound by need."""
-        arrivals = self.transfer.arrivals
+        """Moves on to the next payload frame to bind; False if there is none, or it was lost. Tables are bound by need."""
+        arrivals, lost = self.transfer.arrivals, self.transfer.lost
         while self.bound < len(arrivals) and is_table(arrivals[self.bound]):
             self.bound += 1
-        return self.bound < len(arrivals)
+        return self.bound < len(arrivals) and arrivals[self.bound] not in lost
 
     def _bind_next(self, stripe: Stripe, out: list[Action]) -> None:
         frame = self.transfer.arrivals[self.bound]
@@ -258,7 +264,7 @@ class Spread:
         assert len(stripe.logged) == len(stripe.log)
         before: set[FrameId] = set()
         for frame in stripe.log:
-            assert self.transfer.holds(frame)
+            assert self.transfer.holds(frame) or frame in self.transfer.lost
             assert is_table(frame) or table_of(frame) in before
             before.add(frame)
         assert before == stripe.logged

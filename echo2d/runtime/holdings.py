@@ -1,8 +1,9 @@
 """What one peer holds of every form: what may be believed about it (`FormIndex`) and its verified frames on disk.
 
 Everything that arrives is judged here before anybody else hears of it; disk and long hashing happen in threads. A form
-can be used from many tasks; forgetting one waits for its users. When the disk is full, older forms make room; when
-that is not enough, the form that wanted the space is given up (`fail`) and nothing else is lost.
+can be used from many tasks; forgetting one waits for its users. When the disk is full, older forms make room, but for
+that of the version being served; when that is not enough, the form that wanted the space is given up (`fail`) and
+nothing else is lost. A frame that turns out damaged when it is read is not held any more, and comes again.
 Not here: links, slots, and the signatures of roots (the caller's).
 """
 
@@ -16,13 +17,14 @@ from echo2d.core import relay_io
 from echo2d.core.bounded import keep_newest
 from echo2d.core.canonical import digest_of
 from echo2d.core.form_index import FormIndex
-from echo2d.core.ids import FormId, FrameId, SegmentId, frame_id, is_table, segment_of
+from echo2d.core.ids import FormId, FrameId, SegmentId, Version, frame_id, is_table, segment_of
 from echo2d.core.messages import SegmentPage, SegmentsWanted
 from echo2d.core.roots import Root
 from echo2d.errors import IntegrityFault, StoreFault
-from echo2d.store.frames import FrameStore
+from echo2d.store.frames import FramesDamaged, FrameStore
 
 DROPPED_MAX = 64  # forms remembered as not wanted, so that their late frames are dropped at once
+LOST_FRAMES_MAX = 256  # of one form; a disk that damages more than a few keeps nothing
 RECENT_BYTES_MAX = 32 << 20  # frames kept in memory to be forwarded: some seconds of a home uplink
 
 T = TypeVar("T")
@@ -31,7 +33,10 @@ log = logging.getLogger("echo2d.runtime.holdings")
 
 
 class Holdings:
-    """`emit` takes relay events; `ask` sends SegmentsWanted; `fail(form, reason)` is told of forms given up."""
+    """`emit` takes relay events; `ask` sends SegmentsWanted; `fail(form, reason)` is told of forms given up.
+
+    `serving`: the version whose frames do not make room for others.
+    """
 
     def __init__(
         self,
@@ -40,14 +45,16 @@ class Holdings:
         emit: Callable[[relay_io.Event], None],
         ask: Callable[[SegmentsWanted], None],
         fail: Callable[[FormId, str], None],
+        serving: Callable[[], Version | None],
     ) -> None:
-        self._store, self._emit, self._ask, self._fail = store, emit, ask, fail
+        self._store, self._emit, self._ask, self._fail, self._serving = store, emit, ask, fail, serving
         self._indexes: dict[FormId, FormIndex] = {}
         self._held: dict[FormId, set[FrameId]] = {}
         self._payload_bytes: dict[FormId, int] = {}
         self._recovered = {facts.form: frozenset[FrameId]() for facts in store.forms()}
         self._unread = set(self._recovered)  # on disk since before the start, not yet looked at
         self._complete: set[FormId] = set()
+        self._lost: dict[FormId, int] = {}  # how many frames turned out damaged
         self._pages_asked: dict[FormId, SegmentId] = {}
         self._users: dict[FormId, int] = {}
         self._storing: set[tuple[FormId, FrameId]] = set()
@@ -220,7 +227,9 @@ class Holdings:
             try:
                 async with self.using(form):
                     return await asyncio.to_thread(store)
-            except StoreFault:
+            except StoreFault as fault:
+                if not fault.full:
+                    raise
                 async with self._books:  # a deletion under way makes room, too
                     if self._deleted != deleted:
                         continue
@@ -232,9 +241,9 @@ class Holdings:
                 await self.forget(victim)
 
     def _oldest_before(self, form: FormId) -> FormId | None:
-        mine = self._known(form).facts
+        mine, serving = self._known(form).facts, self._serving()
         older = (facts for facts in self._store.forms() if facts.publish_seq <= mine.publish_seq)
-        return next((facts.form for facts in older if facts.form != form), None)
+        return next((facts.form for facts in older if facts.form != form and facts.version != serving), None)
 
     # --- frames that are needed
 
@@ -244,12 +253,32 @@ class Holdings:
         if recent is not None:
             return recent
         async with self.using(form) as index:
-            if is_table(frame):
-                return memoryview(await asyncio.to_thread(self._store.get_table, form, segment_of(frame)))
-            span = index.span(frame)
+            table, span = index.table(segment_of(frame)), index.span(frame)
+            if is_table(frame) and table is not None:
+                return memoryview(await asyncio.to_thread(table.encode))
             if span is None:
                 raise StoreFault(f"frame {frame} of form {form} is not known")
-            return memoryview(await asyncio.to_thread(self._store.get_frame, form, span))
+            try:
+                return memoryview(await asyncio.to_thread(self._store.get_frame, form, span))
+            except FramesDamaged as fault:
+                self.lose(fault)
+                raise
+
+    def lose(self, fault: FramesDamaged) -> None:
+        """Frames that are not what they were: they are not held any more, and have to come again."""
+        form, held = fault.form, self._held.get(fault.form, set())
+        lost = tuple(frame for frame in fault.frames if frame in held)
+        held.difference_update(lost)
+        index = self._indexes.get(form)
+        if not lost or index is None:
+            return
+        log.warning("frames damaged on disk form=%s frames=%s", form, lost)
+        self._payload_bytes[form] -= sum(index.length(frame) or 0 for frame in lost)
+        self._lost[form] = self._lost.get(form, 0) + len(lost)
+        if self._lost[form] > LOST_FRAMES_MAX:
+            self._fail(form, f"this disk damages what is written to it: {self._lost[form]} frames")
+        else:
+            self._emit(relay_io.FramesLost(form, lost))
 
     @asynccontextmanager
     async def using(self, form: FormId) -> AsyncIterator[FormIndex]:
@@ -278,6 +307,7 @@ class Holdings:
         self._complete.discard(form)
         self._pages_asked.pop(form, None)
         self._recovered.pop(form, None)
+        self._lost.pop(form, None)
         for key in [key for key in self._recent if key[0] == form]:
             self._recent_bytes -= len(self._recent.pop(key))
         self._ring()

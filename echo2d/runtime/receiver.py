@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol, assert_never
 
 from echo2d.core import relay_io
-from echo2d.core.ids import FormId, PeerId, RunId
+from echo2d.core.ids import FormId, PeerId, RunId, Version
 from echo2d.core.link_messages import (
     Event,
     FrameReceived,
@@ -68,6 +68,9 @@ class Owner(Protocol):
     def fail(self, form: FormId, reason: str) -> None:
         """The form was given up: its frames cannot be kept here (disk full)."""
 
+    def serving_version(self) -> Version | None:
+        """What the engines serve."""
+
 
 class Receiver:
     """The links listen, dial and receive while `run` runs."""
@@ -83,7 +86,9 @@ class Receiver:
     ) -> None:
         self._me, self._insecure = me, insecure
         self._owner, self._emit = owner, owner.emit
-        self.holdings = Holdings(store, emit=owner.emit, ask=owner.tell, fail=self._given_up)
+        self.holdings = Holdings(
+            store, emit=owner.emit, ask=owner.tell, fail=self._given_up, serving=owner.serving_version
+        )
         self.links = PeerLinks(run_id=run_id, me=me, on_event=self._on_link, on_ready=self._on_ready)
         self._peers: dict[PeerId, _Peer] = {}
         self._opened: dict[PeerId, int] = {}  # connections so far; a run has some hundred peers

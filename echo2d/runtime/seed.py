@@ -52,6 +52,7 @@ from echo2d.runtime.peer_loop import PeerMailbox, outcome
 from echo2d.runtime.receiver import Receiver
 from echo2d.runtime.seed_process import SeedHandover, receive_handover
 from echo2d.runtime.state_dir import open_frames
+from echo2d.store.budget import DiskBudget
 
 ORDERS_MAX = 16  # forms that are remembered; the coordinator asks for one at a time and forgets it two versions later
 
@@ -75,7 +76,8 @@ class Seed:
 
     async def run(self) -> None:
         """Until cancelled. OperatorFault: refused, or an address cannot be had."""
-        store = await asyncio.to_thread(open_frames, self._run_dir / "seed")
+        budget = DiskBudget(self._handover.disk_bytes_max)
+        store = await asyncio.to_thread(open_frames, self._run_dir / "seed", budget)
         host, port = self._handover.link_host, self._handover.link_port
         me, run_id = self._identity.peer, self._identity.run_id
         self._receiver = Receiver(run_id=run_id, me=me, store=store, insecure=not is_loopback(host), owner=self)
@@ -195,6 +197,9 @@ class Seed:
     def fail(self, form: FormId, reason: str) -> None:
         if self._orders.pop(form, None) is not None:
             self._say(form, EncodeFailed(form, reason))
+
+    def serving_version(self) -> None:
+        """It has no engine."""
 
     # --- what the control link says
 

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from echo2d.config import WorkerConfig
 from echo2d.core import relay_io
-from echo2d.core.ids import FormId, PublishSeq
+from echo2d.core.ids import FormId, PublishSeq, Version
 from echo2d.core.messages import (
     Address,
     Heartbeat,
@@ -133,8 +133,8 @@ class Worker:
 
     async def _open(self) -> None:
         """What is on disk, and the machine that starts from it."""
-        store = await asyncio.to_thread(self._state_dir.frames)
         slots, standing = await asyncio.to_thread(self._state_dir.slots)
+        store = await asyncio.to_thread(self._state_dir.frames)
         me, run_id = self._identity.peer, self._identity.run_id
         self._publish_seq = await asyncio.to_thread(self._state_dir.publish_seq, run_id)
         self._receiver = Receiver(run_id=run_id, me=me, store=store, insecure=self._config.insecure, owner=self)
@@ -244,6 +244,10 @@ class Worker:
     def fail(self, form: FormId, reason: str) -> None:
         self._mailbox.put(ArrivalFailed(form, reason))
 
+    def serving_version(self) -> Version | None:
+        serving = self._state.serving
+        return None if serving is None else serving.version
+
     # --- what the control link says
 
     def hello(self) -> Hello:
@@ -290,7 +294,7 @@ async def run_worker(config: WorkerConfig) -> int:
     """The exit code. OperatorFault: the operator's mistake, or refused for good; one clear line."""
     _check_hosts(config)
     token = await asyncio.to_thread(read_token_file, config.token_file)
-    state_dir = await asyncio.to_thread(StateDir, config.state_dir)
+    state_dir = await asyncio.to_thread(StateDir, config.state_dir, config.disk_bytes_max)
     try:
         engines = await asyncio.to_thread(make_engines, config)
         identity = Identity(await asyncio.to_thread(state_dir.key), bytes.fromhex(token.run_key))
