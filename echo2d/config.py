@@ -28,7 +28,9 @@ class RunTable(Table):
     run_dir: Path = key("this run's key, tokens, ledger and versions (made with mode 0700)")
     snapshot_root: Path = key("the learner publishes only directories inside this one")
     base_model: Path | None = key("model directory whose config.json tells the vocabulary size", None)
-    disk_bytes_max: int = key("bytes of versions and uploads in run_dir; as many again for frames", DISK_BYTES_MAX, low=1)
+    disk_bytes_max: int = key(
+        "bytes of versions and uploads in run_dir; as many again for frames", DISK_BYTES_MAX, low=1
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
