@@ -28,9 +28,7 @@ class RunTable(Table):
     run_dir: Path = key("this run's key, tokens, ledger and versions (made with mode 0700)")
     snapshot_root: Path = key("the learner publishes only directories inside this one")
     base_model: Path | None = key("model directory whose config.json tells the vocabulary size", None)
-    disk_bytes_max: int = key(
-        "bytes of versions and uploads in run_dir; as many again for frames", DISK_BYTES_MAX, low=1
-    )
+    disk_bytes_max: int = key("bytes of versions and uploads here, and as many of frames", DISK_BYTES_MAX, low=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +98,8 @@ class WorkerConfig(Table):
     url: str = key("the coordinator, http://HOST:PORT")
     token_file: Path = key("made by `echo2d token create NAME --role worker`")
     state_dir: Path = key("where this worker keeps its key, frames and snapshots")
-    disk_bytes_max: int = key("bytes of frames and snapshots in state_dir; old frames make room", DISK_BYTES_MAX, low=1)
+    disk_bytes_max: int = key("bytes of frames and snapshots here; older frames make room", DISK_BYTES_MAX, low=1)
+    base_model: Path | None = key("model directory here; chunks of versions found in it are not fetched", None)
     name: str = key("shown by status; empty: the host's name", "")
     engine: Literal["torch", "fake"] = key("what generates", "torch")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = key("of the torch engine; auto: by device", "auto")

@@ -16,6 +16,7 @@ Not here: payload, hashing and disk (the runtime, see `relay_io`), plans (`topol
 """
 
 from collections import deque
+from collections.abc import Collection
 from typing import assert_never
 
 from echo2d.core.ids import FormId, FrameId, PeerId, frame_id
@@ -33,6 +34,7 @@ from echo2d.core.relay_io import (
     FormArrived,
     FormComplete,
     FormForgotten,
+    FormSearched,
     FrameRejected,
     FramesFound,
     FramesLost,
@@ -76,14 +78,21 @@ from echo2d.errors import PeerFault
 FORMS_MAX = 4  # one spreads, one waits, an older one drains, and the base of the next
 ASKS_MAX = 64  # streams one peer may ask for before the plan that allows them is here
 HELD_FRAMES_MAX = 1 << 20  # frames of one form that a peer may say it has: 256 GiB at 256 KiB
+SEARCH_S = 4.0  # the first table of a form comes within this time, or its search is given up; below LINK_S
 WATCH_S = 0.5  # how often streams are looked at while something is arriving
 
 
 class Relay:
     """All forms at one peer. Call `handle` with every event; perform the actions in order."""
 
-    def __init__(self, me: PeerId) -> None:
+    def __init__(self, me: PeerId, *, unsearched: Collection[FormId] = (), has_base: bool = False) -> None:
+        """unsearched: forms of which something may be on disk. has_base: chunks of any form may be here otherwise.
+
+        Such a form is not asked for before its FormSearched.
+        """
         self.me = me
+        self._unsearched = set(unsearched)
+        self._has_base = has_base
         self._links: dict[PeerId, Link] = {}
         self._spreads: dict[FormId, Spread] = {}
         self._expected: dict[PeerId, EdgePeer] = {}
@@ -109,7 +118,7 @@ class Relay:
                 self._on_ready(peer)
             case RepairVerified() | RepairRefused() | FrameRejected() | HaveHeard() | WantHeard() | CancelHeard():
                 self._on_repair(event, now)
-            case TableHeld() | FramesFound() | FramesLost() | FormComplete() | FormForgotten():
+            case TableHeld() | FramesFound() | FramesLost() | FormComplete() | FormSearched() | FormForgotten():
                 self._on_store(event, now)
             case PlanReceived(edges):
                 self._on_plan(edges, now)
@@ -167,7 +176,11 @@ class Relay:
 
     # what is on disk
 
-    def _on_store(self, event: TableHeld | FramesFound | FramesLost | FormComplete | FormForgotten, now: float) -> None:
+    def _on_store(
+        self, event: TableHeld | FramesFound | FramesLost | FormComplete | FormSearched | FormForgotten, now: float
+    ) -> None:
+        if isinstance(event, FormForgotten | FormSearched):
+            self._unsearched.discard(event.form)
         if isinstance(event, FormForgotten):
             self._forget(event.form)
             return
@@ -180,6 +193,8 @@ class Relay:
                 self._on_found(spread, [frame for frame in frames if spread.transfer.knows(frame)])
             case FramesLost(frames=frames):
                 self._on_lost(spread, frames, now)
+            case FormSearched():
+                self._on_searched(spread, now)
             case FormComplete(segments=segments):
                 spread.transfer.finish(segments)
         self._bind_all(spread)
@@ -202,6 +217,14 @@ class Relay:
             stripe.last_at = now
         self._watch_from(now)
 
+    def _on_searched(self, spread: Spread, now: float) -> None:
+        """The stripes are taken now; until now no parent could be late."""
+        if not spread.searched:
+            spread.searched = True
+            for stripe in spread.stripes.values():
+                stripe.last_at = now
+                follow(self._links, stripe, now, self._out)
+
     def _serve_lanes(self) -> None:
         """Frames that were lost may be back: children that wait for them get them now."""
         for link in self._links.values():
@@ -218,7 +241,8 @@ class Relay:
         if form not in self._spreads:
             if len(self._spreads) >= FORMS_MAX:
                 self._forget(next(iter(self._spreads)))
-            self._spreads[form] = Spread(form)
+            searched = not self._has_base and form not in self._unsearched
+            self._spreads[form] = Spread(form, searched=searched, by_table=self._has_base)
         return self._spreads[form]
 
     def _forget(self, form: FormId) -> None:
@@ -248,6 +272,9 @@ class Relay:
         self._expect_peers()
         for edge in edges.stripes:
             self._move(spread.stripes.setdefault(edge.stripe, Stripe(spread, edge)), edge, now)
+        if spread.needs_table:
+            spread.search_until = min(spread.search_until, now + SEARCH_S)
+            ask_for_missing(spread, self._links, now, self._out)
         self._admit_waiting()
         self._bind_all(spread)
         self._watch_from(now)
@@ -295,6 +322,8 @@ class Relay:
             for stripe in spread.stripes.values():
                 if stripe.parent == peer:
                     follow(self._links, stripe, now, self._out)
+            if spread.needs_table:
+                ask_for_missing(spread, self._links, now, self._out)
 
     def _on_link_down(self, link: Link, reason: str, now: float) -> None:
         del self._links[link.peer]
@@ -431,6 +460,8 @@ class Relay:
 
     def _on_deadline(self, now: float) -> None:
         for spread in self._spreads.values():
+            if spread.needs_table and now >= spread.search_until and spread.form not in self._unsearched:
+                self._on_searched(spread, now)
             give_back_overdue(spread, self._links, now, self._out)
             for stripe in spread.stripes.values():
                 self._watch(stripe, now)

@@ -101,6 +101,13 @@ class FramesFound:
 
 
 @dataclass(frozen=True, slots=True)
+class FormSearched:
+    """What this peer had of the form before has been told (TableHeld, FramesFound): now it may ask for the rest."""
+
+    form: FormId
+
+
+@dataclass(frozen=True, slots=True)
 class FramesLost:
     """These frames, held before, turned out damaged on disk: they have to come again."""
 
@@ -200,7 +207,7 @@ class DeadlinePassed:
 
 Event = (
     FrameVerified | PeerReady | RepairVerified | RepairRefused | DeadlinePassed
-    | TableHeld | FramesFound | FramesLost | FormComplete
+    | TableHeld | FramesFound | FramesLost | FormSearched | FormComplete
     | PlanReceived | LinkUp | LinkDown | StreamAsked | StreamClosed | FrameRejected
     | HaveHeard | WantHeard | CancelHeard | FormForgotten
 )  # fmt: skip

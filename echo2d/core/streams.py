@@ -22,7 +22,7 @@ Links = dict[PeerId, Link]
 
 def follow(links: Links, stripe: Stripe, now: float, out: list[Action]) -> None:
     """Opens the stream from the parent, if there is a link and none is open."""
-    if stripe.parent not in links or stripe.stream is not None or stripe.ended:
+    if stripe.parent not in links or stripe.stream is not None or stripe.ended or not stripe.spread.searched:
         return
     link, spread = links[stripe.parent], stripe.spread
     assert spread.plan is not None
@@ -71,7 +71,7 @@ def what_is_wrong(links: Links, stripe: Stripe, now: float) -> str | None:
     A parent that sends on another stream works: if only this stripe stands still, the fault is further up. One that
     ended the stripe and yet does not send what is missing, as a repair, never had it.
     """
-    if stripe.parent is None:
+    if stripe.parent is None or not stripe.spread.searched:
         return None
     waited = now - stripe.last_at
     if stripe.ended:

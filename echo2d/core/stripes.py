@@ -1,20 +1,34 @@
 """What passes through one peer: forms (`Spread`), their stripes (`Stripe`), and the children's places in them (`Lane`).
 
 A stripe's log is its sequence so far: log[n] is the frame with sequence number n, and it is held here, or was lost and
-is waited for. Each child has a cursor of its own into it, so that a slow child never holds up another (I6). At the root of a plan frames get their
-place late: a frame is bound to a stripe when a child of that stripe has caught up and its link has room.
+is waited for. Each child has a cursor of its own into it, so that a slow child never holds up another (I6). At the root
+of a plan frames get their place late: a frame is bound to a stripe when a child of that stripe has caught up and its
+link has room.
 
 Not here: which streams to open and what to do when they break (`relay`), frames outside the sequence (`repair`).
 """
 
+import math
 from collections import deque
 
-from echo2d.core.ids import FRAME_INDEX_BITS, FormId, FrameId, Generation, PeerId, PlanId, StripeId, is_table
+from echo2d.core.ids import (
+    FRAME_INDEX_BITS,
+    FormId,
+    FrameId,
+    Generation,
+    PeerId,
+    PlanId,
+    SegmentId,
+    StripeId,
+    frame_id,
+    is_table,
+)
 from echo2d.core.link_messages import stream_after
 from echo2d.core.messages import EdgePeer, StripeEdge
 from echo2d.core.relay_io import DONE, Action, CloseStream, SendFrame, StreamAsked
 from echo2d.core.transfer import Transfer
 
+FIRST_TABLE = frame_id(SegmentId(0), 0)
 LANE_FRAMES_MAX = 4  # frames given to one link ahead of its socket: keeps it busy, and binding late
 GAP_START_S = 10.0  # time between frames assumed of a stream that has not shown its own: start-up takes long in a chain
 GAP_DECAY = 0.8  # per frame: the expected gap is about the longest of the last ten
@@ -197,13 +211,30 @@ class Spread:
     """One form as it passes through this peer. plan is None until one comes.
 
     is_root: frames get their place in the sequence here. bound: how many arrivals have got theirs.
-    arrived: the FormArrived of this form was given.
+    arrived: the FormArrived of this form was given. searched: what was here before is known, so that nothing of it is
+    asked for. by_table: searching needs the first table, which may be asked for; it is waited for until search_until.
     """
 
-    __slots__ = ("arrived", "bound", "form", "generation", "is_root", "peers", "plan", "stripes", "transfer")
+    __slots__ = (
+        "arrived",
+        "bound",
+        "by_table",
+        "form",
+        "generation",
+        "is_root",
+        "peers",
+        "plan",
+        "search_until",
+        "searched",
+        "stripes",
+        "transfer",
+    )
 
-    def __init__(self, form: FormId) -> None:
+    def __init__(self, form: FormId, *, searched: bool = True, by_table: bool = False) -> None:
         self.form = form
+        self.searched = searched
+        self.by_table = by_table
+        self.search_until = math.inf
         self.transfer = Transfer()
         self.plan: PlanId | None = None
         self.generation = Generation(0)
@@ -216,6 +247,11 @@ class Spread:
     @property
     def ended(self) -> bool:
         return all(stripe.ended for stripe in self.stripes.values())
+
+    @property
+    def needs_table(self) -> bool:
+        """Whether the search waits for the first table."""
+        return self.by_table and not self.searched and not self.transfer.knows(FIRST_TABLE)
 
     def bind(self, link: Link, out: list[Action]) -> None:
         """At the root: binds frames to stripes whose child on this link has caught up, while the link has room.
@@ -234,7 +270,7 @@ class Spread:
                 stripe.end(out)
 
     def _skip_tables(self) -> bool:
-        """Moves on to the next payload frame to bind; False if there is none, or it was lost. Tables are bound by need."""
+        """Moves on to the next payload frame to bind; False if there is none, or not now. Tables are bound by need."""
         arrivals, lost = self.transfer.arrivals, self.transfer.lost
         while self.bound < len(arrivals) and is_table(arrivals[self.bound]):
             self.bound += 1

@@ -32,7 +32,7 @@ log = logging.getLogger("echo2d.seed")
 
 @dataclass(frozen=True, slots=True)
 class SeedHandover:
-    """What the coordinator tells its seed. private_key, run_key: hex; frames lie under run_dir/seed, at most disk_bytes_max."""
+    """What the coordinator tells its seed. private_key, run_key: hex; disk_bytes_max: of frames under run_dir/seed."""
 
     url: str
     private_key: str

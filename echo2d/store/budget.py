@@ -1,4 +1,4 @@
-"""How many bytes the stores of one process may take together on its disk: each says what it takes before it takes it."""
+"""How many bytes the stores of one process may take together: each says what it takes before it takes it."""
 
 import threading
 

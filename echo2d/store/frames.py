@@ -54,7 +54,7 @@ class _StoredForm:
 
 
 class FrameStore:
-    """The frames of several forms in `root`, as far as the budget goes (a segment's bytes are claimed with its table)."""
+    """The frames of several forms in `root`; a segment's bytes are claimed of the budget with its table."""
 
     def __init__(self, root: Path, budget: DiskBudget) -> None:
         self._root = root
