@@ -21,6 +21,7 @@ from echo2d.core.ids import FormId, FrameId, SegmentId, Version, frame_id, is_ta
 from echo2d.core.messages import SegmentPage, SegmentsWanted
 from echo2d.core.roots import Root
 from echo2d.errors import IntegrityFault, StoreFault
+from echo2d.runtime.base_model import BaseModel
 from echo2d.store.frames import FramesDamaged, FrameStore
 
 DROPPED_MAX = 64  # forms remembered as not wanted, so that their late frames are dropped at once
@@ -35,7 +36,7 @@ log = logging.getLogger("echo2d.runtime.holdings")
 class Holdings:
     """`emit` takes relay events; `ask` sends SegmentsWanted; `fail(form, reason)` is told of forms given up.
 
-    `serving`: the version whose frames do not make room for others.
+    `serving`: the version whose frames do not make room for others. `base`: where chunks of a form may stand, too.
     """
 
     def __init__(
@@ -46,14 +47,17 @@ class Holdings:
         ask: Callable[[SegmentsWanted], None],
         fail: Callable[[FormId, str], None],
         serving: Callable[[], Version | None],
+        base: Callable[[FormId], BaseModel | None],
     ) -> None:
-        self._store, self._emit, self._ask, self._fail, self._serving = store, emit, ask, fail, serving
+        self._store, self._emit, self._ask, self._fail = store, emit, ask, fail
+        self._serving, self._base = serving, base
         self._indexes: dict[FormId, FormIndex] = {}
         self._held: dict[FormId, set[FrameId]] = {}
         self._payload_bytes: dict[FormId, int] = {}
         self._recovered = {facts.form: frozenset[FrameId]() for facts in store.forms()}
         self._unread = set(self._recovered)  # on disk since before the start, not yet looked at
         self._complete: set[FormId] = set()
+        self._searched: set[FormId] = set()
         self._lost: dict[FormId, int] = {}  # how many frames turned out damaged
         self._pages_asked: dict[FormId, SegmentId] = {}
         self._users: dict[FormId, int] = {}
@@ -157,6 +161,7 @@ class Holdings:
             self._complete.add(form)
             self._emit(relay_io.FormComplete(form, index.segment_count))
         self._ask_page(form, index)
+        self._note_searched(form, index)
         self._ring()
 
     async def _absorb_segment(self, form: FormId, index: FormIndex, segment: SegmentId) -> None:
@@ -171,6 +176,30 @@ class Holdings:
         self._payload_bytes[form] += sum(index.length(frame) or 0 for frame in found if not is_table(frame))
         self._emit(relay_io.TableHeld(form, segment, frame_sizes(index, segment)))
         self._emit(relay_io.FramesFound(form, found))
+        await self._search_base(form, index, segment)
+
+    async def _search_base(self, form: FormId, index: FormIndex, segment: SegmentId) -> None:
+        """Frames of the segment that can be made here need not come over a link."""
+        base = self._base(form)
+        held = self.held(form)
+        if base is None or index.facts.kind != "full" or all(span.frame in held for span in index.spans(segment)):
+            return
+        chunks = base.frames(index, segment)
+        found = 0
+        while (frames := await asyncio.to_thread(next, chunks, None)) is not None:
+            bad = await self.put_frames(form, frames)
+            good = tuple(frame for frame, _ in frames if frame not in bad)
+            found += len(good)
+            self._emit(relay_io.FramesFound(form, good))
+        log.info("base model searched form=%s segment=%d frames=%d", form, segment, found)
+
+    def _note_searched(self, form: FormId, index: FormIndex) -> None:
+        """Says once that what was here has been told, when all of it could be judged."""
+        unjudged = bool(self._recovered.get(form)) and index.missing_segment() is not None
+        needs_table = self._base(form) is not None and index.facts.kind == "full" and not index.files
+        if form not in self._searched and not unjudged and not needs_table:
+            self._searched.add(form)
+            self._emit(relay_io.FormSearched(form))
 
     def _ask_page(self, form: FormId, index: FormIndex) -> None:
         start = index.missing_segment()
@@ -195,6 +224,8 @@ class Holdings:
             await self.with_room(form, lambda: self._store.put_table(form, segment, data))
             self._hold(form, table, memoryview(data))
         self._emit(relay_io.TableHeld(form, segment, frame_sizes(index, segment)))
+        await self._search_base(form, index, segment)
+        self._note_searched(form, index)
 
     async def put_frames(self, form: FormId, frames: Sequence[tuple[FrameId, memoryview]]) -> set[FrameId]:
         """Verify and store payload frames of known segments; returns those that are not what was promised."""
@@ -262,6 +293,7 @@ class Holdings:
                 return memoryview(await asyncio.to_thread(self._store.get_frame, form, span))
             except FramesDamaged as fault:
                 self.lose(fault)
+                await self._search_base(form, index, segment_of(frame))
                 raise
 
     def lose(self, fault: FramesDamaged) -> None:
@@ -305,6 +337,7 @@ class Holdings:
         """Give the form up, and delete it once nobody uses it."""
         self.give_up(form)
         self._complete.discard(form)
+        self._searched.discard(form)
         self._pages_asked.pop(form, None)
         self._recovered.pop(form, None)
         self._lost.pop(form, None)

@@ -31,6 +31,7 @@ from echo2d.core.messages import EdgePeer, LinkSample, SegmentsWanted, TransferR
 from echo2d.errors import PeerFault, StoreFault
 from echo2d.net.peers import PeerLinks
 from echo2d.net.urls import is_loopback
+from echo2d.runtime.base_model import BaseModel
 from echo2d.runtime.holdings import Holdings
 from echo2d.runtime.inbox import Inbox
 from echo2d.runtime.lanes import Lane
@@ -71,6 +72,9 @@ class Owner(Protocol):
     def serving_version(self) -> Version | None:
         """What the engines serve."""
 
+    def base_of(self, form: FormId) -> BaseModel | None:
+        """A directory in which chunks of the form may stand."""
+
 
 class Receiver:
     """The links listen, dial and receive while `run` runs."""
@@ -87,7 +91,12 @@ class Receiver:
         self._me, self._insecure = me, insecure
         self._owner, self._emit = owner, owner.emit
         self.holdings = Holdings(
-            store, emit=owner.emit, ask=owner.tell, fail=self._given_up, serving=owner.serving_version
+            store,
+            emit=owner.emit,
+            ask=owner.tell,
+            fail=self._given_up,
+            serving=owner.serving_version,
+            base=owner.base_of,
         )
         self.links = PeerLinks(run_id=run_id, me=me, on_event=self._on_link, on_ready=self._on_ready)
         self._peers: dict[PeerId, _Peer] = {}

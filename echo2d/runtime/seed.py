@@ -46,6 +46,7 @@ from echo2d.core.relay import Relay
 from echo2d.errors import Fault, IntegrityFault, OperatorFault, PeerFault, StoreFault
 from echo2d.net.control import ControlLink
 from echo2d.net.urls import is_loopback
+from echo2d.runtime.base_model import BaseModel
 from echo2d.runtime.encoder import Encoder
 from echo2d.runtime.logs import start_logging
 from echo2d.runtime.peer_loop import PeerMailbox, outcome
@@ -200,6 +201,11 @@ class Seed:
 
     def serving_version(self) -> None:
         """It has no engine."""
+
+    def base_of(self, form: FormId) -> BaseModel | None:
+        """What a frame that was damaged on disk can be made from again."""
+        order = self._orders.get(form)
+        return None if order is None else BaseModel(self._run_dir / order.path)
 
     # --- what the control link says
 

@@ -62,6 +62,7 @@ from echo2d.net.auth import read_token_file, verify_root
 from echo2d.net.control import ControlLink, Identity, enrol
 from echo2d.net.urls import coordinator_url, is_loopback
 from echo2d.runtime.applier import Applier
+from echo2d.runtime.base_model import BaseModel
 from echo2d.runtime.metrics import LoopMetrics
 from echo2d.runtime.peer_loop import PeerMailbox, outcome
 from echo2d.runtime.receiver import Receiver
@@ -99,6 +100,7 @@ class Worker:
         self._listen: Address | None = None
         self._metrics = LoopMetrics()
         self._saving = asyncio.Lock()
+        self._base: BaseModel | None = None
         self._disconnected = asyncio.Event()
         self._disconnected.set()
 
@@ -135,12 +137,15 @@ class Worker:
         """What is on disk, and the machine that starts from it."""
         slots, standing = await asyncio.to_thread(self._state_dir.slots)
         store = await asyncio.to_thread(self._state_dir.frames)
+        if self._config.base_model is not None:
+            self._base = await asyncio.to_thread(BaseModel.at, self._config.base_model)
         me, run_id = self._identity.peer, self._identity.run_id
         self._publish_seq = await asyncio.to_thread(self._state_dir.publish_seq, run_id)
         self._receiver = Receiver(run_id=run_id, me=me, store=store, insecure=self._config.insecure, owner=self)
         self._applier = Applier(slots, store, self._receiver.holdings)
+        on_disk = [facts.form for facts in store.forms()]
         self._state = WorkerState(
-            Relay(me),
+            Relay(me, unsearched=on_disk, has_base=self._base is not None),
             run_id,
             slots=self._config.slots if self._engines else 0,
             publish_seq=self._publish_seq,
@@ -247,6 +252,9 @@ class Worker:
     def serving_version(self) -> Version | None:
         serving = self._state.serving
         return None if serving is None else serving.version
+
+    def base_of(self, form: FormId) -> BaseModel | None:  # noqa: ARG002 - the same for all
+        return self._base
 
     # --- what the control link says
 

@@ -99,8 +99,13 @@ class Box:
         self.slots, self.standing = self.state_dir.slots()
         self.store = self.state_dir.frames()
         self.holdings = Holdings(
-            self.store, emit=lambda _: None, ask=lambda _: None, fail=self._fail, serving=lambda: None
-        )  # fmt: skip
+            self.store,
+            emit=lambda _: None,
+            ask=lambda _: None,
+            fail=self._fail,
+            serving=lambda: None,
+            base=lambda _: None,
+        )
         self.applier = Applier(self.slots, self.store, self.holdings)
 
     def _fail(self, form: FormId, reason: str) -> None:
