@@ -6,13 +6,13 @@ frames that come out as they were published are used. The directory may be one o
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from echo2d.core.canonical import digest_of
 from echo2d.core.form_index import FormIndex
 from echo2d.core.forms import ChunkRecord, encode_record
-from echo2d.core.ids import Digest, FrameId, SegmentId
+from echo2d.core.ids import ChunkId, Digest, FrameId, SegmentId
 from echo2d.core.manifest import Chunk
 from echo2d.errors import OperatorFault, StoreFault
 from echo2d.store.disk import read_at, store_faults
@@ -39,11 +39,11 @@ class BaseModel:
             raise OperatorFault(f"worker.base_model: {directory} is no directory")
         return BaseModel(directory)
 
-    def frames(self, index: FormIndex, segment: SegmentId) -> Iterator[Found]:
-        """The frames of each chunk of a known segment that stands here, chunk by chunk."""
+    def frames(self, index: FormIndex, segment: SegmentId, *, missing: Collection[ChunkId]) -> Iterator[Found]:
+        """The frames of those missing chunks of a known segment that stand here, chunk by chunk."""
         table = index.table(segment)
         for record in () if table is None else table.records:
-            place = index.chunk(record.chunk)
+            place = index.chunk(record.chunk) if record.chunk in missing else None
             data = None if place is None else self._chunk(place, record.result)
             if data is not None:
                 yield _encoded_again(index, record, data)

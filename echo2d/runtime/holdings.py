@@ -9,7 +9,7 @@ Not here: links, slots, and the signatures of roots (the caller's).
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
@@ -17,7 +17,7 @@ from echo2d.core import relay_io
 from echo2d.core.bounded import keep_newest
 from echo2d.core.canonical import digest_of
 from echo2d.core.form_index import FormIndex
-from echo2d.core.ids import FormId, FrameId, SegmentId, Version, frame_id, is_table, segment_of
+from echo2d.core.ids import ChunkId, FormId, FrameId, SegmentId, Version, frame_id, is_table, segment_of
 from echo2d.core.messages import SegmentPage, SegmentsWanted
 from echo2d.core.roots import Root
 from echo2d.errors import IntegrityFault, StoreFault
@@ -26,6 +26,7 @@ from echo2d.store.frames import FramesDamaged, FrameStore
 
 DROPPED_MAX = 64  # forms remembered as not wanted, so that their late frames are dropped at once
 LOST_FRAMES_MAX = 256  # of one form; a disk that damages more than a few keeps nothing
+LOST_WAIT_S = 2.0  # for a damaged frame to come again before those that wait for it ask elsewhere
 RECENT_BYTES_MAX = 32 << 20  # frames kept in memory to be forwarded: some seconds of a home uplink
 
 T = TypeVar("T")
@@ -106,33 +107,35 @@ class Holdings:
 
     async def accept_root(self, root: Root) -> None:
         """A root that is signed and accepted; makes the form known."""
-        async with self._books:
-            try:
+        try:
+            async with self._books:
                 index = self._indexes.get(root.form)
                 if index is None:
                     index = await self._begin(root)
                 else:
                     index.accept_root(root)
-                await self._absorb(root.form, index)
-            except IntegrityFault as fault:
-                log.warning("root refused form=%s reason=%s", root.form, fault)
-            except StoreFault as fault:
-                self._fail(root.form, str(fault))
+                absorbed = await self._absorb(root.form, index)
+            await self._search_base(root.form, index, absorbed)
+        except IntegrityFault as fault:
+            log.warning("root refused form=%s reason=%s", root.form, fault)
+        except StoreFault as fault:
+            self._fail(root.form, str(fault))
 
     async def accept_page(self, page: SegmentPage) -> None:
         """Answers SegmentsWanted; for unknown forms it is ignored."""
-        async with self._books:
-            self._pages_asked.pop(page.form, None)
-            index = self._indexes.get(page.form)
-            if index is None:
-                return
-            try:
+        try:
+            async with self._books:
+                self._pages_asked.pop(page.form, None)
+                index = self._indexes.get(page.form)
+                if index is None:
+                    return
                 index.accept_page(page.start, page.digests)
-                await self._absorb(page.form, index)
-            except IntegrityFault as fault:
-                log.warning("page refused form=%s reason=%s", page.form, fault)
-            except StoreFault as fault:
-                self._fail(page.form, str(fault))
+                absorbed = await self._absorb(page.form, index)
+            await self._search_base(page.form, index, absorbed)
+        except IntegrityFault as fault:
+            log.warning("page refused form=%s reason=%s", page.form, fault)
+        except StoreFault as fault:
+            self._fail(page.form, str(fault))
 
     def reconnected(self) -> None:
         """Pages asked for over an earlier control link do not come any more."""
@@ -152,17 +155,22 @@ class Holdings:
         self._payload_bytes[form] = 0
         return index
 
-    async def _absorb(self, form: FormId, index: FormIndex) -> None:
-        """More digests are signed now: tables found on disk may prove right, and the form's end may be known."""
-        for segment in {segment_of(frame) for frame in self._recovered.get(form, ())}:
+    async def _absorb(self, form: FormId, index: FormIndex) -> list[SegmentId]:
+        """More digests are signed now: tables found on disk may prove right, and the form's end may be known.
+
+        The segments whose tables did.
+        """
+        absorbed = []
+        for segment in sorted({segment_of(frame) for frame in self._recovered.get(form, ())}):
             if index.table_digest(segment) is not None and index.table(segment) is None:
                 await self._absorb_segment(form, index, segment)
+                absorbed.append(segment)
         if index.totals is not None and form not in self._complete:
             self._complete.add(form)
             self._emit(relay_io.FormComplete(form, index.segment_count))
         self._ask_page(form, index)
-        self._note_searched(form, index)
         self._ring()
+        return absorbed
 
     async def _absorb_segment(self, form: FormId, index: FormIndex, segment: SegmentId) -> None:
         try:
@@ -176,16 +184,18 @@ class Holdings:
         self._payload_bytes[form] += sum(index.length(frame) or 0 for frame in found if not is_table(frame))
         self._emit(relay_io.TableHeld(form, segment, frame_sizes(index, segment)))
         self._emit(relay_io.FramesFound(form, found))
-        await self._search_base(form, index, segment)
 
-    async def _search_base(self, form: FormId, index: FormIndex, segment: SegmentId) -> None:
-        """Frames of the segment that can be made here need not come over a link."""
-        base = self._base(form)
-        held = self.held(form)
-        if base is None or index.facts.kind != "full" or all(span.frame in held for span in index.spans(segment)):
-            return
-        chunks = base.frames(index, segment)
+    async def _search_base(self, form: FormId, index: FormIndex, segments: Iterable[SegmentId]) -> None:
+        """Frames of these segments that can be made here need not come over a link. Not while holding the books."""
+        base = self._base(form) if index.facts.kind == "full" else None
+        for segment in segments:
+            if base is not None:
+                await self._make_frames(form, index, segment, base)
+        self._note_searched(form, index)
+
+    async def _make_frames(self, form: FormId, index: FormIndex, segment: SegmentId, base: BaseModel) -> None:
         found = 0
+        chunks = base.frames(index, segment, missing=self._missing(form, index, segment))
         while (frames := await asyncio.to_thread(next, chunks, None)) is not None:
             bad = await self.put_frames(form, frames)
             good = tuple(frame for frame, _ in frames if frame not in bad)
@@ -193,11 +203,16 @@ class Holdings:
             self._emit(relay_io.FramesFound(form, good))
         log.info("base model searched form=%s segment=%d frames=%d", form, segment, found)
 
+    def _missing(self, form: FormId, index: FormIndex, segment: SegmentId) -> set[ChunkId]:
+        """Chunks of which not all frames are held."""
+        held = self.held(form)
+        return {span.chunk for span in index.spans(segment) if span.frame not in held}
+
     def _note_searched(self, form: FormId, index: FormIndex) -> None:
         """Says once that what was here has been told, when all of it could be judged."""
         unjudged = bool(self._recovered.get(form)) and index.missing_segment() is not None
         needs_table = self._base(form) is not None and index.facts.kind == "full" and not index.files
-        if form not in self._searched and not unjudged and not needs_table:
+        if form in self._indexes and form not in self._searched and not unjudged and not needs_table:
             self._searched.add(form)
             self._emit(relay_io.FormSearched(form))
 
@@ -224,8 +239,7 @@ class Holdings:
             await self.with_room(form, lambda: self._store.put_table(form, segment, data))
             self._hold(form, table, memoryview(data))
         self._emit(relay_io.TableHeld(form, segment, frame_sizes(index, segment)))
-        await self._search_base(form, index, segment)
-        self._note_searched(form, index)
+        await self._search_base(form, index, [segment])
 
     async def put_frames(self, form: FormId, frames: Sequence[tuple[FrameId, memoryview]]) -> set[FrameId]:
         """Verify and store payload frames of known segments; returns those that are not what was promised."""
@@ -292,9 +306,20 @@ class Holdings:
             try:
                 return memoryview(await asyncio.to_thread(self._store.get_frame, form, span))
             except FramesDamaged as fault:
-                self.lose(fault)
-                await self._search_base(form, index, segment_of(frame))
-                raise
+                return await self._load_again(fault, frame, index)
+
+    async def _load_again(self, fault: FramesDamaged, frame: FrameId, index: FormIndex) -> memoryview:
+        """The frame, should it come again soon."""
+        form = fault.form
+        self.lose(fault)
+        await self._search_base(form, index, [segment_of(frame)])
+        try:
+            async with asyncio.timeout(LOST_WAIT_S):
+                while frame not in self.held(form):
+                    await self.changed()
+        except TimeoutError:
+            raise fault from None
+        return self._recent[form, frame]
 
     def lose(self, fault: FramesDamaged) -> None:
         """Frames that are not what they were: they are not held any more, and have to come again."""

@@ -204,8 +204,9 @@ class Seed:
 
     def base_of(self, form: FormId) -> BaseModel | None:
         """What a frame that was damaged on disk can be made from again."""
-        order = self._orders.get(form)
-        return None if order is None else BaseModel(self._run_dir / order.path)
+        order, said = self._orders.get(form), self._said.get(form, [])
+        encoded = bool(said) and isinstance(said[-1], FormEncoded)
+        return BaseModel(self._run_dir / order.path) if order is not None and encoded else None
 
     # --- what the control link says
 
