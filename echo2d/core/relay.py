@@ -189,6 +189,9 @@ class Relay:
             case TableHeld(segment=segment, sizes=sizes):
                 cancel(spread, frame_id(segment, 0), None, self._out)
                 spread.transfer.learn(segment, sizes)
+                for link in self._links.values():
+                    if link.wants:
+                        self._serve(link)
             case FramesFound(frames=frames):
                 self._on_found(spread, [frame for frame in frames if spread.transfer.knows(frame)])
             case FramesLost(frames=frames):

@@ -82,12 +82,21 @@ def want(link: Link, stream: int, form: FormId, frames: Iterable[FrameId]) -> No
 
 
 def answer_wants(link: Link, spreads: dict[FormId, Spread], out: list[Action]) -> None:
-    """Gives the link the frames its peer wants, or says that they are not held, while it has room."""
+    """Gives the link the frames its peer wants, or says that they are not held, while it has room.
+
+    A first table that is on its way here is given when it has come: whoever asks for it has not begun yet.
+    """
+    waiting = []
     while link.room > 0 and link.wants:
-        stream, form, frame = link.wants.popleft()
-        held = form in spreads and spreads[form].transfer.holds(frame)
+        stream, form, frame = wanted = link.wants.popleft()
+        spread = spreads.get(form)
+        held = spread is not None and spread.transfer.holds(frame)
+        if frame == FIRST_TABLE and not held and spread is not None and spread.plan is not None:
+            waiting.append(wanted)
+            continue
         out.append(SendFrame(link.peer, stream, form, frame, 0, header_only=not held))
         link.room -= 1
+    link.wants.extendleft(reversed(waiting))
 
 
 def _working_parents(spread: Spread) -> set[PeerId]:

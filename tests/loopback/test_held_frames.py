@@ -1,4 +1,4 @@
-"""What a peer has is not fetched: after a restart, in the middle of a form, from a base model. What rots comes again."""
+"""What a peer has is not fetched: after a restart, in the middle of a form, in a base model. What rots comes again."""
 
 import asyncio
 import shutil
