@@ -58,6 +58,7 @@ class Holdings:
         self._recovered = {facts.form: frozenset[FrameId]() for facts in store.forms()}
         self._unread = set(self._recovered)  # on disk since before the start, not yet looked at
         self._complete: set[FormId] = set()
+        self._first_searched: set[FormId] = set()  # their first segment was looked for in the base
         self._searched: set[FormId] = set()
         self._lost: dict[FormId, int] = {}  # how many frames turned out damaged
         self._pages_asked: dict[FormId, SegmentId] = {}
@@ -191,6 +192,8 @@ class Holdings:
         for segment in segments:
             if base is not None:
                 await self._make_frames(form, index, segment, base)
+            if segment == 0:
+                self._first_searched.add(form)
         self._note_searched(form, index)
 
     async def _make_frames(self, form: FormId, index: FormIndex, segment: SegmentId, base: BaseModel) -> None:
@@ -209,10 +212,10 @@ class Holdings:
         return {span.chunk for span in index.spans(segment) if span.frame not in held}
 
     def _note_searched(self, form: FormId, index: FormIndex) -> None:
-        """Says once that what was here has been told, when all of it could be judged."""
+        """Says once that what was here has been told: all found on disk was judged, the first segment looked for."""
         unjudged = bool(self._recovered.get(form)) and index.missing_segment() is not None
-        needs_table = self._base(form) is not None and index.facts.kind == "full" and not index.files
-        if form in self._indexes and form not in self._searched and not unjudged and not needs_table:
+        unread = form not in self._first_searched and self._base(form) is not None and index.facts.kind == "full"
+        if form in self._indexes and form not in self._searched and not unjudged and not unread:
             self._searched.add(form)
             self._emit(relay_io.FormSearched(form))
 
@@ -362,6 +365,7 @@ class Holdings:
         """Give the form up, and delete it once nobody uses it."""
         self.give_up(form)
         self._complete.discard(form)
+        self._first_searched.discard(form)
         self._searched.discard(form)
         self._pages_asked.pop(form, None)
         self._recovered.pop(form, None)
