@@ -45,8 +45,9 @@ class BaseModel:
         for record in () if table is None else table.records:
             place = index.chunk(record.chunk) if record.chunk in missing else None
             data = None if place is None else self._chunk(place, record.result)
-            if data is not None:
-                yield _encoded_again(index, record, data)
+            found = [] if data is None else _encoded_again(index, record, data)
+            if found:
+                yield found
 
     def _chunk(self, place: Chunk, digest: Digest) -> bytes | None:
         """The chunk's bytes, if they are the ones promised."""
