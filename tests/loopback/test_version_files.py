@@ -125,7 +125,7 @@ async def test_uploads_are_bounded(files: VersionFiles, run_dir: Path, monkeypat
     assert len(list((run_dir / "uploads").iterdir())) == version_files.UPLOADS_MAX
 
 
-async def test_versions_and_uploads_share_a_limit(root: Path, run_dir: Path) -> None:
+def test_versions_and_uploads_share_a_limit(root: Path, run_dir: Path) -> None:
     source = make_snapshot(root / "a")
     size = sum(file.stat().st_size for file in source.iterdir())
     files = VersionFiles(run_dir, root, disk_bytes_max=2 * size + 10)
@@ -134,12 +134,12 @@ async def test_versions_and_uploads_share_a_limit(root: Path, run_dir: Path) -> 
     with pytest.raises(StoreFault, match=rf"disk_bytes_max = {2 * size + 10}: {2 * size} bytes are used, {size} more"):
         files.adopt(Epoch(1), Version(3), str(source))
     with pytest.raises(StoreFault, match="10 bytes are left"):
-        await files.upload(Epoch(1), Version(3), "config.json", parts(bytes(11)))
+        asyncio.run(files.upload(Epoch(1), Version(3), "config.json", parts(bytes(11))))
     assert len(list((run_dir / "versions").iterdir())) == 2
     files.delete(first.path)
     for path in source.iterdir():
-        await files.upload(Epoch(1), Version(3), path.name, parts(path.read_bytes()))
-    await asyncio.to_thread(files.adopt, Epoch(1), Version(3), None)
+        asyncio.run(files.upload(Epoch(1), Version(3), path.name, parts(path.read_bytes())))
+    files.adopt(Epoch(1), Version(3), None)
     restarted = VersionFiles(run_dir, root, disk_bytes_max=2 * size + 10)
     restarted.prepare([f"versions/{path.name}" for path in (run_dir / "versions").iterdir()])
     with pytest.raises(StoreFault, match="disk_bytes_max"):
