@@ -204,7 +204,8 @@ class Holdings:
             good = tuple(frame for frame, _ in frames if frame not in bad)
             found += len(good)
             self._emit(relay_io.FramesFound(form, good))
-        log.info("base model searched form=%s segment=%d frames=%d", form, segment, found)
+        if found:
+            log.info("found in the base model version=%d segment=%d frames=%d", index.facts.version, segment, found)
 
     def _missing(self, form: FormId, index: FormIndex, segment: SegmentId) -> set[ChunkId]:
         """Chunks of which not all frames are held."""
