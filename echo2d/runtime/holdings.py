@@ -147,6 +147,8 @@ class Holdings:
     async def _begin(self, root: Root) -> FormIndex:
         form, index = root.form, FormIndex(root)
         self._dropped.pop(form, None)
+        self._first_searched.discard(form)
+        self._searched.discard(form)
         await asyncio.to_thread(self._store.begin, root.facts)
         if form in self._unread:
             self._unread.discard(form)
@@ -323,7 +325,7 @@ class Holdings:
                     await self.changed()
         except TimeoutError:
             raise fault from None
-        return self._recent[form, frame]
+        return await self.load(form, frame)
 
     def lose(self, fault: FramesDamaged) -> None:
         """Frames that are not what they were: they are not held any more, and have to come again."""
