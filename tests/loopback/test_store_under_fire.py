@@ -127,7 +127,10 @@ class Box:
             await self.holdings.put_table(form.facts.form, segment.table.segment, segment.table.encode())
             frames = [(span.frame, payload) for span, payload in segment.frames(form.facts.frame_bytes)]
             assert await self.holdings.put_frames(form.facts.form, frames) == set()
-        outcome = await self.applier.apply(form.facts.form)
+        try:
+            outcome = await self.applier.apply(form.facts.form)
+        except StoreFault as fault:
+            raise AssertionError("a failed apply is an answer") from fault
         if isinstance(outcome, ApplyRejected):
             raise StoreFault(outcome.reason)
         assert isinstance(outcome, SnapshotReady)
