@@ -16,7 +16,7 @@ STALENESS_MAX = 64  # more is off-policy training by another name, and buffers g
 TRAJECTORIES_PER_STEP_MAX = 16384  # what a batch body of 1 GiB holds at 8k tokens
 NEW_TOKENS_MAX = 131072  # with logprobs 1 MiB on the control link, well below a message's 4 MiB
 PORT_MAX = 65535
-DISK_BYTES_MAX = 256 << 30  # frames of four versions and two snapshots of a 16 GB model twice over
+DISK_BYTES_MAX = 256 << 30  # frames of four versions and two snapshots of a model of 50 GB
 
 OTHER_TABLES = frozenset({"learner", "worker"})
 

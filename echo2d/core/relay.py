@@ -10,6 +10,8 @@ table of a segment precedes the segment's payload in every stripe. One stripe at
     ended     --(nothing for LINK_S, and frames are missing)--> ended: ReportEdgeBroken, repair
     broken    --(a stream opens, a frame comes)--> not broken
 
+A form of which something may be here already is neither followed nor repaired before its FormSearched, for nothing that
+is here is to come over a link; a frame that was held and lost is asked for at once, and children wait for it.
 What a peer says is not believed further than it can be undone: PeerFault is raised before anything changes.
 Not here: payload, hashing and disk (the runtime, see `relay_io`), plans (`topology`), opening and judging streams
 (`streams`), sequences (`stripes`), single frames (`repair`).
