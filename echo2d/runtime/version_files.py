@@ -66,8 +66,9 @@ class VersionFiles:
         source = self._upload_folder(epoch, version) if path is None else self._inside_root(Path(path))
         relative = f"versions/{version}-{secrets.token_hex(4)}"
         size = sum(file.size for file in scan_snapshot(source))
-        if path is None:
-            self._budget.note("uploads", _bytes_below(self._uploads) - size)  # it is moved
+        if path is None:  # it is moved
+            with store_faults("looking at", self._uploads):
+                self._budget.note("uploads", _bytes_below(self._uploads) - size)
         self._budget.claim(relative, size)
         try:
             adopt_snapshot(source, self._run_dir / relative)
