@@ -85,6 +85,7 @@ def coordinate(config: Path | None, *, insecure: bool, print_config: bool, log_l
 @click.option("--token-file", type=FILE, help="Made by `echo2d token create NAME --role worker`.")
 @click.option("--state-dir", type=DIRECTORY, help="Where this worker keeps its key, frames and snapshots.")
 @click.option("--config", type=FILE, help="TOML file whose [worker] table holds what flags do not.")
+@click.option("--base-model", type=DIRECTORY, help="Model directory here: what versions share with it is not fetched.")
 @click.option("--name", help="Shown by status; the host's name if left out.")
 @click.option("--engine", help="What generates: torch or fake.")
 @click.option("--slots", type=int, help="Samples the engine runs at once.")

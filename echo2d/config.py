@@ -16,6 +16,7 @@ STALENESS_MAX = 64  # more is off-policy training by another name, and buffers g
 TRAJECTORIES_PER_STEP_MAX = 16384  # what a batch body of 1 GiB holds at 8k tokens
 NEW_TOKENS_MAX = 131072  # with logprobs 1 MiB on the control link, well below a message's 4 MiB
 PORT_MAX = 65535
+DISK_BYTES_MAX = 256 << 30  # frames of four versions and two snapshots of a model of 50 GB
 
 OTHER_TABLES = frozenset({"learner", "worker"})
 
@@ -27,6 +28,7 @@ class RunTable(Table):
     run_dir: Path = key("this run's key, tokens, ledger and versions (made with mode 0700)")
     snapshot_root: Path = key("the learner publishes only directories inside this one")
     base_model: Path | None = key("model directory whose config.json tells the vocabulary size", None)
+    disk_bytes_max: int = key("bytes of versions and uploads here, and as many of frames", DISK_BYTES_MAX, low=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +98,8 @@ class WorkerConfig(Table):
     url: str = key("the coordinator, http://HOST:PORT")
     token_file: Path = key("made by `echo2d token create NAME --role worker`")
     state_dir: Path = key("where this worker keeps its key, frames and snapshots")
+    disk_bytes_max: int = key("bytes of frames and snapshots here; older frames make room", DISK_BYTES_MAX, low=1)
+    base_model: Path | None = key("model directory here; chunks of versions found in it are not fetched", None)
     name: str = key("shown by status; empty: the host's name", "")
     engine: Literal["torch", "fake"] = key("what generates", "torch")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = key("of the torch engine; auto: by device", "auto")

@@ -32,4 +32,8 @@ class EngineFault(Fault):
 
 
 class StoreFault(Fault):
-    """The local disk refused (no space, I/O error); nothing half-written is believed."""
+    """The local disk refused (no space, I/O error); nothing half-written is believed. full: space would help."""
+
+    def __init__(self, text: str, *, full: bool = False) -> None:
+        super().__init__(text)
+        self.full = full

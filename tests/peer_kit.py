@@ -1,10 +1,12 @@
 """Seeds and workers in this process, joined to a `CoordinatorDouble`."""
 
 import asyncio
+import dataclasses
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -49,12 +51,15 @@ async def config_of(double: CoordinatorDouble, folder: Path) -> WorkerConfig:
 
 @asynccontextmanager
 async def a_worker(
-    double: CoordinatorDouble, folder: Path, *engines: Engine, relay_only: bool = False
+    double: CoordinatorDouble, folder: Path, *engines: Engine, relay_only: bool = False, **options: Any
 ) -> AsyncIterator[Worker]:
-    """Killed at the end, without a goodbye. Without engines of its own it gets a fake one, unless it is a relay."""
-    config = await config_of(double, folder)
+    """Killed at the end, without a goodbye. Without engines of its own it gets a fake one, unless it is a relay.
+
+    `options`: other keys of its config.
+    """
+    config = dataclasses.replace(await config_of(double, folder), **options)
     token = await asyncio.to_thread(read_token_file, config.token_file)
-    state_dir = await asyncio.to_thread(StateDir, config.state_dir)
+    state_dir = await asyncio.to_thread(StateDir, config.state_dir, config.disk_bytes_max)
     identity = Identity(await asyncio.to_thread(state_dir.key), bytes.fromhex(token.run_key))
     await enrol(double.url, token, identity.key, rng=random.Random(1), patience_s=5.0)
     if not engines and not relay_only:

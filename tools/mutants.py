@@ -128,6 +128,22 @@ MUTANTS = (
         (FAULTS,),
     ),
     Mutant(
+        "I3, flip",
+        "for a moment no version is current",
+        "echo2d/store/slots.py",
+        "        staged(path, json.dumps(facts).encode(), durable=True).replace(path)",
+        "        path.write_bytes(b'')\n        staged(path, json.dumps(facts).encode(), durable=True).replace(path)",
+        ("tests/loopback/test_store_under_fire.py",),
+    ),
+    Mutant(
+        "I3, rot",
+        "a frame is passed on as the disk gives it",
+        "echo2d/store/frames.py",
+        "damaged = [span.frame for span in spans if not _intact(data, span, first.offset_in_segment)]",
+        "damaged = list[FrameId]()",
+        ("tests/loopback/test_held_frames.py",),
+    ),
+    Mutant(
         "I3, roots",
         "a segment table is believed unread",
         "echo2d/core/form_index.py",

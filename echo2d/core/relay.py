@@ -10,12 +10,15 @@ table of a segment precedes the segment's payload in every stripe. One stripe at
     ended     --(nothing for LINK_S, and frames are missing)--> ended: ReportEdgeBroken, repair
     broken    --(a stream opens, a frame comes)--> not broken
 
+A form of which something may be here already is neither followed nor repaired before its FormSearched, for nothing that
+is here is to come over a link; a frame that was held and lost is asked for at once, and children wait for it.
 What a peer says is not believed further than it can be undone: PeerFault is raised before anything changes.
 Not here: payload, hashing and disk (the runtime, see `relay_io`), plans (`topology`), opening and judging streams
 (`streams`), sequences (`stripes`), single frames (`repair`).
 """
 
 from collections import deque
+from collections.abc import Collection
 from typing import assert_never
 
 from echo2d.core.ids import FormId, FrameId, PeerId, frame_id
@@ -33,8 +36,10 @@ from echo2d.core.relay_io import (
     FormArrived,
     FormComplete,
     FormForgotten,
+    FormSearched,
     FrameRejected,
     FramesFound,
+    FramesLost,
     FrameVerified,
     HaveHeard,
     LinkDown,
@@ -65,6 +70,7 @@ from echo2d.core.streams import (
     close_stripes,
     follow,
     leave_parent,
+    say_have,
     what_is_wrong,
 )
 from echo2d.core.stripes import LANE_FRAMES_MAX, Lane, Link, Spread, Stripe
@@ -74,14 +80,21 @@ from echo2d.errors import PeerFault
 FORMS_MAX = 4  # one spreads, one waits, an older one drains, and the base of the next
 ASKS_MAX = 64  # streams one peer may ask for before the plan that allows them is here
 HELD_FRAMES_MAX = 1 << 20  # frames of one form that a peer may say it has: 256 GiB at 256 KiB
+SEARCH_S = 4.0  # the first table of a form comes within this time, or its search is given up; below LINK_S
 WATCH_S = 0.5  # how often streams are looked at while something is arriving
 
 
 class Relay:
     """All forms at one peer. Call `handle` with every event; perform the actions in order."""
 
-    def __init__(self, me: PeerId) -> None:
+    def __init__(self, me: PeerId, *, unsearched: Collection[FormId] = (), has_base: bool = False) -> None:
+        """unsearched: forms of which something may be on disk. has_base: chunks of any form may be here otherwise.
+
+        Such a form is not asked for before its FormSearched.
+        """
         self.me = me
+        self._unsearched = set(unsearched)
+        self._has_base = has_base
         self._links: dict[PeerId, Link] = {}
         self._spreads: dict[FormId, Spread] = {}
         self._expected: dict[PeerId, EdgePeer] = {}
@@ -107,7 +120,7 @@ class Relay:
                 self._on_ready(peer, now)
             case RepairVerified() | RepairRefused() | FrameRejected() | HaveHeard() | WantHeard() | CancelHeard():
                 self._on_repair(event, now)
-            case TableHeld() | FramesFound() | FormComplete() | FormForgotten():
+            case TableHeld() | FramesFound() | FramesLost() | FormComplete() | FormSearched() | FormForgotten():
                 self._on_store(event, now)
             case PlanReceived(edges):
                 self._on_plan(edges, now)
@@ -165,7 +178,11 @@ class Relay:
 
     # what is on disk
 
-    def _on_store(self, event: TableHeld | FramesFound | FormComplete | FormForgotten, now: float) -> None:
+    def _on_store(
+        self, event: TableHeld | FramesFound | FramesLost | FormComplete | FormSearched | FormForgotten, now: float
+    ) -> None:
+        if isinstance(event, FormForgotten | FormSearched):
+            self._unsearched.discard(event.form)
         if isinstance(event, FormForgotten):
             self._forget(event.form)
             return
@@ -174,14 +191,49 @@ class Relay:
             case TableHeld(segment=segment, sizes=sizes):
                 cancel(spread, frame_id(segment, 0), None, self._out)
                 spread.transfer.learn(segment, sizes)
+                for link in self._links.values():
+                    if link.wants:
+                        self._serve(link, now)
             case FramesFound(frames=frames):
-                for frame in filter(spread.transfer.knows, frames):
-                    spread.transfer.hold(frame)
+                self._on_found(spread, [frame for frame in frames if spread.transfer.knows(frame)])
+            case FramesLost(frames=frames):
+                self._on_lost(spread, frames, now)
+            case FormSearched():
+                self._on_searched(spread, now)
             case FormComplete(segments=segments):
                 spread.transfer.finish(segments)
         self._bind_all(spread, now)
         self._note_arrival(spread)
         ask_for_missing(spread, self._links, now, self._out)
+
+    def _on_found(self, spread: Spread, frames: list[FrameId]) -> None:
+        """Parents that are sending already need not send these."""
+        fresh = [frame for frame in frames if spread.transfer.hold(frame)]
+        parents = {stripe.parent for stripe in spread.stripes.values() if stripe.stream is not None}
+        for link in [self._links[peer] for peer in self._links if peer in parents]:
+            say_have(link, spread, fresh, self._out)
+        self._serve_lanes()
+
+    def _on_lost(self, spread: Spread, frames: tuple[FrameId, ...], now: float) -> None:
+        """They are asked for again; no parent is late with what it had sent."""
+        for frame in frames:
+            spread.transfer.lose(frame)
+        for stripe in spread.stripes.values():
+            stripe.last_at = stripe.last_at if stripe.parent is None else now
+        self._watch_from(now)
+
+    def _on_searched(self, spread: Spread, now: float) -> None:
+        """The stripes are taken now; until now no parent could be late."""
+        if not spread.searched:
+            spread.searched = True
+            for stripe in spread.stripes.values():
+                stripe.last_at = now
+                follow(self._links, stripe, now, self._out)
+
+    def _serve_lanes(self) -> None:
+        """Frames that were lost may be back: children that wait for them get them now."""
+        for link in self._links.values():
+            link.serve(self._out)
 
     def _bind_all(self, spread: Spread, now: float) -> None:
         """Frames have come or the end is known: whoever waits gets them, if this is the root."""
@@ -193,7 +245,8 @@ class Relay:
         if form not in self._spreads:
             if len(self._spreads) >= FORMS_MAX:
                 self._forget(next(iter(self._spreads)))
-            self._spreads[form] = Spread(form)
+            searched = not self._has_base and form not in self._unsearched
+            self._spreads[form] = Spread(form, searched=searched, by_table=self._has_base)
         return self._spreads[form]
 
     def _forget(self, form: FormId) -> None:
@@ -223,6 +276,9 @@ class Relay:
         self._expect_peers()
         for edge in edges.stripes:
             self._move(spread.stripes.setdefault(edge.stripe, Stripe(spread, edge)), edge, now)
+        if spread.needs_table:
+            spread.search_until = min(spread.search_until, now + SEARCH_S)
+            ask_for_missing(spread, self._links, now, self._out)
         self._admit_waiting(now)
         self._bind_all(spread, now)
         self._watch_from(now)
@@ -270,6 +326,8 @@ class Relay:
             for stripe in spread.stripes.values():
                 if stripe.parent == peer:
                     follow(self._links, stripe, now, self._out)
+            if spread.needs_table:
+                ask_for_missing(spread, self._links, now, self._out)
 
     def _on_link_down(self, link: Link, reason: str, now: float) -> None:
         del self._links[link.peer]
@@ -369,6 +427,7 @@ class Relay:
             return
         cancel(spread, event.frame, event.peer, self._out)
         spread.transfer.hold(event.frame)
+        self._serve_lanes()
         self._bind_all(spread, now)
         self._note_arrival(spread)
         ask_for_missing(spread, self._links, now, self._out)
@@ -405,6 +464,8 @@ class Relay:
 
     def _on_deadline(self, now: float) -> None:
         for spread in self._spreads.values():
+            if spread.needs_table and now >= spread.search_until and spread.form not in self._unsearched:
+                self._on_searched(spread, now)
             give_back_overdue(spread, self._links, now, self._out)
             for stripe in spread.stripes.values():
                 self._watch(stripe, now)

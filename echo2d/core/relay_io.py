@@ -101,6 +101,21 @@ class FramesFound:
 
 
 @dataclass(frozen=True, slots=True)
+class FormSearched:
+    """What this peer had of the form before has been told (TableHeld, FramesFound): now it may ask for the rest."""
+
+    form: FormId
+
+
+@dataclass(frozen=True, slots=True)
+class FramesLost:
+    """These frames, held before, turned out damaged on disk: they have to come again."""
+
+    form: FormId
+    frames: tuple[FrameId, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class FrameVerified:
     """A frame of a stripe stream is verified and on disk. header_only: it came without payload, as held already.
 
@@ -191,7 +206,8 @@ class DeadlinePassed:
 
 
 Event = (
-    FrameVerified | PeerReady | RepairVerified | RepairRefused | DeadlinePassed | TableHeld | FramesFound | FormComplete
+    FrameVerified | PeerReady | RepairVerified | RepairRefused | DeadlinePassed
+    | TableHeld | FramesFound | FramesLost | FormSearched | FormComplete
     | PlanReceived | LinkUp | LinkDown | StreamAsked | StreamClosed | FrameRejected
     | HaveHeard | WantHeard | CancelHeard | FormForgotten
 )  # fmt: skip

@@ -1,17 +1,18 @@
 """Frames outside the stripe sequence: what is missing here is asked of peers that have it, what they ask is answered.
 
-Here a peer fetches what its stripes do not bring: while a stripe is broken, when all have ended, or at a root that does
-not hold everything. It asks those that said they have a frame, or else the parents of its working stripes.
+Here a peer fetches what its stripes do not bring: while a stripe is broken, when all have ended, at a root that does
+not hold everything, what was lost here, or the first table of a form that it searches its disk for. It asks those that
+said they have a frame, or else the parents of its working stripes.
 
 Not here: finding out that a stripe is broken (`relay`). Duplicates are allowed: a stripe may bring what was asked too.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from echo2d.core.ids import FormId, FrameId, PeerId
 from echo2d.core.relay_io import Action, SendCancel, SendFrame, SendWant
-from echo2d.core.stripes import Link, Spread
+from echo2d.core.stripes import FIRST_TABLE, Link, Spread
 from echo2d.errors import PeerFault
 
 WANT_FRAMES_MAX = 16  # asked of one peer at a time: covers the round trip, and is soon given back when it dies
@@ -23,20 +24,19 @@ QUIET_S = 1.0  # a peer that did not have a frame, or was late, is not asked for
 
 def needs_repair(spread: Spread) -> bool:
     """Whether frames are missing that no working stripe will bring."""
-    if spread.plan is None or spread.transfer.missing_count == 0:
+    if spread.plan is None or spread.transfer.missing_count == 0 or not spread.searched:
         return False
     return spread.is_root or spread.ended or any(stripe.broken for stripe in spread.stripes.values())
 
 
 def ask_for_missing(spread: Spread, links: dict[PeerId, Link], now: float, out: list[Action]) -> None:
     """Asks for as many missing frames as may be asked now, each of the peer with the fewest to send."""
-    if not needs_repair(spread):
-        return
+    missing = _to_be_asked(spread)
     sources = [links[peer] for peer in spread.peers if peer in links and links[peer].quiet_until <= now]
     spare = {link.peer: WANT_FRAMES_MAX - len(spread.transfer.asked_of(link.peer)) for link in sources}
     wanted: dict[PeerId, list[FrameId]] = {}
     parents = _working_parents(spread)
-    for frame in list(islice(spread.transfer.unasked(), SCAN_FRAMES_MAX)):
+    for frame in list(islice(missing, SCAN_FRAMES_MAX)):
         if not any(spare.values()):
             break
         peer = _choose(frame, [links[peer] for peer, left in spare.items() if left > 0], spare, parents, spread.form)
@@ -46,6 +46,13 @@ def ask_for_missing(spread: Spread, links: dict[PeerId, Link], now: float, out: 
             wanted.setdefault(peer, []).append(frame)
     for peer, frames in wanted.items():
         out.append(SendWant(peer, _repair_stream(links[peer], spread.form), spread.form, tuple(frames)))
+
+
+def _to_be_asked(spread: Spread) -> Iterator[FrameId]:
+    transfer = spread.transfer
+    if spread.needs_table:
+        return iter((FIRST_TABLE,) if transfer.asked_from(FIRST_TABLE) is None else ())
+    return transfer.unasked() if needs_repair(spread) else transfer.unasked_lost()
 
 
 def give_back_overdue(spread: Spread, links: dict[PeerId, Link], now: float, out: list[Action]) -> None:
@@ -75,12 +82,21 @@ def want(link: Link, stream: int, form: FormId, frames: Iterable[FrameId]) -> No
 
 
 def answer_wants(link: Link, spreads: dict[FormId, Spread], out: list[Action]) -> None:
-    """Gives the link the frames its peer wants, or says that they are not held, while it has room."""
+    """Gives the link the frames its peer wants, or says that they are not held, while it has room.
+
+    A first table that is on its way here is given when it has come: whoever asks for it has not begun yet.
+    """
+    waiting = []
     while link.room > 0 and link.wants:
-        stream, form, frame = link.wants.popleft()
-        held = form in spreads and spreads[form].transfer.holds(frame)
+        stream, form, frame = wanted = link.wants.popleft()
+        spread = spreads.get(form)
+        held = spread is not None and spread.transfer.holds(frame)
+        if frame == FIRST_TABLE and not held and spread is not None and spread.plan is not None:
+            waiting.append(wanted)
+            continue
         out.append(SendFrame(link.peer, stream, form, frame, 0, header_only=not held))
         link.room -= 1
+    link.wants.extendleft(reversed(waiting))
 
 
 def _working_parents(spread: Spread) -> set[PeerId]:

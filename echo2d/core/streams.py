@@ -4,8 +4,9 @@ Not here: what goes over them (`stripes`, `repair`) and who is told of a fault (
 """
 
 import math
+from collections.abc import Sequence
 
-from echo2d.core.ids import FormId, PeerId, is_table
+from echo2d.core.ids import FormId, FrameId, PeerId, is_table
 from echo2d.core.link_messages import FRAMES_MAX
 from echo2d.core.relay_io import Action, CloseStream, FrameVerified, OpenStream, SendHave
 from echo2d.core.stripes import GAP_START_S, Link, Spread, Stripe, table_of
@@ -21,7 +22,7 @@ Links = dict[PeerId, Link]
 
 def follow(links: Links, stripe: Stripe, now: float, out: list[Action]) -> None:
     """Opens the stream from the parent, if there is a link and none is open."""
-    if stripe.parent not in links or stripe.stream is not None or stripe.ended:
+    if stripe.parent not in links or stripe.stream is not None or stripe.ended or not stripe.spread.searched:
         return
     link, spread = links[stripe.parent], stripe.spread
     assert spread.plan is not None
@@ -36,10 +37,16 @@ def follow(links: Links, stripe: Stripe, now: float, out: list[Action]) -> None:
 
 def tell(link: Link, spread: Spread, out: list[Action]) -> None:
     """Tells the peer of all frames held here that it has not been told of."""
-    arrivals = spread.transfer.arrivals
-    starts = range(link.told.get(spread.form, 0), len(arrivals), FRAMES_MAX)
-    out.extend(SendHave(link.peer, spread.form, tuple(arrivals[at : at + FRAMES_MAX])) for at in starts)
+    arrivals, lost = spread.transfer.arrivals, spread.transfer.lost
+    news = [frame for frame in arrivals[link.told.get(spread.form, 0) :] if frame not in lost]
+    say_have(link, spread, news, out)
     link.told[spread.form] = len(arrivals)
+
+
+def say_have(link: Link, spread: Spread, frames: Sequence[FrameId], out: list[Action]) -> None:
+    """Tells the peer that these frames are held here."""
+    starts = range(0, len(frames), FRAMES_MAX)
+    out.extend(SendHave(link.peer, spread.form, tuple(frames[at : at + FRAMES_MAX])) for at in starts)
 
 
 def check_frame(stripe: Stripe, event: FrameVerified) -> None:
@@ -47,7 +54,8 @@ def check_frame(stripe: Stripe, event: FrameVerified) -> None:
     frame, following = event.frame, len(stripe.log)
     if event.sequence > following:
         raise PeerFault(f"frame number {event.sequence} of a stripe where {following} is next")
-    if event.header_only and not stripe.spread.transfer.holds(frame):
+    transfer = stripe.spread.transfer
+    if event.header_only and not transfer.holds(frame) and frame not in transfer.lost:
         raise PeerFault("a frame without payload that is not held here")
     if event.sequence < following:
         return
@@ -63,7 +71,7 @@ def what_is_wrong(links: Links, stripe: Stripe, now: float) -> str | None:
     A parent that sends on another stream works: if only this stripe stands still, the fault is further up. One that
     ended the stripe and yet does not send what is missing, as a repair, never had it.
     """
-    if stripe.parent is None:
+    if stripe.parent is None or not stripe.spread.searched:
         return None
     waited = now - stripe.last_at
     if stripe.ended:

@@ -1,20 +1,34 @@
 """What passes through one peer: forms (`Spread`), their stripes (`Stripe`), and the children's places in them (`Lane`).
 
-A stripe's log is its sequence so far: log[n] is the frame with sequence number n, and it is held here. Each child has a
-cursor of its own into it, so that a slow child never holds up another (I6). At the root of a plan frames get their
-place late: a frame is bound to a stripe when a child of that stripe has caught up and its link has room.
+A stripe's log is its sequence so far: log[n] is the frame with sequence number n, and it is held here, or was lost and
+is waited for. Each child has a cursor of its own into it, so that a slow child never holds up another (I6). At the root
+of a plan frames get their place late: a frame is bound to a stripe when a child of that stripe has caught up and its
+link has room.
 
 Not here: which streams to open and what to do when they break (`relay`), frames outside the sequence (`repair`).
 """
 
+import math
 from collections import deque
 
-from echo2d.core.ids import FRAME_INDEX_BITS, FormId, FrameId, Generation, PeerId, PlanId, StripeId, is_table
+from echo2d.core.ids import (
+    FRAME_INDEX_BITS,
+    FormId,
+    FrameId,
+    Generation,
+    PeerId,
+    PlanId,
+    SegmentId,
+    StripeId,
+    frame_id,
+    is_table,
+)
 from echo2d.core.link_messages import stream_after
 from echo2d.core.messages import EdgePeer, StripeEdge
 from echo2d.core.relay_io import DONE, Action, CloseStream, SendFrame, StreamAsked
 from echo2d.core.transfer import Transfer
 
+FIRST_TABLE = frame_id(SegmentId(0), 0)
 LANE_FRAMES_MAX = 4  # frames given to one link ahead of its socket: keeps it busy, and binding late
 LEAD_BYTES = 1 << 20  # of the whole form: a stripe gets its share of so much more than the one furthest behind
 STILL_S = 0.3  # a stripe of the root that takes no frame for so long stands still ...
@@ -78,7 +92,7 @@ class Link:
         while sent and self.room > 0:
             sent = False
             for lane in self.lanes:
-                if lane.cursor < len(lane.stripe.log) and self.room > 0:
+                if lane.ready and self.room > 0:
                     lane.send(out)
                     sent = True
         for lane in [lane for lane in self.lanes if lane.stripe.ended]:
@@ -99,6 +113,12 @@ class Lane:
         self.has = link.has.setdefault(stripe.spread.form, set())
         stripe.lanes[link.peer] = self
         link.lanes.append(self)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the frame at the cursor is known and held."""
+        stripe = self.stripe
+        return self.cursor < len(stripe.log) and stripe.log[self.cursor] not in stripe.spread.transfer.lost
 
     def send(self, out: list[Action]) -> None:
         """Gives the frame at the cursor to the link, which has room for it."""
@@ -188,7 +208,7 @@ class Stripe:
         self.log.append(frame)
         self.logged.add(frame)
         for lane in self.lanes.values():
-            if lane.cursor == sequence and lane.link.room > 0:
+            if lane.cursor == sequence and lane.ready and lane.link.room > 0:
                 lane.send(out)
 
     def end(self, out: list[Action]) -> None:
@@ -204,13 +224,30 @@ class Spread:
     """One form as it passes through this peer. plan is None until one comes.
 
     is_root: frames get their place in the sequence here. bound: how many arrivals have got theirs.
-    arrived: the FormArrived of this form was given.
+    arrived: the FormArrived of this form was given. searched: what was here before is known, so that nothing of it is
+    asked for. by_table: searching needs the first table, which may be asked for; it is waited for until search_until.
     """
 
-    __slots__ = ("arrived", "bound", "form", "generation", "is_root", "peers", "plan", "stripes", "transfer")
+    __slots__ = (
+        "arrived",
+        "bound",
+        "by_table",
+        "form",
+        "generation",
+        "is_root",
+        "peers",
+        "plan",
+        "search_until",
+        "searched",
+        "stripes",
+        "transfer",
+    )
 
-    def __init__(self, form: FormId) -> None:
+    def __init__(self, form: FormId, *, searched: bool = True, by_table: bool = False) -> None:
         self.form = form
+        self.searched = searched
+        self.by_table = by_table
+        self.search_until = math.inf
         self.transfer = Transfer()
         self.plan: PlanId | None = None
         self.generation = Generation(0)
@@ -223,6 +260,11 @@ class Spread:
     @property
     def ended(self) -> bool:
         return all(stripe.ended for stripe in self.stripes.values())
+
+    @property
+    def needs_table(self) -> bool:
+        """Whether the search waits for the first table."""
+        return self.by_table and not self.searched and not self.transfer.knows(FIRST_TABLE)
 
     def bind(self, now: float, out: list[Action]) -> None:
         """At the root: binds frames to stripes with a child that has caught up and whose link has room.
@@ -244,11 +286,11 @@ class Spread:
                 stripe.end(out)
 
     def _skip_tables(self) -> bool:
-        """Moves on to the next payload frame to bind; False if there is none. Tables are bound by need."""
-        arrivals = self.transfer.arrivals
+        """Moves on to the next payload frame to bind; False if there is none, or not now. Tables are bound by need."""
+        arrivals, lost = self.transfer.arrivals, self.transfer.lost
         while self.bound < len(arrivals) and is_table(arrivals[self.bound]):
             self.bound += 1
-        return self.bound < len(arrivals)
+        return self.bound < len(arrivals) and arrivals[self.bound] not in lost
 
     def _bind_next(self, stripe: Stripe, now: float, out: list[Action]) -> None:
         stripe.progress(now)
@@ -275,7 +317,7 @@ class Spread:
         assert len(stripe.logged) == len(stripe.log)
         before: set[FrameId] = set()
         for frame in stripe.log:
-            assert self.transfer.holds(frame)
+            assert self.transfer.holds(frame) or frame in self.transfer.lost
             assert is_table(frame) or table_of(frame) in before
             before.add(frame)
         assert before == stripe.logged

@@ -25,16 +25,28 @@ class _Segment:
 class Transfer:
     """Which frames of one form are held.
 
-    arrivals: held frames in the order in which they came; only ever grows. known_bytes and held_bytes count payload.
-    duplicates: payload frames that came although they were held.
+    arrivals: held frames in the order in which they first came, and those that were lost since; only ever grows.
+    known_bytes and held_bytes count payload. duplicates: payload frames that came although they were held.
+    lost: frames that were held, and are to come again.
     """
 
-    __slots__ = ("_asked", "_missing", "_segments", "arrivals", "duplicates", "held_bytes", "known_bytes", "total")
+    __slots__ = (
+        "_asked",
+        "_missing",
+        "_segments",
+        "arrivals",
+        "duplicates",
+        "held_bytes",
+        "known_bytes",
+        "lost",
+        "total",
+    )
 
     def __init__(self) -> None:
         self._segments: dict[int, _Segment] = {}
         self._missing = 0
         self._asked: dict[FrameId, tuple[PeerId, float]] = {}
+        self.lost: set[FrameId] = set()
         self.total: int | None = None
         self.arrivals: list[FrameId] = []
         self.known_bytes = 0
@@ -84,10 +96,21 @@ class Transfer:
         segment.held[index] = 1
         self._missing -= 1
         self.held_bytes += segment.sizes[index]
-        self.arrivals.append(frame)
+        if frame in self.lost:
+            self.lost.discard(frame)
+        else:
+            self.arrivals.append(frame)
         if self._asked:
             self._asked.pop(frame, None)
         return True
+
+    def lose(self, frame: FrameId) -> None:
+        """A payload frame is not held any more; one that is not held, or not known, is no news."""
+        if self.holds(frame):
+            self._segments[frame >> FRAME_INDEX_BITS].held[frame & FRAME_INDEX_MAX] = 0
+            self._missing += 1
+            self.held_bytes -= self.size(frame)
+            self.lost.add(frame)
 
     def knows(self, frame: FrameId) -> bool:
         """Whether its segment's table is held and has such a frame."""
@@ -115,6 +138,10 @@ class Transfer:
                 if frame not in self._asked:
                     yield frame
                 index = held.find(0, index + 1)
+
+    def unasked_lost(self) -> Iterator[FrameId]:
+        """Frames lost and not asked for. Good until the next change."""
+        return (frame for frame in sorted(self.lost) if frame not in self._asked)
 
     def ask(self, frame: FrameId, peer: PeerId, until: float) -> None:
         """The frame was asked of this peer, who has until then."""
@@ -144,9 +171,12 @@ class Transfer:
         segments = self._segments.values()
         assert self._missing == sum(segment.held.count(0) for segment in segments)
         assert self.known_bytes == sum(sum(segment.sizes) for segment in segments)
-        assert self.held_bytes == sum(self.size(frame) for frame in self.arrivals)
-        assert len(set(self.arrivals)) == len(self.arrivals) == sum(segment.held.count(1) for segment in segments)
-        assert all(self.holds(frame) for frame in self.arrivals)
+        held = [frame for frame in self.arrivals if frame not in self.lost]
+        assert self.held_bytes == sum(map(self.size, held))
+        assert len(set(held)) == len(held) == sum(segment.held.count(1) for segment in segments)
+        assert all(map(self.holds, held))
+        assert len(held) + len(self.lost) == len(self.arrivals)
+        assert not any(map(self.holds, self.lost))
         assert all(not self.holds(frame) for frame in self._asked)
         assert all(segment.held[0] == 1 for segment in segments)
         assert self.total is None or all(number < self.total for number in self._segments)

@@ -18,7 +18,7 @@ from echo2d.core.manifest import Chunk
 from echo2d.core.worker_io import ApplyCancelled, ApplyRejected, SnapshotReady
 from echo2d.errors import IntegrityFault, StoreFault
 from echo2d.runtime.holdings import Holdings
-from echo2d.store.frames import FrameStore
+from echo2d.store.frames import FramesDamaged, FrameStore
 from echo2d.store.slots import CurrentSlot, SlotStore, SlotWriter
 from echo2d.store.snapshots import read_chunk
 
@@ -64,13 +64,20 @@ class Applier:
                     await asyncio.to_thread(writer.end)
                     return ApplyCancelled(form)
                 if batch:
-                    await asyncio.to_thread(work.write, batch)
+                    await self._write(work, batch)
                 else:
                     await self._holdings.changed()
             facts = index.facts
             manifest = await asyncio.to_thread(index.manifest)
             current = await asyncio.to_thread(writer.commit, manifest, facts.epoch, facts.version)
         return SnapshotReady(form, facts.version, manifest.digest, str(current.directory))
+
+    async def _write(self, work: "_Work", batch: list[ChunkRecord]) -> None:
+        try:
+            await asyncio.to_thread(work.write, batch)
+        except FramesDamaged as fault:
+            self._holdings.lose(fault)
+            work.put_back(batch)
 
     async def _until_files(self, form: FormId) -> bool:
         """Waits for the first segment's table. False: cancelled, or dropped."""
@@ -129,6 +136,12 @@ class _Work:
         for record in batch:
             del self._pending[record.chunk]
         return batch
+
+    def put_back(self, records: Iterable[ChunkRecord]) -> None:
+        """They are to be written once their frames are held again."""
+        frames = {each: [span.frame for span in self._index.chunk_spans(each.chunk)] for each in records}
+        again = {record.chunk: _Pending(record, missing[::-1]) for record, missing in frames.items()}
+        self._pending = again | self._pending
 
     def write(self, records: Iterable[ChunkRecord]) -> None:
         """Blocking."""

@@ -83,7 +83,7 @@ async def open_coordinator(
         recovered = await ledger.open()
         await asyncio.to_thread(withdraw, run)  # of one that was killed
         access = await asyncio.to_thread(AccessTable, run)
-        files = VersionFiles(run.path, config.run.snapshot_root)
+        files = VersionFiles(run.path, config.run.snapshot_root, config.run.disk_bytes_max)
         await asyncio.to_thread(files.prepare, {version.path for version in recovered.published})
         task = config.task
         pool = TaskPool(
@@ -197,7 +197,12 @@ def _tell_this_host(run: RunDirectory, access: AccessTable, url: str) -> None:
 def _seed_handover(config: CoordinatorConfig, run: RunDirectory, access: AccessTable, url: str) -> SeedHandover:
     key = Ed25519PrivateKey.generate()
     access.admit_seed(public_bytes(key))
-    link = config.link
     return SeedHandover.make(
-        url, key, run_key=run.public_key, run_dir=run.path, link_host=link.host, link_port=link.port
+        url,
+        key,
+        run_key=run.public_key,
+        run_dir=run.path,
+        link_host=config.link.host,
+        link_port=config.link.port,
+        disk_bytes_max=config.run.disk_bytes_max,
     )

@@ -1,14 +1,15 @@
 """What one peer holds of every form: what may be believed about it (`FormIndex`) and its verified frames on disk.
 
 Everything that arrives is judged here before anybody else hears of it; disk and long hashing happen in threads. A form
-can be used from many tasks; forgetting one waits for its users. When the disk is full, older forms make room; when
-that is not enough, the form that wanted the space is given up (`fail`) and nothing else is lost.
+can be used from many tasks; forgetting one waits for its users. When the disk is full, older forms make room, but for
+that of the version being served; when that is not enough, the form that wanted the space is given up (`fail`) and
+nothing else is lost. A frame that turns out damaged when it is read is not held any more, and comes again.
 Not here: links, slots, and the signatures of roots (the caller's).
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
@@ -16,13 +17,16 @@ from echo2d.core import relay_io
 from echo2d.core.bounded import keep_newest
 from echo2d.core.canonical import digest_of
 from echo2d.core.form_index import FormIndex
-from echo2d.core.ids import FormId, FrameId, SegmentId, frame_id, is_table, segment_of
+from echo2d.core.ids import ChunkId, FormId, FrameId, SegmentId, Version, frame_id, is_table, segment_of
 from echo2d.core.messages import SegmentPage, SegmentsWanted
 from echo2d.core.roots import Root
 from echo2d.errors import IntegrityFault, StoreFault
-from echo2d.store.frames import FrameStore
+from echo2d.runtime.base_model import BaseModel
+from echo2d.store.frames import FramesDamaged, FrameStore
 
 DROPPED_MAX = 64  # forms remembered as not wanted, so that their late frames are dropped at once
+LOST_FRAMES_MAX = 256  # of one form; a disk that damages more than a few keeps nothing
+LOST_WAIT_S = 2.0  # for a damaged frame to come again before those that wait for it ask elsewhere
 RECENT_BYTES_MAX = 32 << 20  # frames kept in memory to be forwarded: some seconds of a home uplink
 
 T = TypeVar("T")
@@ -31,7 +35,10 @@ log = logging.getLogger("echo2d.runtime.holdings")
 
 
 class Holdings:
-    """`emit` takes relay events; `ask` sends SegmentsWanted; `fail(form, reason)` is told of forms given up."""
+    """`emit` takes relay events; `ask` sends SegmentsWanted; `fail(form, reason)` is told of forms given up.
+
+    `serving`: the version whose frames do not make room for others. `base`: where chunks of a form may stand, too.
+    """
 
     def __init__(
         self,
@@ -40,14 +47,20 @@ class Holdings:
         emit: Callable[[relay_io.Event], None],
         ask: Callable[[SegmentsWanted], None],
         fail: Callable[[FormId, str], None],
+        serving: Callable[[], Version | None],
+        base: Callable[[FormId], BaseModel | None],
     ) -> None:
         self._store, self._emit, self._ask, self._fail = store, emit, ask, fail
+        self._serving, self._base = serving, base
         self._indexes: dict[FormId, FormIndex] = {}
         self._held: dict[FormId, set[FrameId]] = {}
         self._payload_bytes: dict[FormId, int] = {}
         self._recovered = {facts.form: frozenset[FrameId]() for facts in store.forms()}
         self._unread = set(self._recovered)  # on disk since before the start, not yet looked at
         self._complete: set[FormId] = set()
+        self._first_searched: set[FormId] = set()  # their first segment was looked for in the base
+        self._searched: set[FormId] = set()
+        self._lost: dict[FormId, int] = {}  # how many frames turned out damaged
         self._pages_asked: dict[FormId, SegmentId] = {}
         self._users: dict[FormId, int] = {}
         self._storing: set[tuple[FormId, FrameId]] = set()
@@ -95,33 +108,35 @@ class Holdings:
 
     async def accept_root(self, root: Root) -> None:
         """A root that is signed and accepted; makes the form known."""
-        async with self._books:
-            try:
+        try:
+            async with self._books:
                 index = self._indexes.get(root.form)
                 if index is None:
                     index = await self._begin(root)
                 else:
                     index.accept_root(root)
-                await self._absorb(root.form, index)
-            except IntegrityFault as fault:
-                log.warning("root refused form=%s reason=%s", root.form, fault)
-            except StoreFault as fault:
-                self._fail(root.form, str(fault))
+                absorbed = await self._absorb(root.form, index)
+            await self._search_base(root.form, index, absorbed)
+        except IntegrityFault as fault:
+            log.warning("root refused form=%s reason=%s", root.form, fault)
+        except StoreFault as fault:
+            self._fail(root.form, str(fault))
 
     async def accept_page(self, page: SegmentPage) -> None:
         """Answers SegmentsWanted; for unknown forms it is ignored."""
-        async with self._books:
-            self._pages_asked.pop(page.form, None)
-            index = self._indexes.get(page.form)
-            if index is None:
-                return
-            try:
+        try:
+            async with self._books:
+                self._pages_asked.pop(page.form, None)
+                index = self._indexes.get(page.form)
+                if index is None:
+                    return
                 index.accept_page(page.start, page.digests)
-                await self._absorb(page.form, index)
-            except IntegrityFault as fault:
-                log.warning("page refused form=%s reason=%s", page.form, fault)
-            except StoreFault as fault:
-                self._fail(page.form, str(fault))
+                absorbed = await self._absorb(page.form, index)
+            await self._search_base(page.form, index, absorbed)
+        except IntegrityFault as fault:
+            log.warning("page refused form=%s reason=%s", page.form, fault)
+        except StoreFault as fault:
+            self._fail(page.form, str(fault))
 
     def reconnected(self) -> None:
         """Pages asked for over an earlier control link do not come any more."""
@@ -132,6 +147,8 @@ class Holdings:
     async def _begin(self, root: Root) -> FormIndex:
         form, index = root.form, FormIndex(root)
         self._dropped.pop(form, None)
+        self._first_searched.discard(form)
+        self._searched.discard(form)
         await asyncio.to_thread(self._store.begin, root.facts)
         if form in self._unread:
             self._unread.discard(form)
@@ -141,16 +158,22 @@ class Holdings:
         self._payload_bytes[form] = 0
         return index
 
-    async def _absorb(self, form: FormId, index: FormIndex) -> None:
-        """More digests are signed now: tables found on disk may prove right, and the form's end may be known."""
-        for segment in {segment_of(frame) for frame in self._recovered.get(form, ())}:
+    async def _absorb(self, form: FormId, index: FormIndex) -> list[SegmentId]:
+        """More digests are signed now: tables found on disk may prove right, and the form's end may be known.
+
+        The segments whose tables did.
+        """
+        absorbed = []
+        for segment in sorted({segment_of(frame) for frame in self._recovered.get(form, ())}):
             if index.table_digest(segment) is not None and index.table(segment) is None:
                 await self._absorb_segment(form, index, segment)
+                absorbed.append(segment)
         if index.totals is not None and form not in self._complete:
             self._complete.add(form)
             self._emit(relay_io.FormComplete(form, index.segment_count))
         self._ask_page(form, index)
         self._ring()
+        return absorbed
 
     async def _absorb_segment(self, form: FormId, index: FormIndex, segment: SegmentId) -> None:
         try:
@@ -164,6 +187,40 @@ class Holdings:
         self._payload_bytes[form] += sum(index.length(frame) or 0 for frame in found if not is_table(frame))
         self._emit(relay_io.TableHeld(form, segment, frame_sizes(index, segment)))
         self._emit(relay_io.FramesFound(form, found))
+
+    async def _search_base(self, form: FormId, index: FormIndex, segments: Iterable[SegmentId]) -> None:
+        """Frames of these segments that can be made here need not come over a link. Not while holding the books."""
+        base = self._base(form) if index.facts.kind == "full" else None
+        for segment in segments:
+            if base is not None:
+                await self._make_frames(form, index, segment, base)
+            if segment == 0:
+                self._first_searched.add(form)
+        self._note_searched(form, index)
+
+    async def _make_frames(self, form: FormId, index: FormIndex, segment: SegmentId, base: BaseModel) -> None:
+        found = 0
+        chunks = base.frames(index, segment, missing=self._missing(form, index, segment))
+        while (frames := await asyncio.to_thread(next, chunks, None)) is not None:
+            bad = await self.put_frames(form, frames)
+            good = tuple(frame for frame, _ in frames if frame not in bad)
+            found += len(good)
+            self._emit(relay_io.FramesFound(form, good))
+        if found:
+            log.info("found in the base model version=%d segment=%d frames=%d", index.facts.version, segment, found)
+
+    def _missing(self, form: FormId, index: FormIndex, segment: SegmentId) -> set[ChunkId]:
+        """Chunks of which not all frames are held."""
+        held = self.held(form)
+        return {span.chunk for span in index.spans(segment) if span.frame not in held}
+
+    def _note_searched(self, form: FormId, index: FormIndex) -> None:
+        """Says once that what was here has been told: all found on disk was judged, the first segment looked for."""
+        unjudged = bool(self._recovered.get(form)) and index.missing_segment() is not None
+        unread = form not in self._first_searched and self._base(form) is not None and index.facts.kind == "full"
+        if form in self._indexes and form not in self._searched and not unjudged and not unread:
+            self._searched.add(form)
+            self._emit(relay_io.FormSearched(form))
 
     def _ask_page(self, form: FormId, index: FormIndex) -> None:
         start = index.missing_segment()
@@ -188,6 +245,7 @@ class Holdings:
             await self.with_room(form, lambda: self._store.put_table(form, segment, data))
             self._hold(form, table, memoryview(data))
         self._emit(relay_io.TableHeld(form, segment, frame_sizes(index, segment)))
+        await self._search_base(form, index, [segment])
 
     async def put_frames(self, form: FormId, frames: Sequence[tuple[FrameId, memoryview]]) -> set[FrameId]:
         """Verify and store payload frames of known segments; returns those that are not what was promised."""
@@ -220,7 +278,9 @@ class Holdings:
             try:
                 async with self.using(form):
                     return await asyncio.to_thread(store)
-            except StoreFault:
+            except StoreFault as fault:
+                if not fault.full:
+                    raise
                 async with self._books:  # a deletion under way makes room, too
                     if self._deleted != deleted:
                         continue
@@ -232,9 +292,9 @@ class Holdings:
                 await self.forget(victim)
 
     def _oldest_before(self, form: FormId) -> FormId | None:
-        mine = self._known(form).facts
+        mine, serving = self._known(form).facts, self._serving()
         older = (facts for facts in self._store.forms() if facts.publish_seq <= mine.publish_seq)
-        return next((facts.form for facts in older if facts.form != form), None)
+        return next((facts.form for facts in older if facts.form != form and facts.version != serving), None)
 
     # --- frames that are needed
 
@@ -244,12 +304,44 @@ class Holdings:
         if recent is not None:
             return recent
         async with self.using(form) as index:
-            if is_table(frame):
-                return memoryview(await asyncio.to_thread(self._store.get_table, form, segment_of(frame)))
-            span = index.span(frame)
+            table, span = index.table(segment_of(frame)), index.span(frame)
+            if is_table(frame) and table is not None:
+                return memoryview(await asyncio.to_thread(table.encode))
             if span is None:
                 raise StoreFault(f"frame {frame} of form {form} is not known")
-            return memoryview(await asyncio.to_thread(self._store.get_frame, form, span))
+            try:
+                return memoryview(await asyncio.to_thread(self._store.get_frame, form, span))
+            except FramesDamaged as fault:
+                return await self._load_again(fault, frame, index)
+
+    async def _load_again(self, fault: FramesDamaged, frame: FrameId, index: FormIndex) -> memoryview:
+        """The frame, should it come again soon."""
+        form = fault.form
+        self.lose(fault)
+        await self._search_base(form, index, [segment_of(frame)])
+        try:
+            async with asyncio.timeout(LOST_WAIT_S):
+                while frame not in self.held(form):
+                    await self.changed()
+        except TimeoutError:
+            raise fault from None
+        return await self.load(form, frame)
+
+    def lose(self, fault: FramesDamaged) -> None:
+        """Frames that are not what they were: they are not held any more, and have to come again."""
+        form, held = fault.form, self._held.get(fault.form, set())
+        lost = tuple(frame for frame in fault.frames if frame in held)
+        held.difference_update(lost)
+        index = self._indexes.get(form)
+        if not lost or index is None:
+            return
+        log.warning("frames damaged on disk form=%s frames=%s", form, lost)
+        self._payload_bytes[form] -= sum(index.length(frame) or 0 for frame in lost)
+        self._lost[form] = self._lost.get(form, 0) + len(lost)
+        if self._lost[form] > LOST_FRAMES_MAX:
+            self._fail(form, f"this disk damages what is written to it: {self._lost[form]} frames")
+        else:
+            self._emit(relay_io.FramesLost(form, lost))
 
     @asynccontextmanager
     async def using(self, form: FormId) -> AsyncIterator[FormIndex]:
@@ -276,8 +368,11 @@ class Holdings:
         """Give the form up, and delete it once nobody uses it."""
         self.give_up(form)
         self._complete.discard(form)
+        self._first_searched.discard(form)
+        self._searched.discard(form)
         self._pages_asked.pop(form, None)
         self._recovered.pop(form, None)
+        self._lost.pop(form, None)
         for key in [key for key in self._recent if key[0] == form]:
             self._recent_bytes -= len(self._recent.pop(key))
         self._ring()

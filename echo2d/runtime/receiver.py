@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol, assert_never
 
 from echo2d.core import relay_io
-from echo2d.core.ids import FormId, PeerId, RunId
+from echo2d.core.ids import FormId, PeerId, RunId, Version
 from echo2d.core.link_messages import (
     Event,
     FrameReceived,
@@ -31,6 +31,7 @@ from echo2d.core.messages import EdgePeer, LinkSample, SegmentsWanted, TransferR
 from echo2d.errors import PeerFault, StoreFault
 from echo2d.net.peers import PeerLinks
 from echo2d.net.urls import is_loopback
+from echo2d.runtime.base_model import BaseModel
 from echo2d.runtime.holdings import Holdings
 from echo2d.runtime.inbox import Inbox
 from echo2d.runtime.lanes import Lane
@@ -68,6 +69,12 @@ class Owner(Protocol):
     def fail(self, form: FormId, reason: str) -> None:
         """The form was given up: its frames cannot be kept here (disk full)."""
 
+    def serving_version(self) -> Version | None:
+        """What the engines serve."""
+
+    def base_of(self, form: FormId) -> BaseModel | None:
+        """A directory in which chunks of the form may stand."""
+
 
 class Receiver:
     """The links listen, dial and receive while `run` runs."""
@@ -83,7 +90,14 @@ class Receiver:
     ) -> None:
         self._me, self._insecure = me, insecure
         self._owner, self._emit = owner, owner.emit
-        self.holdings = Holdings(store, emit=owner.emit, ask=owner.tell, fail=self._given_up)
+        self.holdings = Holdings(
+            store,
+            emit=owner.emit,
+            ask=owner.tell,
+            fail=self._given_up,
+            serving=owner.serving_version,
+            base=owner.base_of,
+        )
         self.links = PeerLinks(run_id=run_id, me=me, on_event=self._on_link, on_ready=self._on_ready)
         self._peers: dict[PeerId, _Peer] = {}
         self._opened: dict[PeerId, int] = {}  # connections so far; a run has some hundred peers

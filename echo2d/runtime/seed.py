@@ -46,12 +46,14 @@ from echo2d.core.relay import Relay
 from echo2d.errors import Fault, IntegrityFault, OperatorFault, PeerFault, StoreFault
 from echo2d.net.control import ControlLink
 from echo2d.net.urls import is_loopback
+from echo2d.runtime.base_model import BaseModel
 from echo2d.runtime.encoder import Encoder
 from echo2d.runtime.logs import start_logging
 from echo2d.runtime.peer_loop import PeerMailbox, outcome
 from echo2d.runtime.receiver import Receiver
 from echo2d.runtime.seed_process import SeedHandover, receive_handover
 from echo2d.runtime.state_dir import open_frames
+from echo2d.store.budget import DiskBudget
 
 ORDERS_MAX = 16  # forms that are remembered; the coordinator asks for one at a time and forgets it two versions later
 
@@ -75,7 +77,8 @@ class Seed:
 
     async def run(self) -> None:
         """Until cancelled. OperatorFault: refused, or an address cannot be had."""
-        store = await asyncio.to_thread(open_frames, self._run_dir / "seed")
+        budget = DiskBudget(self._handover.disk_bytes_max)
+        store = await asyncio.to_thread(open_frames, self._run_dir / "seed", budget)
         host, port = self._handover.link_host, self._handover.link_port
         me, run_id = self._identity.peer, self._identity.run_id
         self._receiver = Receiver(run_id=run_id, me=me, store=store, insecure=not is_loopback(host), owner=self)
@@ -195,6 +198,15 @@ class Seed:
     def fail(self, form: FormId, reason: str) -> None:
         if self._orders.pop(form, None) is not None:
             self._say(form, EncodeFailed(form, reason))
+
+    def serving_version(self) -> None:
+        """It has no engine."""
+
+    def base_of(self, form: FormId) -> BaseModel | None:
+        """What a frame that was damaged on disk can be made from again."""
+        order, said = self._orders.get(form), self._said.get(form, [])
+        encoded = bool(said) and isinstance(said[-1], FormEncoded)
+        return BaseModel(self._run_dir / order.path) if order is not None and encoded else None
 
     # --- what the control link says
 

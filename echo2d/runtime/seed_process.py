@@ -19,6 +19,7 @@ from typing import IO
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from echo2d.config import DISK_BYTES_MAX
 from echo2d.errors import OperatorFault
 from echo2d.net.control import Backoff, Identity
 from echo2d.runtime.logs import present
@@ -32,7 +33,7 @@ log = logging.getLogger("echo2d.seed")
 
 @dataclass(frozen=True, slots=True)
 class SeedHandover:
-    """What the coordinator tells its seed. private_key, run_key: hex; frames lie under run_dir/seed."""
+    """What the coordinator tells its seed. private_key, run_key: hex; disk_bytes_max: of frames under run_dir/seed."""
 
     url: str
     private_key: str
@@ -40,18 +41,34 @@ class SeedHandover:
     run_dir: str
     link_host: str
     link_port: int
+    disk_bytes_max: int
     parent_pid: int
     log_level: int
     log_json: bool
 
     @staticmethod
     def make(
-        url: str, key: Ed25519PrivateKey, *, run_key: bytes, run_dir: Path, link_host: str, link_port: int
+        url: str,
+        key: Ed25519PrivateKey,
+        *,
+        run_key: bytes,
+        run_dir: Path,
+        link_host: str,
+        link_port: int,
+        disk_bytes_max: int = DISK_BYTES_MAX,
     ) -> "SeedHandover":
         """What this process tells its seed."""
         private_key = key.private_bytes_raw().hex()
         return SeedHandover(
-            url, private_key, run_key.hex(), str(run_dir), link_host, link_port, os.getpid(), *present()
+            url,
+            private_key,
+            run_key.hex(),
+            str(run_dir),
+            link_host,
+            link_port,
+            disk_bytes_max,
+            os.getpid(),
+            *present(),
         )
 
     @property

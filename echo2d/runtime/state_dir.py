@@ -13,33 +13,40 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from echo2d.config import DISK_BYTES_MAX
 from echo2d.core.ids import PublishSeq, RunId
 from echo2d.core.messages import VersionKey
 from echo2d.core.worker_io import Standing
 from echo2d.core.worker_versions import FORMS_MAX
 from echo2d.errors import OperatorFault
 from echo2d.net.auth import load_or_make_key
+from echo2d.store.budget import DiskBudget
 from echo2d.store.disk import replace_file, store_faults
 from echo2d.store.frames import FrameStore
 from echo2d.store.slots import SlotStore
 from echo2d.store.snapshots import damaged_chunks
 
-FRAMES_BYTES_MAX = 256 << 30  # the largest form; smaller disks say by themselves when they are full
 
-
-def open_frames(root: Path) -> FrameStore:
-    """The frame store of a peer, with the newest forms of before; nobody will ask for the others any more."""
-    store = FrameStore(root, FRAMES_BYTES_MAX)
-    for facts in store.forms()[:-FORMS_MAX]:
-        store.forget(facts.form)
+def open_frames(root: Path, budget: DiskBudget) -> FrameStore:
+    """The frame store of a peer, with the newest forms of before, as far as the budget goes; nobody will ask for the
+    others any more."""
+    store = FrameStore(root, budget)
+    forms = store.forms()
+    for position, facts in enumerate(forms[:-1]):
+        if budget.exceeded or position < len(forms) - FORMS_MAX:
+            store.forget(facts.form)
     return store
 
 
 class StateDir:
-    """Locked until `close`. OperatorFault: not usable, or in use by another worker. Blocking."""
+    """Locked until `close`. OperatorFault: not usable, or in use by another worker. Blocking.
 
-    def __init__(self, path: Path) -> None:
+    Frames and slots together take at most `disk_bytes_max` bytes.
+    """
+
+    def __init__(self, path: Path, disk_bytes_max: int = DISK_BYTES_MAX) -> None:
         self._path = path
+        self._budget = DiskBudget(disk_bytes_max)
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.chmod(0o700)
@@ -74,17 +81,18 @@ class StateDir:
             replace_file(path, json.dumps({"run_id": run_id, "publish_seq": publish_seq}).encode(), durable=True)
 
     def frames(self) -> FrameStore:
-        return open_frames(self._path / "frames")
+        """After `slots`, which come first when there is little room."""
+        return open_frames(self._path / "frames", self._budget)
 
     def slots(self) -> tuple[SlotStore, tuple[Standing, ...]]:
         """The slots and what stands in them, every byte verified; damaged ones are emptied."""
         root = self._path / "slots"
-        slots = SlotStore(root)
+        slots = SlotStore(root, self._budget)
         current = slots.current()
         if current is None:
             return slots, ()
         if damaged_chunks(current.directory, current.manifest):
             with store_faults("emptying", root):
                 shutil.rmtree(root)
-            return SlotStore(root), ()
+            return SlotStore(root, self._budget), ()
         return slots, (Standing(VersionKey(current.version, current.manifest.digest), str(current.directory)),)

@@ -3,7 +3,8 @@
     run_dir/versions/<version>-<random>/     one per accepted publish; the core says when it may go
     run_dir/uploads/<epoch>-<version>/       files put by a learner on another host
 
-Only directories inside the snapshot root are taken, reached through no symbolic link. Blocking, except `upload`.
+All of them together take at most `disk_bytes_max` bytes; what does not fit is refused. Only directories inside the
+snapshot root are taken, reached through no symbolic link. Blocking, except `upload`.
 """
 
 import asyncio
@@ -13,11 +14,13 @@ from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from echo2d.config import DISK_BYTES_MAX
 from echo2d.core.ids import Digest, Epoch, Version
 from echo2d.core.manifest import check_path
-from echo2d.errors import IntegrityFault, OperatorFault
+from echo2d.errors import IntegrityFault, OperatorFault, StoreFault
+from echo2d.store.budget import DiskBudget
 from echo2d.store.disk import store_faults
-from echo2d.store.snapshots import adopt_snapshot, build_manifest
+from echo2d.store.snapshots import adopt_snapshot, build_manifest, scan_snapshot
 
 UPLOAD_BYTES_MAX = 256 << 30  # of one version: no form holds more
 UPLOADS_MAX = 4  # versions under way; an older epoch's leftovers go first
@@ -35,10 +38,11 @@ class Adopted:
 class VersionFiles:
     """Everything under versions/ and uploads/ of a run directory."""
 
-    def __init__(self, run_dir: Path, snapshot_root: Path) -> None:
+    def __init__(self, run_dir: Path, snapshot_root: Path, disk_bytes_max: int = DISK_BYTES_MAX) -> None:
         self._run_dir = run_dir
         self._root = snapshot_root
         self._uploads = run_dir / "uploads"
+        self._budget = DiskBudget(disk_bytes_max)
 
     def prepare(self, kept: Collection[str]) -> None:
         """At start: delete what no published version needs. Uploads go on where they were."""
@@ -48,18 +52,26 @@ class VersionFiles:
             for path in (self._run_dir / "versions").iterdir():
                 if f"versions/{path.name}" not in kept:
                     shutil.rmtree(path, ignore_errors=True)
+                else:
+                    self._budget.note(f"versions/{path.name}", _bytes_below(path))
             for scratch in self._uploads.glob("*/.*"):
                 scratch.unlink()
+            self._budget.note("uploads", _bytes_below(self._uploads))
 
     def adopt(self, epoch: Epoch, version: Version, path: str | None) -> Adopted:
         """Take over the learner's directory, or (None) its upload, and hash it.
 
-        OperatorFault: outside the snapshot root, or not a model directory.
+        OperatorFault: outside the snapshot root, or not a model directory. StoreFault: no room for it.
         """
         source = self._upload_folder(epoch, version) if path is None else self._inside_root(Path(path))
         relative = f"versions/{version}-{secrets.token_hex(4)}"
-        adopt_snapshot(source, self._run_dir / relative)
+        size = sum(file.size for file in scan_snapshot(source))
+        if path is None:  # it is moved
+            with store_faults("looking at", self._uploads):
+                self._budget.note("uploads", _bytes_below(self._uploads) - size)
+        self._budget.claim(relative, size)
         try:
+            adopt_snapshot(source, self._run_dir / relative)
             manifest = build_manifest(self._run_dir / relative)
         except BaseException:
             self.delete(relative)
@@ -71,6 +83,7 @@ class VersionFiles:
     def delete(self, path: str) -> None:
         """`path`: as in Adopted."""
         shutil.rmtree(self._run_dir / path, ignore_errors=True)
+        self._budget.note(path, 0)
 
     async def upload(self, epoch: Epoch, version: Version, name: str, data: AsyncIterator[bytes]) -> int:
         """Write one file; a second upload of the same file replaces the first. Its size."""
@@ -82,7 +95,7 @@ class VersionFiles:
         room = await asyncio.to_thread(self._make_room, folder, name)
         scratch = folder / f".{secrets.token_hex(4)}"
         try:
-            size = await _write(scratch, data, room)
+            size = await _write(scratch, data, room, self._budget.left)
             await asyncio.to_thread(_move, scratch, folder / name)
         finally:
             await asyncio.to_thread(scratch.unlink, missing_ok=True)
@@ -95,11 +108,12 @@ class VersionFiles:
         """Bytes that a file of this name may have."""
         with store_faults("uploading to", folder):
             folder.mkdir(exist_ok=True)
-            others = sorted((path for path in self._uploads.iterdir() if path != folder), key=_modified_at)
-            for path in others[: max(0, len(others) + 1 - UPLOADS_MAX)]:
+            older = sorted((path for path in self._uploads.iterdir() if path != folder), key=_modified_at)
+            for path in older[: max(0, len(older) + 1 - UPLOADS_MAX)]:
                 shutil.rmtree(path, ignore_errors=True)
-            used = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and path != folder / name)
-            return max(0, UPLOAD_BYTES_MAX - used)
+            others = sum(path.stat().st_size for path in _files_below(folder) if path != folder / name)
+            self._budget.note("uploads", _bytes_below(self._uploads))
+            return max(0, UPLOAD_BYTES_MAX - others)
 
     def _inside_root(self, path: Path) -> Path:
         root = self._root.absolute()
@@ -122,7 +136,16 @@ def _modified_at(path: Path) -> float:
     return path.stat().st_mtime
 
 
-async def _write(path: Path, data: AsyncIterator[bytes], room: int) -> int:
+def _files_below(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def _bytes_below(folder: Path) -> int:
+    return sum(path.stat().st_size for path in _files_below(folder))
+
+
+async def _write(path: Path, data: AsyncIterator[bytes], room: int, left: int) -> int:
+    """room: what the version may still have; left: what the disk may still hold."""
     size = 0
     with store_faults("writing", path):
         file = await asyncio.to_thread(path.open, "xb")
@@ -131,6 +154,8 @@ async def _write(path: Path, data: AsyncIterator[bytes], room: int) -> int:
                 size += len(part)
                 if size > room:
                     raise OperatorFault(f"an upload of one version is at most {UPLOAD_BYTES_MAX} bytes")
+                if size > left:
+                    raise StoreFault(f"run.disk_bytes_max: {left} bytes are left for {path.parent}", full=True)
                 await asyncio.to_thread(file.write, part)
         finally:
             await asyncio.to_thread(file.close)

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from echo2d.config import WorkerConfig
 from echo2d.core import relay_io
-from echo2d.core.ids import FormId, PublishSeq
+from echo2d.core.ids import FormId, PublishSeq, Version
 from echo2d.core.messages import (
     Address,
     Heartbeat,
@@ -62,6 +62,7 @@ from echo2d.net.auth import read_token_file, verify_root
 from echo2d.net.control import ControlLink, Identity, enrol
 from echo2d.net.urls import coordinator_url, is_loopback
 from echo2d.runtime.applier import Applier
+from echo2d.runtime.base_model import BaseModel
 from echo2d.runtime.peer_loop import PeerMailbox, outcome
 from echo2d.runtime.receiver import Receiver
 from echo2d.runtime.refits import Refits, make_engines
@@ -98,6 +99,7 @@ class Worker:
         self._listen: Address | None = None
         self._metrics = WorkerMetrics()
         self._saving = asyncio.Lock()
+        self._base: BaseModel | None = None
         self._disconnected = asyncio.Event()
         self._disconnected.set()
 
@@ -133,14 +135,17 @@ class Worker:
 
     async def _open(self) -> None:
         """What is on disk, and the machine that starts from it."""
-        store = await asyncio.to_thread(self._state_dir.frames)
         slots, standing = await asyncio.to_thread(self._state_dir.slots)
+        store = await asyncio.to_thread(self._state_dir.frames)
+        if self._config.base_model is not None:
+            self._base = await asyncio.to_thread(BaseModel.at, self._config.base_model)
         me, run_id = self._identity.peer, self._identity.run_id
         self._publish_seq = await asyncio.to_thread(self._state_dir.publish_seq, run_id)
         self._receiver = Receiver(run_id=run_id, me=me, store=store, insecure=self._config.insecure, owner=self)
         self._applier = Applier(slots, store, self._receiver.holdings)
+        on_disk = [facts.form for facts in store.forms()]
         self._state = WorkerState(
-            Relay(me),
+            Relay(me, unsearched=on_disk, has_base=self._base is not None),
             run_id,
             slots=self._config.slots if self._engines else 0,
             publish_seq=self._publish_seq,
@@ -245,6 +250,13 @@ class Worker:
     def fail(self, form: FormId, reason: str) -> None:
         self._mailbox.put(ArrivalFailed(form, reason))
 
+    def serving_version(self) -> Version | None:
+        serving = self._state.serving
+        return None if serving is None else serving.version
+
+    def base_of(self, form: FormId) -> BaseModel | None:  # noqa: ARG002 - the same for all
+        return self._base
+
     # --- what the control link says
 
     def hello(self) -> Hello:
@@ -291,7 +303,7 @@ async def run_worker(config: WorkerConfig) -> int:
     """The exit code. OperatorFault: the operator's mistake, or refused for good; one clear line."""
     _check_hosts(config)
     token = await asyncio.to_thread(read_token_file, config.token_file)
-    state_dir = await asyncio.to_thread(StateDir, config.state_dir)
+    state_dir = await asyncio.to_thread(StateDir, config.state_dir, config.disk_bytes_max)
     try:
         engines = await asyncio.to_thread(make_engines, config)
         identity = Identity(await asyncio.to_thread(state_dir.key), bytes.fromhex(token.run_key))

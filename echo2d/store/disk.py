@@ -1,6 +1,7 @@
 """The few file operations that the stores are made of. Blocking; `StoreFault` says what the disk would not do."""
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from echo2d.core.canonical import Buffer
 from echo2d.errors import StoreFault
 
 _FILE_MODE = 0o600
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextlib.contextmanager
@@ -17,7 +19,8 @@ def store_faults(doing: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StoreFault(f"{doing} {path} failed: {error.strerror or error}") from error
+        full = error.errno in _FULL
+        raise StoreFault(f"{doing} {path} failed: {error.strerror or error}", full=full) from error
 
 
 @contextlib.contextmanager
@@ -52,6 +55,11 @@ def read_at(path: Path, length: int, offset: int) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
+def read_file(path: Path) -> bytes:
+    """All of a file."""
+    return read_at(path, path.stat().st_size, 0)
+
+
 def allocate(path: Path, size: int, *, sparse: bool = False) -> None:
     """Make the file exist with this size, keeping what it holds; its space is reserved unless `sparse`."""
     with opened(path, os.O_WRONLY | os.O_CREAT) as fd:
@@ -66,13 +74,18 @@ def sync(path: Path) -> None:
         os.fsync(fd)
 
 
-def replace_file(path: Path, data: bytes, *, durable: bool) -> None:
-    """Put `data` at `path` in one step: afterwards, and after a crash, the file is the old one or the new one."""
+def staged(path: Path, data: bytes, *, durable: bool) -> Path:
+    """A file beside `path` with this content, ready to replace it."""
     scratch = path.with_name(path.name + ".new")
     allocate(scratch, len(data))
     write_at(scratch, data, 0)
     if durable:
         sync(scratch)
-    scratch.replace(path)
+    return scratch
+
+
+def replace_file(path: Path, data: bytes, *, durable: bool) -> None:
+    """Put `data` at `path` in one step: afterwards, and after a crash, the file is the old one or the new one."""
+    staged(path, data, durable=durable).replace(path)
     if durable:
         sync(path.parent)

@@ -22,9 +22,19 @@ from echo2d.core.canonical import Buffer, digest_of
 from echo2d.core.forms import FormFacts, FrameSpan, SegmentTable, frame_layout
 from echo2d.core.ids import FORM_ID_CHARS, FormId, FrameId, SegmentId, frame_id, is_table, segment_of
 from echo2d.errors import IntegrityFault, StoreFault
-from echo2d.store.disk import allocate, read_at, replace_file, store_faults, write_at
+from echo2d.store.budget import DiskBudget
+from echo2d.store.disk import allocate, read_at, read_file, replace_file, store_faults, write_at
 
+_OWNER = "frames"  # in the budget
 _FORM_ID = re.compile(rf"[0-9a-f]{{{FORM_ID_CHARS}}}")
+
+
+class FramesDamaged(IntegrityFault):
+    """Frames that were verified when they were stored are not what they were; they are no longer held."""
+
+    def __init__(self, form: FormId, frames: Sequence[FrameId]) -> None:
+        super().__init__(f"frame {frames[0]} of form {form} is damaged on disk")
+        self.form, self.frames = form, tuple(frames)
 
 
 @dataclass(slots=True)
@@ -44,11 +54,11 @@ class _StoredForm:
 
 
 class FrameStore:
-    """The frames of several forms in `root`, together at most `bytes_max` bytes (reserved when a table comes)."""
+    """The frames of several forms in `root`; a segment's bytes are claimed of the budget with its table."""
 
-    def __init__(self, root: Path, bytes_max: int) -> None:
+    def __init__(self, root: Path, budget: DiskBudget) -> None:
         self._root = root
-        self._bytes_max = bytes_max
+        self._budget = budget
         self._lock = threading.Lock()  # guards the books, not the files
         self._forms: dict[FormId, _StoredForm] = {}
         with store_faults("opening the frame store", root):
@@ -56,6 +66,7 @@ class FrameStore:
             for directory in root.iterdir():
                 if _FORM_ID.fullmatch(directory.name):
                     self._load(directory)
+        budget.note(_OWNER, self.used_bytes)
 
     # --- forms
 
@@ -79,6 +90,8 @@ class FrameStore:
         if stored is not None:
             with store_faults("deleting", stored.directory):
                 shutil.rmtree(stored.directory)
+            with self._lock:
+                self._budget.note(_OWNER, self.used_bytes)
 
     @property
     def used_bytes(self) -> int:
@@ -98,9 +111,7 @@ class FrameStore:
         table = SegmentTable.decode(data)
         with self._lock:
             wanted = len(data) + table.wire_bytes
-            if self.used_bytes - stored.reserved.get(segment, 0) + wanted > self._bytes_max:
-                used = f"{self.used_bytes} of {self._bytes_max} bytes are used, {wanted} more are needed"
-                raise StoreFault(f"the frame store {self._root} is full: {used}")
+            self._budget.claim(_OWNER, self.used_bytes - stored.reserved.get(segment, 0) + wanted)
             stored.reserved[segment] = wanted
             _drop_segment(stored, segment)
         with store_faults("storing a table in", stored.directory):
@@ -113,7 +124,7 @@ class FrameStore:
         stored = self._stored(form)
         self._require_held(stored, frame_id(segment, 0))
         with store_faults("reading", stored.table(segment)):
-            return stored.table(segment).read_bytes()
+            return read_file(stored.table(segment))
 
     def put_frame(self, form: FormId, span: FrameSpan, payload: Buffer) -> None:
         """Store a frame of a segment whose table is here; IntegrityFault if it is not the frame that `span` names."""
@@ -127,13 +138,13 @@ class FrameStore:
         stored.held.add(span.frame)
 
     def get_frame(self, form: FormId, span: FrameSpan) -> bytes:
-        """A held frame, verified again; after an IntegrityFault it is no longer held."""
+        """A held frame, verified again. FramesDamaged: it is no longer held."""
         return self.read_encoded_chunk(form, (span,))
 
     def read_encoded_chunk(self, form: FormId, spans: Sequence[FrameSpan]) -> bytes:
         """The payload of one encoded chunk (or any run of adjacent frames of a segment), verified frame by frame.
 
-        Frames that turn out damaged are no longer held, and the first of them is named by the IntegrityFault.
+        FramesDamaged names those that are not what they were.
         """
         if not spans:
             return b""
@@ -148,7 +159,7 @@ class FrameStore:
         damaged = [span.frame for span in spans if not _intact(data, span, first.offset_in_segment)]
         if damaged:
             stored.held.difference_update(damaged)
-            raise IntegrityFault(f"frame {damaged[0]} of form {form} is damaged on disk")
+            raise FramesDamaged(form, damaged)
         return data
 
     def held(self, form: FormId) -> frozenset[FrameId]:
@@ -188,7 +199,7 @@ class FrameStore:
 
     def _recover_segment(self, stored: _StoredForm, segment: SegmentId) -> None:
         with store_faults("reading", stored.directory):
-            table = SegmentTable.decode(stored.table(segment).read_bytes())
+            table = SegmentTable.decode(read_file(stored.table(segment)))
             spans = frame_layout(table, stored.facts.frame_bytes)
             if table.segment != segment:
                 raise IntegrityFault("a table is another segment's")
@@ -213,7 +224,7 @@ class FrameStore:
 def _read_facts(directory: Path) -> FormFacts | None:
     """The facts in a form's folder; None if it was left half made or is damaged."""
     try:
-        return FormFacts.decode((directory / "facts").read_bytes())
+        return FormFacts.decode(read_file(directory / "facts"))
     except (FileNotFoundError, IntegrityFault):
         return None
 

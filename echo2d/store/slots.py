@@ -5,9 +5,8 @@
              / model / ...     the files an engine loads
            b / ...             the spare: incomplete until its commit
 
-A crash at any point leaves exactly the old or exactly the new version current (I3). After a `StoreFault` out of
-`commit` ask `current()` which of the two it is. Blocking functions; the methods of a writer may be called from several
-threads, for different chunks.
+A crash at any point leaves exactly the old or exactly the new version current (I3), and a `StoreFault` the old one.
+Blocking functions; the methods of a writer may be called from several threads, for different chunks.
 """
 
 import contextlib
@@ -23,7 +22,8 @@ from echo2d.core.canonical import Buffer, digest_of
 from echo2d.core.ids import ChunkId, Digest, Epoch, Version
 from echo2d.core.manifest import FileEntry, Manifest, check_files, chunk_layout
 from echo2d.errors import IntegrityFault, StoreFault
-from echo2d.store.disk import allocate, replace_file, store_faults, sync, write_at
+from echo2d.store.budget import DiskBudget
+from echo2d.store.disk import allocate, read_file, replace_file, staged, store_faults, sync, write_at
 from echo2d.store.snapshots import read_chunk, sync_snapshot
 
 SLOTS = ("a", "b")
@@ -50,18 +50,21 @@ class CurrentSlot:
 class SlotStore:
     """The two slots under `root`. One writer at a time: `begin` ends the writer before it."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, budget: DiskBudget) -> None:
         self._root = root
+        self._budget = budget
         self._writer: SlotWriter | None = None
         with store_faults("opening the slots", root):
             root.mkdir(parents=True, exist_ok=True)
+            for slot in SLOTS:
+                budget.note(f"slot {slot}", sum(path.stat().st_size for path in _model_files(root / slot / "model")))
 
     def current(self) -> CurrentSlot | None:
         """What the last commit left, as far as its manifest tells (`snapshots.damaged_chunks` tells all)."""
         path = self._root / CURRENT
         try:
             with store_faults("reading", path):
-                return _read_current(self._root, path.read_bytes()) if path.exists() else None
+                return _read_current(self._root, read_file(path)) if path.exists() else None
         except (ValueError, KeyError, TypeError, IntegrityFault) as error:
             log.warning("current slot is damaged path=%s error=%s", path, error)
             return None
@@ -70,17 +73,22 @@ class SlotStore:
         """A writer for the spare slot, with the space for all files reserved.
 
         The engine must be done with the spare slot's files. On StoreFault (disk full) the spare slot's space is freed.
+        What is current is durable before the slot that was current before it is touched.
         """
         check_files(files)
         if self._writer is not None:
             self._writer.end()
         current = self.current()
         spare = self._root / (SLOTS[0] if current is None or current.slot == SLOTS[1] else SLOTS[1])
+        with store_faults("preparing the slot", spare):
+            sync(self._root)
         try:
+            self._budget.claim(f"slot {spare.name}", sum(file.size for file in files))
             with store_faults("preparing the slot", spare):
                 _prepare(spare, files)
         except StoreFault:
             shutil.rmtree(spare, ignore_errors=True)
+            self._budget.note(f"slot {spare.name}", 0)
             raise
         self._writer = SlotWriter(spare, files)
         return self._writer
@@ -151,7 +159,12 @@ class SlotWriter:
 
     def _flip(self, manifest: Manifest, epoch: Epoch, version: Version) -> CurrentSlot:
         facts = {"slot": self._slot.name, "epoch": epoch, "version": version, "digest": manifest.digest.hex()}
-        replace_file(self._slot.parent / CURRENT, json.dumps(facts).encode(), durable=True)
+        path = self._slot.parent / CURRENT
+        staged(path, json.dumps(facts).encode(), durable=True).replace(path)
+        try:
+            sync(path.parent)
+        except OSError as error:  # it is current, and `begin` sees to it that it stays so
+            log.warning("flip not durable yet path=%s error=%s", path, error)
         return CurrentSlot(self._model, epoch, version, manifest)
 
 
@@ -162,13 +175,18 @@ def _read_current(root: Path, text: bytes) -> CurrentSlot:
     model, manifest_path = slot / "model", slot / MANIFEST
     if not manifest_path.exists():
         raise IntegrityFault("it has no manifest")
-    manifest = Manifest.decode(manifest_path.read_bytes())
+    manifest = Manifest.decode(read_file(manifest_path))
     if manifest.digest.hex() != facts["digest"]:
         raise IntegrityFault("its manifest is another version's")
     for file in manifest.files:
         if not (model / file.path).exists() or (model / file.path).stat().st_size != file.size:
             raise IntegrityFault(f"{file.path} is missing or has another size")
     return CurrentSlot(model, Epoch(int(facts["epoch"])), Version(int(facts["version"])), manifest)
+
+
+def _model_files(model: Path) -> list[Path]:
+    """Everything below that is no folder."""
+    return [path for path in model.rglob("*") if not path.is_dir()]
 
 
 def _prepare(slot: Path, files: Sequence[FileEntry]) -> None:
@@ -178,7 +196,7 @@ def _prepare(slot: Path, files: Sequence[FileEntry]) -> None:
     """
     (slot / MANIFEST).unlink(missing_ok=True)
     model = slot / "model"
-    there = {path.relative_to(model).as_posix() for path in model.rglob("*") if not path.is_dir()}
+    there = {path.relative_to(model).as_posix() for path in _model_files(model)}
     if there - {file.path for file in files}:
         shutil.rmtree(model)
     for file in files:

@@ -80,9 +80,10 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 def test_a_run_by_hand_and_its_resumption(site: Site) -> None:
     site.coordinate("coordinator", "--log-level=debug")
-    site.join("box", "--threads=1", "--log-level=debug", "--log-json")
+    box = site.join("box", "--threads=1", "--log-level=debug", "--log-json", f"--base-model={site.facts['model']}")
     site.join("helper", "--relay-only")
     assert site.learn(2).wait(START_S) == 0
+    assert "found in the base model version=0" in box.log.read_text()
     facts = site.status()
     assert (facts["epoch"], facts["committed_step"], facts["checkpoint_step"]) == (1, 2, 2)
     assert "step 2 committed" in run("status", f"--run-dir={site.run_dir}")

@@ -16,6 +16,7 @@ from echo2d.core.ids import ChunkId, Digest, Epoch, PublishSeq, RunId, SegmentId
 from echo2d.core.manifest import Manifest, chunk_layout
 from echo2d.core.roots import Root
 from echo2d.errors import IntegrityFault
+from echo2d.store.budget import DiskBudget
 from echo2d.store.disk import write_at
 from echo2d.store.frames import FrameStore
 from echo2d.store.slots import CurrentSlot, SlotStore
@@ -98,7 +99,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def test_a_version_travels_through_a_restart(model: Path, tmp_path: Path) -> None:
-    seed, slots = FrameStore(tmp_path / "seed", ROOM), SlotStore(tmp_path / "slots")
+    seed, slots = FrameStore(tmp_path / "seed", DiskBudget(ROOM)), SlotStore(tmp_path / "slots", DiskBudget(ROOM))
     roots = encode(model, form_facts(0, "full"), seed)
     index = learn(roots, seed)
     spans = spans_of(index)
@@ -108,8 +109,8 @@ def test_a_version_travels_through_a_restart(model: Path, tmp_path: Path) -> Non
     assert index.totals.wire_bytes < 0.7 * index.totals.full_bytes
 
     half = len(spans) // 2
-    receive(index, spans[:half], seed, FrameStore(tmp_path / "worker", ROOM))
-    restarted = FrameStore(tmp_path / "worker", ROOM)
+    receive(index, spans[:half], seed, FrameStore(tmp_path / "worker", DiskBudget(ROOM)))
+    restarted = FrameStore(tmp_path / "worker", DiskBudget(ROOM))
     held = restarted.recover(index.facts.form)
     assert {span.frame for span in spans[:half]} == {span.frame for span in spans if span.frame in held}
     receive(index, [span for span in spans if span.frame not in held], seed, restarted)
@@ -122,7 +123,7 @@ def test_a_version_travels_through_a_restart(model: Path, tmp_path: Path) -> Non
 
 
 def test_a_delta_sends_only_what_changed(tmp_path: Path) -> None:
-    seed, slots = FrameStore(tmp_path / "seed", ROOM), SlotStore(tmp_path / "slots")
+    seed, slots = FrameStore(tmp_path / "seed", DiskBudget(ROOM)), SlotStore(tmp_path / "slots", DiskBudget(ROOM))
     base = write_snapshot(tmp_path / "base", weight_bytes=1 << 20)
     index = learn(encode(base, form_facts(0, "full"), seed), seed)
     first = apply(index, seed, slots)
@@ -139,7 +140,7 @@ def test_a_delta_sends_only_what_changed(tmp_path: Path) -> None:
 
 
 def test_a_delta_on_the_wrong_base_leaves_the_old_version(tmp_path: Path) -> None:
-    seed, slots = FrameStore(tmp_path / "seed", ROOM), SlotStore(tmp_path / "slots")
+    seed, slots = FrameStore(tmp_path / "seed", DiskBudget(ROOM)), SlotStore(tmp_path / "slots", DiskBudget(ROOM))
     base = write_snapshot(tmp_path / "base", rng_seed=1)
     other = write_snapshot(tmp_path / "other", rng_seed=2)
     before = apply(learn(encode(other, form_facts(0, "full"), seed), seed), seed, slots)
@@ -153,7 +154,7 @@ def test_a_delta_on_the_wrong_base_leaves_the_old_version(tmp_path: Path) -> Non
 
 def test_flipped_bits_never_arrive(tmp_path: Path) -> None:
     model = write_snapshot(tmp_path / "model", weight_bytes=1 << 20)
-    seed, target = FrameStore(tmp_path / "seed", ROOM), FrameStore(tmp_path / "worker", ROOM)
+    seed, target = FrameStore(tmp_path / "seed", DiskBudget(ROOM)), FrameStore(tmp_path / "worker", DiskBudget(ROOM))
     index = learn(encode(model, form_facts(0, "full"), seed), seed)
     receive(index, (), seed, target)
     rng = random.Random(9)

@@ -12,6 +12,7 @@ from echo2d.core.form_builder import Segment
 from echo2d.core.forms import FrameSpan
 from echo2d.core.ids import FormId, SegmentId, frame_id
 from echo2d.errors import IntegrityFault, StoreFault
+from echo2d.store.budget import DiskBudget
 from echo2d.store.disk import write_at
 from echo2d.store.frames import FrameStore
 from tests.form_kit import BuiltForm, build_form, facts
@@ -24,7 +25,7 @@ ROOM = 1 << 20
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[FrameStore]:
-    made = FrameStore(tmp_path / "frames", ROOM)
+    made = FrameStore(tmp_path / "frames", DiskBudget(ROOM))
     yield made
     made.check()
 
@@ -116,7 +117,7 @@ def test_a_restart_finds_what_is_there_by_its_content(store: FrameStore, tmp_pat
     before = store.held(FORM.facts.form)
     rotten = spans(FORM.segments[0])[1]
     write_at(folder(tmp_path) / "0000.frames", b"rot", rotten.offset_in_segment)
-    again = FrameStore(tmp_path / "frames", ROOM)
+    again = FrameStore(tmp_path / "frames", DiskBudget(ROOM))
     assert again.forms() == (FORM.facts,)
     assert again.held(FORM.facts.form) == frozenset()
     assert again.recover(FORM.facts.form) == before - {rotten.frame}
@@ -130,11 +131,11 @@ def test_a_restart_in_the_middle_of_a_segment(store: FrameStore, tmp_path: Path)
     store.put_table(FORM.facts.form, SegmentId(0), segment.table.encode())
     span, payload = list(segment.frames(FORM.facts.frame_bytes))[1]
     store.put_frame(FORM.facts.form, span, payload)
-    again = FrameStore(tmp_path / "frames", ROOM)
+    again = FrameStore(tmp_path / "frames", DiskBudget(ROOM))
     assert again.recover(FORM.facts.form) == {frame_id(SegmentId(0), 0), span.frame}
     put(again, FORM)
     again.check()
-    assert again.held(FORM.facts.form) == FrameStore(tmp_path / "frames", ROOM).recover(FORM.facts.form)
+    assert again.held(FORM.facts.form) == FrameStore(tmp_path / "frames", DiskBudget(ROOM)).recover(FORM.facts.form)
 
 
 def test_a_restart_with_damaged_files(store: FrameStore, tmp_path: Path) -> None:
@@ -143,7 +144,7 @@ def test_a_restart_with_damaged_files(store: FrameStore, tmp_path: Path) -> None
     (folder(tmp_path) / "0001.frames").unlink()
     (tmp_path / "frames" / "notes.txt").write_text("not a form")
     (tmp_path / "frames" / ("f" * 32)).mkdir()
-    again = FrameStore(tmp_path / "frames", ROOM)
+    again = FrameStore(tmp_path / "frames", DiskBudget(ROOM))
     assert again.recover(FORM.facts.form) == {frame_id(SegmentId(1), 0)}
     again.check()
     assert sorted(path.name for path in (tmp_path / "frames").iterdir()) == [FORM.facts.form, "notes.txt"]
@@ -163,10 +164,10 @@ def test_another_table_replaces_the_segment(store: FrameStore) -> None:
 def test_a_forgotten_form_makes_room(tmp_path: Path) -> None:
     forms = [build_form(facts(publish_seq=number, version=number), CONTENTS) for number in (1, 2, 3)]
     one, two, three = (form.facts.form for form in forms)
-    store = FrameStore(tmp_path / "frames", 2 * 310_000)
+    store = FrameStore(tmp_path / "frames", DiskBudget(2 * 310_000))
     put(store, forms[0])
     put(store, forms[1])
-    with pytest.raises(StoreFault, match="full"):
+    with pytest.raises(StoreFault, match="disk_bytes_max"):
         put(store, forms[2])
     store.check()
     store.forget(two)

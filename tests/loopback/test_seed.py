@@ -17,6 +17,7 @@ from echo2d.core.messages import EncodeFailed, EncodeVersion, ForgetForm, FormEn
 from echo2d.net.auth import public_bytes
 from echo2d.runtime.encoder import Encoder
 from echo2d.runtime.seed_process import SEED_MODULE, SeedHandover, supervise_seed
+from echo2d.store.budget import DiskBudget
 from echo2d.store.frames import FrameStore
 from echo2d.store.snapshots import build_manifest
 from tests.coordinator_kit import CoordinatorDouble
@@ -46,7 +47,7 @@ async def test_a_form_is_encoded_onto_disk(double: CoordinatorDouble) -> None:
         assert (encoded.form, encoded.snapshot) == (order.form, order.digest)
         assert encoded.segments == len(double.said(SegmentEncoded)) == 1
         assert 0 < encoded.wire_bytes < encoded.full_bytes
-        store = await asyncio.to_thread(FrameStore, double.run.path / "seed", 1 << 30)
+        store = await asyncio.to_thread(FrameStore, double.run.path / "seed", DiskBudget(1 << 30))
         assert [facts.form for facts in store.forms()] == [order.form]
 
 
@@ -93,7 +94,7 @@ async def test_a_forgotten_form_leaves_the_disk(double: CoordinatorDouble) -> No
         double.send(seed, ForgetForm(first.form))
         double.send(seed, second)
         await double.until_said(FormEncoded, count=2)
-    store = await asyncio.to_thread(FrameStore, double.run.path / "seed", 1 << 30)
+    store = await asyncio.to_thread(FrameStore, double.run.path / "seed", DiskBudget(1 << 30))
     assert [facts.form for facts in store.forms()] == [second.form]
 
 

@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from echo2d.core.ids import Epoch, Version
-from echo2d.errors import OperatorFault
+from echo2d.errors import OperatorFault, StoreFault
 from echo2d.runtime import version_files
 from echo2d.runtime.version_files import VersionFiles
 
@@ -123,3 +123,24 @@ async def test_uploads_are_bounded(files: VersionFiles, run_dir: Path, monkeypat
     for version in range(1, 10):
         await files.upload(Epoch(1), Version(version), "a.json", parts(b"x"))
     assert len(list((run_dir / "uploads").iterdir())) == version_files.UPLOADS_MAX
+
+
+def test_versions_and_uploads_share_a_limit(root: Path, run_dir: Path) -> None:
+    source = make_snapshot(root / "a")
+    size = sum(file.stat().st_size for file in source.iterdir())
+    files = VersionFiles(run_dir, root, disk_bytes_max=2 * size + 10)
+    files.prepare(())
+    first, _ = (files.adopt(Epoch(1), Version(number), str(source)) for number in (1, 2))
+    with pytest.raises(StoreFault, match=rf"disk_bytes_max = {2 * size + 10}: {2 * size} bytes are used, {size} more"):
+        files.adopt(Epoch(1), Version(3), str(source))
+    with pytest.raises(StoreFault, match="10 bytes are left"):
+        asyncio.run(files.upload(Epoch(1), Version(3), "config.json", parts(bytes(11))))
+    assert len(list((run_dir / "versions").iterdir())) == 2
+    files.delete(first.path)
+    for path in source.iterdir():
+        asyncio.run(files.upload(Epoch(1), Version(3), path.name, parts(path.read_bytes())))
+    files.adopt(Epoch(1), Version(3), None)
+    restarted = VersionFiles(run_dir, root, disk_bytes_max=2 * size + 10)
+    restarted.prepare([f"versions/{path.name}" for path in (run_dir / "versions").iterdir()])
+    with pytest.raises(StoreFault, match="disk_bytes_max"):
+        restarted.adopt(Epoch(1), Version(4), str(source))

@@ -10,10 +10,12 @@ from echo2d.core.relay_io import (
     FramesFound,
     FrameVerified,
     OpenStream,
+    PeerReady,
     PlanReceived,
     SendFrame,
     StreamAsked,
     TableHeld,
+    WantHeard,
 )
 
 FORM = FormId("f" * 32)
@@ -49,6 +51,11 @@ class Peer:
 
     def asked(self, peer: PeerId, stream: int, stripe: int = 0, first: int = 0, plan: int = 1) -> list[Action]:
         return self(StreamAsked(peer, stream, FORM, PlanId(plan), Generation(0), StripeId(stripe), first))
+
+    def wanted(self, peer: PeerId, stream: int, frames: tuple[FrameId, ...]) -> list[Action]:
+        """What the peer is given when it asks for these, once its link has room."""
+        actions = self(WantHeard(peer, stream, FORM, frames))
+        return [*actions, *(action for action in self(PeerReady(peer)) if action not in actions)]
 
     def comes(self, peer: PeerId, stream: int, sequence: int, frame: FrameId, *, after: float = 0.0) -> list[Action]:
         if frame == TABLE:

@@ -79,3 +79,20 @@ def test_what_was_asked_is_given_back_or_comes() -> None:
     assert transfer.asked_count == 0
     assert transfer.asked_from(FrameId(1)) is None
     transfer.check()
+
+
+def test_a_frame_that_was_lost_is_missing_until_it_comes_again() -> None:
+    transfer = two_segments()
+    frame = frame_id(FIRST, 2)
+    transfer.hold(frame)
+    arrivals = list(transfer.arrivals)
+    for lost in (frame, frame, frame_id(FIRST, 1), frame_id(SegmentId(9), 1)):
+        transfer.lose(lost)
+        transfer.check()
+    assert (transfer.holds(frame), transfer.held_bytes, transfer.lost) == (False, 0, {frame})
+    assert list(transfer.unasked_lost()) == [frame]
+    transfer.ask(frame, A, until=5.0)
+    assert list(transfer.unasked_lost()) == []
+    assert transfer.hold(frame)
+    assert (transfer.arrivals, transfer.lost, transfer.asked_count) == (arrivals, set(), 0)
+    transfer.check()

@@ -1,0 +1,238 @@
+"""A fault at every call to the disk while a version is received, applied and flipped.
+
+The calls are counted first, then each of them fails in turn: no space, I/O error, `kill -9` before it, `kill -9` in the
+middle of a write. Afterwards exactly the old or exactly the new version stands, byte for byte; nothing half-written is
+believed; nothing but StoreFault gets out; and with the disk well again the new version arrives.
+"""
+
+import asyncio
+import errno
+import os
+import shutil
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from echo2d.core.ids import FormId
+from echo2d.core.worker_io import ApplyRejected, SnapshotReady
+from echo2d.errors import StoreFault
+from echo2d.runtime.applier import Applier
+from echo2d.runtime.holdings import Holdings
+from echo2d.runtime.state_dir import StateDir
+from echo2d.store.budget import DiskBudget
+from echo2d.store.frames import FrameStore
+from echo2d.store.slots import SlotStore
+from tests.form_kit import BuiltForm, build_form, facts
+
+READS = ("pread", "stat", "listdir", "scandir")
+WRITES = ("open", "pwrite", "ftruncate", "posix_fallocate", "fsync", "replace", "unlink", "mkdir", "rmdir")
+REFUSALS = {"ENOSPC": (errno.ENOSPC, WRITES), "EIO": (errno.EIO, (*READS, *WRITES))}
+ROOM = 1 << 20
+
+
+def contents(version: int) -> dict[str, bytes]:
+    """Two chunks of one file each; the first takes two frames, the other is the same in all versions."""
+    return {"a.json": os.urandom(70_000) + bytes([version]), "b.json": b"the same in all versions"}
+
+
+CONTENTS = {version: contents(version) for version in (1, 2)}
+FORMS = {version: build_form(facts(version=version, publish_seq=version), CONTENTS[version]) for version in CONTENTS}
+
+
+# --- the disk
+
+
+class Killed(BaseException):
+    """Stands for kill -9: nothing that comes after it reaches the disk."""
+
+
+@dataclass
+class FailingDisk:
+    """Counts the calls to the disk by name; number `at` fails with `fault`, and all after it once that was Killed.
+
+    torn: that call, a write, is half done before.
+    """
+
+    at: int | None = None
+    fault: BaseException | None = None
+    torn: bool = False
+    calls: list[str] = field(default_factory=list)
+    struck: bool = False
+
+    @contextmanager
+    def mounted(self) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patched:
+            for name in (*READS, *WRITES):
+                patched.setattr(os, name, self._wrap(name, getattr(os, name)))
+            yield
+
+    def _wrap(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            number = len(self.calls)
+            self.calls.append(name)
+            if self.fault is not None and (number == self.at or (self.struck and isinstance(self.fault, Killed))):
+                if self.torn and not self.struck:
+                    real(args[0], args[1][: len(args[1]) // 2], *args[2:])
+                self.struck = True
+                raise self.fault
+            return real(*args, **kwargs)
+
+        return call
+
+
+# --- a peer on it
+
+
+class Box:
+    """What a worker does with its state directory, without links and engines."""
+
+    def __init__(self, path: Path) -> None:
+        self.state_dir = StateDir(path, ROOM)
+        self.holdings: Holdings | None = None
+        self.given_up: list[str] = []
+
+    def open(self) -> None:
+        self.slots, self.standing = self.state_dir.slots()
+        self.store = self.state_dir.frames()
+        self.holdings = Holdings(
+            self.store,
+            emit=lambda _: None,
+            ask=lambda _: None,
+            fail=self._fail,
+            serving=lambda: None,
+            base=lambda _: None,
+        )
+        self.applier = Applier(self.slots, self.store, self.holdings)
+
+    def _fail(self, form: FormId, reason: str) -> None:
+        self.given_up.append(reason)
+
+    async def take(self, form: BuiltForm) -> SnapshotReady:
+        """Receive all of the form, apply it, flip. StoreFault: the disk refused."""
+        if self.holdings is None:
+            await asyncio.to_thread(self.open)
+            assert self.holdings is not None
+        seq, run_id = form.facts.publish_seq, form.facts.run_id
+        await asyncio.to_thread(self.state_dir.keep_publish_seq, run_id, seq)
+        self.given_up.clear()
+        for root in form.roots:
+            await self.holdings.accept_root(root)
+        if self.given_up:
+            raise StoreFault(self.given_up[0])
+        for segment in form.segments:
+            await self.holdings.put_table(form.facts.form, segment.table.segment, segment.table.encode())
+            frames = [(span.frame, payload) for span, payload in segment.frames(form.facts.frame_bytes)]
+            assert await self.holdings.put_frames(form.facts.form, frames) == set()
+        try:
+            outcome = await self.applier.apply(form.facts.form)
+        except StoreFault as fault:
+            raise AssertionError("a failed apply is an answer") from fault
+        if isinstance(outcome, ApplyRejected):
+            raise StoreFault(outcome.reason)
+        assert isinstance(outcome, SnapshotReady)
+        return outcome
+
+    async def take_again(self, form: BuiltForm) -> None:
+        """As a worker does when it is told of the form again after it gave it up."""
+        if self.holdings is not None:
+            await self.holdings.forget(form.facts.form)
+        await self.take(form)
+
+
+def run_into(disk: FailingDisk, path: Path, runner: asyncio.Runner) -> None:
+    """Take version 2. After a StoreFault the old one stands; then, with the disk well again, it is taken."""
+    box = Box(path)
+    try:
+        with disk.mounted():
+            runner.run(box.take(FORMS[2]))
+    except StoreFault:
+        assert version_standing(path) == 1
+        runner.run(box.take_again(FORMS[2]))
+    except Killed:
+        pass
+    finally:
+        box.state_dir.close()
+
+
+def version_standing(path: Path) -> int:
+    """What a restart finds: exactly one version, and of all forms only frames that are right."""
+    current = SlotStore(path / "slots", DiskBudget(ROOM)).current()
+    assert current is not None
+    there = {file.name: file.read_bytes() for file in current.directory.iterdir()}
+    assert there == CONTENTS[current.version]
+    store = FrameStore(path / "frames", DiskBudget(ROOM))
+    for form_facts in store.forms():
+        held = store.recover(form_facts.form)
+        store.check()
+        for segment in FORMS[form_facts.version].segments:
+            for span, payload in segment.frames(form_facts.frame_bytes):
+                assert span.frame not in held or store.get_frame(form_facts.form, span) == payload
+    return current.version
+
+
+@pytest.fixture(autouse=True)
+def power_stays_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes die here, the machine does not: what was written is there without waiting for the disk."""
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+
+
+@pytest.fixture
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture
+def pristine(tmp_path: Path, runner: asyncio.Runner) -> Path:
+    """The state directory of a peer on which version 1 stands."""
+    box = Box(tmp_path / "pristine")
+    runner.run(box.take(FORMS[1]))
+    box.state_dir.close()
+    return tmp_path / "pristine"
+
+
+def calls_to_fail(pristine: Path, runner: asyncio.Runner, kinds: Collection[str]) -> list[int]:
+    counting = FailingDisk()
+    run_into(counting, Path(shutil.copytree(pristine, pristine.with_name("counted"))), runner)
+    assert len(counting.calls) > 80
+    return [number for number, call in enumerate(counting.calls) if call in kinds]
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_disk_that_refuses_at_any_call_costs_nothing(
+    pristine: Path, tmp_path: Path, runner: asyncio.Runner, name: str
+) -> None:
+    error, kinds = REFUSALS[name]
+    for number in calls_to_fail(pristine, runner, kinds):
+        path = Path(shutil.copytree(pristine, tmp_path / str(number)))
+        disk = FailingDisk(number, OSError(error, os.strerror(error)))
+        run_into(disk, path, runner)
+        assert disk.struck
+        assert version_standing(path) == 2, f"call {number}, {disk.calls[number]}"
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_kill_at_any_call_leaves_the_old_or_the_new(
+    pristine: Path, tmp_path: Path, runner: asyncio.Runner, torn: bool
+) -> None:
+    found = []
+    for number in calls_to_fail(pristine, runner, ["pwrite"] if torn else WRITES):
+        path = Path(shutil.copytree(pristine, tmp_path / str(number)))
+        disk = FailingDisk(number, Killed(), torn)
+        run_into(disk, path, runner)
+        assert disk.struck
+        found.append(version_standing(path))
+        box = Box(path)
+        box.open()
+        assert [each.key.version for each in box.standing] == [found[-1]]
+        assert box.state_dir.publish_seq(FORMS[2].facts.run_id) in (1, 2)
+        runner.run(box.take_again(FORMS[2]))
+        box.state_dir.close()
+        assert version_standing(path) == 2
+    old = found.count(1)
+    assert found == [1] * old + [2] * (len(found) - old), "one flip"
+    assert old == len(found) - (0 if torn else 2), "opening the folder to sync it, and the sync, come after the flip"
