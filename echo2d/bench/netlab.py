@@ -7,9 +7,9 @@
         lab.set_link(3, replace(scenario.peers[3], uplink=5 * MBIT))
         lab.isolate(3)
 
-Node i is peers[i], at `address(i)`. Links are made by `link_emulator.c`, a process between the TUN devices of all nodes:
-rate and queue of both directions of an access link, loss on the way in, delay per pair, partitions. A peer that is
-not reachable takes no TCP connection from others, as behind NAT.
+Node i is peers[i], at `address(i)`. Links are made by `link_emulator.c`, a process between the TUN devices of all
+nodes: rate and queue of both directions of an access link, loss on the way in, delay per pair, partitions. A peer that
+is not reachable takes no TCP connection from others, as behind NAT.
 
 Nothing has to be cleaned up: namespaces have no name and go with the last process in them; the emulator ends with its
 stdin, programs with their parent, whichever way that ends.

@@ -135,19 +135,22 @@ class Swarm:
         """SIGKILL."""
         self._programs.kill(self._peers.pop(node))
 
+    def runs(self, node: int) -> bool:
+        return node in self._peers
+
     def cpu_s(self) -> dict[int, float]:
         """What each running peer has used so far, user and system."""
         return {node: _cpu_s(program.pid) for node, program in self._peers.items()}
 
-    def repaired(self) -> int:
-        """Frames that running peers have got on a repair stream so far, not down their tree."""
-        total = 0
-        for node in self._peers:
-            with self._lab.inside(node):
-                text = urllib.request.urlopen(f"http://127.0.0.1:{METRICS_PORT}/metrics").read().decode()
-            found = REPAIRED.search(text)
-            total += 0 if found is None else int(float(found[1]))
-        return total
+    def repaired(self) -> dict[int, int]:
+        """Frames that each running peer has got on a repair stream so far, not down its tree."""
+        return {node: self._repaired(node) for node in self._peers}
+
+    def _repaired(self, node: int) -> int:
+        with self._lab.inside(node):
+            text = urllib.request.urlopen(f"http://127.0.0.1:{METRICS_PORT}/metrics").read().decode()
+        found = REPAIRED.search(text)
+        return 0 if found is None else int(float(found[1]))
 
     # --- versions
 

@@ -28,6 +28,7 @@ from echo2d.sim.scenario import Fault, PeerSpec, Scenario
 RATES = {"kbit": 125.0, "mbit": 125e3, "gbit": 125e6}  # bytes/s
 SIZES = {"": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
 TIMES = {"": 1.0, "s": 1.0, "ms": 1e-3}
+TRIPS = 4  # of a round trip: there and back, each through two access links
 _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)")
 
 
@@ -57,6 +58,35 @@ def load_scenario(path: Path) -> Scenario:
         raise OperatorFault(f"{path} is no scenario: {error!r}") from error
 
 
+def scenario_of(
+    *,
+    peers: int,
+    uplink: str,
+    uplinks: str | None,
+    downlink: str | None,
+    rtt: str,
+    loss: float,
+    size: str,
+    shape: Any,
+    rng_seed: int,
+) -> Scenario:
+    """From flags. uplinks: of the seed and each peer, in Mbit/s, instead of `peers` and `uplink`.
+
+    downlink: of everybody; the fastest uplink if None. OperatorFault: a flag that cannot be meant so.
+    """
+    if uplinks is None:
+        rates = [parse_rate(uplink)] * (peers + 1)
+    else:
+        rates = [parse_rate(f"{one}mbit") for one in uplinks.split(",")]
+    down = max(rates) if downlink is None else parse_rate(downlink)
+    latency_s = parse_seconds(rtt) / TRIPS
+    try:
+        specs = tuple(PeerSpec(rate, down, latency_s, loss) for rate in rates)
+        return Scenario(specs, parse_bytes(size), shape=shape, rng_seed=rng_seed)
+    except AssertionError as error:
+        raise OperatorFault("expected a seed and a peer at least, rates above 0, and a loss below 1") from error
+
+
 def _parse(text: object, units: Mapping[str, float], expected: str) -> float:
     found = _QUANTITY.fullmatch(str(text).strip())
     if found is None or found[2].lower() not in units:
@@ -74,7 +104,7 @@ def _peers(table: dict[str, Any]) -> list[PeerSpec]:
     count = table.pop("count", 1)
     values: dict[str, Any] = {key: parse_rate(table.pop(key)) for key in ("uplink", "downlink") if key in table}
     if "rtt" in table:
-        values["latency_s"] = parse_seconds(table.pop("rtt")) / 4  # there and back, through two access links
+        values["latency_s"] = parse_seconds(table.pop("rtt")) / TRIPS
     if "joins_at" in table:
         values["joins_at_s"] = parse_seconds(table.pop("joins_at"))
     return [PeerSpec(**values, **table)] * count
