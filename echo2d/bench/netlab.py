@@ -155,6 +155,10 @@ class Lab:
         """Programs that end when this process does; to be started `inside` a node, by the main thread."""
         return LabPrograms(logs, [str(self._program), "exec", str(os.getpid())])
 
+    @property
+    def emulator_pid(self) -> int:
+        return self._emulator.pid
+
     # --- links, changed while they are used
 
     def set_link(self, node: int, spec: PeerSpec) -> None:
