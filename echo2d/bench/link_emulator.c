@@ -1,7 +1,7 @@
 /* Access links between network namespaces, in user space, for `netlab.py`. Linux; built with `cc -O2`.
  *
  *   link_emulator emulate FD...        node i is the i-th TUN device (IFF_TUN | IFF_NO_PI | IFF_VNET_HDR, TSO4)
- *   link_emulator exec PARENT PROGRAM  runs the program; it is killed when the process PARENT ends
+ *   link_emulator exec PARENT PROGRAM  runs the program at NICE; it is killed when the process PARENT ends
  *
  *   node a --TUN--> [queue] uplink a --> delay a,b --> (loss?) [queue] downlink b --TUN--> node b
  *
@@ -41,6 +41,7 @@
 #define READS_MAX 16      /* packets taken from one node before the others and the clock have their turn */
 #define QUEUE_MIN 16384.0 /* bytes: a queue of less than a handful of packets passes nothing */
 #define PRIORITY 10       /* SCHED_FIFO: a late emulator bunches packets up and overflows queues that are not there */
+#define NICE (-10)        /* of programs: what else runs on the machine has nothing to do with their network */
 
 struct link {
     double rate, queue_s; /* bytes/s, 0: no limit */
@@ -409,6 +410,7 @@ int main(int argc, char **argv) {
     if (argc >= 4 && !strcmp(argv[1], "exec")) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         if (getppid() != (pid_t)atoi(argv[2])) return 1; /* it has ended already */
+        setpriority(PRIO_PROCESS, 0, NICE);
         execvp(argv[3], argv + 3);
         die(argv[3]);
     }

@@ -51,8 +51,9 @@ CLONE_NEWNET = 0x40000000
 TUNSETIFF, TUNSETOFFLOAD = 0x400454CA, 0x400454D0
 IFF_TUN, IFF_NO_PI, IFF_VNET_HDR = 0x0001, 0x1000, 0x4000
 TUN_F_CSUM, TUN_F_TSO4 = 0x01, 0x02
-SIOCSIFFLAGS, SIOCSIFADDR, SIOCSIFNETMASK = 0x8914, 0x8916, 0x891C
+SIOCSIFFLAGS, SIOCSIFADDR, SIOCSIFNETMASK, SIOCSIFTXQLEN = 0x8914, 0x8916, 0x891C, 0x8943
 IFF_UP, IFF_RUNNING = 0x1, 0x40
+TUN_PACKETS_MAX = 10_000  # between kernel and emulator: what is dropped is dropped by the emulated queues alone
 HERE = Path("/proc/thread-self/ns/net")
 
 
@@ -339,6 +340,7 @@ def _tun_device(namespace: int) -> int:
 
 
 def _configure(control: socket.socket, name: str, address: str) -> None:
+    _interface(control, SIOCSIFTXQLEN, name, struct.pack("i", TUN_PACKETS_MAX))
     _interface(control, SIOCSIFADDR, name, _address(address))
     _interface(control, SIOCSIFNETMASK, name, _address("255.255.0.0"))
     _interface(control, SIOCSIFFLAGS, name, struct.pack("H", IFF_UP | IFF_RUNNING))

@@ -13,7 +13,9 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -65,20 +67,31 @@ def flood(lab: Lab, packets: int, senders: tuple[int, ...] = (0,), end: int = 1,
     with ExitStack() as cleanup:
         at = cleanup.enter_context(receiver(lab, end))
         by = [cleanup.enter_context(sender(lab, start)) for start in senders]
-        for _ in range(packets):
-            for one in by:
-                one.sendto(bytes(size), (lab.address(end), PORT))
+        with urgent():
+            for _ in range(packets):
+                for one in by:
+                    one.sendto(bytes(size), (lab.address(end), PORT))
         return [when for _, when in arrivals(at)]
 
 
+@contextmanager
+def urgent() -> Iterator[None]:
+    """Before the other processes of a busy machine: a link is only filled by a sender that is faster."""
+    os.setpriority(os.PRIO_PROCESS, 0, -20)
+    try:
+        yield
+    finally:
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
+
+
 def rate_of(lab: Lab, datagrams: int, senders: tuple[int, ...] = (0,)) -> float:
-    """Bytes/s on the wire with which large datagrams arrive at node 1, none of them lost."""
+    """Bytes/s on the wire with which large datagrams arrive at node 1, none of them lost; by the median gap."""
     before = lab.counts().nodes[1].down
     times = flood(lab, datagrams, senders, size=LARGE)
     after = lab.counts().nodes[1].down
     assert len(times) == datagrams * len(senders)
     assert after.dropped == 0
-    return (after.link_bytes - before.link_bytes) * (1 - 1 / len(times)) / (times[-1] - times[0])
+    return (after.link_bytes - before.link_bytes) / len(times) / median(later - at for at, later in pairwise(times))
 
 
 @pytest.mark.parametrize("mbit", [5.0, 100.0, 320.0])
