@@ -209,9 +209,9 @@ def bench() -> None:
 @click.option("--undialable", type=click.FloatRange(0, 1), default=0.0, help="Share of the peers behind NAT.")
 @click.option("--rounds", type=int, default=5, show_default=True, help="Warm ones, after a cold one.")
 @click.option("--queue", default="50ms", show_default=True, help="What is queued before a link at most.")
-@click.option("--kill", type=float, help="SIGKILL for the fastest peer when it has this share of a version.")
-@click.option("--partition", type=float, help="Silence from the fastest peer when it has this share.")
-@click.option("--corrupt", type=float, help="The share of its frames that the fastest peer spoils.")
+@click.option("--kill", type=float, help="SIGKILL for the busiest fast relay at this share of a version.")
+@click.option("--partition", type=float, help="Silence from it, likewise, instead.")
+@click.option("--corrupt", type=float, help="The share of its frames that it spoils.")
 @click.option("--run-dir", type=DIRECTORY, help="Kept with all logs; a temporary one if left out.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def bench_broadcast(scenario: Path | None, undialable: float, rounds: int, queue: str, **options: Any) -> None:

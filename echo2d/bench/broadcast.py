@@ -38,13 +38,16 @@ ROUND_S_MIN = 60.0  # a round that takes longer than this ...
 ROUND_BOUNDS_MAX = 40.0  # ... and so many times the bound is stuck; a star of 8 takes 9
 COPIES_ON_DISK = 8  # of a version at each peer: the forms and snapshots it keeps
 MEMORY_DISK = Path("/dev/shm")  # every peer has a disk of its own; one real disk for all would be the bottleneck
+SPOIL_FROM = 0.1  # when so much of a version has come, it shows who passes on most
 ROUNDS_MAX = 100  # the coordinator keeps the figures of more
 
 
 @dataclass(frozen=True, slots=True)
 class Broadcast:
-    """What was asked for. kill, partition: with this share of a version the fastest peer is gone (SIGKILL), or silent,
-    until the round is over. corrupt: the share of frames that the fastest peer spoils.
+    """What was asked for. The culprit of a round is, of the peers with the fastest uplink, the one that passes on most.
+
+    kill, partition: when the median peer has this share of a version, the culprit is gone (SIGKILL), or silent, until
+    the round is over. corrupt: the share of its frames that it spoils, soon after the start.
     """
 
     scenario: Scenario
@@ -64,7 +67,7 @@ class Broadcast:
 
     @property
     def fastest(self) -> int:
-        """The peer that trouble is made with."""
+        """A peer of the fastest uplink."""
         return max(range(1, len(self.scenario.peers)), key=lambda node: (self.scenario.peers[node].uplink, -node))
 
 
@@ -82,6 +85,7 @@ class Round:
 
     seed_copies: bytes on the seed's uplink, with all headers and control messages, per byte of the version.
     late_s: by how much the emulator was late at worst; beyond a few ms the machine was too busy to be believed.
+    culprits: the peers with whom trouble was made.
     """
 
     version: int
@@ -95,6 +99,7 @@ class Round:
     relay_cpu_s_per_gb: float
     frames_refetched: int
     late_s: float
+    culprits: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +182,9 @@ def measure(wanted: Broadcast, run: Path, console: Console) -> BroadcastResult:
     """OperatorFault: there can be no laboratory here. Fault: a round got stuck, or a daemon ended."""
     load = os.getloadavg()[0]
     scenario = wanted.scenario
-    corrupting = {} if wanted.corrupt is None else {wanted.fastest: wanted.corrupt}
     rounds = []
-    with Lab(scenario.peers, run, queue_s=wanted.queue_s) as lab, Swarm(lab, scenario, run, corrupting) as swarm:
+    lab = Lab(scenario.peers, run, queue_s=wanted.queue_s)
+    with lab, Swarm(lab, scenario, run, corrupt=wanted.corrupt) as swarm:
         with _progress(console) as progress:
             for number in range(1 + wanted.rounds):
                 rounds.append(_Round(wanted, lab, swarm, progress, number).run())
@@ -216,6 +221,16 @@ def _lost(wanted: Broadcast) -> frozenset[int]:
     return frozenset(troubled | {trouble.peer for trouble in wanted.scenario.faults if trouble.back_s is None})
 
 
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """Trouble with a peer (None: the busiest one), once both have come: the time and a share of the bytes."""
+
+    strike: Callable[[int], None]
+    node: int | None = None
+    at_s: float = 0.0
+    share: float = 0.0
+
+
 class _Round:
     """One version on its way: publish, make the trouble that was asked for, look on until it has arrived."""
 
@@ -224,7 +239,8 @@ class _Round:
         self._task = progress.add_task(f"version {number}" + (" (cold)" if not number else ""), total=None)
         self._bytes = wanted.scenario.wire_bytes
         self._down: set[int] = set()  # killed or cut off, at this moment
-        self._gone: set[int] = set()  # at any time of this round
+        self._spoiling: set[int] = set()
+        self._culprits: list[int] = []  # with whom trouble was made, in this order
         self._verified: dict[str, float] = {}
         self._late_s = 0.0
         self._troubles = self._planned(cold=number == 0)
@@ -241,7 +257,7 @@ class _Round:
         self._swarm.settle()
         used, repaired_since = self._swarm.cpu_s(), self._swarm.repaired()
         broadcast = facts["broadcast"] or {}
-        stayed = cpu.keys() - self._gone
+        stayed = cpu.keys() - self._culprits
         return Round(
             version=version,
             shape=broadcast.get("shape"),
@@ -254,6 +270,7 @@ class _Round:
             relay_cpu_s_per_gb=median(used[node] - cpu[node] for node in stayed) / (self._bytes / 1e9),
             frames_refetched=sum(repaired_since[node] - repaired[node] for node in stayed),
             late_s=self._late_s,
+            culprits=tuple(f"peer-{node}" for node in self._culprits),
         )
 
     def _count(self) -> Counts:
@@ -292,48 +309,57 @@ class _Round:
 
     # --- trouble
 
-    def _planned(self, *, cold: bool) -> list[tuple[Callable[[float, Counts, Counts], bool], Callable[[], None]]]:
-        """(is it time?, what then), the scenario's by the clock, the others by what the fastest peer has got."""
+    def _planned(self, *, cold: bool) -> list[_Planned]:
+        """The scenario's troubles and newcomers by the clock, the others by how much the median peer has got."""
         planned = [each for trouble in self._wanted.scenario.faults for each in self._scripted(trouble)]
-        victim = self._wanted.fastest
-        for share, strike in ((self._wanted.kill, self._kill), (self._wanted.partition, self._cut_off)):
+        for share, strike in (
+            (self._wanted.kill, self._kill),
+            (self._wanted.partition, self._cut_off),
+            (None if self._wanted.corrupt is None else SPOIL_FROM, self._spoil),
+        ):
             if share is not None:
-                planned.append((self._has_share(victim, share), lambda strike=strike: strike(victim)))
-        for node, spec in enumerate(self._wanted.scenario.peers):
-            if cold and spec.joins_at_s > 0:
-                planned.append((_at(spec.joins_at_s), lambda node=node: self._swarm.join(node)))
+                planned.append(_Planned(strike, share=share))
+        if cold:
+            peers = enumerate(self._wanted.scenario.peers)
+            planned += [_Planned(self._swarm.join, node, spec.joins_at_s) for node, spec in peers if spec.joins_at_s]
         return planned
 
-    def _scripted(
-        self, trouble: Trouble
-    ) -> Iterator[tuple[Callable[[float, Counts, Counts], bool], Callable[[], None]]]:
-        strike = self._cut_off if trouble.silent else self._kill
-        yield _at(trouble.at_s), lambda: strike(trouble.peer)
+    def _scripted(self, trouble: Trouble) -> Iterator[_Planned]:
+        yield _Planned(self._cut_off if trouble.silent else self._kill, trouble.peer, trouble.at_s)
         if trouble.back_s is not None:
-            yield _at(trouble.back_s), lambda: self._bring_back(trouble.peer)
+            yield _Planned(self._bring_back, trouble.peer, trouble.back_s)
 
-    def _has_share(self, node: int, share: float) -> Callable[[float, Counts, Counts], bool]:
-        return lambda _, before, counts: self._come(node, before, counts) >= share * self._bytes
+    def _make_trouble(self, elapsed_s: float, before: Counts, counts: Counts) -> None:
+        come = median(self._come(node, before, counts) for node in range(1, len(counts.nodes))) / self._bytes
+        due = [each for each in self._troubles if elapsed_s >= each.at_s and come >= each.share]
+        for each in due:
+            self._troubles.remove(each)
+            each.strike(self._busiest(before, counts) if each.node is None else each.node)
+
+    def _busiest(self, before: Counts, counts: Counts) -> int:
+        """Of the peers with the fastest uplink, the one that has passed on most in this round."""
+        uplinks = {node: self._wanted.scenario.peers[node].uplink for node in range(1, len(counts.nodes))}
+        fastest = [node for node, uplink in uplinks.items() if uplink == max(uplinks.values())]
+        return max(fastest, key=lambda node: counts.nodes[node].up.link_bytes - before.nodes[node].up.link_bytes)
 
     @staticmethod
     def _come(node: int, before: Counts, counts: Counts) -> int:
         return counts.nodes[node].down.payload_bytes - before.nodes[node].down.payload_bytes
 
-    def _make_trouble(self, elapsed_s: float, before: Counts, counts: Counts) -> None:
-        due = [each for each in self._troubles if each[0](elapsed_s, before, counts)]
-        self._troubles = [each for each in self._troubles if each not in due]
-        for _, strike in due:
-            strike()
-
     def _kill(self, node: int) -> None:
         self._swarm.kill(node)
         self._down.add(node)
-        self._gone.add(node)
+        self._culprits.append(node)
 
     def _cut_off(self, node: int) -> None:
         self._lab.isolate(node)
         self._down.add(node)
-        self._gone.add(node)
+        self._culprits.append(node)
+
+    def _spoil(self, node: int) -> None:
+        self._swarm.spoil(node)
+        self._spoiling.add(node)
+        self._culprits.append(node)
 
     def _bring_back(self, node: int) -> None:
         self._down.discard(node)
@@ -344,10 +370,8 @@ class _Round:
     def _mend(self) -> None:
         for node in sorted(self._down):
             self._bring_back(node)
-
-
-def _at(seconds: float) -> Callable[[float, Counts, Counts], bool]:
-    return lambda elapsed_s, _, __: elapsed_s >= seconds
+        for node in self._spoiling:
+            self._swarm.spoil(node)
 
 
 # --- files and pictures ----------------------------------------

@@ -1,36 +1,54 @@
-"""`python -m echo2d.bench.corrupting SHARE join ...`: `echo2d join`, but a share of the frames it passes on is spoilt.
+"""`python -m echo2d.bench.corrupting SHARE join ...`: `echo2d join`, but between two SIGUSR1 it spoils what it passes on.
 
-An enemy for measurements: it holds a valid credential and keeps the protocol, only a bit is wrong here and there.
+An enemy for measurements: it holds a valid credential and keeps the protocol, only a bit is wrong in some frames.
 """
 
+import signal
 import sys
+from collections.abc import Callable
 
 from echo2d.cli import main as run_cli
-from echo2d.core.ids import FrameId, PeerId
-from echo2d.core.link_messages import StreamId
 from echo2d.net.peers import PeerLinks
 
+SendFrame = Callable[..., bool]
 
-def corrupt(share: float) -> None:
-    """From now on this process's links spoil every so many-th payload."""
-    every = round(1 / share)
-    sent = 0
-    honest = PeerLinks.send_frame
 
-    def send_frame(
-        self: PeerLinks, peer: PeerId, stream: StreamId, frame: FrameId, sequence: int, payload: memoryview | None
-    ) -> bool:
-        nonlocal sent
-        sent += payload is not None
-        if payload is not None and sent % every == 0:
-            spoilt = bytearray(payload)
-            spoilt[-1] ^= 1
-            payload = memoryview(spoilt)
-        return honest(self, peer, stream, frame, sequence, payload)
+class Enemy:
+    """Spoils every so many-th payload while it is awake."""
 
-    PeerLinks.send_frame = send_frame  # type: ignore[method-assign]
+    def __init__(self, share: float, send_frame: SendFrame) -> None:
+        self._every, self._send_frame = round(1 / share), send_frame
+        self._awake = False
+        self._sent = 0
+
+    def turn(self, *_: object) -> None:
+        """Awake or asleep again: a signal handler."""
+        self._awake = not self._awake
+
+    def spoilt(self, payload: memoryview | None) -> memoryview | None:
+        """The payload, or one of which the last bit is wrong."""
+        if payload is None or not self._awake:
+            return payload
+        self._sent += 1
+        if self._sent % self._every:
+            return payload
+        changed = bytearray(payload)
+        changed[-1] ^= 1
+        return memoryview(changed)
+
+    def install(self) -> None:
+        """For all links of this process."""
+        enemy, honest = self, self._send_frame
+
+        def send_frame(links: PeerLinks, *about: object) -> bool:
+            *others, payload = about
+            assert payload is None or isinstance(payload, memoryview)
+            return honest(links, *others, enemy.spoilt(payload))
+
+        PeerLinks.send_frame = send_frame  # type: ignore[assignment, method-assign]
+        signal.signal(signal.SIGUSR1, self.turn)
 
 
 if __name__ == "__main__":
-    corrupt(float(sys.argv.pop(1)))
+    Enemy(float(sys.argv.pop(1)), PeerLinks.send_frame).install()
     run_cli()

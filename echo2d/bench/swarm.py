@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import time
 import urllib.request
 from collections.abc import Callable, Mapping
@@ -76,10 +77,10 @@ metrics_port = {metrics}
 
 
 class Swarm:
-    """See the module docstring. Its files are under `run`; `corrupting`: which nodes spoil which share of frames."""
+    """See the module docstring. Its files are under `run`; corrupt: the share of frames that `spoil` means."""
 
-    def __init__(self, lab: Lab, scenario: Scenario, run: Path, corrupting: Mapping[int, float]) -> None:
-        self._lab, self._scenario, self._run, self._corrupting = lab, scenario, run, corrupting
+    def __init__(self, lab: Lab, scenario: Scenario, run: Path, *, corrupt: float | None = None) -> None:
+        self._lab, self._scenario, self._run, self._corrupt = lab, scenario, run, corrupt
         self._programs = lab.programs(run / "logs")
         self._peers: dict[int, Program] = {}
         self._version = -1
@@ -126,14 +127,18 @@ class Swarm:
                     metrics=METRICS_PORT,
                 )
             )
-        share = self._corrupting.get(node)
-        module = ["echo2d"] if share is None else ["echo2d.bench.corrupting", str(share)]
+        module = ["echo2d"] if self._corrupt is None else ["echo2d.bench.corrupting", str(self._corrupt)]
         with self._lab.inside(node):
             self._peers[node] = self._programs.start(name, "-m", *module, "join", "--config", str(config))
 
     def kill(self, node: int) -> None:
         """SIGKILL."""
         self._programs.kill(self._peers.pop(node))
+
+    def spoil(self, node: int) -> None:
+        """From now on it spoils some of the frames that it passes on; said again, no more."""
+        assert self._corrupt is not None
+        os.kill(self._peers[node].pid, signal.SIGUSR1)
 
     def runs(self, node: int) -> bool:
         return node in self._peers

@@ -78,7 +78,7 @@ def test_a_file(tmp_path: Path) -> None:
 def test_bad_files(tmp_path: Path, old: str, new: str) -> None:
     path = tmp_path / "bad.toml"
     path.write_text(FILE.replace(old, new))
-    with pytest.raises(OperatorFault, match="bad.toml"):
+    with pytest.raises(OperatorFault, match=r"bad\.toml"):
         load_scenario(path)
 
 
