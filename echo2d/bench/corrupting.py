@@ -1,6 +1,7 @@
-"""`python -m echo2d.bench.corrupting SHARE join ...`: `echo2d join`, but between two SIGUSR1 it spoils what it passes on.
+"""`python -m echo2d.bench.corrupting SHARE join ...`: `echo2d join`, which spoils frames between two SIGUSR1.
 
-An enemy for measurements: it holds a valid credential and keeps the protocol, only a bit is wrong in some frames.
+An enemy for measurements: it holds a valid credential and keeps the protocol; only, in that share of the frames that it
+passes on, a bit is wrong.
 """
 
 import signal
