@@ -4,11 +4,11 @@ An enemy for measurements: it holds a valid credential and keeps the protocol; o
 passes on, a bit is wrong.
 """
 
+import runpy
 import signal
 import sys
 from collections.abc import Callable
 
-from echo2d.cli import main as run_cli
 from echo2d.net.peers import PeerLinks
 
 SendFrame = Callable[..., bool]
@@ -52,4 +52,4 @@ class Enemy:
 
 if __name__ == "__main__":
     Enemy(float(sys.argv.pop(1)), PeerLinks.send_frame).install()
-    run_cli()
+    runpy.run_module("echo2d", run_name="__main__")
