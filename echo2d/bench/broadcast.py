@@ -7,6 +7,7 @@ T_verify is the coordinator's own figure; bytes are counted at the emulator. Sec
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -38,6 +39,7 @@ ROUND_S_MIN = 60.0  # a round that takes longer than this ...
 ROUND_BOUNDS_MAX = 40.0  # ... and so many times the bound is stuck; a star of 8 takes 9
 COPIES_ON_DISK = 8  # of a version at each peer: the forms and snapshots it keeps
 MEMORY_DISK = Path("/dev/shm")  # every peer has a disk of its own; one real disk for all would be the bottleneck
+DIRECTORY = "echo2d-broadcast-"  # then the process that made it
 SPOIL_FROM = 0.1  # when so much of a version has come, it shows who passes on most
 ROUNDS_MAX = 100  # the coordinator keeps the figures of more
 
@@ -169,6 +171,7 @@ class BroadcastResult:
 def run_broadcast(wanted: Broadcast) -> int:
     """Measure and print. The exit code: 0 when every survivor of every round has verified its version."""
     console = Console(stderr=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # nothing is left running, and no files
     with _directory(wanted) as run:
         result = measure(wanted, run, console)
     if wanted.as_json:
@@ -387,10 +390,20 @@ def _directory(wanted: Broadcast) -> Iterator[Path]:
         run.mkdir(parents=True, exist_ok=True)
         yield run
         return
+    _sweep()
     needed = COPIES_ON_DISK * wanted.scenario.wire_bytes * len(wanted.scenario.peers)
     in_memory = MEMORY_DISK.is_dir() and shutil.disk_usage(MEMORY_DISK).free > 2 * needed
-    with tempfile.TemporaryDirectory(prefix="echo2d-broadcast-", dir=MEMORY_DISK if in_memory else None) as run_text:
+    parent = MEMORY_DISK if in_memory else Path(tempfile.gettempdir())
+    with tempfile.TemporaryDirectory(prefix=f"{DIRECTORY}{os.getpid()}-", dir=parent) as run_text:
         yield Path(run_text)
+
+
+def _sweep() -> None:
+    """Delete what measurements left that were killed."""
+    for parent in (MEMORY_DISK, Path(tempfile.gettempdir())):
+        for left in parent.glob(f"{DIRECTORY}*"):
+            if not Path("/proc", left.name.removeprefix(DIRECTORY).partition("-")[0]).exists():
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def _progress(console: Console) -> Progress:

@@ -13,6 +13,7 @@ import signal
 import time
 import urllib.request
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -87,24 +88,22 @@ class Swarm:
 
     def __enter__(self) -> Self:
         (self._run / "snapshots").mkdir(parents=True)
-        try:
+        with ExitStack() as cleanup:
+            cleanup.callback(self._programs.stop)
             with self._lab.inside(0):
-                self._start_coordinator()
+                self._coordinator = cleanup.enter_context(self._start_coordinator())
             for node, spec in enumerate(self._scenario.peers[1:], start=1):
                 if spec.joins_at_s == 0:
                     self.join(node)
             self._wait("all workers have joined", lambda facts: len(alive(facts)) == len(self._peers))
             self._coordinator.open_session(resume_step=0)
-        except BaseException:
-            self._programs.stop()
-            raise
+            self._cleanup = cleanup.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._coordinator.close()
-        self._programs.stop()
+        self._cleanup.close()
 
     # --- peers
 
@@ -189,7 +188,7 @@ class Swarm:
 
     # --- inside
 
-    def _start_coordinator(self) -> None:
+    def _start_coordinator(self) -> Coordinator:
         config = self._run / "run.toml"
         config.write_text(
             COORDINATOR.format(
@@ -204,7 +203,7 @@ class Swarm:
         self._programs.start("coordinator", "-m", "echo2d", "coordinate", "--config", str(config))
         announced = wait_for(self._run / "coordinator" / "coordinator.json", self._programs, START_S)
         token = self._run / "coordinator" / "tokens" / "learner.token"
-        self._coordinator = Coordinator(json.loads(announced)["url"], token_file=token)
+        return Coordinator(json.loads(announced)["url"], token_file=token)
 
     def _settled(self, facts: Mapping[str, Any]) -> bool:
         serving = [worker["serving"] for worker in alive(facts)]
