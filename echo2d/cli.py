@@ -212,9 +212,12 @@ def bench() -> None:
 @click.option("--kill", type=float, help="SIGKILL for the busiest fast relay at this share of a version.")
 @click.option("--partition", type=float, help="Silence from it, likewise, instead.")
 @click.option("--corrupt", type=float, help="The share of its frames that it spoils.")
+@click.option("--against", default="", help="Also measure: star,libtorrent; after each warm round once.")
 @click.option("--run-dir", type=DIRECTORY, help="Kept with all logs; a temporary one if left out.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
-def bench_broadcast(scenario: Path | None, undialable: float, rounds: int, queue: str, **options: Any) -> None:
+def bench_broadcast(
+    scenario: Path | None, undialable: float, rounds: int, queue: str, against: str, **options: Any
+) -> None:
     """Measure how long versions take to spread: real daemons, emulated links (Linux, root, cc).
 
     Coordinator, seed and workers run in network namespaces of their own. Exit code 1: somebody has not verified.
@@ -224,6 +227,6 @@ def bench_broadcast(scenario: Path | None, undialable: float, rounds: int, queue
 
     trouble = {name: options.pop(name) for name in ("kill", "partition", "corrupt", "run_dir", "as_json")}
     played = scenario_of(**options) if scenario is None else load_scenario(scenario)
-    sys.exit(
-        run_broadcast(Broadcast(with_undialable(played, undialable), rounds, queue_s=parse_seconds(queue), **trouble))
-    )
+    rivals = tuple(filter(None, against.split(",")))
+    played = with_undialable(played, undialable)
+    sys.exit(run_broadcast(Broadcast(played, rounds, parse_seconds(queue), against=rivals, **trouble)))

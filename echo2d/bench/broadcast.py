@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from echo2d.bench.against import RIVALS, Rival, interpreter_of, rival_round
 from echo2d.bench.netlab import QUEUE_S, Counts, Lab
 from echo2d.bench.swarm import Swarm, alive
 from echo2d.core.forms import frame_bytes_for
@@ -49,7 +50,8 @@ class Broadcast:
     """What was asked for. The culprit of a round is, of the peers with the fastest uplink, the one that passes on most.
 
     kill, partition: when the median peer has this share of a version, the culprit is gone (SIGKILL), or silent, until
-    the round is over. corrupt: the share of its frames that it spoils, soon after the start.
+    the round is over. corrupt: the share of its frames that it spoils, soon after the start. against: what else is
+    measured, after each warm round once.
     """
 
     scenario: Scenario
@@ -58,6 +60,7 @@ class Broadcast:
     kill: float | None = None
     partition: float | None = None
     corrupt: float | None = None
+    against: tuple[str, ...] = ()
     as_json: bool = False
     run_dir: Path | None = None
 
@@ -66,6 +69,9 @@ class Broadcast:
             raise OperatorFault(f"--rounds: expected 0 to {ROUNDS_MAX}; found {self.rounds}")
         if any(share is not None and not 0 < share <= 1 for share in (self.kill, self.partition, self.corrupt)):
             raise OperatorFault("--kill, --partition, --corrupt: expected shares above 0, at most 1")
+        for rival in self.against:
+            if rival not in RIVALS:
+                raise OperatorFault(f"--against: expected some of {', '.join(RIVALS)}; found {rival!r}")
 
     @property
     def fastest(self) -> int:
@@ -141,10 +147,15 @@ class BroadcastResult:
     rounds: tuple[Round, ...]
     faults: tuple[str, ...]
     load: tuple[float, float]
+    against: Mapping[str, Rival]
 
     @staticmethod
     def of(
-        wanted: Broadcast, rounds: Sequence[Round], faults: Sequence[str], load: tuple[float, float]
+        wanted: Broadcast,
+        rounds: Sequence[Round],
+        faults: Sequence[str],
+        load: tuple[float, float],
+        against: Mapping[str, Sequence[tuple[float, float]]],
     ) -> "BroadcastResult":
         plan = best_plan(wanted.scenario, lost=_lost(wanted))
         warm = rounds[1:] or rounds
@@ -165,6 +176,7 @@ class BroadcastResult:
             rounds=tuple(rounds),
             faults=tuple(faults),
             load=load,
+            against={rival: Rival.of(each, plan.bound_s) for rival, each in against.items() if each},
         )
 
 
@@ -185,7 +197,10 @@ def measure(wanted: Broadcast, run: Path, console: Console) -> BroadcastResult:
     """OperatorFault: there can be no laboratory here. Fault: a round got stuck, or a daemon ended."""
     load = os.getloadavg()[0]
     scenario = wanted.scenario
-    rounds = []
+    rounds: list[Round] = []
+    against: dict[str, list[tuple[float, float]]] = {rival: [] for rival in wanted.against}
+    for rival in wanted.against:
+        interpreter_of(rival)
     lab = Lab(scenario.peers, run, queue_s=wanted.queue_s)
     with lab, Swarm(lab, scenario, run, corrupt=wanted.corrupt) as swarm:
         with _progress(console) as progress:
@@ -193,8 +208,10 @@ def measure(wanted: Broadcast, run: Path, console: Console) -> BroadcastResult:
                 rounds.append(_Round(wanted, lab, swarm, progress, number).run())
                 if not console.is_terminal:
                     console.print(_line(rounds[-1]), highlight=False)
+                for rival in wanted.against if number else ():
+                    against[rival].append(rival_round(rival, lab, scenario, run, limit_s=_limit_s(scenario)))
         faults = swarm.status()["faults"]
-    return BroadcastResult.of(wanted, rounds, faults, (load, os.getloadavg()[0]))
+    return BroadcastResult.of(wanted, rounds, faults, (load, os.getloadavg()[0]), against)
 
 
 def best_plan(scenario: Scenario, lost: frozenset[int] = frozenset()) -> Plan:
@@ -216,6 +233,11 @@ def best_plan(scenario: Scenario, lost: frozenset[int] = frozenset()) -> Plan:
     if scenario.shape == "chain":
         return plan_chains(PlanId(0), job, seed, peers, scenario.chains)
     return plan_auto(PlanId(0), job, seed, peers)
+
+
+def _limit_s(scenario: Scenario) -> float:
+    """A round that takes longer is stuck."""
+    return max(ROUND_S_MIN, ROUND_BOUNDS_MAX * best_plan(scenario).bound_s)
 
 
 def _lost(wanted: Broadcast) -> frozenset[int]:
@@ -284,7 +306,7 @@ class _Round:
     def _look_on(self, known: int, before: Counts) -> Mapping[str, Any]:
         """Until the coordinator has this version's T_verify, and so has seen everybody arrive who is still there."""
         started_at = time.monotonic()
-        limit_s = max(ROUND_S_MIN, ROUND_BOUNDS_MAX * best_plan(self._wanted.scenario).bound_s)
+        limit_s = _limit_s(self._wanted.scenario)
         status_at = started_at
         while True:
             elapsed_s, counts = time.monotonic() - started_at, self._count()
@@ -432,6 +454,9 @@ def _print(result: BroadcastResult) -> None:
         ("load before, after", f"{result.load[0]:.1f}, {result.load[1]:.1f}"),
     ):
         table.add_row(name, text)
+    for name, rival in result.against.items():
+        text = f"{rival.median_s:.2f} s ({rival.min_s:.2f}-{rival.max_s:.2f}), ratio {rival.ratio:.2f}"
+        table.add_row(name, f"{text}, seed copies {rival.seed_copies:.2f}")
     console = Console()
     console.print(table)
     for fault in result.faults[-3:]:

@@ -243,16 +243,21 @@ class LabPrograms(Programs):
         super().__init__(logs)
         self._prefix = prefix
 
-    def start(self, name: str, *arguments: str) -> Program:
-        program = Program(name, [*self._prefix, sys.executable, *arguments], self._logs / f"{name}.log")
+    def start(self, name: str, *arguments: str, python: str | None = None) -> Program:
+        program = Program(name, [*self._prefix, python or sys.executable, *arguments], self._logs / f"{name}.log")
         self._running.append(program)
         return program
 
     def kill(self, program: Program) -> None:
         """SIGKILL, and what it started with it; nobody waits for it any more."""
         self._running.remove(program)
-        os.killpg(program.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(program.pid, signal.SIGKILL)
         program.wait(STOP_S)
+
+    def kill_all(self) -> None:
+        for program in list(self._running):
+            self.kill(program)
 
 
 def build_emulator() -> Path:

@@ -24,10 +24,15 @@ def test_the_bound_of_the_first_row() -> None:
 
 def test_medians_are_of_the_warm_rounds() -> None:
     rounds = [ROUND, *(replace(ROUND, t_verify_s=float(time), verified=7) for time in (6, 8, 7))]
-    result = BroadcastResult.of(Broadcast(EIGHT), rounds, ["a fault"], (1.0, 2.0))
+    result = BroadcastResult.of(
+        Broadcast(EIGHT), rounds, ["a fault"], (1.0, 2.0), {"star": [(44.0, 8.4), (46.0, 8.4), (45.0, 8.5)]}
+    )
     assert (result.t_verify_s.median, result.t_verify_s.min, result.t_verify_s.max) == (7.0, 6.0, 8.0)
     assert result.ratio == pytest.approx(7 / 5.369, abs=0.001)
     assert result.ratio_cold == pytest.approx(9 / 5.369, abs=0.001)
+    star = result.against["star"]
+    assert (star.median_s, star.min_s, star.max_s, star.seed_copies) == (45.0, 44.0, 46.0, 8.4)
+    assert star.ratio == pytest.approx(45 / 5.369, abs=0.001)
     assert (result.peers, result.verified_peers, result.frames_refetched) == (8, 7, 3)
 
 
@@ -35,10 +40,10 @@ def test_the_bound_is_the_survivors() -> None:
     """The fastest of those with most uplink is gone: 160 + 40 + 320 of 840 Mbit/s are left."""
     lost = Broadcast(MIXED, kill=0.5)
     assert lost.fastest == 3
-    result = BroadcastResult.of(lost, [ROUND], [], (0.0, 0.0))
+    result = BroadcastResult.of(lost, [ROUND], [], (0.0, 0.0), {})
     assert result.bound_s == best_plan(replace(MIXED, peers=MIXED.peers[:3])).bound_s
     scripted = Broadcast(replace(MIXED, faults=(Fault(3, 1.0), Fault(1, 1.0, 2.0))))
-    assert BroadcastResult.of(scripted, [ROUND], [], (0.0, 0.0)).bound_s == result.bound_s
+    assert BroadcastResult.of(scripted, [ROUND], [], (0.0, 0.0), {}).bound_s == result.bound_s
 
 
 @pytest.mark.parametrize(("share", "closed"), [(0.0, []), (0.5, [2, 4, 6, 8]), (0.25, [4, 8]), (1.0, [*range(1, 9)])])
@@ -47,7 +52,9 @@ def test_peers_behind_nat_are_spread(share: float, closed: list[int]) -> None:
     assert [node for node, spec in enumerate(peers) if not spec.reachable] == closed
 
 
-@pytest.mark.parametrize("wrong", [{"rounds": -1}, {"rounds": 101}, {"kill": 0.0}, {"corrupt": 1.5}])
-def test_what_cannot_be_measured(wrong: dict[str, float]) -> None:
+@pytest.mark.parametrize(
+    "wrong", [{"rounds": -1}, {"rounds": 101}, {"kill": 0.0}, {"corrupt": 1.5}, {"against": ("rsync",)}]
+)
+def test_what_cannot_be_measured(wrong: dict[str, object]) -> None:
     with pytest.raises(OperatorFault, match="expected"):
         Broadcast(EIGHT, **wrong)  # type: ignore[arg-type]
