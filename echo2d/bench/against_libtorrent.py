@@ -5,6 +5,7 @@ for a Python that has libtorrent.
 """
 
 import hashlib
+import importlib
 import sys
 import time
 from pathlib import Path
@@ -35,8 +36,7 @@ def wait_for(path: Path) -> None:
 
 
 def main(role: str, address: str, signals_text: str, file_text: str, *addresses: str) -> None:
-    import libtorrent as lt  # of another environment
-
+    lt: Any = importlib.import_module("libtorrent")
     signals, file = Path(signals_text), Path(file_text)
     torrent = signals / "swarm.torrent"
     if role == "seed":

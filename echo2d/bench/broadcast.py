@@ -24,7 +24,7 @@ from rich.table import Table
 
 from echo2d.bench.against import RIVALS, Rival, interpreter_of, rival_round
 from echo2d.bench.netlab import QUEUE_S, Counts, Lab
-from echo2d.bench.swarm import Swarm, alive
+from echo2d.bench.swarm import Swarm, alive, names
 from echo2d.core.forms import frame_bytes_for
 from echo2d.core.ids import FormId, PeerId, PlanId
 from echo2d.core.messages import Address
@@ -69,9 +69,8 @@ class Broadcast:
             raise OperatorFault(f"--rounds: expected 0 to {ROUNDS_MAX}; found {self.rounds}")
         if any(share is not None and not 0 < share <= 1 for share in (self.kill, self.partition, self.corrupt)):
             raise OperatorFault("--kill, --partition, --corrupt: expected shares above 0, at most 1")
-        for rival in self.against:
-            if rival not in RIVALS:
-                raise OperatorFault(f"--against: expected some of {', '.join(RIVALS)}; found {rival!r}")
+        if not set(self.against) <= set(RIVALS):
+            raise OperatorFault(f"--against: expected some of {', '.join(RIVALS)}; found {', '.join(self.against)}")
 
     @property
     def fastest(self) -> int:
@@ -89,8 +88,9 @@ def with_undialable(scenario: Scenario, share: float) -> Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One version. plan_predicted_s: by the coordinator, from the rates it has measured. survivors: who is counted.
+    """One version. plan_predicted_s: by the coordinator, from the rates it has measured.
 
+    survivors: peers that were there at the publish and stayed. verified: how many of these have.
     seed_copies: bytes on the seed's uplink, with all headers and control messages, per byte of the version.
     late_s: by how much the emulator was late at worst; beyond a few ms the machine was too busy to be believed.
     culprits: the peers with whom trouble was made.
@@ -273,11 +273,13 @@ class _Round:
     def run(self) -> Round:
         directory = self._swarm.prepare()
         self._swarm.train()
-        known = len(self._swarm.status()["t_verify_s"])
+        at_first = self._swarm.status()
+        known, there = len(at_first["t_verify_s"]), names(alive(at_first))
         before, cpu, repaired = self._count(), self._swarm.cpu_s(), self._swarm.repaired()
         version = self._swarm.publish(directory)
         facts = self._look_on(known, before)
-        after, survivors = self._count(), len(alive(facts))
+        gone = {f"peer-{node}" for node in self._culprits if node not in self._spoiling}
+        after, survivors = self._count(), (there & names(alive(facts))) - gone
         self._mend()
         self._swarm.settle()
         used, repaired_since = self._swarm.cpu_s(), self._swarm.repaired()
@@ -289,8 +291,8 @@ class _Round:
             t_verify_s=facts["t_verify_s"][-1],
             median_peer_s=median(self._verified.values() or facts["t_verify_s"][-1:]),
             plan_predicted_s=broadcast.get("predicted_s"),
-            survivors=survivors,
-            verified=len(self._verified),
+            survivors=len(survivors),
+            verified=len(survivors & self._verified.keys()),
             seed_copies=(after.nodes[0].up.link_bytes - before.nodes[0].up.link_bytes) / self._bytes,
             relay_cpu_s_per_gb=median(used[node] - cpu[node] for node in stayed) / (self._bytes / 1e9),
             frames_refetched=sum(repaired_since[node] - repaired[node] for node in stayed),
@@ -325,7 +327,7 @@ class _Round:
     def _note_arrivals(self, facts: Mapping[str, Any], elapsed_s: float) -> None:
         for peer in (facts["broadcast"] or {"peers": []})["peers"]:
             if peer["verified"]:
-                self._verified.setdefault(peer["id"], elapsed_s)
+                self._verified.setdefault(peer["name"], elapsed_s)
 
     def _show(self, before: Counts, counts: Counts) -> None:
         peers = range(1, len(counts.nodes))

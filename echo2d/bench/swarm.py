@@ -12,7 +12,7 @@ import shutil
 import signal
 import time
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -222,6 +222,10 @@ class Swarm:
 def alive(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The workers of a status that are there."""
     return [worker for worker in facts["workers"] if worker["alive"]]
+
+
+def names(workers: Iterable[Mapping[str, Any]]) -> set[str]:
+    return {worker["name"] for worker in workers}
 
 
 def write_random_snapshot(directory: Path, data_bytes: int, rng_seed: int) -> None:
