@@ -5,7 +5,7 @@ READY := .venv/.ready
 ARGS ?=
 SEARCHES ?= 20  # times that a soak runs the property tests, by chance
 
-.PHONY: setup demo test soak mutants check coverage clean
+.PHONY: setup demo test lab soak mutants check coverage clean
 
 setup: $(READY)
 
@@ -22,6 +22,9 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/pytest $(ARGS)
 	$(BIN)/pytest -m e2e $(ARGS)
+
+lab: $(READY)
+	$(BIN)/pytest -m lab $(ARGS)
 
 soak: $(READY)
 	$(BIN)/pytest -m soak $(ARGS)

@@ -220,3 +220,45 @@ def demo(steps: int | None, *, as_json: bool, **options: Any) -> None:
     from echo2d.bench.demo import STEPS, Demo, run_demo
 
     sys.exit(run_demo(Demo(steps=STEPS if steps is None else steps, as_json=as_json, **options)))
+
+
+@main.group()
+def bench() -> None:
+    """Measure the real thing under a bounded load."""
+
+
+@bench.command("broadcast")
+@click.option("--peers", type=click.IntRange(1, 64), default=8, show_default=True, help="Workers beside the seed.")
+@click.option("--uplink", default="100mbit", show_default=True, help="Of the seed and of every peer.")
+@click.option("--uplinks", help="SEED,P1,P2,... in Mbit/s, instead of --peers and --uplink.")
+@click.option("--downlink", help="Of every peer; the fastest uplink if left out.")
+@click.option("--rtt", default="50ms", show_default=True, help="Between any two.")
+@click.option("--loss", type=click.FloatRange(0, 0.5), default=0.0, show_default=True, help="Share of packets.")
+@click.option("--bytes", "size", default="64MiB", show_default=True, help="Of a version.")
+@click.option("--shape", type=click.Choice(["auto", "star", "chain"]), default="auto", show_default=True, help="Plans.")
+@click.option("--seed", "rng_seed", type=int, default=0, show_default=True, help="Of the versions' random bytes.")
+@click.option("--scenario", type=FILE, help="TOML file instead of all the above.")
+@click.option("--undialable", type=click.FloatRange(0, 1), default=0.0, help="Share of the peers behind NAT.")
+@click.option("--rounds", type=int, default=5, show_default=True, help="Warm ones, after a cold one.")
+@click.option("--queue", default="50ms", show_default=True, help="What is queued before a link at most.")
+@click.option("--kill", type=float, help="SIGKILL for the busiest fast relay at this share of a version.")
+@click.option("--partition", type=float, help="Silence from it, likewise, instead.")
+@click.option("--corrupt", type=float, help="The share of its frames that it spoils.")
+@click.option("--against", default="", help="Also measure: star,libtorrent; after each warm round once.")
+@click.option("--run-dir", type=DIRECTORY, help="Kept with all logs; a temporary one if left out.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+def bench_broadcast(
+    scenario: Path | None, undialable: float, rounds: int, queue: str, against: str, **options: Any
+) -> None:
+    """Measure how long versions take to spread: real daemons, emulated links (Linux, root, cc).
+
+    Coordinator, seed and workers run in network namespaces of their own. Exit code 1: somebody has not verified.
+    """
+    from echo2d.bench.broadcast import Broadcast, run_broadcast, with_undialable
+    from echo2d.sim.scenario_file import load_scenario, parse_seconds, scenario_of
+
+    trouble = {name: options.pop(name) for name in ("kill", "partition", "corrupt", "run_dir", "as_json")}
+    played = scenario_of(**options) if scenario is None else load_scenario(scenario)
+    rivals = tuple(filter(None, against.split(",")))
+    played = with_undialable(played, undialable)
+    sys.exit(run_broadcast(Broadcast(played, rounds, parse_seconds(queue), against=rivals, **trouble)))

@@ -1,0 +1,63 @@
+"""Real daemons on emulated links, as `echo2d bench broadcast` measures them: bytes tightly, times loosely."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from echo2d.bench.netlab import why_not
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
+PEERS = 4
+SLOW_MACHINE = 8.0  # times the bound
+
+
+def bench(run_dir: Path, *options: str) -> dict[str, Any]:
+    """20 Mbit/s each: a busy machine keeps up with that."""
+    if why_not() is not None:
+        pytest.skip(str(why_not()))
+    words = ["bench", "broadcast", f"--peers={PEERS}", "--uplink=20mbit", "--bytes=8MiB", f"--run-dir={run_dir}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "echo2d", *words, "--json", *options], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def culprits(result: dict[str, Any]) -> list[str]:
+    found = [name for each in result["rounds"] for name in each["culprits"]]
+    assert len(found) == len(result["rounds"])
+    return found
+
+
+def test_each_byte_leaves_the_seed_about_once(tmp_path: Path) -> None:
+    result = bench(tmp_path, "--rounds=2", "--rtt=20ms", "--loss=0.001")
+    assert [(each["version"], each["verified"], each["survivors"]) for each in result["rounds"]] == [
+        (version, PEERS, PEERS) for version in range(3)
+    ]
+    assert result["bound_s"] == pytest.approx((8 << 20) / 2.5e6)
+    assert result["bound_s"] < result["t_verify_s"]["min"]
+    assert result["ratio"] < SLOW_MACHINE
+    assert result["ratio_cold"] < SLOW_MACHINE
+    assert 1.0 <= result["seed_copies"] <= 1.1, result
+    assert result["frames_refetched"] == 0, result
+
+
+def test_a_killed_relay_is_not_waited_for(tmp_path: Path) -> None:
+    result = bench(tmp_path, "--rounds=1", "--kill=0.5")
+    assert [(each["verified"], each["survivors"]) for each in result["rounds"]] == [(PEERS - 1, PEERS - 1)] * 2
+    assert result["ratio"] < SLOW_MACHINE
+    for killed in culprits(result):
+        assert any(killed in fault for fault in result["faults"])
+
+
+def test_a_relay_that_spoils_frames_is_named(tmp_path: Path) -> None:
+    result = bench(tmp_path, "--rounds=1", "--corrupt=0.1")
+    assert result["verified_peers"] == PEERS
+    accused = [fault for fault in result["faults"] if fault.startswith("frame:")]
+    assert accused
+    assert all(any(f"accuses {name}:" in fault for name in culprits(result)) for fault in accused)

@@ -1,0 +1,60 @@
+"""What `echo2d bench broadcast` makes of its rounds. The measurement itself: `tests/lab`."""
+
+from dataclasses import replace
+
+import pytest
+
+from echo2d.bench.broadcast import Broadcast, BroadcastResult, Round, best_plan, with_undialable
+from echo2d.errors import OperatorFault
+from echo2d.sim.scenario import MBIT, Fault, PeerSpec, Scenario
+
+EIGHT = Scenario.equal(8, PeerSpec(100 * MBIT, 100 * MBIT, 0.0125), wire_bytes=64 << 20)
+MIXED = Scenario(tuple(PeerSpec(rate * MBIT, 320 * MBIT, 0.005) for rate in (320, 40, 160, 320)), 100 << 20)
+ROUND = Round(
+    version=0, shape="relay", t_verify_s=9.0, median_peer_s=8.0, plan_predicted_s=6.0, survivors=8, verified=8,
+    seed_copies=1.06, relay_cpu_s_per_gb=1.0, frames_refetched=3, late_s=0.001,
+)  # fmt: skip
+
+
+def test_the_bound_of_the_first_row() -> None:
+    plan = best_plan(EIGHT)
+    assert plan.bound_s == pytest.approx(5.369, abs=0.001)
+    assert plan.bound_s < plan.predicted_s < 1.25 * plan.bound_s
+
+
+def test_medians_are_of_the_warm_rounds() -> None:
+    rounds = [ROUND, *(replace(ROUND, t_verify_s=float(time), verified=7) for time in (6, 8, 7))]
+    result = BroadcastResult.of(
+        Broadcast(EIGHT), rounds, ["a fault"], (1.0, 2.0), {"star": [(44.0, 8.4), (46.0, 8.4), (45.0, 8.5)]}
+    )
+    assert (result.t_verify_s.median, result.t_verify_s.min, result.t_verify_s.max) == (7.0, 6.0, 8.0)
+    assert result.ratio == pytest.approx(7 / 5.369, abs=0.001)
+    assert result.ratio_cold == pytest.approx(9 / 5.369, abs=0.001)
+    star = result.against["star"]
+    assert (star.median_s, star.min_s, star.max_s, star.seed_copies) == (45.0, 44.0, 46.0, 8.4)
+    assert star.ratio == pytest.approx(45 / 5.369, abs=0.001)
+    assert (result.peers, result.verified_peers, result.frames_refetched) == (8, 7, 3)
+
+
+def test_the_bound_is_the_survivors() -> None:
+    """The fastest of those with most uplink is gone: 160 + 40 + 320 of 840 Mbit/s are left."""
+    lost = Broadcast(MIXED, kill=0.5)
+    assert lost.fastest == 3
+    result = BroadcastResult.of(lost, [ROUND], [], (0.0, 0.0), {})
+    assert result.bound_s == best_plan(replace(MIXED, peers=MIXED.peers[:3])).bound_s
+    scripted = Broadcast(replace(MIXED, faults=(Fault(3, 1.0), Fault(1, 1.0, 2.0))))
+    assert BroadcastResult.of(scripted, [ROUND], [], (0.0, 0.0), {}).bound_s == result.bound_s
+
+
+@pytest.mark.parametrize(("share", "closed"), [(0.0, []), (0.5, [2, 4, 6, 8]), (0.25, [4, 8]), (1.0, [*range(1, 9)])])
+def test_peers_behind_nat_are_spread(share: float, closed: list[int]) -> None:
+    peers = with_undialable(EIGHT, share).peers
+    assert [node for node, spec in enumerate(peers) if not spec.reachable] == closed
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"rounds": -1}, {"rounds": 101}, {"kill": 0.0}, {"corrupt": 1.5}, {"against": ("rsync",)}]
+)
+def test_what_cannot_be_measured(wrong: dict[str, object]) -> None:
+    with pytest.raises(OperatorFault, match="expected"):
+        Broadcast(EIGHT, **wrong)  # type: ignore[arg-type]
