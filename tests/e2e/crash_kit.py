@@ -1,0 +1,337 @@
+"""A short real run, one `kill -9` in it, and what must be true afterwards.
+
+Two witnesses, neither of which asks the processes that are killed:
+
+- `Tap` stands between the coordinator and everybody else and remembers which results it acknowledged to a worker;
+- `watch_ledger` adds triggers to the ledger, so that it keeps, in its own transactions, everything that ever was
+  written to it or left it: learners' checkpoints delete most of it otherwise.
+"""
+
+import asyncio
+import contextlib
+import json
+import random
+import sqlite3
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from echo2d.bench.chaos import KINDS, Kind, kill_process, start_again
+from echo2d.bench.demo import LEARNER
+from echo2d.bench.programs import Program
+from echo2d.bench.results import read_rows
+from echo2d.client import Coordinator
+from echo2d.core.messages import TO_PEER, SampleAnswered
+from echo2d.store.ledger import Ledger, _unpack_spans
+from tests.e2e.test_by_hand import Site, poll
+
+STEPS = 8
+GROUPS = 4  # of each batch
+GROUP_SIZE = 8
+STALENESS = 1  # as the site has it
+STEP_FLOOR_S = 0.2  # so long a step takes at least: there is time to kill something
+CHECKPOINT_EVERY = 3
+RUN_S_MAX = 100.0
+
+Story = list[tuple[str, Any, Any, Any, Any]]
+
+WITNESS = """
+CREATE TABLE story (at INTEGER PRIMARY KEY, what TEXT NOT NULL, a, b, c, d);
+CREATE TRIGGER told_epoch AFTER INSERT ON epochs BEGIN
+    INSERT INTO story (what, a, b) VALUES ('epoch', new.epoch, new.resume_step); END;
+CREATE TRIGGER told_sample AFTER INSERT ON samples BEGIN
+    INSERT INTO story (what, a, b, c, d)
+    VALUES ('kept', new.group_id, new.sample, new.lease || '.' || new.attempt || '.' || new.sample, new.spans); END;
+CREATE TRIGGER told_batch AFTER INSERT ON batches BEGIN
+    INSERT INTO story (what, a, b, c) VALUES ('frozen', new.step, new.digest, new.groups); END;
+CREATE TRIGGER told_commit AFTER INSERT ON commits BEGIN
+    INSERT INTO story (what, a, b, c) VALUES ('committed', new.step, new.digest, new.epoch); END;
+CREATE TRIGGER told_revoked AFTER UPDATE OF revoked ON versions BEGIN
+    INSERT INTO story (what, a, b) VALUES ('revoked', new.version, new.digest); END;
+CREATE TRIGGER told_end BEFORE DELETE ON groups BEGIN
+    INSERT INTO story (what, a, b, c) SELECT 'gone', old.group_id, count(reward), count(DISTINCT reward)
+    FROM samples WHERE group_id = old.group_id; END;
+"""
+
+
+def watch_ledger(path: Path) -> None:
+    """Make the ledger of a run that is about to start, with its witness."""
+    path.parent.mkdir(parents=True)
+    Ledger.open(path).close()
+    with contextlib.closing(sqlite3.connect(path)) as ledger:
+        ledger.executescript(WITNESS)
+
+
+def read_story(path: Path) -> Story:
+    """What the ledger went through so far, in order."""
+    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as ledger:
+        return ledger.execute("SELECT what, a, b, c, d FROM story ORDER BY at").fetchall()
+
+
+class Tap:
+    """Passes connections on to wherever the coordinator of `run_dir` listens now; closed while it does not.
+
+    acknowledged: "lease.attempt.sample" of every result that a worker was told is kept.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self.acknowledged: set[str] = set()
+        self._run_dir = run_dir
+        self._loop = asyncio.new_event_loop()
+        self._server = self._loop.run_until_complete(asyncio.start_server(self._serve, "127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        self._thread = threading.Thread(target=self._loop.run_forever, name="tap")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _close(self) -> None:
+        self._server.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    async def _serve(self, down: asyncio.StreamReader, to_down: asyncio.StreamWriter) -> None:
+        with contextlib.closing(to_down), contextlib.suppress(OSError, ValueError):
+            port = json.loads((self._run_dir / "coordinator.json").read_text())["port"]
+            up, to_up = await asyncio.open_connection("127.0.0.1", port)
+            with contextlib.closing(to_up):
+                ways = [self._copy(down, to_up, None), self._copy(up, to_down, Answers(self.acknowledged))]
+                tasks = [asyncio.ensure_future(way) for way in ways]
+                try:
+                    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    for task in tasks:
+                        task.cancel()
+                    await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, look: "Answers | None") -> None:
+        while data := await reader.read(1 << 16):
+            if look is not None:
+                look.feed(data)
+            writer.write(data)
+            await writer.drain()
+
+
+class Answers:
+    """Reads what a coordinator says on one connection, if that is a control link: HTTP head, then WebSocket frames."""
+
+    def __init__(self, acknowledged: set[str]) -> None:
+        self._acknowledged = acknowledged
+        self._bytes = bytearray()
+        self._is_link: bool | None = None
+
+    def feed(self, data: bytes) -> None:
+        if self._is_link is False:
+            return
+        self._bytes += data
+        if self._is_link is None:
+            head, end, rest = self._bytes.partition(b"\r\n\r\n")
+            if not end:
+                return
+            self._is_link, self._bytes = head.startswith(b"HTTP/1.1 101"), rest
+        while self._is_link and (payload := self._frame()) is not None:
+            self._note(payload)
+
+    def _frame(self) -> bytes | None:
+        """The payload of the next whole frame (empty for all but binary ones). A server's frames are not masked."""
+        if len(self._bytes) < 2:
+            return None
+        more = {126: 2, 127: 8}.get(self._bytes[1], 0)
+        start = 2 + more
+        length = int.from_bytes(self._bytes[2:start], "big") if more else self._bytes[1]
+        if len(self._bytes) < start + length:
+            return None
+        opcode, payload = self._bytes[0], bytes(self._bytes[start : start + length])
+        del self._bytes[: start + length]
+        return payload if opcode == 0x82 else b""
+
+    def _note(self, payload: bytes) -> None:
+        with contextlib.suppress(Exception):  # the handshake's messages are of another codec
+            message = TO_PEER.decode(payload)
+            if isinstance(message, SampleAnswered) and message.accepted:
+                self._acknowledged.add(f"{message.lease}.{message.attempt}.{message.sample}")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """When what is killed: so long after this train step (0: after the start)."""
+
+    kind: Kind
+    step: int
+    delay_s: float
+
+    @staticmethod
+    def draw(rng_seed: int) -> "Point":
+        """Anything from the start of the programs to the middle of the step before the last."""
+        rng = random.Random(rng_seed)
+        step = rng.randrange(STEPS - 1)
+        return Point(KINDS[rng_seed % len(KINDS)], step, rng.uniform(0.0, STEP_FLOOR_S if step else 8.0))
+
+
+class CrashSite(Site):
+    """A site whose programs reach the coordinator through a tap."""
+
+    learner_table = LEARNER.replace("checkpoint_every = 10", f"checkpoint_every = {CHECKPOINT_EVERY}") + (
+        f"step_floor_s = {STEP_FLOOR_S}\n"
+    )
+    tap: Tap
+
+    def url(self) -> str:
+        super().url()
+        return self.tap.url
+
+    @property
+    def ledger(self) -> Path:
+        return self.run_dir / "ledger.sqlite"
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return read_rows(self.directory / "learner" / "metrics.jsonl")
+
+
+def run_with_crash(site: CrashSite, point: Point) -> None:
+    """The run completes in spite of it, and its books balance."""
+    watch_ledger(site.ledger)
+    with Tap(site.run_dir) as site.tap:
+        site.coordinate()
+        for name in ("worker-1", "worker-2"):
+            site.join(name, "--threads=1")
+        learner = site.learn(STEPS)
+        seen = strike(site, point, learner)
+        deadline = time.monotonic() + RUN_S_MAX
+        while learner.returncode is None:
+            site.programs.check()
+            assert time.monotonic() < deadline, f"stuck after {len(site.rows)} rows\n{learner.tail()}"
+            time.sleep(0.05)
+        assert learner.returncode == 0, learner.tail()
+        with Coordinator(site.url(), token_file=site.run_dir / "tokens" / "viewer.token") as coordinator:
+            poll(lambda: settled(coordinator.status(), site.ledger))
+        story = read_story(site.ledger)
+        assert story[: len(seen)] == seen, "what was written before the kill is there, unchanged"
+        balance(story, site.rows, site.tap.acknowledged)
+
+
+def strike(site: CrashSite, point: Point, learner: Program) -> Story:
+    """Kill when it is time, and start again what has no supervisor; what the ledger had gone through just before."""
+    poll(lambda: len(site.rows) >= point.step)
+    time.sleep(point.delay_s)  # a moment like any other
+    name = {"worker": "worker-1", "learner": learner.name}.get(point.kind, point.kind)
+    while True:
+        seen = read_story(site.ledger)
+        if kill_process(point.kind, name, site.programs) is not None:
+            start_again(point.kind, name, site.programs)
+            return seen
+        assert learner.returncode is None, f"no {name} was there to kill"
+        time.sleep(0.01)
+
+
+def settled(status: dict[str, Any], ledger: Path) -> bool:
+    """Everybody has the last version, nothing is under way, and the coordinator holds just what its ledger holds."""
+    groups, workers = status["groups"], status["workers"]
+    ends = [each["serving"] and (each["serving"]["version"], each["memory_ok"]) for each in workers]
+    return (
+        status["committed_step"] == STEPS
+        and status["seed_alive"]
+        and ends == [(STEPS, True)] * 2
+        and (groups["in_flight"], groups["buffered"]) == (0, whole_groups(ledger))
+    )
+
+
+def whole_groups(path: Path) -> int:
+    """Groups in the ledger that are scored to the last sample and in no batch."""
+    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as ledger:
+        (count,) = ledger.execute(
+            "SELECT count(*) FROM (SELECT 1 FROM samples WHERE group_id NOT IN (SELECT value FROM batches, "
+            "json_each(groups)) GROUP BY group_id HAVING count(reward) = ?)",
+            (GROUP_SIZE,),
+        ).fetchone()
+    return int(count)
+
+
+def balance(story: Story, rows: list[dict[str, Any]], acknowledged: set[str]) -> None:
+    """Everything that the two witnesses and the learner wrote down fits together."""
+    nothing_is_lost(story, acknowledged)
+    batches = batches_stay(story)
+    steps_are_whole(story, batches)
+    learner_agrees(story, rows, batches)
+
+
+def nothing_is_lost(story: Story, acknowledged: set[str]) -> None:
+    """What was acknowledged is in the ledger, once; and no whole group left it without a reason."""
+    kept = [what for what in story if what[0] == "kept"]
+    assert acknowledged, "the tap has heard nothing"
+    assert acknowledged <= {result for _, _, _, result, _ in kept}, "acknowledged and not in the ledger"
+    assert max(Counter((group, sample) for _, group, sample, *_ in kept).values()) == 1, "a sample was kept twice"
+    wrote: dict[int, set[tuple[int, bytes]]] = defaultdict(set)
+    revoked: set[tuple[int, bytes]] = set()
+    batched: set[int] = set()
+    newest = 0  # step whose batch is frozen
+    for what, first, second, third, fourth in story:
+        match what:
+            case "kept":
+                wrote[first] |= {(span.version, span.digest) for span in _unpack_spans(fourth).spans}
+            case "revoked":
+                revoked.add((first, second))
+            case "frozen":
+                newest = max(newest, first)
+                batched |= set(json.loads(third))
+            case "gone" if first not in batched and second == GROUP_SIZE:
+                too_old = newest - min(version for version, _ in wrote[first]) > STALENESS
+                assert third == 1 or wrote[first] & revoked or too_old, f"group {first} was dropped for no reason"
+
+
+def batches_stay(story: Story) -> dict[int, tuple[bytes, list[int]]]:
+    """Each step has one batch for ever: its digest and its groups."""
+    found: dict[int, set[tuple[bytes, str]]] = defaultdict(set)
+    for what, step, digest, groups, _ in story:
+        if what == "frozen":
+            found[step].add((digest, groups))
+    changed = {step for step, each in found.items() if len(each) > 1}
+    assert not changed, "these batches have changed"
+    batches = {step: (digest, json.loads(groups)) for step, ((digest, groups),) in found.items()}
+    for what, step, digest, *_ in story:
+        assert what != "committed" or batches[step][0] == digest, f"step {step} was committed with another batch"
+    return batches
+
+
+def steps_are_whole(story: Story, batches: Mapping[int, tuple[bytes, list[int]]]) -> None:
+    """Steps are committed in order, without a gap, on whole groups, and no group is in two of them."""
+    steps = list(range(1, STEPS + 1))
+    resumed = {epoch: resume_step for what, epoch, resume_step, *_ in story if what == "epoch"}
+    for epoch, resume_step in resumed.items():
+        trained = [step for what, step, _, by, _ in story if what == "committed" and by == epoch and step > resume_step]
+        assert trained == steps[resume_step : resume_step + len(trained)], f"epoch {epoch} has a gap"
+    assert {step for what, step, *_ in story if what == "committed"} == set(steps)
+    samples = Counter(group for what, group, *_ in story if what == "kept")
+    trained = [group for step in steps for group in batches[step][1]]
+    assert len(set(trained)) == len(trained) == STEPS * GROUPS, "a group was trained twice"
+    assert {samples[group] for group in trained} == {GROUP_SIZE}, "a group is not whole"
+
+
+def learner_agrees(story: Story, rows: list[dict[str, Any]], batches: Mapping[int, tuple[bytes, list[int]]]) -> None:
+    """Its own rows name the same batches, within the bound, and go on where its checkpoint was."""
+    resumed = {epoch: resume_step for what, epoch, resume_step, *_ in story if what == "epoch"}
+    assert {row["step"] for row in rows} == set(range(1, STEPS + 1))
+    for row in rows:
+        assert bytes.fromhex(row["batch"]) == batches[row["step"]][0], "the learner trained on another batch"
+        assert all(0 <= int(staleness) <= STALENESS for staleness in row["staleness"])
+    for before, row in pairwise(rows):
+        follows = before["step"] + 1 if before["epoch"] == row["epoch"] else resumed[row["epoch"]] + 1
+        assert row["step"] == follows <= before["step"] + 1, "the steps have a gap"
