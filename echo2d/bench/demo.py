@@ -80,7 +80,7 @@ out_dir = "{run}/learner"
 steps = {steps}
 lr = 2e-4
 threads = 1
-checkpoint_every = 10
+checkpoint_every = 15
 rng_seed = {seed}
 """
 

@@ -188,7 +188,7 @@ class Point:
 class CrashSite(Site):
     """A site whose programs reach the coordinator through a tap."""
 
-    learner_table = LEARNER.replace("checkpoint_every = 10", f"checkpoint_every = {CHECKPOINT_EVERY}") + (
+    learner_table = LEARNER.replace("checkpoint_every = 15", f"checkpoint_every = {CHECKPOINT_EVERY}") + (
         f"step_floor_s = {STEP_FLOOR_S}\n"
     )
     tap: Tap
