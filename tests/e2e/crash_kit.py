@@ -2,33 +2,30 @@
 
 Two witnesses, neither of which asks the processes that are killed:
 
-- `Tap` stands between the coordinator and everybody else and remembers which results it acknowledged to a worker;
-- `watch_ledger` adds triggers to the ledger, so that it keeps, in its own transactions, everything that ever was
-  written to it or left it: learners' checkpoints delete most of it otherwise.
+- the `Tap` between the coordinator and everybody else knows which results were acknowledged to a worker;
+- triggers in the ledger itself (`watch_ledger`) keep, in its own transactions, what was written to it and what left
+  it: the learner's checkpoints delete most of it.
 """
 
-import asyncio
 import contextlib
 import json
 import random
 import sqlite3
-import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from echo2d.bench.chaos import KINDS, Kind, kill_process, start_again
 from echo2d.bench.demo import LEARNER
 from echo2d.bench.programs import Program
 from echo2d.bench.results import read_rows
 from echo2d.client import Coordinator
-from echo2d.core.messages import TO_PEER, SampleAnswered
 from echo2d.store.ledger import Ledger, _unpack_spans
+from tests.e2e.tap import Tap
 from tests.e2e.test_by_hand import Site, poll
 
 STEPS = 8
@@ -72,101 +69,6 @@ def read_story(path: Path) -> Story:
     """What the ledger went through so far, in order."""
     with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as ledger:
         return ledger.execute("SELECT what, a, b, c, d FROM story ORDER BY at").fetchall()
-
-
-class Tap:
-    """Passes connections on to wherever the coordinator of `run_dir` listens now; closed while it does not.
-
-    acknowledged: "lease.attempt.sample" of every result that a worker was told is kept.
-    """
-
-    def __init__(self, run_dir: Path) -> None:
-        self.acknowledged: set[str] = set()
-        self._run_dir = run_dir
-        self._loop = asyncio.new_event_loop()
-        self._server = self._loop.run_until_complete(asyncio.start_server(self._serve, "127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-        self._thread = threading.Thread(target=self._loop.run_forever, name="tap")
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    async def _close(self) -> None:
-        self._server.close()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
-
-    async def _serve(self, down: asyncio.StreamReader, to_down: asyncio.StreamWriter) -> None:
-        with contextlib.closing(to_down), contextlib.suppress(OSError, ValueError):
-            port = json.loads((self._run_dir / "coordinator.json").read_text())["port"]
-            up, to_up = await asyncio.open_connection("127.0.0.1", port)
-            with contextlib.closing(to_up):
-                ways = [self._copy(down, to_up, None), self._copy(up, to_down, Answers(self.acknowledged))]
-                tasks = [asyncio.ensure_future(way) for way in ways]
-                try:
-                    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    for task in tasks:
-                        task.cancel()
-                    await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, look: "Answers | None") -> None:
-        while data := await reader.read(1 << 16):
-            if look is not None:
-                look.feed(data)
-            writer.write(data)
-            await writer.drain()
-
-
-class Answers:
-    """Reads what a coordinator says on one connection, if that is a control link: HTTP head, then WebSocket frames."""
-
-    def __init__(self, acknowledged: set[str]) -> None:
-        self._acknowledged = acknowledged
-        self._bytes = bytearray()
-        self._is_link: bool | None = None
-
-    def feed(self, data: bytes) -> None:
-        if self._is_link is False:
-            return
-        self._bytes += data
-        if self._is_link is None:
-            head, end, rest = self._bytes.partition(b"\r\n\r\n")
-            if not end:
-                return
-            self._is_link, self._bytes = head.startswith(b"HTTP/1.1 101"), rest
-        while self._is_link and (payload := self._frame()) is not None:
-            self._note(payload)
-
-    def _frame(self) -> bytes | None:
-        """The payload of the next whole frame (empty for all but binary ones). A server's frames are not masked."""
-        if len(self._bytes) < 2:
-            return None
-        more = {126: 2, 127: 8}.get(self._bytes[1], 0)
-        start = 2 + more
-        length = int.from_bytes(self._bytes[2:start], "big") if more else self._bytes[1]
-        if len(self._bytes) < start + length:
-            return None
-        opcode, payload = self._bytes[0], bytes(self._bytes[start : start + length])
-        del self._bytes[: start + length]
-        return payload if opcode == 0x82 else b""
-
-    def _note(self, payload: bytes) -> None:
-        with contextlib.suppress(Exception):  # the handshake's messages are of another codec
-            message = TO_PEER.decode(payload)
-            if isinstance(message, SampleAnswered) and message.accepted:
-                self._acknowledged.add(f"{message.lease}.{message.attempt}.{message.sample}")
 
 
 @dataclass(frozen=True, slots=True)
