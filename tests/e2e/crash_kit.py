@@ -26,7 +26,7 @@ from echo2d.bench.results import read_rows
 from echo2d.client import Coordinator
 from echo2d.store.ledger import Ledger, _unpack_spans
 from tests.e2e.tap import Tap
-from tests.e2e.test_by_hand import Site, poll
+from tests.e2e.test_by_hand import START_S, Site, poll
 
 STEPS = 8
 GROUPS = 4  # of each batch
@@ -124,7 +124,7 @@ def run_with_crash(site: CrashSite, point: Point) -> None:
             time.sleep(0.05)
         assert learner.returncode == 0, learner.tail()
         with Coordinator(site.url(), token_file=site.run_dir / "tokens" / "viewer.token") as coordinator:
-            poll(lambda: settled(coordinator.status(), site.ledger))
+            settle(coordinator, site.ledger)
         story = read_story(site.ledger)
         assert story[: len(seen)] == seen, "what was written before the kill is there, unchanged"
         balance(story, site.rows, site.tap.acknowledged)
@@ -144,16 +144,25 @@ def strike(site: CrashSite, point: Point, learner: Program) -> Story:
         time.sleep(0.01)
 
 
-def settled(status: dict[str, Any], ledger: Path) -> bool:
-    """Everybody has the last version, nothing is under way, and the coordinator holds just what its ledger holds."""
+def settle(coordinator: Coordinator, ledger: Path) -> None:
+    """Everybody gets the last version, and the coordinator holds just what its ledger holds."""
+    deadline = time.monotonic() + START_S
+    while unsettled := _unsettled(coordinator.status(), whole_groups(ledger)):
+        assert time.monotonic() < deadline, f"not yet so (found, expected): {unsettled}"
+        time.sleep(0.1)
+
+
+def _unsettled(status: dict[str, Any], whole: int) -> dict[str, tuple[Any, Any]]:
     groups, workers = status["groups"], status["workers"]
     ends = [each["serving"] and (each["serving"]["version"], each["memory_ok"]) for each in workers]
-    return (
-        status["committed_step"] == STEPS
-        and status["seed_alive"]
-        and ends == [(STEPS, True)] * 2
-        and (groups["in_flight"], groups["buffered"]) == (0, whole_groups(ledger))
-    )
+    pairs = {
+        "committed step": (status["committed_step"], STEPS),
+        "seed": (status["seed_alive"], True),
+        "workers": (ends, [(STEPS, True)] * 2),
+        "groups in flight": (groups["in_flight"], 0),
+        "whole groups in the coordinator and its ledger": (groups["buffered"], whole),
+    }
+    return {what: pair for what, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def whole_groups(path: Path) -> int:

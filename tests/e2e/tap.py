@@ -21,10 +21,11 @@ class Tap:
     def __init__(self, run_dir: Path) -> None:
         self.acknowledged: set[str] = set()
         self._run_dir = run_dir
+        self._open: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
         self._server = self._loop.run_until_complete(asyncio.start_server(self._serve, "127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-        self._thread = threading.Thread(target=self._loop.run_forever, name="tap")
+        self._thread = threading.Thread(target=self._loop.run_forever, name="tap", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -40,17 +41,19 @@ class Tap:
 
     async def _close(self) -> None:
         self._server.close()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        for writer in self._open:
+            writer.close()
+        await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}), return_exceptions=True)
 
     async def _serve(self, down: asyncio.StreamReader, to_down: asyncio.StreamWriter) -> None:
         with contextlib.closing(to_down), contextlib.suppress(OSError, ValueError):
             port = json.loads((self._run_dir / "coordinator.json").read_text())["port"]
             up, to_up = await asyncio.open_connection("127.0.0.1", port)
+            ends = {to_up, to_down}
+            self._open |= ends
             with contextlib.closing(to_up):
                 await _pass_on(down, to_up, up, to_down, Answers(self.acknowledged))
+            self._open -= ends
 
 
 async def _pass_on(

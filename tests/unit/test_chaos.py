@@ -18,7 +18,10 @@ def test_every_kind_is_killed_at_points_all_over_the_run(steps: int, rng_seed: i
     points = [kill.step for kill in plan]
     assert points == sorted(points)
     assert 1 <= points[0] < points[-1] <= LAST_SHARE * steps
-    assert max(later - point for point, later in pairwise([0, *points, steps])) <= 2 * steps / len(plan) + 1
+    assert (
+        max(later - point for point, later in pairwise([0, *points, int(LAST_SHARE * steps)]))
+        <= 2 * steps / len(plan) + 1
+    )
     assert {kill.name for kill in plan if kill.kind == "worker"} <= {"worker-1", "worker-2", "worker-3"}
     assert all(0 <= kill.pause_s <= PAUSE_S_MAX for kill in plan)
 
