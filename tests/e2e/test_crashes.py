@@ -30,14 +30,14 @@ def site(tmp_path: Path) -> Iterator[CrashSite]:
 
 
 @pytest.mark.e2e
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: point.kind)
 def test_a_run_survives(site: CrashSite, point: Point) -> None:
     run_with_crash(site, point)
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", range(SOAK_POINTS))
 def test_a_run_survives_at_any_moment(site: CrashSite, number: int, soak_from: int) -> None:
     rng_seed = soak_from + number
