@@ -34,6 +34,8 @@ GROUP_SIZE = 8
 STALENESS = 1  # as the site has it
 STEP_FLOOR_S = 0.2  # so long a step takes at least: there is time to kill something
 CHECKPOINT_EVERY = 3
+START_UP_S = 6.0  # in which a program starts, more or less
+AGAIN = 0.3  # of the drawn points have a second kill
 RUN_S_MAX = 120.0  # it takes 15 s where nothing else runs
 
 Story = list[tuple[str, Any, Any, Any, Any]]
@@ -73,18 +75,20 @@ def read_story(path: Path) -> Story:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """When what is killed: so long after this train step (0: after the start)."""
+    """What is killed when: so long after this train step (0: after the start), then so long after its new start."""
 
     kind: Kind
     step: int
-    delay_s: float
+    delays_s: tuple[float, ...] = (0.1,)
 
     @staticmethod
     def draw(rng_seed: int) -> "Point":
-        """Anything from the start of the programs to the middle of the step before the last."""
+        """Any moment but in the last two steps; sometimes a second one, while it recovers."""
         rng = random.Random(rng_seed)
         step = rng.randrange(STEPS - 1)
-        return Point(KINDS[rng_seed % len(KINDS)], step, rng.uniform(0.0, STEP_FLOOR_S if step else 8.0))
+        delay_s = rng.uniform(0.0, STEP_FLOOR_S if step else START_UP_S)
+        again_s = [rng.uniform(0.0, START_UP_S)] if rng.random() < AGAIN else []
+        return Point(KINDS[rng_seed % len(KINDS)], step, (delay_s, *again_s))
 
 
 class CrashSite(Site):
@@ -124,28 +128,30 @@ def run_with_crash(site: CrashSite, point: Point) -> None:
         for name in ("worker-1", "worker-2"):
             site.join(name, "--threads=1")
         learner = site.learn(STEPS)
-        seen = strike(site, point, learner)
+        site.wait_until(lambda: len(site.rows) >= point.step)
+        seen = [strike(site, point.kind, delay_s, learner) for delay_s in point.delays_s]
+        assert seen[0] is not None, "nothing was killed"
         site.wait_until(lambda: learner.returncode is not None)
         assert learner.returncode == 0, learner.tail()
         with Coordinator(site.url(), token_file=site.run_dir / "tokens" / "viewer.token") as coordinator:
             settle(coordinator, site.ledger)
         story = read_story(site.ledger)
-        assert story[: len(seen)] == seen, "what was written before the kill is there, unchanged"
+        for before in filter(None, seen):
+            assert story[: len(before)] == before, "what was written before a kill has changed"
         balance(story, site.rows, site.tap.acknowledged)
 
 
-def strike(site: CrashSite, point: Point, learner: Program) -> Story:
-    """Kill when it is time, and start again what has no supervisor; what the ledger had gone through just before."""
-    site.wait_until(lambda: len(site.rows) >= point.step)
-    time.sleep(point.delay_s)  # a moment like any other
-    name = {"worker": "worker-1", "learner": learner.name}.get(point.kind, point.kind)
-    while True:
+def strike(site: CrashSite, kind: Kind, delay_s: float, learner: Program) -> Story | None:
+    """Kill, and start again what has no supervisor; what the ledger had gone through just before, None: too late."""
+    time.sleep(delay_s)  # a moment like any other
+    name = {"worker": "worker-1", "learner": learner.name}.get(kind, kind)
+    while learner.returncode is None:
         seen = read_story(site.ledger)
-        if kill_process(point.kind, name, site.programs) is not None:
-            start_again(point.kind, name, site.programs)
+        if kill_process(kind, name, site.programs) is not None:
+            start_again(kind, name, site.programs)
             return seen
-        assert learner.returncode is None, f"no {name} was there to kill"
         time.sleep(0.01)
+    return None
 
 
 def settle(coordinator: Coordinator, ledger: Path) -> None:

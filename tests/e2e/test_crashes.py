@@ -13,11 +13,11 @@ from echo2d.bench.tiny_model import make_tiny_model
 from tests.e2e.crash_kit import CrashSite, Point, run_with_crash
 
 POINTS = (
-    Point("learner", 5, 0.1),  # between two checkpoints
-    Point("coordinator", 3, 0.1),
-    Point("worker", 2, 0.1),
-    Point("seed", 2, 0.1),
-    Point("task process", 2, 0.1),
+    Point("learner", 5),  # between two checkpoints
+    Point("coordinator", 3),
+    Point("worker", 2),
+    Point("seed", 2),
+    Point("task process", 2),
 )
 SOAK_POINTS = 50
 
