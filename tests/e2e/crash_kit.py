@@ -120,13 +120,13 @@ class CrashSite(Site):
             time.sleep(0.05)
 
 
-def run_with_crash(site: CrashSite, point: Point) -> None:
+def run_with_crash(site: CrashSite, point: Point, *, workers: int) -> None:
     """The run completes in spite of it, and its books balance."""
     watch_ledger(site.ledger)
     with Tap(site.run_dir) as site.tap:
         site.coordinate()
-        for name in ("worker-1", "worker-2"):
-            site.join(name, "--threads=1")
+        for number in range(1, workers + 1):
+            site.join(f"worker-{number}", "--threads=1")
         learner = site.learn(STEPS)
         site.wait_until(lambda: len(site.rows) >= point.step)
         seen = [strike(site, point.kind, delay_s, learner) for delay_s in point.delays_s]
@@ -134,7 +134,7 @@ def run_with_crash(site: CrashSite, point: Point) -> None:
         site.wait_until(lambda: learner.returncode is not None)
         assert learner.returncode == 0, learner.tail()
         with Coordinator(site.url(), token_file=site.run_dir / "tokens" / "viewer.token") as coordinator:
-            settle(coordinator, site.ledger)
+            settle(coordinator, site.ledger, workers)
         story = read_story(site.ledger)
         for before in filter(None, seen):
             assert story[: len(before)] == before, "what was written before a kill has changed"
@@ -154,21 +154,21 @@ def strike(site: CrashSite, kind: Kind, delay_s: float, learner: Program) -> Sto
     return None
 
 
-def settle(coordinator: Coordinator, ledger: Path) -> None:
+def settle(coordinator: Coordinator, ledger: Path, workers: int) -> None:
     """Everybody gets the last version, and the coordinator holds just what its ledger holds."""
     deadline = time.monotonic() + START_S
-    while unsettled := _unsettled(coordinator.status(), whole_groups(ledger)):
+    while unsettled := _unsettled(coordinator.status(), whole_groups(ledger), workers):
         assert time.monotonic() < deadline, f"not yet so (found, expected): {unsettled}"
         time.sleep(0.1)
 
 
-def _unsettled(status: dict[str, Any], whole: int) -> dict[str, tuple[Any, Any]]:
-    groups, workers = status["groups"], status["workers"]
-    ends = [each["serving"] and (each["serving"]["version"], each["memory_ok"]) for each in workers]
+def _unsettled(status: dict[str, Any], whole: int, workers: int) -> dict[str, tuple[Any, Any]]:
+    groups = status["groups"]
+    ends = [each["serving"] and (each["serving"]["version"], each["memory_ok"]) for each in status["workers"]]
     pairs = {
         "committed step": (status["committed_step"], STEPS),
         "seed": (status["seed_alive"], True),
-        "workers": (ends, [(STEPS, True)] * 2),
+        "workers": (ends, [(STEPS, True)] * workers),
         "groups in flight": (groups["in_flight"], 0),
         "whole groups in the coordinator and its ledger": (groups["buffered"], whole),
     }

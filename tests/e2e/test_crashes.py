@@ -33,7 +33,7 @@ def site(tmp_path: Path) -> Iterator[CrashSite]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: point.kind)
 def test_a_run_survives(site: CrashSite, point: Point) -> None:
-    run_with_crash(site, point)
+    run_with_crash(site, point, workers=2 if point.kind == "worker" else 1)
 
 
 @pytest.mark.soak
@@ -43,4 +43,4 @@ def test_a_run_survives_at_any_moment(site: CrashSite, number: int, soak_from: i
     rng_seed = soak_from + number
     point = Point.draw(rng_seed)
     print(f"rng_seed={rng_seed} {point}")  # noqa: T201 - shown when it fails
-    run_with_crash(site, point)
+    run_with_crash(site, point, workers=2)
