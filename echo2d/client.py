@@ -10,8 +10,8 @@
             coordinator.publish(step, directory)
 
 A coordinator that restarts looks like a pause: every call is repeated, with growing waits, until it has been
-unreachable for `timeout_s`. Faults: Fenced (a newer learner has the run), OperatorFault (credential, URL, unreachable),
-PeerFault (the coordinator refused: its code and reason), IntegrityFault (a batch's bytes are not what its digest says).
+unreachable for `timeout_s`. Faults: Fenced (a newer learner has the run), OperatorFault (credential, URL, unreachable,
+a step that the run cannot resume at), PeerFault (the coordinator refused: its code and reason), IntegrityFault (a batch's bytes are not what its digest says).
 `AsyncCoordinator` is the same for asyncio. `Table` and its kin read a trainer's own table of the run's TOML file.
 """
 
@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echo2d.core.trajectory import batch_digest, unpack_batch, unpack_logprobs, unpack_tokens
-from echo2d.errors import IntegrityFault, OperatorFault, PeerFault
+from echo2d.errors import IntegrityFault, OperatorFault, PeerFault, StoreFault
 from echo2d.net.api import DIGEST_HEADER
 from echo2d.net.auth import read_token_file
 from echo2d.net.control import Backoff
@@ -42,7 +42,7 @@ from echo2d.tables import Table, key, print_tables, read_toml, table_of
 
 __all__ = [
     "AsyncCoordinator", "Batch", "Coordinator", "Fenced", "Group", "IntegrityFault", "OperatorFault",
-    "PeerFault", "Published", "Session", "Span", "Table", "Trajectory", "key", "print_tables", "read_toml", "table_of",
+    "PeerFault", "Published", "Session", "Span", "StoreFault", "Table", "Trajectory", "key", "print_tables", "read_toml", "table_of",
 ]  # fmt: skip
 
 CONNECT_TIMEOUT_S = 10.0
@@ -67,6 +67,7 @@ class Session:
     """What a learner session is held to.
 
     publish_every: the period in force at first; each commit answers the present one. checkpoint: the last durable step.
+    over_stale: "drop", or "mask": a group may come whose oldest tokens are too old, and are not to be trained on.
     """
 
     epoch: int
@@ -76,6 +77,7 @@ class Session:
     trajectories_per_step: int
     group_size: int
     checkpoint: int = 0
+    over_stale: str = "drop"
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,6 +352,8 @@ def _refusal(status: int, answer: bytes) -> Exception:
         return OperatorFault(f"the coordinator does not accept this token: {detail}")
     if code == "fenced":
         return Fenced(detail)
+    if code == "resume":
+        return OperatorFault(f"cannot resume: {detail}")
     return PeerFault(f"{code}: {detail}")
 
 

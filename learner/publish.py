@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from echo2d.client import OperatorFault
-from learner.files import ASIDE, whole_directory
+from learner.files import ASIDE, remove_directory, store_faults, whole_directory
 
 COMPANIONS = {".json", ".txt", ".model", ".jinja"}
 DTYPE_KEYS = ("dtype", "torch_dtype")  # of config.json; the second is the older name
@@ -38,9 +38,10 @@ class SnapshotWriter:
             raise OperatorFault(f"learner.model: {len(missing)} tensors are no weights of the model, e.g. {missing[0]}")
 
     def write(self, epoch: int, version: int, state: Mapping[str, Tensor]) -> Path:
-        """A new directory; durable when this returns."""
+        """A new directory; durable when this returns. StoreFault: the disk refused, and nothing is left."""
         directory = self._root / f"epoch-{epoch}-version-{version}"
-        with whole_directory(directory) as aside:
+        remove_directory(directory)  # another run's
+        with store_faults("cannot write the snapshot", directory), whole_directory(directory) as aside:
             for path in self._companions:
                 (aside / path.name).write_bytes(_companion(path))
             for name, tensors in self._layout.items():

@@ -22,6 +22,7 @@ from echo2d.core.topology import (
     Job,
     PeerFacts,
     Plan,
+    assume_usual,
     changed_peers,
     edges_for,
     join,
@@ -32,6 +33,7 @@ from echo2d.core.topology import (
 )
 from echo2d.errors import PeerFault
 
+ACCUSATIONS_MAX = 2  # of one peer about one version that are acted upon: if all its parents are bad, it is at fault itself
 REPAIRS_MAX = 256  # of one plan because of broken edges; then it stays as it is until the next version
 Secret = Callable[[PeerId, PeerId], bytes]
 
@@ -59,6 +61,7 @@ class Spread:
     seed_sent_bytes: int = 0
     encode_failures: int = 0
     repairs: int = 0
+    accusations: dict[PeerId, int] = field(default_factory=dict)  # by accuser
 
     @staticmethod
     def start(record: VersionPublished, rules: CoordinatorRules, secret: Secret, *, now: float) -> "Spread":
@@ -123,7 +126,7 @@ class Spread:
     ) -> dict[PeerId, PlanEdges]:
         """A new plan for everyone, over the peers of now."""
         job = Job(self.form, self.record.full_bytes, self.facts.frame_bytes)
-        root, others = peer_facts(seed), [peer_facts(peer) for peer in peers]
+        root, others = peer_facts(seed), assume_usual([peer_facts(peer) for peer in peers])
         chains = min(rules.chains, STRIPES_MAX)
         if rules.shape == "star":
             self.plan = plan_star(plan_id, job, root, others)
@@ -166,6 +169,16 @@ class Spread:
         before, self.plan = self.plan, join(repair(self.plan, peer), facts)
         return self._edges(changed_peers(before, self.plan))
 
+    def accuse(self, accuser: PeerId, accused: PeerId) -> dict[PeerId, PlanEdges]:
+        """A bad frame came over this edge: the accused becomes a leaf, and whoever accuses too many does."""
+        if accused not in self.neighbours(accuser):
+            return {}
+        said = self.accusations[accuser] = self.accusations.get(accuser, 0) + 1
+        keep_newest(self.accusations, PEERS_MAX)
+        if said > ACCUSATIONS_MAX + 1:
+            return {}
+        return self.make_leaf(accused if said <= ACCUSATIONS_MAX else accuser)
+
     def links(self) -> frozenset[tuple[PeerId, PeerId]]:
         """(parent, child) of every edge of the plan."""
         stripes = () if self.plan is None else self.plan.stripes
@@ -186,7 +199,7 @@ class Spread:
 
     def check(self) -> None:
         self.writer.check()
-        assert max(len(self.verified), len(self.failed), len(self.received)) <= PEERS_MAX
+        assert max(len(self.verified), len(self.failed), len(self.received), len(self.accusations)) <= PEERS_MAX
         if self.plan is not None:
             self.plan.check()
             assert self.plan.form == self.form

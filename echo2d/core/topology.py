@@ -116,6 +116,13 @@ class Plan:
             assert all(_linkable(facts[child], facts[parent]) for child, parent in stripe.tree.parents.items())
 
 
+def assume_usual(peers: Sequence[PeerFacts]) -> list[PeerFacts]:
+    """Peers whose uplink was never measured count as the median of those whose was."""
+    measured = [facts.uplink for facts in peers if facts.uplink is not None]
+    usual = median(measured) if measured else None
+    return [replace(facts, uplink=usual) if facts.uplink is None else facts for facts in peers]
+
+
 # --- shapes ----------------------------------------
 
 

@@ -95,7 +95,7 @@ class VersionFiles:
         """Bytes that a file of this name may have."""
         with store_faults("uploading to", folder):
             folder.mkdir(exist_ok=True)
-            others = sorted((path for path in self._uploads.iterdir() if path != folder), key=_modified_at)
+            others = sorted((path for path in self._uploads.iterdir() if path != folder), key=_age)
             for path in others[: max(0, len(others) + 1 - UPLOADS_MAX)]:
                 shutil.rmtree(path, ignore_errors=True)
             used = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and path != folder / name)
@@ -118,8 +118,9 @@ class VersionFiles:
         return path
 
 
-def _modified_at(path: Path) -> float:
-    return path.stat().st_mtime
+def _age(path: Path) -> tuple[int, float]:
+    """Of an upload folder: its epoch, and when it was written to."""
+    return int(path.name.partition("-")[0]), path.stat().st_mtime
 
 
 async def _write(path: Path, data: AsyncIterator[bytes], room: int) -> int:

@@ -158,7 +158,8 @@ class Worker:
         self._spawn(self._control.run())
         if self._config.metrics_port:
             self._spawn(serve_metrics(self._config.metrics_port, self._metrics, self.status))
-        log.info("started peer=%s run=%s listen=%s:%d", self._identity.peer, self._identity.run_id, host, port)
+        listen = f"{host}:{self._listen.port}"
+        log.info("started peer=%s run=%s listen=%s", self._identity.peer, self._identity.run_id, listen)
         await self._turns()
         with suppress(TimeoutError):
             async with asyncio.timeout(GOODBYE_S):
