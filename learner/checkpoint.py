@@ -10,6 +10,7 @@ Kept true: at most `keep` stay, and a kill at any moment leaves each of them who
 import logging
 import pickle
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +49,12 @@ class Checkpoints:
 
         What a learner before saved of this step or later ones is of no use any more.
         """
-        self._sweep()
         target = self._directory / f"step-{step:08d}-epoch-{epoch}"
-        with store_faults("cannot write the checkpoint", target), whole_directory(target) as aside:
-            with (aside / STATE).open("wb") as file:
-                torch.save(state, file)
-            (aside / DIGEST).write_text(_digest(aside / STATE))
+        with store_faults("cannot write the checkpoint", target):
+            self._sweep()
+            with whole_directory(target) as aside:
+                _write(aside / STATE, state)
+                (aside / DIGEST).write_text(_digest(aside / STATE))
         earlier = [path for path in self._all() if _place(path)[0] < step]
         kept = {target, *earlier[max(0, len(earlier) + 1 - self._keep) :]}
         for path in self._all():
@@ -78,8 +79,8 @@ class Checkpoints:
 
     def _sweep(self) -> None:
         """What learners left that were killed while they saved."""
-        for path in self._directory.glob(f"{ASIDE}step-*"):
-            remove_directory(path)
+        for path in self._directory.glob(f"{ASIDE}*"):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _place(path: Path) -> tuple[int, int]:
@@ -87,6 +88,14 @@ def _place(path: Path) -> tuple[int, int]:
     named = _NAME.fullmatch(path.name)
     assert named is not None
     return int(named[1]), int(named[2])
+
+
+def _write(path: Path, state: dict[str, Any]) -> None:
+    with path.open("wb") as file:
+        try:
+            torch.save(state, file)
+        except RuntimeError as error:  # torch's, about what a write that failed has left
+            raise error.__context__ if isinstance(error.__context__, OSError) else error from None
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -97,4 +106,4 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _digest(path: Path) -> str:
-    return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
+    return blake3().update_mmap(path).hexdigest()

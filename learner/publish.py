@@ -45,7 +45,7 @@ class SnapshotWriter:
             for path in self._companions:
                 (aside / path.name).write_bytes(_companion(path))
             for name, tensors in self._layout.items():
-                save_file({tensor: _published(state[tensor]) for tensor in tensors}, aside / name, {"format": "pt"})
+                _save({tensor: _published(state[tensor]) for tensor in tensors}, aside / name)
         return directory
 
     def clean(self, epoch: int) -> None:
@@ -54,6 +54,13 @@ class SnapshotWriter:
             number = path.name.removeprefix(ASIDE).split("-")[1]
             if number.isdecimal() and int(number) < epoch:
                 shutil.rmtree(path, ignore_errors=True)
+
+
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    try:
+        save_file(tensors, path, {"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
 
 
 def _published(tensor: Tensor) -> Tensor:
