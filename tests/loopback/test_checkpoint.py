@@ -102,7 +102,8 @@ def test_a_fault_at_any_call_leaves_the_old_or_the_new(tmp_path: Path, strike: C
         assert names(directory) == [f"step-0000000{found}-epoch-{found - 1}", "step-00000004-epoch-3"]
         assert step_of(checkpoints) == 4
     assert number > 20
-    assert outcomes == ({(KILLED, 2), (KILLED, 3)} if strike is killed else {(REFUSED, 2), (SAVED, 3)})
+    ended = KILLED if strike is killed else REFUSED
+    assert outcomes - {(SAVED, 3)} == {(ended, 2), (ended, 3)}  # what is only of no use any more may stay for once
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.7, 0.999])
