@@ -10,6 +10,7 @@ from echo2d.core.topology import (
     Job,
     PeerFacts,
     Plan,
+    assume_usual,
     bound_s,
     changed_peers,
     edge_secret,
@@ -96,6 +97,13 @@ def test_a_slow_uplink_sends_nothing_in_a_chain() -> None:
 def test_a_link_that_was_not_measured_counts_as_usual() -> None:
     plan = plan_chains(ONE, JOB, SEED, [facts("a", None, None), facts("b", None, None)], 1)
     assert plan.bound_s == 100
+
+
+def test_who_was_never_measured_counts_as_the_median_of_those_who_were() -> None:
+    peers = [facts("a", 1 * MB), facts("b", None), facts("c", 3 * MB), facts("d", 2 * MB)]
+    assert [each.uplink for each in assume_usual(peers)] == [1 * MB, 2 * MB, 3 * MB, 2 * MB]
+    nothing = [facts("a", None), facts("b", None)]
+    assert assume_usual(nothing) == nothing
 
 
 def test_the_bound_is_the_narrowest_of_three() -> None:
