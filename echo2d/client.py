@@ -11,7 +11,8 @@
 
 A coordinator that restarts looks like a pause: every call is repeated, with growing waits, until it has been
 unreachable for `timeout_s`. Faults: Fenced (a newer learner has the run), OperatorFault (credential, URL, unreachable,
-a step that the run cannot resume at), PeerFault (the coordinator refused: its code and reason), IntegrityFault (a batch's bytes are not what its digest says).
+a step that the run cannot resume at), PeerFault (the coordinator refused: its code and reason), IntegrityFault (a
+batch's bytes are not what its digest says).
 `AsyncCoordinator` is the same for asyncio. `Table` and its kin read a trainer's own table of the run's TOML file.
 """
 
@@ -41,8 +42,8 @@ from echo2d.net.urls import coordinator_url, is_loopback
 from echo2d.tables import Table, key, print_tables, read_toml, table_of
 
 __all__ = [
-    "AsyncCoordinator", "Batch", "Coordinator", "Fenced", "Group", "IntegrityFault", "OperatorFault",
-    "PeerFault", "Published", "Session", "Span", "StoreFault", "Table", "Trajectory", "key", "print_tables", "read_toml", "table_of",
+    "AsyncCoordinator", "Batch", "Coordinator", "Fenced", "Group", "IntegrityFault", "OperatorFault", "PeerFault",
+    "Published", "Session", "Span", "StoreFault", "Table", "Trajectory", "key", "print_tables", "read_toml", "table_of",
 ]  # fmt: skip
 
 CONNECT_TIMEOUT_S = 10.0

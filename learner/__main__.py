@@ -1,8 +1,8 @@
 """`python -m learner --config run.toml [--resume]`: train until the last step.
 
-Exit code 0: done, or stopped by SIGINT or SIGTERM after the step at hand, checkpointed; 1: failed while running, `--resume`
-goes on; 2: the operator's mistake, among them a second learner: the older one ends, and starting it again would end the
-newer one. A second signal ends it at once.
+Exit code 0: done, or stopped by SIGINT or SIGTERM after the step at hand, checkpointed; 1: failed while running, and
+`--resume` goes on; 2: the operator's mistake, among them a second learner: the older one ends, and to start it again
+would end the newer one. A second signal ends it at once.
 """
 
 import argparse

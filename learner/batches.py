@@ -73,7 +73,7 @@ def staleness_histogram(batch: Batch) -> dict[int, int]:
 
 
 def micro_batches(batch: Batch, tokens_max: int, rules: BatchRules) -> list[MicroBatch]:
-    """All rows with tokens that count, in micro-batches of at most `tokens_max` padded ones (or one row), longest first."""
+    """The rows with tokens that count, longest first, in micro-batches of at most `tokens_max` (or one row)."""
     rows = sorted(_rows(batch, rules), key=lambda row: len(row.tokens), reverse=True)
     micro: list[MicroBatch] = []
     while rows:

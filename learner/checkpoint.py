@@ -68,7 +68,7 @@ class Checkpoints:
             try:
                 return _load(path)
             except _UNREADABLE as error:
-                log.error("cannot read the checkpoint %s: %s", path, " ".join(str(error).split()))
+                log.warning("cannot read the checkpoint %s: %s", path, " ".join(str(error).split()))
         if found:
             raise OperatorFault(f"cannot read any checkpoint in {self._directory}")
         return None

@@ -33,7 +33,7 @@ from echo2d.core.topology import (
 )
 from echo2d.errors import PeerFault
 
-ACCUSATIONS_MAX = 2  # of one peer about one version that are acted upon: if all its parents are bad, it is at fault itself
+ACCUSATIONS_MAX = 2  # of one peer about one version; one more, and it is at fault itself
 REPAIRS_MAX = 256  # of one plan because of broken edges; then it stays as it is until the next version
 Secret = Callable[[PeerId, PeerId], bytes]
 

@@ -1,10 +1,11 @@
-"""Checkpoints on a real disk: whole or not there, whatever happens at any moment; and which one a learner goes on from."""
+"""Checkpoints on a real disk: whole or not there, whatever happens when; and which one a learner goes on from."""
 
 import errno
 import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,13 @@ def refused() -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
+def save_third(directory: Path, number: int, strike: Callable[[], None]) -> None:
+    calls = at_call(number, strike)
+    Checkpoints(directory, 2).save(3, 2, state(3))
+    if len(calls) < number:
+        os._exit(UNTOUCHED)
+
+
 @pytest.mark.parametrize("strike", [killed, refused])
 def test_a_fault_at_any_call_leaves_the_old_or_the_new(tmp_path: Path, strike: Callable[[], None]) -> None:
     """The third save also deletes the first checkpoint and what a killed learner left."""
@@ -88,13 +96,7 @@ def test_a_fault_at_any_call_leaves_the_old_or_the_new(tmp_path: Path, strike: C
         checkpoints.save(2, 1, state(2))
         (directory / ".tmp-step-00000003-epoch-1").mkdir()
 
-        def save() -> None:
-            calls = at_call(number, strike)
-            Checkpoints(directory, 2).save(3, 2, state(3))
-            if len(calls) < number:
-                os._exit(UNTOUCHED)
-
-        if (code := in_a_child(save)) == UNTOUCHED:
+        if (code := in_a_child(partial(save_third, directory, number, strike))) == UNTOUCHED:
             break
         found = step_of(checkpoints)
         outcomes.add((code, found))
@@ -127,7 +129,7 @@ def test_a_kill_in_the_middle_of_a_write_leaves_the_old(tmp_path: Path, share: f
 def test_a_full_disk_is_one_line_and_costs_nothing(tmp_path: Path, size: int) -> None:
     checkpoints = Checkpoints(tmp_path, 2)
     checkpoints.save(1, 1, state(1))
-    with files_up_to(size), pytest.raises(StoreFault, match="cannot write the checkpoint .*step-00000002.*: File too"):
+    with files_up_to(size), pytest.raises(StoreFault, match=r"cannot write the checkpoint .*step-00000002.*: File too"):
         checkpoints.save(2, 1, state(2))
     assert names(tmp_path) == ["step-00000001-epoch-1"]
     assert step_of(checkpoints) == 1

@@ -1,4 +1,4 @@
-"""Learners that go back to an older step, with every record in a real SQLite file that is opened again after a crash."""
+"""Learners that go back to an older step; every record is in a real SQLite file, opened again after each crash."""
 
 from collections.abc import Iterator
 from pathlib import Path

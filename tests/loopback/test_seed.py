@@ -97,7 +97,9 @@ async def test_a_forgotten_form_leaves_the_disk(double: CoordinatorDouble) -> No
     assert [facts.form for facts in store.forms()] == [second.form]
 
 
-async def test_of_several_orders_the_last_is_next_though_a_learner_went_back(double: CoordinatorDouble, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_of_several_orders_the_last_is_next_though_a_learner_went_back(
+    double: CoordinatorDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started: list[str] = []
 
     class Watched(Encoder):

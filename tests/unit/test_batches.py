@@ -109,7 +109,8 @@ def test_logprobs_and_advantages_stand_in_the_order_of_the_marked_tokens() -> No
 
 
 def test_a_row_longer_than_the_limit_stands_alone() -> None:
-    assert [part.tokens_bt.shape[0] for part in micro_batches(batch_of(trajectory(9), trajectory(9)), 4, RULES)] == [1] * 4
+    micro = micro_batches(batch_of(trajectory(9), trajectory(9)), 4, RULES)
+    assert [part.tokens_bt.shape[0] for part in micro] == [1] * 4
 
 
 MASKS = dataclasses.replace(RULES, masks=True)

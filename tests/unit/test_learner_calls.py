@@ -20,7 +20,7 @@ from echo2d.core.coordinator_io import (
 )
 from echo2d.core.ids import Digest, Epoch, Version
 from echo2d.core.learner_calls import WAITING_MAX
-from echo2d.core.messages import RefitDone, VersionKey, VersionsRevoked
+from echo2d.core.messages import HeldLease, LeaseCancelled, RefitDone, VersionKey, VersionsRevoked
 from echo2d.core.staleness import REFUSALS_MAX
 from tests.coordinator_world import World, rules, train, version_digest, version_key
 
@@ -163,6 +163,23 @@ def test_resuming_beyond_what_was_given_out_is_refused(beyond: int) -> None:
     world.crash()
     assert error(world.open_session(5 + beyond)) == (409, "resume")
     assert world.open_session(5).status == 200
+
+
+def test_leases_of_a_revoked_version_are_called_off_through_nobodys_fault() -> None:
+    world = trained(4)
+    world.drain()
+    worker = world.peers["a"]
+    world.refit(worker)
+    world.drain()
+    held = list(worker.leases)
+    assert held
+    assert worker.serving == version_key(4)
+    world.open_session(2)
+    told = [message for message in worker.inbox if isinstance(message, LeaseCancelled)]
+    assert {HeldLease(each.lease, each.attempt) for each in told} >= set(held)
+    assert (worker.leases, world.state.status()["groups"]["leases"]) == ({}, 0)
+    assert {group.failures for group in world.state._groups._groups} == {0}
+    assert {peer.failures for peer in world.state._members} == {0}
 
 
 def test_other_bytes_of_the_first_version_revoke_those_of_before() -> None:

@@ -173,5 +173,5 @@ def test_a_run_enrols_so_many_peers_and_no_more(table: AccessTable, monkeypatch:
 
 def test_a_damaged_table_is_the_operators(run: RunDirectory) -> None:
     (run.path / "access.sqlite").write_bytes(b"no database at all, whatever its name says" * 100)
-    with pytest.raises(OperatorFault, match="cannot open the access table .*: file is not a database"):
+    with pytest.raises(OperatorFault, match=r"cannot open the access table .*: file is not a database"):
         AccessTable(run)
