@@ -15,10 +15,11 @@ def seed(rng_seed: int) -> None:
 
 def state() -> dict[str, Any]:
     """Of plain values and tensors: a checkpoint is read without unpickling anything else."""
-    name, keys, *rest = np.random.get_state(legacy=True)
+    facts = np.random.get_state(legacy=False)
+    key = torch.from_numpy(facts["state"]["key"].astype(np.int64))
     return {
         "python": random.getstate(),
-        "numpy": [name, torch.from_numpy(keys.astype(np.int64)), *rest],
+        "numpy": {**facts, "state": {**facts["state"], "key": key}},
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }
@@ -27,8 +28,9 @@ def state() -> dict[str, Any]:
 def restore(kept: dict[str, Any]) -> None:
     """What `state` gave. On other devices than then, CUDA's are left as they are."""
     random.setstate(kept["python"])
-    name, keys, *rest = kept["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
+    facts = kept["numpy"]
+    key = facts["state"]["key"].numpy().astype(np.uint32)
+    np.random.set_state({**facts, "state": {**facts["state"], "key": key}})
     torch.set_rng_state(kept["torch"])
     if torch.cuda.is_available() and len(kept["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(kept["cuda"])

@@ -349,4 +349,4 @@ async def test_who_is_fenced_need_not_send_its_bytes(call: Client, backend: Back
     assert await call("PUT", "/v1/versions/4/files/a.json?epoch=2", data=b"{}") == (409, fenced)
     assert await call("POST", "/v1/versions", json={"version": 4, "epoch": 2, "path": "/out/4"}) == (409, fenced)
     assert backend.asked == [EpochAsked(RequestId(7), Epoch(2))] * 2
-    assert backend.uploaded == backend.published == []
+    assert (backend.uploaded, backend.published) == ([], [])
