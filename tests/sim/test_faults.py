@@ -28,6 +28,7 @@ FOUND = {
     260: "a refit read a slot while the next version was written into it: the same version stood in both",
     426: "after a restart of the coordinator half of the peers took its new plan for an old one",
     520: "the same, with every worker waiting for ever",
+    20169: "three refits in a row failed, and the only worker never tried again",
     3985: "what a worker came to serve between its hello and the welcome was never told",
 }
 

@@ -47,6 +47,10 @@ def batch_of(world: World, step: int) -> Reply:
     return world.replies[request]
 
 
+def serving(world: World) -> VersionKey | None:
+    return world.peers["a"].serving
+
+
 def test_a_session_tells_the_rules() -> None:
     world = World()
     assert world.open_session().body == {
@@ -196,21 +200,21 @@ def test_other_bytes_of_the_first_version_revoke_those_of_before() -> None:
         stored.record.uses([version_key(4)]) for number, stored in world.ledger.groups.items() if number not in held
     )
     assert batch_of(world, 5).digest == frozen.digest  # as it is, with tokens of the revoked version
-    assert world.peers["a"].serving == version_key(4, 1)
+    assert serving(world) == version_key(4, 1)
 
 
 def test_a_version_published_again_is_the_newest_and_workers_refit_to_it() -> None:
     world = trained(4)
     world.work()
-    assert world.peers["a"].serving == version_key(4)
+    assert serving(world) == version_key(4)
     world.open_session(2)
-    assert world.peers["a"].serving is None
+    assert serving(world) is None
     reply = world.publish(2)
     assert isinstance(reply.body, dict)
     assert reply.body["publish_seq"] == 6
     assert world.publish(2).body == reply.body
     world.work()
-    assert world.peers["a"].serving == version_key(2)
+    assert serving(world) == version_key(2)
     assert world.state.status()["newest_version"]["publish_seq"] == 6
 
 
@@ -222,12 +226,12 @@ def test_a_worker_that_was_away_serves_nothing_revoked(*, crash: bool) -> None:
     world.handle(PeerDisconnected(away.session, "reset"))
     world.connect("b")
     world.open_session(2)
-    assert away.serving == version_key(4)
+    assert serving(world) == version_key(4)
     if crash:
         world.crash()  # the peers come back with it
     else:
         world.connect("a")
-    assert away.serving is None
+    assert serving(world) is None
     assert away.open == []  # nor does it go on with what it held
     told = [message for message in away.inbox if isinstance(message, VersionsRevoked)]
     assert told[-1] == VersionsRevoked(Epoch(2), (version_key(4),))
