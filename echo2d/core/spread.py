@@ -16,21 +16,11 @@ from echo2d.core.forms import FormFacts, frame_bytes_for
 from echo2d.core.ids import SEGMENTS_MAX, FormId, PeerId, PlanId, SegmentId
 from echo2d.core.membership import PEERS_MAX, Peer
 from echo2d.core.messages import EncodeVersion, FormEncoded, PlanEdges, SegmentEncoded, SegmentPage
+from echo2d.core.plan_edges import changed_peers, edges_for
+from echo2d.core.plan_repair import join, repair
 from echo2d.core.roots import PAGE_SEGMENTS_MAX, Root, Totals
-from echo2d.core.topology import (
-    STRIPES_MAX,
-    Job,
-    PeerFacts,
-    Plan,
-    assume_usual,
-    changed_peers,
-    edges_for,
-    join,
-    plan_auto,
-    plan_chains,
-    plan_star,
-    repair,
-)
+from echo2d.core.shapes import plan_auto, plan_chains, plan_star
+from echo2d.core.topology import STRIPES_MAX, Job, PeerFacts, Plan
 from echo2d.errors import PeerFault
 
 ACCUSATIONS_MAX = 2  # of one peer about one version; one more, and it is at fault itself
@@ -126,14 +116,14 @@ class Spread:
     ) -> dict[PeerId, PlanEdges]:
         """A new plan for everyone, over the peers of now."""
         job = Job(self.form, self.record.full_bytes, self.facts.frame_bytes)
-        root, others = peer_facts(seed), assume_usual([peer_facts(peer) for peer in peers])
+        root, others = peer_facts(seed), [peer_facts(peer) for peer in peers]
         chains = min(rules.chains, STRIPES_MAX)
         if rules.shape == "star":
             self.plan = plan_star(plan_id, job, root, others)
         elif rules.shape == "chain":
             self.plan = plan_chains(plan_id, job, root, others, chains)
         else:
-            self.plan = plan_auto(plan_id, job, root, others, chains)
+            self.plan = plan_auto(plan_id, job, root, others)
         self.repairs = 0
         return self._edges([facts.peer for facts in self.plan.peers])
 
