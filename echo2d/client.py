@@ -10,9 +10,9 @@
             coordinator.publish(step, directory)
 
 A coordinator that restarts looks like a pause: every call is repeated, with growing waits, until it has been
-unreachable for `timeout_s`. Faults: Fenced (a newer learner has the run), OperatorFault (credential, URL, unreachable,
-a step that the run cannot resume at), PeerFault (the coordinator refused: its code and reason), IntegrityFault (a
-batch's bytes are not what its digest says).
+unreachable for `timeout_s`. Faults: Fenced (a newer learner has the run), OperatorFault (credential, URL, unreachable),
+NotResumable (a step that the run cannot go on at), PeerFault (the coordinator refused: its code and reason),
+IntegrityFault (a batch's bytes are not what its digest says).
 `AsyncCoordinator` is the same for asyncio. `Table` and its kin read a trainer's own table of the run's TOML file.
 """
 
@@ -42,8 +42,9 @@ from echo2d.net.urls import coordinator_url, is_loopback
 from echo2d.tables import Table, key, print_tables, read_toml, table_of
 
 __all__ = [
-    "AsyncCoordinator", "Batch", "Coordinator", "Fenced", "Group", "IntegrityFault", "OperatorFault", "PeerFault",
-    "Published", "Session", "Span", "StoreFault", "Table", "Trajectory", "key", "print_tables", "read_toml", "table_of",
+    "AsyncCoordinator", "Batch", "Coordinator", "Fenced", "Group", "IntegrityFault", "NotResumable", "OperatorFault",
+    "PeerFault", "Published", "Session", "Span", "StoreFault", "Table", "Trajectory", "key", "print_tables",
+    "read_toml", "table_of",
 ]  # fmt: skip
 
 CONNECT_TIMEOUT_S = 10.0
@@ -57,6 +58,10 @@ log = logging.getLogger("echo2d.client")
 
 class Fenced(PeerFault):
     """A newer learner session has the run; this one is over."""
+
+
+class NotResumable(OperatorFault):
+    """The run cannot go on at this step: it lies before the last durable checkpoint, or beyond the run."""
 
 
 class _Unreachable(Exception):  # noqa: N818 - not an error yet
@@ -354,7 +359,7 @@ def _refusal(status: int, answer: bytes) -> Exception:
     if code == "fenced":
         return Fenced(detail)
     if code == "resume":
-        return OperatorFault(f"cannot resume: {detail}")
+        return NotResumable(f"cannot resume: {detail}")
     return PeerFault(f"{code}: {detail}")
 
 

@@ -18,7 +18,7 @@ import shutil
 import time
 from pathlib import Path
 
-from echo2d.client import Batch, Coordinator, OperatorFault, Session
+from echo2d.client import Batch, Coordinator, NotResumable, OperatorFault, Session
 from learner.batches import BatchRules, faults, micro_batches, staleness_histogram
 from learner.checkpoint import Checkpoints
 from learner.config import LearnerConfig
@@ -49,13 +49,13 @@ class Learner:
         self._policy = Policy(config)
         self._writer = SnapshotWriter(config.model, config.snapshot_root)
         self._writer.check(self._policy.model.state_dict())
+        self._resume = resume
         self._step = self._restore() if resume else 0
-        self._durable = self._step
-        self._published = self._step
 
     def run(self) -> None:
         """Train until the last step, or finish the current one after `intake.stop`. Checkpointed when it returns."""
-        session = self._coordinator.open_session(self._step)
+        session = self._open_session()
+        self._durable = self._published = self._step
         self._epoch, self._publish_every = session.epoch, session.publish_every
         self._rules = _rules(session, self._policy.vocab_size)
         log.info("session epoch=%d resume_step=%d steps=%d", self._epoch, self._step, self._config.steps)
@@ -72,6 +72,16 @@ class Learner:
             self._advance(batch, wait_s=time.monotonic() - waiting)
         if self._step > self._durable:
             self._checkpoint()
+
+    def _open_session(self) -> Session:
+        """At the newest checkpoint: an older learner may go on making them until this one has its session."""
+        while True:
+            try:
+                return self._coordinator.open_session(self._step)
+            except NotResumable:
+                tried, self._step = self._step, self._restore() if self._resume else 0
+                if self._step <= tried:
+                    raise
 
     def _ask(self, step: int) -> None:
         if step <= self._config.steps:

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from echo2d.bench.tiny_model import TinyRecipe, held_out_prompts, make_tiny_model, sampled_accuracy
-from echo2d.client import Batch, Coordinator, OperatorFault, PeerFault, StoreFault
+from echo2d.client import Batch, Coordinator, NotResumable, OperatorFault, PeerFault, StoreFault
 from learner.__main__ import main, stop_on_signals
 from learner.checkpoint import Checkpoints
 from learner.config import LearnerConfig
@@ -296,6 +296,25 @@ def test_a_checkpoint_of_another_model_is_told(
     model = make_tiny_model(tmp_path / "models", dataclasses.replace(BARELY_TRAINED, hidden_size=64))
     with pytest.raises(OperatorFault, match="does not fit"):
         learn(dataclasses.replace(config, model=model), coordinator, resume=True)
+
+
+def test_a_learner_that_comes_late_takes_the_newest_checkpoint(
+    config: LearnerConfig, coordinator: ScriptedCoordinator
+) -> None:
+    """The older one was at work until this one had its session."""
+    config = dataclasses.replace(config, checkpoint_every=1)
+    intake = Intake()
+    coordinator.on_commit = lambda step: intake.stop() if step == 1 else None
+    learn(config, coordinator, intake=intake)
+    coordinator.on_commit = lambda step: None
+    late = Learner(config, cast("Coordinator", coordinator), Intake(), resume=True)
+    learn(config, coordinator, resume=True)
+    coordinator.lowest = STEPS - 1
+    late.run()
+    assert coordinator.said("session") == [0, 1, STEPS]
+    shutil.rmtree(config.out_dir)
+    with pytest.raises(NotResumable, match="cannot resume"):
+        learn(config, coordinator)
 
 
 def test_a_fault_while_taking_ends_the_learner(config: LearnerConfig, coordinator: ScriptedCoordinator) -> None:
