@@ -298,7 +298,7 @@ class Publishing:
         self._old_forms.update(dict.fromkeys(forms))
         if spread is None:
             return []
-        whole = spread.totals is not None and (spread.form in seed.forms or not renewed)
+        whole = spread.totals is not None and spread.form in seed.forms  # an earlier order may never have reached it
         actions = [] if whole else self._order()
         if whole:
             actions += self._forget_old(seed)

@@ -1,12 +1,13 @@
 """Which version spreads, and what the seed and the receivers are told; through the whole machine."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from echo2d.core import publishing
-from echo2d.core.coordinator_io import DeleteVersion, PeerSaid, SendRoot
+from echo2d.core.coordinator_io import DeleteVersion, PeerConnected, PeerSaid, SendRoot, SessionId
 from echo2d.core.ids import Digest, FormId, FrameId, Generation, PlanId, SegmentId, Version
 from echo2d.core.messages import (
     ApplyFailed,
@@ -94,10 +95,14 @@ def test_a_seed_that_comes_late_gets_its_order_then() -> None:
     seed = world.connect("seed", kind="seed", slots=0)
     assert messages(seed, EncodeVersion)[0].version == 0
     world.drain()
-    world.connect("seed", kind="seed", slots=0)  # the same daemon: nothing to do again
+    whole = replace(seed.hello(), forms=(form_of(world),))
+    seed.session = SessionId(99)
+    world.handle(PeerConnected(seed.session, seed.peer, whole))  # the same daemon, with the form: nothing to do again
     assert len(messages(seed, EncodeVersion)) == 1
     world.connect("seed", kind="seed", slots=0, boot_id="next")  # another one: its sequence numbers start anew
     assert len(messages(seed, EncodeVersion)) == 2
+    world.connect("seed", kind="seed", slots=0, boot_id="next")  # the order may have gone to a session that was over
+    assert len(messages(seed, EncodeVersion)) == 3
     plans = [part.plan for part in messages(seed, PlanEdges)]
     assert plans[-1] > plans[0]
 
