@@ -11,7 +11,8 @@
 
 A coordinator that restarts looks like a pause: every call is repeated, with growing waits, until it has been
 unreachable for `timeout_s`. Faults: Fenced (a newer learner has the run), OperatorFault (credential, URL, unreachable),
-PeerFault (the coordinator refused: its code and reason), IntegrityFault (a batch's bytes are not what its digest says).
+NotResumable (a step that the run cannot go on at), PeerFault (the coordinator refused: its code and reason),
+IntegrityFault (a batch's bytes are not what its digest says).
 `AsyncCoordinator` is the same for asyncio. `Table` and its kin read a trainer's own table of the run's TOML file.
 """
 
@@ -33,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echo2d.core.trajectory import batch_digest, unpack_batch, unpack_logprobs, unpack_tokens
-from echo2d.errors import IntegrityFault, OperatorFault, PeerFault
+from echo2d.errors import IntegrityFault, OperatorFault, PeerFault, StoreFault
 from echo2d.net.api import DIGEST_HEADER
 from echo2d.net.auth import read_token_file
 from echo2d.net.control import Backoff
@@ -41,8 +42,8 @@ from echo2d.net.urls import coordinator_url, is_loopback
 from echo2d.tables import Table, key, print_tables, read_toml, table_of
 
 __all__ = [
-    "AsyncCoordinator", "Batch", "Coordinator", "Fenced", "Group", "IntegrityFault", "OperatorFault",
-    "PeerFault", "Published", "Session", "Span", "Table", "Trajectory", "Unreachable", "key", "print_tables",
+    "AsyncCoordinator", "Batch", "Coordinator", "Fenced", "Group", "IntegrityFault", "NotResumable", "OperatorFault",
+    "PeerFault", "Published", "Session", "Span", "StoreFault", "Table", "Trajectory", "Unreachable", "key", "print_tables",
     "read_toml", "table_of",
 ]  # fmt: skip
 
@@ -63,6 +64,10 @@ class Unreachable(OperatorFault):
     """Nobody ever answered at this URL."""
 
 
+class NotResumable(OperatorFault):
+    """The run cannot go on at this step: it lies before the last durable checkpoint, or beyond the run."""
+
+
 class _Unreachable(Exception):  # noqa: N818 - not an error yet
     """Asking again may help."""
 
@@ -72,6 +77,7 @@ class Session:
     """What a learner session is held to.
 
     publish_every: the period in force at first; each commit answers the present one. checkpoint: the last durable step.
+    over_stale: "drop", or "mask": a group may come whose oldest tokens are too old, and are not to be trained on.
     """
 
     epoch: int
@@ -81,6 +87,7 @@ class Session:
     trajectories_per_step: int
     group_size: int
     checkpoint: int = 0
+    over_stale: str = "drop"
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,6 +362,8 @@ def _refusal(status: int, answer: bytes) -> Exception:
         return OperatorFault(f"the coordinator does not accept this token: {detail}")
     if code == "fenced":
         return Fenced(detail)
+    if code == "resume":
+        return NotResumable(f"cannot resume: {detail}")
     return PeerFault(f"{code}: {detail}")
 
 

@@ -1,7 +1,8 @@
 """`python -m learner --config run.toml [--resume]`: train until the last step.
 
-Exit code 0: done, or stopped by SIGINT or SIGTERM after the step at hand, checkpointed; 1: failed while running; 2: the
-operator's mistake. A second signal ends it at once.
+Exit code 0: done, or stopped by SIGINT or SIGTERM after the step at hand, checkpointed; 1: failed while running, and
+`--resume` goes on; 2: the operator's mistake, among them a second learner: the older one ends, and to start it again
+would end the newer one. A second signal ends it at once.
 """
 
 import argparse
@@ -10,7 +11,15 @@ import signal
 import sys
 from pathlib import Path
 
-from echo2d.client import Coordinator, IntegrityFault, OperatorFault, PeerFault, print_tables
+from echo2d.client import (
+    Coordinator,
+    Fenced,
+    IntegrityFault,
+    OperatorFault,
+    PeerFault,
+    StoreFault,
+    print_tables,
+)
 from learner.config import LearnerConfig
 from learner.intake import Intake
 
@@ -25,13 +34,18 @@ def main(arguments: list[str] | None = None) -> int:
     stop_on_signals(intake)
     try:
         _run(options.config, intake, resume=options.resume)
+    except Fenced as fault:
+        return _last_word(f"a newer learner has the run ({fault}); this one is over", 2)
     except OperatorFault as fault:
-        print(f"learner: {fault}", file=sys.stderr)  # noqa: T201 - a program's last word to its operator
-        return 2
-    except (PeerFault, IntegrityFault, OSError, FloatingPointError) as fault:
-        print(f"learner: {fault}", file=sys.stderr)  # noqa: T201
-        return 1
+        return _last_word(str(fault), 2)
+    except (PeerFault, IntegrityFault, StoreFault, OSError, FloatingPointError) as fault:
+        return _last_word(str(fault), 1)
     return 0
+
+
+def _last_word(line: str, code: int) -> int:
+    print(f"learner: {line}", file=sys.stderr)  # noqa: T201
+    return code
 
 
 def _run(path: Path, intake: Intake, *, resume: bool) -> None:

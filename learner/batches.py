@@ -1,7 +1,8 @@
 """From a batch of the coordinator to what the loss needs; and the check that lets it come so far.
 
 The learner believes nothing: `faults` checks every span of every trajectory (I1, I5), and a group with a fault is
-refused, never trained.
+refused, never trained. With `masks`, I1 holds per token: a group may come if its newest token is fresh enough, and its
+tokens that are not are read by the model and left out of the loss.
 
 Suffixes of names: b = rows (trajectories) of a micro-batch, t = positions, n = its answer tokens, in row-major order.
 """
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from echo2d.client import Batch, Group, PeerFault, Trajectory
+from echo2d.client import Batch, Group, PeerFault, Span, Trajectory
 from learner.grpo import group_advantages
 
 LOGPROB_MAX = 1e-4  # log of a probability, and a little rounding
@@ -22,17 +23,22 @@ PAD = 0  # any id will do: attention is causal, so what stands right of a row is
 
 @dataclass(frozen=True, slots=True)
 class BatchRules:
-    """What the session promises of every batch."""
+    """What the session promises of every batch. masks: over_stale is "mask"."""
 
     staleness_max: int
     groups: int
     group_size: int
     vocab_size: int
+    masks: bool = False
+
+    def fresh(self, span: Span, step: int) -> bool:
+        """Whether this step may train on the span's tokens."""
+        return (step - 1) - span.version <= self.staleness_max
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Rows of one forward pass, padded on the right. answer_bt marks the tokens that count in the loss."""
+    """Rows of one forward pass, padded on the right. answer_bt marks the tokens that count in the loss, the n."""
 
     tokens_bt: NDArray[np.int64]
     answer_bt: NDArray[np.bool_]
@@ -66,9 +72,9 @@ def staleness_histogram(batch: Batch) -> dict[int, int]:
     return dict(sorted(counts.items()))
 
 
-def micro_batches(batch: Batch, tokens_max: int) -> list[MicroBatch]:
-    """All rows in micro-batches of at most `tokens_max` padded tokens (or one row), the longest first."""
-    rows = sorted(_rows(batch), key=lambda row: len(row.tokens), reverse=True)
+def micro_batches(batch: Batch, tokens_max: int, rules: BatchRules) -> list[MicroBatch]:
+    """The rows with tokens that count, longest first, in micro-batches of at most `tokens_max` (or one row)."""
+    rows = sorted(_rows(batch, rules), key=lambda row: len(row.tokens), reverse=True)
     micro: list[MicroBatch] = []
     while rows:
         count = max(1, tokens_max // len(rows[0].tokens))
@@ -80,17 +86,22 @@ def micro_batches(batch: Batch, tokens_max: int) -> list[MicroBatch]:
 @dataclass(frozen=True, slots=True)
 class _Row:
     tokens: NDArray[np.int32]  # prompt and answer
-    answer_start: int
-    logprobs: NDArray[np.float32]
+    counts: NDArray[np.bool_]  # which of them are in the loss
+    logprobs: NDArray[np.float32]  # of those
     advantage: np.float32
 
 
-def _rows(batch: Batch) -> Iterator[_Row]:
+def _rows(batch: Batch, rules: BatchRules) -> Iterator[_Row]:
     for group in batch.groups:
         advantages = group_advantages(np.array([t.reward for t in group.trajectories], dtype=np.float32))
         for trajectory, advantage in zip(group.trajectories, advantages, strict=True):
-            tokens = np.concatenate([group.prompt, trajectory.tokens])
-            yield _Row(tokens, len(group.prompt), trajectory.logprobs, advantage)
+            fresh = np.zeros(len(trajectory.tokens), dtype=np.bool_)
+            for span in trajectory.spans:
+                fresh[span.start : span.end] = rules.fresh(span, batch.step)
+            if fresh.any():
+                tokens = np.concatenate([group.prompt, trajectory.tokens])
+                counts = np.concatenate([np.zeros(len(group.prompt), dtype=np.bool_), fresh])
+                yield _Row(tokens, counts, trajectory.logprobs[fresh], advantage)
 
 
 def _collate(rows: list[_Row]) -> MicroBatch:
@@ -99,7 +110,7 @@ def _collate(rows: list[_Row]) -> MicroBatch:
     answer_bt = np.zeros(shape, dtype=np.bool_)
     for index, row in enumerate(rows):
         tokens_bt[index, : len(row.tokens)] = row.tokens
-        answer_bt[index, row.answer_start : len(row.tokens)] = True
+        answer_bt[index, : len(row.tokens)] = row.counts
     return MicroBatch(
         tokens_bt,
         answer_bt,
@@ -116,6 +127,8 @@ def _group_fault(group: Group, step: int, rules: BatchRules) -> str:
     for index, trajectory in enumerate(group.trajectories):
         if fault := _trajectory_fault(trajectory, step, rules):
             return f"trajectory {index}: {fault}"
+    if not any(rules.fresh(span, step) for trajectory in group.trajectories for span in trajectory.spans):
+        return f"no token with staleness up to {rules.staleness_max}"
     return ""
 
 
@@ -133,7 +146,7 @@ def _trajectory_fault(trajectory: Trajectory, step: int, rules: BatchRules) -> s
     if edges[::2] != edges[1::2] or any(span.start >= span.end for span in trajectory.spans):
         return f"spans that do not cover its {length} tokens"
     for span in trajectory.spans:
-        if not 0 <= (step - 1) - span.version <= rules.staleness_max:
+        if span.version > step - 1 or not (rules.masks or rules.fresh(span, step)):
             return f"version {span.version} in step {step} with staleness bound {rules.staleness_max}"
     return ""
 

@@ -36,12 +36,12 @@ class LearnerConfig(Table):
     weight_decay: float = key("of AdamW", 0.0, low=0.0)
     grad_clip: float = key("the gradient's norm is clipped to this", 1.0, above=0.0)
     micro_batch_tokens: int = key("padded tokens of one forward and backward pass", 16384, low=1)
-    rng_seed: int = key("of torch, for models with dropout", 0, low=0)
+    rng_seed: int = key("of all chance, for models with dropout", 0, low=0)
 
     device: str = key("auto, cpu, cuda or cuda:N", "auto")
     threads: int = key("CPU threads of torch; 0: torch decides", 0, low=0, high=1024)
-    checkpoint_every: int = key("train steps between checkpoints", 10, low=1)
-    checkpoints_kept: int = key("older ones are deleted", 2, low=1)
+    checkpoint_every: int = key("train steps between checkpoints", 10, low=1, high=250)
+    checkpoints_kept: int = key("the newest are; a damaged one is not missed if there is one before", 2, low=1, high=4)
     step_floor_s: float = key("a train step takes at least so long, to imitate a larger model", 0.0, low=0.0)
 
     @staticmethod

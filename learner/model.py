@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from echo2d.client import OperatorFault
+from learner import chance
 from learner.batches import MicroBatch
 from learner.config import LearnerConfig
 from learner.corrections import clip_keeps, importance_ratio, truncate
@@ -35,7 +36,7 @@ class Policy:
     """Model and optimizer. Everything that a checkpoint must bring back is in `state` and `restore`."""
 
     def __init__(self, config: LearnerConfig) -> None:
-        torch.manual_seed(config.rng_seed)
+        chance.seed(config.rng_seed)
         if config.threads:
             torch.set_num_threads(config.threads)
         self._config = config
@@ -79,7 +80,7 @@ class Policy:
         return {
             "model": self.model.state_dict(),
             "optimizer": self._optimizer.state_dict(),
-            "rng": torch.get_rng_state(),
+            "rng": chance.state(),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -87,9 +88,9 @@ class Policy:
         try:
             self.model.load_state_dict(state["model"])
             self._optimizer.load_state_dict(state["optimizer"])
-        except (RuntimeError, ValueError, KeyError) as error:
+            chance.restore(state["rng"])
+        except (RuntimeError, ValueError, KeyError, TypeError) as error:
             raise OperatorFault(f"the checkpoint does not fit {self._config.model}: {error}") from error
-        torch.set_rng_state(state["rng"])
 
     def _accumulate(self, micro: MicroBatch, step_tokens: int) -> tuple[float, float, float, int]:
         """Add the micro-batch's gradient; returns (loss, sum of ratios, largest ratio, tokens dropped by the clip)."""

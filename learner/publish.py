@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from echo2d.client import OperatorFault
-from learner.files import ASIDE, whole_directory
+from learner.files import ASIDE, remove_directory, store_faults, whole_directory
 
 COMPANIONS = {".json", ".txt", ".model", ".jinja"}
 DTYPE_KEYS = ("dtype", "torch_dtype")  # of config.json; the second is the older name
@@ -38,13 +38,14 @@ class SnapshotWriter:
             raise OperatorFault(f"learner.model: {len(missing)} tensors are no weights of the model, e.g. {missing[0]}")
 
     def write(self, epoch: int, version: int, state: Mapping[str, Tensor]) -> Path:
-        """A new directory; durable when this returns."""
+        """A new directory; durable when this returns. StoreFault: the disk refused, and nothing is left."""
         directory = self._root / f"epoch-{epoch}-version-{version}"
-        with whole_directory(directory) as aside:
+        remove_directory(directory)  # another run's
+        with store_faults("cannot write the snapshot", directory), whole_directory(directory) as aside:
             for path in self._companions:
                 (aside / path.name).write_bytes(_companion(path))
             for name, tensors in self._layout.items():
-                save_file({tensor: _published(state[tensor]) for tensor in tensors}, aside / name, {"format": "pt"})
+                _save({tensor: _published(state[tensor]) for tensor in tensors}, aside / name)
         return directory
 
     def clean(self, epoch: int) -> None:
@@ -53,6 +54,13 @@ class SnapshotWriter:
             number = path.name.removeprefix(ASIDE).split("-")[1]
             if number.isdecimal() and int(number) < epoch:
                 shutil.rmtree(path, ignore_errors=True)
+
+
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    try:
+        save_file(tensors, path, {"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
 
 
 def _published(tensor: Tensor) -> Tensor:

@@ -3,7 +3,8 @@
     session --> publish resume_step --> | take n: faults? refuse, take again
                                         | train n; commit n (it answers kappa)
                                         | n - last published >= kappa, or the last step: publish n
-                                        | every checkpoint_every steps, and at the end: checkpoint n, then say so
+                                        | every checkpoint_every steps, and at the end: checkpoint n, then say what
+                                        |   is durable: the oldest one kept (`checkpoint`)
                                         +-- n + 1
 
 While step n trains, batch n + 1 is being taken. The order keeps I4: what is committed was trained, what the coordinator
@@ -17,10 +18,11 @@ import shutil
 import time
 from pathlib import Path
 
-from echo2d.client import Batch, Coordinator, OperatorFault
-from learner import checkpoint
+from echo2d.client import Batch, Coordinator, NotResumable, OperatorFault, Session
 from learner.batches import BatchRules, faults, micro_batches, staleness_histogram
+from learner.checkpoint import Checkpoints
 from learner.config import LearnerConfig
+from learner.files import store_faults
 from learner.intake import Intake
 from learner.model import Policy, StepReport
 from learner.publish import SnapshotWriter
@@ -38,23 +40,24 @@ class Learner:
         self._config = config
         self._coordinator = coordinator
         self._intake = intake
-        self._checkpoints = config.out_dir / "checkpoints"
+        directory = config.out_dir / "checkpoints"
+        self._checkpoints = Checkpoints(directory, config.checkpoints_kept)
         _make("out_dir", config.out_dir)
         _make("snapshot_root", config.snapshot_root)
-        if not resume and checkpoint.exists(self._checkpoints):
-            raise OperatorFault(f"{self._checkpoints} is not empty; use --resume or another learner.out_dir")
+        if not resume and self._checkpoints:
+            raise OperatorFault(f"{directory} is not empty; use --resume or another learner.out_dir")
         self._policy = Policy(config)
         self._writer = SnapshotWriter(config.model, config.snapshot_root)
         self._writer.check(self._policy.model.state_dict())
+        self._resume = resume
         self._step = self._restore() if resume else 0
-        self._durable = self._step
-        self._published = self._step
 
     def run(self) -> None:
         """Train until the last step, or finish the current one after `intake.stop`. Checkpointed when it returns."""
-        self._session = self._coordinator.open_session(self._step)
-        self._epoch = self._session.epoch
-        self._publish_every = self._session.publish_every
+        session = self._open_session()
+        self._durable = self._published = self._step
+        self._epoch, self._publish_every = session.epoch, session.publish_every
+        self._rules = _rules(session, self._policy.vocab_size)
         log.info("session epoch=%d resume_step=%d steps=%d", self._epoch, self._step, self._config.steps)
         self._writer.clean(self._epoch)
         self._publish(self._step)
@@ -70,17 +73,24 @@ class Learner:
         if self._step > self._durable:
             self._checkpoint()
 
+    def _open_session(self) -> Session:
+        """At the newest checkpoint: an older learner may go on making them until this one has its session."""
+        while True:
+            try:
+                return self._coordinator.open_session(self._step)
+            except NotResumable:
+                tried, self._step = self._step, self._restore() if self._resume else 0
+                if self._step <= tried:
+                    raise
+
     def _ask(self, step: int) -> None:
         if step <= self._config.steps:
             self._intake.request(step)
 
     def _take(self, step: int) -> Batch | None:
         """The batch of `step`, already asked for, without faults; None when the learner is to stop."""
-        session = self._session
-        groups = session.trajectories_per_step // session.group_size
-        rules = BatchRules(session.staleness_max, groups, session.group_size, self._policy.vocab_size)
         while (batch := self._intake.wait()) is not None:
-            reasons = faults(batch, step, rules)
+            reasons = faults(batch, step, self._rules)
             if not reasons:
                 return batch
             log.warning("refused step=%d reasons=%s", step, reasons)
@@ -92,7 +102,8 @@ class Learner:
         """Train on the batch, commit it, and publish and checkpoint if it is time."""
         step = batch.step
         self._ask(step + 1)
-        report = self._policy.train_step(step, micro_batches(batch, self._config.micro_batch_tokens))
+        micro = micro_batches(batch, self._config.micro_batch_tokens, self._rules)
+        report = self._policy.train_step(step, micro)
         self._pace(wait_s)
         now = time.monotonic()
         t_train_s, self._mark = now - self._mark - wait_s, now
@@ -115,12 +126,12 @@ class Learner:
 
     def _checkpoint(self) -> None:
         state = {"step": self._step, **self._policy.state()}
-        checkpoint.save(self._checkpoints, self._step, state, keep=self._config.checkpoints_kept)
-        self._coordinator.checkpoint(self._step)
+        self._checkpoints.save(self._step, self._epoch, state)
+        self._coordinator.checkpoint(self._checkpoints.durable)
         self._durable = self._step
 
     def _restore(self) -> int:
-        state = checkpoint.load_newest(self._checkpoints)
+        state = self._checkpoints.load_newest()
         if state is None:
             return 0
         self._policy.restore(state)
@@ -140,11 +151,22 @@ class Learner:
             "bubble": wait_s / (t_train_s + wait_s),
             "published": self._published,
         }
-        with (self._config.out_dir / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        path = self._config.out_dir / "metrics.jsonl"
+        with store_faults("cannot write", path), path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         groups = " ".join(f"group={group.group_id}" for group in batch.groups)  # the id they have in every other log
         facts = f"reward={row['reward_mean']:.3f} loss={report.loss:.4f} t_train_s={t_train_s:.3f}"
         log.info("trained step=%d epoch=%d digest=%s %s %s", batch.step, self._epoch, batch.digest[:12], facts, groups)
+
+
+def _rules(session: Session, vocab_size: int) -> BatchRules:
+    return BatchRules(
+        session.staleness_max,
+        session.trajectories_per_step // session.group_size,
+        session.group_size,
+        vocab_size,
+        masks=session.over_stale == "mask",
+    )
 
 
 def _make(key: str, directory: Path) -> None:

@@ -67,8 +67,8 @@ MUTANTS = (
         "I1, gate 4",
         "the learner trains on what is one step too old",
         "learner/batches.py",
-        "span.version <= rules.staleness_max",
-        "span.version <= rules.staleness_max + 1",
+        "span.version <= self.staleness_max",
+        "span.version <= self.staleness_max + 1",
         ("tests/unit/test_batches.py",),
     ),
     Mutant(

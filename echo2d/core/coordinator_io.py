@@ -85,6 +85,14 @@ class SessionAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class EpochAsked:
+    """Bytes of a version are about to be taken: is its epoch in force?"""
+
+    request: RequestId
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
 class PublishAsked:
     """POST /v1/versions, after the snapshot was copied into the run directory (`path`, relative) and hashed."""
 
@@ -170,8 +178,8 @@ class DeadlinePassed:
 
 Event = (
     PeerConnected | PeerSaid | PeerDisconnected | PeerRevoked
-    | SessionAsked | PublishAsked | BatchAsked | CommitAsked | RefuseAsked | CheckpointAsked | RequestGone
-    | PromptDrawn | SampleScored | DeadlinePassed
+    | SessionAsked | EpochAsked | PublishAsked | BatchAsked | CommitAsked | RefuseAsked | CheckpointAsked
+    | RequestGone | PromptDrawn | SampleScored | DeadlinePassed
 )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ then. A peer that breaks the protocol is closed (`PeerFault`). Not here: sockets
 """
 
 import math
+from collections.abc import Iterable
 from typing import Any, assert_never
 
 from blake3 import blake3
@@ -22,6 +23,7 @@ from echo2d.core.coordinator_io import (
     CommitAsked,
     CoordinatorRules,
     DeadlinePassed,
+    EpochAsked,
     Event,
     PeerConnected,
     PeerDisconnected,
@@ -62,6 +64,7 @@ from echo2d.core.messages import (
     ToCoordinator,
     TransferReport,
     VersionKey,
+    VersionsRevoked,
     VersionVerified,
     Welcome,
 )
@@ -71,6 +74,7 @@ from echo2d.core.versions import Versions
 from echo2d.errors import PeerFault
 
 PLAN_SECRET_BYTES = 32
+HOLDING_MAX = 8  # versions of one hello that are looked at; a worker has two slots
 TAG_BITS = 31  # of this process, in front of lease and plan ids, which are 63 bits long
 
 
@@ -139,6 +143,8 @@ class CoordinatorState:
                 return [] if known is None else [*self._members.revoked(known), *self._gone(known, now, revoked=True)]
             case SessionAsked():
                 return self._calls.session_asked(event, now=now)
+            case EpochAsked():
+                return self._calls.epoch_asked(event)
             case PublishAsked():
                 return self._calls.publish_asked(event, now=now)
             case BatchAsked():
@@ -170,8 +176,9 @@ class CoordinatorState:
         seq = self._versions.publish_seq
         rules, epoch = self._rules, self._calls.epoch
         welcome = Welcome(peer.peer, rules.run_id, epoch, seq, rules.heartbeat_s, keep, cancel)
+        void = self._tell_void(peer, [hello.serving, *hello.holding[:HOLDING_MAX]], now)
         placed = self._publishing.joined(peer, renewed=joined.renewed, now=now)
-        return [*actions, Send(event.session, welcome), *ended, *placed]
+        return [*actions, Send(event.session, welcome), *ended, *void, *placed]
 
     def _said(self, session: SessionId, message: ToCoordinator, now: float) -> list[Action]:
         peer, returned = self._members.heard(session, now=now)
@@ -231,12 +238,20 @@ class CoordinatorState:
             raise PeerFault("a pause that is no duration")
         first_load = peer.serving is None
         peer.refitted(message)
-        if self._versions.live(VersionKey(message.version, message.digest)) is None:
-            return [self._figures.fault("refit", f"{peer.name}: version {message.version} is not published")]
+        if void := self._tell_void(peer, [peer.serving], now):
+            note = self._figures.fault("refit", f"{peer.name}: version {message.version} is not published")
+            return [note, *void]
         if not first_load:  # then nothing was generating that could pause
             self._figures.refit_pause_s.append(message.pause_s)
         self._publishing.served(peer, now=now)
         return []
+
+    def _tell_void(self, peer: Peer, keys: Iterable[VersionKey | None], now: float) -> list[Action]:
+        """Of these versions that are not published: the peer may have been away when they were revoked (I1)."""
+        void = tuple(key for key in dict.fromkeys(keys) if key is not None and self._versions.live(key) is None)
+        if not void or peer.session is None:
+            return []
+        return [*self._groups.revoke(void, now=now), Send(peer.session, VersionsRevoked(self._calls.epoch, void))]
 
     def _gone(self, peer: Peer, now: float, *, revoked: bool = False) -> list[Action]:
         """It will not come back soon: its work goes to others."""

@@ -18,6 +18,7 @@ from echo2d.core.coordinator_io import (
     CheckpointKept,
     CommitAsked,
     CoordinatorRules,
+    EpochAsked,
     EpochOpened,
     Note,
     Persist,
@@ -82,10 +83,13 @@ class LearnerCalls:
 
     def session_asked(self, event: SessionAsked, *, now: float) -> list[Action]:
         """A new epoch: fences the older ones, revokes what they published beyond `resume_step`."""
-        lowest = self._staleness.checkpoint
+        lowest, highest = self._staleness.checkpoint, self._staleness.newest_step
         if event.resume_step < lowest:
-            detail = f"batches up to step {lowest} are deleted; resume at {lowest} or later"
+            detail = f"batches up to step {lowest} are deleted; resume at {lowest} or later, not at {event.resume_step}"
             return [_error(event.request, "resume", detail, lowest=lowest)]
+        if event.resume_step > highest:
+            detail = f"this run has come to step {highest}; step {event.resume_step} must be another run's"
+            return [_error(event.request, "resume", detail, highest=highest)]
         self.epoch, self._resume_step, self._asked_step = Epoch(self.epoch + 1), event.resume_step, 0
         actions: list[Action] = [Persist(EpochOpened(self.epoch, event.resume_step)), *self._fence_waiting()]
         passed, unfinished = self._staleness.resume(event.resume_step)
@@ -97,6 +101,10 @@ class LearnerCalls:
         actions += self._revoke(self._versions.above(event.resume_step, before=self.epoch), now)
         note = Note("session", f"epoch {self.epoch} begins after step {event.resume_step}")
         return [*actions, note, Reply(event.request, 200, self._session_body())]
+
+    def epoch_asked(self, event: EpochAsked) -> list[Action]:
+        """Whether bytes for this epoch are worth taking."""
+        return [self._fenced(event.request) if self._is_old(event.epoch) else Reply(event.request, 200, {})]
 
     def publish_asked(self, event: PublishAsked, *, now: float) -> list[Action]:
         """A snapshot copy was made; it becomes a published version unless the epoch's order forbids it."""
@@ -169,9 +177,9 @@ class LearnerCalls:
         for stored in self._staleness.refuse(event.step, refused, self._void):
             actions += self._groups.discard(stored, "refused", refused.get(stored.record.group, "revoked"))
         actions += [self._figures.fault("refusal", f"step {event.step}: {batch.reasons[-1]}")]
-        if batch.refusals >= REFUSALS_MAX:
+        if len(batch.reasons) >= REFUSALS_MAX:
             reasons = "; ".join(batch.reasons)
-            actions.append(StopRun(f"batch {event.step} was refused {batch.refusals} times: {reasons}"))
+            actions.append(StopRun(f"batch {event.step} was refused {REFUSALS_MAX} times: {reasons}"))
         return [*actions, Reply(event.request, 200, {"replaced": len(refused)})]
 
     def checkpoint_asked(self, event: CheckpointAsked) -> list[Action]:
@@ -214,6 +222,7 @@ class LearnerCalls:
             "publish_every": self.publish_every,
             "trajectories_per_step": rules.trajectories_per_step,
             "group_size": rules.group_size,
+            "over_stale": rules.over_stale,
             "checkpoint": self._staleness.checkpoint,
         }
 

@@ -227,12 +227,10 @@ class Publishing:
         return [note, *self._send(spread.make_leaf(at_fault))]
 
     def frame_accused(self, peer: Peer, message: FrameAccused) -> list[Action]:
-        """The accused becomes a leaf, if it does send to the accuser."""
+        """One of the two is at fault."""
         note = self._figures.fault("frame", f"{peer.name} accuses {self._name(message.accused)}: {message.frame}")
         spread = self._current(message.form)
-        if spread is None or message.accused not in spread.neighbours(peer.peer):
-            return [note]
-        return [note, *self._send(spread.make_leaf(message.accused))]
+        return [note] if spread is None else [note, *self._send(spread.accuse(peer.peer, message.accused))]
 
     # --- inside
 
@@ -300,7 +298,7 @@ class Publishing:
         self._old_forms.update(dict.fromkeys(forms))
         if spread is None:
             return []
-        whole = spread.totals is not None and (spread.form in seed.forms or not renewed)
+        whole = spread.totals is not None and spread.form in seed.forms  # an earlier order may never have reached it
         actions = [] if whole else self._order()
         if whole:
             actions += self._forget_old(seed)

@@ -23,6 +23,7 @@ from echo2d.core.shapes import plan_auto, plan_chains, plan_star
 from echo2d.core.topology import STRIPES_MAX, Job, PeerFacts, Plan
 from echo2d.errors import PeerFault
 
+ACCUSATIONS_MAX = 2  # of one peer about one version; one more, and it is at fault itself
 REPAIRS_MAX = 256  # of one plan because of broken edges; then it stays as it is until the next version
 Secret = Callable[[PeerId, PeerId], bytes]
 
@@ -50,6 +51,7 @@ class Spread:
     seed_sent_bytes: int = 0
     encode_failures: int = 0
     repairs: int = 0
+    accusations: dict[PeerId, int] = field(default_factory=dict)  # by accuser
 
     @staticmethod
     def start(record: VersionPublished, rules: CoordinatorRules, secret: Secret, *, now: float) -> "Spread":
@@ -157,6 +159,16 @@ class Spread:
         before, self.plan = self.plan, join(repair(self.plan, peer), facts)
         return self._edges(changed_peers(before, self.plan))
 
+    def accuse(self, accuser: PeerId, accused: PeerId) -> dict[PeerId, PlanEdges]:
+        """A bad frame came over this edge: the accused becomes a leaf, and whoever accuses too many does."""
+        if accused not in self.neighbours(accuser):
+            return {}
+        said = self.accusations[accuser] = self.accusations.get(accuser, 0) + 1
+        keep_newest(self.accusations, PEERS_MAX)
+        if said > ACCUSATIONS_MAX + 1:
+            return {}
+        return self.make_leaf(accused if said <= ACCUSATIONS_MAX else accuser)
+
     def links(self) -> frozenset[tuple[PeerId, PeerId]]:
         """(parent, child) of every edge of the plan."""
         stripes = () if self.plan is None else self.plan.stripes
@@ -177,7 +189,7 @@ class Spread:
 
     def check(self) -> None:
         self.writer.check()
-        assert max(len(self.verified), len(self.failed), len(self.received)) <= PEERS_MAX
+        assert max(len(self.verified), len(self.failed), len(self.received), len(self.accusations)) <= PEERS_MAX
         if self.plan is not None:
             self.plan.check()
             assert self.plan.form == self.form

@@ -27,13 +27,13 @@ from echo2d.core.trajectory import BatchBody, GroupRecord, batch_digest, pack_ba
 from echo2d.errors import IntegrityFault
 
 PREFETCH_STEPS = 2  # batch c + 1 is being trained on, batch c + 2 may be fetched meanwhile
-REFUSALS_MAX = 5  # of one step; then something is wrong that other groups do not mend
+REFUSALS_MAX = 5  # of one step in one session; then something is wrong that other groups do not mend
 FROZEN_MAX = 1024  # batches kept for a learner that restarts; more without a checkpoint are not given out
 
 
 @dataclass(slots=True)
 class Batch:
-    """The batch of one step. digest: of its bytes while it is full, else None."""
+    """The batch of one step. digest: of its bytes while it is full, else None; reasons: of refusals in this session."""
 
     step: int
     size: int
@@ -85,6 +85,11 @@ class Staleness:
     def crowded(self) -> bool:
         """No batch freezes until the learner reports a checkpoint."""
         return len(self._batches) >= FROZEN_MAX
+
+    @property
+    def newest_step(self) -> int:
+        """The last step that any learner can have behind it: all batches up to it were given out, or committed."""
+        return max(self.ever_committed, self.open_step - 1)
 
     @property
     def oldest(self) -> Version:
@@ -183,12 +188,14 @@ class Staleness:
         return out
 
     def resume(self, step: int) -> tuple[list[Batch], list[StoredGroup]]:
-        """A new epoch begins after `step` >= checkpoint: the full batches it commits thereby, what open ones held."""
-        assert step >= self.checkpoint
+        """A new epoch begins after `step`: the full batches it commits thereby, what open ones held."""
+        assert self.checkpoint <= step <= self.newest_step
         passed = [self._batches[each] for each in sorted(self._batches) if each <= step]
         opened = [batch for batch in passed if batch.digest is None]
         for batch in opened:
             del self._batches[batch.step]
+        for batch in self._batches.values():
+            batch.reasons.clear()
         self._resume_step = self.committed = step
         self.ever_committed = max(self.ever_committed, step)
         self.open_step = self._lowest_open()

@@ -39,8 +39,9 @@ SLOTS = 2  # current and spare
 LABELS_MAX = 64  # versions whose tokens may still be on their way from an engine; really two or three
 REFUSED_MAX = 64  # forms remembered as refused; the coordinator sends one at a time
 REVOKED_MAX = 4096  # keys remembered as void; more than an epoch ever revokes
-REFIT_TRIES_MAX = 3  # of one version; then the worker waits for the next
-REFIT_RETRY_S = 5.0  # an engine that just failed gets time to recover
+REFIT_TRIES_MAX = 3  # of one version; then any other one that stands is served rather than it
+REFIT_RETRY_S = 5.0  # an engine that just failed gets time to recover, twice as much each time, ...
+REFIT_RETRY_S_MAX = 160.0  # ... up to this: there may be no other version, and no other worker that makes one possible
 
 
 @dataclass(slots=True)
@@ -196,7 +197,7 @@ class Versions:
         self._refitting = None
         failures = self._failures | {key: self._failures.get(key, 0) + 1}
         self._failures = {each: count for each, count in failures.items() if each in self._standing}
-        self._retry_at = now + REFIT_RETRY_S
+        self._retry_at = now + min(REFIT_RETRY_S_MAX, REFIT_RETRY_S * 2.0 ** min(failures[key] - 1, 10))
         self.serving = None if event.label is None else self._labels.get(event.label)
         failed = RefitFailed(event.version, event.digest, self.serving, event.reason)
         return [SendControl(failed), *self.choose(now=now)]
@@ -257,9 +258,12 @@ class Versions:
         self._published = {each: at for each, at in self._published.items() if each in self._standing}
 
     def _target(self) -> VersionKey | None:
-        """The newest version that stands, is published, and has not failed too often."""
-        usable = [key for key in self._published if self._failures.get(key, 0) < REFIT_TRIES_MAX]
-        return max(usable, key=self._published.__getitem__, default=None)
+        """The newest version that stands and is published; one that has failed too often only if there is no other."""
+
+        def rank(key: VersionKey) -> tuple[bool, PublishSeq]:
+            return self._failures.get(key, 0) < REFIT_TRIES_MAX, self._published[key]
+
+        return max(self._published, key=rank, default=None)
 
     def _next_refit(self, now: float) -> list[VersionAction]:
         target = self._target()

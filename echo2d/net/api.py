@@ -29,6 +29,7 @@ from echo2d.core.coordinator_io import (
     BatchAsked,
     CheckpointAsked,
     CommitAsked,
+    EpochAsked,
     Event,
     RefuseAsked,
     Reply,
@@ -148,13 +149,13 @@ class Api:
         if (path is None) != (body.get("upload") is True) or not isinstance(path, str | None):
             raise malformed('expected either "path": a directory, or "upload": true')
         epoch, version = Epoch(integer(body["epoch"], "epoch")), Version(integer(body["version"], "version"))
+        await self._fence(epoch)
         return _answer(await self._backend.publish(epoch, version, path))
 
     async def upload(self, request: web.Request) -> web.Response:
-        version = Version(integer_text(request.match_info["version"], "version"))
-        size = await self._backend.upload(
-            _epoch(request), version, request.match_info["name"], request.content.iter_any()
-        )
+        epoch, version = _epoch(request), Version(integer_text(request.match_info["version"], "version"))
+        await self._fence(epoch)
+        size = await self._backend.upload(epoch, version, request.match_info["name"], request.content.iter_any())
         return web.json_response({"bytes": size})
 
     async def take_batch(self, request: web.Request) -> web.Response:
@@ -185,6 +186,15 @@ class Api:
     async def metrics(self, request: web.Request) -> web.Response:  # noqa: ARG002
         return web.Response(body=self._backend.metrics(), content_type="text/plain", charset="utf-8")
 
+    async def _fence(self, epoch: Epoch) -> None:
+        """Refusal: a newer learner has the run; the bytes of this one are not looked at."""
+        reply = await self._backend.ask(lambda number: EpochAsked(number, epoch), timeout_s=ANSWER_S_MAX)
+        if reply is None:
+            raise _overloaded()
+        if reply.status != HTTPStatus.OK:
+            assert isinstance(reply.body, dict)
+            raise Refusal(reply.status, reply.body["error"], reply.body["detail"])
+
     async def _ask(self, make: Callable[[RequestId], Event]) -> web.Response:
         return _answer(await self._backend.ask(make, timeout_s=ANSWER_S_MAX))
 
@@ -206,9 +216,13 @@ def _step(request: web.Request) -> int:
     return integer_text(request.match_info["step"], "step")
 
 
+def _overloaded() -> Refusal:
+    return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "busy", "the coordinator is overloaded; try again")
+
+
 def _answer(reply: Reply | None) -> web.Response:
     if reply is None:
-        raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "busy", "the coordinator is overloaded; try again")
+        raise _overloaded()
     if isinstance(reply.body, bytes):
         assert reply.digest is not None, "a batch is answered with its digest"
         headers = {DIGEST_HEADER: reply.digest.hex()}

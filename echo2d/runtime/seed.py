@@ -6,7 +6,7 @@ A child process of the coordinator and a peer like any other: control link, peer
                                                         +--> frames to whoever the plan says
 
 A version is encoded from the coordinator's own copy, and only believed if it comes out as the digest that was asked
-for. Of several that wait the newest is next. Not here: which form a version gets, and signatures.
+for. Of several that wait the one asked for last is next. Not here: which form a version gets, and signatures.
 """
 
 import asyncio
@@ -124,7 +124,7 @@ class Seed:
         while True:
             waiting = [order for form, order in self._orders.items() if form not in self._said]
             if waiting:
-                await self._encode(max(waiting, key=lambda order: order.version))
+                await self._encode(waiting[-1])  # not the highest version: a learner may have gone back
             else:
                 self._ordered.clear()
                 await self._ordered.wait()
@@ -245,6 +245,7 @@ class Seed:
         if len(self._orders) >= ORDERS_MAX:
             self._forget(next(iter(self._orders)))
         self._said.pop(order.form, None)
+        self._orders.pop(order.form, None)
         self._orders[order.form] = order
         self._ordered.set()
 

@@ -115,11 +115,14 @@ class AccessTable:
         self._seeds: dict[PeerId, KnownPeer] = {}
         self._tokens: dict[bytes, Token] = {}
         self._peers: dict[PeerId, tuple[bytes, Token]] = {}
-        with self._database() as database:
-            for statement in SCHEMA:
-                database.execute(statement)
-        self._path.chmod(0o600)
-        self.reload()
+        try:
+            with self._database() as database:
+                for statement in SCHEMA:
+                    database.execute(statement)
+            self._path.chmod(0o600)
+            self.reload()
+        except StoreFault as fault:
+            raise OperatorFault(f"cannot open the access table {fault}") from fault
 
     # --- people --------------------------------------------------------------
 

@@ -108,12 +108,12 @@ class VersionFiles:
         """Bytes that a file of this name may have."""
         with store_faults("uploading to", folder):
             folder.mkdir(exist_ok=True)
-            older = sorted((path for path in self._uploads.iterdir() if path != folder), key=_modified_at)
-            for path in older[: max(0, len(older) + 1 - UPLOADS_MAX)]:
+            others = sorted((path for path in self._uploads.iterdir() if path != folder), key=_age)
+            for path in others[: max(0, len(others) + 1 - UPLOADS_MAX)]:
                 shutil.rmtree(path, ignore_errors=True)
-            others = sum(path.stat().st_size for path in _files_below(folder) if path != folder / name)
+            used = sum(path.stat().st_size for path in _files_below(folder) if path != folder / name)
             self._budget.note("uploads", _bytes_below(self._uploads))
-            return max(0, UPLOAD_BYTES_MAX - others)
+            return max(0, UPLOAD_BYTES_MAX - used)
 
     def _inside_root(self, path: Path) -> Path:
         root = self._root.absolute()
@@ -132,8 +132,9 @@ class VersionFiles:
         return path
 
 
-def _modified_at(path: Path) -> float:
-    return path.stat().st_mtime
+def _age(path: Path) -> tuple[int, float]:
+    """Of an upload folder: its epoch, and when it was written to."""
+    return int(path.name.partition("-")[0]), path.stat().st_mtime
 
 
 def _files_below(folder: Path) -> list[Path]:

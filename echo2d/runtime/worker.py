@@ -164,7 +164,8 @@ class Worker:
         if self._config.metrics_port:
             self._spawn(serve_metrics(self._config.metrics_port, self._metrics, self.status))
             self._spawn(self._metrics.watch(self._config.state_dir))
-        log.info("started peer=%s run=%s listen=%s:%d", self._identity.peer, self._identity.run_id, host, port)
+        listen = f"{host}:{self._listen.port}"
+        log.info("started peer=%s run=%s listen=%s", self._identity.peer, self._identity.run_id, listen)
         await self._turns()
         with suppress(TimeoutError):
             async with asyncio.timeout(GOODBYE_S):

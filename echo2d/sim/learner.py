@@ -173,16 +173,19 @@ class Learner(Process):
                 durable = self.step
 
     def _open(self) -> Generator[float | Call, None, tuple[Checkpoint, Epoch]]:
-        """From the newest checkpoint, or the one before, if the coordinator still can."""
-        wanted = [self.saved[-1]]
-        if len(self.saved) > 1 and self._random.random() < 0.2:
-            wanted.insert(0, self.saved[-2])
-        for checkpoint in wanted:
+        """From the newest checkpoint, or the one before, if the coordinator still can.
+
+        An older learner may go on making checkpoints until this one has its session.
+        """
+        older = len(self.saved) > 1 and self._random.random() < 0.2
+        checkpoint = self.saved[-2 if older else -1]
+        while True:
             reply = yield from self._call(_session(checkpoint.step))
             assert isinstance(reply.body, dict)
             if reply.status == 200:
                 return checkpoint, reply.body["epoch"]
-        raise AssertionError(f"nothing to resume from: {reply.body!r}")
+            assert self.saved[-1].step > checkpoint.step, f"nothing to resume from: {reply.body!r}"
+            checkpoint = self.saved[-1]
 
     def _publish(self, epoch: Epoch, step: int, weights: Digest) -> Generator[float | Call, None, None]:
         path = f"versions/{epoch}-{step}"

@@ -55,7 +55,7 @@ class PeerLinks:
         self._peers: dict[PeerId, Relaying] = {}
         self._expected: dict[tuple[PeerId, PeerId], EdgePeer] = {}
         self._ways: dict[tuple[PeerId, PeerId], _Way] = {}
-        self._unnoticed: set[tuple[PeerId, PeerId]] = set()
+        self._unnoticed: set[tuple[PeerId, PeerId]] = set()  # (who does not know yet, that its link to whom broke)
 
     def add(self, peer: Relaying) -> None:
         self._peers[peer.peer] = peer
@@ -94,6 +94,7 @@ class PeerLinks:
         """The process is gone: its links break."""
         for pair in [pair for pair in self._expected if pair[0] == peer]:
             del self._expected[pair]
+        self._unnoticed = {pair for pair in self._unnoticed if pair[0] != peer}
         self.cut(peer)
 
     def cut(self, peer: PeerId) -> None:
@@ -176,10 +177,14 @@ class PeerLinks:
                 self._clock.after(self._random.uniform(0.0, NOTICE_S), self._notice, way)
 
     def _notice(self, way: _Way) -> None:
-        self._unnoticed.discard((way.source.peer, way.target.peer))
-        way.source.call(way.boots[0], self._broken, way)
+        """A process that is paused notices afterwards; of one that has died nothing is left to notice."""
+        if way.source.up and way.source.boots == way.boots[0]:
+            way.source.call(way.boots[0], self._broken, way)
+        else:
+            self._unnoticed.discard((way.source.peer, way.target.peer))
 
     def _broken(self, way: _Way) -> None:
+        self._unnoticed.discard((way.source.peer, way.target.peer))
         way.source.relayed(relay_io.LinkDown(way.target.peer, "reset"))
         self._connect_later(way.source.peer, way.target.peer)
 

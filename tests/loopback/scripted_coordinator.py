@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from echo2d.client import Batch, Group, Published, Session, Span, Trajectory
+from echo2d.client import Batch, Group, NotResumable, Published, Session, Span, Trajectory
 from echo2d.tasks.sort_digits import EOS, SortDigits, answer
 from learner.batches import MicroBatch
 from learner.model import answer_logprobs, load_model
@@ -34,6 +34,7 @@ class ScriptedCoordinator:
         self.refused: dict[int, str] = {}
         self.spoil: dict[int, Change] = {}  # step -> what happens to its batch before the first refusal
         self.on_commit: Callable[[int], None] = lambda step: None
+        self.lowest = 0  # step to resume at
         self._epoch = 0
         self._committed = 0
         self._batches: dict[int, Batch] = {}
@@ -42,6 +43,8 @@ class ScriptedCoordinator:
         self._changed = threading.Condition()
 
     def open_session(self, resume_step: int) -> Session:
+        if resume_step < self.lowest:
+            raise NotResumable(f"cannot resume: batches up to step {self.lowest} are deleted")
         self._epoch += 1
         self._committed = resume_step
         self.events.append(("session", resume_step))

@@ -16,6 +16,7 @@ from echo2d.core.coordinator_io import (
     BatchAsked,
     CheckpointAsked,
     CommitAsked,
+    EpochAsked,
     Event,
     RefuseAsked,
     Reply,
@@ -340,3 +341,12 @@ async def test_what_is_no_http_is_one_line(call: Client, caplog: pytest.LogCaptu
 async def test_everything_else_is_a_json_error(call: Client) -> None:
     assert await call("GET", "/nothing") == (404, {"error": "http", "detail": "Not Found"})
     assert (await call("GET", "/v1/versions"))[0] == 405
+
+
+async def test_who_is_fenced_need_not_send_its_bytes(call: Client, backend: Backend) -> None:
+    fenced = {"error": "fenced", "detail": "epoch 3 is in force"}
+    backend.reply = Reply(RequestId(7), 409, {**fenced, "epoch": 3})
+    assert await call("PUT", "/v1/versions/4/files/a.json?epoch=2", data=b"{}") == (409, fenced)
+    assert await call("POST", "/v1/versions", json={"version": 4, "epoch": 2, "path": "/out/4"}) == (409, fenced)
+    assert backend.asked == [EpochAsked(RequestId(7), Epoch(2))] * 2
+    assert (backend.uploaded, backend.published) == ([], [])

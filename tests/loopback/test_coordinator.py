@@ -27,6 +27,7 @@ from echo2d.core.coordinator_io import (
     DeadlinePassed,
     DeleteVersion,
     DrawPrompt,
+    EpochAsked,
     EpochOpened,
     Event,
     Note,
@@ -65,7 +66,7 @@ HELLO = Hello(PROTOCOL_VERSION, None, "worker", "box", "boot", 4, None, None, ()
 
 
 class Script:
-    """A core that answers each kind of event as the test says, and writes all of them down."""
+    """A core that answers each kind of event as the test says, and writes all of them down. Every epoch is in force."""
 
     def __init__(self) -> None:
         self.on: dict[type, Callable[[Any], list[Action]]] = {}
@@ -79,6 +80,8 @@ class Script:
         return self
 
     def handle(self, event: Event, *, now: float) -> list[Action]:
+        if isinstance(event, EpochAsked):
+            return [Reply(event.request, 200, {})]
         self.heard.put_nowait(event)
         return self.on[type(event)](event) if type(event) in self.on else []
 
@@ -496,3 +499,32 @@ async def test_a_learner_publishes_to_the_real_core_across_a_restart(
                 text = await response.text()
         assert 'echo2d_events_total{kind="SessionAsked"} 1.0' in text
         assert "echo2d_epoch 2.0" in text
+
+
+async def test_bytes_of_a_fenced_learner_are_not_taken(
+    config: CoordinatorConfig, tmp_path: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("echo2d.client.is_loopback", lambda host: False)  # so that it uploads
+    snapshot = await asyncio.to_thread(make_snapshot, tmp_path / "out" / "0")
+    (snapshot / "big.txt").write_bytes(bytes(32 << 20))
+    async with (
+        serving(config, core_machine) as opened,
+        learner(run_dir, opened) as old,
+        learner(run_dir, opened) as new,
+    ):
+        await old.open_session(0)
+        await new.open_session(0)
+        with pytest.raises(Fenced, match="epoch 2 is in force"):
+            await old.publish(0, snapshot)
+        assert names(run_dir / "uploads") == []
+        monkeypatch.setattr("echo2d.client.is_loopback", lambda host: True)
+        with pytest.raises(Fenced, match="epoch 2 is in force"):
+            await old.publish(0, tmp_path / "nowhere")  # it is not even looked at
+        assert (await new.publish(0, snapshot)).version == 0
+
+
+async def test_a_learner_of_another_run_is_told_so(config: CoordinatorConfig, run_dir: Path) -> None:
+    async with serving(config, core_machine) as opened, learner(run_dir, opened) as client:
+        with pytest.raises(OperatorFault, match="cannot resume: this run has come to step 0; step 9 must be another"):
+            await client.open_session(9)
+        assert (await client.status())["epoch"] == 0

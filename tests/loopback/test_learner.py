@@ -14,12 +14,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from echo2d.bench.tiny_model import TinyRecipe, held_out_prompts, make_tiny_model, sampled_accuracy
-from echo2d.client import Batch, Coordinator, OperatorFault, PeerFault
+from echo2d.client import Batch, Coordinator, NotResumable, OperatorFault, PeerFault, StoreFault
 from learner.__main__ import main, stop_on_signals
+from learner.checkpoint import Checkpoints
 from learner.config import LearnerConfig
 from learner.intake import Intake
 from learner.model import load_model
 from learner.train import Learner
+from tests.disk_kit import files_up_to
 from tests.loopback.scripted_coordinator import GROUP_SIZE, GROUPS, ScriptedCoordinator
 
 STEPS = 4
@@ -78,8 +80,8 @@ def test_a_run_publishes_commits_and_checkpoints_in_order(
     assert coordinator.events == [
         *[("session", 0), ("publish", 0)],
         *[("commit", 1), ("publish", 1), ("commit", 2), ("publish", 2)],
-        *[("commit", 3), ("publish", 3), ("checkpoint", 3)],
-        *[("commit", 4), ("publish", 4), ("checkpoint", 4)],
+        *[("commit", 3), ("publish", 3), ("checkpoint", 0)],
+        *[("commit", 4), ("publish", 4), ("checkpoint", 3)],
     ]
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     assert [row["staleness"] for row in rows] == [{"0": 16}, *[{"1": 16}] * 3]
@@ -162,7 +164,7 @@ def test_a_stopped_learner_resumes_to_the_same_weights(
     intake = Intake()
     again.on_commit = lambda step: intake.stop() if step == 2 else None
     learn(config, again, intake=intake)
-    assert again.events[-1] == ("checkpoint", 2)
+    assert again.events[-1] == ("checkpoint", 0)  # if this one were damaged, the base model would be the one before
     rows = learn(config, again, resume=True)
     assert again.events[again.events.index(("session", 2)) + 1] == ("publish", 2)
     assert [(row["step"], row["epoch"]) for row in rows] == [(1, 1), (2, 1), (3, 2), (4, 2)]
@@ -186,7 +188,7 @@ def test_a_signal_lets_the_step_end_and_saves_it(
     coordinator.on_commit = lambda step: signal.raise_signal(number) if step == 2 else None
     learn(config, coordinator, intake=intake)
     assert coordinator.said("commit") == [1, 2]
-    assert coordinator.said("checkpoint") == [2]
+    assert [path.name for path in (config.out_dir / "checkpoints").iterdir()] == ["step-00000002-epoch-1"]
     assert signal.getsignal(number) == signal.SIG_DFL
 
 
@@ -198,8 +200,8 @@ def test_a_step_can_be_slowed_down(config: LearnerConfig, coordinator: ScriptedC
 def test_checkpoints_are_not_overwritten_by_accident(config: LearnerConfig, coordinator: ScriptedCoordinator) -> None:
     learn(config, coordinator)
     assert sorted(path.name for path in (config.out_dir / "checkpoints").iterdir()) == [
-        "step-00000003",
-        "step-00000004",
+        "step-00000003-epoch-1",
+        "step-00000004-epoch-1",
     ]
     with pytest.raises(OperatorFault, match="use --resume"):
         learn(config, coordinator)
@@ -207,15 +209,84 @@ def test_checkpoints_are_not_overwritten_by_accident(config: LearnerConfig, coor
     assert coordinator.events[-2:] == [("session", STEPS), ("publish", STEPS)]
 
 
-@pytest.mark.parametrize("damage", [b"", b"nonsense", None])
-def test_a_damaged_checkpoint_is_told(
-    config: LearnerConfig, coordinator: ScriptedCoordinator, damage: bytes | None
+def test_after_a_damaged_checkpoint_the_one_before_is_used(
+    config: LearnerConfig, coordinator: ScriptedCoordinator
 ) -> None:
+    """The same batches are there for it, because the damaged one was not said to be durable."""
     learn(config, coordinator)
-    file = config.out_dir / "checkpoints" / "step-00000004" / "state.pt"
-    file.write_bytes(file.read_bytes()[:-1000] if damage is None else damage)
-    with pytest.raises(OperatorFault, match="cannot read the checkpoint"):
+    os.truncate(config.out_dir / "checkpoints" / "step-00000004-epoch-1" / "state.pt", 1000)
+    rows = learn(config, coordinator, resume=True)
+    assert coordinator.said("session") == [0, 3]
+    assert max(coordinator.said("checkpoint")) == 3
+    assert rows[4]["loss"] == rows[3]["loss"]
+    learn(config, coordinator, resume=True)
+    assert coordinator.said("session") == [0, 3, 4]
+
+
+class KilledError(BaseException):
+    """Nothing that the learner could react to."""
+
+
+@pytest.mark.parametrize("killed_at", [3, 5, 6])
+def test_killed_and_resumed_is_the_same_as_straight(
+    config: LearnerConfig, coordinator: ScriptedCoordinator, tmp_path: Path, killed_at: int
+) -> None:
+    """Losses, weights and optimizer, bit for bit, with a model that throws dice."""
+    model = shutil.copytree(config.model, tmp_path / "dice")
+    facts = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**facts, "attention_dropout": 0.2}))
+    config = dataclasses.replace(config, model=model, steps=6, checkpoint_every=2)
+    straight = learn(config, coordinator)
+
+    def kill(step: int) -> None:
+        if step == killed_at:
+            raise KilledError
+
+    other = dataclasses.replace(config, out_dir=tmp_path / "other")
+    (tmp_path / "taken2").mkdir()
+    again = ScriptedCoordinator(tmp_path / "taken2", lag=1)
+    again.on_commit = kill
+    with pytest.raises(KilledError):
+        learn(other, again)
+    again.on_commit = lambda step: None
+    torch.rand(3)  # the process that goes on is another one
+    rows = {row["step"]: row for row in learn(other, again, resume=True)}
+    assert again.said("session") == [0, (killed_at - 1) // 2 * 2]
+    told = ("loss", "grad_norm", "ratio_mean", "reward_mean", "tokens")
+    assert [[rows[row["step"]][name] for name in told] for row in straight] == [
+        [row[name] for name in told] for row in straight
+    ]
+    for name in ("model.safetensors", "config.json"):
+        assert (again.published(6) / name).read_bytes() == (coordinator.published(6) / name).read_bytes()
+    ends = [Checkpoints(each.out_dir / "checkpoints", 2).load_newest() for each in (config, other)]
+    assert _same(ends[0], ends[1])
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else bool(one == other)
+
+
+@pytest.mark.parametrize(
+    ("size", "line"), [(100, "cannot write .*(snapshot|metrics)"), (1 << 20, "cannot write the checkpoint")]
+)
+def test_a_full_disk_ends_the_learner_in_one_line_and_it_goes_on_later(
+    config: LearnerConfig, coordinator: ScriptedCoordinator, size: int, line: str
+) -> None:
+    config = dataclasses.replace(config, checkpoint_every=1)
+    intake = Intake()
+    coordinator.on_commit = lambda step: intake.stop() if step == 2 else None
+    learn(config, coordinator, intake=intake)
+    coordinator.on_commit = lambda step: None
+    with files_up_to(size), pytest.raises(StoreFault, match=line):
         learn(config, coordinator, resume=True)
+    assert not list((config.out_dir / "checkpoints").glob(".tmp*"))
+    assert not list(config.snapshot_root.iterdir()) or size > 100
+    learn(config, coordinator, resume=True)
+    assert coordinator.said("session") == [0, 2, 2]
 
 
 def test_a_checkpoint_of_another_model_is_told(
@@ -225,6 +296,25 @@ def test_a_checkpoint_of_another_model_is_told(
     model = make_tiny_model(tmp_path / "models", dataclasses.replace(BARELY_TRAINED, hidden_size=64))
     with pytest.raises(OperatorFault, match="does not fit"):
         learn(dataclasses.replace(config, model=model), coordinator, resume=True)
+
+
+def test_a_learner_that_comes_late_takes_the_newest_checkpoint(
+    config: LearnerConfig, coordinator: ScriptedCoordinator
+) -> None:
+    """The older one was at work until this one had its session."""
+    config = dataclasses.replace(config, checkpoint_every=1)
+    intake = Intake()
+    coordinator.on_commit = lambda step: intake.stop() if step == 1 else None
+    learn(config, coordinator, intake=intake)
+    coordinator.on_commit = lambda step: None
+    late = Learner(config, cast("Coordinator", coordinator), Intake(), resume=True)
+    learn(config, coordinator, resume=True)
+    coordinator.lowest = STEPS - 1
+    late.run()
+    assert coordinator.said("session") == [0, 1, STEPS]
+    shutil.rmtree(config.out_dir)
+    with pytest.raises(NotResumable, match="cannot resume"):
+        learn(config, coordinator)
 
 
 def test_a_fault_while_taking_ends_the_learner(config: LearnerConfig, coordinator: ScriptedCoordinator) -> None:

@@ -98,7 +98,9 @@ async def test_a_forgotten_form_leaves_the_disk(double: CoordinatorDouble) -> No
     assert [facts.form for facts in store.forms()] == [second.form]
 
 
-async def test_the_newest_of_several_orders_is_next(double: CoordinatorDouble, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_of_several_orders_the_last_is_next_though_a_learner_went_back(
+    double: CoordinatorDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started: list[str] = []
 
     class Watched(Encoder):
@@ -109,10 +111,10 @@ async def test_the_newest_of_several_orders_is_next(double: CoordinatorDouble, m
     monkeypatch.setattr("echo2d.runtime.seed.Encoder", Watched)
     async with a_seed(double) as seed:
         await double.peers(1)
-        for order in [await an_order(double, version) for version in range(3)]:
+        for order in [await an_order(double, version) for version in (3, 4, 2)]:
             await seed.received(order)  # all before the encoder looks
         await double.until_said(FormEncoded, count=3)
-    assert [Path(path).name for path in started] == ["2", "1", "0"]
+    assert [Path(path).name for path in started] == ["2", "4", "3"]
 
 
 def test_a_delta_form_needs_only_what_changed(tmp_path: Path) -> None:

@@ -123,6 +123,12 @@ async def test_uploads_are_bounded(files: VersionFiles, run_dir: Path, monkeypat
     for version in range(1, 10):
         await files.upload(Epoch(1), Version(version), "a.json", parts(b"x"))
     assert len(list((run_dir / "uploads").iterdir())) == version_files.UPLOADS_MAX
+    await files.upload(Epoch(10), Version(0), "a.json", parts(b"x"))
+    for version in range(20, 30):
+        await files.upload(Epoch(2), Version(version), "a.json", parts(b"x"))
+    folders = {path.name for path in (run_dir / "uploads").iterdir()}
+    assert "10-0" in folders  # an older epoch's go first
+    assert len(folders) == version_files.UPLOADS_MAX
 
 
 def test_versions_and_uploads_share_a_limit(root: Path, run_dir: Path) -> None:

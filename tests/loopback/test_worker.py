@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import logging
 import os
 import signal
 import socket
@@ -351,7 +352,10 @@ async def test_a_revoked_token_ends_the_worker_with_one_line(double: Coordinator
         await run_worker(config)
 
 
-async def test_the_daemon_serves_until_sigterm(double: CoordinatorDouble, tmp_path: Path) -> None:
+async def test_the_daemon_serves_until_sigterm(
+    double: CoordinatorDouble, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
@@ -367,6 +371,9 @@ async def test_the_daemon_serves_until_sigterm(double: CoordinatorDouble, tmp_pa
         await double.until_said(Goodbye)
         double.sessions.close(double.connected[names["one"]])
         assert await daemon == 0
+    listen = double.hellos[names["one"]].listen
+    assert listen is not None
+    assert any(message.endswith(f" listen={listen.host}:{listen.port}") for message in caplog.messages)
 
 
 async def test_a_session_refused_for_good_ends_the_daemon(double: CoordinatorDouble, tmp_path: Path) -> None:

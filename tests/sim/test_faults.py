@@ -28,6 +28,9 @@ FOUND = {
     260: "a refit read a slot while the next version was written into it: the same version stood in both",
     426: "after a restart of the coordinator half of the peers took its new plan for an old one",
     520: "the same, with every worker waiting for ever",
+    20169: "three refits in a row failed, and the only worker never tried again",
+    22947: "the order to encode went to a session that was over, and the seed's next one got none",
+    23048: "a second learner read its newest checkpoint, and the first one made two more before it was fenced",
     3985: "what a worker came to serve between its hello and the welcome was never told",
 }
 

@@ -89,7 +89,7 @@ def test_staleness_counts_from_the_oldest_span() -> None:
 
 def test_micro_batches_hold_every_row_once_within_the_limit() -> None:
     batch = batch_of(trajectory(4), trajectory(1, reward=0.0))
-    micro = micro_batches(batch, 12)
+    micro = micro_batches(batch, 12, RULES)
     assert [part.tokens_bt.shape for part in micro] == [(2, 6), (2, 3)]
     assert micro[0].tokens_bt.tolist() == [[3, 4, 1, 2, 3, 4], [5, 1, 2, 3, 0, 0]]
     assert micro[0].answer_bt.tolist() == [
@@ -101,7 +101,7 @@ def test_micro_batches_hold_every_row_once_within_the_limit() -> None:
 
 
 def test_logprobs_and_advantages_stand_in_the_order_of_the_marked_tokens() -> None:
-    (part,) = micro_batches(batch_of(trajectory(4), trajectory(1, reward=0.0)), 1000)
+    (part,) = micro_batches(batch_of(trajectory(4), trajectory(1, reward=0.0)), 1000, RULES)
     assert part.rollout_logprobs_n.tolist()[:4] == pytest.approx(np.linspace(-1.0, 0.0, 4).tolist())
     tokens = part.tokens_bt[part.answer_bt].tolist()
     assert tokens == [1, 2, 3, 4, 1, 2, 3, 1, 2, 1]
@@ -109,4 +109,30 @@ def test_logprobs_and_advantages_stand_in_the_order_of_the_marked_tokens() -> No
 
 
 def test_a_row_longer_than_the_limit_stands_alone() -> None:
-    assert [part.tokens_bt.shape[0] for part in micro_batches(batch_of(trajectory(9), trajectory(9)), 4)] == [1] * 4
+    micro = micro_batches(batch_of(trajectory(9), trajectory(9)), 4, RULES)
+    assert [part.tokens_bt.shape[0] for part in micro] == [1] * 4
+
+
+MASKS = dataclasses.replace(RULES, masks=True)
+TOO_OLD, OLD, NEW = STEP - 4, STEP - 3, STEP - 1  # the bound is 2
+
+
+def test_masked_tokens_are_read_and_not_trained_on() -> None:
+    mixed = trajectory(4, spans=[(0, 1, TOO_OLD), (1, 2, OLD), (2, 4, NEW)])
+    stale = trajectory(2, spans=[(0, 2, TOO_OLD)], reward=0.0)
+    batch = batch_of(mixed, stale)
+    assert faults(batch, STEP, MASKS) == {}
+    assert list(faults(batch, STEP, RULES)) == [11]
+    (part,) = micro_batches(batch, 1000, MASKS)
+    assert part.tokens_bt.tolist()[0] == [3, 4, 1, 2, 3, 4]
+    assert part.answer_bt.tolist()[0] == [False, False, False, True, True, True]
+    assert len(part.tokens_bt) == 3  # of the other group two, of the stale trajectory none
+    assert part.rollout_logprobs_n.tolist()[:3] == mixed.logprobs.tolist()[1:]
+    assert np.sign(part.advantages_n[:3]).tolist() == [1, 1, 1]  # its partner's reward still counts
+
+
+def test_a_group_without_one_fresh_token_is_no_group_even_with_masks() -> None:
+    stale = trajectory(2, spans=[(0, 2, TOO_OLD)])
+    assert faults(batch_of(stale, stale), STEP, MASKS) == {11: "no token with staleness up to 2"}
+    ahead = trajectory(2, spans=[(0, 2, STEP)])
+    assert list(faults(batch_of(trajectory(), ahead), STEP, MASKS)) == [11]

@@ -9,6 +9,8 @@ from echo2d.core.coordinator_io import (
     BatchCommitted,
     CheckpointAsked,
     CommitAsked,
+    EpochAsked,
+    PeerDisconnected,
     Persist,
     PublishAsked,
     RefuseAsked,
@@ -18,7 +20,7 @@ from echo2d.core.coordinator_io import (
 )
 from echo2d.core.ids import Digest, Epoch, Version
 from echo2d.core.learner_calls import WAITING_MAX
-from echo2d.core.messages import VersionsRevoked
+from echo2d.core.messages import HeldLease, LeaseCancelled, RefitDone, VersionKey, VersionsRevoked
 from echo2d.core.staleness import REFUSALS_MAX
 from tests.coordinator_world import World, rules, train, version_digest, version_key
 
@@ -45,11 +47,15 @@ def batch_of(world: World, step: int) -> Reply:
     return world.replies[request]
 
 
+def serving(world: World) -> VersionKey | None:
+    return world.peers["a"].serving
+
+
 def test_a_session_tells_the_rules() -> None:
     world = World()
     assert world.open_session().body == {
         "epoch": 1, "run_id": "run-1", "staleness_max": 2, "publish_every": 1, "trajectories_per_step": 4,
-        "group_size": 2, "checkpoint": 0,
+        "group_size": 2, "over_stale": "drop", "checkpoint": 0,
     }  # fmt: skip
     assert world.publish(0).body == {"version": 0, "digest": version_digest(0).hex(), "publish_seq": 1}
 
@@ -67,23 +73,26 @@ def test_older_epochs_are_fenced_everywhere() -> None:
         world.call(lambda number: RefuseAsked(number, old, 3, ())),
         world.call(lambda number: CheckpointAsked(number, old, 1)),
         world.call(lambda number: PublishAsked(number, old, key.version, key.digest, "p", 1)),
+        world.call(lambda number: EpochAsked(number, old)),
     ):
         assert error(reply) == (409, "fenced")
         assert isinstance(reply.body, dict)
         assert reply.body["epoch"] == 2
+    assert world.call(lambda number: EpochAsked(number, world.ledger.epoch)).status == 200
 
 
 def test_publishes_keep_the_order_of_their_epoch() -> None:
     world = World()
     assert error(world.publish(0)) == (409, "fenced")  # no session yet
+    world = trained(5)
     world.open_session(5)
     assert error(world.publish(4)) == (409, "order")
     assert world.publish(5).status == 200
     again = world.publish(5)
-    assert again.body == {"version": 5, "digest": version_digest(5).hex(), "publish_seq": 1}
+    assert again.body == {"version": 5, "digest": version_digest(5).hex(), "publish_seq": 7}
     assert error(world.publish(5, salt=1)) == (409, "digest")
     assert error(world.publish(7)) == (409, "order")
-    assert len(world.ledger.published) == 1
+    assert len(world.ledger.published) == 7
 
 
 def test_a_new_epoch_revokes_what_lies_beyond_its_start() -> None:
@@ -139,6 +148,108 @@ def test_resuming_below_the_checkpoint_is_refused_with_the_lowest_step() -> None
     assert reply.body["lowest"] == 3
     assert world.ledger.epoch == 1
     assert world.open_session(3).status == 200
+
+
+@pytest.mark.parametrize("beyond", [1, 1 << 62])
+def test_resuming_beyond_what_was_given_out_is_refused(beyond: int) -> None:
+    new = World()
+    reply = new.open_session(beyond)
+    assert error(reply) == (409, "resume")
+    assert isinstance(reply.body, dict)
+    assert reply.body["highest"] == 0
+    world = trained(4)
+    batch_of(world, 5)
+    assert error(world.open_session(5 + beyond)) == (409, "resume")
+    assert world.ledger.epoch == 1
+    assert world.open_session(5).status == 200  # batch 5 was given out: somebody may have trained on it
+    assert world.open_session(2).status == 200
+    assert world.open_session(5).status == 200  # and in no later epoch is that forgotten
+    world.crash()
+    assert error(world.open_session(5 + beyond)) == (409, "resume")
+    assert world.open_session(5).status == 200
+
+
+def test_leases_of_a_revoked_version_are_called_off_through_nobodys_fault() -> None:
+    world = trained(4)
+    world.drain()
+    worker = world.peers["a"]
+    world.refit(worker)
+    world.drain()
+    held = list(worker.leases)
+    assert held
+    assert worker.serving == version_key(4)
+    world.open_session(2)
+    told = [message for message in worker.inbox if isinstance(message, LeaseCancelled)]
+    assert {HeldLease(each.lease, each.attempt) for each in told} >= set(held)
+    assert (worker.leases, world.state.status()["groups"]["leases"]) == ({}, 0)
+    assert {group.failures for group in world.state._groups._groups} == {0}
+    assert {peer.failures for peer in world.state._members} == {0}
+
+
+def test_other_bytes_of_the_first_version_revoke_those_of_before() -> None:
+    world = trained(4)
+    batch_of(world, 5)
+    world.open_session(4)
+    frozen = world.ledger.frozen[5]
+    assert world.publish(4, salt=1).status == 200
+    revoked = [a.record for a in world.actions if isinstance(a, Persist) and isinstance(a.record, VersionRevoked)]
+    assert [VersionKey(record.version, record.digest) for record in revoked] == [version_key(4)]
+    assert VersionsRevoked(Epoch(2), (version_key(4),)) in world.peers["a"].inbox
+    held = {group for batch in world.ledger.frozen.values() for group in batch.groups}
+    assert not any(
+        stored.record.uses([version_key(4)]) for number, stored in world.ledger.groups.items() if number not in held
+    )
+    assert batch_of(world, 5).digest == frozen.digest  # as it is, with tokens of the revoked version
+    assert serving(world) == version_key(4, 1)
+
+
+def test_a_version_published_again_is_the_newest_and_workers_refit_to_it() -> None:
+    world = trained(4)
+    world.work()
+    assert serving(world) == version_key(4)
+    world.open_session(2)
+    assert serving(world) is None
+    reply = world.publish(2)
+    assert isinstance(reply.body, dict)
+    assert reply.body["publish_seq"] == 6
+    assert world.publish(2).body == reply.body
+    world.work()
+    assert serving(world) == version_key(2)
+    assert world.state.status()["newest_version"]["publish_seq"] == 6
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_a_worker_that_was_away_serves_nothing_revoked(*, crash: bool) -> None:
+    world = trained(4)
+    world.work()
+    away = world.peers["a"]
+    world.handle(PeerDisconnected(away.session, "reset"))
+    world.connect("b")
+    world.open_session(2)
+    assert serving(world) == version_key(4)
+    if crash:
+        world.crash()  # the peers come back with it
+    else:
+        world.connect("a")
+    assert serving(world) is None
+    assert away.open == []  # nor does it go on with what it held
+    told = [message for message in away.inbox if isinstance(message, VersionsRevoked)]
+    assert told[-1] == VersionsRevoked(Epoch(2), (version_key(4),))
+    world.publish(2)
+    world.work()
+    assert away.serving == version_key(2)
+
+
+def test_a_worker_that_refits_to_a_revoked_version_is_told() -> None:
+    world = trained(4)
+    world.work()
+    worker = world.peers["a"]
+    world.open_session(3)
+    told = len(worker.inbox)
+    worker.serving = version_key(4)
+    world.say(worker, RefitDone(Version(4), version_digest(4), 0.1, memory_ok=True))
+    assert worker.inbox[told:] == [VersionsRevoked(Epoch(2), (version_key(4),))]
+    assert worker.serving is None
 
 
 def test_batches_come_in_order_and_not_too_far_ahead() -> None:
@@ -206,6 +317,19 @@ def test_a_step_refused_too_often_stops_the_run_with_the_reasons() -> None:
         batch_of(world, 2)
         world.refuse(2, world.ledger.frozen[2].groups[0])
     assert world.stopped == f"batch 2 was refused {REFUSALS_MAX} times: bad; bad; bad; bad; bad"
+
+
+def test_refusals_are_counted_in_each_session_anew() -> None:
+    world = trained(1)
+    for refusals in (REFUSALS_MAX - 1, 1):
+        world.open_session(1)
+        world.publish(1)
+        for _ in range(refusals):
+            batch_of(world, 2)
+            world.refuse(2, world.ledger.frozen[2].groups[0])
+    assert world.stopped is None
+    batch_of(world, 2)
+    assert world.ledger.frozen[2].refusals == REFUSALS_MAX
 
 
 def test_a_crash_after_a_refusal_leaves_the_batch_open() -> None:

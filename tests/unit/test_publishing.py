@@ -1,12 +1,13 @@
 """Which version spreads, and what the seed and the receivers are told; through the whole machine."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from echo2d.core import publishing
-from echo2d.core.coordinator_io import DeleteVersion, PeerSaid, SendRoot
+from echo2d.core.coordinator_io import DeleteVersion, PeerConnected, PeerSaid, SendRoot, SessionId
 from echo2d.core.ids import Digest, FormId, FrameId, Generation, PlanId, SegmentId, Version
 from echo2d.core.messages import (
     ApplyFailed,
@@ -27,6 +28,7 @@ from echo2d.core.messages import (
 )
 from echo2d.core.publishing import ENCODE_FAILURES_MAX, ENCODE_RETRY_S, FIXED_S
 from echo2d.core.roots import Root
+from echo2d.core.spread import ACCUSATIONS_MAX
 from tests.coordinator_world import Peer, World, rules, train, version_digest
 
 
@@ -93,10 +95,15 @@ def test_a_seed_that_comes_late_gets_its_order_then() -> None:
     seed = world.connect("seed", kind="seed", slots=0)
     assert messages(seed, EncodeVersion)[0].version == 0
     world.drain()
-    world.connect("seed", kind="seed", slots=0)  # the same daemon: nothing to do again
+    whole = replace(seed.hello(), forms=(form_of(world),))
+    seed.session = SessionId(99)
+    world.handle(PeerConnected(seed.session, seed.peer, whole))  # the same daemon, with the form: nothing to do again
     assert len(messages(seed, EncodeVersion)) == 1
     world.connect("seed", kind="seed", slots=0, boot_id="next")  # another one: its sequence numbers start anew
     assert len(messages(seed, EncodeVersion)) == 2
+    world.now += 60.0
+    world.connect("seed", kind="seed", slots=0, boot_id="next")  # the order may have gone to a session that was over
+    assert len(messages(seed, EncodeVersion)) == 3
     plans = [part.plan for part in messages(seed, PlanEdges)]
     assert plans[-1] > plans[0]
 
@@ -251,6 +258,27 @@ def test_who_shares_no_edge_accuses_nobody() -> None:
     assert sum(len(messages(peer, PlanEdges)) for peer in world.peers.values()) == told
 
 
+def test_who_accuses_all_its_parents_becomes_a_leaf_itself() -> None:
+    world = published("a", "b", "c", "d", "e")
+    world.drain()
+    spread = world.state._publishing.spreading
+    assert spread is not None
+    liar = world.peers["c"]
+    accused = []
+    for _ in range(ACCUSATIONS_MAX):
+        (parent,) = spread.parents(liar.peer)
+        accused.append(parent)
+        world.say(liar, FrameAccused(form_of(world), FrameId(1), parent))
+    assert len(set(accused)) == ACCUSATIONS_MAX
+    before = messages(liar, PlanEdges)[-1].stripes[0]
+    for _ in range(3):
+        (parent,) = spread.parents(liar.peer)
+        world.say(liar, FrameAccused(form_of(world), FrameId(1), parent))
+    after = messages(liar, PlanEdges)[-1].stripes[0]
+    assert (after.children, after.parent != before.parent or not before.children) == ((), True)
+    assert spread.repairs == ACCUSATIONS_MAX + 1
+
+
 def test_encoding_is_tried_again_and_then_given_up() -> None:
     world = published("a")
     world.pending.clear()
@@ -312,12 +340,23 @@ def test_revoked_versions_stop_spreading() -> None:
     world.open_session()
     world.publish(0, salt=1)  # other bytes under the same number
     assert broadcast(world)["whole"] is False
-    world.open_session(5)
-    world.publish(5)
-    world.open_session(3)
-    assert world.state.status()["broadcast"]["version"] == 0
-    world.publish(3)
-    assert broadcast(world)["waiting_version"] == 3
+    world = World()
+    world.connect("seed", kind="seed", slots=0)
+    world.connect("a")
+    train(world, 3)
+    world.open_session(2)
+    world.publish(2)
+    digest = world.replies[world.ask_batch(3)].digest
+    assert digest is not None
+    world.commit(3, digest)
+    world.publish(3, salt=1)
+    assert (broadcast(world)["version"], broadcast(world)["waiting_version"]) == (2, 3)
+    world.open_session(2)
+    assert (broadcast(world)["version"], broadcast(world)["waiting_version"]) == (2, None)
+    world.open_session(1)
+    assert world.state.status()["broadcast"] is None
+    world.publish(1)
+    assert broadcast(world)["version"] == 1
 
 
 def test_verifying_what_was_never_published_is_a_fault() -> None:

@@ -162,8 +162,27 @@ def test_commits_checkpoints_and_resumes() -> None:
     assert (staleness.committed, staleness.open_step) == (2, 4)
     assert not staleness.commit(3)  # trained on before, in another epoch
     staleness.check()
-    staleness.resume(9)
-    assert staleness.open_step == 10
+    staleness.resume(3)
+    assert staleness.open_step == 4
+
+
+def test_the_newest_step_is_the_last_that_was_given_out_or_committed() -> None:
+    staleness = gates()
+    fill(staleness, *(group(number, 0) for number in range(4)))
+    assert staleness.newest_step == 0
+    staleness.freeze(2)
+    staleness.freeze(2)
+    assert staleness.newest_step == 2
+    staleness.refuse(1, {GroupId(0): "bad"}, lambda record: False)
+    assert staleness.newest_step == 0
+    fill(staleness, group(4, 0))
+    staleness.freeze(1)
+    staleness.commit(1)
+    staleness.refuse(2, {GroupId(2): "bad"}, lambda record: False)
+    assert staleness.newest_step == 1
+    staleness.resume(0)
+    assert staleness.newest_step == 1
+    staleness.check()
 
 
 def test_recovery_checks_the_bytes_and_reopens_what_lacks_a_group() -> None:

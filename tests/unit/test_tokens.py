@@ -169,3 +169,9 @@ def test_a_run_enrols_so_many_peers_and_no_more(table: AccessTable, monkeypatch:
     with pytest.raises(Denied, match="enrolled 1 workers"):
         enrol(table, token, KEYS[1])
     assert enrol(table, token, KEYS[0]) == first
+
+
+def test_a_damaged_table_is_the_operators(run: RunDirectory) -> None:
+    (run.path / "access.sqlite").write_bytes(b"no database at all, whatever its name says" * 100)
+    with pytest.raises(OperatorFault, match=r"cannot open the access table .*: file is not a database"):
+        AccessTable(run)

@@ -17,7 +17,7 @@ from echo2d.core.worker_io import (
     Standing,
     VersionAction,
 )
-from echo2d.core.worker_versions import FORMS_MAX, REFIT_RETRY_S, REFIT_TRIES_MAX, Versions
+from echo2d.core.worker_versions import FORMS_MAX, REFIT_RETRY_S, REFIT_RETRY_S_MAX, REFIT_TRIES_MAX, Versions
 from tests.worker_kit import (
     RUN,
     a_key,
@@ -197,16 +197,37 @@ def test_a_failed_refit_is_tried_again_a_few_times(versions: Versions) -> None:
     arrive(versions, 1)
     old = version_label(a_key(0).version, a_key(0).digest)
     for attempt in range(1, REFIT_TRIES_MAX + 1):
-        now = attempt * REFIT_RETRY_S
+        now = attempt * 10 * REFIT_RETRY_S
         [report] = said(versions.refit_failed(a_refit_failure(1, old), now=now), RefitFailed)
         assert isinstance(report, RefitFailed)
         assert report.serving == a_key(0)
         retry = versions.wake_at()
         if attempt < REFIT_TRIES_MAX:
-            assert retry == now + REFIT_RETRY_S
+            assert retry is not None
+            assert retry - now == REFIT_RETRY_S * 2 ** (attempt - 1)
             assert versions.choose(now=retry) == [an_order(1)]
     assert versions.wake_at() is None
     assert versions.choose(now=1e9) == []
+
+
+def test_the_only_version_there_is_is_tried_for_ever(versions: Versions) -> None:
+    """Without a worker that serves it there may never be another one."""
+    arrive(versions, 0)
+    now, waits = 0.0, []
+    for _ in range(3 * REFIT_TRIES_MAX):
+        versions.refit_failed(a_refit_failure(0), now=now)
+        retry = versions.wake_at()
+        assert retry is not None
+        assert versions.choose(now=retry - 0.1) == []
+        assert versions.choose(now=retry) == [an_order(0)]
+        waits.append(retry - now)
+        now = retry
+    assert waits[:3] == [REFIT_RETRY_S, 2 * REFIT_RETRY_S, 4 * REFIT_RETRY_S]
+    assert max(waits) == REFIT_RETRY_S_MAX
+    arrive(versions, 1)
+    assert an_order(1) in versions.refit_failed(a_refit_failure(0), now=now)
+    versions.refitted(a_refit(1), now=now)
+    assert versions.serving == a_key(1)
 
 
 def test_a_refit_in_doubt_serves_nothing(versions: Versions) -> None:

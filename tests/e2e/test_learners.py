@@ -1,0 +1,92 @@
+"""Learners as processes: two at a time, one whose newest checkpoint is damaged, one of another run."""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.test_by_hand import START_S, Site, poll, site
+
+__all__ = ["site"]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+
+def checkpoint_each_step(site: Site) -> None:
+    """And take a moment for it, so that the next learner comes while the first one is at work."""
+    learner = "\n[learner]\ncheckpoint_every = 1\nstep_floor_s = 0.2"
+    site.learner_table = site.learner_table.replace("\n[learner]", learner).replace("checkpoint_every = 40\n", "")
+
+
+def rows(site: Site) -> list[dict[str, Any]]:
+    path = site.directory / "learner" / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def checkpoints(site: Site) -> list[Path]:
+    return sorted((site.directory / "learner" / "checkpoints").glob("step-*"))
+
+
+def test_of_two_learners_the_newest_wins(site: Site) -> None:
+    checkpoint_each_step(site)
+    coordinator = site.coordinate()
+    site.join("box", "--threads=1")
+    older = site.learn(10_000)
+    poll(lambda: len(rows(site)) >= 2)
+    newer = site.learn(10_001, "--resume")
+    assert older.wait(START_S) == 2
+    last = older.tail().splitlines()[-1]
+    assert re.fullmatch(r"learner: a newer learner has the run \(epoch 2 is in force\); this one is over", last)
+    assert "Traceback" not in older.log.read_text()
+    poll(lambda: sum(row["epoch"] == 2 for row in rows(site)) >= 2)
+    newer.terminate()
+    assert newer.wait(START_S) == 0
+    facts, told = site.status(), rows(site)
+    steps = sorted({row["step"] for row in told})
+    assert (facts["epoch"], facts["committed_step"]) == (2, steps[-1])
+    assert steps == list(range(1, len(steps) + 1))
+    assert told == sorted(told, key=lambda row: row["epoch"])  # the older one trained nothing after the newer had begun
+    assert [path.name.partition("-epoch")[2] for path in checkpoints(site)] == ["-2", "-2"]
+    assert coordinator.returncode is None
+
+
+def test_a_damaged_checkpoint_costs_a_step_that_is_trained_again_alike(site: Site) -> None:
+    checkpoint_each_step(site)
+    site.coordinate()
+    site.join("box", "--threads=1")
+    assert site.learn(4).wait(START_S) == 0
+    os.truncate(checkpoints(site)[-1] / "state.pt", 1000)
+    again = site.learn(5, "--resume")
+    assert again.wait(START_S) == 0
+    said = again.log.read_text()
+    assert f"cannot read the checkpoint {site.directory}/learner/checkpoints/step-00000004-epoch-1: " in said
+    assert "resume_step=3" in said
+    told = [(row["step"], row["epoch"]) for row in rows(site)]
+    assert told == [(1, 1), (2, 1), (3, 1), (4, 1), (4, 2), (5, 2)]
+    for name in ("reward_mean", "loss", "grad_norm", "tokens"):
+        assert rows(site)[3][name] == rows(site)[4][name]
+    facts = site.status()
+    assert (facts["epoch"], facts["committed_step"], facts["checkpoint_step"]) == (2, 5, 4)
+    poll(lambda: _serving(site) == 5)
+
+
+def _serving(site: Site) -> int | None:
+    workers: Any = site.status()["workers"]
+    serving = workers[0]["serving"]
+    return None if serving is None else int(serving["version"])
+
+
+def test_checkpoints_of_another_run_are_the_operators_mistake(site: Site) -> None:
+    checkpoint_each_step(site)
+    site.coordinate()
+    site.join("box", "--threads=1")
+    assert site.learn(2).wait(START_S) == 0
+    site.programs.stop()
+    site.run_dir.rename(site.directory / "old")
+    site.coordinate("anew")
+    lost = site.learn(3, "--resume")
+    assert lost.wait(START_S) == 2
+    last = lost.tail().splitlines()[-1]
+    assert last == "learner: cannot resume: this run has come to step 0; step 2 must be another run's"

@@ -1,0 +1,200 @@
+"""Checkpoints on a real disk: whole or not there, whatever happens when; and which one a learner goes on from."""
+
+import errno
+import os
+import signal
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from echo2d.client import OperatorFault, StoreFault
+from learner.checkpoint import DIGEST, STATE, Checkpoints
+from tests.disk_kit import files_up_to
+
+DISK_CALLS = {"open", "os.mkdir", "os.rename", "os.rmdir", "os.remove"}
+SAVED, REFUSED, UNTOUCHED, KILLED = 0, 3, 4, 9
+
+
+def state(step: int) -> dict[str, Any]:
+    return {"step": step, "model": {"w": torch.full((100, 100), float(step))}, "rng": [(1, None, "x")]}
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def step_of(checkpoints: Checkpoints) -> int:
+    """The step that a learner goes on from, having looked at all of its state."""
+    found = checkpoints.load_newest()
+    assert found is not None
+    assert torch.equal(found["model"]["w"], state(found["step"])["model"]["w"])
+    return int(found["step"])
+
+
+def in_a_child(job: Callable[[], None]) -> int:
+    """Its exit code: KILLED also when a signal did it."""
+    child = os.fork()
+    if not child:
+        try:
+            job()
+            os._exit(SAVED)
+        except StoreFault:
+            os._exit(REFUSED)
+        finally:
+            os._exit(1)
+    status = os.waitpid(child, 0)[1]
+    return KILLED if os.WIFSIGNALED(status) else os.waitstatus_to_exitcode(status)
+
+
+def at_call(number: int, strike: Callable[[], None]) -> list[int]:
+    """Before the call of this number that changes the disk, for the life of this process. The calls so far."""
+    calls: list[int] = []
+    fsync = os.fsync
+
+    def count() -> None:
+        calls.append(len(calls) + 1)
+        if len(calls) == number:
+            strike()
+
+    def struck_fsync(descriptor: int) -> None:
+        count()
+        fsync(descriptor)
+
+    os.fsync = struck_fsync  # type: ignore[assignment]
+    sys.addaudithook(lambda event, _: count() if event in DISK_CALLS else None)
+    return calls
+
+
+def killed() -> None:
+    os._exit(KILLED)
+
+
+def refused() -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def save_third(directory: Path, number: int, strike: Callable[[], None]) -> None:
+    calls = at_call(number, strike)
+    Checkpoints(directory, 2).save(3, 2, state(3))
+    if len(calls) < number:
+        os._exit(UNTOUCHED)
+
+
+@pytest.mark.parametrize("strike", [killed, refused])
+def test_a_fault_at_any_call_leaves_the_old_or_the_new(tmp_path: Path, strike: Callable[[], None]) -> None:
+    """The third save also deletes the first checkpoint and what a killed learner left."""
+    outcomes = set()
+    for number in range(1, 100):
+        directory = tmp_path / str(number)
+        checkpoints = Checkpoints(directory, 2)
+        checkpoints.save(1, 1, state(1))
+        checkpoints.save(2, 1, state(2))
+        (directory / ".tmp-step-00000003-epoch-1").mkdir()
+
+        if (code := in_a_child(partial(save_third, directory, number, strike))) == UNTOUCHED:
+            break
+        found = step_of(checkpoints)
+        outcomes.add((code, found))
+        checkpoints.save(4, 3, state(4))
+        assert names(directory) == [f"step-0000000{found}-epoch-{found - 1}", "step-00000004-epoch-3"]
+        assert step_of(checkpoints) == 4
+    assert number > 20
+    ended = KILLED if strike is killed else REFUSED
+    assert outcomes - {(SAVED, 3)} == {(ended, 2), (ended, 3)}  # what is only of no use any more may stay for once
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.7, 0.999])
+def test_a_kill_in_the_middle_of_a_write_leaves_the_old(tmp_path: Path, share: float) -> None:
+    checkpoints = Checkpoints(tmp_path, 2)
+    checkpoints.save(1, 1, state(1))
+    size = (tmp_path / "step-00000001-epoch-1" / STATE).stat().st_size
+
+    def save() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        with files_up_to(int(share * size)):
+            checkpoints.save(2, 1, state(2))
+
+    assert in_a_child(save) == KILLED
+    assert step_of(checkpoints) == 1
+    checkpoints.save(2, 2, state(2))
+    assert names(tmp_path) == ["step-00000001-epoch-1", "step-00000002-epoch-2"]
+
+
+@pytest.mark.parametrize("size", [0, 100, 20_000, 41_000])
+def test_a_full_disk_is_one_line_and_costs_nothing(tmp_path: Path, size: int) -> None:
+    checkpoints = Checkpoints(tmp_path, 2)
+    checkpoints.save(1, 1, state(1))
+    with files_up_to(size), pytest.raises(StoreFault, match=r"cannot write the checkpoint .*step-00000002.*: File too"):
+        checkpoints.save(2, 1, state(2))
+    assert names(tmp_path) == ["step-00000001-epoch-1"]
+    assert step_of(checkpoints) == 1
+    checkpoints.save(2, 1, state(2))
+    assert step_of(checkpoints) == 2
+
+
+def flip_a_bit(path: Path) -> None:
+    """In the middle of the weights, where reading alone notices nothing."""
+    data = bytearray((path / STATE).read_bytes())
+    data[len(data) // 2] ^= 1
+    (path / STATE).write_bytes(data)
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "bytes are not those that were saved": flip_a_bit,
+    "were saved": lambda path: os.truncate(path / STATE, 1000),
+    "those": lambda path: (path / DIGEST).write_text("x"),
+    "No such file": lambda path: (path / STATE).unlink(),
+    "No such": lambda path: (path / DIGEST).unlink(),
+}
+
+
+@pytest.mark.parametrize("line", DAMAGES)
+def test_a_damaged_newest_one_is_said_and_the_one_before_is_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, line: str
+) -> None:
+    checkpoints = Checkpoints(tmp_path, 2)
+    for step in (10, 20):
+        checkpoints.save(step, 1, state(step))
+    DAMAGES[line](tmp_path / "step-00000020-epoch-1")
+    assert step_of(checkpoints) == 10
+    (said,) = caplog.messages
+    assert said.startswith(f"cannot read the checkpoint {tmp_path}/step-00000020-epoch-1: ")
+    assert line in said
+    DAMAGES[line](tmp_path / "step-00000010-epoch-1")
+    with pytest.raises(OperatorFault, match="cannot read any checkpoint in"):
+        checkpoints.load_newest()
+
+
+def test_without_any_there_is_nothing_to_go_on_from(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "none", 2)
+    assert not checkpoints
+    assert checkpoints.load_newest() is None
+    assert checkpoints.durable == 0
+
+
+@pytest.mark.parametrize(("keep", "durable"), [(1, [10, 20, 30, 40]), (2, [0, 10, 20, 30]), (3, [0, 0, 10, 20])])
+def test_the_oldest_one_kept_is_durable(tmp_path: Path, keep: int, durable: list[int]) -> None:
+    checkpoints, found = Checkpoints(tmp_path, keep), []
+    for step in (10, 20, 30, 40):
+        checkpoints.save(step, 1, state(step))
+        found.append(checkpoints.durable)
+    assert found == durable
+    assert len(names(tmp_path)) == keep
+
+
+def test_what_was_saved_beyond_the_step_resumed_at_goes(tmp_path: Path) -> None:
+    """A learner went back to 10, because 20 is damaged, and comes to 15 and 20 again."""
+    checkpoints = Checkpoints(tmp_path, 2)
+    for step in (10, 20):
+        checkpoints.save(step, 1, state(step))
+    flip_a_bit(tmp_path / "step-00000020-epoch-1")
+    checkpoints.save(15, 2, state(15))
+    assert names(tmp_path) == ["step-00000010-epoch-1", "step-00000015-epoch-2"]
+    checkpoints.save(20, 2, state(20))
+    checkpoints.save(20, 3, state(20))
+    assert names(tmp_path) == ["step-00000015-epoch-2", "step-00000020-epoch-3"]
