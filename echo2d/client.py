@@ -43,8 +43,8 @@ from echo2d.tables import Table, key, print_tables, read_toml, table_of
 
 __all__ = [
     "AsyncCoordinator", "Batch", "Coordinator", "Fenced", "Group", "IntegrityFault", "NotResumable", "OperatorFault",
-    "PeerFault", "Published", "Session", "Span", "StoreFault", "Table", "Trajectory", "Unreachable", "key", "print_tables",
-    "read_toml", "table_of",
+    "PeerFault", "Published", "Session", "Span", "StoreFault", "Table", "Trajectory", "Unreachable", "key",
+    "print_tables", "read_toml", "table_of",
 ]  # fmt: skip
 
 CONNECT_TIMEOUT_S = 10.0

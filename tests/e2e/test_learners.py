@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 def checkpoint_each_step(site: Site) -> None:
     """And take a moment for it, so that the next learner comes while the first one is at work."""
     learner = "\n[learner]\ncheckpoint_every = 1\nstep_floor_s = 0.2"
-    site.learner_table = site.learner_table.replace("\n[learner]", learner).replace("checkpoint_every = 40\n", "")
+    site.learner_table = site.learner_table.replace("\n[learner]", learner).replace("checkpoint_every = 15\n", "")
 
 
 def rows(site: Site) -> list[dict[str, Any]]:
