@@ -183,7 +183,7 @@ class Groups:
         lease = self.leases.get(HeldLease(message.lease, message.attempt))
         if lease is None or lease.worker != peer.peer:
             return []
-        note = self._figures.fault("lease", f"{peer.name}: {message.reason}", lease.group)
+        note = self._figures.fault("lease", f"{peer.name}: {message.reason}", lease.given.group)
         return [note, *self._lease_failed(lease, peer, now)]
 
     def rejoined(
@@ -234,7 +234,7 @@ class Groups:
         for lease in self.leases.expired(now=now):
             worker = self._members.get(lease.worker)
             name = lease.worker if worker is None else worker.name
-            note = self._figures.fault("lease", f"{name}: silent or stuck", lease.group)
+            note = self._figures.fault("lease", f"{name}: silent or stuck", lease.given.group)
             actions += [note, *self._cancel(lease)]
             actions += self._lease_failed(lease, worker, now)
         return actions
