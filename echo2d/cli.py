@@ -181,10 +181,11 @@ def status(run_dir: Path | None, url: str | None, token_file: Path | None, *, as
 @click.option("--staleness", type=click.IntRange(0), default=2, show_default=True, help="S, in train steps.")
 @click.option("--kappa", type=click.IntRange(1), default=1, show_default=True, help="Train steps per publish.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of model, prompts and sampling.")
+@click.option("--chaos", is_flag=True, help="kill -9 workers again and again, and everything else at least once.")
 @click.option("--json", "as_json", is_flag=True, help="End with one JSON object instead of the table.")
 @click.option("--run-dir", type=DIRECTORY, help="Kept with all logs; runs/demo-N if left out.")
-def demo(steps: int | None, *, as_json: bool, **options: Any) -> None:
+def demo(steps: int | None, **options: Any) -> None:
     """Watch a small language model get better: coordinator, workers and learner on this machine."""
     from echo2d.bench.demo import STEPS, Demo, run_demo
 
-    sys.exit(run_demo(Demo(steps=STEPS if steps is None else steps, as_json=as_json, **options)))
+    sys.exit(run_demo(Demo(steps=STEPS if steps is None else steps, **options)))

@@ -131,6 +131,7 @@ class Learner:
         row = {
             "step": batch.step,
             "epoch": self._epoch,
+            "batch": batch.digest,
             "reward_mean": sum(rewards) / len(rewards),
             "staleness": staleness_histogram(batch),
             **dataclasses.asdict(report),

@@ -26,7 +26,7 @@ FUZZ_SEED = 2602
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--messages", type=int, help="hostile messages of all fuzz tests together")
     parser.addoption("--rng-seed", type=int, help="of the fuzz tests")
-    parser.addoption("--soak-from", type=int, default=1000, help="first rng_seed of the fault schedules of a soak")
+    parser.addoption("--soak-from", type=int, default=1000, help="first rng_seed of schedules and kills of a soak")
 
 
 @pytest.fixture(

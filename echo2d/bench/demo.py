@@ -8,10 +8,12 @@ import json
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from echo2d.bench.chaos import STEPS_MIN as CHAOS_STEPS_MIN
+from echo2d.bench.chaos import Chaos, plan_kills
 from echo2d.bench.live import LiveView, print_result
 from echo2d.bench.programs import Program, Programs, wait_for
 from echo2d.bench.results import (
@@ -19,10 +21,13 @@ from echo2d.bench.results import (
     Result,
     Trajectories,
     WorkerEnd,
+    add_up,
     bubble_ratio,
     read_metrics,
+    read_rows,
     staleness_histogram,
     tenth,
+    trained_again,
 )
 from echo2d.bench.tiny_model import TinyRecipe, greedy_accuracy, held_out_prompts, make_tiny_model
 from echo2d.client import Coordinator
@@ -75,7 +80,7 @@ out_dir = "{run}/learner"
 steps = {steps}
 lr = 2e-4
 threads = 1
-checkpoint_every = 40
+checkpoint_every = 15
 rng_seed = {seed}
 """
 
@@ -90,11 +95,14 @@ class Demo:
     kappa: int = 1
     seed: int = 0
     as_json: bool = False
+    chaos: bool = False
     run_dir: Path | None = None
 
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise OperatorFault(f"--steps: expected at least 1; found {self.steps}")
+        if self.chaos and self.steps < CHAOS_STEPS_MIN:
+            raise OperatorFault(f"--chaos: expected at least {CHAOS_STEPS_MIN} steps; found {self.steps}")
         if self.kappa > self.staleness + 1:
             raise OperatorFault(f"--kappa: expected at most staleness + 1 = {self.staleness + 1}; found {self.kappa}")
 
@@ -139,15 +147,18 @@ def _run(demo: Demo, run: Path, view: LiveView) -> Result:
         url = _start_coordinator(demo, run, model, programs)
         with Coordinator(url, token_file=run / "coordinator" / "tokens" / "viewer.token") as coordinator:
             learner = _start_others(demo, run, url, programs)
-            facts = _watch(coordinator, programs, learner, run, view)
+            planned = plan_kills(demo.steps, demo.workers, demo.seed) if demo.chaos else ()
+            chaos = Chaos(planned, programs, _metrics(run), view.say)
+            facts = _watch(coordinator, programs, learner, chaos, run, view)
             wall_s = time.monotonic() - start
-            facts = _settled(coordinator, programs, facts, demo)
+            facts = _settled(coordinator, programs, chaos, facts, demo)
         view.say("measuring held-out accuracy of version 0 and the last")
         prompts = held_out_prompts(recipe)
         last = greedy_accuracy(next((run / "coordinator" / "versions").glob(f"{demo.steps}-*")), prompts)
-    return _result(
-        demo, facts, read_metrics(_metrics(run)), accuracy=(greedy_accuracy(model, prompts), last), wall_s=wall_s
-    )
+    accuracy = (greedy_accuracy(model, prompts), last)
+    result = _result(demo, add_up([*chaos.lives, facts]), read_metrics(_metrics(run)), accuracy=accuracy, wall_s=wall_s)
+    again, changed = trained_again(read_rows(_metrics(run)))
+    return replace(result, steps_again=again, batches_changed=changed, kills=chaos.kills())
 
 
 def _metrics(run: Path) -> Path:
@@ -163,8 +174,9 @@ def _start_coordinator(demo: Demo, run: Path, model: Path, programs: Programs) -
     programs.start("coordinator", "-m", "echo2d", "coordinate", "--config", str(config))
     announced = json.loads(wait_for(run / "coordinator" / "coordinator.json", programs, START_S))
     url = str(announced["url"])
-    with config.open("a") as file:
-        file.write(LEARNER.format(**facts, steps=demo.steps, url=url))
+    learner = LEARNER.format(**facts, steps=demo.steps, url=url)
+    port = f"port = {announced['port']}"  # a coordinator that is started again is found where it was
+    config.write_text(config.read_text().replace("port = 0", port) + learner)
     return url
 
 
@@ -180,7 +192,9 @@ def _start_others(demo: Demo, run: Path, url: str, programs: Programs) -> Progra
     return programs.start("learner", "-m", "learner", "--config", str(run / "run.toml"))
 
 
-def _watch(coordinator: Coordinator, programs: Programs, learner: Program, run: Path, view: LiveView) -> dict[str, Any]:
+def _watch(
+    coordinator: Coordinator, programs: Programs, learner: Program, chaos: Chaos, run: Path, view: LiveView
+) -> dict[str, Any]:
     """Show the run until the learner is done; the last status."""
     with view:
         while True:
@@ -190,14 +204,18 @@ def _watch(coordinator: Coordinator, programs: Programs, learner: Program, run: 
             programs.check()
             if done:
                 return facts
+            chaos.look(facts)
             time.sleep(POLL_S)
 
 
-def _settled(coordinator: Coordinator, programs: Programs, facts: dict[str, Any], demo: Demo) -> dict[str, Any]:
-    """The status once every worker serves the last version, or after SETTLE_S."""
+def _settled(
+    coordinator: Coordinator, programs: Programs, chaos: Chaos, facts: dict[str, Any], demo: Demo
+) -> dict[str, Any]:
+    """The status once every worker serves the last version and what was killed is back, or after SETTLE_S."""
     deadline = time.monotonic() + SETTLE_S
-    while not _all_serve(facts, demo) and time.monotonic() < deadline:
+    while not (_all_serve(facts, demo) and chaos.quiet) and time.monotonic() < deadline:
         programs.check()
+        chaos.look(facts)
         time.sleep(POLL_S)
         facts = coordinator.status()
     return facts

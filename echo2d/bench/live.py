@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from echo2d.bench.results import Quantiles, Result, bubble_ratio, staleness_histogram
+from echo2d.bench.results import Kill, Quantiles, Result, bubble_ratio, staleness_histogram
 
 BAR_CELLS = 24
 SPARK = "▁▂▃▄▅▆▇█"
@@ -63,7 +63,9 @@ class TokenRate:
 
     def update(self, tokens: int, now: float) -> float:
         if self._last is not None and now > self._last[1]:
-            measured = (tokens - self._last[0]) / (now - self._last[1])
+            measured = max(0, tokens - self._last[0]) / (
+                now - self._last[1]
+            )  # a coordinator that restarts counts from 0
             self._rate += 0.2 * (measured - self._rate)
         self._last = (tokens, now)
         return self._rate
@@ -174,6 +176,8 @@ def print_result(result: Result) -> None:
     for name, text in _measured(result):
         facts.add_row(name, text)
     console.print(facts)
+    if result.kills:
+        console.print(kills_table(result.kills))
 
 
 def _measured(result: Result) -> list[tuple[str, str]]:
@@ -189,11 +193,21 @@ def _measured(result: Result) -> list[tuple[str, str]]:
         ("seed copies", f"{result.seed_copies:.2f}"),
         ("bytes on the wire, full", f"{result.wire_bytes:,}, {result.full_bytes:,}"),
         ("trajectories trained, dropped", f"{counts.trained}, {counts.dropped}"),
+        ("steps trained again, on another batch", f"{result.steps_again}, {result.batches_changed}"),
         (
             "workers on the last version",
             ", ".join(f"{w.id[:8]} {'ok' if w.digest_ok else 'NOT OK'}" for w in result.workers),
         ),
     ]
+
+
+def kills_table(kills: Sequence[Kill]) -> Table:
+    """What was killed how often, and the seconds until things moved again."""
+    table = Table("kill -9 of", "times", "seconds until it moved again", box=None)
+    for kind in sorted({kill.kind for kill in kills}):
+        waits = [kill.recovery_s for kill in kills if kill.kind == kind]
+        table.add_row(kind, str(len(waits)), ", ".join("never" if wait is None else f"{wait:.1f}" for wait in waits))
+    return table
 
 
 def quantiles(values: Quantiles) -> str:

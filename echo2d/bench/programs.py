@@ -23,9 +23,18 @@ class Program:
     def __init__(self, name: str, argv: Sequence[str], log: Path) -> None:
         self.name = name
         self.log = log
-        with log.open("ab") as sink:
+        self._argv = argv
+        self.start()
+
+    def start(self, *more: str) -> None:
+        """Start it with these arguments more; also again, after its end."""
+        with self.log.open("ab") as sink:
             self._process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True
+                [*self._argv, *more],
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
 
     @property
@@ -36,6 +45,11 @@ class Program:
     def returncode(self) -> int | None:
         """None while it runs."""
         return self._process.poll()
+
+    def kill(self) -> None:
+        """`kill -9` of this one process; what it has started is left to itself."""
+        self._process.kill()
+        self._process.wait()
 
     def terminate(self) -> None:
         if self.returncode is None:
@@ -80,6 +94,9 @@ class Programs:
         self._running.append(program)
         return program
 
+    def __getitem__(self, name: str) -> Program:
+        return next(program for program in self._running if program.name == name)
+
     def check(self) -> None:
         """Fault when a program has ended that should be running, with the end of its log."""
         for program in self._running:
@@ -88,10 +105,23 @@ class Programs:
 
     def stop(self) -> None:
         """SIGTERM to all but the first (the coordinator), then to it, so that the others can say goodbye."""
-        for program in reversed(self._running):
-            program.terminate()
-            program.wait(STOP_S)
+        for together in (self._running[1:], self._running[:1]):
+            for program in together:
+                program.terminate()
+            for program in together:
+                program.wait(STOP_S)
         self._running.clear()
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that this one has started and that have not ended."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # ended meanwhile
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+            if int(parent) == pid and state != "Z":
+                found.append(int(stat.parent.name))
+    return found
 
 
 def wait_for(path: Path, programs: Programs, timeout_s: float) -> str:

@@ -21,6 +21,8 @@ START_S = 60.0
 class Site:
     """One learner host and its boxes, all on this machine."""
 
+    learner_table = LEARNER
+
     def __init__(self, directory: Path, model: Path, programs: Programs) -> None:
         self.directory = directory
         self.run_dir = directory / "coordinator"
@@ -47,7 +49,7 @@ class Site:
 
     def learn(self, steps: int, *options: str) -> Program:
         text = self.config.read_text().partition("\n[learner]")[0]
-        self.config.write_text(text + LEARNER.format(**self.facts, steps=steps, url=self.url()))
+        self.config.write_text(text + self.learner_table.format(**self.facts, steps=steps, url=self.url()))
         return self.programs.start(f"learner-{steps}", "-m", "learner", "--config", str(self.config), *options)
 
     def status(self) -> dict[str, object]:

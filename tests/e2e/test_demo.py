@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from echo2d.bench.chaos import KINDS
+
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(200)]
 STEPS = 6
 
@@ -32,6 +34,22 @@ def test_a_short_demo_keeps_its_promises(tmp_path: Path) -> None:
     assert [(worker["version"], worker["digest_ok"]) for worker in result["workers"]] == [(STEPS, True)] * 2
     assert 0 <= result["bubble_ratio"] < 1
     assert (run / "logs" / "coordinator.log").stat().st_size > 0
+
+
+def test_a_demo_survives_chaos(tmp_path: Path) -> None:
+    """All kinds of processes are killed while it runs; every promise but the accuracy's is the plain demo's."""
+    steps, run = 8, tmp_path / "run"
+    arguments = command(f"--steps={steps}", "--chaos", "--workers=2", "--json", f"--run-dir={run}")
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert {kill["kind"] for kill in result["kills"]} == set(KINDS)
+    assert all(kill["recovery_s"] > 0 for kill in result["kills"])
+    assert sum(result["staleness_histogram"].values()) == steps * 256
+    assert result["batches_changed"] == 0
+    assert [(worker["version"], worker["digest_ok"]) for worker in result["workers"]] == [(steps, True)] * 2
+    assert [line for line in done.stderr.splitlines() if "after it was killed" in line]
+    assert processes_of(run) == []
 
 
 @pytest.mark.parametrize(("staleness", "kappa"), [(0, 1), (2, 3)])

@@ -7,16 +7,19 @@ from typing import Any
 
 import pytest
 
-from echo2d.bench.live import bar, progress_line, spark
+from echo2d.bench.live import bar, kills_table, progress_line, spark
 from echo2d.bench.results import (
+    Kill,
     Quantiles,
     Result,
     Trajectories,
     WorkerEnd,
+    add_up,
     bubble_ratio,
     read_metrics,
     staleness_histogram,
     tenth,
+    trained_again,
 )
 
 GOOD = Result(
@@ -65,12 +68,20 @@ def row(step: int, **facts: Any) -> dict[str, Any]:
         ({"workers": (WorkerEnd("late", 79, digest_ok=True),)}, "late"),
         ({"workers": (WorkerEnd("wrong", 80, digest_ok=False),)}, "wrong"),
         ({"workers": ()}, "not on version 80"),
+        ({"steps_again": 7, "batches_changed": 1}, "1 steps were trained again on another batch"),
+        ({"kills": (Kill("worker", "worker-2", 9, 3.0, None),)}, "never came back: worker-2"),
     ],
 )
 def test_each_promise(change: dict[str, Any], words: str) -> None:
     broken = dataclasses.replace(GOOD, **change).broken_promises(judge_accuracy=True)
     assert len(broken) == bool(words)
     assert words in "".join(broken)
+
+
+def test_where_processes_are_killed_accuracy_may_rise_less() -> None:
+    killed = dataclasses.replace(GOOD, kills=(Kill("seed", "seed", 9, 3.0, 1.5),))
+    assert dataclasses.replace(killed, accuracy_last=0.61).broken_promises(judge_accuracy=True) == []
+    assert len(dataclasses.replace(killed, accuracy_last=0.59).broken_promises(judge_accuracy=True)) == 1
 
 
 def test_fewer_steps_are_not_judged_by_accuracy() -> None:
@@ -91,6 +102,29 @@ def test_the_last_row_of_a_step_counts_and_half_a_row_does_not(tmp_path: Path) -
     assert read_metrics(path) == [rows[0], rows[2]]
 
 
+def test_steps_that_were_trained_again() -> None:
+    rows = [row(1, batch="a"), row(2, batch="b"), row(3, batch="c"), row(2, batch="b"), row(3, batch="x")]
+    assert trained_again(rows) == (2, 1)
+
+
+def test_a_coordinator_counts_from_0_at_every_start() -> None:
+    life: dict[str, Any] = {
+        "versions_published": 2,
+        "wire_bytes": 10,
+        "full_bytes": 20,
+        "t_bcast_s": [0.1],
+        "refit_pause_s": [],
+        "trajectories": {"trained": 8, "dropped": 1},
+        "seed_copies": {"1": 1.0},
+        "workers": ["before"],
+    }
+    total = add_up([life, {**life, "seed_copies": {"2": 0.5}, "workers": ["now"]}])
+    assert (total["versions_published"], total["full_bytes"], total["t_bcast_s"]) == (4, 40, [0.1, 0.1])
+    assert total["trajectories"] == {"trained": 16, "dropped": 2}
+    assert total["seed_copies"] == {"1": 1.0, "2": 0.5}
+    assert total["workers"] == ["now"]
+
+
 def test_figures_of_a_run() -> None:
     rows = [row(step) for step in range(1, 21)]
     rows[0]["wait_s"] = 100.0
@@ -108,6 +142,11 @@ def test_pictures() -> None:
     assert bar(1, 0, 2) == "░░"
     assert spark([0.0, 0.5, 1.0]) == "▁▅█"
     assert spark([]) == ""
+
+
+def test_the_table_of_kills() -> None:
+    kills = [Kill("worker", f"worker-{number}", 5, 1.0, wait) for number, wait in enumerate((2.04, None))]
+    assert [list(column.cells) for column in kills_table(kills).columns] == [["worker"], ["2"], ["2.0, never"]]
 
 
 def test_the_result_is_one_json_object() -> None:
