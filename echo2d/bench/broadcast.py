@@ -69,6 +69,8 @@ class Broadcast:
             raise OperatorFault(f"--rounds: expected 0 to {ROUNDS_MAX}; found {self.rounds}")
         if any(share is not None and not 0 < share <= 1 for share in (self.kill, self.partition, self.corrupt)):
             raise OperatorFault("--kill, --partition, --corrupt: expected shares above 0, at most 1")
+        if any(trouble.peer == 0 for trouble in self.scenario.faults):
+            raise OperatorFault("faults: the laboratory lets the seed live; expected peers from 1 on")
         if not set(self.against) <= set(RIVALS):
             raise OperatorFault(f"--against: expected some of {', '.join(RIVALS)}; found {', '.join(self.against)}")
 
@@ -263,7 +265,6 @@ class _Round:
         self._wanted, self._lab, self._swarm, self._progress = wanted, lab, swarm, progress
         self._task = progress.add_task(f"version {number}" + (" (cold)" if not number else ""), total=None)
         self._bytes = wanted.scenario.wire_bytes
-        self._down: set[int] = set()  # killed or cut off, at this moment
         self._spoiling: set[int] = set()
         self._culprits: list[int] = []  # with whom trouble was made, in this order
         self._verified: dict[str, float] = {}
@@ -375,12 +376,10 @@ class _Round:
 
     def _kill(self, node: int) -> None:
         self._swarm.kill(node)
-        self._down.add(node)
         self._culprits.append(node)
 
     def _cut_off(self, node: int) -> None:
         self._lab.isolate(node)
-        self._down.add(node)
         self._culprits.append(node)
 
     def _spoil(self, node: int) -> None:
@@ -389,13 +388,13 @@ class _Round:
         self._culprits.append(node)
 
     def _bring_back(self, node: int) -> None:
-        self._down.discard(node)
         self._lab.isolate(node, on=False)
         if not self._swarm.runs(node):
             self._swarm.join(node)
 
     def _mend(self) -> None:
-        for node in sorted(self._down):
+        """For the next round everybody is there, and honest."""
+        for node in range(1, len(self._wanted.scenario.peers)):
             self._bring_back(node)
         for node in self._spoiling:
             self._swarm.spoil(node)

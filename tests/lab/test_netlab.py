@@ -264,6 +264,11 @@ def is_running(pid: int) -> bool:
         return False
 
 
+def test_it_says_that_it_needs_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert why_not() == "the laboratory needs root: network namespaces"
+
+
 def test_it_says_why_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", "")
     reason = why_not()

@@ -52,6 +52,11 @@ def test_peers_behind_nat_are_spread(share: float, closed: list[int]) -> None:
     assert [node for node, spec in enumerate(peers) if not spec.reachable] == closed
 
 
+def test_the_seed_lives() -> None:
+    with pytest.raises(OperatorFault, match="seed"):
+        Broadcast(replace(EIGHT, faults=(Fault(0, 1.0, 2.0),)))
+
+
 @pytest.mark.parametrize(
     "wrong", [{"rounds": -1}, {"rounds": 101}, {"kill": 0.0}, {"corrupt": 1.5}, {"against": ("rsync",)}]
 )
