@@ -54,6 +54,7 @@ class GroupTable:
         self._leases = leases
         self._groups: dict[GroupId, Group] = {}
         self._owners: dict[HeldLease, Group] = {}
+        self._waiting: set[GroupId] = set()  # those with waiting samples
 
     def __iter__(self) -> Iterator[Group]:
         """By admission; the table may change meanwhile."""
@@ -61,6 +62,10 @@ class GroupTable:
 
     def __len__(self) -> int:
         return len(self._groups)
+
+    def waiting(self) -> list[Group]:
+        """Those with waiting samples, by admission: group ids grow."""
+        return [self._groups[group] for group in sorted(self._waiting)]
 
     def get(self, group: GroupId) -> Group | None:
         return self._groups.get(group)
@@ -75,10 +80,12 @@ class GroupTable:
 
     def add(self, group: Group) -> None:
         self._groups[group.group] = group
+        self._note(group)
 
     def remove(self, group: Group) -> list[Lease]:
         """The group is finished or dropped; the leases that ran for it end."""
         del self._groups[group.group]
+        self._waiting.discard(group.group)
         for key in group.given:
             del self._owners[key]
         for lease in group.running.values():
@@ -95,6 +102,7 @@ class GroupTable:
         group.given[lease.key] = (worker, frozenset(samples))
         group.running[lease.key] = lease
         self._owners[lease.key] = group
+        self._note(group)
         return lease
 
     def keep(self, group: Group, record: TrajectoryRecord) -> Lease | None:
@@ -109,6 +117,7 @@ class GroupTable:
             if self._take(group, sample) is not None:
                 group.ended.append(key)
             group.waiting.add(sample)
+            self._note(group)
 
     def end(self, lease: Lease) -> Group | None:
         """The attempt is over and its open samples wait; None if it ended before."""
@@ -118,15 +127,21 @@ class GroupTable:
         self._leases.end(lease)
         group.ended.append(lease.key)
         group.waiting.update(lease.samples)
+        self._note(group)
         return group
 
     def _take(self, group: Group, sample: int) -> Lease | None:
         group.waiting.discard(sample)
+        self._note(group)
         for key, lease in list(group.running.items()):
             if sample in lease.samples and self._leases.answer(lease, sample):
                 del group.running[key]
                 return lease
         return None
+
+    def _note(self, group: Group) -> None:
+        """Its waiting samples have changed."""
+        (self._waiting.add if group.waiting else self._waiting.discard)(group.group)
 
     def check(self) -> None:
         running: dict[HeldLease, Lease] = {}
@@ -137,5 +152,7 @@ class GroupTable:
             assert group.running.keys() <= group.given.keys()
             assert all(lease.group == group.group for lease in group.running.values())
             running |= group.running
+        assert list(self._groups) == sorted(self._groups)
+        assert self._waiting == {group.group for group in self._groups.values() if group.waiting}
         assert running == {lease.key: lease for lease in self._leases}
         assert self._owners == {key: group for group in self._groups.values() for key in group.given}

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from echo2d.core.deadlines import Deadlines
 from echo2d.core.ids import TAG_SHIFT, GroupId, LeaseId, PeerId
 from echo2d.core.messages import HeldLease, VersionKey
 
@@ -28,6 +29,11 @@ class Lease:
     silent_at: float
     stuck_at: float
 
+    @property
+    def ends_at(self) -> float:
+        """When it expires, if nothing comes until then."""
+        return min(self.silent_at, self.stuck_at)
+
     def idle_s(self, now: float) -> float:
         """How long its worker has reported it without a token; 0 if the worker is silent."""
         return now - (self.stuck_at - STUCK_S) if now < self.silent_at else 0.0
@@ -42,6 +48,9 @@ class Leases:
         self._silence_s = silence_s
         self._running: dict[HeldLease, Lease] = {}
         self._load: Counter[PeerId] = Counter()
+        self._by_worker: dict[PeerId, dict[HeldLease, Lease]] = {}
+        self._ends = Deadlines[HeldLease](self._ends_at)
+        self.changed: set[PeerId] = set()  # workers whose load is another one than when this was last emptied
 
     def __iter__(self) -> Iterator[Lease]:
         return iter(self._running.values())
@@ -61,7 +70,8 @@ class Leases:
         return self._load[worker]
 
     def of_worker(self, worker: PeerId) -> list[Lease]:
-        return [lease for lease in self if lease.worker == worker]
+        """By the start of the attempt."""
+        return list(self._by_worker.get(worker, {}).values())
 
     def start(
         self,
@@ -81,7 +91,9 @@ class Leases:
             key = HeldLease(ended.lease, ended.attempt + 1)
         lease = Lease(key, group, worker, served, set(samples), now + self._silence_s, now + STUCK_S)
         self._running[key] = lease
-        self._load[worker] += len(lease.samples)
+        self._by_worker.setdefault(worker, {})[key] = lease
+        self._ends.set(key)
+        self._carry(worker, len(lease.samples))
         return lease
 
     def renew(self, lease: Lease, *, tokens: bool, now: float) -> None:
@@ -94,22 +106,35 @@ class Leases:
         """The sample is no longer this lease's; returns whether the lease ended with it."""
         if sample in lease.samples:
             lease.samples.remove(sample)
-            self._load[lease.worker] -= 1
+            self._carry(lease.worker, -1)
         if not lease.samples:
             self.end(lease)
         return not lease.samples
 
     def end(self, lease: Lease) -> None:
         del self._running[lease.key]
-        self._load[lease.worker] -= len(lease.samples)
-        if not self._load[lease.worker]:
-            del self._load[lease.worker]
+        del self._by_worker[lease.worker][lease.key]
+        if not self._by_worker[lease.worker]:
+            del self._by_worker[lease.worker]
+        self._carry(lease.worker, -len(lease.samples))
 
     def expired(self, *, now: float) -> list[Lease]:
-        return [lease for lease in self if now >= min(lease.silent_at, lease.stuck_at)]
+        first = self._ends.earliest()
+        return [] if first is None or now < first else [lease for lease in self if now >= lease.ends_at]
 
     def wake_at(self) -> float | None:
-        return min((min(lease.silent_at, lease.stuck_at) for lease in self), default=None)
+        return self._ends.earliest()
+
+    def _ends_at(self, key: HeldLease) -> float | None:
+        lease = self._running.get(key)
+        return None if lease is None else lease.ends_at
+
+    def _carry(self, worker: PeerId, samples: int) -> None:
+        """So many more, or fewer."""
+        self._load[worker] += samples
+        if not self._load[worker]:
+            del self._load[worker]
+        self.changed.add(worker)
 
     def check(self) -> None:
         load: Counter[PeerId] = Counter()
@@ -119,5 +144,10 @@ class Leases:
             assert self.given(lease.key.lease)
             load[lease.worker] += len(lease.samples)
         assert load == self._load
+        held = {key: lease for leases in self._by_worker.values() for key, lease in leases.items()}
+        assert held == self._running
+        assert all(leases for leases in self._by_worker.values())
+        assert all(lease.worker == worker for worker, leases in self._by_worker.items() for lease in leases.values())
+        self._ends.check(self._running)
         ids = [key.lease for key in self._running]
         assert len(ids) == len(set(ids)), "two attempts of one lease run"
