@@ -33,3 +33,9 @@ class EngineFault(Fault):
 
 class StoreFault(Fault):
     """The local disk refused (no space, I/O error); nothing half-written is believed."""
+
+
+def first_fault(group: BaseExceptionGroup[Fault]) -> Fault:
+    """One of the faults in the group."""
+    inner = group.exceptions[0]
+    return first_fault(inner) if isinstance(inner, BaseExceptionGroup) else inner
