@@ -263,3 +263,34 @@ def bench_broadcast(
     rivals = tuple(filter(None, against.split(",")))
     played = with_undialable(played, undialable)
     sys.exit(run_broadcast(Broadcast(played, rounds, parse_seconds(queue), against=rivals, **trouble)))
+
+
+@bench.command("coordinator")
+@click.option(
+    "--workers", type=click.IntRange(1, 1000), default=1000, show_default=True, help="Scripted workers that connect."
+)
+@click.option(
+    "--rate", type=click.FloatRange(0.1, 2000), default=200, show_default=True, help="Trajectories per second of all."
+)
+@click.option("--tokens", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="Of a trajectory.")
+@click.option("--slots", type=click.IntRange(1, 256), default=4, show_default=True, help="Of a worker.")
+@click.option("--seconds", type=click.FloatRange(1, 3600), default=60, show_default=True, help="Time measured.")
+@click.option(
+    "--shape",
+    type=click.Choice(["chain", "star", "auto"]),
+    default="chain",
+    show_default=True,
+    help="dissemination.shape: how the versions are planned.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+def bench_coordinator(*, as_json: bool, **options: Any) -> None:
+    """Measure a real coordinator (own process, HTTP, WebSocket, SQLite, tasks) with scripted workers and learner.
+
+    Lease latency: how long a slot of a worker stays empty, from its result being handed to the control link until the
+    LeaseGranted that fills it has come. Everything is on loopback, in a temporary directory. Exit code 1: the load was
+    not sustained.
+    """
+    from echo2d.bench.coordinator import run_coordinator_bench
+    from echo2d.bench.load import Load
+
+    sys.exit(run_coordinator_bench(Load(**options), as_json=as_json))

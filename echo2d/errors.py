@@ -37,3 +37,9 @@ class StoreFault(Fault):
     def __init__(self, text: str, *, full: bool = False) -> None:
         super().__init__(text)
         self.full = full
+
+
+def first_fault(group: BaseExceptionGroup[Fault]) -> Fault:
+    """One of the faults in the group."""
+    inner = group.exceptions[0]
+    return first_fault(inner) if isinstance(inner, BaseExceptionGroup) else inner

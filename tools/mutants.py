@@ -211,7 +211,7 @@ MUTANTS = (
         "I6, silence",
         "the leases of a silent worker never end",
         "echo2d/core/leases.py",
-        "if now >= min(lease.silent_at, lease.stuck_at)]",
+        "if now >= lease.ends_at]",
         "if now >= lease.stuck_at + 1e9]",
         (FAULTS,),
     ),

@@ -99,7 +99,7 @@ def _record(cls: type) -> _Check:
     def check(value: Any) -> Any:
         if type(value) is not list or len(value) != len(checks):
             raise PeerFault(f"expected {len(checks)} fields of {cls.__name__}")
-        return cls(*(field_check(item) for field_check, item in zip(checks, value, strict=True)))
+        return cls(*[field_check(item) for field_check, item in zip(checks, value, strict=True)])
 
     return check
 
@@ -123,9 +123,23 @@ def _check_for(hint: Any) -> _Check:
     raise AssertionError(f"{hint!r} cannot be a message field")
 
 
+_FIELDS: dict[type, tuple[str, ...] | None] = {}  # names of the fields of the dataclasses met so far; None: none is
+
+
+def _fields_of(cls: type) -> tuple[str, ...] | None:
+    if cls not in _FIELDS:
+        is_record = dataclasses.is_dataclass(cls)
+        _FIELDS[cls] = tuple(field.name for field in dataclasses.fields(cls)) if is_record else None
+    return _FIELDS[cls]
+
+
 def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        return [_plain(getattr(value, field.name)) for field in dataclasses.fields(value)]
+    cls = type(value)
+    if cls in _SCALARS:
+        return value
+    names = _fields_of(cls)
+    if names is not None:
+        return [_plain(getattr(value, name)) for name in names]
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     return value

@@ -67,6 +67,7 @@ class GroupTable:
         self._leases = leases
         self._groups: dict[GroupId, Group] = {}
         self._owners: dict[HeldLease, Group] = {}
+        self._waiting: set[GroupId] = set()  # those with waiting samples
 
     def __iter__(self) -> Iterator[Group]:
         """By admission; the table may change meanwhile."""
@@ -74,6 +75,10 @@ class GroupTable:
 
     def __len__(self) -> int:
         return len(self._groups)
+
+    def waiting(self) -> list[Group]:
+        """Those with waiting samples, by admission: group ids grow."""
+        return [self._groups[group] for group in sorted(self._waiting)]
 
     def get(self, group: GroupId) -> Group | None:
         return self._groups.get(group)
@@ -96,10 +101,12 @@ class GroupTable:
 
     def add(self, group: Group) -> None:
         self._groups[group.group] = group
+        self._note(group)
 
     def remove(self, group: Group) -> list[Lease]:
         """The group is finished or dropped; the leases that ran for it end."""
         del self._groups[group.group]
+        self._waiting.discard(group.group)
         for key in group.given:
             del self._owners[key]
         for lease in group.running.values():
@@ -164,6 +171,7 @@ class GroupTable:
             if self._take(group, sample) is not None:
                 group.ended.append(key)
             group.waiting.add(sample)
+            self._note(group)
 
     def end(self, lease: Lease) -> Group | None:
         """The attempt is over and its open samples wait; None if it ended before."""
@@ -173,6 +181,7 @@ class GroupTable:
         self._leases.end(lease)
         group.ended.append(lease.key)
         group.waiting.update(lease.samples)
+        self._note(group)
         return group
 
     def _know(self, group: Group, given: LeaseGiven) -> None:
@@ -182,15 +191,21 @@ class GroupTable:
     def _take_up(self, group: Group, lease: Lease) -> None:
         group.waiting -= lease.samples
         group.running[lease.key] = lease
+        self._note(group)
 
     def _take(self, group: Group, sample: int) -> Lease | None:
         group.waiting.discard(sample)
         group.partials.pop(sample, None)
+        self._note(group)
         for key, lease in list(group.running.items()):
             if sample in lease.samples and self._leases.answer(lease, sample):
                 del group.running[key]
                 return lease
         return None
+
+    def _note(self, group: Group) -> None:
+        """Its waiting samples have changed."""
+        (self._waiting.add if group.waiting else self._waiting.discard)(group.group)
 
     def check(self) -> None:
         running: dict[HeldLease, Lease] = {}
@@ -201,5 +216,7 @@ class GroupTable:
             assert group.partials.keys() <= group.waiting
             assert all(group.given[key] is lease.given for key, lease in group.running.items())
             running |= group.running
+        assert list(self._groups) == sorted(self._groups)
+        assert self._waiting == {group.group for group in self._groups.values() if group.waiting}
         assert running == {lease.key: lease for lease in self._leases}
         assert self._owners == {key: group for group in self._groups.values() for key in group.given}

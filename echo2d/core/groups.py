@@ -53,9 +53,10 @@ from echo2d.core.messages import (
     VersionKey,
 )
 from echo2d.core.partials import Partials
-from echo2d.core.placement import Room, place
+from echo2d.core.placement import place
 from echo2d.core.prompts import Prompt, Prompts, prompt_fault
 from echo2d.core.results import result_fault
+from echo2d.core.rooms import Choice, Ranking
 from echo2d.core.staleness import Staleness
 from echo2d.core.trajectory import GroupRecord, Partial, TrajectoryRecord
 from echo2d.core.versions import Versions
@@ -90,11 +91,11 @@ class Groups:
         self.leases = Leases(tag, rules.lease_silence_s)
         self._groups = GroupTable(rules.group_size, self.leases)
         self._partials = Partials(rules, leases=self.leases, versions=versions, staleness=staleness, figures=figures)
+        self._ranking = Ranking()
         self._answered = {(each.key, each.sample): each.fingerprint for each in recovered.answered}
         keep_newest(self._answered, ANSWERED_MAX)
         self._extra = 0  # trajectories filtered while `_extra_step` was the open step
         self._extra_step = 0
-        self._advanced_at = 0.0
         self._patient_until: float | None = None  # a partial has waited for long enough
         self._no_room_from: Version | None = None  # now, for what needs this version or a newer one
         self._aged_to: Version | None = None  # older groups have been dropped
@@ -241,26 +242,26 @@ class Groups:
 
     def wake_at(self) -> float | None:
         """When a lease expires, a worker has rested, or a partial has waited for long enough."""
-        waits = [peer.rest_until for peer in self._members.workers() if peer.rest_until > self._advanced_at]
-        waits += [at for at in (self.leases.wake_at(), self._patient_until) if at is not None]
-        return min(waits, default=None)
+        times = (self.leases.wake_at(), self._ranking.wake_at(), self._patient_until)
+        return min((at for at in times if at is not None), default=None)
 
     def advance(self, *, now: float) -> list[Action]:
         """Drop what has become too old, then keep the engines full: waiting samples first, then new groups."""
-        self._advanced_at = now
         if self._staleness.open_step != self._extra_step:
             self._extra, self._extra_step = 0, self._staleness.open_step
         actions = self._age() if self._staleness.oldest != self._aged_to else []
-        self._patient_until = self._partials.forget([group for group in self._groups if group.partials], now=now)
+        waiting = self._groups.waiting()
+        self._patient_until = self._partials.forget([group for group in waiting if group.partials], now=now)
         self._no_room_from = None
-        for group in self._groups:
+        for group in waiting:
             if group.partials:
                 actions += self._go_on(group, now)
             if group.waiting.difference(group.partials):
                 actions += self._grant(group, self._rooms(self._staleness.oldest, now), now)
+            if not self._ranking.free:
+                break  # for they may be many
         actions += self._admit(now)
-        slots = sum(peer.slots for peer in self._members.workers())
-        return [*actions, *self._prompts.ask(1 + slots // self._rules.group_size)]
+        return [*actions, *self._prompts.ask(1 + self._ranking.slots // self._rules.group_size)]
 
     def discard(self, stored: StoredGroup, reason: str, detail: str = "", *, again: bool = False) -> list[Action]:
         """A complete group is of no use. again: for no fault of its prompt, which is used once more."""
@@ -287,15 +288,14 @@ class Groups:
             actions.append(Persist(PromptTaken(group.group, prompt.cursor, prompt.tokens)))
             actions += self._grant(group, rooms, now)
 
-    def _rooms(self, oldest: Version, now: float) -> list[Room]:
+    def _rooms(self, oldest: Version, now: float) -> Choice:
         """The workers that may write for a group, best first: newest version, then most room."""
-        ranked = []
-        for peer in self._members.workers():
-            serving = self._versions.live(peer.serving)
-            if serving is not None and serving.version >= oldest and peer.slots and now >= peer.rest_until:
-                free = max(0, peer.slots - self.leases.load(peer.peer))
-                ranked.append((-serving.publish_seq, -free, peer.peer, peer.slots))
-        return [Room(worker, slots, -free) for _, free, worker, slots in sorted(ranked)]
+        for worker in self._members.changed | self.leases.changed:
+            self._ranking.refresh(worker, self._members.get(worker), self.leases.load(worker))
+        self._members.changed.clear()
+        self.leases.changed.clear()
+        self._ranking.rested(now=now)
+        return self._ranking.choose(oldest, self._versions.live)
 
     def _go_on(self, group: Group, now: float) -> list[Action]:
         """Lease each waiting sample that has tokens to a worker that may go on from them, where there is one."""
@@ -316,7 +316,7 @@ class Groups:
             self._no_room_from = oldest
         return placed
 
-    def _grant(self, group: Group, rooms: list[Room], now: float) -> list[Action]:
+    def _grant(self, group: Group, rooms: Choice, now: float) -> list[Action]:
         """Lease all samples that wait with nothing, if there is room for all of them."""
         return self._lease(group, place(sorted(group.waiting.difference(group.partials)), rooms), now)
 
@@ -485,6 +485,7 @@ class Groups:
 
     def check(self) -> None:
         self.leases.check()
+        self._ranking.check(self._members, self.leases.load)
         self._prompts.check()
         assert len(self._answered) <= ANSWERED_MAX
         self._groups.check()

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from echo2d.core.coordinator_io import LeaseGiven
+from echo2d.core.deadlines import Deadlines
 from echo2d.core.ids import TAG_SHIFT, GroupId, LeaseId, PeerId
 from echo2d.core.messages import HeldLease, VersionKey
 from echo2d.core.trajectory import NOTHING, Partial
@@ -38,6 +39,11 @@ class Lease:
     def worker(self) -> PeerId:
         return self.given.worker
 
+    @property
+    def ends_at(self) -> float:
+        """When it expires, if nothing comes until then."""
+        return min(self.silent_at, self.stuck_at)
+
     def idle_s(self, now: float) -> float:
         """How long its worker has reported it without a token; 0 if the worker is silent."""
         return now - (self.stuck_at - STUCK_S) if now < self.silent_at else 0.0
@@ -54,6 +60,9 @@ class Leases:
         self._load: Counter[PeerId] = Counter()
         self._resumed: set[LeaseId] = set()
         self._gathered_bytes = 0
+        self._by_worker: dict[PeerId, dict[HeldLease, Lease]] = {}
+        self._ends = Deadlines[HeldLease](self._ends_at)
+        self.changed: set[PeerId] = set()  # workers whose load is another one than when this was last emptied
 
     def __iter__(self) -> Iterator[Lease]:
         return iter(self._running.values())
@@ -78,7 +87,8 @@ class Leases:
         return self._load[worker]
 
     def of_worker(self, worker: PeerId) -> list[Lease]:
-        return [lease for lease in self if lease.worker == worker]
+        """By the start of the attempt."""
+        return list(self._by_worker.get(worker, {}).values())
 
     def start(
         self,
@@ -109,7 +119,9 @@ class Leases:
     def _run(self, given: LeaseGiven, samples: Iterable[int], now: float) -> Lease:
         lease = Lease(given.key, given, set(samples), now + self._silence_s, now + STUCK_S)
         self._running[lease.key] = lease
-        self._load[lease.worker] += len(lease.samples)
+        self._by_worker.setdefault(lease.worker, {})[lease.key] = lease
+        self._ends.set(lease.key)
+        self._carry(lease.worker, len(lease.samples))
         return lease
 
     def renew(self, lease: Lease, *, tokens: bool, now: float) -> None:
@@ -131,7 +143,7 @@ class Leases:
         if sample in lease.samples:
             self._forget(lease, sample)
             lease.samples.remove(sample)
-            self._load[lease.worker] -= 1
+            self._carry(lease.worker, -1)
         if not lease.samples:
             self.end(lease)
         return not lease.samples
@@ -140,15 +152,28 @@ class Leases:
         """Its outputs are the caller's, and no longer counted."""
         del self._running[lease.key]
         self._gathered_bytes -= sum(map(_size, lease.outputs.values()))
-        self._load[lease.worker] -= len(lease.samples)
-        if not self._load[lease.worker]:
-            del self._load[lease.worker]
+        del self._by_worker[lease.worker][lease.key]
+        if not self._by_worker[lease.worker]:
+            del self._by_worker[lease.worker]
+        self._carry(lease.worker, -len(lease.samples))
 
     def expired(self, *, now: float) -> list[Lease]:
-        return [lease for lease in self if now >= min(lease.silent_at, lease.stuck_at)]
+        first = self._ends.earliest()
+        return [] if first is None or now < first else [lease for lease in self if now >= lease.ends_at]
 
     def wake_at(self) -> float | None:
-        return min((min(lease.silent_at, lease.stuck_at) for lease in self), default=None)
+        return self._ends.earliest()
+
+    def _ends_at(self, key: HeldLease) -> float | None:
+        lease = self._running.get(key)
+        return None if lease is None else lease.ends_at
+
+    def _carry(self, worker: PeerId, samples: int) -> None:
+        """So many more, or fewer."""
+        self._load[worker] += samples
+        if not self._load[worker]:
+            del self._load[worker]
+        self.changed.add(worker)
 
     def _forget(self, lease: Lease, sample: int) -> None:
         self._gathered_bytes -= _size(lease.outputs.pop(sample, None))
@@ -164,6 +189,11 @@ class Leases:
         assert load == self._load
         outputs = [output for lease in self for output in lease.outputs.values()]
         assert sum(map(_size, outputs)) == self._gathered_bytes <= GATHERED_BYTES_MAX
+        held = {key: lease for leases in self._by_worker.values() for key, lease in leases.items()}
+        assert held == self._running
+        assert all(leases for leases in self._by_worker.values())
+        assert all(lease.worker == worker for worker, leases in self._by_worker.items() for lease in leases.values())
+        self._ends.check(self._running)
         ids = [key.lease for key in self._running]
         assert len(ids) == len(set(ids)), "two attempts of one lease run"
 

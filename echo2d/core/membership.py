@@ -16,6 +16,7 @@ from typing import Literal
 
 from echo2d.core.bounded import keep_newest
 from echo2d.core.coordinator_io import Action, CloseSession, PeerConnected, Send, SessionId
+from echo2d.core.deadlines import Deadlines
 from echo2d.core.figures import printable
 from echo2d.core.ids import FormId, PeerId
 from echo2d.core.messages import (
@@ -112,6 +113,8 @@ class Membership:
         self._silence_s = HEARTBEATS_MISSED_MAX * heartbeat_s
         self._peers: dict[PeerId, Peer] = {}
         self._sessions: dict[SessionId, PeerId] = {}
+        self._silences = Deadlines[PeerId](self._silent_at)
+        self.changed: set[PeerId] = set()  # those whom something happened to since this was last emptied
 
     # --- who is here
 
@@ -162,6 +165,9 @@ class Membership:
             return None, False
         returned = peer.state == "suspected"
         peer.state, peer.heard_at = "joined", now
+        self.changed.add(peer.peer)
+        if returned:
+            self._silences.set(peer.peer)
         return peer, returned
 
     def disconnected(self, session: SessionId) -> None:
@@ -169,10 +175,12 @@ class Membership:
         peer = self._sessions.pop(session, None)
         if peer is not None:
             self._peers[peer].session = None
+            self.changed.add(peer)
 
     def left(self, peer: Peer) -> list[Action]:
         """It went on purpose, or is given up."""
         peer.state, peer.serving, peer.running = "gone", None, 0
+        self.changed.add(peer.peer)
         return self._close(peer)
 
     def revoked(self, peer: Peer) -> list[Action]:
@@ -188,16 +196,23 @@ class Membership:
         for peer in self:
             if peer.state == "joined" and now >= peer.heard_at + self._silence_s:
                 peer.state = "suspected"
+                self.changed.add(peer.peer)
                 suspected.append(peer)
             if peer.state == "suspected" and now >= peer.heard_at + GONE_S:
                 actions += self.left(peer)
         return suspected, actions
 
     def wake_at(self) -> float | None:
-        waits = {"joined": self._silence_s, "suspected": GONE_S}
-        return min((peer.heard_at + waits[peer.state] for peer in self if peer.state in waits), default=None)
+        return self._silences.earliest()
 
     # --- inside
+
+    def _silent_at(self, key: PeerId) -> float | None:
+        """When its silence has lasted too long."""
+        peer = self._peers.get(key)
+        if peer is None or peer.state == "gone":
+            return None
+        return peer.heard_at + (self._silence_s if peer.state == "joined" else GONE_S)
 
     def _join(self, event: PeerConnected, now: float) -> tuple[Joined | None, list[Action]]:
         old = self._peers.get(event.peer)
@@ -215,8 +230,10 @@ class Membership:
         peer = _peer(event, now) if old is None else old
         _take_hello(peer, event.hello)
         peer.session, peer.state, peer.heard_at = event.session, "joined", now
+        self.changed.add(event.peer)
         self._peers[event.peer] = peer
         self._sessions[event.session] = event.peer
+        self._silences.set(event.peer)
         return Joined(peer, renewed), actions
 
     def _refuse_both(self, peer: Peer, session: SessionId) -> list[Action]:
@@ -231,6 +248,7 @@ class Membership:
             return []
         session, peer.session = peer.session, None
         del self._sessions[session]
+        self.changed.add(peer.peer)
         return [CloseSession(session)]
 
     def _make_room(self) -> bool:
@@ -254,6 +272,7 @@ class Membership:
             assert len(peer.forms) <= FORMS_MAX
             assert peer.state != "gone" or (peer.session, peer.serving) == (None, None)
         assert sum(peer.kind == "seed" and peer.alive for peer in self) <= 1
+        self._silences.check(self._peers)
 
 
 def _refuse(session: SessionId, reason: RefusalReason, detail: str, *, permanent: bool | None = None) -> list[Action]:

@@ -5,8 +5,9 @@ empty, were too small together, each gets as many as it has slots until all are 
 Not here: which workers may write for the group, and their ranking.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from echo2d.core.ids import PeerId
 
@@ -20,25 +21,37 @@ class Room:
     free: int
 
 
-def place(samples: Sequence[int], rooms: Sequence[Room]) -> list[tuple[PeerId, tuple[int, ...]]]:
-    """(worker, its samples), best worker first in `rooms`; empty when there is no room for all of them now."""
-    for room in rooms:
-        if room.free >= len(samples):
-            return [(room.worker, tuple(samples))]
-    if sum(room.free for room in rooms) >= len(samples):
+class Rooms(Protocol):
+    """The rooms to choose from, best first. slots, free: of all of them together."""
+
+    slots: int
+    free: int
+
+    def __iter__(self) -> Iterator[Room]:
+        """Those with a free slot."""
+
+    def with_free(self, samples: int) -> Room | None:
+        """The best one that has room for so many."""
+
+
+def place(samples: Sequence[int], rooms: Rooms) -> list[tuple[PeerId, tuple[int, ...]]]:
+    """(worker, its samples), best worker first; empty when there is no room for all of them now."""
+    if (room := rooms.with_free(len(samples))) is not None:
+        return [(room.worker, tuple(samples))]
+    if rooms.free >= len(samples):
         return _deal(samples, rooms)
-    if sum(room.slots for room in rooms) < len(samples) and all(room.free == room.slots for room in rooms):
-        rounds = -(-len(samples) // max(1, sum(room.slots for room in rooms)))
+    if rooms.slots < len(samples) and rooms.free == rooms.slots:
+        rounds = -(-len(samples) // max(1, rooms.slots))
         return _deal(samples, [room for _ in range(rounds) for room in rooms])
     return []
 
 
-def _deal(samples: Sequence[int], rooms: Sequence[Room]) -> list[tuple[PeerId, tuple[int, ...]]]:
+def _deal(samples: Sequence[int], rooms: Iterable[Room]) -> list[tuple[PeerId, tuple[int, ...]]]:
     """Fill the rooms in their order."""
     placed, start = [], 0
     for room in rooms:
-        part = tuple(samples[start : start + room.free])
-        if part:
-            placed.append((room.worker, part))
+        if start >= len(samples):
+            break
+        placed.append((room.worker, tuple(samples[start : start + room.free])))
         start += room.free
     return placed

@@ -75,6 +75,7 @@ class Publishing:
         self._broadcasts = Broadcasts(figures)
         self._rates = Rates()
         self._waiting: VersionPublished | None = None
+        self._awaited: Peer | None = None  # one of those for whom a waiting version waited last
         self._old_forms: dict[FormId, None] = {}  # at the seed, to be forgotten when the new one is whole
         self._encode_at: float | None = None
         self._apply_at: float | None = None
@@ -255,10 +256,15 @@ class Publishing:
         spread = self.spreading
         if spread is None:
             return True
-        workers = {peer.peer for peer in self._members.workers()}
-        if spread.totals is not None and workers <= spread.verified.keys() | spread.failed.keys():
+        if spread.totals is not None and not self._awaits_anyone(spread):
             return True
         return bool(spread.verified) and now >= self._impatient_at(spread)
+
+    def _awaits_anyone(self, spread: Spread) -> bool:
+        """Whether an alive worker has neither verified it nor failed to; whoever it was last is looked at first."""
+        if self._awaited is None or not _awaits(spread, self._awaited):
+            self._awaited = next((peer for peer in self._members if _awaits(spread, peer)), None)
+        return self._awaited is not None
 
     def _impatient_at(self, spread: Spread) -> float:
         predicted_s = 0.0 if spread.plan is None else spread.plan.predicted_s
@@ -357,3 +363,7 @@ class Publishing:
             assert self._versions.live(key_of(self.spreading.record)) is not None
         if self._waiting is not None:
             assert self._versions.live(key_of(self._waiting)) == self._waiting
+
+
+def _awaits(spread: Spread, peer: Peer) -> bool:
+    return peer.kind == "worker" and peer.alive and not (peer.peer in spread.verified or peer.peer in spread.failed)

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from echo2d.core.coordinator_io import BatchFrozen, CoordinatorRules, Recovered, StoredGroup
 from echo2d.core.ids import Digest, GroupId, Version
 from echo2d.core.messages import VersionKey
-from echo2d.core.trajectory import BatchBody, GroupRecord, batch_digest, pack_batch
+from echo2d.core.trajectory import BatchBody, GroupRecord, batch_digest, join_batch, pack_batch, pack_group
 from echo2d.errors import IntegrityFault
 
 PREFETCH_STEPS = 2  # batch c + 1 is being trained on, batch c + 2 may be fetched meanwhile
@@ -41,6 +41,7 @@ class Batch:
     digest: Digest | None = None
     refusals: int = 0
     reasons: list[str] = field(default_factory=list)
+    packed: bytes | None = None  # what `body` returns, while the batch is the one that was filled last
 
     @property
     def missing(self) -> int:
@@ -49,6 +50,8 @@ class Batch:
     def body(self) -> bytes:
         """The bytes of a full batch; always the same ones."""
         assert self.missing == 0
+        if self.packed is not None:
+            return self.packed
         return pack_batch(BatchBody(self.step, tuple(group.record for group in self.groups)))
 
     def frozen(self) -> BatchFrozen:
@@ -65,7 +68,9 @@ class Staleness:
         self._mask = rules.over_stale == "mask"
         self._resume_step = recovered.resume_step
         self._buffer: dict[GroupId, StoredGroup] = {}
+        self._packed: dict[GroupId, bytes] = {}  # the groups of the buffer, so that a batch freezes fast
         self._batches: dict[int, Batch] = {}
+        self._last_full = Batch(0, 0)  # it keeps its bytes, for whoever asked for it
         self.checkpoint = recovered.checkpoint
         mine = [commit.step for commit in recovered.committed if commit.epoch == recovered.epoch]
         self.committed = max([recovered.resume_step, recovered.checkpoint, *mine])
@@ -133,6 +138,7 @@ class Staleness:
         if self.outdated(group.record.version_min, group.record.version_max):
             return False
         self._buffer[group.record.group] = group
+        self._packed[group.record.group] = pack_group(group.record)
         return True
 
     def freeze(self, asked_step: int) -> Batch | None:
@@ -149,7 +155,9 @@ class Staleness:
         for group in fitting[: batch.missing]:
             batch.groups.append(self._buffer.pop(group.record.group))
         batch.groups.sort(key=lambda group: group.record.group)
-        batch.digest = batch_digest(batch.body())
+        self._last_full.packed = None
+        self._last_full, batch.packed = batch, join_batch(step, [self._take_packed(group) for group in batch.groups])
+        batch.digest = batch_digest(batch.packed)
         self._batches[step] = batch
         self.open_step = self._lowest_open()
         return batch
@@ -172,7 +180,7 @@ class Staleness:
         out = [group for group in batch.groups if group.record.group in refused or void(group.record)]
         assert len(out) >= len(refused) > 0
         batch.groups = [group for group in batch.groups if group not in out]
-        batch.digest = None
+        batch.digest = batch.packed = None
         batch.refusals += 1
         batch.reasons.append("; ".join(dict.fromkeys(refused.values())))
         self.open_step = self._lowest_open()
@@ -243,19 +251,29 @@ class Staleness:
     def _age_key(self, group: StoredGroup) -> tuple[Version, GroupId]:
         return self._counts(group.record), group.record.group
 
+    def _take_packed(self, group: StoredGroup) -> bytes:
+        """Of a group that was in the buffer, or of one that stayed when others were refused."""
+        packed = self._packed.pop(group.record.group, None)
+        return pack_group(group.record) if packed is None else packed
+
     def _take_out(self, groups: Iterable[GroupId]) -> list[StoredGroup]:
-        return [self._buffer.pop(group) for group in list(groups)]
+        out = [self._buffer.pop(group) for group in list(groups)]
+        for group in out:
+            del self._packed[group.record.group]
+        return out
 
     def check(self) -> None:
         buffered, held = set(self._buffer), [g.record.group for b in self._batches.values() for g in b.groups]
         assert len(held) == len(set(held)), "a group is in two batches"
         assert not buffered & set(held)
+        assert buffered == set(self._packed)
         assert len(self._batches) <= FROZEN_MAX
         assert self.checkpoint <= self.committed <= self.ever_committed
         for step, batch in self._batches.items():
             assert self.checkpoint < step == batch.step
             assert (batch.digest is None) == (batch.missing > 0)
             assert len(batch.reasons) <= batch.refusals
+            assert batch.packed is None or (batch is self._last_full and batch.digest == batch_digest(batch.packed))
         assert self.open_step == self._lowest_open()
         assert not any(self.outdated(g.record.version_min, g.record.version_max) for g in self._buffer.values())
 

@@ -86,7 +86,7 @@ class Job:
     frame_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Plan:
     """peers[0] is the root. predicted_s, bound_s: T_verify by the cost model, and no plan can be faster."""
 
@@ -107,8 +107,13 @@ class Plan:
     def root(self) -> PeerId:
         return self.peers[0].peer
 
-    def facts(self) -> dict[PeerId, PeerFacts]:
+    @cached_property
+    def _by_peer(self) -> Mapping[PeerId, PeerFacts]:
         return {facts.peer: facts for facts in self.peers}
+
+    def facts(self) -> Mapping[PeerId, PeerFacts]:
+        """Not to be changed."""
+        return self._by_peer
 
     def copies(self) -> dict[PeerId, float]:
         """How many times the whole form each peer sends; those that send nothing are left out."""

@@ -4,9 +4,10 @@ A batch body is `pack_batch(BatchBody)`; its digest is blake3-256 of these bytes
 `GET /v1/batches/{n}`, and are what the learner commits to.
 """
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, fields
 
+import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
@@ -36,8 +37,13 @@ class TrajectoryRecord:
 
     @property
     def version_min(self) -> Version:
-        """The oldest version that wrote one of its tokens."""
-        return min(span.version for span in self.spans)
+        """The oldest version that wrote one of its tokens: versions never decrease along a trajectory."""
+        return self.spans[0].version
+
+    @property
+    def version_max(self) -> Version:
+        """The newest version that wrote one of its tokens."""
+        return self.spans[-1].version
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +104,7 @@ class GroupRecord:
     @property
     def version_max(self) -> Version:
         """The newest version that wrote one of its tokens."""
-        return max(span.version for trajectory in self.trajectories for span in trajectory.spans)
+        return max(trajectory.version_max for trajectory in self.trajectories)
 
     def uses(self, keys: Collection[VersionKey]) -> bool:
         """Whether one of these versions wrote one of its tokens."""
@@ -122,6 +128,20 @@ def batch_digest(body: bytes) -> Digest:
 
 def pack_batch(batch: BatchBody) -> bytes:
     return pack(batch)
+
+
+def pack_group(group: GroupRecord) -> bytes:
+    """A group as it stands in a batch body."""
+    return pack(group)
+
+
+def join_batch(step: int, groups: Sequence[bytes]) -> bytes:
+    """`pack_batch` of groups that are packed already."""
+    packer = msgpack.Packer(autoreset=False)
+    packer.pack_array_header(len(fields(BatchBody)))
+    packer.pack(step)
+    packer.pack_array_header(len(groups))
+    return b"".join([packer.bytes(), *groups])
 
 
 def pack_tokens(tokens: Iterable[int]) -> bytes:

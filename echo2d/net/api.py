@@ -16,6 +16,7 @@ it, 413 too large, 415 encoded body, 503 busy (try again), 507 disk. Unknown fie
 never decompressed.
 """
 
+import io
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from http import HTTPStatus
@@ -226,9 +227,8 @@ def _answer(reply: Reply | None) -> web.Response:
     if isinstance(reply.body, bytes):
         assert reply.digest is not None, "a batch is answered with its digest"
         headers = {DIGEST_HEADER: reply.digest.hex()}
-        return web.Response(
-            status=reply.status, body=reply.body, headers=headers, content_type="application/octet-stream"
-        )
+        body = io.BytesIO(reply.body)  # so that it is sent in parts: a batch in one go holds up everybody else
+        return web.Response(status=reply.status, body=body, headers=headers, content_type="application/octet-stream")
     return web.json_response(reply.body, status=reply.status)
 
 

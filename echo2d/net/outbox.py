@@ -7,7 +7,8 @@ from typing import Any, Protocol
 from echo2d.core.codec import MESSAGE_BYTES_MAX
 
 QUEUE_BYTES_MAX = 16 * MESSAGE_BYTES_MAX  # leases of all of a big worker's slots at once; who lags further is slow
-SEND_TIMEOUT_S = 20.0  # one message, when the other end does not read
+BATCH_BYTES_MAX = 64 << 10  # sent under one timer, for most messages are far smaller than what a timer costs
+SEND_TIMEOUT_S = 20.0  # one message or batch, when the other end does not read
 CLOSE_TIMEOUT_S = 5.0
 
 
@@ -49,10 +50,24 @@ class Outbox:
                 await self._socket.close()
 
     async def _send_all(self) -> None:
-        while not self.slow and (data := await self._queue.get()) is not None:
+        while not self.slow and (batch := await self._next_batch()):
             try:
                 async with asyncio.timeout(SEND_TIMEOUT_S):
-                    await self._socket.send_bytes(data)
+                    for data in batch:
+                        await self._socket.send_bytes(data)
             except TimeoutError:
                 self.slow = True
-            self._queued_bytes -= len(data)
+            self._queued_bytes -= sum(map(len, batch))
+
+    async def _next_batch(self) -> list[bytes]:
+        """Messages that wait, at least one; none: it is finished."""
+        batch: list[bytes] = []
+        room = BATCH_BYTES_MAX
+        while room > 0 and not (batch and self._queue.empty()):
+            data = await self._queue.get()
+            if data is None:
+                self._queue.put_nowait(None)  # for the next call
+                break
+            batch.append(data)
+            room -= len(data)
+        return batch

@@ -35,16 +35,17 @@ from echo2d.core.coordinator_io import (
 )
 from echo2d.core.ids import Epoch, PeerId, Version
 from echo2d.core.messages import SignedRoot
-from echo2d.errors import Fault, StoreFault
+from echo2d.errors import Fault, StoreFault, first_fault
 from echo2d.net.auth import Caller, Denied, KnownPeer, sign_root
 from echo2d.net.sessions import Sessions
 from echo2d.runtime.coordinator_metrics import CoordinatorMetrics
 from echo2d.runtime.data_plane import DataPlane
+from echo2d.runtime.enrolments import Enrolments
 from echo2d.runtime.ledger_thread import LedgerThread
 from echo2d.runtime.mailbox import Mailbox
 from echo2d.runtime.requests import Requests
 from echo2d.runtime.story import Story
-from echo2d.runtime.tokens import AccessTable, RunDirectory
+from echo2d.runtime.tokens import AccessTable, Enrolment, RunDirectory
 from echo2d.runtime.version_files import VersionFiles
 
 LEDGER_FILE = "ledger.sqlite"  # in the run directory
@@ -55,12 +56,6 @@ log = logging.getLogger("echo2d.coordinator")
 
 class _StoppedError(Exception):
     """Ends the task group."""
-
-
-def _first(group: BaseExceptionGroup[Fault]) -> Fault:
-    """One of the faults in the group."""
-    inner = group.exceptions[0]
-    return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner
 
 
 class Machine(Protocol):
@@ -90,6 +85,7 @@ class Coordinator:
         self._run = run
         self._machine = machine
         self._access = access
+        self._enrolments = Enrolments(access)
         self._ledger = ledger
         self._data_plane = data_plane
         self._files = files
@@ -116,13 +112,12 @@ class Coordinator:
         try:
             async with self._tasks:
                 self._serving.set()
-                watches = (self._watch_access(), self._metrics.watch(self._run.path))
-                for helper in (self._turns(), self._until_stopped(), *watches, *helpers):
+                for helper in self._helpers(*helpers):
                     self._tasks.create_task(helper)
         except* _StoppedError:
             pass
         except* Fault as faults:
-            self._stop_reason = str(_first(faults))
+            self._stop_reason = str(first_fault(faults))
         finally:
             self._mailbox.close()
             self._requests.close()
@@ -130,6 +125,10 @@ class Coordinator:
         if self._stop_reason is not None:
             log.error("stopped reason=%s", self._stop_reason)
             raise Fault(self._stop_reason)
+
+    def _helpers(self, *others: Coroutine[Any, Any, None]) -> tuple[Coroutine[Any, Any, None], ...]:
+        watches = (self._watch_access(), self._metrics.watch(self._run.path), self._ledger.keep_small())
+        return (self._turns(), self._until_stopped(), *watches, *others)
 
     async def _until_stopped(self) -> None:
         await self._stop.wait()
@@ -223,7 +222,7 @@ class Coordinator:
         return self._access.caller(secret, now_s=time.time())
 
     async def enrol(self, secret: str, public_key: bytes, proof: bytes) -> PeerId:
-        return await asyncio.to_thread(self._access.enrol, secret, public_key, proof, now_s=time.time())
+        return await self._enrolments.enrol(Enrolment(secret, public_key, proof))
 
     async def ask(self, make: Callable[[RequestId], Event], *, timeout_s: float) -> Reply | None:
         return await self._requests.ask(make, timeout_s=timeout_s)

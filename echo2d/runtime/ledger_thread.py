@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from echo2d.core.coordinator_io import Record, Recovered
-from echo2d.store.ledger import Ledger
+from echo2d.store.ledger import Ledger, backfill
+
+BACKFILL_S = 0.5  # between two moves of what was committed out of the write-ahead log
+WAL_PAGES_MAX = 4096  # 16 MiB of log; beyond, commits wait once until all of it is moved, and it begins anew
 
 _Result = TypeVar("_Result")
 
@@ -19,6 +22,7 @@ class LedgerThread:
         self._path = path
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
         self._ledger: Ledger | None = None
+        self._grown = False  # since the last backfill
 
     async def open(self) -> Recovered:
         return await self._do(self._open)
@@ -27,6 +31,20 @@ class LedgerThread:
         assert self._ledger is not None
         ledger = self._ledger
         await self._do(lambda: ledger.append(records))
+        self._grown = True
+
+    async def keep_small(self) -> None:
+        """Delete what is superfluous between commits, and empty the write-ahead log beside them; until cancelled."""
+        assert self._ledger is not None
+        while True:
+            await asyncio.sleep(BACKFILL_S)
+            if self._grown:
+                self._grown = False
+                while await self._do(self._ledger.trim):
+                    pass
+                pages = await asyncio.to_thread(backfill, self._path)
+                if pages > WAL_PAGES_MAX:
+                    await self._do(self._ledger.backfill)
 
     async def close(self) -> None:
         if self._ledger is not None:

@@ -25,11 +25,13 @@ class Mailbox(Generic[Event]):
 
     async def take(self, *, timeout_s: float | None) -> list[Event]:
         """What waits, at most EVENTS_PER_TURN_MAX, at least one; empty after `timeout_s` (None: never)."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                events = [await self._queue.get()]
-        except TimeoutError:
-            return []
+        events: list[Event] = []
+        if self._queue.empty():
+            try:
+                async with asyncio.timeout(timeout_s):
+                    events.append(await self._queue.get())
+            except TimeoutError:
+                return []
         while len(events) < EVENTS_PER_TURN_MAX and not self._queue.empty():
             events.append(self._queue.get_nowait())
         return events

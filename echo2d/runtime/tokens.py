@@ -14,7 +14,7 @@ import re
 import secrets
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -74,6 +74,15 @@ class Token:
         if self.expires_at is not None and now_s >= self.expires_at:
             return Denied(403, "expired", f"token {self.name} has expired")
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class Enrolment:
+    """A worker's request: its token's secret, its key, and the proof that the key is its own."""
+
+    secret: str
+    public_key: bytes
+    proof: bytes
 
 
 def parse_duration_s(text: str) -> float:
@@ -185,28 +194,22 @@ class AccessTable:
         return KnownPeer(peer, public_key, token.role)
 
     def enrol(self, secret: str, public_key: bytes, proof: bytes, *, now_s: float) -> PeerId:
-        """Bind a worker's key to its token; idempotent; a new token takes over the peer of an old one.
+        """`enrol_all` of one. Denied: not with this secret, key or proof."""
+        (outcome,) = self.enrol_all([Enrolment(secret, public_key, proof)], now_s=now_s)
+        if isinstance(outcome, Denied):
+            raise outcome
+        return outcome
 
-        The table is read again first: the token may have been made a moment ago.
+    def enrol_all(self, asked: Sequence[Enrolment], *, now_s: float) -> list[PeerId | Denied]:
+        """Bind workers' keys to their tokens, in one transaction; idempotent; a new token takes over an old one's peer.
+
+        The table is read again first: a token may have been made a moment ago.
         """
         self.reload()
-        token = self._token(secret, now_s)
-        if token.role != "worker":
-            raise Denied(403, "role", f"token {token.name} is for a {token.role}; workers enrol with a worker's")
-        if not is_enrol_proof(public_key, proof, secret):
-            raise Denied(403, "proof", "the signature does not prove possession of the key")
-        peer = peer_id_of(public_key)
         with self._database() as database:
-            others = "SELECT count(*) FROM peers WHERE token = ? AND peer != ?"
-            enrolled = database.execute(others, (token.name, peer)).fetchone()[0]
-            if token.max_workers is not None and enrolled >= token.max_workers:
-                raise Denied(403, "workers", f"token {token.name} has enrolled its {token.max_workers} workers already")
-            known = database.execute("SELECT count(*) FROM peers WHERE peer != ?", (peer,)).fetchone()[0]
-            if known >= ENROLLED_MAX:
-                raise Denied(403, "workers", f"this run has enrolled {ENROLLED_MAX} workers already")
-            database.execute("INSERT OR REPLACE INTO peers VALUES (?, ?, ?)", (peer, public_key, token.name))
+            outcomes = [self._enrol(database, each, now_s) for each in asked]
         self.reload()
-        return peer
+        return outcomes
 
     def reload(self) -> None:
         """Read the table again."""
@@ -219,6 +222,26 @@ class AccessTable:
         self._peers = {PeerId(peer): (public_key, by_name[token]) for peer, public_key, token in peers}
 
     # --- the table -----------------------------------------------------------
+
+    def _enrol(self, database: sqlite3.Connection, asked: Enrolment, now_s: float) -> PeerId | Denied:
+        try:
+            token = self._token(asked.secret, now_s)
+        except Denied as denied:
+            return denied
+        if token.role != "worker":
+            return Denied(403, "role", f"token {token.name} is for a {token.role}; workers enrol with a worker's")
+        if not is_enrol_proof(asked.public_key, asked.proof, asked.secret):
+            return Denied(403, "proof", "the signature does not prove possession of the key")
+        peer = peer_id_of(asked.public_key)
+        others = "SELECT count(*) FROM peers WHERE token = ? AND peer != ?"
+        enrolled = database.execute(others, (token.name, peer)).fetchone()[0]
+        if token.max_workers is not None and enrolled >= token.max_workers:
+            return Denied(403, "workers", f"token {token.name} has enrolled its {token.max_workers} workers already")
+        known = database.execute("SELECT count(*) FROM peers WHERE peer != ?", (peer,)).fetchone()[0]
+        if known >= ENROLLED_MAX:
+            return Denied(403, "workers", f"this run has enrolled {ENROLLED_MAX} workers already")
+        database.execute("INSERT OR REPLACE INTO peers VALUES (?, ?, ?)", (peer, asked.public_key, token.name))
+        return peer
 
     def _token(self, secret: str, now_s: float) -> Token:
         token = self._tokens.get(secret_hash(secret))

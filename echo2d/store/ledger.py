@@ -1,11 +1,13 @@
 """The ledger: what must survive `kill -9` of the coordinator, in one SQLite file (WAL, synchronous=FULL).
 
 `append` writes the records of one turn as one transaction; `recover` reads everything back. Blocking: one thread owns
-a Ledger from `open` to `close`. Only one process has a ledger open at a time (a lock on `<name>.lock`).
+a Ledger from `open` to `close`. Only one process has a ledger open at a time (a lock on `<name>.lock`). What is
+committed lies in the write-ahead log until `backfill` moves it, from any thread, so that no commit waits for that.
 
 What goes away: a dropped group with its samples and leases; batches, commits and frozen groups of steps that the
-learner made durable (`CheckpointKept`). Counters never go back. A version that is published again after it was
-revoked is published. NaN is stored as NULL: a sample without a reward has not been scored.
+learner made durable (`CheckpointKept`), a few at a time (`trim`), for they are many, and the rest when it recovers.
+Counters never go back. A version that is published again after it was revoked is published. NaN is stored as NULL: a
+sample without a reward has not been scored.
 """
 
 import fcntl
@@ -13,7 +15,7 @@ import json
 import math
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -43,6 +45,11 @@ from echo2d.core.trajectory import GROUP_BYTES_MAX, NOTHING, GroupRecord, Partia
 from echo2d.errors import OperatorFault, StoreFault
 
 SCHEMA_VERSION = 2
+TRIM = """
+DELETE FROM groups WHERE group_id IN (
+    SELECT group_id FROM batches, json_each(groups) JOIN groups ON group_id = json_each.value WHERE step <= ? LIMIT ?)
+"""
+TRIM_GROUPS_MAX = 16  # of one `trim`: a few milliseconds, for which commits wait
 SCHEMA = """
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE epochs (epoch INTEGER PRIMARY KEY, resume_step INTEGER NOT NULL);
@@ -118,20 +125,30 @@ class Ledger:
 
     def append(self, records: Sequence[Record]) -> None:
         """All of them, in order, or none. StoreFault: the disk refused (full, I/O error)."""
-        with _store_faults(self._path):
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                for record in records:
-                    for statement, values in _STATEMENTS[type(record)](record):
-                        self._db.execute(statement, values)
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
+        with self._transaction():
+            for record in records:
+                for statement, values in _STATEMENTS[type(record)](record):
+                    self._db.execute(statement, values)
+
+    def trim(self) -> bool:
+        """Delete some of what a checkpoint made superfluous; whether there is more."""
+        with self._transaction():
+            (below,) = self._row("SELECT value FROM counters WHERE name = 'checkpoint'") or (0,)
+            deleted = self._db.execute(TRIM, (below, TRIM_GROUPS_MAX))
+            if deleted.rowcount == TRIM_GROUPS_MAX:
+                return True
+            self._db.execute("DELETE FROM batches WHERE step <= ?", (below,))
+            self._db.execute("DELETE FROM commits WHERE step <= ?", (below,))
+            return False
+
+    def backfill(self) -> None:
+        """`backfill` of all there is: nothing is committed meanwhile."""
+        backfill(self._path)
 
     def recover(self) -> Recovered:
         """Everything durable of this run."""
+        while self.trim():
+            pass
         with _store_faults(self._path):
             counters = dict(self._db.execute("SELECT name, value FROM counters"))
             newest = self._row("SELECT epoch, resume_step FROM epochs ORDER BY epoch DESC LIMIT 1")
@@ -150,6 +167,19 @@ class Ledger:
                 given=self._given(),
                 answered=self._answered(),
             )
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All of it or nothing."""
+        with _store_faults(self._path):
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
 
     def _row(self, query: str) -> tuple[Any, ...] | None:
         row: tuple[Any, ...] | None = self._db.execute(query).fetchone()
@@ -201,6 +231,13 @@ class Ledger:
         )
 
 
+def backfill(path: Path) -> int:
+    """Move committed pages from the write-ahead log into the database, beside commits; returns how many it has."""
+    with _store_faults(path), closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        _, pages, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        return int(pages)
+
+
 def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, isolation_level=None)
     try:
@@ -217,6 +254,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA wal_autocheckpoint = 0")
     connection.execute("PRAGMA foreign_keys = ON")
     found = connection.execute("PRAGMA user_version").fetchone()[0]
     if found == 0:
@@ -307,13 +345,7 @@ def _batch_committed(record: BatchCommitted) -> list[_Statement]:
 
 
 def _checkpoint_kept(record: CheckpointKept) -> list[_Statement]:
-    below = (record.step,)
-    return [
-        ("DELETE FROM groups WHERE group_id IN (SELECT value FROM batches, json_each(groups) WHERE step <= ?)", below),
-        ("DELETE FROM batches WHERE step <= ?", below),
-        ("DELETE FROM commits WHERE step <= ?", below),
-        (_RAISE, ("checkpoint", record.step)),
-    ]
+    return [(_RAISE, ("checkpoint", record.step))]
 
 
 _STATEMENTS: dict[type, Callable[[Any], list[_Statement]]] = {

@@ -1,3 +1,4 @@
+import asyncio
 import math
 import sqlite3
 from dataclasses import replace
@@ -25,8 +26,11 @@ from echo2d.core.ids import Digest, Epoch, GroupId, LeaseId, PeerId, PublishSeq,
 from echo2d.core.messages import HeldLease, Span, VersionKey
 from echo2d.core.trajectory import Partial, TrajectoryRecord
 from echo2d.errors import OperatorFault, StoreFault
-from echo2d.store.ledger import Ledger
+from echo2d.runtime import ledger_thread
+from echo2d.runtime.ledger_thread import LedgerThread
+from echo2d.store.ledger import TRIM_GROUPS_MAX, Ledger
 
+TABLES = ("groups", "samples", "batches")
 A, B = Digest(b"a" * 32), Digest(b"b" * 32)
 
 
@@ -113,6 +117,40 @@ def test_a_checkpoint_deletes_what_it_covers(path: Path) -> None:
     assert [stored.record.group for stored in found.groups] == [2, 3]
     assert (found.frozen, found.committed, found.checkpoint) == ((batches[1],), (commits[1],), 1)
     assert (found.epoch, found.resume_step) == (1, 0)
+
+
+def test_what_a_checkpoint_covers_goes_a_few_groups_at_a_time(path: Path) -> None:
+    groups = range(2 * TRIM_GROUPS_MAX + 1)
+    with Ledger.open(path) as ledger:
+        ledger.append([record for number in groups for record in (group(number), sample(number, 0))])
+        ledger.append([BatchFrozen(1, A, tuple(map(GroupId, groups[1:])), 0), CheckpointKept(1, Epoch(1))])
+        assert [ledger.trim() for _ in range(4)] == [True, True, False, False]
+        assert [ledger._db.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in TABLES] == [1, 1, 0]
+        assert [stored.record.group for stored in ledger.recover().groups] == [0]
+
+
+def test_a_restart_finds_nothing_that_was_still_to_go(path: Path) -> None:
+    groups = range(3 * TRIM_GROUPS_MAX)
+    frozen = BatchFrozen(1, A, tuple(map(GroupId, groups)), 0)
+    found = reopened(path, *map(group, groups), frozen, CheckpointKept(1, Epoch(1)))
+    assert (found.groups, found.frozen, found.checkpoint) == ((), (), 1)
+
+
+async def test_the_log_stays_small_beside_the_commits(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_thread, "BACKFILL_S", 0.001)
+    monkeypatch.setattr(ledger_thread, "WAL_PAGES_MAX", 64)
+    thread, log = LedgerThread(path), path.with_name(path.name + "-wal")
+    await thread.open()
+    keeper = asyncio.ensure_future(thread.keep_small())
+    for number in range(200):  # 4 MB
+        await thread.append([group(number), sample(number, 0, tokens=bytes(20_000))])
+    size = (await asyncio.to_thread(log.stat)).st_size
+    keeper.cancel()
+    await thread.close()
+    assert size < 2_000_000
+    again = LedgerThread(path)
+    assert len((await again.open()).groups) == 200
+    await again.close()
 
 
 def test_a_transaction_is_all_or_nothing(path: Path) -> None:

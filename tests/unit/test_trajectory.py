@@ -9,7 +9,9 @@ from echo2d.core.trajectory import (
     GroupRecord,
     TrajectoryRecord,
     batch_digest,
+    join_batch,
     pack_batch,
+    pack_group,
     pack_logprobs,
     pack_tokens,
     unpack_batch,
@@ -36,6 +38,13 @@ def test_a_group_knows_its_oldest_and_newest_version() -> None:
 def test_batches_round_trip() -> None:
     batch = BatchBody(9, (GROUP, GROUP))
     assert unpack_batch(pack_batch(batch)) == batch
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 70_000])
+def test_packed_groups_join_to_the_same_bytes(count: int) -> None:
+    small = GroupRecord(GroupId(1), b"", ())
+    groups = (GROUP, *[small] * (count - 1))
+    assert join_batch(300, list(map(pack_group, groups))) == pack_batch(BatchBody(300, groups))
 
 
 def test_the_digest_names_the_bytes() -> None:

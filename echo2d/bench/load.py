@@ -1,0 +1,86 @@
+"""The load that `echo2d bench coordinator` puts on a coordinator, and the configuration that nothing else limits."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from echo2d.errors import OperatorFault
+
+GROUP_SIZE = 8
+STEP_S = 10.0  # of the load become one batch
+VOCAB_SIZE = 32_000
+PROMPT_TOKENS = 128
+
+CONFIG = """\
+[run]
+run_dir = "{run}/coordinator"
+snapshot_root = "{run}/snapshots"
+
+[coordinator]
+port = 0
+
+[policy]
+staleness_max = {staleness}
+publish_every = 1
+trajectories_per_step = {per_step}
+group_size = {group_size}
+
+[sampling]
+max_new_tokens = {tokens}
+vocab_size = {vocab_size}
+
+[task]
+name = "echo2d.bench.cheap_task:CheapTask"
+options = {{ prompt_tokens = {prompt_tokens}, vocab_size = {vocab_size} }}
+processes = 1
+
+[dissemination]
+shape = "{shape}"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What `echo2d bench coordinator` was asked for. rate: trajectories/s of all workers together, `tokens` each."""
+
+    workers: int = 1000
+    rate: float = 200.0
+    tokens: int = 1000
+    slots: int = 4
+    seconds: float = 60.0
+    shape: str = "chain"
+
+    def __post_init__(self) -> None:
+        if self.workers * self.slots < GROUP_SIZE:
+            raise OperatorFault(f"--workers x --slots: expected at least {GROUP_SIZE}, a group; found {self.groups}")
+
+    @property
+    def groups(self) -> int:
+        """In flight when every slot is leased."""
+        return math.ceil(self.workers * self.slots / GROUP_SIZE)
+
+    @property
+    def generate_s(self) -> float:
+        """How long a sample takes so that all slots together make `rate`."""
+        return self.workers * self.slots / self.rate
+
+    @property
+    def groups_per_step(self) -> int:
+        return max(1, round(self.rate * STEP_S / GROUP_SIZE))
+
+    @property
+    def staleness_max(self) -> int:
+        """So that neither the groups in flight nor a batch in the buffer closes a gate."""
+        return math.ceil(self.groups / self.groups_per_step) + 2
+
+    def config(self, run: Path) -> str:
+        return CONFIG.format(
+            run=run,
+            staleness=self.staleness_max,
+            per_step=self.groups_per_step * GROUP_SIZE,
+            group_size=GROUP_SIZE,
+            tokens=self.tokens,
+            vocab_size=VOCAB_SIZE,
+            prompt_tokens=PROMPT_TOKENS,
+            shape=self.shape,
+        )

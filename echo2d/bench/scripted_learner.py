@@ -1,0 +1,59 @@
+"""A learner without a model: takes each batch, commits it, publishes the next version, reports a checkpoint."""
+
+import threading
+from concurrent.futures import CancelledError
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from echo2d.client import Coordinator
+from echo2d.errors import Fault
+
+WEIGHTS = 1 << 14  # of each version: 64 KiB; only their arrival is of interest here
+
+
+class ScriptedLearner:
+    """Runs in a thread of its own. `steps` committed; `fault`: why it ended before it was stopped."""
+
+    def __init__(self, url: str, token_file: Path, snapshot_root: Path) -> None:
+        self.steps = 0
+        self.fault: Fault | None = None
+        self._client = Coordinator(url, token_file=token_file)
+        self._root = snapshot_root
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="scripted-learner", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._client.close()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._train()
+        except CancelledError:
+            pass  # stopped while a call was under way
+        except Fault as fault:
+            self.fault = fault
+
+    def _train(self) -> None:
+        self._client.open_session(0)
+        self._publish(0)
+        while not self._stopped.is_set():
+            batch = self._client.take_batch(self.steps + 1)
+            self._client.commit(batch, t_train_s=0.0)
+            self.steps += 1
+            self._publish(self.steps)
+            self._client.checkpoint(self.steps)
+
+    def _publish(self, version: int) -> None:
+        folder = self._root / f"v{version}"
+        folder.mkdir()
+        for name in ("config.json", "tokenizer.json"):
+            (folder / name).write_text("{}")
+        save_file({"weights": np.full(WEIGHTS, version, dtype="<f4")}, folder / "model.safetensors")
+        self._client.publish(version, folder)

@@ -1,0 +1,165 @@
+"""Which workers have room for samples: kept up to date worker by worker, so that a grant need not look at all of them.
+
+    alive workers --rested, serve a version--> rooms of that version --a slot free--> ranked: most free first
+                  +-- rest, serve nothing --> counted only
+
+The caller says of whom something may have changed (`refresh`). Not here: which version may be used, and who gets what.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from echo2d.core.coordinator_io import VersionPublished
+from echo2d.core.deadlines import Deadlines
+from echo2d.core.ids import PeerId, Version
+from echo2d.core.membership import Peer
+from echo2d.core.messages import VersionKey
+from echo2d.core.placement import Room
+
+Live = Callable[[VersionKey], VersionPublished | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """What is known of one alive worker. load: samples that it holds."""
+
+    serving: VersionKey | None
+    slots: int
+    load: int
+    rest_until: float
+
+    @property
+    def free(self) -> int:
+        return max(0, self.slots - self.load)
+
+
+@dataclass(slots=True)
+class VersionRooms:
+    """The rested workers that serve one version. ranked: (-free, worker, slots) of those with a free slot, sorted."""
+
+    ranked: list[tuple[int, PeerId, int]] = field(default_factory=list)
+    workers: int = 0
+    slots: int = 0
+    free: int = 0
+
+    def put(self, worker: PeerId, row: _Row) -> None:
+        self._count(row, 1)
+        if row.free:
+            insort(self.ranked, (-row.free, worker, row.slots))
+
+    def take(self, worker: PeerId, row: _Row) -> None:
+        self._count(row, -1)
+        if row.free:
+            del self.ranked[bisect_left(self.ranked, (-row.free, worker, row.slots))]
+
+    def _count(self, row: _Row, sign: int) -> None:
+        self.workers += sign
+        self.slots += sign * row.slots
+        self.free += sign * row.free
+
+
+class Choice:
+    """The rooms that may be used for a group, best first: the newest version, then most free slots."""
+
+    def __init__(self, versions: list[VersionRooms]) -> None:
+        self._versions = versions
+        self.slots = sum(rooms.slots for rooms in versions)
+        self.free = sum(rooms.free for rooms in versions)
+
+    def __iter__(self) -> Iterator[Room]:
+        """Those with a free slot."""
+        for rooms in self._versions:
+            for free, worker, slots in rooms.ranked:
+                yield Room(worker, slots, -free)
+
+    def with_free(self, samples: int) -> Room | None:
+        """The best one that has room for so many."""
+        for rooms in self._versions:
+            if rooms.ranked and -rooms.ranked[0][0] >= samples:
+                free, worker, slots = rooms.ranked[0]
+                return Room(worker, slots, -free)
+        return None
+
+
+class Ranking:
+    """See the module docstring. `now` is monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._rows: dict[PeerId, _Row] = {}
+        self._versions: dict[VersionKey, VersionRooms] = {}
+        self._resting: dict[PeerId, float] = {}
+        self._rests = Deadlines[PeerId](self._resting.get)
+        self._now = 0.0
+        self.slots = 0  # of all alive workers
+        self.free = 0  # of those that are ranked
+
+    def refresh(self, worker: PeerId, peer: Peer | None, load: int) -> None:
+        """The worker as it is now; None: it is forgotten."""
+        before, after = self._rows.get(worker), _row(peer, load)
+        if before == after:
+            return
+        if before is not None:
+            self._leave(worker, before)
+        if after is not None:
+            self._enter(worker, after)
+
+    def rested(self, *, now: float) -> None:
+        """Those whose rest is over are ranked again."""
+        self._now = now
+        while (first := self._rests.first()) is not None and first[0] <= now:
+            worker = first[1]
+            del self._resting[worker]
+            self._rank(worker, self._rows[worker])
+
+    def wake_at(self) -> float | None:
+        """When the next rest is over."""
+        return self._rests.earliest()
+
+    def choose(self, oldest: Version, live: Live) -> Choice:
+        """The rooms of workers that serve this version or a newer one."""
+        records = [(live(key), rooms) for key, rooms in self._versions.items()]
+        usable = [(record.publish_seq, rooms) for record, rooms in records if record and record.version >= oldest]
+        return Choice([rooms for _, rooms in sorted(usable, key=lambda pair: -pair[0])])
+
+    # --- inside
+
+    def _enter(self, worker: PeerId, row: _Row) -> None:
+        self._rows[worker] = row
+        self.slots += row.slots
+        if row.rest_until > self._now:
+            self._resting[worker] = row.rest_until
+            self._rests.set(worker)
+        else:
+            self._rank(worker, row)
+
+    def _leave(self, worker: PeerId, row: _Row) -> None:
+        del self._rows[worker]
+        self.slots -= row.slots
+        if self._resting.pop(worker, None) is None and row.serving is not None:
+            rooms = self._versions[row.serving]
+            rooms.take(worker, row)
+            self.free -= row.free
+            if not rooms.workers:
+                del self._versions[row.serving]
+
+    def _rank(self, worker: PeerId, row: _Row) -> None:
+        if row.serving is not None:
+            self._versions.setdefault(row.serving, VersionRooms()).put(worker, row)
+            self.free += row.free
+
+    def check(self, peers: Iterable[Peer], load: Callable[[PeerId], int]) -> None:
+        """Nothing has changed of which nobody said so, and all adds up."""
+        fresh = Ranking()
+        fresh.rested(now=self._now)
+        for peer in peers:
+            fresh.refresh(peer.peer, peer, load(peer.peer))
+        assert (fresh._rows, fresh._versions) == (self._rows, self._versions)
+        assert (fresh._resting, fresh.slots, fresh.free) == (self._resting, self.slots, self.free)
+        self._rests.check(self._resting)
+
+
+def _row(peer: Peer | None, load: int) -> _Row | None:
+    if peer is None or peer.kind != "worker" or not peer.alive:
+        return None
+    return _Row(peer.serving, peer.slots, load, peer.rest_until)
