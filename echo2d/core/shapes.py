@@ -70,7 +70,8 @@ def _candidates(plan_id: PlanId, job: Job, seed: PeerFacts, peers: Sequence[Peer
 
 def _cost(plan: Plan) -> float:
     """Doubling the stripes must save SIMPLER - 1 of the time."""
-    return plan.predicted_s * SIMPLER ** math.log2(len(plan.stripes))
+    doublings = math.log2(len(plan.stripes))
+    return float(plan.predicted_s * SIMPLER**doublings)
 
 
 def _plan(plan_id: PlanId, job: Job, shape: Shape, peers: tuple[PeerFacts, ...], stripes: tuple[Stripe, ...]) -> Plan:
@@ -223,18 +224,18 @@ class _Swarm:
 
 def _stepped(facts: PeerFacts) -> float:
     """Its uplink in steps of a quarter octave: noise must not change who carries, for links stay between versions."""
-    return 2.0 ** (round(4 * math.log2(max(uplink(facts), 1.0))) / 4)
+    return float(2.0 ** (round(4 * math.log2(max(uplink(facts), 1.0))) / 4))
 
 
 def _ranked(peers: Sequence[PeerFacts]) -> tuple[PeerFacts, ...]:
-    """Fastest first; of those alike, peers that can be dialled and others in turns: one of each can serve everybody."""
-    turn: Counter[tuple[float, bool]] = Counter()
+    """Fastest first; but peers that can be dialled and others in turns, for one of each can serve everybody."""
+    turn: Counter[bool] = Counter()
     keyed = []
-    for facts in sorted(peers, key=lambda one: one.peer):
-        kind = (-_stepped(facts), facts.address is None)
-        keyed.append((kind[0], turn[kind], kind[1], facts.peer, facts))
-        turn[kind] += 1
-    return tuple(facts for *_, facts in sorted(keyed, key=lambda key: key[:4]))
+    for facts in sorted(peers, key=lambda one: (-_stepped(one), one.peer)):
+        closed = facts.address is None
+        keyed.append((turn[closed], closed, facts))
+        turn[closed] += 1
+    return tuple(facts for *_, facts in sorted(keyed, key=lambda key: key[:2]))
 
 
 def _carried(tree: Tree, facts: dict[PeerId, PeerFacts]) -> float:
