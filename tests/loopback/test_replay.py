@@ -153,7 +153,8 @@ DAMAGES = {
     "is in the groups": "UPDATE samples SET (lease, attempt) = (SELECT lease, attempt FROM samples ORDER BY group_id "
     "LIMIT 1);",
     "steps old; S is 2": "UPDATE batches SET step = step + 10; UPDATE commits SET step = step + 10;",
-    "which this step or a later one made": "UPDATE batches SET step = 1 WHERE step = 4;",
+    "which this step or a later one made": "DELETE FROM batches WHERE step = 1; "
+    "UPDATE batches SET step = 1 WHERE step = 4; UPDATE counters SET value = 0 WHERE name = 'checkpoint';",
 }
 
 

@@ -52,7 +52,7 @@ def tokens_of(data: bytes) -> list[int]:
 
 
 def faults(world: World) -> list[str]:
-    return [fault for fault in world.state.status()["faults"] if fault.startswith("progress")]
+    return [fault["text"] for fault in world.state.status()["faults"] if fault["kind"] == "progress"]
 
 
 def test_a_dying_workers_tokens_go_on_elsewhere() -> None:
