@@ -38,12 +38,11 @@ def main() -> None:
 
 
 def _serve(program: Callable[[], Coroutine[Any, Any, int]]) -> None:
-    import uvloop
-
+    from echo2d.runtime.daemon import run_daemon
     from echo2d.runtime.logs import start_logging
 
     start_logging()
-    sys.exit(uvloop.run(program()))
+    sys.exit(run_daemon(program))
 
 
 @main.command()
@@ -73,9 +72,10 @@ def coordinate(config: Path | None, *, insecure: bool, print_config: bool) -> No
 @click.option("--config", type=FILE, help="TOML file whose [worker] table holds what flags do not.")
 @click.option("--name", help="Shown by status; the host's name if left out.")
 @click.option("--engine", help="What generates: torch or fake.")
-@click.option("--slots", type=int, help="Samples the engine runs at once.")
+@click.option("--engines", type=int, help="Engines of this worker, one per GPU; they share one download.")
+@click.option("--slots", type=int, help="Samples each engine runs at once.")
 @click.option("--tokens-per-s-max", type=float, help="Generate at most so many tokens per second.")
-@click.option("--threads", type=int, help="CPU threads of the torch engine.")
+@click.option("--threads", type=int, help="CPU threads of all torch engines.")
 @click.option("--relay-only", is_flag=True, default=None, help="Forward versions, generate nothing.")
 @click.option("--listen-host", help="Address the peer listener binds.")
 @click.option("--listen-port", type=int, help="Port of the peer listener; 0: any free one.")

@@ -121,7 +121,7 @@ async def serving(config: CoordinatorConfig, make_machine: MakeMachine) -> Async
         try:
             yield opened
         finally:
-            opened.coordinator.stop()
+            opened.coordinator.stop("the test ends")
 
 
 @asynccontextmanager
@@ -437,7 +437,7 @@ async def test_a_stopping_coordinator_does_not_wait_for_long_polls(
         async with aiohttp.ClientSession(headers=headers) as http:
             waiting = asyncio.ensure_future(http.get(f"{opened.url}/v1/batches/1?epoch=1"))
             await script.heard.get()
-            opened.coordinator.stop()
+            opened.coordinator.stop("the test ends")
             async with await waiting as response:
                 assert response.status == 503
 
