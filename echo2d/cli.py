@@ -3,7 +3,6 @@
 Exit codes: 0 done, 1 failed while running, 2 the operator's mistake (one clear line, no traceback).
 """
 
-import asyncio
 import json
 import sys
 from collections.abc import Callable, Coroutine
@@ -160,6 +159,8 @@ def status(run_dir: Path | None, url: str | None, token_file: Path | None, *, as
         url, token_file = find_coordinator(run_dir)
     if url is None or token_file is None:
         raise OperatorFault("status needs --run-dir, or --url and --token-file")
+    import asyncio
+
     from echo2d.client import AsyncCoordinator
 
     async def ask() -> dict[str, Any]:

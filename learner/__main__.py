@@ -1,7 +1,8 @@
 """`python -m learner --config run.toml [--resume]`: train until the last step.
 
 Exit code 0: done, or stopped by SIGINT or SIGTERM after the step at hand, checkpointed; 1: failed while running; 2: the
-operator's mistake. A second signal ends it at once.
+operator's mistake, or a newer learner has the run: starting again would be of no use, or take the run from that one. A
+second signal ends it at once.
 """
 
 import argparse
@@ -11,7 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from echo2d.client import Coordinator, IntegrityFault, OperatorFault, PeerFault, print_tables
+from echo2d.client import Coordinator, Fenced, IntegrityFault, OperatorFault, PeerFault, print_tables
 from learner.config import LearnerConfig, notifier
 from learner.intake import Intake
 
@@ -24,7 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         _run(options.config, resume=options.resume)
-    except OperatorFault as fault:
+    except (OperatorFault, Fenced) as fault:
         print(f"learner: {fault}", file=sys.stderr)  # noqa: T201 - a program's last word to its operator
         return 2
     except (PeerFault, IntegrityFault, OSError, FloatingPointError) as fault:
