@@ -33,7 +33,7 @@ class Notifier:
 
     def wait_s(self, timeout_s: float | None) -> float | None:
         """How long the loop may wait that wants to wait so long (None: for ever)."""
-        if not self._address:
+        if not self._address or self._over:
             return timeout_s
         left_s = max(0.0, self._due_at - time.monotonic())
         return left_s if timeout_s is None else min(timeout_s, left_s)
