@@ -1,5 +1,6 @@
 """The life of a daemon as a process: its event loop, the signals that end it, and an end that comes in any case.
 
+    starts --SIGTERM or SIGINT--> gone at once, by that signal
     runs --first SIGTERM or SIGINT--> ends in order --within STOP_S_MAX--> gone, exit code 0
                                           | second signal --> gone at once, by that signal
                                           | STOP_S_MAX passed --> gone, exit code 1

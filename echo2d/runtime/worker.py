@@ -16,7 +16,7 @@ import math
 import random
 import secrets
 import socket
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import Any, Never
 from urllib.parse import urlsplit
@@ -125,13 +125,17 @@ class Worker:
             "publish_seq": self._publish_seq,
         }
 
-    async def run(self) -> None:
-        """Until stopped. OperatorFault: refused for good, or something here cannot be used."""
+    async def run(self, opened: Callable[[], None] = lambda: None) -> None:
+        """Until stopped. OperatorFault: refused for good, or something here cannot be used.
+
+        opened: called when what is on disk has been checked; before that there is nothing to end in order.
+        """
         async with AsyncExitStack() as cleanup:
             cleanup.push_async_callback(self._close_engines)
             for engine in self._engines:
                 await engine.start()
             await self._open()
+            opened()
             try:
                 async with asyncio.TaskGroup() as self._tasks:
                     self._rollouts = Rollouts(self._engines, self._tasks, self._mailbox.put)
@@ -326,8 +330,7 @@ async def run_worker(config: WorkerConfig) -> int:
         rng = random.Random(secrets.randbits(64))
         worker = Worker(config, identity, state_dir, engines, rng=rng, token=token, service=notifier())
         with Ending() as ending:
-            ending.by_signals(worker.stop)
-            await worker.run()
+            await worker.run(lambda: ending.by_signals(worker.stop))
     except BaseExceptionGroup as group:
         return outcome(group)
     finally:

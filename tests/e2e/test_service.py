@@ -199,7 +199,7 @@ def test_ending_while_the_engine_hangs(site: Site, service: Service, tmp_path: P
         site.learn(LONG)
         of_box.until("STATUS", "version 1 served")
         os.kill(box.pid, signal.SIGUSR1)
-        poll(lambda: "0 samples" not in of_box.until("STATUS")["STATUS"])
+        poll(lambda: " 0 samples" not in of_box.until("STATUS")["STATUS"])
         assert box.returncode is None
         ends_in_order(box)
         assert "engines left behind" in box.log.read_text()
