@@ -78,7 +78,7 @@ class TaskTable(Table):
 class DisseminationTable(Table):
     TABLE: ClassVar[str] = "dissemination"
 
-    shape: Literal["auto", "star", "chain"] = key("how versions spread over the workers", "auto")
+    shape: Literal["auto", "star", "chain"] = key("how versions spread; auto: relay trees by uplink", "auto")
     chains: int = key("stripes of the chain shape", 1, low=1, high=16)
 
 

@@ -36,10 +36,10 @@ from echo2d.core.messages import (
     VersionKey,
     VersionVerified,
 )
+from echo2d.core.plan_edges import edge_secret
 from echo2d.core.rates import Rates
 from echo2d.core.roots import Root
 from echo2d.core.spread import Spread
-from echo2d.core.topology import edge_secret
 from echo2d.core.versions import Versions, key_of
 from echo2d.errors import PeerFault
 

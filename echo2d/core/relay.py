@@ -104,7 +104,7 @@ class Relay:
             case FrameVerified():
                 self._on_frame(event, now)
             case PeerReady(peer):
-                self._on_ready(peer)
+                self._on_ready(peer, now)
             case RepairVerified() | RepairRefused() | FrameRejected() | HaveHeard() | WantHeard() | CancelHeard():
                 self._on_repair(event, now)
             case TableHeld() | FramesFound() | FormComplete() | FormForgotten():
@@ -138,7 +138,7 @@ class Relay:
             stripe.progress(now)
             stripe.append(event.frame, self._out)
         if spread.is_root:
-            self._bind_all(spread)
+            self._bind_all(spread, now)
         self._note_arrival(spread)
 
     def _note_arrival(self, spread: Spread) -> None:
@@ -148,18 +148,18 @@ class Relay:
             close_repairs(self._links, spread.form, DONE, self._out)
             self._out.append(FormArrived(spread.form))
 
-    def _on_ready(self, peer: PeerId) -> None:
+    def _on_ready(self, peer: PeerId, now: float) -> None:
         link = self._links.get(peer)
         if link is not None:
             link.room = LANE_FRAMES_MAX
-            self._serve(link)
+            self._serve(link, now)
 
-    def _serve(self, link: Link) -> None:
+    def _serve(self, link: Link, now: float) -> None:
         """Gives the link whatever waits for it; single frames only when the stripes need nothing."""
         link.serve(self._out)
         for spread in self._spreads.values():
             if spread.is_root:
-                spread.bind(link, self._out)
+                spread.bind(now, self._out)
         if link.wants:
             answer_wants(link, self._spreads, self._out)
 
@@ -179,15 +179,14 @@ class Relay:
                     spread.transfer.hold(frame)
             case FormComplete(segments=segments):
                 spread.transfer.finish(segments)
-        self._bind_all(spread)
+        self._bind_all(spread, now)
         self._note_arrival(spread)
         ask_for_missing(spread, self._links, now, self._out)
 
-    def _bind_all(self, spread: Spread) -> None:
+    def _bind_all(self, spread: Spread, now: float) -> None:
         """Frames have come or the end is known: whoever waits gets them, if this is the root."""
         if spread.is_root:
-            for link in self._links.values():
-                spread.bind(link, self._out)
+            spread.bind(now, self._out)
 
     def _spread(self, form: FormId) -> Spread:
         """The form's record, made if need be; the oldest one makes room."""
@@ -224,8 +223,8 @@ class Relay:
         self._expect_peers()
         for edge in edges.stripes:
             self._move(spread.stripes.setdefault(edge.stripe, Stripe(spread, edge)), edge, now)
-        self._admit_waiting()
-        self._bind_all(spread)
+        self._admit_waiting(now)
+        self._bind_all(spread, now)
         self._watch_from(now)
 
     def _move(self, stripe: Stripe, edge: StripeEdge, now: float) -> None:
@@ -260,7 +259,7 @@ class Relay:
                 case LinkDown(reason=reason):
                     self._on_link_down(self._links[event.peer], reason, now)
                 case StreamAsked():
-                    self._on_asked(self._links[event.peer], event)
+                    self._on_asked(self._links[event.peer], event, now)
                 case StreamClosed(stream=stream, reason=reason):
                     self._on_closed(self._links[event.peer], stream, reason, now)
 
@@ -295,7 +294,7 @@ class Relay:
         self._out.append(ReportEdgeBroken(spread.plan, spread.generation, peer, reason))
         ask_for_missing(spread, self._links, now, self._out)
 
-    def _on_asked(self, link: Link, asked: StreamAsked) -> None:
+    def _on_asked(self, link: Link, asked: StreamAsked, now: float) -> None:
         if asked.from_sequence < 0:
             raise PeerFault(f"asks for a stripe from frame {asked.from_sequence} on")
         spread = self._spreads.get(asked.form)
@@ -304,18 +303,18 @@ class Relay:
             if link.peer in stripe.lanes:
                 stripe.lanes[link.peer].close("asked for again", self._out)
             Lane(stripe, link, asked.stream, asked.from_sequence)
-            self._serve(link)
+            self._serve(link, now)
         elif _may_come(spread, asked) and len(link.asks) < ASKS_MAX:
             link.asks[asked.form, asked.stripe] = asked
         else:
             self._out.append(CloseStream(link.peer, asked.stream, "not a child in this plan"))
 
-    def _admit_waiting(self) -> None:
+    def _admit_waiting(self, now: float) -> None:
         """The plan that allows a stream may have come after the child asked for it."""
         for link in list(self._links.values()):
             asks, link.asks = link.asks, {}
             for asked in asks.values():
-                self._on_asked(link, asked)
+                self._on_asked(link, asked, now)
 
     def _on_closed(self, link: Link, stream: int, reason: str, now: float) -> None:
         stripe = link.incoming.pop(stream, None)
@@ -356,7 +355,7 @@ class Relay:
                 self._on_have(link, form, frames)
             case WantHeard(stream=stream, form=form, frames=frames):
                 want(link, stream, form, frames)
-                self._serve(link)
+                self._serve(link, now)
             case CancelHeard(form=form, frames=frames):
                 gone = {(form, frame) for frame in frames}
                 link.wants = deque(wanted for wanted in link.wants if wanted[1:] not in gone)
@@ -370,7 +369,7 @@ class Relay:
             return
         cancel(spread, event.frame, event.peer, self._out)
         spread.transfer.hold(event.frame)
-        self._bind_all(spread)
+        self._bind_all(spread, now)
         self._note_arrival(spread)
         ask_for_missing(spread, self._links, now, self._out)
 
@@ -410,6 +409,7 @@ class Relay:
             for stripe in spread.stripes.values():
                 self._watch(stripe, now)
             ask_for_missing(spread, self._links, now, self._out)
+            self._bind_all(spread, now)
         self._wake_at = now + WATCH_S if any(map(_unfinished, self._spreads.values())) else None
 
     def _watch(self, stripe: Stripe, now: float) -> None:

@@ -16,20 +16,11 @@ from echo2d.core.forms import FormFacts, frame_bytes_for
 from echo2d.core.ids import SEGMENTS_MAX, FormId, PeerId, PlanId, SegmentId
 from echo2d.core.membership import PEERS_MAX, Peer
 from echo2d.core.messages import EncodeVersion, FormEncoded, PlanEdges, SegmentEncoded, SegmentPage
+from echo2d.core.plan_edges import changed_peers, edges_for
+from echo2d.core.plan_repair import join, repair
 from echo2d.core.roots import PAGE_SEGMENTS_MAX, Root, Totals
-from echo2d.core.topology import (
-    STRIPES_MAX,
-    Job,
-    PeerFacts,
-    Plan,
-    changed_peers,
-    edges_for,
-    join,
-    plan_auto,
-    plan_chains,
-    plan_star,
-    repair,
-)
+from echo2d.core.shapes import plan_auto, plan_chains, plan_star
+from echo2d.core.topology import STRIPES_MAX, Job, PeerFacts, Plan
 from echo2d.errors import PeerFault
 
 REPAIRS_MAX = 256  # of one plan because of broken edges; then it stays as it is until the next version
@@ -130,7 +121,7 @@ class Spread:
         elif rules.shape == "chain":
             self.plan = plan_chains(plan_id, job, root, others, chains)
         else:
-            self.plan = plan_auto(plan_id, job, root, others, chains)
+            self.plan = plan_auto(plan_id, job, root, others)
         self.repairs = 0
         return self._edges([facts.peer for facts in self.plan.peers])
 

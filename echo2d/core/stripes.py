@@ -16,6 +16,9 @@ from echo2d.core.relay_io import DONE, Action, CloseStream, SendFrame, StreamAsk
 from echo2d.core.transfer import Transfer
 
 LANE_FRAMES_MAX = 4  # frames given to one link ahead of its socket: keeps it busy, and binding late
+LEAD_BYTES = 1 << 20  # of the whole form: a stripe gets its share of so much more than the one furthest behind
+STILL_S = 0.3  # a stripe of the root that takes no frame for so long stands still ...
+STILL_GAPS = 3.0  # ... and for so many of its usual gaps
 GAP_START_S = 10.0  # time between frames assumed of a stream that has not shown its own: start-up takes long in a chain
 GAP_DECAY = 0.8  # per frame: the expected gap is about the longest of the last ten
 
@@ -160,11 +163,21 @@ class Stripe:
         self.ended = False
         self.broken = False
         self.last_at = 0.0
-        self.gap_s = GAP_START_S
+        self.gap_s = GAP_START_S if edge.parent is not None else 0.0
         self.load = 0.0
 
+    @property
+    def takes_next(self) -> bool:
+        """Whether a child has caught up with the log and its link has room."""
+        end = len(self.log)
+        return any(lane.cursor == end and lane.link.room > 0 for lane in self.lanes.values())
+
+    def stands_still(self, now: float) -> bool:
+        """At the root: whether it has taken no frame for longer than usual."""
+        return now - self.last_at >= max(STILL_S, STILL_GAPS * self.gap_s)
+
     def progress(self, now: float) -> None:
-        """A frame came from the parent."""
+        """A frame came from the parent, or at the root was bound."""
         self.gap_s = max(now - self.last_at, self.gap_s * GAP_DECAY)
         self.last_at = now
         self.broken = False
@@ -211,18 +224,21 @@ class Spread:
     def ended(self) -> bool:
         return all(stripe.ended for stripe in self.stripes.values())
 
-    def bind(self, link: Link, out: list[Action]) -> None:
-        """At the root: binds frames to stripes whose child on this link has caught up, while the link has room.
+    def bind(self, now: float, out: list[Action]) -> None:
+        """At the root: binds frames to stripes with a child that has caught up and whose link has room.
 
-        Among those, to the one that is furthest behind its weight.
+        The stripe furthest behind its weight comes first, and none gets further ahead of it than LEAD_BYTES; but one
+        that stands still holds up nobody (I6), and has lost its turn when it goes on.
         """
-        while link.room > 0 and self._skip_tables():
-            lanes = link.lanes
-            waiting = [one.stripe for one in lanes if one.stripe.spread is self and one.cursor == len(one.stripe.log)]
-            if not waiting:
-                return
-            stripe = waiting[0] if len(waiting) == 1 else min(waiting, key=lambda one: (one.load, one.number))
-            self._bind_next(stripe, out)
+        while self._skip_tables():
+            ready = [stripe for stripe in self.stripes.values() if stripe.takes_next]
+            moving = [stripe.load for stripe in self.stripes.values() if stripe.lanes and not stripe.stands_still(now)]
+            floor = min(moving or [stripe.load for stripe in ready], default=0.0)
+            stripe = min(ready, key=lambda one: (max(one.load, floor), one.load, one.number), default=None)
+            if stripe is None or stripe.load > floor + LEAD_BYTES:
+                break
+            stripe.load = max(stripe.load, floor)
+            self._bind_next(stripe, now, out)
         if self.transfer.complete and self.bound == len(self.transfer.arrivals) and not self.ended:
             for stripe in self.stripes.values():
                 stripe.end(out)
@@ -234,7 +250,8 @@ class Spread:
             self.bound += 1
         return self.bound < len(arrivals)
 
-    def _bind_next(self, stripe: Stripe, out: list[Action]) -> None:
+    def _bind_next(self, stripe: Stripe, now: float, out: list[Action]) -> None:
+        stripe.progress(now)
         frame = self.transfer.arrivals[self.bound]
         self.bound += 1
         table = table_of(frame)

@@ -66,7 +66,7 @@ class Node:
         self.spec = spec
         self.peer = PeerId(f"{number:032x}")
         address = Address(f"peer-{number}", 1) if spec.reachable else None
-        self.facts = PeerFacts(self.peer, spec.uplink, spec.downlink, address)
+        self.facts = PeerFacts(self.peer, spec.uplink, spec.downlink, address, latency_s=spec.latency_s)
         self.relay: Relay | None = None
         self.disk: Transfer | None = None
         self.boots = 0

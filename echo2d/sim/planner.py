@@ -7,19 +7,11 @@ does not itself wait for another is made a leaf.
 from collections.abc import Sequence
 
 from echo2d.core.ids import PeerId, PlanId
+from echo2d.core.plan_edges import changed_peers, edge_secret
+from echo2d.core.plan_repair import join, repair
 from echo2d.core.relay_io import ReportEdgeBroken
-from echo2d.core.topology import (
-    Job,
-    PeerFacts,
-    Plan,
-    changed_peers,
-    edge_secret,
-    join,
-    plan_auto,
-    plan_chains,
-    plan_star,
-    repair,
-)
+from echo2d.core.shapes import plan_auto, plan_chains, plan_star
+from echo2d.core.topology import Job, PeerFacts, Plan
 
 
 class Planner:
@@ -42,7 +34,7 @@ class Planner:
         elif self._shape == "chain":
             plan = plan_chains(number, self._job, seed, peers, self._chains)
         else:
-            plan = plan_auto(number, self._job, seed, peers, self._chains)
+            plan = plan_auto(number, self._job, seed, peers)
         self.plan = plan
         self._gone -= plan.facts().keys()
         plan.check()

@@ -12,6 +12,7 @@ from typing import assert_never
 from blake3 import blake3
 
 from echo2d.core.ids import PeerId, SegmentId, frame_id
+from echo2d.core.plan_edges import edges_for
 from echo2d.core.relay import Relay
 from echo2d.core.relay_io import (
     Accuse,
@@ -38,7 +39,7 @@ from echo2d.core.relay_io import (
     TableHeld,
     WantHeard,
 )
-from echo2d.core.topology import Job, edges_for
+from echo2d.core.topology import Job
 from echo2d.sim.clock import Clock
 from echo2d.sim.network import FORM, Network, Node
 from echo2d.sim.planner import Planner

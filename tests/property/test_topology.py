@@ -1,23 +1,16 @@
 """Whatever the peers and whatever happens to them, every stripe reaches everyone, and both ends of an edge agree."""
 
+import math
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echo2d.core.ids import FormId, PeerId, PlanId
 from echo2d.core.messages import Address, PlanEdges
-from echo2d.core.topology import (
-    Job,
-    PeerFacts,
-    Plan,
-    changed_peers,
-    edge_secret,
-    edges_for,
-    join,
-    plan_auto,
-    plan_chains,
-    plan_star,
-    repair,
-)
+from echo2d.core.plan_edges import changed_peers, edge_secret, edges_for
+from echo2d.core.plan_repair import join, repair
+from echo2d.core.shapes import plan_auto, plan_chains, plan_star
+from echo2d.core.topology import Job, PeerFacts, Plan
 
 JOB = Job(FormId("f" * 32), 10**9, 1 << 18)
 RATES = st.one_of(st.none(), st.floats(1e5, 1e9))
@@ -26,7 +19,8 @@ RATES = st.one_of(st.none(), st.floats(1e5, 1e9))
 @st.composite
 def peer_facts(draw: st.DrawFn, name: str) -> PeerFacts:
     address = Address(name, 1) if draw(st.booleans()) else None
-    return PeerFacts(PeerId(name), draw(RATES), draw(RATES), address)
+    only, latency = draw(st.integers(0, 4)) == 0, draw(st.one_of(st.none(), st.floats(0.0, 0.5)))
+    return PeerFacts(PeerId(name), draw(RATES), draw(RATES), address, receive_only=only, latency_s=latency)
 
 
 @st.composite
@@ -37,7 +31,9 @@ def plans(draw: st.DrawFn) -> Plan:
     make = draw(st.sampled_from(["star", "chains", "auto"]))
     if make == "star":
         return plan_star(PlanId(1), JOB, seed, peers)
-    return (plan_chains if make == "chains" else plan_auto)(PlanId(1), JOB, seed, peers, chains)
+    if make == "auto":
+        return plan_auto(PlanId(1), JOB, seed, peers)
+    return plan_chains(PlanId(1), JOB, seed, peers, chains)
 
 
 @settings(max_examples=60, deadline=None)
@@ -78,3 +74,25 @@ def assert_only_these_changed(before: Plan, after: Plan, changed: set[PeerId]) -
 
 def edges(plan: Plan, peer: PeerId) -> PlanEdges:
     return edges_for(plan, peer, lambda one, other: edge_secret(bytes(32), one, other))
+
+
+@settings(max_examples=150)
+@given(st.integers(1, 40), st.floats(1e5, 1e9), st.data())
+def test_the_plan_is_near_the_bound(count: int, seed_uplink: float, data: st.DataObject) -> None:
+    """Whatever the uplinks: at least 64 MiB and 5 s, RTT up to 100 ms, everyone dialable, downlinks no obstacle."""
+    uplinks = data.draw(st.lists(st.floats(1e5, 1e9), min_size=count, max_size=count))
+    rate = min(seed_uplink, (seed_uplink + sum(uplinks)) / count)
+    latencies = st.floats(0.0, 0.025)
+    wire = max(64 << 20, math.ceil(5.0 * rate))
+    frame = (64 << 10) if wire < (256 << 20) else (256 << 10)
+    names = ["seed", *(f"p{number}" for number in range(count))]
+    peers = [
+        PeerFacts(PeerId(name), uplink, 2 * rate, Address(name, 1), latency_s=data.draw(latencies))
+        for name, uplink in zip(names, [seed_uplink, *uplinks], strict=True)
+    ]
+    plan = plan_auto(PlanId(1), Job(JOB.form, wire, frame), peers[0], peers[1:])
+    plan.check()
+    assert plan.predicted_s <= 1.25 * plan.bound_s
+    for facts in peers:
+        assert facts.uplink is not None
+        assert plan.copies().get(facts.peer, 0.0) * wire <= facts.uplink * plan.predicted_s * (1 + 1e-9)

@@ -40,11 +40,53 @@ def test_frames_leave_while_later_segments_are_still_encoded(play: Play) -> None
     assert play(scenario).t_verify_s < 21.5 + 2 + 1.5
 
 
-def test_auto_takes_chains_behind_a_thin_uplink_and_a_star_behind_a_fat_one(play: Play) -> None:
+def test_auto_sends_one_copy_through_a_thin_uplink_and_many_through_a_fat_one(play: Play) -> None:
     thin = replace(CHAIN, shape="auto")
     fat = replace(thin, peers=(PeerSpec(uplink=10_000 * MBIT), *thin.peers[1:]))
     assert play(thin).seed_copies < 1.01
     assert play(fat).seed_copies > 7.9
+
+
+def fleet(*mbits: float, **others: object) -> Scenario:
+    """A seed and peers with these uplinks, all dialable, RTT 20 ms, downlinks no obstacle."""
+    peers = tuple(PeerSpec(uplink=mbit * MBIT, downlink=2000 * MBIT, latency_s=0.005) for mbit in mbits)
+    return Scenario(peers, wire_bytes=100 * MIB, frame_bytes=64 << 10, **others)  # type: ignore[arg-type]
+
+
+MIXED = fleet(320, 320, 160, 160, 80, 80, 40, 40)
+
+
+def test_unequal_uplinks_are_all_used(play: Play) -> None:
+    """Chains would go at the pace of the slowest; a frame is bound to a stripe when that one has its turn."""
+    outcome = play(MIXED)
+    assert outcome.ratio < 1.08
+    assert outcome.t_verify_s == pytest.approx(outcome.predicted_s, rel=0.05)
+
+
+def test_one_slow_uplink_among_fast_ones_is_as_if_it_were_not_there(play: Play) -> None:
+    outcome = play(fleet(100, 100, 100, 100, 5, 100, 100, 100))
+    assert outcome.ratio < 1.06
+    assert outcome.seed_copies < 1.01
+
+
+def test_a_fast_seed_sends_straight_what_its_peers_cannot_pass_on(play: Play) -> None:
+    outcome = play(fleet(2000, *(10, 20, 40) * 4))
+    assert outcome.ratio < 1.1
+    assert outcome.seed_copies > 8
+
+
+@pytest.mark.parametrize(("silent", "more_s"), [(False, 2.0), (True, 4.0)])
+def test_the_fastest_relay_of_a_mixed_fleet_dies(play: Play, *, silent: bool, more_s: float) -> None:
+    """Of the 680 Mbit/s of uplink that are left, each of six peers gets its part."""
+    left_s = 100 * MIB / ((320 + 160 + 160 + 80 + 80 + 40 + 40) * MBIT / 6)
+    outcome = play(replace(MIXED, faults=(Fault(1, 2.5, silent=silent),)))
+    assert set(outcome.arrived_s) == set(range(2, 8))
+    assert outcome.t_verify_s < left_s + more_s
+
+
+def test_half_of_a_mixed_fleet_cannot_be_dialled(play: Play) -> None:
+    hidden = tuple(replace(spec, reachable=number % 2 == 0) for number, spec in enumerate(MIXED.peers))
+    assert play(replace(MIXED, peers=hidden)).ratio < 1.25
 
 
 @pytest.mark.parametrize("chains", [1, 3])

@@ -37,9 +37,12 @@ class Peer:
         self.relay.check()
         return actions
 
-    def plan(self, *edges: Edge, plan: int = 1, generation: int = 0, form: FormId = FORM) -> list[Action]:
-        """A plan of equal stripes; each edge is a parent and children."""
-        stripes = [StripeEdge(StripeId(n), 1 / len(edges), parent, kids) for n, (parent, kids) in enumerate(edges)]
+    def plan(
+        self, *edges: Edge, plan: int = 1, generation: int = 0, form: FormId = FORM, weights: tuple[float, ...] = ()
+    ) -> list[Action]:
+        """A plan of stripes, equal unless weighted; each edge is a parent and children."""
+        shares = weights or (1 / len(edges),) * len(edges)
+        stripes = [StripeEdge(StripeId(n), shares[n], parent, kids) for n, (parent, kids) in enumerate(edges)]
         others = dict.fromkeys(peer for parent, kids in edges for peer in (parent, *kids) if peer is not None)
         peers = tuple(EdgePeer(peer, None, dial=False, secret=bytes(32)) for peer in others)
         return self(PlanReceived(PlanEdges(form, PlanId(plan), Generation(generation), tuple(stripes), peers)))

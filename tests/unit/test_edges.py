@@ -8,6 +8,7 @@ import pytest
 from echo2d.core.edges import edges_fault
 from echo2d.core.ids import FormId, Generation, PeerId, PlanId, StripeId
 from echo2d.core.messages import Address, EdgePeer, PlanEdges, StripeEdge
+from echo2d.core.topology import STRIPES_MAX
 
 ME, UP, DOWN = PeerId("me"), PeerId("up"), PeerId("down")
 PARENT = EdgePeer(UP, Address("10.0.0.1", 4000), dial=True, secret=bytes(32))
@@ -25,7 +26,7 @@ def test_a_good_one() -> None:
     ("wrong", "says"),
     [
         (replace(GOOD, stripes=(PLACE, PLACE)), "the same"),
-        (replace(GOOD, stripes=tuple(replace(PLACE, stripe=StripeId(n)) for n in range(17))), "too many"),
+        (replace(GOOD, stripes=tuple(replace(PLACE, stripe=StripeId(n)) for n in range(STRIPES_MAX + 1))), "too many"),
         (replace(GOOD, peers=(PARENT, PARENT, CHILD)), "linked with"),
         (replace(GOOD, peers=(PARENT, CHILD, replace(CHILD, peer=ME))), "linked with"),
         (replace(GOOD, peers=(PARENT, replace(CHILD, secret=b"short"))), "linked with"),

@@ -8,8 +8,8 @@ from echo2d.core.forms import FormFacts
 from echo2d.core.ids import Digest, Epoch, PeerId, PlanId, PublishSeq, SegmentId
 from echo2d.core.membership import Peer
 from echo2d.core.messages import Address, FormEncoded, PeerKind, SegmentEncoded
+from echo2d.core.plan_edges import edge_secret
 from echo2d.core.spread import REPAIRS_MAX, Spread
-from echo2d.core.topology import edge_secret
 from echo2d.errors import PeerFault
 from tests.coordinator_world import RULES, rules, version_digest, version_key
 

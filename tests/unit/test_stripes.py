@@ -2,9 +2,10 @@
 
 import pytest
 
-from echo2d.core.ids import SegmentId
+from echo2d.core.ids import FrameId, PeerId, SegmentId, frame_id
 from echo2d.core.relay_io import (
     DONE,
+    Action,
     CloseStream,
     DeadlinePassed,
     FormArrived,
@@ -19,7 +20,7 @@ from echo2d.core.relay_io import (
     StreamClosed,
     TableHeld,
 )
-from echo2d.core.stripes import LANE_FRAMES_MAX
+from echo2d.core.stripes import LANE_FRAMES_MAX, LEAD_BYTES, STILL_S
 from echo2d.errors import PeerFault
 from tests.unit.relay_peer import (
     FORM,
@@ -81,6 +82,59 @@ def test_every_stripe_gets_the_table_and_each_frame_goes_to_one(peer: Peer) -> N
         right += frames_to(RIGHT, peer(PeerReady(RIGHT)))
     assert left[0] == right[0] == TABLE
     assert sorted(left[1:] + right[1:]) == list(FRAMES)
+
+
+MANY = tuple(frame_id(SegmentId(0), index) for index in range(1, 61))
+
+
+@pytest.fixture
+def weighted(peer: Peer) -> Peer:
+    """The root of two stripes, of three quarters to LEFT and a quarter to RIGHT; a frame is as much as the lead."""
+    peer.plan((None, (LEFT,)), (None, (RIGHT,)), weights=(0.75, 0.25))
+    peer(LinkUp(LEFT))
+    peer(LinkUp(RIGHT))
+    peer.asked(LEFT, 2, 0)
+    peer.asked(RIGHT, 2, 1)
+    peer(TableHeld(FORM, SegmentId(0), (LEAD_BYTES,) * len(MANY)))
+    return peer
+
+
+def while_ready(peer: Peer, to: PeerId, actions: list[Action]) -> list[FrameId]:
+    """What goes there, and goes on going while that link alone has room."""
+    frames = frames_to(to, actions)
+    while more := frames_to(to, peer(PeerReady(to))):
+        frames += more
+    return [frame for frame in frames if frame != TABLE]
+
+
+def test_stripes_get_their_share(weighted: Peer) -> None:
+    """Both links always have room."""
+    counts = dict.fromkeys((LEFT, RIGHT), 0)
+    for frame in MANY[:40]:
+        for to in counts:
+            weighted(PeerReady(to))
+        sent = weighted(FramesFound(FORM, (frame,)))
+        for to in counts:
+            counts[to] += frame in frames_to(to, sent)
+    assert counts == {LEFT: 30, RIGHT: 10}
+
+
+def test_no_stripe_gets_far_ahead(weighted: Peer) -> None:
+    """RIGHT's link takes its first few and no more: LEFT stops one lead beyond three times as much."""
+    sent = weighted(FramesFound(FORM, MANY))
+    right = [frame for frame in frames_to(RIGHT, sent) if frame != TABLE]
+    left = while_ready(weighted, LEFT, sent)
+    assert len(left) <= 3 * (len(right) + 1) + 1
+    assert while_ready(weighted, LEFT, weighted(DeadlinePassed(), after=STILL_S / 2)) == []
+
+
+def test_a_stripe_that_stands_still_holds_up_nobody(weighted: Peer) -> None:
+    """I6: the other takes over, and what was missed is not made up for."""
+    while_ready(weighted, LEFT, weighted(FramesFound(FORM, MANY[:-4])))
+    assert while_ready(weighted, LEFT, weighted(DeadlinePassed(), after=2 * STILL_S))[-1] == MANY[-5]
+    weighted(PeerReady(RIGHT))
+    sent = weighted(FramesFound(FORM, MANY[-4:]))
+    assert len(frames_to(LEFT, sent)) == 3
 
 
 def test_a_child_that_holds_a_frame_gets_its_header(root: Peer) -> None:

@@ -1,0 +1,55 @@
+"""What each peer is told of a plan: its parents and children, and who of two dials. Not here: plans themselves."""
+
+from collections.abc import Callable
+
+from blake3 import blake3
+
+from echo2d.core.ids import PeerId, StripeId
+from echo2d.core.messages import EdgePeer, PlanEdges, StripeEdge
+from echo2d.core.topology import PeerFacts, Plan
+
+
+def changed_peers(old: Plan, new: Plan) -> set[PeerId]:
+    """The peers of the new plan whose edges differ."""
+    changed: set[PeerId] = set()
+    for before, after in zip(old.stripes, new.stripes, strict=True):
+        one, other = set(before.tree.parents.items()), set(after.tree.parents.items())
+        changed.update(peer for edge in one ^ other for peer in edge)
+    return changed & set(new.facts())
+
+
+def edges_for(plan: Plan, peer: PeerId, secret: Callable[[PeerId, PeerId], bytes]) -> PlanEdges:
+    """What this peer is told of the plan. secret(one, other) is called with the ids in order. The child dials."""
+    facts = plan.facts()
+    stripes, others = [], {}
+    for number, stripe in enumerate(plan.stripes):
+        parent, children = stripe.tree.parents.get(peer), stripe.tree.children(peer)
+        stripes.append(StripeEdge(StripeId(number), stripe.weight, parent, children))
+        others.update(dict.fromkeys(children))
+        if parent is not None:
+            others[parent] = None
+    peers = tuple(_edge_peer(facts[peer], facts[other], plan, secret) for other in others)
+    return PlanEdges(plan.form, plan.plan_id, plan.generation, tuple(stripes), peers)
+
+
+def _edge_peer(me: PeerFacts, other: PeerFacts, plan: Plan, secret: Callable[[PeerId, PeerId], bytes]) -> EdgePeer:
+    dials = _dialler(me, other, plan) == me.peer
+    pair = sorted((me.peer, other.peer))
+    return EdgePeer(other.peer, other.address if dials else None, dials, secret(pair[0], pair[1]))
+
+
+def _dialler(one: PeerFacts, other: PeerFacts, plan: Plan) -> PeerId:
+    """The child dials the parent if it can; where each is the other's parent, the one with the smaller id does."""
+    if one.address is None or other.address is None:
+        return one.peer if one.address is None else other.peer
+    child_of = [stripe.tree.parents for stripe in plan.stripes]
+    above = any(parents.get(other.peer) == one.peer for parents in child_of)
+    below = any(parents.get(one.peer) == other.peer for parents in child_of)
+    if above == below:
+        return min(one.peer, other.peer)
+    return other.peer if above else one.peer
+
+
+def edge_secret(plan_secret: bytes, one: PeerId, other: PeerId) -> bytes:
+    """The secret of one edge: 32 bytes that only holders of the plan's 32-byte secret can make."""
+    return blake3(f"{one} {other}".encode(), key=plan_secret).digest()
