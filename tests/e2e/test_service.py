@@ -16,7 +16,7 @@ import pytest
 from echo2d.bench.programs import Program, Programs
 from echo2d.client import Coordinator
 from echo2d.runtime.daemon import STOP_S_MAX
-from tests.e2e.test_by_hand import START_S, Site, poll, site
+from tests.e2e.test_by_hand import START_S, Site, poll, run, site
 from tests.service_kit import ServiceManager
 
 __all__ = ["site"]
@@ -41,6 +41,16 @@ from echo2d.engines.torch_engine.batch import Batch
 step, hangs = Batch.step, []
 Batch.step = lambda *arguments: time.sleep(3600) if hangs else step(*arguments)
 signal.signal(signal.SIGUSR1, lambda *_: hangs.append(True))
+sys.argv = sys.argv[2:]
+from echo2d.cli import main
+main()
+"""
+
+# A disk with a large version on it, which takes long to be checked.
+DISK_IS_SLOW = """
+import sys, time
+from echo2d.runtime.state_dir import StateDir
+StateDir.frames = lambda self: print("it reads", flush=True) or time.sleep(3600)
 sys.argv = sys.argv[2:]
 from echo2d.cli import main
 main()
@@ -216,6 +226,20 @@ def test_a_coordinator_ends_while_a_worker_hangs(site: Site, service: Service) -
     finally:
         os.kill(box.pid, signal.SIGCONT)
     ends_in_order(box)
+
+
+def test_who_has_not_started_ends_at_once(site: Site, tmp_path: Path) -> None:
+    """By the signal, which a service manager takes for an end in order."""
+    token = site.directory / "box.token"
+    run(
+        "token", "create", "box", "--role=worker", f"--run-dir={site.run_dir}", "--url=http://[::1]:1", f"--out={token}"
+    )
+    with Hanging(tmp_path / "hanging", DISK_IS_SLOW) as programs:
+        arguments = ("http://[::1]:1", f"--token-file={token}", f"--state-dir={tmp_path}/box", "--engine=fake")
+        box = programs.start("box", "-m", "echo2d", "join", *arguments)
+        poll(lambda: "it reads" in box.log.read_text())
+        box.terminate()
+        assert box.wait(STOP_S_MAX) == -signal.SIGTERM
 
 
 def test_a_second_signal_ends_it_at_once(site: Site, service: Service) -> None:
