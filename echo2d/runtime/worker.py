@@ -198,6 +198,7 @@ class Worker:
     async def _turns(self) -> None:
         clock = asyncio.get_running_loop().time
         while True:
+            self._service.turned(self._words)
             wake_at = self._state.wake_at()
             timeout_s = None if wake_at is None else max(0.0, wake_at - clock())
             timeout_s = self._service.wait_s(timeout_s)
@@ -214,7 +215,6 @@ class Worker:
                     log.info("stopping reason=%s", action.reason)
                     return
                 self._perform(action)
-            self._service.turned(self._words)
 
     def _words(self) -> str:
         serving = self._state.serving

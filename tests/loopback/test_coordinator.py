@@ -451,7 +451,7 @@ async def test_what_has_come_before_the_stop_is_committed_and_answered(
     async with serving(config, script.make) as opened, asyncio.TaskGroup() as tasks:
         for _ in range(EVENTS_PER_TURN_MAX):
             await opened.coordinator._mailbox.put(PeerRevoked(PeerId("box")))
-        last = tasks.create_task(opened.coordinator.ask(lambda request: SessionAsked(request, 7), timeout_s=None))
+        last = tasks.create_task(opened.coordinator.ask(lambda request: SessionAsked(request, 7), timeout_s=20.0))
         await asyncio.sleep(0)
         opened.coordinator.stop("SIGTERM")
         answer = await last
