@@ -60,8 +60,8 @@ class TorchEngine:
         self._seeds = Random(rng_seed)
         self._refits = asyncio.Lock()
         self._decoder: Decoder | None = None
+        self._thread: Thread | None = None
         self._ended = asyncio.Event()
-        self._ended.set()
         self._streams: dict[str, RequestStream] = {}
         self._calls: set[Future[Any]] = set()
 
@@ -72,13 +72,15 @@ class TorchEngine:
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
         self._decoder = Decoder(self._options, emit=lambda output: loop.call_soon_threadsafe(_deliver, output))
-        self._ended.clear()
-        Thread(target=self._run, args=(loop, self._decoder), name="echo2d-decoder", daemon=True).start()
+        self._thread = Thread(target=self._run, args=(loop, self._decoder), name="echo2d-decoder", daemon=True)
+        self._thread.start()
 
     async def close(self) -> None:
         if self._decoder is not None:
             self._decoder.post(self._decoder.stop)
-        await self._ended.wait()
+        if self._thread is not None:
+            await self._ended.wait()  # a thread that hangs is waited for here, where a caller can give up
+            await asyncio.to_thread(self._thread.join)
 
     async def refit(self, snapshot: Path, label: str) -> RefitReport:
         """Reading and checking run beside generation; cancelling has no effect once the swap has begun."""
