@@ -1,5 +1,6 @@
 """A service manager's end of sd_notify: a real datagram socket, and what has come in at it."""
 
+import re
 import socket
 import time
 from typing import Self
@@ -32,10 +33,10 @@ class ServiceManager:
         return dict(line.split("=", 1) for line in lines)
 
     def until(self, key: str, words: str = "", *, timeout_s: float = 60.0) -> Told:
-        """The first message with this key, and these words in it."""
+        """The first message with this key, and these words (a pattern) in it; not each moment of a run is told."""
         deadline = time.monotonic() + timeout_s
         while (message := self.told(max(0.0, deadline - time.monotonic()))) is not None:
-            if key in message and words in message[key]:
+            if key in message and re.search(words, message[key]):
                 return message
         raise AssertionError(f"{key} {words!r} was not told within {timeout_s:g} s")
 
