@@ -3,7 +3,6 @@
 Exit codes: 0 done, 1 failed while running, 2 the operator's mistake (one clear line, no traceback).
 """
 
-import asyncio
 import json
 import sys
 from collections.abc import Callable, Coroutine
@@ -51,12 +50,11 @@ def log_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _serve(program: Callable[[], Coroutine[Any, Any, int]], log_level: str, *, log_json: bool) -> None:
-    import uvloop
-
+    from echo2d.runtime.daemon import run_daemon
     from echo2d.runtime.logs import LEVELS, start_logging
 
     start_logging(LEVELS[log_level], as_json=log_json)
-    sys.exit(uvloop.run(program()))
+    sys.exit(run_daemon(program))
 
 
 @main.command()
@@ -88,9 +86,10 @@ def coordinate(config: Path | None, *, insecure: bool, print_config: bool, log_l
 @click.option("--base-model", type=DIRECTORY, help="Model directory here: what versions share with it is not fetched.")
 @click.option("--name", help="Shown by status; the host's name if left out.")
 @click.option("--engine", help="What generates: torch or fake.")
-@click.option("--slots", type=int, help="Samples the engine runs at once.")
+@click.option("--engines", type=int, help="Engines of this worker, one per GPU; they share one download.")
+@click.option("--slots", type=int, help="Samples each engine runs at once.")
 @click.option("--tokens-per-s-max", type=float, help="Generate at most so many tokens per second.")
-@click.option("--threads", type=int, help="CPU threads of the torch engine.")
+@click.option("--threads", type=int, help="CPU threads of all torch engines.")
 @click.option("--relay-only", is_flag=True, default=None, help="Forward versions, generate nothing.")
 @click.option("--listen-host", help="Address the peer listener binds.")
 @click.option("--listen-port", type=int, help="Port of the peer listener; 0: any free one.")
@@ -180,6 +179,8 @@ def status(
     run_dir: Path | None, url: str | None, token_file: Path | None, *, as_json: bool, again: bool, interval: float
 ) -> None:
     """Show what a running coordinator is doing, and what is wrong."""
+    import asyncio
+
     from echo2d.bench.status_view import print_status
     from echo2d.bench.watch import Screen, status_once, watch
 

@@ -13,7 +13,8 @@ A coordinator that restarts looks like a pause: every call is repeated, with gro
 unreachable for `timeout_s`. Faults: Fenced (a newer learner has the run), OperatorFault (credential, URL, unreachable),
 NotResumable (a step that the run cannot go on at), PeerFault (the coordinator refused: its code and reason),
 IntegrityFault (a batch's bytes are not what its digest says).
-`AsyncCoordinator` is the same for asyncio. `Table` and its kin read a trainer's own table of the run's TOML file.
+`AsyncCoordinator` is the same for asyncio. `Table` and its kin read a trainer's own table of the run's TOML file;
+`Notifier` tells a service manager how the trainer is doing.
 """
 
 import asyncio
@@ -21,7 +22,9 @@ import json
 import logging
 import random
 import threading
+import time
 from collections.abc import AsyncIterator, Coroutine, Mapping
+from concurrent.futures import wait
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -39,17 +42,20 @@ from echo2d.net.api import DIGEST_HEADER
 from echo2d.net.auth import read_token_file
 from echo2d.net.control import Backoff
 from echo2d.net.urls import coordinator_url, is_loopback
+from echo2d.sd_notify import Notifier
 from echo2d.tables import Table, key, print_tables, read_toml, table_of
 
 __all__ = [
-    "AsyncCoordinator", "Batch", "Coordinator", "Fenced", "Group", "IntegrityFault", "NotResumable", "OperatorFault",
-    "PeerFault", "Published", "Session", "Span", "StoreFault", "Table", "Trajectory", "Unreachable", "key",
-    "print_tables", "read_toml", "table_of",
+    "AsyncCoordinator", "Batch", "Coordinator", "Fenced", "Group", "IntegrityFault", "NotResumable", "Notifier",
+    "OperatorFault", "PeerFault", "Published", "Session", "Span", "StoreFault", "Table", "Trajectory", "Unanswered",
+    "Unreachable", "key", "print_tables", "read_toml", "table_of",
 ]  # fmt: skip
 
 CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 3600.0  # hashing a snapshot of hundreds of GB takes minutes, and then comes the answer
 UPLOAD_PART_BYTES = 1 << 20
+HURRY_S = 10.0  # for one call of a program that ends: long enough for a coordinator that is there
+WAKE_S = 0.5  # how soon a call under way notices that there is a hurry
 
 _Result = TypeVar("_Result")
 
@@ -66,6 +72,10 @@ class Unreachable(OperatorFault):
 
 class NotResumable(OperatorFault):
     """The run cannot go on at this step: it lies before the last durable checkpoint, or beyond the run."""
+
+
+class Unanswered(PeerFault):
+    """After `hurry` a call was not answered in time; it may have had its effect."""
 
 
 class _Unreachable(Exception):  # noqa: N818 - not an error yet
@@ -277,6 +287,7 @@ class Coordinator:
     def __init__(self, url: str, *, token_file: Path, timeout_s: float = 60.0) -> None:
         read_token_file(token_file)  # so that a wrong one is told at once
         self._inner = AsyncCoordinator(url, token_file=token_file, timeout_s=timeout_s)
+        self._hurried_at = float("inf")
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="echo2d-client", daemon=True)
         self._thread.start()
@@ -302,6 +313,10 @@ class Coordinator:
     def status(self) -> dict[str, Any]:
         return self._wait(self._inner.status())
 
+    def hurry(self) -> None:
+        """From now on each call, also one under way, has HURRY_S, then it ends in Unanswered. For signal handlers."""
+        self._hurried_at = time.monotonic()
+
     def close(self) -> None:
         """Calls under way in other threads are given up (CancelledError there)."""
         if not self._loop.is_closed():
@@ -324,7 +339,13 @@ class Coordinator:
         await self._inner.close()
 
     def _wait(self, call: Coroutine[Any, Any, _Result]) -> _Result:
-        return asyncio.run_coroutine_threadsafe(call, self._loop).result()
+        future = asyncio.run_coroutine_threadsafe(call, self._loop)
+        started_at = time.monotonic()
+        while not wait([future], WAKE_S).done:
+            if time.monotonic() > max(started_at, self._hurried_at) + HURRY_S:
+                future.cancel()
+                raise Unanswered(f"the coordinator did not answer within {HURRY_S:g} s")
+        return future.result()
 
 
 def _files_in(directory: Path) -> list[Path]:

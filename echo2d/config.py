@@ -4,12 +4,14 @@ Every key stands in one place here, with its default, unit and sentence; `print_
 serve all programs of a host: each reads its own tables and ignores those of the others.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from echo2d.errors import OperatorFault
+from echo2d.sd_notify import Notifier
 from echo2d.tables import Table, key, print_tables, read_toml, table_of
 
 STALENESS_MAX = 64  # more is off-policy training by another name, and buffers grow with it
@@ -17,6 +19,7 @@ TRAJECTORIES_PER_STEP_MAX = 16384  # what a batch body of 1 GiB holds at 8k toke
 NEW_TOKENS_MAX = 131072  # with logprobs 1 MiB on the control link, well below a message's 4 MiB
 PORT_MAX = 65535
 DISK_BYTES_MAX = 256 << 30  # frames of four versions and two snapshots of a model of 50 GB
+ENGINES_MAX = 16  # GPUs of the largest boxes
 
 OTHER_TABLES = frozenset({"learner", "worker"})
 
@@ -102,11 +105,12 @@ class WorkerConfig(Table):
     base_model: Path | None = key("model directory here; chunks of versions found in it are not fetched", None)
     name: str = key("shown by status; empty: the host's name", "")
     engine: Literal["torch", "fake"] = key("what generates", "torch")
+    engines: int = key("engines of this worker, one per GPU; they share one download", 1, low=1, high=ENGINES_MAX)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = key("of the torch engine; auto: by device", "auto")
-    device: str = key("of the torch engine: auto, cpu, cuda or cuda:N", "auto")
-    slots: int = key("samples the engine runs at once", 16, low=1, high=4096)
-    tokens_per_s_max: float = key("generate at most so many tokens per second; 0: no limit", 0.0, low=0.0)
-    threads: int = key("CPU threads of the torch engine; 0: torch decides", 0, low=0, high=1024)
+    device: str = key("of the torch engines: auto, cpu, cuda (several: one each from cuda:0 on) or cuda:N", "auto")
+    slots: int = key("samples each engine runs at once", 16, low=1, high=4096)
+    tokens_per_s_max: float = key("tokens per second at most, all engines together; 0: no limit", 0.0, low=0.0)
+    threads: int = key("CPU threads of all torch engines together; 0: torch decides", 0, low=0, high=1024)
     relay_only: bool = key("forward versions, generate nothing", False)
     listen_host: str = key("address the peer listener binds", "127.0.0.1")
     listen_port: int = key("TCP port of the peer listener; 0: any free one", 0, low=0, high=PORT_MAX)
@@ -171,6 +175,11 @@ class CoordinatorConfig:
             tables[table][name] = value
         checked: dict[str, Any] = {cls.TABLE: cls.read(tables[cls.TABLE]) for cls in _COORDINATOR_TABLES}
         return CoordinatorConfig(**checked)
+
+
+def notifier() -> Notifier:
+    """Of whoever started this process and wants to be told how it is doing."""
+    return Notifier(os.environ)
 
 
 def print_config() -> str:

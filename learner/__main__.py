@@ -9,6 +9,7 @@ import argparse
 import logging
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from echo2d.client import (
@@ -20,7 +21,7 @@ from echo2d.client import (
     StoreFault,
     print_tables,
 )
-from learner.config import LearnerConfig
+from learner.config import LearnerConfig, notifier
 from learner.intake import Intake
 
 
@@ -30,10 +31,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(print_tables(LearnerConfig), end="")  # noqa: T201 - it was asked for
         return 0
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    intake = Intake()
-    stop_on_signals(intake)
     try:
-        _run(options.config, intake, resume=options.resume)
+        _run(options.config, resume=options.resume)
     except Fenced as fault:
         return _last_word(f"a newer learner has the run ({fault}); this one is over", 2)
     except OperatorFault as fault:
@@ -48,23 +47,32 @@ def _last_word(line: str, code: int) -> int:
     return code
 
 
-def _run(path: Path, intake: Intake, *, resume: bool) -> None:
-    config = LearnerConfig.load(path)
-    with Coordinator(config.url, token_file=config.token_file) as coordinator:
+def _run(path: Path, *, resume: bool) -> None:
+    config, service, intake = LearnerConfig.load(path), notifier(), Intake()
+    with Coordinator(config.url, token_file=config.token_file, timeout_s=config.patience_s) as coordinator:
+
+        def stop(reason: str) -> None:
+            service.stopping(f"stopping ({reason}) after the step at hand")
+            coordinator.hurry()
+            intake.stop()
+
+        stop_on_signals(stop)
+        service.starting("loading the model")
         from learner.train import Learner  # torch takes seconds; a wrong configuration is told before
 
-        Learner(config, coordinator, intake, resume=resume).run()
+        Learner(config, coordinator, intake, resume=resume, service=service).run()
 
 
-def stop_on_signals(intake: Intake) -> None:
-    """The first SIGINT or SIGTERM stops the learner after its step; the next one of the same kind ends the process."""
+def stop_on_signals(stop: Callable[[str], None]) -> None:
+    """The first SIGINT or SIGTERM calls `stop` with its name; the next one of either kind ends the process."""
 
-    def stop(number: int, _: object) -> None:
-        signal.signal(number, signal.SIG_DFL)
-        intake.stop()
+    def first(number: int, _: object) -> None:
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.SIG_DFL)
+        stop(signal.Signals(number).name)
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
+        signal.signal(number, first)
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:

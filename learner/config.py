@@ -4,11 +4,12 @@ Staleness bound, publish period, trajectories per step and group size are the co
 Relative paths count from the working directory. Anything wrong is an OperatorFault that names the key.
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from echo2d.client import OperatorFault, Table, key, read_toml, table_of
+from echo2d.client import Notifier, OperatorFault, Table, key, read_toml, table_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,7 @@ class LearnerConfig(Table):
 
     device: str = key("auto, cpu, cuda or cuda:N", "auto")
     threads: int = key("CPU threads of torch; 0: torch decides", 0, low=0, high=1024)
+    patience_s: float = key("seconds to wait for a coordinator that is away", 60.0, above=0.0)
     checkpoint_every: int = key("train steps between checkpoints", 10, low=1, high=250)
     checkpoints_kept: int = key("the newest are; a damaged one is not missed if there is one before", 2, low=1, high=4)
     step_floor_s: float = key("a train step takes at least so long, to imitate a larger model", 0.0, low=0.0)
@@ -51,3 +53,8 @@ class LearnerConfig(Table):
         if LearnerConfig.TABLE not in document:
             raise OperatorFault(f"{path}: expected a table [{LearnerConfig.TABLE}]; found none")
         return LearnerConfig.read(table_of(document, LearnerConfig.TABLE))
+
+
+def notifier() -> Notifier:
+    """Of whoever started this process and wants to be told how it is doing."""
+    return Notifier(os.environ)

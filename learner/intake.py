@@ -3,6 +3,7 @@
 At most one batch is asked for at a time. Not here: what is in a batch.
 """
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -25,9 +26,12 @@ class Intake:
     def request(self, step: int) -> None:
         self._wanted.put(step)
 
-    def wait(self) -> Batch | None:
-        """The batch of the last `request`, None if the learner is to stop; raises what taking it raised."""
-        arrived = None if self.stopped else self._arrived.get()
+    def wait(self, alive: Callable[[], float | None]) -> Batch | None:
+        """The batch of the last `request`, None if the learner is to stop; raises what taking it raised.
+
+        alive: called now and then; it tells for how many seconds it need not be called (None: ever).
+        """
+        arrived = None if self.stopped else self._next(alive)
         if isinstance(arrived, Exception):
             raise arrived
         return arrived
@@ -36,6 +40,11 @@ class Intake:
         """Make `wait` return None, now and later. May be called from a signal handler."""
         self.stopped = True
         self._arrived.put(None)
+
+    def _next(self, alive: Callable[[], float | None]) -> Batch | Exception | None:
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._arrived.get(timeout=alive())
 
     def _run(self, take: Callable[[int], Batch]) -> None:
         while True:

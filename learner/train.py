@@ -7,10 +7,12 @@
                                         |   is durable: the oldest one kept (`checkpoint`)
                                         +-- n + 1
 
+Told to stop, it ends after the step at hand, with a checkpoint; a coordinator that is away then is not waited for.
 While step n trains, batch n + 1 is being taken. The order keeps I4: what is committed was trained, what the coordinator
 believes durable is on disk, and after any crash the newest checkpoint says where to go on.
 """
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -18,7 +20,7 @@ import shutil
 import time
 from pathlib import Path
 
-from echo2d.client import Batch, Coordinator, NotResumable, OperatorFault, Session
+from echo2d.client import Batch, Coordinator, Notifier, NotResumable, OperatorFault, Session, Unanswered
 from learner.batches import BatchRules, faults, micro_batches, staleness_histogram
 from learner.checkpoint import Checkpoints
 from learner.config import LearnerConfig
@@ -36,12 +38,21 @@ class Learner:
     metrics.jsonl gets a row per train step; where a step was trained again after a crash, its last row counts.
     """
 
-    def __init__(self, config: LearnerConfig, coordinator: Coordinator, intake: Intake, *, resume: bool) -> None:
+    def __init__(
+        self,
+        config: LearnerConfig,
+        coordinator: Coordinator,
+        intake: Intake,
+        *,
+        resume: bool,
+        service: Notifier | None = None,
+    ) -> None:
         self._config = config
         self._coordinator = coordinator
         self._intake = intake
         directory = config.out_dir / "checkpoints"
         self._checkpoints = Checkpoints(directory, config.checkpoints_kept)
+        self._service = service or Notifier()
         _make("out_dir", config.out_dir)
         _make("snapshot_root", config.snapshot_root)
         if not resume and self._checkpoints:
@@ -50,15 +61,24 @@ class Learner:
         self._writer = SnapshotWriter(config.model, config.snapshot_root)
         self._writer.check(self._policy.model.state_dict())
         self._resume = resume
-        self._step = self._restore() if resume else 0
+        self._step = self._durable = self._published = self._restore() if resume else 0
 
     def run(self) -> None:
         """Train until the last step, or finish the current one after `intake.stop`. Checkpointed when it returns."""
+        with contextlib.suppress(Unanswered):
+            self._train()
+        if self._step > self._durable:
+            with contextlib.suppress(Unanswered):  # the next session's resume_step says the same
+                self._checkpoint()
+
+    def _train(self) -> None:
+        self._service.starting(f"opening a session at {self._config.url}")
         session = self._open_session()
         self._durable = self._published = self._step
         self._epoch, self._publish_every = session.epoch, session.publish_every
         self._rules = _rules(session, self._policy.vocab_size)
         log.info("session epoch=%d resume_step=%d steps=%d", self._epoch, self._step, self._config.steps)
+        self._alive()
         self._writer.clean(self._epoch)
         self._publish(self._step)
         self._intake.start(self._coordinator.take_batch)
@@ -70,8 +90,15 @@ class Learner:
             if batch is None:
                 break
             self._advance(batch, wait_s=time.monotonic() - waiting)
-        if self._step > self._durable:
-            self._checkpoint()
+
+    def _alive(self) -> float | None:
+        """Tell the service manager, if there is one; for how many seconds that is enough."""
+        self._service.turned(self._words)
+        return self._service.wait_s(None)
+
+    def _words(self) -> str:
+        done, published, durable = self._step, self._published, self._durable
+        return f"step {done} of {self._config.steps} done, version {published} published, checkpoint {durable}"
 
     def _open_session(self) -> Session:
         """At the newest checkpoint: an older learner may go on making them until this one has its session."""
@@ -89,7 +116,7 @@ class Learner:
 
     def _take(self, step: int) -> Batch | None:
         """The batch of `step`, already asked for, without faults; None when the learner is to stop."""
-        while (batch := self._intake.wait()) is not None:
+        while (batch := self._intake.wait(self._alive)) is not None:
             reasons = faults(batch, step, self._rules)
             if not reasons:
                 return batch
@@ -104,11 +131,11 @@ class Learner:
         self._ask(step + 1)
         micro = micro_batches(batch, self._config.micro_batch_tokens, self._rules)
         report = self._policy.train_step(step, micro)
+        self._step = step  # also if no answer to the commit comes: who resumes here commits it
         self._pace(wait_s)
         now = time.monotonic()
         t_train_s, self._mark = now - self._mark - wait_s, now
         self._publish_every = self._coordinator.commit(batch, t_train_s=t_train_s)
-        self._step = step
         if step - self._published >= self._publish_every or step == self._config.steps:
             self._publish(step)
         self._record(batch, report, t_train_s=t_train_s, wait_s=wait_s)  # first: what is durable is not trained again

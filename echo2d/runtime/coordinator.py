@@ -10,7 +10,6 @@ import json
 import logging
 import random
 import secrets
-import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
@@ -21,7 +20,7 @@ from pathlib import Path
 from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from echo2d.config import CoordinatorConfig, LinkTable, ServeTable
+from echo2d.config import CoordinatorConfig, LinkTable, ServeTable, notifier
 from echo2d.core.coordinator_io import CoordinatorRules, Recovered
 from echo2d.core.coordinator_state import CoordinatorState
 from echo2d.core.ids import RunId
@@ -30,6 +29,7 @@ from echo2d.net.api import make_app, make_runner, read_page
 from echo2d.net.auth import public_bytes
 from echo2d.net.urls import is_loopback
 from echo2d.runtime.coordinator_loop import LEDGER_FILE, Coordinator, Machine
+from echo2d.runtime.daemon import Ending
 from echo2d.runtime.data_plane import DataPlane
 from echo2d.runtime.ledger_thread import LedgerThread
 from echo2d.runtime.seed_process import SeedHandover, supervise_seed
@@ -61,12 +61,11 @@ class Opened:
 
 async def run_coordinator(config: CoordinatorConfig) -> int:
     """Serve until SIGTERM or SIGINT: 0. OperatorFault: it cannot start like this. Fault: the run cannot go on."""
-    async with open_coordinator(config) as opened:
-        _collect_rarely()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, opened.coordinator.stop)
-        await opened.coordinator.serve(supervise_seed(opened.seed, rng=random.Random()))
+    with Ending() as ending:
+        async with open_coordinator(config) as opened:
+            _collect_rarely()
+            ending.by_signals(opened.coordinator.stop)
+            await opened.coordinator.serve(supervise_seed(opened.seed, rng=random.Random()))
     log.info("stopped")
     return 0
 
@@ -105,6 +104,7 @@ async def open_coordinator(
             ledger=ledger,
             data_plane=DataPlane(pool, vocab_size=rules.vocab_size),
             files=files,
+            service=notifier(),
         )
         url = await _listen(stack, config.coordinator, coordinator)
         await asyncio.to_thread(_tell_this_host, run, access, url)

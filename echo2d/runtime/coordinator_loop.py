@@ -4,7 +4,8 @@
     turn: all Persists in one transaction (ledger thread) --> then the other actions, in order, none of which waits
 
 What takes time (a prompt, a reward, deleting a version) becomes a task that ends in an event. A failing Persist ends
-the process: nothing was acknowledged. Not here: any decision about the run.
+the process: nothing was acknowledged. Told to stop, it takes what has come already, commits and answers that, and tells
+all others to come back. Not here: any decision about the run.
 """
 
 import asyncio
@@ -42,14 +43,16 @@ from echo2d.runtime.coordinator_metrics import CoordinatorMetrics
 from echo2d.runtime.data_plane import DataPlane
 from echo2d.runtime.enrolments import Enrolments
 from echo2d.runtime.ledger_thread import LedgerThread
-from echo2d.runtime.mailbox import Mailbox
+from echo2d.runtime.mailbox import EVENTS_MAX, EVENTS_PER_TURN_MAX, Mailbox
 from echo2d.runtime.requests import Requests
 from echo2d.runtime.story import Story
 from echo2d.runtime.tokens import AccessTable, Enrolment, RunDirectory
 from echo2d.runtime.version_files import VersionFiles
+from echo2d.sd_notify import Notifier
 
 LEDGER_FILE = "ledger.sqlite"  # in the run directory
 ACCESS_RELOAD_S = 1.0  # a revoked token works no longer than this
+LAST_TURNS_MAX = EVENTS_MAX // EVENTS_PER_TURN_MAX  # all that can have come before a stop; more may come meanwhile
 
 log = logging.getLogger("echo2d.coordinator")
 
@@ -80,6 +83,7 @@ class Coordinator:
         ledger: LedgerThread,
         data_plane: DataPlane,
         files: VersionFiles,
+        service: Notifier | None = None,
     ) -> None:
         self.run_id = run.run_id
         self._run = run
@@ -89,6 +93,7 @@ class Coordinator:
         self._ledger = ledger
         self._data_plane = data_plane
         self._files = files
+        self._service = service or Notifier()
         self._mailbox: Mailbox[Event] = Mailbox()
         self._requests = Requests(self._mailbox.put)
         self.sessions = Sessions(run.key, known_peer=self._known_peer, emit=self._mailbox.put)
@@ -103,9 +108,12 @@ class Coordinator:
 
     # --- the loop ------------------------------------------------------------
 
-    def stop(self) -> None:
+    def stop(self, reason: str) -> None:
         """End in order; may be called by a signal handler."""
+        log.info("stopping reason=%s", reason)
+        self._service.stopping(f"stopping ({reason})")
         self._stop.set()
+        self._mailbox.wake()
 
     async def serve(self, *helpers: Coroutine[Any, Any, None]) -> None:
         """Until `stop`, with these helpers at its side. Fault: the core stopped the run, or the ledger failed."""
@@ -128,26 +136,36 @@ class Coordinator:
 
     def _helpers(self, *others: Coroutine[Any, Any, None]) -> tuple[Coroutine[Any, Any, None], ...]:
         watches = (self._watch_access(), self._metrics.watch(self._run.path), self._ledger.keep_small())
-        return (self._turns(), self._until_stopped(), *watches, *others)
-
-    async def _until_stopped(self) -> None:
-        await self._stop.wait()
-        raise _StoppedError
+        return (self._turns(), *watches, *others)
 
     async def _turns(self) -> None:
         while not self._stop.is_set():
             await self._turn()
+            self._service.turned(self._words)
+        for _ in range(0 if self._stop_reason else LAST_TURNS_MAX):
+            await self._take_turn(self._mailbox.waiting())
+        raise _StoppedError
 
     async def _turn(self) -> None:
         wake_at = self._machine.wake_at()
         timeout_s = None if wake_at is None else max(0.0, wake_at - time.monotonic())
-        events = await self._mailbox.take(timeout_s=timeout_s)
+        events = await self._mailbox.take(timeout_s=self._service.wait_s(timeout_s))
         if wake_at is not None and time.monotonic() >= wake_at:
             events.append(DeadlinePassed())
+        await self._take_turn(events)
+
+    async def _take_turn(self, events: list[Event]) -> None:
         actions = [action for event in events for action in self._handle(event)]
         await self._persist([action.record for action in actions if isinstance(action, Persist)])
         for action in actions:
             self._perform(action)
+
+    def _words(self) -> str:
+        facts = self._machine.status(now=time.monotonic())
+        newest, leases = facts["newest_version"], facts["groups"]["leases"]
+        version = "no version" if newest is None else f"version {newest['version']}"
+        step, workers = facts["committed_step"], len(facts["workers"])
+        return f"{version} published, step {step} committed, {workers} workers, {leases} leases"
 
     def _handle(self, event: Event) -> list[Action]:
         self._metrics.events.labels(type(event).__name__).inc()

@@ -10,10 +10,10 @@ Event = TypeVar("Event")
 
 
 class Mailbox(Generic[Event]):
-    """`put` waits while it is full; after `close` it drops."""
+    """`put` waits while it is full; after `close` it drops. None in the queue only wakes."""
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[Event] = asyncio.Queue(EVENTS_MAX)
+        self._queue: asyncio.Queue[Event | None] = asyncio.Queue(EVENTS_MAX)
         self._closed = False
 
     def __len__(self) -> int:
@@ -24,17 +24,25 @@ class Mailbox(Generic[Event]):
             await self._queue.put(event)
 
     async def take(self, *, timeout_s: float | None) -> list[Event]:
-        """What waits, at most EVENTS_PER_TURN_MAX, at least one; empty after `timeout_s` (None: never)."""
-        events: list[Event] = []
-        if self._queue.empty():
-            try:
-                async with asyncio.timeout(timeout_s):
-                    events.append(await self._queue.get())
-            except TimeoutError:
-                return []
-        while len(events) < EVENTS_PER_TURN_MAX and not self._queue.empty():
-            events.append(self._queue.get_nowait())
-        return events
+        """What waits, at most EVENTS_PER_TURN_MAX, at least one; empty after `timeout_s` (None: never) or `wake`."""
+        if not self._queue.empty():
+            return self.waiting()
+        try:
+            async with asyncio.timeout(timeout_s):
+                first = await self._queue.get()
+        except TimeoutError:
+            return []
+        return ([] if first is None else [first]) + self.waiting(EVENTS_PER_TURN_MAX - 1)
+
+    def waiting(self, count_max: int = EVENTS_PER_TURN_MAX) -> list[Event]:
+        """What is there already."""
+        taken = [self._queue.get_nowait() for _ in range(min(count_max, self._queue.qsize()))]
+        return [event for event in taken if event is not None]
+
+    def wake(self) -> None:
+        """Have `take` return; with a full queue it does so anyway."""
+        if not self._queue.full():
+            self._queue.put_nowait(None)
 
     def close(self) -> None:
         """Nobody takes any more; those who wait in `put` go on."""

@@ -1,9 +1,12 @@
 """The engines of one worker, and what it takes to change all of them from one version to another.
 
-A refit counts as done when every engine has loaded the snapshot and its memory, read back, is the snapshot's.
+A refit counts as done when every engine has loaded the snapshot and its memory, read back, is the snapshot's. Engines
+take turns: the others go on generating, and one copy of the weights at a time is in host memory. If one fails, those
+after it are not touched, and the worker serves what all of them hold: the old version, or nothing (I3).
 """
 
 import asyncio
+import os
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,31 +24,32 @@ def make_engines(config: WorkerConfig) -> list[Engine]:
     """Not started. OperatorFault: this machine or installation cannot run them."""
     if config.relay_only:
         return []
-    rng_seed, pace = secrets.randbits(32), config.tokens_per_s_max or None
+    pace = config.tokens_per_s_max / config.engines or None
     if config.engine == "fake":
-        return [FakeEngine(rng_seed=rng_seed, tokens_per_s=pace, slots=config.slots)]
+        numbers = range(config.engines)
+        return [FakeEngine(rng_seed=secrets.randbits(32), tokens_per_s=pace, slots=config.slots) for _ in numbers]
     try:
-        from echo2d.engines.torch_engine import TorchEngine
+        from echo2d.engines.torch_engine import TorchEngine, devices_of
     except ImportError as error:
         raise OperatorFault("the torch engine needs `pip install echo2d[torch]`") from error
-
-    def torch_engine(device: str) -> Engine:
-        by_device = "float32" if device == "cpu" else "bfloat16"
-        return TorchEngine(
+    return [
+        TorchEngine(
             device=device,
-            dtype=by_device if config.dtype == "auto" else config.dtype,
+            dtype=("float32" if device == "cpu" else "bfloat16") if config.dtype == "auto" else config.dtype,
             slots_max=config.slots,
-            rng_seed=rng_seed,
+            rng_seed=secrets.randbits(32),
             tokens_per_s_max=pace,
-            threads=config.threads or None,
+            threads=threads_each(config),
         )
+        for device in devices_of(config.device, config.engines)
+    ]
 
-    if config.device != "auto":
-        return [torch_engine(config.device)]
-    try:
-        return [torch_engine("cuda")]
-    except OperatorFault:
-        return [torch_engine("cpu")]
+
+def threads_each(config: WorkerConfig) -> int | None:
+    """CPU threads of one engine; None: torch decides, for an engine that has the box for itself."""
+    if config.engines == 1:
+        return config.threads or None
+    return max(1, (config.threads or len(os.sched_getaffinity(0))) // config.engines)
 
 
 class Refits:

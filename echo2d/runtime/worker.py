@@ -6,6 +6,8 @@
 
 A turn is one event and its actions, without awaiting in between; what takes long becomes a task that ends in an event.
 The process ends when it is told to (SIGTERM, drained), when the coordinator refuses it for good, or on our own bugs.
+It has started, for a service manager, when its listener is open and the loop turns: it waits for an absent coordinator
+as long as it takes, and its one line of status says so.
 """
 
 import asyncio
@@ -13,14 +15,13 @@ import logging
 import math
 import random
 import secrets
-import signal
 import socket
-from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager, suppress
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, suppress
 from typing import Any, Never
 from urllib.parse import urlsplit
 
-from echo2d.config import WorkerConfig
+from echo2d.config import WorkerConfig, notifier
 from echo2d.core import relay_io
 from echo2d.core.ids import FormId, PublishSeq, Version
 from echo2d.core.messages import (
@@ -58,19 +59,22 @@ from echo2d.core.worker_io import (
 from echo2d.core.worker_state import Action, Event, WorkerState
 from echo2d.engines.base import Engine
 from echo2d.errors import IntegrityFault, OperatorFault, PeerFault, StoreFault
-from echo2d.net.auth import read_token_file, verify_root
+from echo2d.net.auth import TokenFile, read_token_file, verify_root
 from echo2d.net.control import ControlLink, Identity, enrol
 from echo2d.net.urls import coordinator_url, is_loopback
 from echo2d.runtime.applier import Applier
 from echo2d.runtime.base_model import BaseModel
+from echo2d.runtime.daemon import Ending
 from echo2d.runtime.peer_loop import PeerMailbox, outcome
 from echo2d.runtime.receiver import Receiver
 from echo2d.runtime.refits import Refits, make_engines
 from echo2d.runtime.rollouts import Rollouts
 from echo2d.runtime.state_dir import StateDir
 from echo2d.runtime.worker_metrics import WorkerMetrics, serve_metrics
+from echo2d.sd_notify import Notifier
 
-GOODBYE_S = 2.0  # for the coordinator to take the last words and close
+GOODBYE_S = 10.0  # for the last words to go out: handed-over work is a few MB, and uplinks of 20 Mbit/s are common
+ENGINES_CLOSE_S = 5.0  # an engine that hangs is left behind
 
 log = logging.getLogger("echo2d.worker")
 
@@ -80,7 +84,7 @@ class _Stopped(Exception):  # noqa: N818 - the ordinary end
 
 
 class Worker:
-    """One run of the daemon."""
+    """One run of the daemon. token: to enrol with first; None: that was done."""
 
     def __init__(
         self,
@@ -90,8 +94,11 @@ class Worker:
         engines: Sequence[Engine],
         *,
         rng: random.Random,
+        token: TokenFile | None = None,
+        service: Notifier | None = None,
     ) -> None:
         self._config, self._identity, self._state_dir, self._engines = config, identity, state_dir, engines
+        self._rng, self._token, self._service = rng, token, service or Notifier()
         self._boot_id = secrets.token_hex(8)
         self._mailbox: PeerMailbox[Event] = PeerMailbox()
         self._control = ControlLink(config.url, self._identity, self, rng=rng)
@@ -105,6 +112,7 @@ class Worker:
 
     def stop(self, reason: str) -> None:
         """Leave in order: leases go back, the coordinator is told."""
+        self._service.stopping(f"stopping ({reason})")
         self._mailbox.put(StopAsked(reason))
 
     def status(self) -> dict[str, Any]:
@@ -119,19 +127,30 @@ class Worker:
             "publish_seq": self._publish_seq,
         }
 
-    async def run(self) -> None:
-        """Until stopped. OperatorFault: refused for good, or something here cannot be used."""
+    async def run(self, opened: Callable[[], None] = lambda: None) -> None:
+        """Until stopped. OperatorFault: refused for good, or something here cannot be used.
+
+        opened: called when what is on disk has been checked; before that there is nothing to end in order.
+        """
         async with AsyncExitStack() as cleanup:
+            cleanup.push_async_callback(self._close_engines)
             for engine in self._engines:
-                cleanup.push_async_callback(engine.close)
                 await engine.start()
             await self._open()
+            opened()
             try:
                 async with asyncio.TaskGroup() as self._tasks:
                     self._rollouts = Rollouts(self._engines, self._tasks, self._mailbox.put)
                     await self._serve()
             except* _Stopped:
                 log.info("stopped")
+
+    async def _close_engines(self) -> None:
+        try:
+            async with asyncio.timeout(ENGINES_CLOSE_S):
+                await asyncio.gather(*(engine.close() for engine in self._engines))
+        except TimeoutError:
+            log.warning("engines left behind: not closed after %g s", ENGINES_CLOSE_S)
 
     async def _open(self) -> None:
         """What is on disk, and the machine that starts from it."""
@@ -147,7 +166,7 @@ class Worker:
         self._state = WorkerState(
             Relay(me, unsearched=on_disk, has_base=self._base is not None),
             run_id,
-            slots=self._config.slots if self._engines else 0,
+            slots=self._config.slots * len(self._engines),
             publish_seq=self._publish_seq,
             standing=standing,
         )
@@ -160,17 +179,23 @@ class Worker:
         except OSError as error:
             raise OperatorFault(f"cannot listen on {host}:{port}: {error.strerror}") from error
         self._spawn(self._receiver.run())
-        self._spawn(self._control.run())
+        self._spawn(self._join())
         if self._config.metrics_port:
             self._spawn(serve_metrics(self._config.metrics_port, self._metrics, self.status))
             self._spawn(self._metrics.watch(self._config.state_dir))
         listen = f"{host}:{self._listen.port}"
         log.info("started peer=%s run=%s listen=%s", self._identity.peer, self._identity.run_id, listen)
         await self._turns()
+        self._control.leave()
         with suppress(TimeoutError):
             async with asyncio.timeout(GOODBYE_S):
                 await self._disconnected.wait()
         raise _Stopped
+
+    async def _join(self) -> None:
+        if self._token is not None:
+            await enrol(self._config.url, self._token, self._identity.key, rng=self._rng, patience_s=math.inf)
+        await self._control.run()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.create_task(work)
@@ -180,8 +205,10 @@ class Worker:
     async def _turns(self) -> None:
         clock = asyncio.get_running_loop().time
         while True:
+            self._service.turned(self._words)
             wake_at = self._state.wake_at()
             timeout_s = None if wake_at is None else max(0.0, wake_at - clock())
+            timeout_s = self._service.wait_s(timeout_s)
             event = await self._mailbox.take(timeout_s=timeout_s) or relay_io.DeadlinePassed()
             self._metrics.handled(event)
             try:
@@ -195,6 +222,12 @@ class Worker:
                     log.info("stopping reason=%s", action.reason)
                     return
                 self._perform(action)
+
+    def _words(self) -> str:
+        serving = self._state.serving
+        version = "no version served" if serving is None else f"version {serving.version} served"
+        where = "waiting for" if self._disconnected.is_set() else "connected to"
+        return f"{version}, {self._state.running} samples running, {where} {self._config.url}"
 
     def _perform(self, action: Action) -> None:
         match action:
@@ -309,28 +342,14 @@ async def run_worker(config: WorkerConfig) -> int:
         engines = await asyncio.to_thread(make_engines, config)
         identity = Identity(await asyncio.to_thread(state_dir.key), bytes.fromhex(token.run_key))
         rng = random.Random(secrets.randbits(64))
-        await enrol(config.url, token, identity.key, rng=rng, patience_s=math.inf)
-        worker = Worker(config, identity, state_dir, engines, rng=rng)
-        with _stopped_by_signals(worker):
-            await worker.run()
+        worker = Worker(config, identity, state_dir, engines, rng=rng, token=token, service=notifier())
+        with Ending() as ending:
+            await worker.run(lambda: ending.by_signals(worker.stop))
     except BaseExceptionGroup as group:
         return outcome(group)
     finally:
         state_dir.close()
     return 0
-
-
-@contextmanager
-def _stopped_by_signals(worker: Worker) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    for number in numbers:
-        loop.add_signal_handler(number, worker.stop, number.name)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
 
 
 def _check_hosts(config: WorkerConfig) -> None:

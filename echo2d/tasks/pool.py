@@ -97,8 +97,7 @@ class TaskPool:
     async def close(self) -> None:
         """Kill all processes; calls under way fail."""
         self._closed = True
-        for process in self._processes:
-            await process.kill()
+        await asyncio.gather(*(process.kill() for process in self._processes))
 
     async def __aenter__(self) -> Self:
         await self.start()

@@ -281,6 +281,20 @@ class EngineContract:
             check_logprobs(harness, output)
         await engine.close()
 
+    async def test_two_engines_of_one_process_do_not_meet(self, harness: Harness, engine: Engine) -> None:
+        other = harness.engine(rng_seed=1)
+        await other.start()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(engine.refit(harness.snapshot(1), label(1)))
+            tasks.create_task(other.refit(harness.snapshot(2), label(2)))
+        async with running(engine, ENDLESS) as (mine,), running(other, ENDLESS) as (its,):
+            await other.refit(harness.snapshot(3), label(3))
+            await its.until(lambda sample: label(3) in sample.labels)
+        assert {name for sample in mine.samples for name in sample.labels} == {label(1)}
+        for output in (mine, its):
+            check_logprobs(harness, output)
+        await other.close()
+
     async def test_load_counts_samples(self, harness: Harness) -> None:
         engine = harness.engine(slots=5)
         await engine.start()

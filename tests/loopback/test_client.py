@@ -23,6 +23,7 @@ from echo2d.client import (
     Published,
     Session,
     Span,
+    Unanswered,
 )
 from echo2d.core.ids import Digest, GroupId, PeerId, Version
 from echo2d.core.messages import Span as WireSpan
@@ -262,6 +263,26 @@ async def test_closing_ends_a_call_that_waits_in_another_thread(server: Server, 
         await server.hanging.wait()
         await asyncio.to_thread(coordinator.close)
     assert taking.result()
+
+
+async def test_in_a_hurry_a_call_has_so_long(server: Server, token_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one under way as well as the next, which may still be answered."""
+    monkeypatch.setattr(client, "HURRY_S", 1.0)
+    url = f"http://127.0.0.1:{server.port}"
+    coordinator = await asyncio.to_thread(lambda: Coordinator(url, token_file=token_file))
+    async with asyncio.TaskGroup() as tasks:
+        taking = tasks.create_task(asyncio.to_thread(unanswered, coordinator))
+        await server.hanging.wait()
+        assert not taking.done()
+        coordinator.hurry()
+    server.script = [reply(SESSION)]
+    assert (await asyncio.to_thread(coordinator.open_session, 0)).epoch == 2
+    await asyncio.to_thread(coordinator.close)
+
+
+def unanswered(coordinator: Coordinator) -> None:
+    with pytest.raises(Unanswered, match="within 1 s"):
+        coordinator.open_session(0)
 
 
 def took_nothing(coordinator: Coordinator) -> bool:

@@ -48,7 +48,7 @@ from echo2d.core.coordinator_io import (
     StopRun,
     VersionPublished,
 )
-from echo2d.core.ids import Epoch, GroupId, PublishSeq
+from echo2d.core.ids import Epoch, GroupId, PeerId, PublishSeq
 from echo2d.core.messages import PROTOCOL_VERSION, Drain, Hello, SignedRoot, Welcome
 from echo2d.core.trajectory import pack_tokens, unpack_tokens
 from echo2d.errors import Fault, OperatorFault
@@ -57,6 +57,7 @@ from echo2d.net.control import ControlLink, Identity, enrol
 from echo2d.runtime import coordinator as coordinator_module
 from echo2d.runtime import coordinator_loop
 from echo2d.runtime.coordinator import MakeMachine, Opened, core_machine, open_coordinator, run_coordinator
+from echo2d.runtime.mailbox import EVENTS_PER_TURN_MAX
 from echo2d.runtime.tokens import create_token, find_coordinator, list_tokens, revoke_token
 from echo2d.runtime.version_files import VersionFiles
 from echo2d.tasks.sort_digits import answer, write_tokenizer
@@ -124,7 +125,7 @@ async def serving(config: CoordinatorConfig, make_machine: MakeMachine) -> Async
         try:
             yield opened
         finally:
-            opened.coordinator.stop()
+            opened.coordinator.stop("the test ends")
 
 
 @asynccontextmanager
@@ -440,9 +441,28 @@ async def test_a_stopping_coordinator_does_not_wait_for_long_polls(
         async with aiohttp.ClientSession(headers=headers) as http:
             waiting = asyncio.ensure_future(http.get(f"{opened.url}/v1/batches/1?epoch=1"))
             await script.heard.get()
-            opened.coordinator.stop()
+            opened.coordinator.stop("the test ends")
             async with await waiting as response:
                 assert response.status == 503
+
+
+async def test_what_has_come_before_the_stop_is_committed_and_answered(
+    config: CoordinatorConfig, script: Script, run_dir: Path
+) -> None:
+    """Also if it is more than one turn takes."""
+    script.on[SessionAsked] = lambda event: [Persist(EpochOpened(Epoch(3), 7)), Reply(event.request, 200, {})]
+    async with serving(config, script.make) as opened, asyncio.TaskGroup() as tasks:
+        for _ in range(EVENTS_PER_TURN_MAX):
+            await opened.coordinator._mailbox.put(PeerRevoked(PeerId("box")))
+        last = tasks.create_task(opened.coordinator.ask(lambda request: SessionAsked(request, 7), timeout_s=20.0))
+        await asyncio.sleep(0)
+        opened.coordinator.stop("SIGTERM")
+        answer = await last
+        assert (answer and answer.status) == 200
+    again = Script()
+    async with serving(config, again.make):
+        assert again.recovered is not None
+        assert again.recovered.epoch == 3
 
 
 async def test_a_caller_that_hangs_up_is_not_answered(config: CoordinatorConfig, script: Script, run_dir: Path) -> None:

@@ -184,7 +184,7 @@ def test_a_signal_lets_the_step_end_and_saves_it(
     config: LearnerConfig, coordinator: ScriptedCoordinator, number: signal.Signals
 ) -> None:
     intake = Intake()
-    stop_on_signals(intake)
+    stop_on_signals(lambda _: intake.stop())
     coordinator.on_commit = lambda step: signal.raise_signal(number) if step == 2 else None
     learn(config, coordinator, intake=intake)
     assert coordinator.said("commit") == [1, 2]

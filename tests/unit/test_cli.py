@@ -1,8 +1,8 @@
 """The command line: fast help, every command documented, mistakes in one line."""
 
+import resource
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,13 +30,19 @@ def run(*arguments: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
+def children_s() -> float:
+    """CPU time of child processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def test_help_is_fast() -> None:
-    """The best of several: machines are shared."""
+    """The best of several, in CPU seconds: machines are shared, and it waits for nothing."""
     times = []
     for _ in range(5):
-        start = time.perf_counter()
+        before = children_s()
         subprocess.run([sys.executable, "-m", "echo2d", "--help"], check=True, capture_output=True, cwd=REPO)
-        times.append(time.perf_counter() - start)
+        times.append(children_s() - before)
     assert min(times) < HELP_S_MAX, times
 
 

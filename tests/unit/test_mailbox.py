@@ -34,3 +34,18 @@ async def test_closing_lets_everybody_go_on() -> None:
         mailbox.close()
     for number in range(2 * EVENTS_MAX):
         await mailbox.put(number)
+
+
+async def test_waking_brings_nothing_and_loses_nothing() -> None:
+    mailbox: Mailbox[int] = Mailbox()
+    await mailbox.put(1)
+    mailbox.wake()
+    await mailbox.put(2)
+    assert await mailbox.take(timeout_s=None) == [1, 2]
+    mailbox.wake()
+    assert await mailbox.take(timeout_s=None) == []
+    assert mailbox.waiting() == []
+    for number in range(EVENTS_MAX):
+        await mailbox.put(number)
+    mailbox.wake()  # it is full: `take` does not wait
+    assert len(mailbox.waiting()) == EVENTS_PER_TURN_MAX

@@ -9,6 +9,6 @@
 Importing this package imports torch and transformers.
 """
 
-from echo2d.engines.torch_engine.engine import TorchEngine
+from echo2d.engines.torch_engine.engine import TorchEngine, devices_of
 
-__all__ = ["TorchEngine"]
+__all__ = ["TorchEngine", "devices_of"]

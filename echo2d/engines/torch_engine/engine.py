@@ -23,6 +23,18 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 _SEED_BITS = 64
 
 
+def devices_of(device: str, engines: int) -> list[str]:
+    """Where so many engines run: a GPU each, or all on the CPU. OperatorFault: there are fewer."""
+    gpus = torch.cuda.device_count()
+    if device == "cpu" or (device == "auto" and not gpus):
+        return ["cpu"] * engines
+    if engines == 1:
+        return ["cuda" if device == "auto" else device]
+    if device not in ("auto", "cuda") or gpus < engines:
+        raise OperatorFault(f"engines: {engines} on device {device!r} need a GPU each; there are {gpus}")
+    return [f"cuda:{number}" for number in range(engines)]
+
+
 class TorchEngine:
     """An engine in this process; see `engines/base.py` for the contract.
 
@@ -49,6 +61,7 @@ class TorchEngine:
         self._refits = asyncio.Lock()
         self._decoder: Decoder | None = None
         self._thread: Thread | None = None
+        self._ended = asyncio.Event()
         self._streams: dict[str, RequestStream] = {}
         self._calls: set[Future[Any]] = set()
 
@@ -66,6 +79,7 @@ class TorchEngine:
         if self._decoder is not None:
             self._decoder.post(self._decoder.stop)
         if self._thread is not None:
+            await self._ended.wait()  # a thread that hangs is waited for here, where a caller can give up
             await asyncio.to_thread(self._thread.join)
 
     async def refit(self, snapshot: Path, label: str) -> RefitReport:
@@ -138,10 +152,11 @@ class TorchEngine:
         try:
             decoder.run()
         finally:  # also when it died of a bug of ours: nobody may wait for it
-            loop.call_soon_threadsafe(self._ended)
+            loop.call_soon_threadsafe(self._end)
 
-    def _ended(self) -> None:
+    def _end(self) -> None:
         self._decoder = None
+        self._ended.set()
         for stream in self._streams.values():
             stream.abort()
         for call in self._calls:

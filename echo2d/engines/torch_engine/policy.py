@@ -7,6 +7,7 @@ transformers beside the old model.
 """
 
 import inspect
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ from echo2d.engines.layout import Layout, read_layout, weight_files
 from echo2d.errors import EngineFault
 
 _DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
+
+_BUILDING = threading.Lock()  # transformers changes globals of torch while it loads: engines of a process take turns
 
 transformers_logging.disable_progress_bar()  # a daemon has no terminal
 
@@ -108,14 +111,15 @@ def prepare(snapshot: Path, served: Policy | None, dtype: torch.dtype) -> Prepar
 def build(prepared: Prepared, dtype: torch.dtype, device: torch.device) -> Policy:
     """A new model from the directory, proved able to decode. EngineFault if a weight is missing, unknown or misfit."""
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
-            prepared.snapshot,
-            dtype=dtype,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
+        with _BUILDING:
+            model, info = AutoModelForCausalLM.from_pretrained(
+                prepared.snapshot,
+                dtype=dtype,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
         policy = Policy(model.eval().requires_grad_(requires_grad=False).to(device), prepared.layout)
         _prove_decoding(policy)
     except (

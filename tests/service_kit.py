@@ -1,0 +1,56 @@
+"""A service manager's end of sd_notify: a real datagram socket, and what has come in at it."""
+
+import re
+import socket
+import time
+from typing import Self
+
+Told = dict[str, str]
+
+DATAGRAM_BYTES_MAX = 4096  # systemd takes no more either
+
+
+class ServiceManager:
+    """`address`: for NOTIFY_SOCKET, a path or an abstract name (@)."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(address.replace("@", "\0", 1))
+
+    def environment(self, *, watchdog_s: float = 0.0) -> dict[str, str]:
+        """Of a program that is to tell."""
+        watchdog = {"WATCHDOG_USEC": str(round(watchdog_s * 1e6))} if watchdog_s else {}
+        return {"NOTIFY_SOCKET": self.address, **watchdog}
+
+    def told(self, timeout_s: float = 0.0) -> Told | None:
+        """The next message; None if none comes."""
+        self._socket.settimeout(timeout_s)
+        try:
+            lines = self._socket.recv(DATAGRAM_BYTES_MAX).decode().split("\n")
+        except (TimeoutError, BlockingIOError):
+            return None
+        return dict(line.split("=", 1) for line in lines)
+
+    def until(self, key: str, words: str = "", *, timeout_s: float = 60.0) -> Told:
+        """The first message with this key, and these words (a pattern) in it; not each moment of a run is told."""
+        deadline = time.monotonic() + timeout_s
+        while (message := self.told(max(0.0, deadline - time.monotonic()))) is not None:
+            if key in message and re.search(words, message[key]):
+                return message
+        raise AssertionError(f"{key} {words!r} was not told within {timeout_s:g} s")
+
+    def until_silent(self, silence_s: float, *, timeout_s: float = 60.0) -> None:
+        """Nothing more comes for so long."""
+        deadline = time.monotonic() + timeout_s
+        while self.told(silence_s) is not None:
+            assert time.monotonic() < deadline, f"it does not fall silent within {timeout_s:g} s"
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
