@@ -69,6 +69,7 @@ def test_another_worker_goes_on_where_a_killed_one_stopped(site: Site) -> None:
         poll(lambda: learner.status()["groups"]["tokens_under_way"] > 0)
         os.kill(dying.pid, signal.SIGKILL)
         learner.publish(1, folders[1])
+        poll(lambda: learner.status()["groups"]["leases"] == 0)  # or the heir would begin another group meanwhile
         site.join("heir", "--threads=1", "--slots=1")
         batch = learner.take_batch(2)
     ((trajectory,),) = [group.trajectories for group in batch.groups]

@@ -301,7 +301,6 @@ async def test_a_stopped_worker_gives_back_and_says_goodbye(double: CoordinatorD
         goodbye = await double.until_said(Goodbye, one)
         assert goodbye == Goodbye("SIGTERM")
         assert double.said(LeaseFailed, one)[0].reason == "SIGTERM"
-        double.sessions.close(double.connected[one])
 
 
 async def test_what_a_stopped_worker_has_goes_on_at_another_one(double: CoordinatorDouble, tmp_path: Path) -> None:
@@ -330,7 +329,6 @@ async def test_what_a_stopped_worker_has_goes_on_at_another_one(double: Coordina
         double.send(two, dataclasses.replace(lease, attempt=2, prompt=lease.prompt + begun, max_new_tokens=8))
         result = await double.until_said(SampleFinished, two)
         assert 0 < len(unpack_tokens(result.tokens)) <= 8
-        double.sessions.close(double.connected[one])
 
 
 async def test_a_revoked_version_is_served_no_more(double: CoordinatorDouble, tmp_path: Path) -> None:
