@@ -32,6 +32,8 @@ def fill_in(peers: Sequence[PeerFacts]) -> tuple[PeerFacts, ...]:
             downlink=max(downlink, facts.uplink or 0.0) if facts.downlink is None else facts.downlink,
             latency_s=latency_s if facts.latency_s is None else facts.latency_s,
         )
+        if None in (facts.uplink, facts.downlink, facts.latency_s)
+        else facts
         for facts in peers
     )
 

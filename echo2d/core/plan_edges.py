@@ -42,10 +42,8 @@ def _dialler(one: PeerFacts, other: PeerFacts, plan: Plan) -> PeerId:
     """The child dials the parent if it can; where each is the other's parent, the one with the smaller id does."""
     if one.address is None or other.address is None:
         return one.peer if one.address is None else other.peer
-    child_of = [stripe.tree.parents for stripe in plan.stripes]
-    above = any(parents.get(other.peer) == one.peer for parents in child_of)
-    below = any(parents.get(one.peer) == other.peer for parents in child_of)
-    if above == below:
+    above = (one.peer, other.peer) in plan.links
+    if above == ((other.peer, one.peer) in plan.links):
         return min(one.peer, other.peer)
     return other.peer if above else one.peer
 

@@ -28,6 +28,7 @@ SLOW_SHARE = 0.5  # in a chain, a peer with less than this share of the median u
 BUILT_MAX = 8  # candidates that are built and judged; the estimate puts the best of all among the first few
 CARRIERS_TRIED_MAX = 40  # different numbers of carriers that are tried
 LARGE_SWARM = 40  # peers; above it a stripe per carrier would mean too many links
+LARGE_BUILT_MAX = 3  # candidates in a large swarm: the coordinator has other things to do than to plan
 LARGE_STRIPES_MAX = 16  # stripes in a large swarm: every peer has as many parents
 WEIGHT_MIN = 0.02  # of the seed's own star: frames that come more rarely look like a stalled stream
 SIMPLER = 1.02  # a plan of fewer stripes is taken if it is at most so much slower: fewer links to keep warm
@@ -61,11 +62,12 @@ def plan_auto(plan_id: PlanId, job: Job, seed: PeerFacts, peers: Sequence[PeerFa
 
 
 def _candidates(plan_id: PlanId, job: Job, seed: PeerFacts, peers: Sequence[PeerFacts]) -> Iterator[Plan]:
-    yield plan_star(plan_id, job, seed, peers)
-    swarm = _Swarm.of(job, seed, peers)
-    for choice in sorted(swarm.choices(), key=swarm.estimate)[:BUILT_MAX]:
-        stripes = swarm.build(choice)
-        yield _plan(plan_id, job, "relay", (seed, *peers), stripes)
+    known = fill_in((seed, *peers))
+    yield _plan(plan_id, job, "star", (seed, *peers), (Stripe(1.0, _star(seed, peers)),), known)
+    swarm = _Swarm.of(job, known)
+    built = BUILT_MAX if len(peers) <= LARGE_SWARM else LARGE_BUILT_MAX
+    for choice in sorted(swarm.choices(), key=swarm.estimate)[:built]:
+        yield _plan(plan_id, job, "relay", (seed, *peers), swarm.build(choice), known)
 
 
 def _cost(plan: Plan) -> float:
@@ -74,9 +76,17 @@ def _cost(plan: Plan) -> float:
     return float(plan.predicted_s * SIMPLER**doublings)
 
 
-def _plan(plan_id: PlanId, job: Job, shape: Shape, peers: tuple[PeerFacts, ...], stripes: tuple[Stripe, ...]) -> Plan:
+def _plan(
+    plan_id: PlanId,
+    job: Job,
+    shape: Shape,
+    peers: tuple[PeerFacts, ...],
+    stripes: tuple[Stripe, ...],
+    known: tuple[PeerFacts, ...] = (),
+) -> Plan:
+    """known: the peers, filled in, if that has been done."""
     assert peers[0].address is not None
-    known = fill_in(peers)
+    known = known or fill_in(peers)
     predicted, bound = predicted_s(job, known, stripes), bound_s(job, known[0], known[1:])
     return Plan(plan_id, Generation(0), job, shape, peers, stripes, max(predicted, bound), bound)
 
@@ -136,9 +146,9 @@ class _Swarm:
     reach: tuple[float, ...]
 
     @staticmethod
-    def of(job: Job, seed: PeerFacts, peers: Sequence[PeerFacts]) -> "_Swarm":
-        """Peers that receive too slowly to pass on at full rate do not carry."""
-        root, *known = fill_in((seed, *peers))
+    def of(job: Job, peers: Sequence[PeerFacts]) -> "_Swarm":
+        """peers: filled in, the seed first. Those that receive too slowly to pass on at full rate do not carry."""
+        root, *known = peers
         rate = min(rate_max(root, known), median(map(downlink, known))) if known else 0.0
         ranked = _ranked([facts for facts in known if uplink(facts) > 0 and downlink(facts) >= rate])
         return _Swarm(job, root, tuple(known), ranked, (0.0, *accumulate(map(_stepped, ranked))))

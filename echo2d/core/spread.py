@@ -171,8 +171,7 @@ class Spread:
 
     def links(self) -> frozenset[tuple[PeerId, PeerId]]:
         """(parent, child) of every edge of the plan."""
-        stripes = () if self.plan is None else self.plan.stripes
-        return frozenset((parent, child) for stripe in stripes for child, parent in stripe.tree.parents.items())
+        return frozenset() if self.plan is None else self.plan.links
 
     def parents(self, child: PeerId) -> frozenset[PeerId]:
         """Whom it gets its stripes from."""

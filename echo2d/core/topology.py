@@ -115,6 +115,11 @@ class Plan:
         """Not to be changed."""
         return self._by_peer
 
+    @cached_property
+    def links(self) -> frozenset[tuple[PeerId, PeerId]]:
+        """(parent, child) of every edge."""
+        return frozenset((parent, child) for stripe in self.stripes for child, parent in stripe.tree.parents.items())
+
     def copies(self) -> dict[PeerId, float]:
         """How many times the whole form each peer sends; those that send nothing are left out."""
         return copies(self.stripes)
