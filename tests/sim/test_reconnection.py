@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from echo2d.core.messages import VersionKey
+from echo2d.core.ids import LeaseId
+from echo2d.core.messages import LeaseGranted, VersionKey
 from echo2d.sim.engine import Engine
 from echo2d.sim.faults import FaultKind, LoopFault, Schedule
 from echo2d.sim.loop import Loop
@@ -29,18 +30,30 @@ def struck(rng_seed: int, kind: FaultKind, *at_s: float, staleness_max: int = 4)
     )
 
 
-@pytest.mark.parametrize("rng_seed", range(5))
+@pytest.mark.parametrize("rng_seed", [*range(5), 6, 24, 26, 28, 34])
 def test_workers_carry_on_and_generate_nothing_twice(rng_seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever was under way when the coordinator died is accepted from the attempt that began it."""
-    aborted: list[int] = []
+    """Whatever was under way when the coordinator died is accepted from the attempt that began it.
+
+    Only what it had written down and not said yet is leased again (seeds from 6 on): nobody had begun it.
+    """
+    begun: set[tuple[LeaseId, int]] = set()
+    aborted: list[LeaseId] = []
+    start = Engine.start
+
+    def started(engine: Engine, lease: LeaseGranted) -> None:
+        begun.add((lease.lease, lease.attempt))
+        start(engine, lease)
+
+    monkeypatch.setattr(Engine, "start", started)
     monkeypatch.setattr(Engine, "abort", lambda self, lease, attempt: aborted.append(lease))
     loop = struck(rng_seed, "kill_coordinator", 12.0, 19.0, 26.0, 33.0, staleness_max=20)  # so that none ages out
     outcome = loop.run()
     assert outcome.epochs == 1, "the learner took it for a pause"
     assert outcome.outlived >= 4
-    given = loop.judge.ledger.given.values()
     assert aborted == []
-    assert not any(each.attempt for each in given)
+    again = [each for each in loop.judge.ledger.given.values() if each.attempt]
+    assert bool(again) == (rng_seed >= 6)
+    assert not any((each.lease, each.attempt - 1) in begun for each in again)
 
 
 @pytest.mark.parametrize("kind", ["kill_coordinator", "kill_in_commit"])
