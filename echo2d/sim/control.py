@@ -9,6 +9,7 @@ Not here: what the two ends do with what they hear.
 """
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -52,7 +53,7 @@ class Session:
     down: Way = field(default_factory=Way)
 
 
-class Peer(Process):
+class Peer(Process, ABC):
     """The peer's end: dials, says hello, listens, dials again. Its subclass is the daemon.
 
     latency_s: one way to the coordinator. blocked_until: nothing goes or comes before. barred: its credential is void.
@@ -73,8 +74,8 @@ class Peer(Process):
 
     # --- the daemon
 
-    def hello(self) -> Hello:
-        raise NotImplementedError
+    @abstractmethod
+    def hello(self) -> Hello: ...
 
     def running(self) -> int:
         return 0
