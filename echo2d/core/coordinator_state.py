@@ -261,7 +261,7 @@ class CoordinatorState:
         suspected, actions = self._members.deadlines(now=now)
         for peer in suspected:
             actions += self._publishing.lost(peer)
-        return [*actions, *self._groups.deadlines(now=now)]
+        return [*actions, *self._publishing.tell_on(), *self._groups.deadlines(now=now)]
 
     def _advance(self, now: float) -> list[Action]:
         return [*self._calls.advance(), *self._publishing.advance(now=now), *self._groups.advance(now=now)]

@@ -40,6 +40,7 @@ from echo2d.core.plan_edges import edge_secret
 from echo2d.core.rates import Rates
 from echo2d.core.roots import Root
 from echo2d.core.spread import Spread
+from echo2d.core.topology import Plan
 from echo2d.core.versions import Versions, key_of
 from echo2d.errors import PeerFault
 
@@ -74,6 +75,7 @@ class Publishing:
         self._next_plan = tag << TAG_SHIFT
         self._broadcasts = Broadcasts(figures)
         self._rates = Rates()
+        self._last_plan: Plan | None = None  # of the version before
         self._waiting: VersionPublished | None = None
         self._awaited: Peer | None = None  # one of those for whom a waiting version waited last
         self._old_forms: dict[FormId, None] = {}  # at the seed, to be forgotten when the new one is whole
@@ -121,10 +123,16 @@ class Publishing:
         needed = [each.path for each in (self._waiting, self._record()) if each is not None]
         return [*actions, *self._versions.surplus(needed)]
 
+    def tell_on(self) -> list[Action]:
+        """Tell more peers the new plan."""
+        return [] if self.spreading is None else self._send(self.spreading.tell())
+
     def wake_at(self) -> float | None:
         times = [at for at in (self._encode_at, self._apply_at) if at is not None]
         if self._waiting is not None and self.spreading is not None and self.spreading.verified:
             times.append(self._impatient_at(self.spreading))
+        if self.spreading is not None and self.spreading.untold:
+            times.append(self.spreading.started_at)
         return min(times, default=None)
 
     # --- peers that come and go
@@ -273,6 +281,7 @@ class Publishing:
     def _supersede(self) -> None:
         if self.spreading is not None:
             self._old_forms[self.spreading.form] = None
+            self._last_plan = self.spreading.plan or self._last_plan
             self.spreading, self._encode_at, self._apply_at = None, None, None
 
     def _apply_again(self) -> list[Action]:
@@ -339,7 +348,8 @@ class Publishing:
         receivers = self._members.receivers()
         for peer in (seed, *receivers):
             peer.uplink = self._rates.uplink(peer.peer)
-        actions = self._send(spread.make_plan(plan_id, self._rules, seed, receivers))
+        last = spread.plan or self._last_plan
+        actions = self._send(spread.make_plan(plan_id, self._rules, seed, receivers, last))
         self._rates.keep(spread.links())
         return actions
 

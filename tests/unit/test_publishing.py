@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from echo2d.core import publishing
-from echo2d.core.coordinator_io import DeleteVersion, PeerConnected, PeerSaid, SendRoot, SessionId
+from echo2d.core.coordinator_io import DeadlinePassed, DeleteVersion, PeerConnected, PeerSaid, SendRoot, SessionId
 from echo2d.core.ids import Digest, FormId, FrameId, Generation, PlanId, SegmentId, Version
 from echo2d.core.messages import (
     ApplyFailed,
@@ -28,7 +28,7 @@ from echo2d.core.messages import (
 )
 from echo2d.core.publishing import ENCODE_FAILURES_MAX, ENCODE_RETRY_S, FIXED_S
 from echo2d.core.roots import Root
-from echo2d.core.spread import ACCUSATIONS_MAX
+from echo2d.core.spread import ACCUSATIONS_MAX, TOLD_MAX
 from tests.coordinator_world import Peer, World, rules, train, version_digest
 
 
@@ -86,6 +86,16 @@ def test_roots_and_plans_go_to_everyone() -> None:
         edge.secret: None for peer in world.peers.values() for part in messages(peer, PlanEdges) for edge in part.peers
     }
     assert len(secrets) == 2  # one per edge, the same at both ends
+
+
+def test_a_large_swarm_is_told_in_turns() -> None:
+    world = published(*(f"w{number}" for number in range(2 * TOLD_MAX)))
+    deliver_seed(world)
+    assert sum(len(messages(peer, PlanEdges)) for peer in world.peers.values()) == TOLD_MAX
+    while (due := world.state.wake_at()) is not None and due <= world.now:
+        world.handle(DeadlinePassed())
+        world.state.check()
+    assert [len(messages(peer, PlanEdges)) for peer in world.peers.values()] == [1] * (2 * TOLD_MAX + 1)
 
 
 def test_a_seed_that_comes_late_gets_its_order_then() -> None:
