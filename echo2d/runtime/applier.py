@@ -6,8 +6,9 @@ holds already is copied, and it is the base of delta forms. Reading, decoding an
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 from echo2d.core.canonical import Buffer
@@ -97,8 +98,8 @@ class _Pending:
     record: ChunkRecord
     missing: list[FrameId]
 
-    def arrived(self, held: Collection[FrameId]) -> bool:
-        while self.missing and self.missing[-1] in held:
+    def arrived(self, on_disk: Callable[[FrameId], bool]) -> bool:
+        while self.missing and on_disk(self.missing[-1]):
             self.missing.pop()
         return not self.missing
 
@@ -129,9 +130,9 @@ class _Work:
                 self._pending[span.chunk].missing.append(span.frame)
             self._next_segment = SegmentId(self._next_segment + 1)
             table = self._index.table(self._next_segment)
-        held = holdings.held(self._form)
+        on_disk = partial(holdings.on_disk, self._form)
         first = islice(self._pending.values(), LOOKAHEAD_CHUNKS)
-        ready = (each.record for each in first if each.arrived(held) or self._copied(each.record))
+        ready = (each.record for each in first if each.arrived(on_disk) or self._copied(each.record))
         batch = list(islice(ready, BATCH_CHUNKS))
         for record in batch:
             del self._pending[record.chunk]
@@ -155,7 +156,8 @@ class _Work:
 
     def _decode(self, record: ChunkRecord) -> Buffer:
         payload = self._store.read_encoded_chunk(self._form, self._index.chunk_spans(record.chunk))
-        return decode_record(record, payload, self._place(record).length, self._read_base(record))
+        base = self._read_base(record) if record.needs_base else None
+        return decode_record(record, payload, self._place(record).length, base)
 
     def _read_base(self, record: ChunkRecord) -> bytes | None:
         place = self._place(record)

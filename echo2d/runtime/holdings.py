@@ -22,11 +22,13 @@ from echo2d.core.messages import SegmentPage, SegmentsWanted
 from echo2d.core.roots import Root
 from echo2d.errors import IntegrityFault, StoreFault
 from echo2d.runtime.base_model import BaseModel
+from echo2d.runtime.write_behind import Frames, WriteBehind
 from echo2d.store.frames import FramesDamaged, FrameStore
 
 DROPPED_MAX = 64  # forms remembered as not wanted, so that their late frames are dropped at once
 LOST_FRAMES_MAX = 256  # of one form; a disk that damages more than a few keeps nothing
 LOST_WAIT_S = 2.0  # for a damaged frame to come again before those that wait for it ask elsewhere
+AT_ONCE_BYTES_MAX = 256 << 10  # hashed without another thread: 40 us, less than the change takes
 RECENT_BYTES_MAX = 32 << 20  # frames kept in memory to be forwarded: some seconds of a home uplink
 
 T = TypeVar("T")
@@ -66,6 +68,7 @@ class Holdings:
         self._storing: set[tuple[FormId, FrameId]] = set()
         self._dropped: dict[FormId, None] = {}
         self._deleted = 0  # forms so far: what found the disk full may try again
+        self._unwritten = WriteBehind(self._write)
         self._recent: dict[tuple[FormId, FrameId], memoryview] = {}
         self._recent_bytes = 0
         self._books = asyncio.Lock()  # roots, pages and forgetting are taken one after the other
@@ -146,10 +149,10 @@ class Holdings:
 
     async def _begin(self, root: Root) -> FormIndex:
         form, index = root.form, FormIndex(root)
-        self._dropped.pop(form, None)
         self._first_searched.discard(form)
         self._searched.discard(form)
         await asyncio.to_thread(self._store.begin, root.facts)
+        self._dropped.pop(form, None)
         if form in self._unread:
             self._unread.discard(form)
             self._recovered[form] = await asyncio.to_thread(self._store.recover, form)
@@ -258,6 +261,43 @@ class Holdings:
                     self._hold(form, frame, payload)
         return bad
 
+    def takes_at_once(self, form: FormId, frame: FrameId, payload_bytes: int) -> bool:
+        """Whether `put_at_once` may have this payload frame: short, of a known segment, and not coming twice."""
+        return (
+            payload_bytes <= AT_ONCE_BYTES_MAX
+            and not is_table(frame)
+            and (form, frame) not in self._storing
+            and self.knows(form, frame)
+            and self._unwritten.has_room
+        )
+
+    def put_at_once(self, form: FormId, frame: FrameId, payload: memoryview) -> bool:
+        """Verify a frame that `takes_at_once`, and hold it; it is written soon. False: not what was promised."""
+        if frame in self.held(form):
+            return True
+        span = self._known(form).span(frame)
+        if span is None or not span.is_made_of(payload):
+            log.warning("frame refused form=%s frame=%d", form, frame)
+            return False
+        self._unwritten.put(form, span, payload)
+        self._hold(form, frame, payload)
+        return True
+
+    def on_disk(self, form: FormId, frame: FrameId) -> bool:
+        """Whether a table or frame is held and written; `changed` returns after it was."""
+        return frame in self.held(form) and self._unwritten.get(form, frame) is None
+
+    async def write_behind(self) -> None:
+        """Writes what was put at once, until cancelled."""
+        await self._unwritten.run()
+
+    async def _write(self, form: FormId, frames: Frames) -> None:
+        try:
+            await self.with_room(form, lambda: self._store.put_verified(form, frames.values()))
+        except StoreFault as fault:
+            self._fail(form, str(fault))
+        self._ring()
+
     @asynccontextmanager
     async def _storing_alone(self, form: FormId, frames: set[FrameId]) -> AsyncIterator[None]:
         """Nobody else stores any of these frames meanwhile: the same frame may come over two links at once."""
@@ -298,9 +338,13 @@ class Holdings:
 
     # --- frames that are needed
 
+    def in_memory(self, form: FormId, frame: FrameId) -> memoryview | None:
+        """A frame that is held and need not be read."""
+        return self._recent.get((form, frame)) or self._unwritten.get(form, frame)
+
     async def load(self, form: FormId, frame: FrameId) -> memoryview:
         """A held frame. IntegrityFault or StoreFault: it is not to be had any more."""
-        recent = self._recent.get((form, frame))
+        recent = self.in_memory(form, frame)
         if recent is not None:
             return recent
         async with self.using(form) as index:
@@ -358,6 +402,7 @@ class Holdings:
         """From now on the form is unknown, until a new root of it comes. False: it was so already."""
         self._held.pop(form, None)
         self._payload_bytes.pop(form, None)
+        self._unwritten.drop(form)
         fresh = form not in self._dropped
         self._dropped[form] = None
         keep_newest(self._dropped, DROPPED_MAX)
@@ -420,14 +465,13 @@ def frame_sizes(index: FormIndex, segment: SegmentId) -> tuple[int, ...]:
 
 
 def _put(store: FrameStore, form: FormId, index: FormIndex, frames: dict[FrameId, memoryview]) -> set[FrameId]:
-    bad = set()
+    good, bad = [], set()
     for frame, payload in frames.items():
         span = index.span(frame)
-        try:
-            if span is not None:
-                store.put_frame(form, span, payload)
-                continue
-        except IntegrityFault:
+        if span is not None and span.is_made_of(payload):
+            good.append((span, payload))
+        else:
             log.warning("frame refused form=%s frame=%d", form, frame)
-        bad.add(frame)
+            bad.add(frame)
+    store.put_verified(form, good)
     return bad

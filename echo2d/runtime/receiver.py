@@ -111,6 +111,7 @@ class Receiver:
     async def run(self) -> None:
         """Until cancelled; the links are closed then."""
         async with asyncio.TaskGroup() as self._tasks:
+            self._tasks.create_task(self.holdings.write_behind())
             try:
                 while True:
                     await asyncio.sleep(REPORT_S)
@@ -201,7 +202,7 @@ class Receiver:
         assert self._tasks is not None
         number = self._opened[peer] = self._opened.get(peer, 0) + 1
         inbox = Inbox(peer, self.links, self.holdings, emit=self._emit, fail=self._given_up)
-        lane = Lane(peer, self.links, load=self.holdings.load, emit=self._emit, sent=self._count_sent)
+        lane = Lane(peer, self.links, holdings=self.holdings, emit=self._emit, sent=self._count_sent)
         self._tasks.create_task(inbox.run())
         self._peers[peer] = _Peer(number, inbox, lane, self._tasks.create_task(lane.run()))
         self._emit(relay_io.LinkUp(peer))

@@ -11,11 +11,13 @@ same frame, and nobody uses a form that is being forgotten.
 """
 
 import contextlib
+import os
 import re
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 
 from echo2d.core.canonical import Buffer, digest_of
@@ -23,7 +25,7 @@ from echo2d.core.forms import FormFacts, FrameSpan, SegmentTable, frame_layout
 from echo2d.core.ids import FORM_ID_CHARS, FormId, FrameId, SegmentId, frame_id, is_table, segment_of
 from echo2d.errors import IntegrityFault, StoreFault
 from echo2d.store.budget import DiskBudget
-from echo2d.store.disk import allocate, read_at, read_file, replace_file, store_faults, write_at
+from echo2d.store.disk import allocate, opened, read_at, read_file, replace_file, store_faults, write_all
 
 _OWNER = "frames"  # in the budget
 _FORM_ID = re.compile(rf"[0-9a-f]{{{FORM_ID_CHARS}}}")
@@ -128,14 +130,20 @@ class FrameStore:
 
     def put_frame(self, form: FormId, span: FrameSpan, payload: Buffer) -> None:
         """Store a frame of a segment whose table is here; IntegrityFault if it is not the frame that `span` names."""
-        stored = self._stored(form)
-        segment = segment_of(span.frame)
-        self._require_held(stored, frame_id(segment, 0))
-        if len(payload) != span.length or digest_of(payload) != span.digest:
+        if not span.is_made_of(payload):
             raise IntegrityFault(f"frame {span.frame} of form {form} has the wrong digest")
-        with store_faults("storing a frame in", stored.frames(segment)):
-            write_at(stored.frames(segment), payload, span.offset_in_segment)
-        stored.held.add(span.frame)
+        self.put_verified(form, [(span, payload)])
+
+    def put_verified(self, form: FormId, frames: Iterable[tuple[FrameSpan, Buffer]]) -> None:
+        """Store frames that the caller has verified, of segments whose tables are here."""
+        stored = self._stored(form)
+        for segment, together in groupby(frames, key=lambda each: segment_of(each[0].frame)):
+            self._require_held(stored, frame_id(segment, 0))
+            path = stored.frames(segment)
+            with store_faults("storing frames in", path), opened(path, os.O_WRONLY) as fd:
+                for span, payload in together:
+                    write_all(fd, payload, span.offset_in_segment)
+                    stored.held.add(span.frame)
 
     def get_frame(self, form: FormId, span: FrameSpan) -> bytes:
         """A held frame, verified again. FramesDamaged: it is no longer held."""

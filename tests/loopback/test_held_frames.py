@@ -87,6 +87,7 @@ async def test_a_restart_in_the_middle_of_a_form(
         return await load(self, form, frame)
 
     monkeypatch.setattr(Holdings, "load", slow_load)
+    monkeypatch.setattr(Holdings, "in_memory", lambda *_: None)
     async with a_seed(double) as seed:
         async with a_worker(double, tmp_path / "one") as worker:
             names = await double.peers(2)

@@ -184,14 +184,14 @@ async def test_a_restarted_worker_needs_no_transfer(double: CoordinatorDouble, t
 async def test_a_lying_peer_is_accused_and_nothing_of_its_frame_is_used(
     double: CoordinatorDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = Holdings.load
+    honest = Holdings.in_memory
 
-    async def lie(self: Holdings, form: FormId, frame: FrameId) -> memoryview:
-        payload = await honest(self, form, frame)
-        lies = "one" in str(self._store._root) and frame == 3
-        return memoryview(bytes([payload[0] ^ 1]) + bytes(payload[1:])) if lies else payload
+    def lie(self: Holdings, form: FormId, frame: FrameId) -> memoryview | None:
+        payload = honest(self, form, frame)
+        lies = payload is not None and "one" in str(self._store._root) and frame == 3
+        return memoryview(bytes([payload[0] ^ 1]) + bytes(payload[1:])) if lies and payload else payload
 
-    monkeypatch.setattr(Holdings, "load", lie)
+    monkeypatch.setattr(Holdings, "in_memory", lie)
     async with a_seed(double), a_worker(double, tmp_path / "one"), a_worker(double, tmp_path / "two"):
         names = await double.peers(3)
         facts, _ = await spread(double, 0, names["seed"], names["one"], names["two"])
@@ -232,14 +232,14 @@ async def test_a_full_disk_is_reported_and_costs_nothing_else(
     double: CoordinatorDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full_after(version: int) -> Callable[..., None]:
-        put = FrameStore.put_frame
+        put = FrameStore.put_verified
 
-        def put_frame(self: FrameStore, form: FormId, *frame: object) -> None:
+        def put_verified(self: FrameStore, form: FormId, *frames: object) -> None:
             if "seed" not in str(self._root) and self._forms[form].facts.version == version:
-                raise StoreFault(f"storing a frame in {form} failed: No space left on device")
-            put(self, form, *frame)  # type: ignore[arg-type]
+                raise StoreFault(f"storing frames in {form} failed: No space left on device")
+            put(self, form, *frames)  # type: ignore[arg-type]
 
-        return put_frame
+        return put_verified
 
     async with a_seed(double), a_worker(double, tmp_path / "one"):
         names = await double.peers(2)
@@ -247,7 +247,7 @@ async def test_a_full_disk_is_reported_and_costs_nothing_else(
         await spread(double, 0, names["seed"], one)
         await double.until_said(RefitDone, one)
         with monkeypatch.context() as patched:
-            patched.setattr(FrameStore, "put_frame", full_after(1))
+            patched.setattr(FrameStore, "put_verified", full_after(1))
             facts, _ = await spread(double, 1, names["seed"], one)
             failed = await double.until_said(ApplyFailed, one)
             assert (failed.form, failed.reason.endswith("No space left on device")) == (facts.form, True)
