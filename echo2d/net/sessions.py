@@ -38,6 +38,7 @@ from echo2d.net.auth import (
     is_answer,
     public_bytes,
 )
+from echo2d.net.door import admit
 from echo2d.net.outbox import CLOSE_TIMEOUT_S, Outbox
 
 SESSIONS_MAX = 2048  # sockets of one process, well above the 500 workers this is for
@@ -123,6 +124,7 @@ class Sessions:
             return socket
         finally:
             self._opening -= 1
+        admit(request)
         await self._serve(request, socket, known, hello)
         return socket
 
