@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -258,6 +259,30 @@ async def test_prompts_are_drawn_and_outputs_scored(config: CoordinatorConfig, s
         script.wake = None
         scored = sorted([await script.hears(SampleScored) for _ in range(2)], key=lambda event: event.sample)
         assert scored == [SampleScored(GroupId(1), 0, 1.0, ""), SampleScored(GroupId(1), 1, 0.0, "")]
+
+
+@pytest.mark.parametrize("killed", [(0,), (1,), (0, 1)], ids=["task", "guard", "both"])
+async def test_a_prompt_whose_process_is_killed_comes_all_the_same(
+    killed: tuple[int, ...], script: Script, tmp_path: Path
+) -> None:
+    with tempfile.TemporaryDirectory() as name:  # a task process of another user gets there, not into `tmp_path`
+        fifo = Path(name) / "draw-5"
+        await asyncio.to_thread(Path(name).chmod, 0o777)
+        os.mkfifo(fifo)
+        await asyncio.to_thread(fifo.chmod, 0o666)
+
+        def draw(event: DeadlinePassed) -> list[Action]:
+            script.wake = None
+            return [DrawPrompt(5)]
+
+        script.wake, script.on[DeadlinePassed] = 0.0, draw
+        task = {"task.name": "tests.loopback.nasty_task:NastyTask", "task.options": {"directory": name}}
+        async with serving(make_config(tmp_path, **task, **{"task.timeout_s": 600.0}), script.make):
+            processes = (await asyncio.to_thread(fifo.read_text)).split()
+            await asyncio.to_thread(fifo.unlink)
+            for each in killed:
+                os.kill(int(processes[each]), signal.SIGKILL)
+            assert await script.hears(PromptDrawn) == PromptDrawn(5, pack_tokens(range(5)))
 
 
 # --- versions -------------------------------------------------------------------------------------------------------
