@@ -5,9 +5,11 @@ import json
 import os
 import random
 import signal
+import socket
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
+import uvloop
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from safetensors.numpy import save_file
 
@@ -241,6 +244,40 @@ async def test_deadlines_wake_the_core(config: CoordinatorConfig, script: Script
     async with serving(config, script.make):
         assert await script.hears(DeadlinePassed) == DeadlinePassed()
         assert script.heard.empty()
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_late_deadline_lets_in_first_what_waits_in_sockets(
+    run: Callable[[Coroutine[Any, Any, None]], None], config: CoordinatorConfig, script: Script
+) -> None:
+    """Nobody is judged silent by a coordinator that stood still."""
+    said = PeerRevoked(PeerId("box"))
+
+    def passed(event: DeadlinePassed) -> list[Action]:
+        script.wake = None
+        return []
+
+    async def scenario() -> None:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        with ours, theirs:
+            async with serving(config, script.make) as opened, asyncio.TaskGroup() as tasks:
+                mailbox = opened.coordinator._mailbox
+                tasks.create_task(hand_over(ours, lambda: mailbox.put(said)))
+                await mailbox.put(said)
+                assert await script.hears(PeerRevoked) == said
+                theirs.send(b"x")  # in the socket, and unread, when the loop finds that its deadline has long passed
+                script.wake, script.on[DeadlinePassed] = time.monotonic() - 2 * coordinator_loop.LATE_S, passed
+                mailbox.wake()
+                assert [await script.heard.get() for _ in range(2)] == [said, DeadlinePassed()]
+
+    run(scenario())
+
+
+async def hand_over(link: socket.socket, put: Callable[[], Awaitable[None]]) -> None:
+    """When something comes."""
+    await asyncio.get_running_loop().sock_recv(link, 1)
+    await put()
 
 
 async def test_prompts_are_drawn_and_outputs_scored(config: CoordinatorConfig, script: Script) -> None:
