@@ -149,10 +149,10 @@ class Holdings:
 
     async def _begin(self, root: Root) -> FormIndex:
         form, index = root.form, FormIndex(root)
+        self._dropped.pop(form, None)
         self._first_searched.discard(form)
         self._searched.discard(form)
         await asyncio.to_thread(self._store.begin, root.facts)
-        self._dropped.pop(form, None)
         if form in self._unread:
             self._unread.discard(form)
             self._recovered[form] = await asyncio.to_thread(self._store.recover, form)
