@@ -17,6 +17,7 @@ Not here: payload, hashing and disk (the runtime, see `relay_io`), plans (`topol
 (`streams`), sequences (`stripes`), single frames (`repair`).
 """
 
+import math
 from collections import deque
 from collections.abc import Collection
 from typing import assert_never
@@ -37,6 +38,7 @@ from echo2d.core.relay_io import (
     FormComplete,
     FormForgotten,
     FormSearched,
+    FrameGone,
     FrameRejected,
     FramesFound,
     FramesLost,
@@ -80,6 +82,7 @@ from echo2d.errors import PeerFault
 FORMS_MAX = 4  # one spreads, one waits, an older one drains, and the base of the next
 ASKS_MAX = 64  # streams one peer may ask for before the plan that allows them is here
 HELD_FRAMES_MAX = 1 << 20  # frames of one form that a peer may say it has: 256 GiB at 256 KiB
+GONE_S = 15.0  # a frame lost at the root is back by then if anybody has it: time to ask three peers one after the other
 SEARCH_S = 4.0  # the first table of a form comes within this time, or its search is given up; below LINK_S
 WATCH_S = 0.5  # how often streams are looked at while something is arriving
 
@@ -218,6 +221,7 @@ class Relay:
         """They are asked for again; no parent is late with what it had sent."""
         for frame in frames:
             spread.transfer.lose(frame)
+        spread.gone_at = now + GONE_S
         for stripe in spread.stripes.values():
             stripe.last_at = stripe.last_at if stripe.parent is None else now
         self._watch_from(now)
@@ -427,6 +431,7 @@ class Relay:
             return
         cancel(spread, event.frame, event.peer, self._out)
         spread.transfer.hold(event.frame)
+        spread.gone_at = now + GONE_S
         self._serve_lanes()
         self._bind_all(spread, now)
         self._note_arrival(spread)
@@ -471,7 +476,14 @@ class Relay:
                 self._watch(stripe, now)
             ask_for_missing(spread, self._links, now, self._out)
             self._bind_all(spread, now)
+            self._give_up_gone(spread, now)
         self._wake_at = now + WATCH_S if any(map(_unfinished, self._spreads.values())) else None
+
+    def _give_up_gone(self, spread: Spread, now: float) -> None:
+        """At the root, says once that what was lost does not come again."""
+        if spread.is_root and spread.transfer.lost and now >= spread.gone_at:
+            spread.gone_at = math.inf
+            self._out.append(FrameGone(spread.form, min(spread.transfer.lost)))
 
     def _watch(self, stripe: Stripe, now: float) -> None:
         """Reports a parent that should have sent something by now."""

@@ -2,7 +2,7 @@
 
 Here a peer fetches what its stripes do not bring: while a stripe is broken, when all have ended, at a root that does
 not hold everything, what was lost here, or the first table of a form that it searches its disk for. It asks those that
-said they have a frame, or else the parents of its working stripes.
+said they have a frame, or else the parents of its working stripes, or at the root those that were sent the frame.
 
 Not here: finding out that a stripe is broken (`relay`). Duplicates are allowed: a stripe may bring what was asked too.
 """
@@ -39,7 +39,7 @@ def ask_for_missing(spread: Spread, links: dict[PeerId, Link], now: float, out: 
     for frame in list(islice(missing, SCAN_FRAMES_MAX)):
         if not any(spare.values()):
             break
-        peer = _choose(frame, [links[peer] for peer, left in spare.items() if left > 0], spare, parents, spread.form)
+        peer = _choose(frame, [links[peer] for peer, left in spare.items() if left > 0], spare, parents, spread)
         if peer is not None:
             spare[peer] -= 1
             spread.transfer.ask(frame, peer, now + REPAIR_S)
@@ -105,12 +105,20 @@ def _working_parents(spread: Spread) -> set[PeerId]:
 
 
 def _choose(
-    frame: FrameId, links: list[Link], spare: dict[PeerId, int], parents: set[PeerId], form: FormId
+    frame: FrameId, links: list[Link], spare: dict[PeerId, int], parents: set[PeerId], spread: Spread
 ) -> PeerId | None:
-    """Who is asked for the frame: a peer that has it, else a parent that may; of several the least busy."""
-    known = [link.peer for link in links if frame in link.has.get(form, ())]
-    maybe = known or [link.peer for link in links if link.peer in parents]
+    """Who is asked for the frame: a peer that has it, else one that may; of several the least busy."""
+    known = [link.peer for link in links if frame in link.has.get(spread.form, ())]
+    others = parents | _given(spread, frame)
+    maybe = known or [link.peer for link in links if link.peer in others]
     return max(maybe, key=lambda peer: spare[peer], default=None)
+
+
+def _given(spread: Spread, frame: FrameId) -> set[PeerId]:
+    """At the root, the children that were sent a frame which is lost here, or wait for it."""
+    if not spread.is_root or frame not in spread.transfer.lost:
+        return set()
+    return {child for stripe in spread.stripes.values() if frame in stripe.logged for child in stripe.children}
 
 
 def _repair_stream(link: Link, form: FormId) -> int:

@@ -226,6 +226,7 @@ class Spread:
     is_root: frames get their place in the sequence here. bound: how many arrivals have got theirs.
     arrived: the FormArrived of this form was given. searched: what was here before is known, so that nothing of it is
     asked for. by_table: searching needs the first table, which may be asked for; it is waited for until search_until.
+    gone_at: when what was lost counts as gone, if it is not back.
     """
 
     __slots__ = (
@@ -234,6 +235,7 @@ class Spread:
         "by_table",
         "form",
         "generation",
+        "gone_at",
         "is_root",
         "peers",
         "plan",
@@ -256,6 +258,7 @@ class Spread:
         self.is_root = False
         self.bound = 0
         self.arrived = False
+        self.gone_at = math.inf
 
     @property
     def ended(self) -> bool:

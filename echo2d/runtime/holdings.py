@@ -313,6 +313,9 @@ class Holdings:
                 return memoryview(await asyncio.to_thread(self._store.get_frame, form, span))
             except FramesDamaged as fault:
                 return await self._load_again(fault, frame, index)
+            except StoreFault as fault:
+                log.warning("%s", fault)
+                return await self._load_again(FramesDamaged(form, [frame]), frame, index)
 
     async def _load_again(self, fault: FramesDamaged, frame: FrameId, index: FormIndex) -> memoryview:
         """The frame, should it come again soon."""

@@ -33,10 +33,10 @@ def opened(path: Path, flags: int) -> Iterator[int]:
         os.close(fd)
 
 
-def write_at(path: Path, data: Buffer, offset: int) -> None:
-    """Write all of `data` into an existing file."""
+def write_at(path: Path, data: Buffer, offset: int, *, create: bool = False) -> None:
+    """Write all of `data` into a file, which exists unless it is to be created."""
     view = memoryview(data)
-    with opened(path, os.O_WRONLY) as fd:
+    with opened(path, os.O_WRONLY | (os.O_CREAT if create else 0)) as fd:
         while len(view):
             written = os.pwrite(fd, view, offset)
             view, offset = view[written:], offset + written

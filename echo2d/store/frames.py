@@ -77,9 +77,9 @@ class FrameStore:
     def begin(self, facts: FormFacts) -> None:
         """Make room on the books for a form; one that is here already goes on."""
         directory = self._root / facts.form
-        if facts.form in self._forms:
-            return
         with store_faults("beginning a form in", directory):
+            if facts.form in self._forms and directory.exists():
+                return
             directory.mkdir(exist_ok=True)
             replace_file(directory / "facts", facts.encode(), durable=False)
         self._forms[facts.form] = _StoredForm(facts, directory)
@@ -106,8 +106,9 @@ class FrameStore:
         A table that differs from the stored one replaces it, and the segment's frames are no longer held.
         """
         stored = self._stored(form)
-        if frame_id(segment, 0) in stored.held and self.get_table(form, segment) == data:
-            return
+        with contextlib.suppress(StoreFault):  # not held, or it cannot be read any more
+            if self.get_table(form, segment) == data:
+                return
         table = SegmentTable.decode(data)
         with self._lock:
             wanted = len(data) + table.wire_bytes
@@ -134,7 +135,7 @@ class FrameStore:
         if len(payload) != span.length or digest_of(payload) != span.digest:
             raise IntegrityFault(f"frame {span.frame} of form {form} has the wrong digest")
         with store_faults("storing a frame in", stored.frames(segment)):
-            write_at(stored.frames(segment), payload, span.offset_in_segment)
+            write_at(stored.frames(segment), payload, span.offset_in_segment, create=True)
         stored.held.add(span.frame)
 
     def get_frame(self, form: FormId, span: FrameSpan) -> bytes:
@@ -155,7 +156,7 @@ class FrameStore:
         path = stored.frames(segment_of(first.frame))
         length = last.offset_in_segment + last.length - first.offset_in_segment
         with store_faults("reading", path):
-            data = read_at(path, length, first.offset_in_segment)
+            data = read_at(path, length, first.offset_in_segment) if path.exists() else b""
         damaged = [span.frame for span in spans if not _intact(data, span, first.offset_in_segment)]
         if damaged:
             stored.held.difference_update(damaged)
