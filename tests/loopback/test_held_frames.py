@@ -21,6 +21,7 @@ from echo2d.core.messages import (
     VersionKey,
     VersionVerified,
 )
+from echo2d.runtime import damage as damage_module
 from echo2d.runtime import holdings as holdings_module
 from echo2d.runtime.holdings import Holdings
 from echo2d.runtime.seed import Seed
@@ -61,8 +62,7 @@ async def rot(peer: Seed | Worker, facts: FormFacts, frame: FrameId) -> None:
     assert span is not None
     path = books(peer)._store._root / facts.form / "0000.frames"
     await asyncio.to_thread(write_at, path, b"rot", span.offset_in_segment)
-    books(peer)._recent.clear()
-    books(peer)._recent_bytes = 0
+    books(peer)._recent.forget(facts.form)
 
 
 # --- restarts
@@ -234,7 +234,7 @@ async def test_a_frame_that_rots_before_it_is_applied_comes_again(
     hold, rotten = Holdings._hold, FrameId(3)
 
     def hold_and_rot(self: Holdings, form: FormId, frame: FrameId, payload: memoryview) -> None:
-        if frame == rotten and "seed" not in str(self._store._root) and not self._lost:
+        if frame == rotten and "seed" not in str(self._store._root) and not self._damage.counts:
             index = self.index(form)
             assert index is not None
             span = index.span(frame)
@@ -248,14 +248,14 @@ async def test_a_frame_that_rots_before_it_is_applied_comes_again(
         facts, digest = await spread(double, 0, names["seed"], names["one"])
         done = await double.until_said(RefitDone)
         assert (done.digest, done.memory_ok) == (digest, True)
-        assert books(one)._lost == {facts.form: 1}
+        assert books(one)._damage.counts == {facts.form: 1}
         assert double.said(ApplyFailed) == []
 
 
 async def test_a_disk_that_damages_everything_is_given_up(
     double: CoordinatorDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(holdings_module, "LOST_FRAMES_MAX", 0)
+    monkeypatch.setattr(damage_module, "LOST_FRAMES_MAX", 0)
     async with a_seed(double), a_worker(double, tmp_path / "one") as one:
         names = await double.peers(2)
         facts, _ = await spread(double, 0, names["seed"], names["one"])
