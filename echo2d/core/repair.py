@@ -12,11 +12,12 @@ from itertools import islice
 
 from echo2d.core.ids import FormId, FrameId, PeerId
 from echo2d.core.relay_io import Action, SendCancel, SendFrame, SendWant
-from echo2d.core.stripes import FIRST_TABLE, Link, Spread
+from echo2d.core.stripes import FIRST_TABLE, FORMS_MAX, Link, Spread
 from echo2d.errors import PeerFault
 
 WANT_FRAMES_MAX = 16  # asked of one peer at a time: covers the round trip, and is soon given back when it dies
 WANTED_FRAMES_MAX = 4 * WANT_FRAMES_MAX  # what one peer may want of us at a time; more is not this program
+HELD_FRAMES_MAX = 1 << 20  # frames of one form that a peer may say it has: 256 GiB at 256 KiB
 SCAN_FRAMES_MAX = 4096  # missing frames looked at in one turn
 REPAIR_S = 5.0  # a frame asked for is given back after this long: the time of 16 frames of 256 KiB at 8 Mbit/s
 QUIET_S = 1.0  # a peer that did not have a frame, or was late, is not asked for so long
@@ -71,6 +72,15 @@ def cancel(spread: Spread, frame: FrameId, sender: PeerId | None, out: list[Acti
     asked = spread.transfer.asked_from(frame)
     if asked is not None and asked != sender:
         out.append(SendCancel(asked, spread.form, (frame,)))
+
+
+def note_have(link: Link, form: FormId, frames: tuple[FrameId, ...]) -> None:
+    """The peer says that it has these. PeerFault if it says too much."""
+    if len(link.has.get(form, ())) + len(frames) > HELD_FRAMES_MAX:
+        raise PeerFault(f"says it holds more than {HELD_FRAMES_MAX} frames of a form")
+    if form not in link.has and len(link.has) >= FORMS_MAX:
+        del link.has[next(iter(link.has))]
+    link.has.setdefault(form, set()).update(frames)
 
 
 def want(link: Link, stream: int, form: FormId, frames: Iterable[FrameId]) -> None:

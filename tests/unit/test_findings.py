@@ -1,7 +1,7 @@
 """Frames that a peer held and lost: they are asked for again, and nobody is blamed or left waiting for ever."""
 
+from echo2d.core.findings import GONE_S
 from echo2d.core.ids import FrameId, PeerId
-from echo2d.core.relay import GONE_S
 from echo2d.core.relay_io import (
     DONE,
     Action,
