@@ -155,6 +155,21 @@ async def test_a_slot_that_rots_before_its_refit_is_never_loaded_and_written_aga
         assert seed._receiver._sent[facts.form] == sent
 
 
+async def test_a_chunk_that_rots_in_the_current_slot_is_not_copied_into_the_next(
+    double: CoordinatorDouble, tmp_path: Path
+) -> None:
+    async with a_seed(double), a_worker(double, tmp_path / "one") as one:
+        names = await double.peers(2)
+        await spread(double, 0, names["seed"], names["one"])
+        await double.until_said(RefitDone)
+        [path] = one._state._versions._standing.values()
+        await asyncio.to_thread(write_at, Path(path) / "config.json", b"rot", 0)  # the same in all versions
+        _, digest = await spread(double, 1, names["seed"], names["one"])
+        done = await double.until_said(RefitDone, count=2)
+        assert (done.version, done.digest) == (1, digest)
+        assert not double.said(ApplyFailed)
+
+
 async def test_leases_outlive_the_control_link(double: CoordinatorDouble, tmp_path: Path) -> None:
     async with (
         a_seed(double),
