@@ -200,7 +200,7 @@ class CoordinatorState:
             case Goodbye():
                 return [*self._members.left(peer), *self._gone(peer, now)]
             case SegmentEncoded():
-                return self._publishing.segment_encoded(peer, message)
+                return self._publishing.segment_encoded(peer, message, now=now)
             case FormEncoded():
                 return self._publishing.form_encoded(peer, message)
             case EncodeFailed():

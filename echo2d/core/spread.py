@@ -74,12 +74,14 @@ class Spread:
 
     # --- the form
 
+    def has_changed(self, message: SegmentEncoded) -> bool:
+        """Whether it contradicts what was reported before, and signed."""
+        return self.writer.segments[message.segment : message.segment + 1] not in ([], [message.digest])
+
     def segment_encoded(self, message: SegmentEncoded) -> list[Root]:
-        """A finished segment, in order or repeated. PeerFault if it contradicts what was reported before."""
+        """A finished segment, in order or repeated. PeerFault if it is neither."""
         known = self.writer.segments
         if message.segment < len(known):
-            if known[message.segment] != message.digest:
-                raise PeerFault(f"segment {message.segment} of form {message.form} has changed")
             return []
         if message.segment != len(known) or self.totals is not None or message.segment >= SEGMENTS_MAX:
             raise PeerFault(f"segment {message.segment} of form {message.form} is out of order")

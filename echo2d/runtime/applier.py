@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
-from echo2d.core.canonical import Buffer
+from echo2d.core.canonical import Buffer, digest_of
 from echo2d.core.form_index import FormIndex
 from echo2d.core.forms import ChunkRecord, decode_record
 from echo2d.core.ids import ChunkId, Digest, FormId, FrameId, SegmentId
@@ -27,6 +27,10 @@ LOOKAHEAD_CHUNKS = 16  # chunks looked at for being complete, in order; frames c
 BATCH_CHUNKS = 4  # written in one go in a thread, so that cancelling takes well under a second
 
 log = logging.getLogger("echo2d.runtime.applier")
+
+
+class _CopyDamaged(IntegrityFault):
+    """A chunk of the current slot is not what its manifest says."""
 
 
 class Applier:
@@ -78,6 +82,9 @@ class Applier:
             await asyncio.to_thread(work.write, batch)
         except FramesDamaged as fault:
             self._holdings.lose(fault)
+            work.put_back(batch)
+        except _CopyDamaged as fault:
+            log.warning("%s", fault)
             work.put_back(batch)
 
     async def _until_files(self, form: FormId) -> bool:
@@ -147,12 +154,23 @@ class _Work:
     def write(self, records: Iterable[ChunkRecord]) -> None:
         """Blocking."""
         for record in records:
-            data = self._read_base(record) if self._copied(record) else self._decode(record)
-            self._writer.write_chunk(record.chunk, data or b"", record.result)
+            data = self._copy(record) if self._copied(record) else self._decode(record)
+            self._writer.write_chunk(record.chunk, data, record.result)
 
     def _copied(self, record: ChunkRecord) -> bool:
         """Whether the current slot holds the very same bytes in the same place."""
         return self._base_digests.get(self._place(record)) == record.result
+
+    def _copy(self, record: ChunkRecord) -> Buffer:
+        """_CopyDamaged: the current slot has rotted there; from now on the chunk is decoded."""
+        try:
+            data = self._read_base(record) or b""
+        except (IntegrityFault, StoreFault):
+            data = b""
+        if digest_of(data) != record.result:
+            del self._base_digests[self._place(record)]
+            raise _CopyDamaged(f"chunk {record.chunk} is damaged in the current slot")
+        return data
 
     def _decode(self, record: ChunkRecord) -> Buffer:
         payload = self._store.read_encoded_chunk(self._form, self._index.chunk_spans(record.chunk))

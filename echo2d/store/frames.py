@@ -79,9 +79,9 @@ class FrameStore:
     def begin(self, facts: FormFacts) -> None:
         """Make room on the books for a form; one that is here already goes on."""
         directory = self._root / facts.form
-        if facts.form in self._forms:
-            return
         with store_faults("beginning a form in", directory):
+            if facts.form in self._forms and directory.exists():
+                return
             directory.mkdir(exist_ok=True)
             replace_file(directory / "facts", facts.encode(), durable=False)
         self._forms[facts.form] = _StoredForm(facts, directory)
@@ -108,8 +108,9 @@ class FrameStore:
         A table that differs from the stored one replaces it, and the segment's frames are no longer held.
         """
         stored = self._stored(form)
-        if frame_id(segment, 0) in stored.held and self.get_table(form, segment) == data:
-            return
+        with contextlib.suppress(StoreFault):  # not held, or it cannot be read any more
+            if self.get_table(form, segment) == data:
+                return
         table = SegmentTable.decode(data)
         with self._lock:
             wanted = len(data) + table.wire_bytes
@@ -140,7 +141,7 @@ class FrameStore:
         for segment, together in groupby(frames, key=lambda each: segment_of(each[0].frame)):
             self._require_held(stored, frame_id(segment, 0))
             path = stored.frames(segment)
-            with store_faults("storing frames in", path), opened(path, os.O_WRONLY) as fd:
+            with store_faults("storing frames in", path), opened(path, os.O_WRONLY | os.O_CREAT) as fd:
                 for span, payload in together:
                     write_all(fd, payload, span.offset_in_segment)
                     stored.held.add(span.frame)
@@ -163,7 +164,7 @@ class FrameStore:
         path = stored.frames(segment_of(first.frame))
         length = last.offset_in_segment + last.length - first.offset_in_segment
         with store_faults("reading", path):
-            data = read_at(path, length, first.offset_in_segment)
+            data = read_at(path, length, first.offset_in_segment) if path.exists() else b""
         damaged = [span.frame for span in spans if not _intact(data, span, first.offset_in_segment)]
         if damaged:
             stored.held.difference_update(damaged)

@@ -17,7 +17,7 @@ import pytest
 
 from echo2d.config import WorkerConfig
 from echo2d.core.forms import FormFacts
-from echo2d.core.ids import FormId, FrameId, PeerId
+from echo2d.core.ids import FormId, FrameId, PeerId, Version
 from echo2d.core.messages import (
     ApplyFailed,
     EdgeBroken,
@@ -28,6 +28,7 @@ from echo2d.core.messages import (
     LeaseFailed,
     LeaseProgress,
     RefitDone,
+    RefitFailed,
     Refused,
     SampleFinished,
     SignedRoot,
@@ -38,11 +39,14 @@ from echo2d.core.messages import (
     VersionVerified,
 )
 from echo2d.core.trajectory import unpack_tokens
+from echo2d.core.worker_io import EngineRefitFailed, EngineRefitted, RefitEngines
 from echo2d.engines.fake import FakeEngine
 from echo2d.errors import OperatorFault, StoreFault
 from echo2d.runtime.holdings import Holdings
+from echo2d.runtime.refits import Refits
 from echo2d.runtime.state_dir import StateDir
 from echo2d.runtime.worker import run_worker
+from echo2d.store.disk import write_at
 from echo2d.store.frames import FrameStore
 from echo2d.store.snapshots import build_manifest
 from tests.coordinator_kit import CoordinatorDouble
@@ -124,6 +128,46 @@ async def test_versions_follow_each_other(double: CoordinatorDouble, tmp_path: P
             _, digest = await spread(double, version, names["seed"], names["one"])
             done = await double.until_said(RefitDone, count=version + 1)
             assert (done.version, done.digest) == (version, digest)
+
+
+async def test_a_slot_that_rots_before_its_refit_is_never_loaded_and_written_again(
+    double: CoordinatorDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refit, rotten = Refits.refit, Version(1)
+
+    async def rot_and_refit(self: Refits, order: RefitEngines) -> EngineRefitted | EngineRefitFailed:
+        if order.version == rotten and not double.said(RefitFailed):
+            await asyncio.to_thread(write_at, Path(order.path) / "model-1.safetensors", b"rot", 3000)
+        return await refit(self, order)
+
+    monkeypatch.setattr(Refits, "refit", rot_and_refit)
+    async with a_seed(double) as seed, a_worker(double, tmp_path / "one"):
+        names = await double.peers(2)
+        _, old = await spread(double, 0, names["seed"], names["one"])
+        await double.until_said(RefitDone)
+        facts, new = await spread(double, 1, names["seed"], names["one"])
+        failed = await double.until_said(RefitFailed)
+        assert (failed.serving, "is damaged" in failed.reason) == (VersionKey(Version(0), old), True)
+        sent = seed._receiver._sent[facts.form]
+        done = await double.until_said(RefitDone, count=2)
+        assert (done.version, done.digest, done.memory_ok) == (1, new, True)
+        assert len(double.said(VersionVerified)) == 3
+        assert seed._receiver._sent[facts.form] == sent
+
+
+async def test_a_chunk_that_rots_in_the_current_slot_is_not_copied_into_the_next(
+    double: CoordinatorDouble, tmp_path: Path
+) -> None:
+    async with a_seed(double), a_worker(double, tmp_path / "one") as one:
+        names = await double.peers(2)
+        await spread(double, 0, names["seed"], names["one"])
+        await double.until_said(RefitDone)
+        [path] = one._state._versions._standing.values()
+        await asyncio.to_thread(write_at, Path(path) / "config.json", b"rot", 0)  # the same in all versions
+        _, digest = await spread(double, 1, names["seed"], names["one"])
+        done = await double.until_said(RefitDone, count=2)
+        assert (done.version, done.digest) == (1, digest)
+        assert not double.said(ApplyFailed)
 
 
 async def test_leases_outlive_the_control_link(double: CoordinatorDouble, tmp_path: Path) -> None:
