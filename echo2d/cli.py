@@ -246,7 +246,7 @@ def bench() -> None:
 @click.option("--kill", type=float, help="SIGKILL for the busiest fast relay at this share of a version.")
 @click.option("--partition", type=float, help="Silence from it, likewise, instead.")
 @click.option("--corrupt", type=float, help="The share of its frames that it spoils.")
-@click.option("--against", default="", help="Also measure: star,libtorrent; after each warm round once.")
+@click.option("--against", default="", help="Also measure: star,libtorrent,aria2; after each warm round once.")
 @click.option("--run-dir", type=DIRECTORY, help="Kept with all logs; a temporary one if left out.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def bench_broadcast(
