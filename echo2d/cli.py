@@ -248,22 +248,31 @@ def bench() -> None:
 @click.option("--corrupt", type=float, help="The share of its frames that it spoils.")
 @click.option("--against", default="", help="Also measure: star,libtorrent,aria2; after each warm round once.")
 @click.option("--run-dir", type=DIRECTORY, help="Kept with all logs; a temporary one if left out.")
+@click.option("--plot", type=FILE, help="Also measure 2, 4, 8, ... peers, and draw T_verify (.png, .svg, .pdf).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def bench_broadcast(
-    scenario: Path | None, undialable: float, rounds: int, queue: str, against: str, **options: Any
+    scenario: Path | None,
+    undialable: float,
+    rounds: int,
+    queue: str,
+    against: str,
+    plot: Path | None,
+    **options: Any,
 ) -> None:
     """Measure how long versions take to spread: real daemons, emulated links (Linux, root, cc).
 
     Coordinator, seed and workers run in network namespaces of their own. Exit code 1: somebody has not verified.
     """
     from echo2d.bench.broadcast import Broadcast, run_broadcast, with_undialable
+    from echo2d.bench.broadcast_plot import run_plot
     from echo2d.sim.scenario_file import load_scenario, parse_seconds, scenario_of
 
     trouble = {name: options.pop(name) for name in ("kill", "partition", "corrupt", "run_dir", "as_json")}
     played = scenario_of(**options) if scenario is None else load_scenario(scenario)
     rivals = tuple(filter(None, against.split(",")))
     played = with_undialable(played, undialable)
-    sys.exit(run_broadcast(Broadcast(played, rounds, parse_seconds(queue), against=rivals, **trouble)))
+    wanted = Broadcast(played, rounds, parse_seconds(queue), against=rivals, **trouble)
+    sys.exit(run_broadcast(wanted) if plot is None else run_plot(wanted, plot))
 
 
 @bench.command("coordinator")
