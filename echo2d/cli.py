@@ -3,13 +3,14 @@
 Exit codes: 0 done, 1 failed while running, 2 the operator's mistake (one clear line, no traceback).
 """
 
+import gc
 import json
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -54,7 +55,13 @@ def _serve(program: Callable[[], Coroutine[Any, Any, int]], log_level: str, *, l
     from echo2d.runtime.logs import LEVELS, start_logging
 
     start_logging(LEVELS[log_level], as_json=log_json)
-    sys.exit(run_daemon(program))
+    _end(run_daemon(program))
+
+
+def _end(code: int) -> NoReturn:
+    """Without a search for garbage in all that was loaded: with torch that takes a second, and the process ends."""
+    gc.freeze()
+    sys.exit(code)
 
 
 @main.command()
@@ -221,7 +228,7 @@ def demo(steps: int | None, **options: Any) -> None:
     """Watch a small language model get better: coordinator, workers and learner on this machine."""
     from echo2d.bench.demo import STEPS, Demo, run_demo
 
-    sys.exit(run_demo(Demo(steps=STEPS if steps is None else steps, **options)))
+    _end(run_demo(Demo(steps=STEPS if steps is None else steps, **options)))
 
 
 @main.group()
