@@ -169,10 +169,9 @@ class Relay:
 
     def _serve(self, link: Link, now: float) -> None:
         """Gives the link whatever waits for it; single frames only when the stripes need nothing."""
-        link.serve(self._out)
         for spread in self._spreads.values():
-            if spread.is_root:
-                spread.bind(now, self._out)
+            self._bind_all(spread, now)
+        link.serve(self._out)
         if link.wants:
             answer_wants(link, self._spreads, self._out)
 

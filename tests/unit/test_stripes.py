@@ -137,6 +137,21 @@ def test_a_stripe_that_stands_still_holds_up_nobody(weighted: Peer) -> None:
     assert len(frames_to(LEFT, sent)) == 3
 
 
+def test_a_stripe_that_another_lane_of_the_link_is_behind_in_starves_nobody(peer: Peer) -> None:
+    """Both children get stripe 0, LEFT alone stripe 1; RIGHT is fast, so that there is always more of 0 for LEFT."""
+    peer.plan((None, (LEFT, RIGHT)), (None, (LEFT,)), weights=(0.5, 0.5))
+    peer(LinkUp(LEFT))
+    peer(LinkUp(RIGHT))
+    peer.asked(LEFT, 2, 0)
+    peer.asked(RIGHT, 2, 0)
+    peer(TableHeld(FORM, SegmentId(0), (LEAD_BYTES,) * len(MANY)))
+    while_ready(peer, RIGHT, peer(FramesFound(FORM, MANY[:30])))
+    peer.asked(LEFT, 4, 1)
+    peer(FramesFound(FORM, MANY[30:]))
+    sent = peer(PeerReady(LEFT))
+    assert [action.sequence for action in sent if isinstance(action, SendFrame) and action.stream == 4]
+
+
 def test_a_child_that_holds_a_frame_gets_its_header(root: Peer) -> None:
     root(HaveHeard(LEFT, FORM, (TABLE, FRAMES[1])))
     sent = root.asked(LEFT, 2)
