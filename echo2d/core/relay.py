@@ -73,7 +73,7 @@ from echo2d.core.streams import (
     say_have,
     what_is_wrong,
 )
-from echo2d.core.stripes import LANE_FRAMES_MAX, Lane, Link, Spread, Stripe
+from echo2d.core.stripes import Lane, Link, Spread, Stripe
 from echo2d.core.transfer import Transfer
 from echo2d.errors import PeerFault
 
@@ -164,7 +164,7 @@ class Relay:
     def _on_ready(self, peer: PeerId, now: float) -> None:
         link = self._links.get(peer)
         if link is not None:
-            link.room = LANE_FRAMES_MAX
+            link.room = link.room_max
             self._serve(link, now)
 
     def _serve(self, link: Link, now: float) -> None:
@@ -488,7 +488,7 @@ class Relay:
             spread.check()
         for peer, link in self._links.items():
             assert link.peer == peer
-            assert 0 <= link.room <= LANE_FRAMES_MAX
+            assert 0 <= link.room <= link.room_max
             assert all(lane.stripe.lanes[peer] is lane for lane in link.lanes)
             assert all(stripe.stream == number and stripe.parent == peer for number, stripe in link.incoming.items())
         stripes = [stripe for spread in self._spreads.values() for stripe in spread.stripes.values()]
