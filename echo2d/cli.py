@@ -239,7 +239,7 @@ def simulate(scenario: Path, *, peers: int | None, size: str | None, shape: str 
 
     world = World(load_scenario(scenario, peers=peers, bytes=size, shape=shape), check_every=CHECK_EVERY_LONG)
     began, cpu_began = time.perf_counter(), time.process_time()
-    with click.progressbar(length=1000, label="of the predicted time", file=sys.stderr) as bar:
+    with click.progressbar(length=1000, file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
         try:
             outcome = world.run(lambda share: bar.update(max(0, int(1000 * min(share, 1.0)) - bar.pos)))
         except StuckError as error:
