@@ -7,7 +7,7 @@ table of a segment precedes the segment's payload in every stripe. One stripe at
     following --(StreamClosed DONE)--> ended
     following --(link down, stream closed, bad frame)--> no stream, broken: ReportEdgeBroken, repair
     following --(no frame in STALL_GAPS expected gaps)--> following, broken: ReportEdgeBroken, repair
-    ended     --(nothing for LINK_S, and frames are missing)--> ended: ReportEdgeBroken, repair
+    ended     --(so have all, nothing for LINK_S, and frames are missing)--> ended: ReportEdgeBroken, repair
     broken    --(a stream opens, a frame comes)--> not broken
 
 A form of which something may be here already is neither followed nor repaired before its FormSearched, for nothing that

@@ -42,7 +42,7 @@ from echo2d.core.relay_io import (
 )
 from echo2d.core.topology import Job, Plan
 from echo2d.sim.clock import Clock
-from echo2d.sim.network import FORM, Network, Node
+from echo2d.sim.network import FORM, TIME_EPSILON_S, Network, Node
 from echo2d.sim.planner import Planner
 from echo2d.sim.scenario import Fault, Scenario
 
@@ -145,7 +145,7 @@ class World:
                 self._stuck()
             if self._events >= tell_at:
                 tell_at += TELL_EVERY
-                told(self._clock.now / self._plan.predicted_s)
+                told(self._clock.now / max(self._plan.predicted_s, TIME_EPSILON_S))
         return self._outcome()
 
     def _outcome(self) -> Outcome:
