@@ -5,7 +5,7 @@ READY := .venv/.ready
 ARGS ?=
 SEARCHES ?= 20  # times that a soak runs the property tests, by chance
 
-.PHONY: setup demo test lab soak mutants check coverage clean
+.PHONY: setup demo test lab soak figures mutants check coverage clean
 
 setup: $(READY)
 
@@ -29,6 +29,9 @@ lab: $(READY)
 soak: $(READY)
 	$(BIN)/pytest -m soak $(ARGS)
 	for i in $$(seq $(SEARCHES)); do $(BIN)/pytest tests/property --hypothesis-profile=search --timeout 0 || exit 1; done
+
+figures: $(READY)
+	$(BIN)/python tools/figures.py $(ARGS)
 
 mutants: $(READY)
 	$(BIN)/python tools/mutants.py $(ARGS)

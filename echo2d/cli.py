@@ -231,6 +231,35 @@ def demo(steps: int | None, **options: Any) -> None:
     _end(run_demo(Demo(steps=STEPS if steps is None else steps, **options)))
 
 
+@main.command()
+@click.argument("scenario", type=FILE)
+@click.option("--peers", type=click.IntRange(1, 10_000), help="Beside the seed, instead of the file's.")
+@click.option("--bytes", "size", help="Of the version, instead of the file's: 80MB, 1GiB.")
+@click.option("--shape", type=click.Choice(["auto", "star", "chain"]), help="Of the plan, instead of the file's.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a line for each figure.")
+def simulate(scenario: Path, *, peers: int | None, size: str | None, shape: str | None, as_json: bool) -> None:
+    """Play a broadcast in virtual time: the real relays and planner on the links of a TOML file."""
+    import time
+
+    from echo2d.sim.scenario_file import load_scenario
+    from echo2d.sim.world import CHECK_EVERY_LONG, StuckError, World
+
+    world = World(load_scenario(scenario, peers=peers, bytes=size, shape=shape), check_every=CHECK_EVERY_LONG)
+    began, cpu_began = time.perf_counter(), time.process_time()
+    with click.progressbar(length=1000, file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
+        try:
+            outcome = world.run(lambda share: bar.update(max(0, int(1000 * min(share, 1.0)) - bar.pos)))
+        except StuckError as error:
+            raise Fault(str(error)) from error
+    times = {"wall_s": time.perf_counter() - began, "cpu_s": time.process_time() - cpu_began}
+    facts = {**outcome.facts(), **times}
+    if as_json:
+        click.echo(json.dumps(facts))
+        return
+    for name, value in facts.items():
+        click.echo(f"{name:15}{value:,.3f}" if isinstance(value, float) else f"{name:15}{value:,}")
+
+
 @main.group()
 def bench() -> None:
     """Measure the real thing under a bounded load."""

@@ -4,7 +4,8 @@ A relay stripe is carried by a few peers, its carriers: the seed sends to the fi
 and everybody else hangs below them, on each in proportion to its uplink. No peer carries two stripes, and a stripe's
 weight follows what its carriers can send. One carrier a stripe is the one-hop relay (Mutualcast), which reaches the
 bound whatever the uplinks are; all peers in one stripe are a chain if they are alike; none are a star; a few dozen
-carriers in each of some stripes are the two-level plan of large swarms. What the seed has to spare it sends straight.
+carriers in each of some stripes are the two-level plan of large swarms. What the seed has to spare it sends straight:
+to a few the first of every stripe, or, in a small swarm, to everybody a stripe of its own.
 
 How many peers carry (the fastest first: slow ones only delay the last frame), in how many stripes, is searched: a
 frame takes (N - 1) f / U to get through carriers of uplink U together, at every level of their tree. All candidates
@@ -204,15 +205,17 @@ class _Swarm:
         return self.job.wire_bytes / rate + levels * per_hop, choice.stripes, choice.carriers
 
     def build(self, choice: _Choice) -> tuple[Stripe, ...]:
-        """The stripes with their weights; the last one may be the seed's own star."""
-        trees = [self._tree(carriers) for carriers in self._crews(choice)]
+        """The stripes with their weights; in a small swarm the last one may be the seed's own star."""
+        large = len(self.peers) > LARGE_SWARM
+        share = uplink(self.seed) / choice.stripes if large else 0.0
+        trees = [self._tree(carriers, share) for carriers in self._crews(choice)]
         rates = self._rates(trees)
         spare = uplink(self.seed) - sum(
             rate * len(tree.children(self.seed.peer)) for rate, tree in zip(rates, trees, strict=True)
         )
         total = sum(rates)
         direct = spare / len(self.peers)
-        if direct > WEIGHT_MIN * total:
+        if not large and direct > WEIGHT_MIN * total:
             trees.append(_star(self.seed, self.peers))
             rates.append(direct)
             total += direct
@@ -230,15 +233,20 @@ class _Swarm:
             sent = self.reach[number + 1]
         return crews
 
-    def _tree(self, crew: Sequence[PeerFacts]) -> Tree:
-        """Carriers first, those with most children on top; then everybody else, below whoever has room."""
-        quotas = _quotas([_stepped(facts) for facts in crew], len(self.peers) - 1)
+    def _tree(self, crew: Sequence[PeerFacts], seed_share: float) -> Tree:
+        """Carriers first, those with most children on top; then everybody else, below whoever has room.
+
+        seed_share: of the seed's uplink, for this tree; it has one child at least.
+        """
+        uplinks = [_stepped(facts) for facts in crew]
+        own = max(1, round(len(self.peers) * seed_share / (seed_share + sum(uplinks))))
+        quotas = _quotas(uplinks, len(self.peers) - own)
         ranked = sorted(zip(quotas, crew, strict=True), key=lambda one: (-one[0], one[1].address is None))
         carriers = [facts for _, facts in ranked]
         among = {facts.peer for facts in carriers}
         leaves = [facts for facts in self.peers if facts.peer not in among]
         leaves.sort(key=lambda one: one.address is not None)  # those who cannot be dialled choose first
-        places = _Places(self.seed, ranked)
+        places = _Places(self.seed, [(own, self.seed), *ranked])
         for facts in (*carriers, *leaves):
             places.put(facts)
         return Tree(self.seed.peer, places.parents)
@@ -301,7 +309,7 @@ class _Places:
     def __init__(self, seed: PeerFacts, carriers: Sequence[tuple[int, PeerFacts]]) -> None:
         self._seed = seed
         self._quota = {facts.peer: quota for quota, facts in carriers}
-        self._open: deque[PeerFacts] = deque()
+        self._open = deque([seed])
         self.parents: dict[PeerId, PeerId] = {}
 
     def put(self, facts: PeerFacts) -> None:

@@ -88,7 +88,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Plan:
-    """peers[0] is the root. predicted_s, bound_s: T_verify by the cost model, and no plan can be faster."""
+    """peers[0] is the root. predicted_s, bound_s: T_verify by the cost model, and no plan can be faster.
+
+    joined: the peers that came, or got a new place, since the plan was made.
+    """
 
     plan_id: PlanId
     generation: Generation
@@ -98,6 +101,7 @@ class Plan:
     stripes: tuple[Stripe, ...]
     predicted_s: float
     bound_s: float
+    joined: frozenset[PeerId] = frozenset()
 
     @property
     def form(self) -> FormId:
@@ -128,6 +132,7 @@ class Plan:
         """Every stripe reaches every peer once, without a cycle, over edges that can come about."""
         facts = self.facts()
         assert len(facts) == len(self.peers)
+        assert self.joined <= facts.keys()
         assert 0 < len(self.stripes) <= STRIPES_MAX
         assert abs(sum(stripe.weight for stripe in self.stripes) - 1.0) < 1e-9
         for stripe in self.stripes:
