@@ -18,32 +18,16 @@ from echo2d.core.coordinator_io import (
     SendRoot,
 )
 from echo2d.core.ids import Epoch, PublishSeq
-from echo2d.core.messages import PROTOCOL_VERSION, Drain, Hello, SignedRoot, Welcome
+from echo2d.core.messages import Drain, SignedRoot, Welcome
 from echo2d.errors import OperatorFault
-from echo2d.net.auth import TokenFile, load_or_make_key, read_token_file, verify_root
+from echo2d.net.auth import TokenFile, verify_root
 from echo2d.net.control import ControlLink, Identity, enrol
 from echo2d.runtime import coordinator_loop
-from echo2d.runtime.coordinator import Opened
-from echo2d.runtime.tokens import create_token, list_tokens, revoke_token
+from echo2d.runtime.tokens import list_tokens, revoke_token
 from tests.control_kit import Owner
-from tests.loopback.scripted_core import Script, config, run_dir, script, serving
+from tests.loopback.scripted_core import HELLO, Script, config, enrolled, run_dir, script, serving, worker_token
 
 __all__ = ["config", "run_dir", "script"]
-
-HELLO = Hello(PROTOCOL_VERSION, None, "worker", "box", "boot", 4, None, None, (), (), ())
-
-
-def worker_token(run_dir: Path, url: str) -> TokenFile:
-    out = run_dir / "box.token"
-    create_token(run_dir, "box", role="worker", url=url, out=out, max_workers=1, expires="1h")
-    return read_token_file(out)
-
-
-async def enrolled(run_dir: Path, opened: Opened) -> Identity:
-    token = await asyncio.to_thread(worker_token, run_dir, opened.url)
-    key = await asyncio.to_thread(load_or_make_key, run_dir / "box.key")
-    await enrol(opened.url, token, key, rng=random.Random(1), patience_s=1.0)
-    return Identity(key, bytes.fromhex(token.run_key))
 
 
 @pytest.fixture
