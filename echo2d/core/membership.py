@@ -66,6 +66,7 @@ class Peer:
     accepted: int = 0
     refit_pause_s: float | None = None
     uplink: float | None = None  # bytes/s, as its receivers measured it
+    pace: float | None = None  # bytes/s that it sends at most; None: as fast as it can
     memory_ok: bool | None = None
     failures: int = 0  # leases failed since the last accepted result
     rest_until: float = 0.0

@@ -9,12 +9,14 @@ Not here: what makes a publish acceptable (`versions`), forms and plans (`spread
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from echo2d.core.broadcasts import Broadcasts
 from echo2d.core.coordinator_io import (
     Action,
     CoordinatorRules,
+    Persist,
+    RatesMeasured,
     Send,
     SendRoot,
     StopRun,
@@ -38,7 +40,7 @@ from echo2d.core.messages import (
     VersionVerified,
 )
 from echo2d.core.plan_edges import edge_secret
-from echo2d.core.rates import Rates
+from echo2d.core.rates import PeerRate, Rates
 from echo2d.core.roots import Root
 from echo2d.core.spread import Spread
 from echo2d.core.topology import Plan
@@ -66,6 +68,7 @@ class Publishing:
         figures: Figures,
         plan_secret: bytes,
         tag: int,
+        rates: Iterable[PeerRate],
         now: float,
     ) -> None:
         self._rules = rules
@@ -75,7 +78,7 @@ class Publishing:
         self._plan_secret = plan_secret
         self._next_plan = tag << TAG_SHIFT
         self._broadcasts = Broadcasts(figures)
-        self._rates = Rates()
+        self._rates = Rates(rates)
         self._last_plan: Plan | None = None  # of the version before
         self._waiting: VersionPublished | None = None
         self._awaited: Peer | None = None  # one of those for whom a waiting version waited last
@@ -141,6 +144,7 @@ class Publishing:
     def joined(self, peer: Peer, *, renewed: bool, now: float) -> list[Action]:
         """A peer said hello: the seed gets its orders, the others the newest root and a place in the plan."""
         self.served(peer, now=now)
+        self._rate(peer)
         if peer.kind == "seed":
             return self._seed_joined(peer, renewed=renewed)
         spread = self.spreading
@@ -213,9 +217,9 @@ class Publishing:
         spread = self._current(message.form)
         if spread is None:
             return []
+        self._measure(spread, peer.peer, message)
         if peer.kind != "seed":
             spread.received[peer.peer] = message.payload_bytes
-            self._measure(spread, peer.peer, message)
             return []
         spread.seed_sent_bytes = max(spread.seed_sent_bytes, message.sent_bytes)
         if spread.totals is not None and spread.totals.wire_bytes:
@@ -366,25 +370,31 @@ class Publishing:
             actions += self._send_root(self._members.receivers(), root)
         return [*actions, *(self._plan(spread, seed) if roots and spread.plan is None else [])]
 
-    def _measure(self, spread: Spread, receiver: PeerId, message: TransferReport) -> None:
-        """What it got from its parents; a stranger's links are none of the plan's."""
+    def _measure(self, spread: Spread, peer: PeerId, message: TransferReport) -> None:
+        """What it got from others, and for how long they took less of it than there was."""
         if spread.record.full_bytes < MEASURED_BYTES_MIN:
             return
-        parents = spread.parents(receiver)
         for sample in message.links:
-            if sample.peer in parents and math.isfinite(sample.seconds):
-                self._rates.add(sample.peer, receiver, sample.payload_bytes, sample.seconds)
+            if 0 <= sample.seconds < math.inf:
+                self._rates.received(sample.peer, peer, sample.payload_bytes, sample.seconds)
+        for backlog in message.backlogs:
+            if 0 <= backlog.seconds < math.inf:
+                self._rates.backlogged(peer, backlog.peer, backlog.seconds)
 
     def _plan(self, spread: Spread, seed: Peer) -> list[Action]:
         plan_id = PlanId(self._next_plan)
         self._next_plan += 1
         receivers = self._members.receivers()
+        changed = self._rates.judge()
         for peer in (seed, *receivers):
-            peer.uplink = self._rates.uplink(peer.peer)
+            self._rate(peer)
         last = spread.plan or self._last_plan
         actions = self._send(spread.make_plan(plan_id, self._rules, seed, receivers, last))
-        self._rates.keep(spread.links())
-        return actions
+        self._rates.begin({} if spread.plan is None else spread.plan.shares)
+        return [*([Persist(RatesMeasured(changed))] if changed else []), *actions]
+
+    def _rate(self, peer: Peer) -> None:
+        peer.uplink, peer.pace = self._rates.uplink(peer.peer), self._rates.pace(peer.peer)
 
     def _forget_old(self, seed: Peer) -> list[Action]:
         forms, self._old_forms = list(self._old_forms), {}

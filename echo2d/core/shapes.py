@@ -75,7 +75,7 @@ def plan_again(last: Plan, plan_id: PlanId, job: Job, seed: PeerFacts, peers: Se
         return None
     if not all(_like(facts, now[facts.peer]) for facts in last.peers):
         return None
-    moved = tuple(replace(facts, address=now[facts.peer].address) for facts in last.peers)
+    moved = tuple(replace(facts, address=now[facts.peer].address, pace=now[facts.peer].pace) for facts in last.peers)
     return _plan(plan_id, job, last.shape, moved, last.stripes)
 
 

@@ -31,7 +31,7 @@ Secret = Callable[[PeerId, PeerId], bytes]
 
 def peer_facts(peer: Peer) -> PeerFacts:
     """What the planner may count on; downlinks are not measured."""
-    return PeerFacts(peer.peer, peer.uplink, None, peer.listen)
+    return PeerFacts(peer.peer, peer.uplink, None, peer.listen, pace=peer.pace)
 
 
 @dataclass(slots=True)
@@ -181,15 +181,6 @@ class Spread:
         if said > ACCUSATIONS_MAX + 1:
             return {}
         return self.make_leaf(accused if said <= ACCUSATIONS_MAX else accuser)
-
-    def links(self) -> frozenset[tuple[PeerId, PeerId]]:
-        """(parent, child) of every edge of the plan."""
-        return frozenset() if self.plan is None else self.plan.links
-
-    def parents(self, child: PeerId) -> frozenset[PeerId]:
-        """Whom it gets its stripes from."""
-        stripes = () if self.plan is None else self.plan.stripes
-        return frozenset(stripe.tree.parents[child] for stripe in stripes if child in stripe.tree.parents)
 
     def neighbours(self, peer: PeerId) -> set[PeerId]:
         """Those it shares an edge with; it cannot know of others whether they are at fault."""

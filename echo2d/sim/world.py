@@ -13,6 +13,7 @@ from blake3 import blake3
 
 from echo2d.core.ids import PeerId, SegmentId, frame_id
 from echo2d.core.plan_edges import edges_for
+from echo2d.core.rates import Rates
 from echo2d.core.relay import Relay
 from echo2d.core.relay_io import (
     Accuse,
@@ -81,14 +82,18 @@ class Outcome:
 
 
 class World:
-    """Plays one scenario. check_every: events between two checks of a relay (all are checked at the end)."""
+    """Plays one scenario. check_every: events between two checks of a relay (all are checked at the end).
 
-    def __init__(self, scenario: Scenario, *, check_every: int = CHECK_EVERY) -> None:
+    rates: what the planner knows of the peers, and learns from this version; None: it knows their links as they are.
+    """
+
+    def __init__(self, scenario: Scenario, *, check_every: int = CHECK_EVERY, rates: Rates | None = None) -> None:
         self._scenario = scenario
         self._check_every = check_every
         self._segments = tuple(scenario.segments())
         self._encoded = 0
-        self._nodes = [Node(number, spec) for number, spec in enumerate(scenario.peers)]
+        self._rates = rates
+        self._nodes = [Node(number, spec, rates) for number, spec in enumerate(scenario.peers)]
         self._by_peer = {node.peer: node for node in self._nodes}
         job = Job(FORM, scenario.wire_bytes, scenario.frame_bytes)
         self._planner = Planner(job, scenario.shape, scenario.chains)
@@ -116,7 +121,19 @@ class World:
         while self._waiting or self._to_come:
             if not self._clock.step(self._scenario.limit_s):
                 self._stuck()
+        if self._rates is not None:
+            self._measure(self._rates)
         return self._outcome()
+
+    def _measure(self, rates: Rates) -> None:
+        """What both ends of every link tell the coordinator."""
+        assert self._planner.plan is not None
+        rates.begin(self._planner.plan.shares)
+        for node in self._nodes:
+            for peer, way in node.ways.items():
+                rates.received(node.peer, peer, *way.meter.take())
+                rates.backlogged(node.peer, peer, way.backlog.take())
+        rates.judge()
 
     def _outcome(self) -> Outcome:
         for node in self._nodes:

@@ -8,9 +8,10 @@ import pytest
 
 from echo2d.core import publishing
 from echo2d.core.coordinator_io import DeadlinePassed, DeleteVersion, PeerConnected, PeerSaid, SendRoot, SessionId
-from echo2d.core.ids import Digest, FormId, FrameId, Generation, PlanId, SegmentId, Version
+from echo2d.core.ids import Digest, FormId, FrameId, Generation, PeerId, PlanId, SegmentId, Version
 from echo2d.core.messages import (
     ApplyFailed,
+    Backlog,
     EdgeBroken,
     EncodeFailed,
     EncodeVersion,
@@ -27,9 +28,11 @@ from echo2d.core.messages import (
     VersionVerified,
 )
 from echo2d.core.publishing import ENCODE_FAILURES_MAX, ENCODE_RETRY_S, FIXED_S
+from echo2d.core.rates import PACE
 from echo2d.core.roots import Root
-from echo2d.core.spread import ACCUSATIONS_MAX, TOLD_MAX
+from echo2d.core.spread import ACCUSATIONS_MAX, TOLD_MAX, Spread
 from tests.coordinator_world import Peer, World, rules, train, version_digest
+from tests.plan_kit import MB
 
 
 def published(*workers: str, kind: str = "chain") -> World:
@@ -268,6 +271,11 @@ def test_who_shares_no_edge_accuses_nobody() -> None:
     assert sum(len(messages(peer, PlanEdges)) for peer in world.peers.values()) == told
 
 
+def parents_of(spread: Spread, child: PeerId) -> set[PeerId]:
+    assert spread.plan is not None
+    return {parent for parent, below in spread.plan.shares if below == child}
+
+
 def test_who_accuses_all_its_parents_becomes_a_leaf_itself() -> None:
     world = published("a", "b", "c", "d", "e")
     world.drain()
@@ -276,13 +284,13 @@ def test_who_accuses_all_its_parents_becomes_a_leaf_itself() -> None:
     liar = world.peers["c"]
     accused = []
     for _ in range(ACCUSATIONS_MAX):
-        (parent,) = spread.parents(liar.peer)
+        (parent,) = parents_of(spread, liar.peer)
         accused.append(parent)
         world.say(liar, FrameAccused(form_of(world), FrameId(1), parent))
     assert len(set(accused)) == ACCUSATIONS_MAX
     before = messages(liar, PlanEdges)[-1].stripes[0]
     for _ in range(3):
-        (parent,) = spread.parents(liar.peer)
+        (parent,) = parents_of(spread, liar.peer)
         world.say(liar, FrameAccused(form_of(world), FrameId(1), parent))
     after = messages(liar, PlanEdges)[-1].stripes[0]
     assert (after.children, after.parent != before.parent or not before.children) == ((), True)
@@ -428,13 +436,19 @@ def test_an_uplink_is_what_the_children_of_a_plan_measured(bytes_min: int, monke
     world = published("a", "b", kind="star")
     deliver_seed(world)
     seed, stranger = world.peers["seed"].peer, world.peers["b"].peer
-    for name, rate in (("a", 3000), ("b", 1000)):
+    for name, rate in (("a", 3 * MB), ("b", MB)):
         samples = (LinkSample(seed, rate, 1.0), LinkSample(stranger, 10**9, 1.0), LinkSample(seed, 1, math.inf))
         world.say(world.peers[name], TransferReport(form_of(world), 450, samples, 0))
+    backlogs = tuple(Backlog(world.peers[name].peer, 1.0) for name in "ab")
+    world.say(world.peers["seed"], TransferReport(form_of(world), 900, (), 900, backlogs))
     world.drain()
     publish_again(world)
     world.drain()
-    assert [peer.uplink for peer in world.state._members if peer.kind == "seed"] == [None if bytes_min else 4000]
+    assert [peer.uplink for peer in world.state._members if peer.kind == "seed"] == [None if bytes_min else 4 * MB]
+    paces = {edge.pace for edge in messages(world.peers["seed"], PlanEdges)[-1].peers}
+    assert paces == {None if bytes_min else PACE * 2 * MB}
+    world.crash()
+    assert [peer.uplink for peer in world.state._members if peer.kind == "seed"] == [None if bytes_min else 4 * MB]
     assert {worker["uplink"] for worker in world.state.status()["workers"]} == {None}
 
 
