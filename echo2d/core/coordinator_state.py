@@ -212,7 +212,7 @@ class CoordinatorState:
             case FrameAccused():
                 return self._publishing.frame_accused(peer, message)
             case TransferReport():
-                return self._publishing.transferred(peer, message)
+                return self._publishing.transferred(peer, message, now=now)
             case VersionVerified():
                 return self._publishing.verified(peer, message, now=now)
             case ApplyFailed():

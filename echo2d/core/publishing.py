@@ -124,6 +124,8 @@ class Publishing:
             actions += self._order()
         if self._apply_at is not None and now >= self._apply_at:
             actions += self._apply_again()
+        if now >= self._learn_at():
+            actions += self._learn()
         needed = [each.path for each in (self._waiting, self._record()) if each is not None]
         return [*actions, *self._versions.surplus(needed)]
 
@@ -137,7 +139,13 @@ class Publishing:
             times.append(self._impatient_at(self.spreading))
         if self.spreading is not None and self.spreading.untold:
             times.append(self.spreading.started_at)
+        if self._learn_at() < math.inf:
+            times.append(self._learn_at())
         return min(times, default=None)
+
+    def _learn_at(self) -> float:
+        spread = self.spreading
+        return math.inf if spread is None or spread.learn_at is None else spread.learn_at
 
     # --- peers that come and go
 
@@ -213,10 +221,11 @@ class Publishing:
         self._apply_at = again_at if self._apply_at is None else min(self._apply_at, again_at)
         return [note, *([] if before else self._send(spread.make_leaf(peer.peer)))]
 
-    def transferred(self, peer: Peer, message: TransferReport) -> list[Action]:
+    def transferred(self, peer: Peer, message: TransferReport, *, now: float) -> list[Action]:
         spread = self._current(message.form)
         if spread is None:
             return []
+        spread.moved(now)
         self._measure(spread, peer.peer, message)
         if peer.kind != "seed":
             spread.received[peer.peer] = message.payload_bytes
@@ -382,16 +391,36 @@ class Publishing:
                 self._rates.backlogged(peer, backlog.peer, backlog.seconds)
 
     def _plan(self, spread: Spread, seed: Peer) -> list[Action]:
-        plan_id = PlanId(self._next_plan)
-        self._next_plan += 1
-        receivers = self._members.receivers()
-        changed = self._rates.judge()
-        for peer in (seed, *receivers):
-            self._rate(peer)
+        """Everybody gets a plan by the rates that the last one has shown."""
+        receivers, actions = self._members.receivers(), self._judge(seed)
         last = spread.plan or self._last_plan
-        actions = self._send(spread.make_plan(plan_id, self._rules, seed, receivers, last))
+        edges = spread.make_plan(self._new_plan_id(), self._rules, seed, receivers, last)
         self._rates.begin({} if spread.plan is None else spread.plan.shares)
-        return [*([Persist(RatesMeasured(changed))] if changed else []), *actions]
+        return [*actions, *self._send(edges)]
+
+    def _learn(self) -> list[Action]:
+        """The first bytes have shown what was guessed. After another plan only gaps are filled, which shows nothing."""
+        spread, seed = self.spreading, self._members.seed
+        assert spread is not None
+        if seed is None:
+            spread.learn_at = math.inf
+            return []
+        actions = self._judge(seed)
+        edges = spread.learn(self._new_plan_id(), self._rules, seed, self._members.receivers())
+        if not edges and spread.plan is not None:
+            self._rates.begin(spread.plan.shares)
+        return [*actions, *self._send(edges)]
+
+    def _judge(self, seed: Peer) -> list[Action]:
+        """The rates by all that was reported so far."""
+        changed = self._rates.judge()
+        for peer in (seed, *self._members.receivers()):
+            self._rate(peer)
+        return [Persist(RatesMeasured(changed))] if changed else []
+
+    def _new_plan_id(self) -> PlanId:
+        self._next_plan += 1
+        return PlanId(self._next_plan - 1)
 
     def _rate(self, peer: Peer) -> None:
         peer.uplink, peer.pace = self._rates.uplink(peer.peer), self._rates.pace(peer.peer)

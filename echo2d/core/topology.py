@@ -130,6 +130,11 @@ class Plan:
         """How many times the whole form each peer sends; those that send nothing are left out."""
         return copies(self.stripes)
 
+    @property
+    def is_guess(self) -> bool:
+        """Whether somebody passes something on whose uplink was never measured."""
+        return any(facts.uplink is None for facts in self.peers if facts.peer in self.copies())
+
     def check(self) -> None:
         """Every stripe reaches every peer once, without a cycle, over edges that can come about."""
         facts = self.facts()

@@ -92,8 +92,7 @@ class Node:
         address = Address(f"peer-{number}", 1) if spec.reachable else None
         self.facts = PeerFacts(self.peer, spec.uplink, spec.downlink, address, latency_s=spec.latency_s)
         if rates is not None:
-            uplink, pace = rates.uplink(self.peer), rates.pace(self.peer)
-            self.facts = PeerFacts(self.peer, uplink, None, address, pace=pace)
+            self.learn(rates)
         self.relay: Relay | None = None
         self.disk: Transfer | None = None
         self.boots = 0
@@ -106,6 +105,11 @@ class Node:
         self.down_s = 1 / spec.downlink
         self.sent_bytes = 0
         self.arrived_s: float | None = None
+
+    def learn(self, rates: Rates) -> None:
+        """These rates are what the planner knows from now on."""
+        uplink, pace = rates.uplink(self.peer), rates.pace(self.peer)
+        self.facts = PeerFacts(self.peer, uplink, None, self.facts.address, pace=pace)
 
     def kept(self, segment: int) -> tuple[FrameId, ...]:
         """The frames of this segment on disk, its table first; none without the table."""

@@ -41,6 +41,7 @@ from echo2d.core.relay_io import (
     TableHeld,
     WantHeard,
 )
+from echo2d.core.spread import LEARN_S
 from echo2d.core.topology import Job
 from echo2d.sim.clock import Clock
 from echo2d.sim.network import FORM, Network, Node
@@ -93,6 +94,7 @@ class World:
         self._segments = tuple(scenario.segments())
         self._encoded = 0
         self._rates = rates
+        self._measured = True  # what its links carry belongs to one plan
         self._nodes = [Node(number, spec, rates) for number, spec in enumerate(scenario.peers)]
         self._by_peer = {node.peer: node for node in self._nodes}
         job = Job(FORM, scenario.wire_bytes, scenario.frame_bytes)
@@ -117,6 +119,8 @@ class World:
             self._to_come += 1
             self._clock.after(fault.at_s, self._die, self._nodes[fault.peer], fault)
         self._tell(self._planner.start(present[0].facts, [node.facts for node in present[1:]]))
+        if self._rates is not None and self._planner.plan is not None and self._planner.plan.is_guess:
+            self._clock.after(LEARN_S, self._learn, self._rates)
         self._encode(self._nodes[0].boots)
         while self._waiting or self._to_come:
             if not self._clock.step(self._scenario.limit_s):
@@ -125,10 +129,20 @@ class World:
             self._measure(self._rates)
         return self._outcome()
 
+    def _learn(self, rates: Rates) -> None:
+        """What the first seconds have shown may give a better plan."""
+        self._measure(rates)
+        present = [node for node in self._nodes if node.relay is not None]
+        for node in present:
+            node.learn(rates)
+        told = self._planner.learn(present[0].facts, [node.facts for node in present[1:]])
+        self._tell(told)
+        self._measured = not told
+
     def _measure(self, rates: Rates) -> None:
         """What both ends of every link tell the coordinator."""
         assert self._planner.plan is not None
-        rates.begin(self._planner.plan.shares)
+        rates.begin(self._planner.plan.shares if self._measured else {})
         for node in self._nodes:
             for peer, way in node.ways.items():
                 rates.received(node.peer, peer, *way.meter.take())

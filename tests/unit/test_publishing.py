@@ -30,7 +30,7 @@ from echo2d.core.messages import (
 from echo2d.core.publishing import ENCODE_FAILURES_MAX, ENCODE_RETRY_S, FIXED_S
 from echo2d.core.rates import PACE
 from echo2d.core.roots import Root
-from echo2d.core.spread import ACCUSATIONS_MAX, TOLD_MAX, Spread
+from echo2d.core.spread import ACCUSATIONS_MAX, LEARN_S, TOLD_MAX, Spread
 from tests.coordinator_world import Peer, World, rules, train, version_digest
 from tests.plan_kit import MB
 
@@ -450,6 +450,53 @@ def test_an_uplink_is_what_the_children_of_a_plan_measured(bytes_min: int, monke
     world.crash()
     assert [peer.uplink for peer in world.state._members if peer.kind == "seed"] == [None if bytes_min else 4 * MB]
     assert {worker["uplink"] for worker in world.state.status()["workers"]} == {None}
+
+
+def report_chain(world: World, rates: dict[str, float]) -> None:
+    """Every peer of a chain says that it got so many bytes/s of its parent, who had always more to send."""
+    spread = world.state._publishing.spreading
+    assert spread is not None
+    assert spread.plan is not None
+    for parent, child in spread.plan.shares:
+        links = (LinkSample(parent, round(rates[parent] * LEARN_S), LEARN_S),)
+        world.say(world.peers[child], TransferReport(spread.form, 450, links, 0))
+        world.say(world.peers[parent], TransferReport(spread.form, 450, (), 450, (Backlog(PeerId(child), LEARN_S),)))
+
+
+@pytest.mark.parametrize("slow", [True, False])
+def test_a_plan_made_by_guess_is_made_again_when_the_first_bytes_show_that_it_is_bad(
+    monkeypatch: pytest.MonkeyPatch, *, slow: bool
+) -> None:
+    monkeypatch.setattr(publishing, "MEASURED_BYTES_MIN", 0)
+    world = published("a", "b", "c")
+    deliver_seed(world)
+    first = {name: messages(peer, PlanEdges)[-1] for name, peer in world.peers.items()}
+    culprit = next(name for name in "abc" if first[name].stripes[0].parent == "seed")
+    report_chain(world, {name: 1000.0 if slow and name == culprit else 10.0 * MB for name in world.peers})
+    world.drain()
+    world.pass_time(LEARN_S)
+    told = {name: messages(peer, PlanEdges) for name, peer in world.peers.items()}
+    assert {len(parts) for parts in told.values()} == {2 if slow else 1}
+    assert (told[culprit][-1].stripes[0].children == ()) == slow
+    assert {parts[-1].plan == first["seed"].plan for parts in told.values()} == {not slow}
+    report_chain(world, dict.fromkeys(world.peers, 1000.0))
+    world.pass_time(LEARN_S)
+    assert {len(messages(peer, PlanEdges)) for peer in world.peers.values()} == {2 if slow else 1}
+
+
+def test_a_plan_by_rates_that_are_known_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishing, "MEASURED_BYTES_MIN", 0)
+    world = published("a", "b", "c")
+    deliver_seed(world)
+    report_chain(world, dict.fromkeys(world.peers, 10.0 * MB))
+    world.drain()
+    world.pass_time(LEARN_S)
+    publish_again(world)
+    deliver_seed(world)
+    report_chain(world, dict.fromkeys(world.peers, 1000.0))
+    told = sum(len(messages(peer, PlanEdges)) for peer in world.peers.values())
+    world.pass_time(LEARN_S)
+    assert sum(len(messages(peer, PlanEdges)) for peer in world.peers.values()) == told
 
 
 def test_revoked_versions_stop_spreading() -> None:
