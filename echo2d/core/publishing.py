@@ -152,7 +152,7 @@ class Publishing:
     def joined(self, peer: Peer, *, renewed: bool, now: float) -> list[Action]:
         """A peer said hello: the seed gets its orders, the others the newest root and a place in the plan."""
         self.served(peer, now=now)
-        self._rate(peer)
+        peer.uplink, peer.pace = self._rates.uplink(peer.peer), self._rates.pace(peer.peer)
         if peer.kind == "seed":
             return self._seed_joined(peer, renewed=renewed)
         spread = self.spreading
@@ -414,16 +414,15 @@ class Publishing:
     def _judge(self, seed: Peer) -> list[Action]:
         """The rates by all that was reported so far."""
         changed = self._rates.judge()
-        for peer in (seed, *self._members.receivers()):
-            self._rate(peer)
+        receivers = self._members.receivers()
+        rates = self._rates.to_plan_with(seed.peer, [peer.peer for peer in receivers])
+        for peer in (seed, *receivers):
+            peer.uplink, peer.pace = rates.get(peer.peer), self._rates.pace(peer.peer)
         return [Persist(RatesMeasured(changed))] if changed else []
 
     def _new_plan_id(self) -> PlanId:
         self._next_plan += 1
         return PlanId(self._next_plan - 1)
-
-    def _rate(self, peer: Peer) -> None:
-        peer.uplink, peer.pace = self._rates.uplink(peer.peer), self._rates.pace(peer.peer)
 
     def _forget_old(self, seed: Peer) -> list[Action]:
         forms, self._old_forms = list(self._old_forms), {}

@@ -7,7 +7,8 @@ Together that is one sample a version of every peer that passed something on:
 - its rate: of the links it has in the plan, bytes/s over the share of the form they carry; the median of that, times
   all its shares. So one of three receivers or more that lies, or has a slow downlink, does not matter.
 - whether it was held up by its uplink: links of more than half its share were backlogged most of the time. If only a
-  few were, their receivers are slow; if none was, it had nothing to pass on, as all below a slow link in a chain.
+  few were, their receivers are slow; if none was, it had nothing to pass on, as all below a slow link in a chain. A
+  receiver that is itself held up at a lower rate proves nothing: its acknowledgements wait behind what it sends.
 
 A time shorter than the sender's backlog on that link is not believed, nor a rate above the pace; and no sample changes
 a rate by more than a factor of JUMP_MAX. So a single receiver lowers only who says itself that it was held up, and
@@ -25,10 +26,14 @@ The rate follows the samples so, where s is a held-up sample of at least BEHIND_
 A sample of REACHED * pace or more has *reached* the pace and shows only that the uplink is no slower. Only two held-up
 samples in a row lower a rate, to the higher one, and the second is one without pace: a pace that confirms itself would
 shrink for ever. What is not held up only raises. A peer that passes nothing on has its rate raised by RAISE a version,
-up to the usual one: it was perhaps misjudged, and nobody would notice. A rate never seen held up is a least one, and
-counts as the usual one if that is higher. Not here: who is told the pace (`plan_edges`).
+up to the usual one: it was perhaps misjudged, and nobody would notice.
+
+A rate never seen held up is a least one. To plan with it counts as the usual one if that is higher; and as far as all
+uplinks together would otherwise be too little for what the root can send, as up to EXPLORE times as much: what nobody
+is asked for, nobody shows. Not here: who is told the pace (`plan_edges`).
 """
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
@@ -45,6 +50,7 @@ RAISE = 1.05  # the pace to try, over the rate
 RAISES_MAX = 3  # in a row; then a version without pace finds the rate at once
 REST_VERSIONS = 4  # between two tries
 SAMPLE_S_MIN = 0.05  # less is bursts out of buffers
+EXPLORE = 2.0  # more would overload a peer that can do no more by as much
 HELD_UP = 0.8  # of the time: a link is backlogged
 JUMP_MAX = 4.0  # one version changes a rate at most so many times
 UPLINK_MIN = 1.0  # bytes/s: no link is slower, and what a receiver reports must not make the planner divide by zero
@@ -209,11 +215,24 @@ class Rates:
         self._bound()
 
     def uplink(self, peer: PeerId) -> float | None:
-        """Bytes/s to plan with, at least UPLINK_MIN; None: not measured."""
+        """Bytes/s that it can send, at least; None: not measured."""
         known = self._uplinks.get(peer)
-        if known is None:
-            return None
-        return known.rate if known.held_up else max(known.rate, self._usual)
+        return None if known is None else known.rate
+
+    def to_plan_with(self, root: PeerId, others: Collection[PeerId]) -> dict[PeerId, float]:
+        """Bytes/s of all of these that were measured, at least UPLINK_MIN."""
+        found = {peer: self._uplinks[peer] for peer in (root, *others) if peer in self._uplinks}
+        rates = {peer: one.rate if one.held_up else max(one.rate, self._usual) for peer, one in found.items()}
+        if root not in found:
+            return rates
+        lacking = len(others) * rates[root] - sum(rates.values()) - self._usual * (1 + len(others) - len(found))
+        more = {
+            peer: max(0.0, EXPLORE * one.rate - rates[peer])
+            for peer, one in found.items()
+            if not one.held_up and peer != root
+        }
+        part = min(1.0, max(0.0, lacking / (sum(more.values()) or 1.0)))
+        return {peer: rate + part * more.get(peer, 0.0) for peer, rate in rates.items()}
 
     def pace(self, peer: PeerId) -> float | None:
         """Bytes/s that it is to send at most, to all its receivers together; None: as fast as it can."""
@@ -236,7 +255,7 @@ class Rates:
 
     def judge(self) -> tuple[PeerRate, ...]:
         """The version has ended. The rates that have changed."""
-        samples = {sender: sample for sender, links in self._links.items() if (sample := _sample(links.values()))}
+        samples = self._samples()
         before = {peer: uplink.kept(peer) for peer, uplink in self._uplinks.items()}
         for peer, sample in samples.items():
             known = self._uplinks.pop(peer, None)
@@ -251,6 +270,19 @@ class Rates:
         self.begin({})
         now = [uplink.kept(peer) for peer, uplink in self._uplinks.items()]
         return tuple(kept for kept in now if kept != before.get(kept.peer))
+
+    def _samples(self) -> dict[PeerId, Sample]:
+        told = {sender: _told(links) for sender, links in self._links.items()}
+        forms = {sender: median([link.form_rate for link in links.values()]) for sender, links in told.items() if links}
+        slow = {sender: forms[sender] / BEHIND for sender in forms if _held_up(told[sender].values())}
+        samples = {}
+        for sender, form_rate in forms.items():
+            links = told[sender]
+            share = sum(link.share for link in links.values())
+            proven = [link for receiver, link in links.items() if link.form_rate <= slow.get(receiver, math.inf)]
+            seconds = median([link.seconds for link in links.values()])
+            samples[sender] = Sample(share * form_rate, seconds, _held_up(proven, share))
+        return samples
 
     def _link(self, sender: PeerId, receiver: PeerId) -> _Link:
         """What is said of links that are not in the plan counts for nothing."""
@@ -270,12 +302,12 @@ class Rates:
         assert all((sender, receiver) in self._shares for sender, links in self._links.items() for receiver in links)
 
 
-def _sample(links: Collection[_Link]) -> Sample | None:
-    """Of what was said of one sender's links; None: too little."""
-    told = [link for link in links if link.payload_bytes and link.seconds > SAMPLE_S_MIN]
-    if not told:
-        return None
-    shares = sum(link.share for link in told)
-    held_up = sum(link.share for link in told if link.held_up)
-    seconds = median([link.seconds for link in told])
-    return Sample(shares * median([link.form_rate for link in told]), seconds, 2 * held_up > shares)
+def _told(links: Mapping[PeerId, _Link]) -> dict[PeerId, _Link]:
+    """Those of whom enough was said."""
+    return {peer: link for peer, link in links.items() if link.payload_bytes and link.seconds > SAMPLE_S_MIN}
+
+
+def _held_up(links: Collection[_Link], share: float | None = None) -> bool:
+    """Whether most of the share (None: theirs) was on these links, and they were."""
+    share = sum(link.share for link in links) if share is None else share
+    return 2 * sum(link.share for link in links if link.held_up) > share

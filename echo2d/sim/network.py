@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from echo2d.core.ids import FRAME_INDEX_BITS, FRAME_INDEX_MAX, FormId, FrameId, PeerId, SegmentId, is_table
 from echo2d.core.messages import Address, EdgePeer
-from echo2d.core.rates import BacklogMeter, LinkMeter, Rates
+from echo2d.core.rates import BacklogMeter, LinkMeter
 from echo2d.core.relay import Relay
 from echo2d.core.relay_io import (
     Event,
@@ -82,17 +82,15 @@ class Way:
 class Node:
     """A peer: its access link, its process (None: not running) and what is on its disk. boots: starts so far.
 
-    facts: what the planner knows, by these rates; without any, the truth.
+    facts: what the planner knows.
     """
 
-    def __init__(self, number: int, spec: PeerSpec, rates: Rates | None = None) -> None:
+    def __init__(self, number: int, spec: PeerSpec) -> None:
         self.number = number
         self.spec = spec
         self.peer = PeerId(f"{number:032x}")
         address = Address(f"peer-{number}", 1) if spec.reachable else None
         self.facts = PeerFacts(self.peer, spec.uplink, spec.downlink, address, latency_s=spec.latency_s)
-        if rates is not None:
-            self.learn(rates)
         self.relay: Relay | None = None
         self.disk: Transfer | None = None
         self.boots = 0
@@ -105,11 +103,6 @@ class Node:
         self.down_s = 1 / spec.downlink
         self.sent_bytes = 0
         self.arrived_s: float | None = None
-
-    def learn(self, rates: Rates) -> None:
-        """These rates are what the planner knows from now on."""
-        uplink, pace = rates.uplink(self.peer), rates.pace(self.peer)
-        self.facts = PeerFacts(self.peer, uplink, None, self.facts.address, pace=pace)
 
     def kept(self, segment: int) -> tuple[FrameId, ...]:
         """The frames of this segment on disk, its table first; none without the table."""

@@ -42,7 +42,7 @@ from echo2d.core.relay_io import (
     WantHeard,
 )
 from echo2d.core.spread import LEARN_S
-from echo2d.core.topology import Job
+from echo2d.core.topology import Job, PeerFacts
 from echo2d.sim.clock import Clock
 from echo2d.sim.network import FORM, Network, Node
 from echo2d.sim.planner import Planner
@@ -95,7 +95,7 @@ class World:
         self._encoded = 0
         self._rates = rates
         self._measured = True  # what its links carry belongs to one plan
-        self._nodes = [Node(number, spec, rates) for number, spec in enumerate(scenario.peers)]
+        self._nodes = [Node(number, spec) for number, spec in enumerate(scenario.peers)]
         self._by_peer = {node.peer: node for node in self._nodes}
         job = Job(FORM, scenario.wire_bytes, scenario.frame_bytes)
         self._planner = Planner(job, scenario.shape, scenario.chains)
@@ -118,6 +118,7 @@ class World:
         for fault in self._scenario.faults:
             self._to_come += 1
             self._clock.after(fault.at_s, self._die, self._nodes[fault.peer], fault)
+        self._know(present)
         self._tell(self._planner.start(present[0].facts, [node.facts for node in present[1:]]))
         if self._rates is not None and self._planner.plan is not None and self._planner.plan.is_guess:
             self._clock.after(LEARN_S, self._learn, self._rates)
@@ -133,11 +134,19 @@ class World:
         """What the first seconds have shown may give a better plan."""
         self._measure(rates)
         present = [node for node in self._nodes if node.relay is not None]
-        for node in present:
-            node.learn(rates)
+        self._know(present)
         told = self._planner.learn(present[0].facts, [node.facts for node in present[1:]])
         self._tell(told)
         self._measured = not told
+
+    def _know(self, present: list[Node]) -> None:
+        """By the rates, if there are any, the planner knows them."""
+        if self._rates is None:
+            return
+        uplinks = self._rates.to_plan_with(present[0].peer, [node.peer for node in present[1:]])
+        for node in present:
+            pace = self._rates.pace(node.peer)
+            node.facts = PeerFacts(node.peer, uplinks.get(node.peer), None, node.facts.address, pace=pace)
 
     def _measure(self, rates: Rates) -> None:
         """What both ends of every link tell the coordinator."""

@@ -39,17 +39,17 @@ def test_versions_take_little_more_than_by_a_planner_that_knows_every_rate(scena
     assert times[0] < first * ideal_s
     assert max(times[1:]) < ideal_s / PACE * NOISE**2
     assert max(times[1:]) < times[0] / PACE * NOISE
-    for node in World(scenario, rates=rates)._nodes:
-        known = node.facts.uplink
+    for node in World(scenario)._nodes:
+        known = rates.uplink(node.peer)
         assert known is None or known < 1.4 * node.spec.uplink
-        assert known is None or node.facts.pace is None or known > 0.9 * node.spec.uplink
+        assert known is None or rates.pace(node.peer) is None or known > 0.9 * node.spec.uplink
 
 
 def test_a_chain_below_a_slow_link_is_not_taken_for_slow() -> None:
     """The seed has 20 Mbit/s, then a faster one: the relays, starved before, are not paced down to that."""
     rates = Rates()
     spread_versions(fleet(20, *[100] * 4, mib=32), rates)
-    assert [node.facts.pace for node in World(EQUAL, rates=rates)._nodes[1:5]] == [None] * 4
+    assert [rates.pace(node.peer) for node in World(EQUAL)._nodes[1:5]] == [None] * 4
     ideal_s = World(fleet(100, *[100] * 4, mib=32)).run().t_verify_s
     for _ in range(12):
         outcome = World(fleet(100, *[100] * 4, mib=32), rates=rates).run()

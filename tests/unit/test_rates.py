@@ -110,12 +110,32 @@ def test_a_relay_with_nothing_to_pass_on_is_not_slow() -> None:
 def test_a_first_sample_without_backlog_is_a_least_rate_and_counts_as_the_usual_one() -> None:
     rates = Rates([PeerRate(peer, 100.0, held_up=True) for peer in (C, D)])
     version(rates, A, {B: 40.0}, backlog=0.0)
-    assert (rates.uplink(A), rates.pace(A)) == (100.0, None)
+    assert (rates.uplink(A), rates.pace(A)) == (40.0, None)
+    assert rates.to_plan_with(C, [A, D]) == {A: 100.0, C: 100.0, D: 100.0}
     version(rates, A, {B: 130.0}, backlog=0.0)
     version(rates, A, {B: 120.0}, backlog=0.0)
     assert (rates.uplink(A), rates.pace(A)) == (130.0, None)
     version(rates, A, {B: 120.0})
     assert (rates.uplink(A), rates.pace(A)) == (120.0, PACE * 120.0)
+
+
+def test_least_rates_count_for_more_only_as_far_as_it_is_of_use() -> None:
+    """Of E nothing is known, so it counts as the others do."""
+    rates = Rates([PeerRate(A, 100.0, held_up=True), *(PeerRate(peer, 20.0, held_up=False) for peer in (B, C, D))])
+    assert rates.to_plan_with(A, [B, C, D]) == {A: 100.0, B: 40.0, C: 40.0, D: 40.0}
+    slow_seed = Rates([PeerRate(A, 35.0, held_up=True), *(PeerRate(peer, 20.0, held_up=False) for peer in (B, C))])
+    assert slow_seed.to_plan_with(A, [B, C, E]) == pytest.approx({A: 35.0, B: 25.0, C: 25.0})
+    assert rates.to_plan_with(E, [A, B]) == {A: 100.0, B: 20.0}
+
+
+def test_a_receiver_whose_own_uplink_is_full_proves_nothing() -> None:
+    """Its acknowledgements wait behind what it sends."""
+    rates = Rates()
+    rates.begin({(A, B): 1.0, (B, C): 1.0})
+    for sender, receiver, bytes_per_s in ((A, B, 20), (B, C, 5)):
+        rates.received(sender, receiver, round(bytes_per_s * LONG_S), LONG_S)
+        rates.backlogged(sender, receiver, LONG_S)
+    assert [kept.held_up for kept in rates.judge()] == [False, True]
 
 
 def test_a_slow_downlink_says_nothing_of_the_sender() -> None:
