@@ -10,9 +10,10 @@ Together that is one sample a version of every peer that passed something on:
   few were, their receivers are slow; if none was, it had nothing to pass on, as all below a slow link in a chain. A
   receiver that is itself held up at a lower rate proves nothing: its acknowledgements wait behind what it sends.
 
-A time shorter than the sender's backlog on that link is not believed, nor a rate above the pace; and no sample changes
-a rate by more than a factor of JUMP_MAX. So a single receiver lowers only who says itself that it was held up, and
-raises nobody's rate by more than the pace would. A sender that denies its backlogs keeps its rate, and gains nothing.
+A time much shorter than the sender's backlog on that link is not believed, nor a rate above the pace, and no sample
+changes a rate by more than a factor of JUMP_MAX. So an only receiver lowers just those who say themselves that they were
+held up, and what it raises while there is no pace, the next held-up samples set right. A sender that denies its backlogs
+keeps its rate, and gains nothing.
 
 The rate follows the samples so, where s is a held-up sample of at least BEHIND_S (FIRST_S if it is the first):
 
@@ -51,6 +52,7 @@ RAISES_MAX = 3  # in a row; then a version without pace finds the rate at once
 REST_VERSIONS = 4  # between two tries
 SAMPLE_S_MIN = 0.05  # less is bursts out of buffers
 EXPLORE = 2.0  # more would overload a peer that can do no more by as much
+LATE_S = 1.5  # by so much may one end have reported less than the other
 HELD_UP = 0.8  # of the time: a link is backlogged
 JUMP_MAX = 4.0  # one version changes a rate at most so many times
 UPLINK_MIN = 1.0  # bytes/s: no link is slower, and what a receiver reports must not make the planner divide by zero
@@ -198,7 +200,7 @@ class _Link:
     @property
     def form_rate(self) -> float:
         """Bytes/s at which the whole form would have come so."""
-        return self.payload_bytes / max(self.seconds, self.backlogged_s) / self.share
+        return self.payload_bytes / max(self.seconds, self.backlogged_s - LATE_S) / self.share
 
     @property
     def held_up(self) -> bool:
