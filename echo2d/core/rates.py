@@ -11,9 +11,9 @@ Together that is one sample a version of every peer that passed something on:
   receiver that is itself held up at a lower rate proves nothing: its acknowledgements wait behind what it sends.
 
 A time much shorter than the sender's backlog on that link is not believed, nor a rate above the pace, and no sample
-changes a rate by more than a factor of JUMP_MAX. So an only receiver lowers just those who say themselves that they were
-held up, and what it raises while there is no pace, the next held-up samples set right. A sender that denies its backlogs
-keeps its rate, and gains nothing.
+changes a rate by more than a factor of JUMP_MAX. So an only receiver lowers just those who say themselves that they
+were held up, and what it raises while there is no pace, the next held-up samples set right. A sender that denies its
+backlogs keeps its rate, and gains nothing.
 
 The rate follows the samples so, where s is a held-up sample of at least BEHIND_S (FIRST_S if it is the first):
 
@@ -29,9 +29,9 @@ samples in a row lower a rate, to the higher one, and the second is one without 
 shrink for ever. What is not held up only raises. A peer that passes nothing on has its rate raised by RAISE a version,
 up to the usual one: it was perhaps misjudged, and nobody would notice.
 
-A rate never seen held up is a least one. To plan with it counts as the usual one if that is higher; and as far as all
-uplinks together would otherwise be too little for what the root can send, as up to EXPLORE times as much: what nobody
-is asked for, nobody shows. Not here: who is told the pace (`plan_edges`).
+A rate never seen held up is a least one: what nobody is asked for, nobody shows. To plan with it counts as the usual
+one if that is higher, and as the root's up to EXPLORE times as much, for then a chain does. Not here: who is told the
+pace (`plan_edges`).
 """
 
 import math
@@ -224,17 +224,11 @@ class Rates:
     def to_plan_with(self, root: PeerId, others: Collection[PeerId]) -> dict[PeerId, float]:
         """Bytes/s of all of these that were measured, at least UPLINK_MIN."""
         found = {peer: self._uplinks[peer] for peer in (root, *others) if peer in self._uplinks}
-        rates = {peer: one.rate if one.held_up else max(one.rate, self._usual) for peer, one in found.items()}
-        if root not in found:
-            return rates
-        lacking = len(others) * rates[root] - sum(rates.values()) - self._usual * (1 + len(others) - len(found))
-        more = {
-            peer: max(0.0, EXPLORE * one.rate - rates[peer])
-            for peer, one in found.items()
-            if not one.held_up and peer != root
-        }
-        part = min(1.0, max(0.0, lacking / (sum(more.values()) or 1.0)))
-        return {peer: rate + part * more.get(peer, 0.0) for peer, rate in rates.items()}
+        wanted = found[root].rate if root in found else 0.0
+        return {peer: one.rate if one.held_up else self._hoped(one.rate, wanted) for peer, one in found.items()}
+
+    def _hoped(self, least: float, wanted: float) -> float:
+        return max(least, self._usual, min(EXPLORE * least, wanted))
 
     def pace(self, peer: PeerId) -> float | None:
         """Bytes/s that it is to send at most, to all its receivers together; None: as fast as it can."""

@@ -119,12 +119,12 @@ def test_a_first_sample_without_backlog_is_a_least_rate_and_counts_as_the_usual_
     assert (rates.uplink(A), rates.pace(A)) == (120.0, PACE * 120.0)
 
 
-def test_least_rates_count_for_more_only_as_far_as_it_is_of_use() -> None:
-    """Of E nothing is known, so it counts as the others do."""
+def test_least_rates_count_for_more_as_far_as_it_is_of_use() -> None:
+    """A chain needs no more of its relays than the root can send. Of E nothing is known."""
     rates = Rates([PeerRate(A, 100.0, held_up=True), *(PeerRate(peer, 20.0, held_up=False) for peer in (B, C, D))])
-    assert rates.to_plan_with(A, [B, C, D]) == {A: 100.0, B: 40.0, C: 40.0, D: 40.0}
-    slow_seed = Rates([PeerRate(A, 35.0, held_up=True), *(PeerRate(peer, 20.0, held_up=False) for peer in (B, C))])
-    assert slow_seed.to_plan_with(A, [B, C, E]) == pytest.approx({A: 35.0, B: 25.0, C: 25.0})
+    assert rates.to_plan_with(A, [B, C, D, E]) == {A: 100.0, B: 40.0, C: 40.0, D: 40.0}
+    slow_root = Rates([PeerRate(A, 35.0, held_up=True), *(PeerRate(peer, 20.0, held_up=False) for peer in (B, C))])
+    assert slow_root.to_plan_with(A, [B, C]) == {A: 35.0, B: 35.0, C: 35.0}
     assert rates.to_plan_with(E, [A, B]) == {A: 100.0, B: 20.0}
 
 
