@@ -132,7 +132,7 @@ class Uplink:
     rate: float
     held_up: bool
     free: bool = True
-    rest: int = REST_VERSIONS
+    rest: int = 1  # the first sample has a cold start in it
     raises: int | None = None
     behind: float | None = None
 

@@ -191,13 +191,15 @@ def test_a_link_whose_rate_doubles_is_found() -> None:
 
 def test_the_pace_is_raised_step_by_step_and_then_left_off() -> None:
     rates = known(100.0)
-    paces = []
-    for _ in range(REST_VERSIONS + RAISES_MAX + 1):
-        paces.append(rates.pace(A))
-        held_up(rates, 200.0)
-    steps = [RAISE ** (1 + number) * 100 for number in range(RAISES_MAX)]
-    assert paces == pytest.approx([PACE * 100.0] * REST_VERSIONS + steps + [None])
-    assert rates.uplink(A) == 200
+    for rest in (1, REST_VERSIONS):
+        before = rates.uplink(A) or 0.0
+        paces = []
+        for _ in range(rest + RAISES_MAX + 1):
+            paces.append(rates.pace(A))
+            held_up(rates, 2 * before)
+        steps = [RAISE ** (1 + number) * before for number in range(RAISES_MAX)]
+        assert paces == pytest.approx([PACE * before] * rest + steps + [None])
+        assert rates.uplink(A) == 2 * before
 
 
 @pytest.mark.parametrize(("second", "then"), [(100.0, 100.0), (40.0, 50.0), (60.0, 60.0)])
