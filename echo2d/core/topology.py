@@ -133,7 +133,8 @@ class Plan:
     @property
     def is_guess(self) -> bool:
         """Whether somebody passes something on whose uplink was never measured."""
-        return any(facts.uplink is None for facts in self.peers if facts.peer in self.copies())
+        facts = self.facts()
+        return any(facts[parent].uplink is None for stripe in self.stripes for parent in stripe.tree.below)
 
     def check(self) -> None:
         """Every stripe reaches every peer once, without a cycle, over edges that can come about."""
