@@ -52,7 +52,7 @@ RAISES_MAX = 3  # in a row; then a version without pace finds the rate at once
 REST_VERSIONS = 4  # between two tries
 SAMPLE_S_MIN = 0.05  # less is bursts out of buffers
 EXPLORE = 2.0  # more would overload a peer that can do no more by as much
-LATE_S = 1.5  # by so much may one end have reported less than the other
+LATE_S = 1.0  # by so much may one end have reported less than the other: they do so once a second
 HELD_UP = 0.8  # of the time: a link is backlogged
 JUMP_MAX = 4.0  # one version changes a rate at most so many times
 UPLINK_MIN = 1.0  # bytes/s: no link is slower, and what a receiver reports must not make the planner divide by zero
@@ -304,6 +304,6 @@ def _told(links: Mapping[PeerId, _Link]) -> dict[PeerId, _Link]:
 
 
 def _held_up(links: Collection[_Link], share: float | None = None) -> bool:
-    """Whether most of the share (None: theirs) was on these links, and they were."""
+    """Whether those of these links that were held up carried most of the share; None: of what these carry."""
     share = sum(link.share for link in links) if share is None else share
     return 2 * sum(link.share for link in links if link.held_up) > share

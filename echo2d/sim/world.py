@@ -94,7 +94,7 @@ class World:
         self._segments = tuple(scenario.segments())
         self._encoded = 0
         self._rates = rates
-        self._measured = True  # what its links carry belongs to one plan
+        self._one_plan = True  # what the links carried belongs to it
         self._nodes = [Node(number, spec) for number, spec in enumerate(scenario.peers)]
         self._by_peer = {node.peer: node for node in self._nodes}
         job = Job(FORM, scenario.wire_bytes, scenario.frame_bytes)
@@ -137,7 +137,7 @@ class World:
         self._know(present)
         told = self._planner.learn(present[0].facts, [node.facts for node in present[1:]])
         self._tell(told)
-        self._measured = not told
+        self._one_plan = not told
 
     def _know(self, present: list[Node]) -> None:
         """By the rates, if there are any, the planner knows them."""
@@ -151,7 +151,7 @@ class World:
     def _measure(self, rates: Rates) -> None:
         """What both ends of every link tell the coordinator."""
         assert self._planner.plan is not None
-        rates.begin(self._planner.plan.shares if self._measured else {})
+        rates.begin(self._planner.plan.shares if self._one_plan else {})
         for node in self._nodes:
             for peer, way in node.ways.items():
                 rates.received(node.peer, peer, *way.meter.take())
