@@ -97,7 +97,7 @@ def test_what_is_not_in_the_plan_counts_for_nothing() -> None:
 
 def test_a_relay_with_nothing_to_pass_on_is_not_slow() -> None:
     """All links of a chain show the rate of the slowest one upstream."""
-    rates = Rates([PeerRate(peer, 100.0, held_up=True) for peer in (A, B, C)])
+    rates = Rates(PeerRate(peer, rate, held_up=True) for peer, rate in ((A, 100.0), (B, 50.0), (C, 100.0)))
     for _ in range(2):
         rates.begin({(A, B): 1.0, (B, C): 1.0, (C, D): 1.0})
         for sender, receiver in ((A, B), (B, C), (C, D)):
@@ -105,7 +105,7 @@ def test_a_relay_with_nothing_to_pass_on_is_not_slow() -> None:
         rates.backlogged(A, B, LONG_S)
         rates.backlogged(B, C, 0.9 * HELD_UP * LONG_S)
         rates.judge()
-    assert [rates.uplink(peer) for peer in (A, B, C)] == [100 / JUMP_MAX, 100, 100]
+    assert [rates.uplink(peer) for peer in (A, B, C)] == [100 / JUMP_MAX, 50, 100]
 
 
 def test_a_first_sample_without_backlog_is_a_least_rate_and_counts_as_the_usual_one() -> None:
