@@ -34,6 +34,7 @@ LARGE_STRIPES_MAX = 16  # stripes in a large swarm: every peer has as many paren
 WEIGHT_MIN = 0.02  # of the seed's own star: frames that come more rarely look like a stalled stream
 NEAR = 1.1  # a rate that differs by less from what a plan was made for is the same: its trees stay, and links warm
 SAME_JOB = 1.25  # likewise for the bytes to be spread; a delta is much smaller than the full form
+SOONER = 0.7  # of the time: then a plan is worth breaking off another one that is on its way
 SIMPLER = 1.02  # a plan of fewer stripes is taken if it is at most so much slower: fewer links to keep warm
 
 
@@ -76,8 +77,15 @@ def plan_again(last: Plan, plan_id: PlanId, job: Job, seed: PeerFacts, peers: Se
         return None
     if not all(_like(facts, now[facts.peer]) for facts in last.peers):
         return None
-    moved = tuple(replace(facts, address=now[facts.peer].address) for facts in last.peers)
+    moved = tuple(replace(facts, address=now[facts.peer].address, pace=now[facts.peer].pace) for facts in last.peers)
     return _plan(plan_id, job, last.shape, moved, last.stripes)
+
+
+def is_much_better(plan: Plan, last: Plan) -> bool:
+    """Whether it is predicted to need much less time than the trees of the last one do at its rates."""
+    if last.facts().keys() != plan.facts().keys():
+        return False
+    return plan.predicted_s < SOONER * _plan(plan.plan_id, plan.job, last.shape, plan.peers, last.stripes).predicted_s
 
 
 def _like(one: PeerFacts, other: PeerFacts) -> bool:

@@ -14,6 +14,7 @@ from blake3 import blake3
 
 from echo2d.core.ids import PeerId, SegmentId, frame_id
 from echo2d.core.plan_edges import edges_for
+from echo2d.core.rates import Rates
 from echo2d.core.relay import Relay
 from echo2d.core.relay_io import (
     Accuse,
@@ -41,7 +42,8 @@ from echo2d.core.relay_io import (
     TableHeld,
     WantHeard,
 )
-from echo2d.core.topology import Job, Plan
+from echo2d.core.spread import LEARN_S
+from echo2d.core.topology import Job, PeerFacts, Plan
 from echo2d.sim.clock import Clock
 from echo2d.sim.network import FORM, TIME_EPSILON_S, Network, Node
 from echo2d.sim.planner import Planner
@@ -102,13 +104,18 @@ class Outcome:
 
 
 class World:
-    """Plays one scenario. check_every: events between two checks of a relay (all are checked at the end)."""
+    """Plays one scenario. check_every: events between two checks of a relay (all are checked at the end).
 
-    def __init__(self, scenario: Scenario, *, check_every: int = CHECK_EVERY) -> None:
+    rates: what the planner knows of the peers, and learns from this version; None: it knows their links as they are.
+    """
+
+    def __init__(self, scenario: Scenario, *, check_every: int = CHECK_EVERY, rates: Rates | None = None) -> None:
         self._scenario = scenario
         self._check_every = check_every
         self._segments = tuple(scenario.segments())
         self._encoded = 0
+        self._rates = rates
+        self._one_plan = True  # what the links carried belongs to it
         self._nodes = [Node(number, spec) for number, spec in enumerate(scenario.peers)]
         self._by_peer = {node.peer: node for node in self._nodes}
         job = Job(FORM, scenario.wire_bytes, scenario.frame_bytes)
@@ -137,7 +144,10 @@ class World:
         for fault in self._scenario.faults:
             self._to_come += 1
             self._clock.after(fault.at_s, self._die, self._nodes[fault.peer], fault)
+        self._know(present)
         self._tell(self._planner.start(present[0].facts, [node.facts for node in present[1:]]))
+        if self._rates is not None and self._planner.plan is not None and self._planner.plan.is_guess:
+            self._clock.after(LEARN_S, self._learn, self._rates)
         self._encode(self._nodes[0].boots)
         self._churn_later()
         tell_at = 0
@@ -147,7 +157,37 @@ class World:
             if self._events >= tell_at:
                 tell_at += TELL_EVERY
                 told(self._clock.now / max(self._plan.predicted_s, TIME_EPSILON_S))
+        if self._rates is not None:
+            self._measure(self._rates)
         return self._outcome()
+
+    def _learn(self, rates: Rates) -> None:
+        """What the first seconds have shown may give a better plan."""
+        self._measure(rates)
+        present = [node for node in self._nodes if node.relay is not None]
+        self._know(present)
+        told = self._planner.learn(present[0].facts, [node.facts for node in present[1:]])
+        self._tell(told)
+        self._one_plan = not told
+
+    def _know(self, present: list[Node]) -> None:
+        """By the rates, if there are any, the planner knows them."""
+        if self._rates is None:
+            return
+        uplinks = self._rates.to_plan_with(present[0].peer, [node.peer for node in present[1:]])
+        for node in present:
+            pace = self._rates.pace(node.peer)
+            node.facts = PeerFacts(node.peer, uplinks.get(node.peer), None, node.facts.address, pace=pace)
+
+    def _measure(self, rates: Rates) -> None:
+        """What both ends of every link tell the coordinator."""
+        assert self._planner.plan is not None
+        rates.begin(self._planner.plan.shares if self._one_plan else {})
+        for node in self._nodes:
+            for peer, way in node.ways.items():
+                rates.received(node.peer, peer, *way.meter.take())
+                rates.backlogged(node.peer, peer, way.backlog.take())
+        rates.judge()
 
     def _outcome(self) -> Outcome:
         for node in self._nodes:
