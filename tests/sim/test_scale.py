@@ -24,7 +24,7 @@ def test_sixty_four_peers_of_any_uplink(play: Play, size: str, ratio_max: float)
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("peers", "size"), [(256, "1GiB"), (1000, "80MB"), (1000, "1GiB")])
 def test_hundreds_of_peers(play: Play, peers: int, size: str) -> None:
-    """The longest takes five minutes of a processor."""
+    """By the churn of the file, which is a handful of peers in each."""
     outcome = play(load_scenario(MIXED, peers=peers, bytes=size), check_every=10 * CHECK_EVERY_LONG)
     assert outcome.verified_peers == peers
     assert outcome.ratio < 1.5
