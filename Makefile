@@ -5,7 +5,7 @@ READY := .venv/.ready
 ARGS ?=
 SEARCHES ?= 20  # times that a soak runs the property tests, by chance
 
-.PHONY: setup demo test lab soak figures mutants check coverage clean
+.PHONY: setup demo test lab bench soak figures mutants check coverage clean
 
 setup: $(READY)
 
@@ -25,6 +25,9 @@ test: $(READY)
 
 lab: $(READY)
 	$(BIN)/pytest -m lab $(ARGS)
+
+bench: $(READY)
+	$(BIN)/python tools/broadcast_table.py $(ARGS)
 
 soak: $(READY)
 	$(BIN)/pytest -m soak $(ARGS)
