@@ -174,12 +174,12 @@ def test_wrong_expired_and_revoked_tokens(site: Site) -> None:
         assert "Traceback" not in line
 
 
-def test_a_worker_off_loopback_needs_insecure(site: Site) -> None:
+def test_a_worker_off_loopback_needs_tls(site: Site) -> None:
     token = site.directory / "box.token"
     site.coordinate()
     run("token", "create", "box", "--role=worker", f"--run-dir={site.run_dir}", f"--url={site.url()}", f"--out={token}")
     line = run("join", "http://192.0.2.1:7700", f"--token-file={token}", f"--state-dir={site.directory}/s", code=2)
-    assert "--insecure" in line.splitlines()[-1]
+    assert "--no-tls" in line.splitlines()[-1]
 
 
 def test_an_unreachable_coordinator_is_waited_for(site: Site) -> None:

@@ -170,8 +170,9 @@ def worker_token(run_dir: Path, url: str) -> TokenFile:
 async def enrolled(run_dir: Path, opened: Opened) -> Identity:
     token = await asyncio.to_thread(worker_token, run_dir, opened.url)
     key = await asyncio.to_thread(load_or_make_key, run_dir / "box.key")
-    await enrol(opened.url, token, key, rng=random.Random(1), patience_s=1.0)
-    return Identity(key, bytes.fromhex(token.run_key))
+    identity = Identity.of(opened.url, token, key)
+    await enrol(opened.url, token, identity, rng=random.Random(1), patience_s=1.0)
+    return identity
 
 
 # --- the loop -------------------------------------------------------------------------------------------------------
@@ -383,9 +384,9 @@ async def follow(link: ControlLink, script: Script, owner: Owner, identity: Iden
 
 @pytest.mark.usefixtures("fast_reload")
 async def test_enrolment_is_refused_in_one_line(config: CoordinatorConfig, script: Script, run_dir: Path) -> None:
-    key = Ed25519PrivateKey.generate()
     async with serving(config, script.make) as opened:
         token = await asyncio.to_thread(worker_token, run_dir, opened.url)
+        identity = Identity.of(opened.url, token, Ed25519PrivateKey.generate())
         wrong = TokenFile("box", "worker", "wrong", token.run_key)
         for url, given, words in [
             (opened.url, wrong, "unknown credential"),
@@ -394,7 +395,7 @@ async def test_enrolment_is_refused_in_one_line(config: CoordinatorConfig, scrip
             ("nonsense", token, "nonsense"),
         ]:
             with pytest.raises(OperatorFault, match=words):
-                await enrol(url, given, key, rng=random.Random(1), patience_s=0.0)
+                await enrol(url, given, identity, rng=random.Random(1), patience_s=0.0)
     rows = await asyncio.to_thread(list_tokens, run_dir)
     assert [(row["name"], row["state"]) for row in rows] == [(n, "valid") for n in ("box", "own-learner", "own-viewer")]
     assert 3590 < rows[0]["expires_in_s"] <= 3600
@@ -417,19 +418,14 @@ async def test_what_cannot_start_says_why(config: CoordinatorConfig, script: Scr
         other = {"run.run_dir": str(tmp_path / "other")}
         assert "coordinator.port" in await opens(make_config(tmp_path, **other, **{"coordinator.port": port}))
         assert f"link.port: {port}" in await opens(make_config(tmp_path, **other, **{"link.port": port}))
-    for table in ("coordinator", "link"):
-        assert f"{table}.host" in await opens(make_config(tmp_path, **{f"{table}.host": "0.0.0.0"}))
-    insecure = {"coordinator.insecure": True}
-    assert "can dial" in await opens(make_config(tmp_path, **{"link.host": "0.0.0.0"}, **insecure))
-    assert "link.host" in await opens(make_config(tmp_path, **{"link.host": "192.0.2.1"}, **insecure))
+    assert "can dial" in await opens(make_config(tmp_path, **{"link.host": "0.0.0.0"}))
+    assert "link.host" in await opens(make_config(tmp_path, **{"link.host": "198.51.100.1"}))
     assert "task nothing" in await opens(make_config(tmp_path, **{"task.name": "nothing"}))
     model = {"run.base_model": str(tmp_path), "sampling.vocab_size": 0}
     assert "vocab_size" in await opens(make_config(tmp_path, **model))
     (tmp_path / "config.json").write_text('{"vocab_size": "many"}')
     assert "'many'" in await opens(make_config(tmp_path, **model))
-    assert "cannot listen" in await opens(
-        make_config(tmp_path, **{"coordinator.host": "127.0.0.1.nowhere", "coordinator.insecure": True})
-    )
+    assert "cannot listen" in await opens(make_config(tmp_path, **{"coordinator.host": "127.0.0.1.nowhere"}))
 
 
 async def test_a_stopping_coordinator_does_not_wait_for_long_polls(
