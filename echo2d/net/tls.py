@@ -25,7 +25,7 @@ from cryptography.x509.oid import NameOID
 
 from echo2d.core.ids import PeerId
 from echo2d.errors import OperatorFault
-from echo2d.net.auth import peer_id_of
+from echo2d.net.auth import peer_id_of, public_bytes, run_id_of
 
 COORDINATOR = "coordinator"  # as a peer id is hex, nobody is called the same
 GIVEN_UP = "without TLS whoever is on the path can read weights, prompts and secrets, and take over connections"
@@ -48,7 +48,7 @@ class Authority:
     def __init__(self, run_key: Ed25519PrivateKey) -> None:
         seed = blake3(run_key.private_bytes_raw(), derive_key_context="echo2d 2026 authority of a run").digest(48)
         self._key = ec.derive_private_key(int.from_bytes(seed, "big") % (_P256_ORDER - 1) + 1, ec.SECP256R1())
-        self._name = _name("echo2d run")
+        self._name = _name(f"echo2d run {run_id_of(public_bytes(run_key))}")
         self.certificate = self._sign(self._name, self._key.public_key(), None)
 
     def certify_peer(self, public_key: bytes) -> str:
