@@ -155,7 +155,9 @@ class _Accepted(ssl.SSLObject):
 _WORDS = {
     "HTTP_REQUEST": "it speaks HTTP without TLS",
     "WRONG_VERSION_NUMBER": "it does not speak TLS",
+    "UNSUPPORTED_PROTOCOL": "it speaks no TLS as new as 1.3",
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it shows no certificate",
+    "TLSV1_ALERT_UNKNOWN_CA": "it does not believe this end's certificate",
 }
 
 

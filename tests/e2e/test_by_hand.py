@@ -188,7 +188,7 @@ def test_a_run_off_loopback_is_under_tls(site: Site) -> None:
     """At this machine's own address, or, where it has none but loopback, there and told to."""
     host = own_address()
     text = site.config.read_text().replace("[coordinator]", f'[coordinator]\nhost = "{host}"')
-    tls = "" if host != LOOPBACK else "tls = \"on\"\n"
+    tls = "" if host != LOOPBACK else 'tls = "on"\n'
     site.config.write_text(text.replace("port = 0", f'{tls}port = 0\n[link]\nhost = "{host}"', 1))
     coordinator = site.coordinate()
     assert site.url().startswith(f"https://{host}:")
@@ -197,7 +197,7 @@ def test_a_run_off_loopback_is_under_tls(site: Site) -> None:
     assert site.learn(1).wait(START_S) == 0
     run("status", f"--url={site.url()}", f"--token-file={site.run_dir}/tokens/viewer.token")
     plain = site.url().replace("https", "http")
-    with pytest.raises(OSError, match="closed|reset|EOF"):
+    with pytest.raises(OSError, match=r"closed|reset"):
         urllib.request.urlopen(plain, timeout=START_S)
     for program in (coordinator, *boxes):
         assert "no_tls" not in program.log.read_text()
