@@ -267,8 +267,8 @@ class AsyncCoordinator:
     ) -> tuple[int, Mapping[str, str], bytes]:
         if not self._headers:
             token = await asyncio.to_thread(read_token_file, self._token_file)
+            self._tls = Tls.of(self._url, token.authority, promised=token.url)
             self._headers = {"Authorization": f"Bearer {token.secret}"}
-            self._tls = Tls.of(self._url, token.authority)
         if self._session is None:
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=READ_TIMEOUT_S)
             self._session = aiohttp.ClientSession(headers=self._headers, timeout=timeout)

@@ -60,8 +60,8 @@ class Identity:
 
     @staticmethod
     def of(url: str, token: TokenFile, key: Ed25519PrivateKey) -> "Identity":
-        """OperatorFault: the URL says https:// and the token does not tell whom to believe."""
-        return Identity(key, bytes.fromhex(token.run_key), Tls.of(url, token.authority))
+        """OperatorFault: URL and token do not agree on TLS."""
+        return Identity(key, bytes.fromhex(token.run_key), Tls.of(url, token.authority, promised=token.url))
 
     @property
     def peer(self) -> PeerId:

@@ -113,9 +113,12 @@ class Tls:
             context.load_verify_locations(cadata=authority)
 
     @staticmethod
-    def of(url: str, authority: str) -> "Tls | None":
-        """As the URL says: None for http://. OperatorFault: the authority is not known."""
+    def of(url: str, authority: str, *, promised: str = "") -> "Tls | None":
+        """As the URL says: None for http://. OperatorFault: the authority is not known, or `promised`, the URL of the
+        token file, is https://: whoever is on the path would read the secret."""
         if not url.startswith("https:"):
+            if promised.startswith("https:"):
+                raise OperatorFault(f"{url} means no TLS, and the token file says {promised}")
             return None
         try:
             return Tls(authority)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from echo2d.net import control
 from echo2d.net.auth import TokenFile, peer_id_of, public_bytes, read_token_file
 from echo2d.net.control import ControlLink, Identity, enrol
 from echo2d.net.peers import PeerLinks
-from echo2d.net.tls import Authority, Tls
+from echo2d.net.tls import GIVEN_UP, Authority, Tls
 from echo2d.runtime import coordinator_loop
 from echo2d.runtime.coordinator import Opened, core_machine, open_coordinator
 from echo2d.runtime.tokens import create_token, revoke_token
@@ -74,17 +75,39 @@ async def test_a_version_travels_over_tls_alone(
 # --- a real coordinator ---------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-async def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Opened]:
-    monkeypatch.setattr(coordinator_loop, "ACCESS_RELOAD_S", 0.05)
+def config_of(tmp_path: Path, **keys: str) -> CoordinatorConfig:
     document = {
         "run": {"run_dir": str(tmp_path / "run"), "snapshot_root": str(tmp_path / "out")},
-        "coordinator": {"port": 0, "tls": "on"},
+        "coordinator": {"port": 0, **keys},
         "sampling": {"vocab_size": 17},
         "task": {"name": "sort_digits", "processes": 1},
     }
+    return CoordinatorConfig.read(document)
+
+
+@pytest.mark.parametrize(
+    ("keys", "scheme"),
+    [
+        ({}, "http"),
+        ({"tls": "on"}, "https"),
+        ({"host": "0.0.0.0"}, "https"),
+        ({"host": "0.0.0.0", "tls": "off"}, "http"),
+    ],
+)
+async def test_off_loopback_it_is_on_unless_it_is_given_up(
+    keys: dict[str, str], scheme: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_coordinator(config_of(tmp_path, **keys), make_machine=core_machine) as opened:
+        assert opened.url.startswith(f"{scheme}://127.0.0.1:")
+    given_up = [message for message in caplog.messages if message.endswith(GIVEN_UP)]
+    assert len(given_up) == ("off" in keys.values())
+
+
+@pytest.fixture
+async def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Opened]:
+    monkeypatch.setattr(coordinator_loop, "ACCESS_RELOAD_S", 0.05)
     async with (
-        open_coordinator(CoordinatorConfig.read(document), make_machine=core_machine) as opened,
+        open_coordinator(config_of(tmp_path, tls="on"), make_machine=core_machine) as opened,
         asyncio.TaskGroup() as tasks,
     ):
         tasks.create_task(opened.coordinator.serve())
@@ -156,12 +179,10 @@ async def test_one_line_for_whoever_dials_the_wrong_coordinator(
 ) -> None:
     caplog.set_level(logging.INFO)
     stranger = TokenFile("box", "worker", token.secret, token.run_key, authority=OTHER_RUN.certificate)
-    plain_url = opened.url.replace("https:", "http:")
-    ways: list[tuple[str, TokenFile, str]] = [
+    for url, given, words in [
         (opened.url, stranger, "its certificate is not of who is expected in this run"),
-        (plain_url, token, "if it speaks TLS, its URL is https://"),
-    ]
-    for url, given, words in ways:
+        (opened.url.replace("https:", "http:"), replace(token, url=""), "if it speaks TLS, its URL is https://"),
+    ]:
         identity = Identity.of(url, given, BOB_KEY)
         assert words in await refusal(enrol(url, given, identity, rng=random.Random(1), patience_s=0.0))
     assert "handshake refused: it speaks HTTP without TLS" in caplog.messages
