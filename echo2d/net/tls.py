@@ -15,6 +15,7 @@ import os
 import ssl
 from datetime import UTC, datetime
 from typing import TypedDict
+from urllib.parse import urlsplit
 
 from blake3 import blake3
 from cryptography import x509
@@ -116,8 +117,8 @@ class Tls:
     def of(url: str, authority: str, *, promised: str = "") -> "Tls | None":
         """As the URL says: None for http://. OperatorFault: the authority is not known, or `promised`, the URL of the
         token file, is https://: whoever is on the path would read the secret."""
-        if not url.startswith("https:"):
-            if promised.startswith("https:"):
+        if urlsplit(url).scheme != "https":
+            if urlsplit(promised).scheme == "https":
                 raise OperatorFault(f"{url} means no TLS, and the token file says {promised}")
             return None
         try:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from echo2d.core.ids import PeerId
 from echo2d.core.link_messages import Event, LinkEnded, LinkOpened
 from echo2d.core.messages import PROTOCOL_VERSION, Hello, RefitDone, VersionVerified
 from echo2d.errors import OperatorFault, PeerFault
-from echo2d.net import control
+from echo2d.net import control, peers
 from echo2d.net.auth import TokenFile, peer_id_of, public_bytes, read_token_file
 from echo2d.net.control import ControlLink, Identity, enrol
 from echo2d.net.peers import PeerLinks
@@ -266,6 +267,20 @@ async def test_a_peer_that_says_it_is_another_one_opens_no_link() -> None:
         assert at_alice == []
     finally:
         await close(alice, carol)
+
+
+async def test_silence_hangs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "HANDSHAKE_S", 0.05)
+    alice, bob = links(ALICE, BOB, ALICE_TLS), links(BOB, ALICE, BOB_TLS)
+    with socket.create_server((HOST, 0)) as silent:
+        assert "no answer" in await refusal(bob.dial(ALICE, HOST, silent.getsockname()[1]))
+    try:
+        reader, writer = await asyncio.open_connection(*await alice.listen(HOST, 0))
+        async with asyncio.timeout(20):
+            assert await reader.read() == b""
+        writer.close()
+    finally:
+        await close(alice, bob)
 
 
 async def close(*ends: PeerLinks) -> None:

@@ -117,7 +117,8 @@ def test_a_certificate_of_another_key_is_not_presented() -> None:
 
 def test_the_url_says_whether() -> None:
     assert Tls.of("http://box:1", "") is None
-    assert Tls.of("https://box:1", RUN.certificate) is not None
+    for url in ("https://box:1", "HTTPS://box:1"):
+        assert Tls.of(url, RUN.certificate) is not None
     with pytest.raises(OperatorFault, match="the token file says https://box:1"):
         Tls.of("http://box:1", RUN.certificate, promised="https://box:1")
     for authority in ("", "nonsense"):
