@@ -36,7 +36,7 @@ SENDER, RELAY, LEAF = KEY_OF
 class End:
     """One of the three: `source` is whom it takes frames from, `sink` to whom it passes them on."""
 
-    def __init__(self, me: PeerId, source: PeerId | None, sink: PeerId | None, *, with_tls: bool) -> None:
+    def __init__(self, me: PeerId, source: PeerId | None, sink: PeerId | None, *, frames: int, with_tls: bool) -> None:
         self.links = PeerLinks(
             run_id=RunId("link-cost"),
             me=me,
@@ -46,7 +46,7 @@ class End:
         )
         for other in filter(None, (source, sink)):
             self.links.expect(other, bytes(SECRET_BYTES))
-        self._me, self._source, self._sink = me, source, sink
+        self._me, self._source, self._sink, self._frames = me, source, sink, frames
         self._stream: StreamId | None = None
         self.waiting: deque[tuple[int, memoryview]] = deque()
         self.received = 0
@@ -78,7 +78,7 @@ class End:
             self.links.send_frame(self._sink, self._stream, FrameId(sequence), sequence, payload)
         if self._source is not None:
             (self.links.pause if len(self.waiting) > WAITING_MAX else self.links.resume)(self._source)
-        if self.received == FRAMES and not self.waiting:
+        if self.received == self._frames and not self.waiting:
             self.done.set()
 
 
@@ -94,9 +94,9 @@ def _cpu_s() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def _relay(parent: Connection, *, with_tls: bool) -> None:
+def _relay(parent: Connection, *, frames: int, with_tls: bool) -> None:
     async def main() -> None:
-        end = End(RELAY, SENDER, LEAF, with_tls=with_tls)
+        end = End(RELAY, SENDER, LEAF, frames=frames, with_tls=with_tls)
         parent.send(await end.links.listen("127.0.0.1", 0))
         await end.asked.wait()
         end.take()
@@ -110,14 +110,16 @@ def _relay(parent: Connection, *, with_tls: bool) -> None:
     uvloop.run(main())
 
 
-async def _round(*, with_tls: bool) -> float:
+async def measure(*, frames: int, with_tls: bool) -> float:
     """CPU seconds of the relay per GB."""
     ours, theirs = multiprocessing.Pipe()
-    relay = multiprocessing.get_context("spawn").Process(target=_relay, args=(theirs,), kwargs={"with_tls": with_tls})
+    how = {"frames": frames, "with_tls": with_tls}
+    relay = multiprocessing.get_context("spawn").Process(target=_relay, args=(theirs,), kwargs=how)
     relay.start()
-    sender, leaf = End(SENDER, None, RELAY, with_tls=with_tls), End(LEAF, RELAY, None, with_tls=with_tls)
+    sender = End(SENDER, None, RELAY, frames=frames, with_tls=with_tls)
+    leaf = End(LEAF, RELAY, None, frames=frames, with_tls=with_tls)
     payload = memoryview(os.urandom(FRAME_BYTES))
-    sender.waiting.extend((sequence, payload) for sequence in range(FRAMES))
+    sender.waiting.extend((sequence, payload) for sequence in range(frames))
     host, port = await asyncio.to_thread(ours.recv)
     await sender.links.dial(RELAY, host, port)
     await leaf.links.dial(RELAY, host, port)
@@ -128,14 +130,14 @@ async def _round(*, with_tls: bool) -> float:
     await asyncio.to_thread(relay.join)
     for end in (sender, leaf):
         await end.links.close("done")
-    return cpu_s / (FRAMES * FRAME_BYTES / 1e9)
+    return cpu_s / (frames * FRAME_BYTES / 1e9)
 
 
 def main() -> None:
     costs: dict[bool, list[float]] = {False: [], True: []}
     for number in range(2 * ROUNDS):
         with_tls = number % 2 == 1
-        costs[with_tls].append(uvloop.run(_round(with_tls=with_tls)))
+        costs[with_tls].append(uvloop.run(measure(frames=FRAMES, with_tls=with_tls)))
     for with_tls, found in costs.items():
         spread = f"{min(found):.2f} to {max(found):.2f}, {ROUNDS} rounds"
         print(f"{'TLS  ' if with_tls else 'plain'}  relay CPU s/GB  median {median(found):.2f}  ({spread})")
