@@ -279,7 +279,7 @@ class AsyncCoordinator:
             ) as response:
                 answer = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            if is_for_good(error):
+            if is_for_good(error) and not self._answered:
                 raise OperatorFault(f"{self._url}: {in_words(error)}") from error
             raise _Unreachable(in_words(error)) from error
         if response.status >= HTTPStatus.BAD_REQUEST:

@@ -15,6 +15,7 @@ import secrets
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, NoReturn, Protocol
+from urllib.parse import urlsplit
 
 import aiohttp
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -142,7 +143,9 @@ async def _enrol_once(
             found = reply.get("run_id") if response.ok else reply.get("detail")
             certificate = str(reply.get("certificate"))
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise _lost(url, error) from error
+        if is_for_good(error):
+            raise OperatorFault(f"{url}: {in_words(error)}") from error
+        raise _Lost(in_words(error) + _hint(url, error)) from error
     except (ValueError, AttributeError) as error:
         raise OperatorFault(f"{url} is not an echo2d coordinator") from error
     if not response.ok:
@@ -152,12 +155,9 @@ async def _enrol_once(
     return certificate
 
 
-def _lost(url: str, error: Exception) -> Exception:
-    """What becomes of an error of a connection: OperatorFault or _Lost."""
-    if is_for_good(error):
-        return OperatorFault(f"{url}: {in_words(error)}")
-    hint = "; if it speaks TLS, its URL is https://" if isinstance(error, aiohttp.ServerDisconnectedError) else ""
-    return _Lost(in_words(error) + (hint if url.startswith("http:") else ""))
+def _hint(url: str, error: Exception) -> str:
+    closed = isinstance(error, aiohttp.ServerDisconnectedError) and urlsplit(url).scheme == "http"
+    return "; if it speaks TLS, its URL is https://" if closed else ""
 
 
 class ControlLink:
@@ -214,7 +214,7 @@ class ControlLink:
                 raise _Lost(f"HTTP {error.status}") from error
             raise OperatorFault(f"{self._url} is not an echo2d coordinator (HTTP {error.status})") from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise _lost(self._url, error) from error
+            raise _Lost(in_words(error)) from error
         except IntegrityFault as fault:
             raise OperatorFault(f"{self._url}: {fault}; is the token file of another run?") from fault
         except PeerFault as fault:

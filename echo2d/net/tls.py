@@ -69,10 +69,11 @@ class Authority:
 
     def _sign(self, subject: x509.Name, key: _PublicKey, names: x509.SubjectAlternativeName | None) -> str:
         """A certificate for a member; without names, the authority's own."""
-        mine = self._key.public_key()
-        usage = dict.fromkeys(("content_commitment", "key_encipherment", "data_encipherment", "key_agreement"), False)
-        usage |= {"encipher_only": False, "decipher_only": False, "digital_signature": names is not None}
-        usage |= dict.fromkeys(("key_cert_sign", "crl_sign"), names is None)
+        ca, mine = names is None, self._key.public_key()
+        usage = x509.KeyUsage(
+            digital_signature=not ca, key_cert_sign=ca, crl_sign=ca, content_commitment=False, key_encipherment=False,
+            data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
+        )  # fmt: skip
         builder = (
             x509.CertificateBuilder()
             .subject_name(subject)
@@ -81,8 +82,8 @@ class Authority:
             .serial_number(x509.random_serial_number())
             .not_valid_before(_VALID[0])
             .not_valid_after(_VALID[1])
-            .add_extension(x509.BasicConstraints(ca=names is None, path_length=None), critical=True)
-            .add_extension(x509.KeyUsage(**usage), critical=True)
+            .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
+            .add_extension(usage, critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(mine), critical=False)
         )
@@ -99,8 +100,8 @@ def _name(name: str) -> x509.Name:
 
 
 class Tls:
-    """One end under an authority (PEM). `dialler` checks `server_hostname`, the name of a member; both ends of what
-    `listener` accepts need a certificate: nothing can be accepted before `present`."""
+    """One end under an authority (PEM). `dialler` believes only the member that `server_hostname` names; `listener`
+    only who shows a certificate, and it accepts nobody before `present`."""
 
     def __init__(self, authority: str) -> None:
         self.dialler, self.listener = (
@@ -176,7 +177,8 @@ def in_words(error: BaseException) -> str:
 
 
 def is_for_good(error: BaseException) -> bool:
-    """Whether it is of no use to dial the same address again: there is somebody else, or nobody who speaks TLS."""
+    """Whether, of an address that never answered, it is of no use to dial it again: it is somebody else's. Later this
+    may be anybody's doing who is on the path."""
     fault = error.__cause__
     return isinstance(fault, ssl.SSLCertVerificationError) or (
         isinstance(fault, ssl.SSLError) and fault.reason == "WRONG_VERSION_NUMBER"

@@ -191,6 +191,10 @@ async def test_one_line_for_whoever_dials_the_wrong_coordinator(
         url = double.url.replace("http:", "https:")
         identity = Identity.of(url, token, BOB_KEY)
         assert "does not speak TLS" in await refusal(enrol(url, token, identity, rng=random.Random(1), patience_s=9.0))
+        link = ControlLink(url, identity, Owner(HELLO), rng=random.Random(1))
+        async with aiohttp.ClientSession() as http:
+            with pytest.raises(control._Lost, match="does not speak TLS"):  # it may have been said by anybody
+                await link._once(http)
         async with AsyncCoordinator(url, token_file=tmp_path / "run" / "tokens" / "learner.token") as learner:
             assert "does not speak TLS" in await refusal(learner.open_session(0))
 
