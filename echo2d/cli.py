@@ -279,8 +279,8 @@ def bench_broadcast(
 @click.option("--seconds", type=click.FloatRange(1, 3600), default=60, show_default=True, help="Time measured.")
 @click.option(
     "--shape",
-    type=click.Choice(["chain", "star", "auto"]),
-    default="chain",
+    type=click.Choice(["auto", "star", "chain"]),
+    default="auto",
     show_default=True,
     help="dissemination.shape: how the versions are planned.",
 )

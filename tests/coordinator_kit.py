@@ -216,10 +216,10 @@ class CoordinatorDouble:
     def _on_message(self, peer: PeerId, session: SessionId, message: Any) -> None:
         self.messages.append((peer, message))
         match message:
-            case SegmentEncoded(form, _, digest):
+            case SegmentEncoded(form, segment, digest) if segment == len(self._writers[form].segments):
                 self._writers[form].add(digest)
                 self._announce(form, self._writers[form].take())
-            case FormEncoded(form, snapshot, _, wire_bytes, full_bytes):
+            case FormEncoded(form, snapshot, _, wire_bytes, full_bytes) if self.said(FormEncoded).count(message) == 1:
                 self._announce(form, self._writers[form].take(Totals(wire_bytes, full_bytes, snapshot)))
             case SegmentsWanted(form, start):
                 page = tuple(self._writers[form].segments[start:])

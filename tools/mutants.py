@@ -131,8 +131,8 @@ MUTANTS = (
         "I3, flip",
         "for a moment no version is current",
         "echo2d/store/slots.py",
-        "        staged(path, json.dumps(facts).encode(), durable=True).replace(path)",
-        "        path.write_bytes(b'')\n        staged(path, json.dumps(facts).encode(), durable=True).replace(path)",
+        "    staged(path, json.dumps(facts).encode(), durable=True).replace(path)",
+        "    path.write_bytes(b'')\n    staged(path, json.dumps(facts).encode(), durable=True).replace(path)",
         ("tests/loopback/test_store_under_fire.py",),
     ),
     Mutant(

@@ -3,7 +3,7 @@
     python tools/replay.py RUN_DIR [--config run.toml] [--group 123 | --at STEP] [--json]
 
 The ledger is copied, never written, and may be in use. Exit code 0: all fits together; 1: something does not, and it is
-listed; 2: this is no ledger, or the question has no answer there.
+listed; 2: this is no ledger, one of its rows is damaged, or the question has no answer there.
 """
 
 import argparse

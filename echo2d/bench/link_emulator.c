@@ -405,12 +405,19 @@ static int emulate(int argc, char **argv) {
     }
 }
 
+/* With sched_autogroup, sessions compete with each other by a value of their own, and nice only within each. */
+static void prioritize(void) {
+    setpriority(PRIO_PROCESS, 0, NICE);
+    FILE *group = fopen("/proc/self/autogroup", "w");
+    if (group) fprintf(group, "%d", NICE), fclose(group);
+}
+
 int main(int argc, char **argv) {
     if (argc >= 2 && argc - 2 <= NODES_MAX && !strcmp(argv[1], "emulate")) return emulate(argc - 2, argv + 2);
     if (argc >= 4 && !strcmp(argv[1], "exec")) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         if (getppid() != (pid_t)atoi(argv[2])) return 1; /* it has ended already */
-        setpriority(PRIO_PROCESS, 0, NICE);
+        prioritize();
         execvp(argv[3], argv + 3);
         die(argv[3]);
     }

@@ -48,7 +48,7 @@ class Load:
     tokens: int = 1000
     slots: int = 4
     seconds: float = 60.0
-    shape: str = "chain"
+    shape: str = "auto"
 
     def __post_init__(self) -> None:
         if self.workers * self.slots < GROUP_SIZE:

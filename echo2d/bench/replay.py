@@ -14,6 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from echo2d.core.coordinator_state import PLAN_SECRET_BYTES, CoordinatorState
 from echo2d.core.ids import Digest, GroupId, RunId, Version
 from echo2d.core.messages import VersionKey
 from echo2d.core.trajectory import BatchBody, TrajectoryRecord, batch_digest, pack_batch
-from echo2d.errors import IntegrityFault, OperatorFault, PeerFault, StoreFault
+from echo2d.errors import IntegrityFault, OperatorFault, StoreFault
 from echo2d.runtime.coordinator import make_rules
 from echo2d.runtime.coordinator_loop import LEDGER_FILE
 from echo2d.store.ledger import Ledger
@@ -112,10 +113,10 @@ def read_ledger(path: Path) -> Evidence:
                 recovered = ledger.recover()
             with closing(sqlite3.connect(copy)) as database:
                 return _evidence(source, database, recovered)
-        except (sqlite3.Error, StoreFault, PeerFault, ValueError) as error:
-            raise StoreFault(f"ledger {source} cannot be read: {error}") from error
-        except OperatorFault as fault:
-            raise OperatorFault(str(fault).replace(str(copy), str(source))) from fault
+        except (OperatorFault, StoreFault) as fault:
+            raise type(fault)(str(fault).replace(str(copy), str(source))) from fault
+        except sqlite3.Error as error:
+            raise StoreFault(f"ledger {source}: {error}") from error
 
 
 def _copy(source: Path, copy: Path) -> None:
@@ -216,7 +217,8 @@ def _full_batch_faults(batch: BatchFrozen, groups: list[StoredGroup], rules: Rul
 
 def _member_faults(group: StoredGroup, step: int, rules: Rules) -> Iterator[str]:
     record, the = group.record, rules.rules
-    if [each.sample for each in record.trajectories] != list(range(the.group_size)):
+    in_order = all(each.sample == place for place, each in enumerate(record.trajectories))
+    if not in_order or len(record.trajectories) != the.group_size:
         yield f"has {len(record.trajectories)} of {the.group_size} trajectories"
         return
     if any(math.isnan(each.reward) for each in record.trajectories):
@@ -238,9 +240,10 @@ def _commit_faults(evidence: Evidence) -> Iterator[str]:
             yield f"step {step} was committed in epoch {epoch} as {_short(digest)}; its batch is {_short(frozen[step])}"
         if epoch > recovered.epoch:
             yield f"step {step} was committed in epoch {epoch}, which was never opened"
-    steps = {step for step, _, _ in evidence.commits}
-    for step in sorted(set(range(recovered.checkpoint + 1, max(steps, default=0))) - steps):
-        yield f"step {step} was never committed, a later one was"
+    steps = {step for step, _, _ in evidence.commits if step > recovered.checkpoint}
+    for before, step in pairwise([recovered.checkpoint, *sorted(steps)]):
+        if step > before + 1:
+            yield f"step {before + 1} was never committed, a later one was"
 
 
 def _sample_faults(evidence: Evidence) -> Iterator[str]:

@@ -183,6 +183,12 @@ def pack(record: object) -> bytes:
     return packed
 
 
+def plain_reader(cls: type) -> Callable[[Sequence[Any]], Any]:
+    """Makes records of `cls` from their fields, with lists for the tuples and records in them; PeerFault on others."""
+    check = _record(cls)
+    return lambda values: check(list(values))
+
+
 def unpacker(cls: type, *, bytes_max: int) -> Callable[[bytes | memoryview], Any]:
     """The inverse of `pack` for records of `cls`; PeerFault on anything else."""
     check = _record(cls)

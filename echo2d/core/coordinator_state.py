@@ -200,7 +200,7 @@ class CoordinatorState:
             case Goodbye():
                 return [*self._members.left(peer), *self._gone(peer, now)]
             case SegmentEncoded():
-                return self._publishing.segment_encoded(peer, message)
+                return self._publishing.segment_encoded(peer, message, now=now)
             case FormEncoded():
                 return self._publishing.form_encoded(peer, message)
             case EncodeFailed():
@@ -261,7 +261,7 @@ class CoordinatorState:
         suspected, actions = self._members.deadlines(now=now)
         for peer in suspected:
             actions += self._publishing.lost(peer)
-        return [*actions, *self._groups.deadlines(now=now)]
+        return [*actions, *self._publishing.tell_on(), *self._groups.deadlines(now=now)]
 
     def _advance(self, now: float) -> list[Action]:
         return [*self._calls.advance(), *self._publishing.advance(now=now), *self._groups.advance(now=now)]

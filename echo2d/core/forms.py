@@ -117,6 +117,10 @@ class ChunkRecord:
     base: bytes
     result: Digest
 
+    @property
+    def needs_base(self) -> bool:
+        return self.mode not in _SELF_CONTAINED
+
 
 def encode_record(chunk: ChunkId, new: Buffer, base: Buffer | None = None) -> tuple[ChunkRecord, bytes]:
     """Encode one chunk: its record and its payload. Chunks are independent, so this may run in many threads."""
@@ -127,7 +131,7 @@ def encode_record(chunk: ChunkId, new: Buffer, base: Buffer | None = None) -> tu
 
 def decode_record(record: ChunkRecord, payload: Buffer, raw_len: int, base: Buffer | None = None) -> Buffer:
     """The chunk's bytes, after checking the base. The result is *not* checked here: `SlotWriter.write_chunk` does."""
-    if record.mode not in _SELF_CONTAINED and (base is None or xxh3_128_digest(base) != record.base):
+    if record.needs_base and (base is None or xxh3_128_digest(base) != record.base):
         raise IntegrityFault(f"chunk {record.chunk} needs a base that is not here")
     return decode_chunk(record.mode, payload, raw_len, base)
 
@@ -142,6 +146,10 @@ class FrameSpan:
     length: int
     offset_in_segment: int
     digest: Digest
+
+    def is_made_of(self, payload: Buffer) -> bool:
+        """Whether this is the frame's payload."""
+        return len(payload) == self.length and digest_of(payload) == self.digest
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Which version spreads: one does, the newest other one waits; the talk with the seed and with those who receive.
 
     accepted --> waits (an older waiting one is dropped) --> spreads --> stays for newcomers until the next one is whole
+                                                               +--(its forms fail)--> given up, older ones are served
 
 The spreading one ends when all alive workers have verified it or could not apply it; or, if another one waits and at
 least one worker has verified, after twice the predicted time and FIXED_S. Who is left over goes straight to the next.
@@ -40,10 +41,11 @@ from echo2d.core.plan_edges import edge_secret
 from echo2d.core.rates import Rates
 from echo2d.core.roots import Root
 from echo2d.core.spread import Spread
+from echo2d.core.topology import Plan
 from echo2d.core.versions import Versions, key_of
 from echo2d.errors import PeerFault
 
-ENCODE_FAILURES_MAX = 3  # of one version; workers would wait for ever
+ENCODE_FAILURES_MAX = 3  # of one form, encoding it or keeping its frames; workers would wait for ever
 MEASURED_BYTES_MIN = 16 << 20  # a smaller version fits into the kernel's buffers, and measures those
 ENCODE_RETRY_S = 5.0  # a full disk may be emptied meanwhile
 APPLY_RETRY_S = 10.0  # a worker that could not apply tries again after this long, its disk may have been full; ...
@@ -74,6 +76,7 @@ class Publishing:
         self._next_plan = tag << TAG_SHIFT
         self._broadcasts = Broadcasts(figures)
         self._rates = Rates()
+        self._last_plan: Plan | None = None  # of the version before
         self._waiting: VersionPublished | None = None
         self._awaited: Peer | None = None  # one of those for whom a waiting version waited last
         self._old_forms: dict[FormId, None] = {}  # at the seed, to be forgotten when the new one is whole
@@ -121,10 +124,16 @@ class Publishing:
         needed = [each.path for each in (self._waiting, self._record()) if each is not None]
         return [*actions, *self._versions.surplus(needed)]
 
+    def tell_on(self) -> list[Action]:
+        """Tell more peers the new plan."""
+        return [] if self.spreading is None else self._send(self.spreading.tell())
+
     def wake_at(self) -> float | None:
         times = [at for at in (self._encode_at, self._apply_at) if at is not None]
         if self._waiting is not None and self.spreading is not None and self.spreading.verified:
             times.append(self._impatient_at(self.spreading))
+        if self.spreading is not None and self.spreading.untold:
+            times.append(self.spreading.started_at)
         return min(times, default=None)
 
     # --- peers that come and go
@@ -149,9 +158,13 @@ class Publishing:
 
     # --- the seed
 
-    def segment_encoded(self, peer: Peer, message: SegmentEncoded) -> list[Action]:
+    def segment_encoded(self, peer: Peer, message: SegmentEncoded, *, now: float) -> list[Action]:
         spread = self._from_seed(peer, message.form)
-        return [] if spread is None else self._announce(spread, peer, spread.segment_encoded(message))
+        if spread is None:
+            return []
+        if spread.has_changed(message):
+            return self._failed(spread, f"segment {message.segment} is not the one that was signed", now)
+        return self._announce(spread, peer, spread.segment_encoded(message))
 
     def form_encoded(self, peer: Peer, message: FormEncoded) -> list[Action]:
         spread = self._from_seed(peer, message.form)
@@ -164,13 +177,7 @@ class Publishing:
 
     def encode_failed(self, peer: Peer, message: EncodeFailed, *, now: float) -> list[Action]:
         spread = self._from_seed(peer, message.form)
-        if spread is None:
-            return []
-        spread.encode_failures += 1
-        if spread.encode_failures >= ENCODE_FAILURES_MAX:
-            return [StopRun(f"version {spread.record.version} cannot be encoded: {message.reason}")]
-        self._encode_at = now + ENCODE_RETRY_S
-        return [self._figures.fault("encode", f"version {spread.record.version}: {message.reason}")]
+        return [] if spread is None else self._failed(spread, message.reason, now)
 
     # --- those who receive
 
@@ -241,6 +248,40 @@ class Publishing:
 
         return Spread.start(record, self._rules, secret, now=now)
 
+    def _failed(self, spread: Spread, reason: str, now: float) -> list[Action]:
+        """The seed cannot make this form, or lost what it had made of it: it tries again, in full instead of a delta.
+
+        In the end the version is given up; without it, nobody may be able to go on.
+        """
+        spread.encode_failures += 1
+        version = spread.record.version
+        if spread.facts.kind == "delta":
+            note = self._figures.fault("encode", f"version {version}, to be sent in full: {reason}")
+            ended = self._end_form(spread)
+            self.spreading = self._start(spread.record, now)
+            return [note, *ended, *self._order()]
+        if spread.encode_failures < ENCODE_FAILURES_MAX:
+            self._encode_at = now + ENCODE_RETRY_S
+            return [self._figures.fault("encode", f"version {version}: {reason}")]
+        if not self._goes_on_without(spread.record):
+            return [StopRun(f"version {version} cannot be encoded: {reason}")]
+        text = f"version {version} is given up, older ones are served until the next is published: {reason}"
+        return [self._figures.fault("encode", text), *self._end_form(spread)]
+
+    def _goes_on_without(self, record: VersionPublished) -> bool:
+        """Whether another publish comes: one waits, or what is served is fresh enough for the steps up to the next."""
+        bound = self._rules.staleness_max
+        every = self._rules.publish_every or self._figures.publish_every(bound)
+        served = [self._versions.live(peer.serving) for peer in self._members]
+        newest = max((each.version for each in served if each is not None), default=-math.inf)
+        return self._waiting is not None or record.version + every <= newest + bound + 1
+
+    def _end_form(self, spread: Spread) -> list[Action]:
+        """Nobody has use for it any more."""
+        self._supersede()
+        sessions = [peer.session for peer in self._members if peer.session is not None]
+        return [Send(session, ForgetForm(spread.form)) for session in sessions]
+
     def _record(self) -> VersionPublished | None:
         return None if self.spreading is None else self.spreading.record
 
@@ -273,6 +314,7 @@ class Publishing:
     def _supersede(self) -> None:
         if self.spreading is not None:
             self._old_forms[self.spreading.form] = None
+            self._last_plan = self.spreading.plan or self._last_plan
             self.spreading, self._encode_at, self._apply_at = None, None, None
 
     def _apply_again(self) -> list[Action]:
@@ -339,7 +381,8 @@ class Publishing:
         receivers = self._members.receivers()
         for peer in (seed, *receivers):
             peer.uplink = self._rates.uplink(peer.peer)
-        actions = self._send(spread.make_plan(plan_id, self._rules, seed, receivers))
+        last = spread.plan or self._last_plan
+        actions = self._send(spread.make_plan(plan_id, self._rules, seed, receivers, last))
         self._rates.keep(spread.links())
         return actions
 

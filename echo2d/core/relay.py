@@ -13,15 +13,16 @@ table of a segment precedes the segment's payload in every stripe. One stripe at
 A form of which something may be here already is neither followed nor repaired before its FormSearched, for nothing that
 is here is to come over a link; a frame that was held and lost is asked for at once, and children wait for it.
 What a peer says is not believed further than it can be undone: PeerFault is raised before anything changes.
-Not here: payload, hashing and disk (the runtime, see `relay_io`), plans (`topology`), opening and judging streams
-(`streams`), sequences (`stripes`), single frames (`repair`).
+Not here: payload, hashing and disk (the runtime, see `relay_io`), what the disk says (`findings`), plans (`topology`),
+opening and judging streams (`streams`), sequences (`stripes`), single frames (`repair`).
 """
 
 from collections import deque
 from collections.abc import Collection
 from typing import assert_never
 
-from echo2d.core.ids import FormId, FrameId, PeerId, frame_id
+from echo2d.core.findings import GONE_S, Finding, give_up_gone, searched, serve_lanes, take
+from echo2d.core.ids import FormId, FrameId, PeerId
 from echo2d.core.messages import EdgePeer, PlanEdges, StripeEdge
 from echo2d.core.relay_io import (
     DONE,
@@ -61,6 +62,7 @@ from echo2d.core.repair import (
     cancel,
     give_back_overdue,
     needs_repair,
+    note_have,
     want,
 )
 from echo2d.core.streams import (
@@ -70,16 +72,13 @@ from echo2d.core.streams import (
     close_stripes,
     follow,
     leave_parent,
-    say_have,
     what_is_wrong,
 )
-from echo2d.core.stripes import LANE_FRAMES_MAX, Lane, Link, Spread, Stripe
+from echo2d.core.stripes import FORMS_MAX, LANE_FRAMES_MAX, Lane, Link, Spread, Stripe
 from echo2d.core.transfer import Transfer
 from echo2d.errors import PeerFault
 
-FORMS_MAX = 4  # one spreads, one waits, an older one drains, and the base of the next
 ASKS_MAX = 64  # streams one peer may ask for before the plan that allows them is here
-HELD_FRAMES_MAX = 1 << 20  # frames of one form that a peer may say it has: 256 GiB at 256 KiB
 SEARCH_S = 4.0  # the first table of a form comes within this time, or its search is given up; below LINK_S
 WATCH_S = 0.5  # how often streams are looked at while something is arriving
 
@@ -178,62 +177,23 @@ class Relay:
 
     # what is on disk
 
-    def _on_store(
-        self, event: TableHeld | FramesFound | FramesLost | FormComplete | FormSearched | FormForgotten, now: float
-    ) -> None:
+    def _on_store(self, event: Finding | FormForgotten, now: float) -> None:
         if isinstance(event, FormForgotten | FormSearched):
             self._unsearched.discard(event.form)
         if isinstance(event, FormForgotten):
             self._forget(event.form)
             return
         spread = self._spread(event.form)
-        match event:
-            case TableHeld(segment=segment, sizes=sizes):
-                cancel(spread, frame_id(segment, 0), None, self._out)
-                spread.transfer.learn(segment, sizes)
-                for link in self._links.values():
-                    if link.wants:
-                        self._serve(link, now)
-            case FramesFound(frames=frames):
-                self._on_found(spread, [frame for frame in frames if spread.transfer.knows(frame)])
-            case FramesLost(frames=frames):
-                self._on_lost(spread, frames, now)
-            case FormSearched():
-                self._on_searched(spread, now)
-            case FormComplete(segments=segments):
-                spread.transfer.finish(segments)
+        take(spread, self._links, event, now, self._out)
+        if isinstance(event, TableHeld):
+            for link in self._links.values():
+                if link.wants:
+                    self._serve(link, now)
+        if isinstance(event, FramesLost):
+            self._watch_from(now)
         self._bind_all(spread, now)
         self._note_arrival(spread)
         ask_for_missing(spread, self._links, now, self._out)
-
-    def _on_found(self, spread: Spread, frames: list[FrameId]) -> None:
-        """Parents that are sending already need not send these."""
-        fresh = [frame for frame in frames if spread.transfer.hold(frame)]
-        parents = {stripe.parent for stripe in spread.stripes.values() if stripe.stream is not None}
-        for link in [self._links[peer] for peer in self._links if peer in parents]:
-            say_have(link, spread, fresh, self._out)
-        self._serve_lanes()
-
-    def _on_lost(self, spread: Spread, frames: tuple[FrameId, ...], now: float) -> None:
-        """They are asked for again; no parent is late with what it had sent."""
-        for frame in frames:
-            spread.transfer.lose(frame)
-        for stripe in spread.stripes.values():
-            stripe.last_at = stripe.last_at if stripe.parent is None else now
-        self._watch_from(now)
-
-    def _on_searched(self, spread: Spread, now: float) -> None:
-        """The stripes are taken now; until now no parent could be late."""
-        if not spread.searched:
-            spread.searched = True
-            for stripe in spread.stripes.values():
-                stripe.last_at = now
-                follow(self._links, stripe, now, self._out)
-
-    def _serve_lanes(self) -> None:
-        """Frames that were lost may be back: children that wait for them get them now."""
-        for link in self._links.values():
-            link.serve(self._out)
 
     def _bind_all(self, spread: Spread, now: float) -> None:
         """Frames have come or the end is known: whoever waits gets them, if this is the root."""
@@ -410,7 +370,7 @@ class Relay:
             case FrameRejected():
                 self._on_rejected(spread, link, event, now)
             case HaveHeard(form=form, frames=frames):
-                self._on_have(link, form, frames)
+                note_have(link, form, frames)
             case WantHeard(stream=stream, form=form, frames=frames):
                 want(link, stream, form, frames)
                 self._serve(link, now)
@@ -427,7 +387,8 @@ class Relay:
             return
         cancel(spread, event.frame, event.peer, self._out)
         spread.transfer.hold(event.frame)
-        self._serve_lanes()
+        spread.gone_at = now + GONE_S
+        serve_lanes(self._links, self._out)
         self._bind_all(spread, now)
         self._note_arrival(spread)
         ask_for_missing(spread, self._links, now, self._out)
@@ -449,13 +410,6 @@ class Relay:
         link.quiet_until = now + LINK_S
         self._report(stripe.spread, link.peer, [stripe], "bad frame", now)
 
-    def _on_have(self, link: Link, form: FormId, frames: tuple[FrameId, ...]) -> None:
-        if len(link.has.get(form, ())) + len(frames) > HELD_FRAMES_MAX:
-            raise PeerFault(f"says it holds more than {HELD_FRAMES_MAX} frames of a form")
-        if form not in link.has and len(link.has) >= FORMS_MAX:
-            del link.has[next(iter(link.has))]
-        link.has.setdefault(form, set()).update(frames)
-
     # time
 
     def _watch_from(self, now: float) -> None:
@@ -465,12 +419,13 @@ class Relay:
     def _on_deadline(self, now: float) -> None:
         for spread in self._spreads.values():
             if spread.needs_table and now >= spread.search_until and spread.form not in self._unsearched:
-                self._on_searched(spread, now)
+                searched(spread, self._links, now, self._out)
             give_back_overdue(spread, self._links, now, self._out)
             for stripe in spread.stripes.values():
                 self._watch(stripe, now)
             ask_for_missing(spread, self._links, now, self._out)
             self._bind_all(spread, now)
+            give_up_gone(spread, now, self._out)
         self._wake_at = now + WATCH_S if any(map(_unfinished, self._spreads.values())) else None
 
     def _watch(self, stripe: Stripe, now: float) -> None:

@@ -321,5 +321,13 @@ class FormArrived:
     form: FormId
 
 
+@dataclass(frozen=True, slots=True)
+class FrameGone:
+    """At the root of the form's plan: this frame was lost, nobody sends it and nobody made it again: the form stops."""
+
+    form: FormId
+    frame: FrameId
+
+
 LinkAction = SendFrame | OpenStream | CloseStream | SendHave | SendWant | SendCancel | ExpectPeer | ForgetPeer
-Action = LinkAction | ReportEdgeBroken | Accuse | FormArrived
+Action = LinkAction | ReportEdgeBroken | Accuse | FormArrived | FrameGone

@@ -2,7 +2,7 @@
 
 Here a peer fetches what its stripes do not bring: while a stripe is broken, when all have ended, at a root that does
 not hold everything, what was lost here, or the first table of a form that it searches its disk for. It asks those that
-said they have a frame, or else the parents of its working stripes.
+said they have a frame, or else the parents of its working stripes, or at the root those that were sent the frame.
 
 Not here: finding out that a stripe is broken (`relay`). Duplicates are allowed: a stripe may bring what was asked too.
 """
@@ -12,11 +12,12 @@ from itertools import islice
 
 from echo2d.core.ids import FormId, FrameId, PeerId
 from echo2d.core.relay_io import Action, SendCancel, SendFrame, SendWant
-from echo2d.core.stripes import FIRST_TABLE, Link, Spread
+from echo2d.core.stripes import FIRST_TABLE, FORMS_MAX, Link, Spread
 from echo2d.errors import PeerFault
 
 WANT_FRAMES_MAX = 16  # asked of one peer at a time: covers the round trip, and is soon given back when it dies
 WANTED_FRAMES_MAX = 4 * WANT_FRAMES_MAX  # what one peer may want of us at a time; more is not this program
+HELD_FRAMES_MAX = 1 << 20  # frames of one form that a peer may say it has: 256 GiB at 256 KiB
 SCAN_FRAMES_MAX = 4096  # missing frames looked at in one turn
 REPAIR_S = 5.0  # a frame asked for is given back after this long: the time of 16 frames of 256 KiB at 8 Mbit/s
 QUIET_S = 1.0  # a peer that did not have a frame, or was late, is not asked for so long
@@ -39,7 +40,7 @@ def ask_for_missing(spread: Spread, links: dict[PeerId, Link], now: float, out: 
     for frame in list(islice(missing, SCAN_FRAMES_MAX)):
         if not any(spare.values()):
             break
-        peer = _choose(frame, [links[peer] for peer, left in spare.items() if left > 0], spare, parents, spread.form)
+        peer = _choose(frame, [links[peer] for peer, left in spare.items() if left > 0], spare, parents, spread)
         if peer is not None:
             spare[peer] -= 1
             spread.transfer.ask(frame, peer, now + REPAIR_S)
@@ -71,6 +72,15 @@ def cancel(spread: Spread, frame: FrameId, sender: PeerId | None, out: list[Acti
     asked = spread.transfer.asked_from(frame)
     if asked is not None and asked != sender:
         out.append(SendCancel(asked, spread.form, (frame,)))
+
+
+def note_have(link: Link, form: FormId, frames: tuple[FrameId, ...]) -> None:
+    """The peer says that it has these. PeerFault if it says too much."""
+    if len(link.has.get(form, ())) + len(frames) > HELD_FRAMES_MAX:
+        raise PeerFault(f"says it holds more than {HELD_FRAMES_MAX} frames of a form")
+    if form not in link.has and len(link.has) >= FORMS_MAX:
+        del link.has[next(iter(link.has))]
+    link.has.setdefault(form, set()).update(frames)
 
 
 def want(link: Link, stream: int, form: FormId, frames: Iterable[FrameId]) -> None:
@@ -105,12 +115,20 @@ def _working_parents(spread: Spread) -> set[PeerId]:
 
 
 def _choose(
-    frame: FrameId, links: list[Link], spare: dict[PeerId, int], parents: set[PeerId], form: FormId
+    frame: FrameId, links: list[Link], spare: dict[PeerId, int], parents: set[PeerId], spread: Spread
 ) -> PeerId | None:
-    """Who is asked for the frame: a peer that has it, else a parent that may; of several the least busy."""
-    known = [link.peer for link in links if frame in link.has.get(form, ())]
-    maybe = known or [link.peer for link in links if link.peer in parents]
+    """Who is asked for the frame: a peer that has it, else one that may; of several the least busy."""
+    known = [link.peer for link in links if frame in link.has.get(spread.form, ())]
+    others = parents | _given(spread, frame)
+    maybe = known or [link.peer for link in links if link.peer in others]
     return max(maybe, key=lambda peer: spare[peer], default=None)
+
+
+def _given(spread: Spread, frame: FrameId) -> set[PeerId]:
+    """At the root, the children that were sent a frame which is lost here, or wait for it."""
+    if not spread.is_root or frame not in spread.transfer.lost:
+        return set()
+    return {child for stripe in spread.stripes.values() if frame in stripe.logged for child in stripe.children}
 
 
 def _repair_stream(link: Link, form: FormId) -> int:

@@ -15,7 +15,7 @@ import heapq
 import math
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from statistics import median
 
@@ -31,6 +31,8 @@ LARGE_SWARM = 40  # peers; above it a stripe per carrier would mean too many lin
 LARGE_BUILT_MAX = 3  # candidates in a large swarm: the coordinator has other things to do than to plan
 LARGE_STRIPES_MAX = 16  # stripes in a large swarm: every peer has as many parents
 WEIGHT_MIN = 0.02  # of the seed's own star: frames that come more rarely look like a stalled stream
+NEAR = 1.1  # a rate that differs by less from what a plan was made for is the same: its trees stay, and links warm
+SAME_JOB = 1.25  # likewise for the bytes to be spread; a delta is much smaller than the full form
 SIMPLER = 1.02  # a plan of fewer stripes is taken if it is at most so much slower: fewer links to keep warm
 
 
@@ -59,6 +61,32 @@ def plan_chains(plan_id: PlanId, job: Job, seed: PeerFacts, peers: Sequence[Peer
 def plan_auto(plan_id: PlanId, job: Job, seed: PeerFacts, peers: Sequence[PeerFacts]) -> Plan:
     """The relay trees, or the star, that should be done first."""
     return min(_candidates(plan_id, job, seed, peers), key=_cost)
+
+
+def plan_again(last: Plan, plan_id: PlanId, job: Job, seed: PeerFacts, peers: Sequence[PeerFacts]) -> Plan | None:
+    """The trees of the last plan, if it still suits: never mended, the same peers, rates and bytes nearly the same.
+
+    It keeps the rates that it was made for, so that many small changes are noticed once they add up.
+    """
+    now = {facts.peer: facts for facts in (seed, *peers)}
+    if last.generation or last.root != seed.peer or last.facts().keys() != now.keys():
+        return None
+    if last.job.frame_bytes != job.frame_bytes or not _near(last.job.wire_bytes, job.wire_bytes, SAME_JOB):
+        return None
+    if not all(_like(facts, now[facts.peer]) for facts in last.peers):
+        return None
+    moved = tuple(replace(facts, address=now[facts.peer].address) for facts in last.peers)
+    return _plan(plan_id, job, last.shape, moved, last.stripes)
+
+
+def _like(one: PeerFacts, other: PeerFacts) -> bool:
+    same = (one.address is None, one.receive_only) == (other.address is None, other.receive_only)
+    pairs = ((one.uplink, other.uplink), (one.downlink, other.downlink), (one.latency_s, other.latency_s))
+    return same and all(a == b or (a is not None and b is not None and _near(a, b, NEAR)) for a, b in pairs)
+
+
+def _near(one: float, other: float, times: float) -> bool:
+    return max(one, other) <= times * min(one, other)
 
 
 def _candidates(plan_id: PlanId, job: Job, seed: PeerFacts, peers: Sequence[PeerFacts]) -> Iterator[Plan]:

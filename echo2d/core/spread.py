@@ -19,12 +19,13 @@ from echo2d.core.messages import EncodeVersion, FormEncoded, PlanEdges, SegmentE
 from echo2d.core.plan_edges import changed_peers, edges_for
 from echo2d.core.plan_repair import join, repair
 from echo2d.core.roots import PAGE_SEGMENTS_MAX, Root, Totals
-from echo2d.core.shapes import plan_auto, plan_chains, plan_star
+from echo2d.core.shapes import plan_again, plan_auto, plan_chains, plan_star
 from echo2d.core.topology import STRIPES_MAX, Job, PeerFacts, Plan
 from echo2d.errors import PeerFault
 
 ACCUSATIONS_MAX = 2  # of one peer about one version; one more, and it is at fault itself
 REPAIRS_MAX = 256  # of one plan because of broken edges; then it stays as it is until the next version
+TOLD_MAX = 64  # peers that are told a new plan at a time: who waits for a lease meanwhile waits milliseconds
 Secret = Callable[[PeerId, PeerId], bytes]
 
 
@@ -43,6 +44,7 @@ class Spread:
     secret: Secret
     started_at: float
     plan: Plan | None = None
+    untold: dict[PeerId, None] = field(default_factory=dict)  # those who are still to be told the plan, parents first
     newest_root: Root | None = None
     totals: Totals | None = None
     verified: dict[PeerId, None] = field(default_factory=dict)  # a set in the order of arrival
@@ -72,12 +74,14 @@ class Spread:
 
     # --- the form
 
+    def has_changed(self, message: SegmentEncoded) -> bool:
+        """Whether it contradicts what was reported before, and signed."""
+        return self.writer.segments[message.segment : message.segment + 1] not in ([], [message.digest])
+
     def segment_encoded(self, message: SegmentEncoded) -> list[Root]:
-        """A finished segment, in order or repeated. PeerFault if it contradicts what was reported before."""
+        """A finished segment, in order or repeated. PeerFault if it is neither."""
         known = self.writer.segments
         if message.segment < len(known):
-            if known[message.segment] != message.digest:
-                raise PeerFault(f"segment {message.segment} of form {message.form} has changed")
             return []
         if message.segment != len(known) or self.totals is not None or message.segment >= SEGMENTS_MAX:
             raise PeerFault(f"segment {message.segment} of form {message.form} is out of order")
@@ -112,20 +116,28 @@ class Spread:
     # --- the plan; each returns the edges to be sent
 
     def make_plan(
-        self, plan_id: PlanId, rules: CoordinatorRules, seed: Peer, peers: Sequence[Peer]
+        self, plan_id: PlanId, rules: CoordinatorRules, seed: Peer, peers: Sequence[Peer], last: Plan | None = None
     ) -> dict[PeerId, PlanEdges]:
-        """A new plan for everyone, over the peers of now."""
+        """A new plan for everyone, over the peers of now; the trees of the last one if they still suit."""
         job = Job(self.form, self.record.full_bytes, self.facts.frame_bytes)
         root, others = peer_facts(seed), [peer_facts(peer) for peer in peers]
         chains = min(rules.chains, STRIPES_MAX)
-        if rules.shape == "star":
+        again = None if last is None else plan_again(last, plan_id, job, root, others)
+        if again is not None:
+            self.plan = again
+        elif rules.shape == "star":
             self.plan = plan_star(plan_id, job, root, others)
         elif rules.shape == "chain":
             self.plan = plan_chains(plan_id, job, root, others, chains)
         else:
             self.plan = plan_auto(plan_id, job, root, others)
         self.repairs = 0
-        return self._edges([facts.peer for facts in self.plan.peers])
+        self.untold = dict.fromkeys(_parents_first(self.plan))
+        return self.tell()
+
+    def tell(self) -> dict[PeerId, PlanEdges]:
+        """The next TOLD_MAX of those who have not been told the plan."""
+        return self._edges(list(self.untold)[:TOLD_MAX])
 
     def admit(self, peer: Peer, *, renewed: bool) -> dict[PeerId, PlanEdges]:
         """A newcomer becomes a leaf; who is in the plan already gets its edges again, or a new place if renewed."""
@@ -143,6 +155,7 @@ class Spread:
         """The peer is lost."""
         self.failed.pop(peer, None)
         self.received.pop(peer, None)
+        self.untold.pop(peer, None)
         if self.plan is None or peer == self.plan.root or peer not in self.plan.facts():
             return {}
         before, self.plan = self.plan, repair(self.plan, peer)
@@ -183,7 +196,10 @@ class Spread:
         return set() if self.plan is None else {edge.peer for edge in edges_for(self.plan, peer, self.secret).peers}
 
     def _edges(self, peers: Sequence[PeerId] | set[PeerId]) -> dict[PeerId, PlanEdges]:
-        assert self.plan is not None
+        if self.plan is None:
+            return {}
+        for peer in peers:
+            self.untold.pop(peer, None)
         return {peer: edges_for(self.plan, peer, self.secret) for peer in dict.fromkeys(sorted(peers))}
 
     def check(self) -> None:
@@ -192,5 +208,15 @@ class Spread:
         if self.plan is not None:
             self.plan.check()
             assert self.plan.form == self.form
+            assert self.untold.keys() <= self.plan.facts().keys()
         assert (self.newest_root is None) == (not self.writer.segments)
         assert self.totals is None or self.totals.snapshot == self.record.digest
+
+
+def _parents_first(plan: Plan) -> list[PeerId]:
+    """Its peers by how near to the root they come."""
+    depth = {plan.root: 0}
+    for stripe in plan.stripes:
+        for peer, hops in stripe.tree.depths().items():
+            depth[peer] = min(hops, depth.get(peer, hops))
+    return sorted(depth, key=depth.__getitem__)

@@ -29,6 +29,7 @@ from echo2d.core.relay_io import DONE, Action, CloseStream, SendFrame, StreamAsk
 from echo2d.core.transfer import Transfer
 
 FIRST_TABLE = frame_id(SegmentId(0), 0)
+FORMS_MAX = 4  # one spreads, one waits, an older one drains, and the base of the next
 LANE_FRAMES_MAX = 4  # frames given to one link ahead of its socket: keeps it busy, and binding late
 LEAD_BYTES = 1 << 20  # of the whole form: a stripe gets its share of so much more than the one furthest behind
 STILL_S = 0.3  # a stripe of the root that takes no frame for so long stands still ...
@@ -226,6 +227,7 @@ class Spread:
     is_root: frames get their place in the sequence here. bound: how many arrivals have got theirs.
     arrived: the FormArrived of this form was given. searched: what was here before is known, so that nothing of it is
     asked for. by_table: searching needs the first table, which may be asked for; it is waited for until search_until.
+    gone_at: when what was lost counts as gone, if it is not back.
     """
 
     __slots__ = (
@@ -234,6 +236,7 @@ class Spread:
         "by_table",
         "form",
         "generation",
+        "gone_at",
         "is_root",
         "peers",
         "plan",
@@ -256,6 +259,7 @@ class Spread:
         self.is_root = False
         self.bound = 0
         self.arrived = False
+        self.gone_at = math.inf
 
     @property
     def ended(self) -> bool:

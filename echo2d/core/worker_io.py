@@ -86,12 +86,16 @@ class EngineRefitted:
 
 @dataclass(frozen=True, slots=True)
 class EngineRefitFailed:
-    """Not all engines serve this version. label: what all of them serve now, None if nothing or not the same."""
+    """Not all engines serve this version. label: what all of them serve now, None if nothing or not the same.
+
+    damaged: no engine has seen it, for its slot does not hold it any more; the slot was given up.
+    """
 
     version: Version
     digest: Digest
     reason: str
     label: str | None
+    damaged: bool = False
 
 
 @dataclass(frozen=True, slots=True)

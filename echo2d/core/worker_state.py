@@ -229,6 +229,8 @@ class WorkerState:
                     done.append(SendControl(FrameAccused(form, frame, accused)))
                 case relay_io.FormArrived(form):
                     done += self._versioned(self._versions.arrived(form, now=now), now)
+                case relay_io.FrameGone(form, frame):
+                    done.append(Note(f"root of form {form}, and frame {frame} is gone"))  # it is the seed that is one
                 case _:
                     done.append(action)
         return done

@@ -3,6 +3,7 @@
     root accepted --> planned or arrived --> applied (one form at a time) --> standing in a slot --> refit --> served
                                                  |                                |                    |
                                              ApplyFailed                       revoked            RefitFailed, retried
+                          <---------------------------------- its slot is damaged --+
 
 The newest publish wins: order is by publish_seq, because a newer epoch may publish an older version again. A slot's
 snapshot is served only after a signed root of this process's lifetime named its digest. Two slots: applying overwrites
@@ -193,8 +194,12 @@ class Versions:
         return [SendControl(done), *self.choose(now=now)]
 
     def refit_failed(self, event: EngineRefitFailed, *, now: float) -> list[VersionAction]:
+        """It is tried again; if its slot is damaged, once it has been applied again."""
         key = VersionKey(event.version, event.digest)
         self._refitting = None
+        if event.damaged and self._standing.get(key) == self._refit_path:
+            del self._standing[key]
+            self._published.pop(key, None)
         failures = self._failures | {key: self._failures.get(key, 0) + 1}
         self._failures = {each: count for each, count in failures.items() if each in self._standing}
         self._retry_at = now + min(REFIT_RETRY_S_MAX, REFIT_RETRY_S * 2.0 ** min(failures[key] - 1, 10))

@@ -40,12 +40,14 @@ from echo2d.core.coordinator_io import (
 from echo2d.core.ids import DIGEST_BYTES, Digest, Epoch, GroupId, PeerId, RunId, Version
 from echo2d.errors import OperatorFault, PeerFault, StoreFault
 from echo2d.net.auth import KEY_BYTES, Caller, Denied, Role
+from echo2d.net.door import DOOR, Door, admit
 from echo2d.net.fields import Refusal, fields, from_hex, integer, integer_text, malformed, seconds, text
 
 BODY_BYTES_MAX = 1 << 20  # JSON; the longest is a refusal of all groups with reasons
 LONG_POLL_S = 30.0
 ANSWER_S_MAX = 60.0  # a coordinator that needs longer is overloaded; the caller tries again
 REASON_CHARS_MAX = 500
+KEEPALIVE_S = 75.0  # an idle connection of somebody with a credential; clients let go after 15 s
 DIGEST_HEADER = "X-Echo2d-Digest"
 
 LEARNER: frozenset[Role] = frozenset({"learner"})
@@ -123,6 +125,7 @@ class Api:
 
         async def checked(request: web.Request) -> web.StreamResponse:
             caller = self._backend.caller(self.secret(request))
+            admit(request)
             if caller.role not in roles:
                 detail = f"token {caller.name} is for a {caller.role}; this needs {' or '.join(sorted(roles))}"
                 raise Refusal(HTTPStatus.FORBIDDEN, "role", detail)
@@ -249,6 +252,7 @@ def read_page() -> str:
 def make_app(backend: Backend, *, worker: Handler, page: str) -> web.Application:
     """The application; `worker` handles the control links. Serve it with `make_runner`."""
     api, app = Api(backend), web.Application(middlewares=[_faults_to_json], client_max_size=BODY_BYTES_MAX)
+    app[DOOR] = Door()
     app.router.add_get("/", _show(page))
     app.router.add_get("/v1/worker", worker)
     app.router.add_post("/v1/enrol", api.enrol)
@@ -274,15 +278,23 @@ def _callers_mistakes(record: logging.LogRecord) -> bool:
     return True
 
 
+class _Runner(web.AppRunner):
+    async def setup(self) -> None:
+        await super().setup()
+        assert self.server is not None
+        self.app[DOOR].watch(self.server)
+
+
 def make_runner(app: web.Application, *, shutdown_timeout_s: float) -> web.AppRunner:
-    """Serves the application: no decompression, and a caller that hangs up cancels its handler.
+    """Serves the application: few strangers, no decompression, and a caller that hangs up cancels its handler.
 
     What is no HTTP is answered 400 and logged as one line.
     """
     logging.getLogger("aiohttp.server").addFilter(_callers_mistakes)
-    return web.AppRunner(
+    return _Runner(
         app,
         access_log=None,
+        keepalive_timeout=KEEPALIVE_S,
         auto_decompress=False,
         handler_cancellation=True,
         shutdown_timeout=shutdown_timeout_s,

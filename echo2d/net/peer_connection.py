@@ -17,6 +17,8 @@ from echo2d.errors import PeerFault
 SEND_BUFFER_BYTES = 1 << 20  # a connection with more than this unsent takes no more frames: late binding wants it small
 UNSENT_BYTES_MAX = 8 << 20  # with messages too: a peer that makes us answer but does not read is dropped
 KERNEL_UNSENT_BYTES = 128 << 10  # of what the kernel holds, so much may wait to be sent: the rest counts as unsent here
+WAKE_BYTES_MAX = 64 << 10  # of a payload that arrives slowly: one wake-up instead of one for every packet
+WARM_BYTES = 1 << 20  # from then on: before, what waits here would fill the small window that the kernel begins with
 SILENCE_S = 15  # so long without an acknowledgement, an answer to a probe or an open window: the connection is dead
 PROBE_S = 5  # between the kernel's probes of an idle connection
 CLOSE_S = 1.0  # for the last words to get out
@@ -45,12 +47,16 @@ class PeerConnection(asyncio.BufferedProtocol):
         self.reason: str | None = None
         self.transport: asyncio.Transport | None = None
         self.has_room = True  # for one more frame
+        self._received = 0  # bytes
+        self._wanted = 1  # bytes that the kernel waits for
+        self._encrypted = False
 
     # what asyncio calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
         self.transport.set_write_buffer_limits(high=SEND_BUFFER_BYTES, low=SEND_BUFFER_BYTES // 2)
+        self._encrypted = transport.get_extra_info("ssl_object") is not None
         _tune(self.transport.get_extra_info("socket"))
         if self.dialled:
             self.write(self.link.start())
@@ -68,9 +74,10 @@ class PeerConnection(asyncio.BufferedProtocol):
             self.end(str(fault))
             return
         self.write(self.link.take_replies())
-        if event is None:
-            return
-        self._owner.received(self, event)
+        if event is not None:
+            self._owner.received(self, event)
+        self._received += nbytes
+        self._wake_for(len(self.link.get_buffer()))
 
     def pause_writing(self) -> None:
         self.has_room = False
@@ -82,6 +89,19 @@ class PeerConnection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed(f"connection lost: {exc or 'closed by the other end'}")
         self._owner.lost(self)
+
+    def _wake_for(self, wanted: int) -> None:
+        """The kernel says nothing of the next bytes before they are all there: a header, or so much of a payload.
+
+        Not under TLS: some of them may be here already, in a record that is not whole.
+        """
+        if self._received < WARM_BYTES or self._encrypted:
+            return
+        wanted = min(wanted, WAKE_BYTES_MAX)
+        if wanted != self._wanted and not self.link.ended and self.transport is not None:
+            self._wanted = wanted
+            with contextlib.suppress(OSError):
+                self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
 
     # what its owner calls
 

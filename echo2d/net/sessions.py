@@ -38,6 +38,7 @@ from echo2d.net.auth import (
     is_answer,
     public_bytes,
 )
+from echo2d.net.door import admit
 from echo2d.net.outbox import CLOSE_TIMEOUT_S, Outbox
 from echo2d.net.tls import shows
 
@@ -124,6 +125,7 @@ class Sessions:
             return socket
         finally:
             self._opening -= 1
+        admit(request)
         await self._serve(request, socket, known, hello)
         return socket
 
@@ -171,12 +173,10 @@ class Sessions:
         try:
             await self._emit(PeerConnected(number, known.peer, hello))
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(session.outbox.run())
+                tasks.create_task(_send(session.outbox, request))
                 await self._converse(socket, number, session)
         finally:
             self._open.pop(number, None)
-            if session.outbox.slow and request.transport is not None:
-                request.transport.abort()
 
     async def _converse(self, socket: web.WebSocketResponse, number: SessionId, session: _Session) -> None:
         """Until either side closes. PeerDisconnected does not wait for the peer to take note."""
@@ -198,9 +198,22 @@ class Sessions:
             await self._emit(PeerDisconnected(number, reason))
 
 
+async def _send(outbox: Outbox, request: web.Request) -> None:
+    """Until it is over. Who has not read all of it then will not: reading from it may hang in the answer to a ping."""
+    try:
+        await outbox.run()
+    finally:
+        transport = request.transport
+        if transport is not None and (outbox.slow or transport.get_write_buffer_size()):
+            transport.abort()
+
+
 async def _next(socket: web.WebSocketResponse) -> bytes | None:
     """The next binary frame; None when the link is closed. PeerFault: text, or too long. TimeoutError: silence."""
-    message = await socket.receive(timeout=SILENCE_S_MAX)
+    try:
+        message = await socket.receive(timeout=SILENCE_S_MAX)
+    except ConnectionError:  # while a ping is answered
+        return None
     if message.type is WSMsgType.BINARY:
         data: bytes = message.data
         return data

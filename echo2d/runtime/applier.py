@@ -6,11 +6,12 @@ holds already is copied, and it is the base of delta forms. Reading, decoding an
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
-from echo2d.core.canonical import Buffer
+from echo2d.core.canonical import Buffer, digest_of
 from echo2d.core.form_index import FormIndex
 from echo2d.core.forms import ChunkRecord, decode_record
 from echo2d.core.ids import ChunkId, Digest, FormId, FrameId, SegmentId
@@ -26,6 +27,10 @@ LOOKAHEAD_CHUNKS = 16  # chunks looked at for being complete, in order; frames c
 BATCH_CHUNKS = 4  # written in one go in a thread, so that cancelling takes well under a second
 
 log = logging.getLogger("echo2d.runtime.applier")
+
+
+class _CopyDamaged(IntegrityFault):
+    """A chunk of the current slot is not what its manifest says."""
 
 
 class Applier:
@@ -78,6 +83,9 @@ class Applier:
         except FramesDamaged as fault:
             self._holdings.lose(fault)
             work.put_back(batch)
+        except _CopyDamaged as fault:
+            log.warning("%s", fault)
+            work.put_back(batch)
 
     async def _until_files(self, form: FormId) -> bool:
         """Waits for the first segment's table. False: cancelled, or dropped."""
@@ -97,8 +105,8 @@ class _Pending:
     record: ChunkRecord
     missing: list[FrameId]
 
-    def arrived(self, held: Collection[FrameId]) -> bool:
-        while self.missing and self.missing[-1] in held:
+    def arrived(self, on_disk: Callable[[FrameId], bool]) -> bool:
+        while self.missing and on_disk(self.missing[-1]):
             self.missing.pop()
         return not self.missing
 
@@ -129,9 +137,9 @@ class _Work:
                 self._pending[span.chunk].missing.append(span.frame)
             self._next_segment = SegmentId(self._next_segment + 1)
             table = self._index.table(self._next_segment)
-        held = holdings.held(self._form)
+        on_disk = partial(holdings.on_disk, self._form)
         first = islice(self._pending.values(), LOOKAHEAD_CHUNKS)
-        ready = (each.record for each in first if each.arrived(held) or self._copied(each.record))
+        ready = (each.record for each in first if each.arrived(on_disk) or self._copied(each.record))
         batch = list(islice(ready, BATCH_CHUNKS))
         for record in batch:
             del self._pending[record.chunk]
@@ -146,16 +154,28 @@ class _Work:
     def write(self, records: Iterable[ChunkRecord]) -> None:
         """Blocking."""
         for record in records:
-            data = self._read_base(record) if self._copied(record) else self._decode(record)
-            self._writer.write_chunk(record.chunk, data or b"", record.result)
+            data = self._copy(record) if self._copied(record) else self._decode(record)
+            self._writer.write_chunk(record.chunk, data, record.result)
 
     def _copied(self, record: ChunkRecord) -> bool:
         """Whether the current slot holds the very same bytes in the same place."""
         return self._base_digests.get(self._place(record)) == record.result
 
+    def _copy(self, record: ChunkRecord) -> Buffer:
+        """_CopyDamaged: the current slot has rotted there; from now on the chunk is decoded."""
+        try:
+            data = self._read_base(record) or b""
+        except (IntegrityFault, StoreFault):
+            data = b""
+        if digest_of(data) != record.result:
+            del self._base_digests[self._place(record)]
+            raise _CopyDamaged(f"chunk {record.chunk} is damaged in the current slot")
+        return data
+
     def _decode(self, record: ChunkRecord) -> Buffer:
         payload = self._store.read_encoded_chunk(self._form, self._index.chunk_spans(record.chunk))
-        return decode_record(record, payload, self._place(record).length, self._read_base(record))
+        base = self._read_base(record) if record.needs_base else None
+        return decode_record(record, payload, self._place(record).length, base)
 
     def _read_base(self, record: ChunkRecord) -> bytes | None:
         place = self._place(record)

@@ -52,6 +52,8 @@ from echo2d.sd_notify import Notifier
 
 LEDGER_FILE = "ledger.sqlite"  # in the run directory
 ACCESS_RELOAD_S = 1.0  # a revoked token works no longer than this
+LATE_S = 1.0  # a deadline met so late was met by a process that stood still: so did what is in its sockets
+LATE_ROUNDS = 4  # of the event loop: one reads the sockets, one makes events of it, others wait for room in the mailbox
 LAST_TURNS_MAX = EVENTS_MAX // EVENTS_PER_TURN_MAX  # all that can have come before a stop; more may come meanwhile
 
 log = logging.getLogger("echo2d.coordinator")
@@ -151,6 +153,9 @@ class Coordinator:
         timeout_s = None if wake_at is None else max(0.0, wake_at - time.monotonic())
         events = await self._mailbox.take(timeout_s=self._service.wait_s(timeout_s))
         if wake_at is not None and time.monotonic() >= wake_at:
+            for _ in range(LATE_ROUNDS if time.monotonic() > wake_at + LATE_S else 0):
+                await asyncio.sleep(0)
+                events += self._mailbox.waiting(EVENTS_MAX)
             events.append(DeadlinePassed())
         await self._take_turn(events)
 

@@ -6,12 +6,14 @@
                                           | STOP_S_MAX passed --> gone, exit code 1
 
 After the program's last line its threads have EXIT_S_MAX: one that hangs in a disk or a driver keeps nobody waiting.
+It may have FILES_MAX files and sockets open where the system lets it: a shell's usual 1024 are too few for all peers.
 Not here: what ending in order means.
 """
 
 import asyncio
 import logging
 import os
+import resource
 import signal
 import threading
 from collections.abc import Callable, Coroutine
@@ -22,6 +24,7 @@ import uvloop
 
 STOP_S_MAX = 30.0  # last words over a slow line, engines, seed and task processes: each has bounds of its own below it
 EXIT_S_MAX = 5.0  # then nothing of use is under way; TimeoutStopSec of the units is above both together
+FILES_MAX = 1 << 16  # as in the units
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 log = logging.getLogger("echo2d.runtime")
@@ -38,8 +41,15 @@ def run_daemon(program: Callable[[], Coroutine[Any, Any, int]]) -> int:
             _end_in(EXIT_S_MAX, code, "threads hang")
         return code
 
+    _raise_files()
     code: int = uvloop.run(main())
     return code
+
+
+def _raise_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < min(FILES_MAX, hard):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(FILES_MAX, hard), hard))
 
 
 class Ending:

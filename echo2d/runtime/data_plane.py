@@ -1,4 +1,8 @@
-"""Prompts and rewards for the core: asks the task pool and makes events of what it says, whatever it says."""
+"""Prompts and rewards for the core: asks the task pool and makes events of what it says, whatever it says.
+
+Every DrawPrompt and every ScoreSample is answered by one event, so the core need not ask twice: the pool answers each
+call, also when the process dies, hangs or cannot be started. What the pool does not foresee ends the coordinator.
+"""
 
 import asyncio
 import logging

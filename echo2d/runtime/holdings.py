@@ -9,7 +9,7 @@ Not here: links, slots, and the signatures of roots (the caller's).
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
@@ -22,12 +22,14 @@ from echo2d.core.messages import SegmentPage, SegmentsWanted
 from echo2d.core.roots import Root
 from echo2d.errors import IntegrityFault, StoreFault
 from echo2d.runtime.base_model import BaseModel
+from echo2d.runtime.damage import Damage
+from echo2d.runtime.recent_frames import RecentFrames
+from echo2d.runtime.write_behind import Frames, WriteBehind
 from echo2d.store.frames import FramesDamaged, FrameStore
 
 DROPPED_MAX = 64  # forms remembered as not wanted, so that their late frames are dropped at once
-LOST_FRAMES_MAX = 256  # of one form; a disk that damages more than a few keeps nothing
 LOST_WAIT_S = 2.0  # for a damaged frame to come again before those that wait for it ask elsewhere
-RECENT_BYTES_MAX = 32 << 20  # frames kept in memory to be forwarded: some seconds of a home uplink
+AT_ONCE_BYTES_MAX = 256 << 10  # hashed without another thread: 40 us, less than the change takes
 
 T = TypeVar("T")
 
@@ -60,14 +62,14 @@ class Holdings:
         self._complete: set[FormId] = set()
         self._first_searched: set[FormId] = set()  # their first segment was looked for in the base
         self._searched: set[FormId] = set()
-        self._lost: dict[FormId, int] = {}  # how many frames turned out damaged
+        self._damage = Damage(emit, fail)
         self._pages_asked: dict[FormId, SegmentId] = {}
         self._users: dict[FormId, int] = {}
         self._storing: set[tuple[FormId, FrameId]] = set()
         self._dropped: dict[FormId, None] = {}
         self._deleted = 0  # forms so far: what found the disk full may try again
-        self._recent: dict[tuple[FormId, FrameId], memoryview] = {}
-        self._recent_bytes = 0
+        self._unwritten = WriteBehind(self._write)
+        self._recent = RecentFrames()
         self._books = asyncio.Lock()  # roots, pages and forgetting are taken one after the other
         self._news = asyncio.Event()
 
@@ -108,41 +110,45 @@ class Holdings:
 
     async def accept_root(self, root: Root) -> None:
         """A root that is signed and accepted; makes the form known."""
-        try:
-            async with self._books:
-                index = self._indexes.get(root.form)
-                if index is None:
-                    index = await self._begin(root)
-                else:
-                    index.accept_root(root)
-                absorbed = await self._absorb(root.form, index)
-            await self._search_base(root.form, index, absorbed)
-        except IntegrityFault as fault:
-            log.warning("root refused form=%s reason=%s", root.form, fault)
-        except StoreFault as fault:
-            self._fail(root.form, str(fault))
+        await self._accept("root", root.form, lambda: self._take_root(root))
 
     async def accept_page(self, page: SegmentPage) -> None:
         """Answers SegmentsWanted; for unknown forms it is ignored."""
-        try:
-            async with self._books:
-                self._pages_asked.pop(page.form, None)
-                index = self._indexes.get(page.form)
-                if index is None:
-                    return
-                index.accept_page(page.start, page.digests)
-                absorbed = await self._absorb(page.form, index)
-            await self._search_base(page.form, index, absorbed)
-        except IntegrityFault as fault:
-            log.warning("page refused form=%s reason=%s", page.form, fault)
-        except StoreFault as fault:
-            self._fail(page.form, str(fault))
+        await self._accept("page", page.form, lambda: self._take_page(page))
 
     def reconnected(self) -> None:
         """Pages asked for over an earlier control link do not come any more."""
         self._pages_asked.clear()
         for form, index in self._indexes.items():
             self._ask_page(form, index)
+
+    async def _accept(self, what: str, form: FormId, take: Callable[[], Awaitable[FormIndex | None]]) -> None:
+        """Takes it; of what is signed now, some may be here already."""
+        try:
+            async with self._books:
+                index = await take()
+                if index is None:
+                    return
+                absorbed = await self._absorb(form, index)
+            await self._search_base(form, index, absorbed)
+        except IntegrityFault as fault:
+            log.warning("%s refused form=%s reason=%s", what, form, fault)
+        except StoreFault as fault:
+            self._fail(form, str(fault))
+
+    async def _take_root(self, root: Root) -> FormIndex:
+        index = self._indexes.get(root.form)
+        if index is None:
+            return await self._begin(root)
+        index.accept_root(root)
+        return index
+
+    async def _take_page(self, page: SegmentPage) -> FormIndex | None:
+        self._pages_asked.pop(page.form, None)
+        index = self._indexes.get(page.form)
+        if index is not None:
+            index.accept_page(page.start, page.digests)
+        return index
 
     async def _begin(self, root: Root) -> FormIndex:
         form, index = root.form, FormIndex(root)
@@ -258,6 +264,43 @@ class Holdings:
                     self._hold(form, frame, payload)
         return bad
 
+    def takes_at_once(self, form: FormId, frame: FrameId, payload_bytes: int) -> bool:
+        """Whether `put_at_once` may have this payload frame: short, of a known segment, and not coming twice."""
+        return (
+            payload_bytes <= AT_ONCE_BYTES_MAX
+            and not is_table(frame)
+            and (form, frame) not in self._storing
+            and self.knows(form, frame)
+            and self._unwritten.has_room
+        )
+
+    def put_at_once(self, form: FormId, frame: FrameId, payload: memoryview) -> bool:
+        """Verify a frame that `takes_at_once`, and hold it; it is written soon. False: not what was promised."""
+        if frame in self.held(form):
+            return True
+        span = self._known(form).span(frame)
+        if span is None or not span.is_made_of(payload):
+            log.warning("frame refused form=%s frame=%d", form, frame)
+            return False
+        self._unwritten.put(form, span, payload)
+        self._hold(form, frame, payload)
+        return True
+
+    def on_disk(self, form: FormId, frame: FrameId) -> bool:
+        """Whether a table or frame is held and written; `changed` returns after it was."""
+        return frame in self.held(form) and self._unwritten.get(form, frame) is None
+
+    async def write_behind(self) -> None:
+        """Writes what was put at once, until cancelled."""
+        await self._unwritten.run()
+
+    async def _write(self, form: FormId, frames: Frames) -> None:
+        try:
+            await self.with_room(form, lambda: self._store.put_verified(form, frames.values()))
+        except StoreFault as fault:
+            self._fail(form, str(fault))
+        self._ring()
+
     @asynccontextmanager
     async def _storing_alone(self, form: FormId, frames: set[FrameId]) -> AsyncIterator[None]:
         """Nobody else stores any of these frames meanwhile: the same frame may come over two links at once."""
@@ -298,9 +341,13 @@ class Holdings:
 
     # --- frames that are needed
 
+    def in_memory(self, form: FormId, frame: FrameId) -> memoryview | None:
+        """A frame that is held and need not be read."""
+        return self._recent.get(form, frame) or self._unwritten.get(form, frame)
+
     async def load(self, form: FormId, frame: FrameId) -> memoryview:
         """A held frame. IntegrityFault or StoreFault: it is not to be had any more."""
-        recent = self._recent.get((form, frame))
+        recent = self.in_memory(form, frame)
         if recent is not None:
             return recent
         async with self.using(form) as index:
@@ -313,6 +360,9 @@ class Holdings:
                 return memoryview(await asyncio.to_thread(self._store.get_frame, form, span))
             except FramesDamaged as fault:
                 return await self._load_again(fault, frame, index)
+            except StoreFault as fault:
+                log.warning("%s", fault)
+                return await self._load_again(FramesDamaged(form, [frame]), frame, index)
 
     async def _load_again(self, fault: FramesDamaged, frame: FrameId, index: FormIndex) -> memoryview:
         """The frame, should it come again soon."""
@@ -335,13 +385,8 @@ class Holdings:
         index = self._indexes.get(form)
         if not lost or index is None:
             return
-        log.warning("frames damaged on disk form=%s frames=%s", form, lost)
         self._payload_bytes[form] -= sum(index.length(frame) or 0 for frame in lost)
-        self._lost[form] = self._lost.get(form, 0) + len(lost)
-        if self._lost[form] > LOST_FRAMES_MAX:
-            self._fail(form, f"this disk damages what is written to it: {self._lost[form]} frames")
-        else:
-            self._emit(relay_io.FramesLost(form, lost))
+        self._damage.note(form, lost)
 
     @asynccontextmanager
     async def using(self, form: FormId) -> AsyncIterator[FormIndex]:
@@ -358,6 +403,7 @@ class Holdings:
         """From now on the form is unknown, until a new root of it comes. False: it was so already."""
         self._held.pop(form, None)
         self._payload_bytes.pop(form, None)
+        self._unwritten.drop(form)
         fresh = form not in self._dropped
         self._dropped[form] = None
         keep_newest(self._dropped, DROPPED_MAX)
@@ -372,9 +418,8 @@ class Holdings:
         self._searched.discard(form)
         self._pages_asked.pop(form, None)
         self._recovered.pop(form, None)
-        self._lost.pop(form, None)
-        for key in [key for key in self._recent if key[0] == form]:
-            self._recent_bytes -= len(self._recent.pop(key))
+        self._damage.forget(form)
+        self._recent.forget(form)
         self._ring()
         while self._users.get(form):
             await self.changed()
@@ -399,11 +444,7 @@ class Holdings:
         if frame not in self._held[form]:
             self._held[form].add(frame)
             self._payload_bytes[form] += 0 if is_table(frame) else len(payload)
-        if (form, frame) not in self._recent:
-            self._recent[form, frame] = payload
-            self._recent_bytes += len(payload)
-        while self._recent_bytes > RECENT_BYTES_MAX:
-            self._recent_bytes -= len(self._recent.pop(next(iter(self._recent))))
+        self._recent.put(form, frame, payload)
 
     def _all_held(self, form: FormId, index: FormIndex) -> bool:
         payloads = sum(len(index.spans(SegmentId(segment))) for segment in range(index.segment_count))
@@ -420,14 +461,13 @@ def frame_sizes(index: FormIndex, segment: SegmentId) -> tuple[int, ...]:
 
 
 def _put(store: FrameStore, form: FormId, index: FormIndex, frames: dict[FrameId, memoryview]) -> set[FrameId]:
-    bad = set()
+    good, bad = [], set()
     for frame, payload in frames.items():
         span = index.span(frame)
-        try:
-            if span is not None:
-                store.put_frame(form, span, payload)
-                continue
-        except IntegrityFault:
+        if span is not None and span.is_made_of(payload):
+            good.append((span, payload))
+        else:
             log.warning("frame refused form=%s frame=%d", form, frame)
-        bad.add(frame)
+            bad.add(frame)
+    store.put_verified(form, good)
     return bad

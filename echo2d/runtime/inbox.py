@@ -65,10 +65,14 @@ class Inbox:
         self.meter = LinkMeter()
 
     def put(self, event: FrameReceived | StreamEnded, *, now: float) -> None:
+        payload = event.payload if isinstance(event, FrameReceived) else None
+        if payload is not None:
+            self.meter.count(payload.nbytes, now)
+        if not self._queue and self._take_at_once(event):
+            return
         self._queue.append(event)
-        if isinstance(event, FrameReceived) and event.payload is not None:
-            self.meter.count(event.payload.nbytes, now)
-            self._waiting_bytes += event.payload.nbytes
+        if payload is not None:
+            self._waiting_bytes += payload.nbytes
         if self._waiting_bytes > WAITING_BYTES_MAX and not self._paused:
             self._paused = True
             self._links.pause(self._peer)
@@ -88,15 +92,25 @@ class Inbox:
                 self._changed.clear()
                 await self._changed.wait()
 
+    def _take_at_once(self, event: FrameReceived | StreamEnded) -> bool:
+        """Whether nothing has to be waited for: the end of a stream, a header only, a short frame."""
+        if isinstance(event, StreamEnded):
+            self._report(relay_io.StreamClosed(self._peer, event.stream, event.reason))
+        elif event.payload is None:
+            self._on_empty(event)
+        elif self._holdings.takes_at_once(event.form, event.frame, event.payload.nbytes):
+            good = self._holdings.put_at_once(event.form, event.frame, event.payload)
+            self._verified(event) if good else self._rejected(event)
+        else:
+            return False
+        return True
+
     async def _take(self) -> None:
         """The events at the front that can be handled together."""
         first = self._queue[0]
-        if isinstance(first, StreamEnded):
-            self._queue.popleft()
-            self._report(relay_io.StreamClosed(self._peer, first.stream, first.reason))
-        elif first.payload is None:
-            self._queue.popleft()
-            self._on_empty(first)
+        if isinstance(first, StreamEnded) or first.payload is None:
+            self._take_at_once(first)
+            self._done(1)
         elif not await self._known(first):
             self._done(1)
         elif is_table(first.frame):

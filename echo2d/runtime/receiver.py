@@ -96,7 +96,7 @@ class Receiver:
             store,
             emit=owner.emit,
             ask=owner.tell,
-            fail=self._given_up,
+            fail=self.give_up,
             serving=owner.serving_version,
             base=owner.base_of,
         )
@@ -113,6 +113,7 @@ class Receiver:
     async def run(self) -> None:
         """Until cancelled; the links are closed then."""
         async with asyncio.TaskGroup() as self._tasks:
+            self._tasks.create_task(self.holdings.write_behind())
             try:
                 while True:
                     await asyncio.sleep(REPORT_S)
@@ -202,8 +203,8 @@ class Receiver:
     def _on_opened(self, peer: PeerId) -> None:
         assert self._tasks is not None
         number = self._opened[peer] = self._opened.get(peer, 0) + 1
-        inbox = Inbox(peer, self.links, self.holdings, emit=self._emit, fail=self._given_up)
-        lane = Lane(peer, self.links, load=self.holdings.load, emit=self._emit, sent=self._count_sent)
+        inbox = Inbox(peer, self.links, self.holdings, emit=self._emit, fail=self.give_up)
+        lane = Lane(peer, self.links, holdings=self.holdings, emit=self._emit, sent=self._count_sent)
         self._tasks.create_task(inbox.run())
         self._peers[peer] = _Peer(number, inbox, lane, self._tasks.create_task(lane.run()))
         self._emit(relay_io.LinkUp(peer))
@@ -215,12 +216,6 @@ class Receiver:
         if peer in self._lost:
             self._lost[peer].set()
         self._emit(relay_io.LinkDown(peer, reason))
-
-    def _given_up(self, form: FormId, reason: str) -> None:
-        """The form cannot be kept; said once, however many of its frames wait."""
-        if self.holdings.give_up(form):
-            log.warning("form given up form=%s reason=%s", form, reason)
-            self._owner.fail(form, reason)
 
     def _on_ready(self, peer: PeerId) -> None:
         if peer in self._peers:
@@ -262,6 +257,22 @@ class Receiver:
                 delay_s = min(2 * delay_s, DIAL_S_MAX)
             await asyncio.sleep(delay_s)
 
+    # --- forms that go
+
+    def give_up(self, form: FormId, reason: str) -> None:
+        """The form cannot be kept; said once, however many of its frames wait."""
+        if self.holdings.give_up(form):
+            log.warning("form given up form=%s reason=%s", form, reason)
+            self._owner.fail(form, reason)
+
+    async def forget(self, form: FormId) -> None:
+        """Delete a form; its late frames are dropped."""
+        self._sent.pop(form, None)
+        try:
+            await self.holdings.forget(form)
+        except StoreFault as fault:  # its space is missed when it is needed
+            log.warning("form not deleted form=%s reason=%s", form, fault)
+
     # --- figures
 
     def _report(self) -> None:
@@ -277,14 +288,6 @@ class Receiver:
             if meter.payload_bytes:
                 yield LinkSample(peer, meter.payload_bytes, meter.seconds)
                 meter.payload_bytes, meter.seconds = 0, 0.0
-
-    async def forget(self, form: FormId) -> None:
-        """Delete a form; its late frames are dropped."""
-        self._sent.pop(form, None)
-        try:
-            await self.holdings.forget(form)
-        except StoreFault as fault:  # its space is missed when it is needed
-            log.warning("form not deleted form=%s reason=%s", form, fault)
 
     def _count_sent(self, form: FormId, payload_bytes: int) -> None:
         self._moved = form

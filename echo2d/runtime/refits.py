@@ -1,6 +1,7 @@
 """The engines of one worker, and what it takes to change all of them from one version to another.
 
-A refit counts as done when every engine has loaded the snapshot and its memory, read back, is the snapshot's. Engines
+A refit counts as done when every engine has loaded the snapshot and its memory, read back, is the snapshot's. What
+stands in the slot is verified first: it may have been written long ago, and a disk may rot (I3). Engines
 take turns: the others go on generating, and one copy of the weights at a time is in host memory. If one fails, those
 after it are not touched, and the worker serves what all of them hold: the old version, or nothing (I3).
 """
@@ -17,7 +18,8 @@ from echo2d.core.worker_io import EngineRefitFailed, EngineRefitted, RefitEngine
 from echo2d.engines.base import Engine
 from echo2d.engines.fake import FakeEngine
 from echo2d.engines.layout import file_tensor_digests
-from echo2d.errors import EngineFault, OperatorFault
+from echo2d.errors import EngineFault, IntegrityFault, OperatorFault, StoreFault
+from echo2d.store.slots import SlotStore
 
 
 def make_engines(config: WorkerConfig) -> list[Engine]:
@@ -55,20 +57,22 @@ def threads_each(config: WorkerConfig) -> int | None:
 class Refits:
     """One refit at a time; the machine (`worker_versions`) sees to it."""
 
-    def __init__(self, engines: Sequence[Engine]) -> None:
-        self._engines = engines
+    def __init__(self, engines: Sequence[Engine], slots: SlotStore) -> None:
+        self._engines, self._slots = engines, slots
 
     async def refit(self, order: RefitEngines) -> EngineRefitted | EngineRefitFailed:
         """What became of it; pause_s is the longest time in which an engine generated nothing."""
         try:
             return await self._refit(order, version_label(order.version, order.digest))
-        except EngineFault as fault:
+        except (EngineFault, IntegrityFault, StoreFault) as fault:
             labels = {engine.label for engine in self._engines}
             label = labels.pop() if len(labels) == 1 else None
-            return EngineRefitFailed(order.version, order.digest, str(fault), label)
+            damaged = not isinstance(fault, EngineFault)
+            return EngineRefitFailed(order.version, order.digest, str(fault), label, damaged=damaged)
 
     async def _refit(self, order: RefitEngines, label: str) -> EngineRefitted:
         snapshot, loop = Path(order.path), asyncio.get_running_loop()
+        await asyncio.to_thread(self._slots.require_intact, snapshot, order.digest)
         expected = await asyncio.to_thread(file_tensor_digests, snapshot)
         pause_s, memory_ok = 0.0, True
         for engine in self._engines:

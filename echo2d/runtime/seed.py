@@ -117,6 +117,10 @@ class Seed:
                 self._control.send(FrameAccused(form, frame, accused))
             case relay_io.FormArrived():
                 pass  # it was encoded here
+            case relay_io.FrameGone(form, frame):
+                self._receiver.give_up(
+                    form, f"frame {frame} is lost here, no peer sends it, and it cannot be made again"
+                )
             case _:
                 self._receiver.perform(action)
 

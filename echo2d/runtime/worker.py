@@ -103,7 +103,6 @@ class Worker:
         self._boot_id = secrets.token_hex(8)
         self._mailbox: PeerMailbox[Event] = PeerMailbox()
         self._control = ControlLink(config.url, self._identity, self, rng=rng)
-        self._refits = Refits(engines)
         self._listen: Address | None = None
         self._metrics = WorkerMetrics()
         self._saving = asyncio.Lock()
@@ -165,6 +164,7 @@ class Worker:
             run_id=run_id, me=me, store=store, tls=self._identity.tls, no_tls=self._config.no_tls, owner=self
         )
         self._applier = Applier(slots, store, self._receiver.holdings)
+        self._refits = Refits(self._engines, slots)
         on_disk = [facts.form for facts in store.forms()]
         self._state = WorkerState(
             Relay(me, unsearched=on_disk, has_base=self._base is not None),

@@ -92,6 +92,8 @@ class Seed(Peer):
                 self.say(FrameAccused(form, frame, accused))
             case relay_io.FormArrived():
                 pass
+            case relay_io.FrameGone(form, frame):
+                self._tell(form, EncodeFailed(form, f"frame {frame} is lost"))
             case _:
                 self._links.perform(self, action)
 

@@ -25,6 +25,7 @@ from echo2d.core.relay_io import (
     ForgetPeer,
     FormArrived,
     FormComplete,
+    FrameGone,
     FramesFound,
     HaveHeard,
     OpenStream,
@@ -206,8 +207,8 @@ class World:
             case FormArrived():
                 self._waiting.discard(node.number)
                 node.arrived_s = self._clock.now if node.arrived_s is None else node.arrived_s
-            case Accuse():
-                raise AssertionError("nobody sends wrong frames here")
+            case Accuse() | FrameGone():
+                raise AssertionError("nobody sends wrong frames or loses any here")
             case _:
                 assert_never(action)
 

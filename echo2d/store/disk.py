@@ -35,11 +35,16 @@ def opened(path: Path, flags: int) -> Iterator[int]:
 
 def write_at(path: Path, data: Buffer, offset: int) -> None:
     """Write all of `data` into an existing file."""
-    view = memoryview(data)
     with opened(path, os.O_WRONLY) as fd:
-        while len(view):
-            written = os.pwrite(fd, view, offset)
-            view, offset = view[written:], offset + written
+        write_all(fd, data, offset)
+
+
+def write_all(fd: int, data: Buffer, offset: int) -> None:
+    """Write all of `data` at this place. OSError is the caller's."""
+    view = memoryview(data)
+    while len(view):
+        written = os.pwrite(fd, view, offset)
+        view, offset = view[written:], offset + written
 
 
 def read_at(path: Path, length: int, offset: int) -> bytes:

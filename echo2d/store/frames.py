@@ -11,11 +11,13 @@ same frame, and nobody uses a form that is being forgotten.
 """
 
 import contextlib
+import os
 import re
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 
 from echo2d.core.canonical import Buffer, digest_of
@@ -23,7 +25,7 @@ from echo2d.core.forms import FormFacts, FrameSpan, SegmentTable, frame_layout
 from echo2d.core.ids import FORM_ID_CHARS, FormId, FrameId, SegmentId, frame_id, is_table, segment_of
 from echo2d.errors import IntegrityFault, StoreFault
 from echo2d.store.budget import DiskBudget
-from echo2d.store.disk import allocate, read_at, read_file, replace_file, store_faults, write_at
+from echo2d.store.disk import allocate, opened, read_at, read_file, replace_file, store_faults, write_all
 
 _OWNER = "frames"  # in the budget
 _FORM_ID = re.compile(rf"[0-9a-f]{{{FORM_ID_CHARS}}}")
@@ -77,9 +79,9 @@ class FrameStore:
     def begin(self, facts: FormFacts) -> None:
         """Make room on the books for a form; one that is here already goes on."""
         directory = self._root / facts.form
-        if facts.form in self._forms:
-            return
         with store_faults("beginning a form in", directory):
+            if facts.form in self._forms and directory.exists():
+                return
             directory.mkdir(exist_ok=True)
             replace_file(directory / "facts", facts.encode(), durable=False)
         self._forms[facts.form] = _StoredForm(facts, directory)
@@ -106,8 +108,9 @@ class FrameStore:
         A table that differs from the stored one replaces it, and the segment's frames are no longer held.
         """
         stored = self._stored(form)
-        if frame_id(segment, 0) in stored.held and self.get_table(form, segment) == data:
-            return
+        with contextlib.suppress(StoreFault):  # not held, or it cannot be read any more
+            if self.get_table(form, segment) == data:
+                return
         table = SegmentTable.decode(data)
         with self._lock:
             wanted = len(data) + table.wire_bytes
@@ -128,14 +131,20 @@ class FrameStore:
 
     def put_frame(self, form: FormId, span: FrameSpan, payload: Buffer) -> None:
         """Store a frame of a segment whose table is here; IntegrityFault if it is not the frame that `span` names."""
-        stored = self._stored(form)
-        segment = segment_of(span.frame)
-        self._require_held(stored, frame_id(segment, 0))
-        if len(payload) != span.length or digest_of(payload) != span.digest:
+        if not span.is_made_of(payload):
             raise IntegrityFault(f"frame {span.frame} of form {form} has the wrong digest")
-        with store_faults("storing a frame in", stored.frames(segment)):
-            write_at(stored.frames(segment), payload, span.offset_in_segment)
-        stored.held.add(span.frame)
+        self.put_verified(form, [(span, payload)])
+
+    def put_verified(self, form: FormId, frames: Iterable[tuple[FrameSpan, Buffer]]) -> None:
+        """Store frames that the caller has verified, of segments whose tables are here."""
+        stored = self._stored(form)
+        for segment, together in groupby(frames, key=lambda each: segment_of(each[0].frame)):
+            self._require_held(stored, frame_id(segment, 0))
+            path = stored.frames(segment)
+            with store_faults("storing frames in", path), opened(path, os.O_WRONLY | os.O_CREAT) as fd:
+                for span, payload in together:
+                    write_all(fd, payload, span.offset_in_segment)
+                    stored.held.add(span.frame)
 
     def get_frame(self, form: FormId, span: FrameSpan) -> bytes:
         """A held frame, verified again. FramesDamaged: it is no longer held."""
@@ -155,7 +164,7 @@ class FrameStore:
         path = stored.frames(segment_of(first.frame))
         length = last.offset_in_segment + last.length - first.offset_in_segment
         with store_faults("reading", path):
-            data = read_at(path, length, first.offset_in_segment)
+            data = read_at(path, length, first.offset_in_segment) if path.exists() else b""
         damaged = [span.frame for span in spans if not _intact(data, span, first.offset_in_segment)]
         if damaged:
             stored.held.difference_update(damaged)

@@ -8,6 +8,8 @@ What goes away: a dropped group with its samples and leases; batches, commits an
 learner made durable (`CheckpointKept`), a few at a time (`trim`), for they are many, and the rest when it recovers.
 Counters never go back. A version that is published again after it was revoked is published. NaN is stored as NULL: a
 sample without a reward has not been scored.
+
+Every row is checked as it is read: of a damaged one the run would go on with something else than it promised.
 """
 
 import fcntl
@@ -16,12 +18,12 @@ import math
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Any, Literal, Self, TypeVar
 
-from echo2d.core.codec import pack, unpacker
+from echo2d.core.codec import pack, plain_reader, unpacker
 from echo2d.core.coordinator_io import (
     Answered,
     BatchCommitted,
@@ -39,16 +41,24 @@ from echo2d.core.coordinator_io import (
     VersionPublished,
     VersionRevoked,
 )
-from echo2d.core.ids import Digest, Epoch, GroupId, LeaseId, PeerId, PublishSeq, Version
-from echo2d.core.messages import HeldLease, Span, VersionKey
-from echo2d.core.trajectory import GROUP_BYTES_MAX, NOTHING, GroupRecord, Partial, TrajectoryRecord
-from echo2d.errors import OperatorFault, StoreFault
+from echo2d.core.ids import Epoch, GroupId, PublishSeq
+from echo2d.core.messages import Span
+from echo2d.core.trajectory import (
+    GROUP_BYTES_MAX,
+    GroupRecord,
+    Partial,
+    TrajectoryRecord,
+    unpack_logprobs,
+    unpack_tokens,
+)
+from echo2d.errors import OperatorFault, PeerFault, StoreFault
 
 SCHEMA_VERSION = 2
 TRIM = """
 DELETE FROM groups WHERE group_id IN (
     SELECT group_id FROM batches, json_each(groups) JOIN groups ON group_id = json_each.value WHERE step <= ? LIMIT ?)
 """
+KEYS = frozenset({"name", "epoch", "publish_seq", "group_id", "lease", "attempt", "sample", "step"})  # tell a row
 TRIM_GROUPS_MAX = 16  # of one `trim`: a few milliseconds, for which commits wait
 SCHEMA = """
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -78,6 +88,17 @@ class _Spans:
 
     spans: tuple[Span, ...]
 
+
+@dataclass(frozen=True, slots=True)
+class _Counter:
+    """How far the run has come, whatever was deleted since."""
+
+    name: Literal["cursor", "group", "checkpoint"]
+    value: int
+
+
+_Row = tuple[Any, ...]
+_Read = TypeVar("_Read")
 
 _unpack_spans = unpacker(_Spans, bytes_max=GROUP_BYTES_MAX)
 _unpack_partial = unpacker(Partial, bytes_max=GROUP_BYTES_MAX)
@@ -146,16 +167,16 @@ class Ledger:
         backfill(self._path)
 
     def recover(self) -> Recovered:
-        """Everything durable of this run."""
-        while self.trim():
-            pass
+        """Everything durable of this run. OperatorFault: a row is damaged."""
         with _store_faults(self._path):
-            counters = dict(self._db.execute("SELECT name, value FROM counters"))
-            newest = self._row("SELECT epoch, resume_step FROM epochs ORDER BY epoch DESC LIMIT 1")
-            epoch, resume_step = newest or (0, 0)
+            counters = {each.name: each.value for each in self._counters()}
+            self._frozen()  # sound, like the counters: they say what is deleted
+            while self.trim():
+                pass
+            newest = self._newest_epoch()
             return Recovered(
-                epoch=Epoch(epoch),
-                resume_step=resume_step,
+                epoch=newest.epoch,
+                resume_step=newest.resume_step,
                 publish_seq=PublishSeq((self._row("SELECT max(publish_seq) FROM versions") or (0,))[0] or 0),
                 published=self._published(),
                 next_cursor=counters.get("cursor", 0),
@@ -185,50 +206,58 @@ class Ledger:
         row: tuple[Any, ...] | None = self._db.execute(query).fetchone()
         return row
 
+    def _read(self, table: str, query: str, make: Callable[[_Row], _Read]) -> Iterator[_Read]:
+        """What `make` makes of each row. OperatorFault: it refuses one."""
+        rows = self._db.execute(query)
+        for row in rows:
+            try:
+                yield make(row)
+            except (PeerFault, ValueError, TypeError, RecursionError) as error:
+                named = ((name, value) for (name, *_), value in zip(rows.description, row, strict=True))
+                key = " ".join(f"{name}={value!r:.40}" for name, value in named if name in KEYS)
+                raise OperatorFault(
+                    f"ledger {self._path}: row {key} of {table} is damaged: {error}; "
+                    "restore the run directory from a copy, or begin a new run in another one"
+                ) from error
+
+    def _counters(self) -> tuple[_Counter, ...]:
+        return tuple(self._read("counters", "SELECT name, value FROM counters", _counter))
+
+    def _newest_epoch(self) -> EpochOpened:
+        query = "SELECT epoch, resume_step FROM epochs ORDER BY epoch DESC LIMIT 1"
+        return next(self._read("epochs", query, _epoch), EpochOpened(Epoch(0), 0))
+
     def _published(self) -> tuple[VersionPublished, ...]:
-        rows = self._db.execute(
+        query = (
             "SELECT publish_seq, epoch, version, digest, path, full_bytes FROM versions WHERE NOT revoked "
             "ORDER BY publish_seq"
         )
-        return tuple(VersionPublished(*row) for row in rows)
+        return tuple(self._read("versions", query, _version))
 
     def _groups(self) -> tuple[StoredGroup, ...]:
-        samples: dict[int, list[TrajectoryRecord]] = {}
-        for row in self._db.execute(
+        samples: dict[GroupId, list[TrajectoryRecord]] = {}
+        query = (
             "SELECT group_id, sample, tokens, logprobs, spans, reward, worker FROM samples ORDER BY group_id, sample"
-        ):
-            samples.setdefault(row[0], []).append(_trajectory(*row[1:]))
-        groups = self._db.execute("SELECT group_id, cursor, prompt FROM groups ORDER BY group_id")
-        return tuple(
-            StoredGroup(GroupRecord(GroupId(group), prompt, tuple(samples.get(group, ()))), cursor)
-            for group, cursor, prompt in groups
         )
+        for group, trajectory in self._read("samples", query, _trajectory):
+            samples.setdefault(group, []).append(trajectory)
+        stored = self._read("groups", "SELECT group_id, cursor, prompt FROM groups ORDER BY group_id", _group)
+        return tuple(_with(group, samples.get(group.record.group, ())) for group in stored)
 
     def _given(self) -> tuple[LeaseGiven, ...]:
-        rows = self._db.execute(
-            "SELECT group_id, lease, attempt, worker, samples, version, digest, base FROM leases ORDER BY rowid"
-        )
-        return tuple(_lease(*row) for row in rows)
+        query = "SELECT group_id, lease, attempt, worker, samples, version, digest, base FROM leases ORDER BY rowid"
+        return tuple(self._read("leases", query, _lease))
 
     def _answered(self) -> tuple[Answered, ...]:
-        rows = self._db.execute("SELECT lease, attempt, sample, fingerprint FROM samples ORDER BY rowid")
-        return tuple(
-            Answered(HeldLease(LeaseId(lease), attempt), sample, fingerprint)
-            for lease, attempt, sample, fingerprint in rows
-        )
+        query = "SELECT lease, attempt, sample, fingerprint FROM samples ORDER BY rowid"
+        return tuple(self._read("samples", query, _answer))
 
     def _frozen(self) -> tuple[BatchFrozen, ...]:
-        rows = self._db.execute("SELECT step, digest, groups, refusals FROM batches ORDER BY step")
-        return tuple(
-            BatchFrozen(step, Digest(digest), tuple(map(GroupId, json.loads(groups))), refusals)
-            for step, digest, groups, refusals in rows
-        )
+        return tuple(self._read("batches", "SELECT step, digest, groups, refusals FROM batches ORDER BY step", _batch))
 
     def _committed(self) -> tuple[BatchCommitted, ...]:
-        rows = self._db.execute("SELECT step, max(epoch), digest, t_train_s FROM commits GROUP BY step ORDER BY step")
-        return tuple(
-            BatchCommitted(step, Epoch(epoch), Digest(digest), t_train_s) for step, epoch, digest, t_train_s in rows
-        )
+        query = "SELECT step, max(epoch) AS epoch, digest, t_train_s FROM commits GROUP BY step ORDER BY step"
+        return tuple(self._read("commits", query, _commit))
 
 
 def backfill(path: Path) -> int:
@@ -240,6 +269,7 @@ def backfill(path: Path) -> int:
 
 def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, isolation_level=None)
+    connection.text_factory = _text
     try:
         _prepare(connection, path)
     except sqlite3.Error as error:
@@ -263,21 +293,76 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
         raise OperatorFault(f"ledger {path} has format {found}; this echo2d reads format {SCHEMA_VERSION}")
 
 
-def _trajectory(
-    sample: int, tokens: bytes, logprobs: bytes, spans: bytes, reward: float | None, worker: str
-) -> TrajectoryRecord:
-    found: tuple[Span, ...] = _unpack_spans(spans).spans
-    return TrajectoryRecord(sample, tokens, logprobs, found, math.nan if reward is None else reward, PeerId(worker))
+def _text(raw: bytes) -> str | bytes:
+    """What is no text stays bytes, for a reader that expects text to refuse."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw
 
 
-def _lease(
-    group: int, lease: int, attempt: int, worker: str, samples: str, version: int, digest: bytes, base: bytes | None
-) -> LeaseGiven:
-    served = VersionKey(Version(version), Digest(digest))
-    before: Partial = NOTHING if base is None else _unpack_partial(base)
-    return LeaseGiven(
-        GroupId(group), LeaseId(lease), attempt, PeerId(worker), tuple(json.loads(samples)), served, before
+# --- rows -> records; PeerFault, ValueError, TypeError, RecursionError: this row is none ----------------------------
+
+_counter = plain_reader(_Counter)
+_epoch = plain_reader(EpochOpened)
+_version = plain_reader(VersionPublished)
+_commit = plain_reader(BatchCommitted)
+_checked_group = plain_reader(StoredGroup)
+_checked_record = plain_reader(GroupRecord)
+_checked_lease = plain_reader(LeaseGiven)
+_checked_answer = plain_reader(Answered)
+_checked_batch = plain_reader(BatchFrozen)
+
+
+def _group(row: _Row) -> StoredGroup:
+    """Without its trajectories."""
+    group, cursor, prompt = row
+    stored: StoredGroup = _checked_group([[group, prompt, []], cursor])
+    unpack_tokens(stored.record.prompt)
+    return stored
+
+
+def _trajectory(row: _Row) -> tuple[GroupId, TrajectoryRecord]:
+    group, sample, tokens, logprobs, spans, reward, worker = row
+    scored = math.nan if reward is None else reward
+    checked: GroupRecord = _checked_record([group, b"", [[sample, tokens, logprobs, [], scored, worker]]])
+    (kept,) = checked.trajectories
+    return checked.group, replace(kept, spans=_spans(_unpack_spans(spans).spans, tokens, logprobs))
+
+
+def _lease(row: _Row) -> LeaseGiven:
+    group, lease, attempt, worker, samples, version, digest, packed = row
+    given: LeaseGiven = _checked_lease(
+        [group, lease, attempt, worker, json.loads(samples), [version, digest], [b"", b"", []]]
     )
+    if packed is None:
+        return given
+    base: Partial = _unpack_partial(packed)
+    _spans(base.spans, base.tokens, base.logprobs)
+    return replace(given, base=base)
+
+
+def _with(stored: StoredGroup, trajectories: Sequence[TrajectoryRecord]) -> StoredGroup:
+    return replace(stored, record=replace(stored.record, trajectories=tuple(trajectories)))
+
+
+def _spans(spans: tuple[Span, ...], tokens: bytes, logprobs: bytes) -> tuple[Span, ...]:
+    """Those spans, of so many tokens and logprobs."""
+    if not spans or len(unpack_tokens(tokens)) != len(unpack_logprobs(logprobs)):
+        raise PeerFault("tokens, logprobs and spans that do not fit together")
+    return spans
+
+
+def _answer(row: _Row) -> Answered:
+    lease, attempt, sample, fingerprint = row
+    answered: Answered = _checked_answer([[lease, attempt], sample, fingerprint])
+    return answered
+
+
+def _batch(row: _Row) -> BatchFrozen:
+    step, digest, groups, refusals = row
+    frozen: BatchFrozen = _checked_batch([step, digest, json.loads(groups), refusals])
+    return frozen
 
 
 # --- records -> rows ------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from echo2d.core.manifest import FileEntry, Manifest, check_files, chunk_layout
 from echo2d.errors import IntegrityFault, StoreFault
 from echo2d.store.budget import DiskBudget
 from echo2d.store.disk import allocate, read_file, replace_file, staged, store_faults, sync, write_at
-from echo2d.store.snapshots import read_chunk, sync_snapshot
+from echo2d.store.snapshots import damaged_chunks, read_chunk, sync_snapshot
 
 SLOTS = ("a", "b")
 CURRENT = "current.json"
@@ -54,6 +54,8 @@ class SlotStore:
         self._root = root
         self._budget = budget
         self._writer: SlotWriter | None = None
+        self._before: CurrentSlot | None = None  # what was current when the last writer began
+        self._lock = threading.Lock()
         with store_faults("opening the slots", root):
             root.mkdir(parents=True, exist_ok=True)
             for slot in SLOTS:
@@ -76,9 +78,37 @@ class SlotStore:
         What is current is durable before the slot that was current before it is touched.
         """
         check_files(files)
+        with self._lock:
+            return self._begin(files)
+
+    def require_intact(self, directory: Path, digest: Digest) -> None:
+        """Read and hash all that stands in a slot: 0.11 s for 256 MiB (`docs/testing.md`).
+
+        IntegrityFault: it is not this snapshot any more, and was given up: what was current before is so again, or
+        nothing. A writer under way ends, for it may copy from there.
+        """
+        if _is_intact(directory, digest):
+            return
+        with self._lock, store_faults("giving up", directory):
+            if self._writer is not None:
+                self._writer.end()
+            self._give_up(directory)
+        raise IntegrityFault(f"{directory} is damaged: it is not the snapshot that was written")
+
+    def _give_up(self, directory: Path) -> None:
+        current, before = self.current(), self._before
+        if current is not None and current.directory == directory:
+            if before is not None and before.directory != directory:
+                _flip(before)
+            else:
+                (self._root / CURRENT).unlink()
+        (directory.parent / MANIFEST).unlink(missing_ok=True)
+        self._before = None
+
+    def _begin(self, files: Sequence[FileEntry]) -> "SlotWriter":
         if self._writer is not None:
             self._writer.end()
-        current = self.current()
+        current = self._before = self.current()
         spare = self._root / (SLOTS[0] if current is None or current.slot == SLOTS[1] else SLOTS[1])
         with store_faults("preparing the slot", spare):
             sync(self._root)
@@ -133,7 +163,9 @@ class SlotWriter:
                 raise IntegrityFault("the chunks in the slot are not those of the manifest")
             self._ended = True
             self._make_durable(manifest)
-            return self._flip(manifest, epoch, version)
+            current = CurrentSlot(self._model, epoch, version, manifest)
+            _flip(current)
+            return current
 
     def end(self) -> None:
         """Nothing is written from now on."""
@@ -157,15 +189,29 @@ class SlotWriter:
         replace_file(self._slot / MANIFEST, manifest.encode(), durable=True)
         sync(self._slot.parent)
 
-    def _flip(self, manifest: Manifest, epoch: Epoch, version: Version) -> CurrentSlot:
-        facts = {"slot": self._slot.name, "epoch": epoch, "version": version, "digest": manifest.digest.hex()}
-        path = self._slot.parent / CURRENT
-        staged(path, json.dumps(facts).encode(), durable=True).replace(path)
-        try:
-            sync(path.parent)
-        except OSError as error:  # it is current, and `begin` sees to it that it stays so
-            log.warning("flip not durable yet path=%s error=%s", path, error)
-        return CurrentSlot(self._model, epoch, version, manifest)
+
+def _flip(to: CurrentSlot) -> None:
+    """Make it the current one."""
+    digest = to.manifest.digest.hex()
+    facts = {"slot": to.slot, "epoch": to.epoch, "version": to.version, "digest": digest}
+    path = to.directory.parent.parent / CURRENT
+    staged(path, json.dumps(facts).encode(), durable=True).replace(path)
+    try:
+        sync(path.parent)
+    except OSError as error:  # it is current, and `begin` sees to it that it stays so
+        log.warning("flip not durable yet path=%s error=%s", path, error)
+
+
+def _is_intact(directory: Path, digest: Digest) -> bool:
+    """Whether the files in a slot's directory are this snapshot."""
+    try:
+        with store_faults("reading", directory):
+            manifest = Manifest.decode(read_file(directory.parent / MANIFEST))
+            _check_sizes(directory, manifest)
+    except (IntegrityFault, StoreFault) as fault:
+        log.warning("slot is damaged path=%s error=%s", directory, fault)
+        return False
+    return manifest.digest == digest and not damaged_chunks(directory, manifest)
 
 
 def _read_current(root: Path, text: bytes) -> CurrentSlot:
@@ -178,10 +224,14 @@ def _read_current(root: Path, text: bytes) -> CurrentSlot:
     manifest = Manifest.decode(read_file(manifest_path))
     if manifest.digest.hex() != facts["digest"]:
         raise IntegrityFault("its manifest is another version's")
+    _check_sizes(model, manifest)
+    return CurrentSlot(model, Epoch(int(facts["epoch"])), Version(int(facts["version"])), manifest)
+
+
+def _check_sizes(model: Path, manifest: Manifest) -> None:
     for file in manifest.files:
         if not (model / file.path).exists() or (model / file.path).stat().st_size != file.size:
             raise IntegrityFault(f"{file.path} is missing or has another size")
-    return CurrentSlot(model, Epoch(int(facts["epoch"])), Version(int(facts["version"])), manifest)
 
 
 def _model_files(model: Path) -> list[Path]:

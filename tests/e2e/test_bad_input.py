@@ -3,14 +3,17 @@
 import os
 import shutil
 import socket
+import sqlite3
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from echo2d.bench.tiny_model import make_tiny_model
 from echo2d.client import Coordinator, Fenced, PeerFault
+from echo2d.store.ledger import Ledger
 from tests.e2e.test_by_hand import START_S, Site, poll, run, site
 
 __all__ = ["site"]
@@ -24,6 +27,19 @@ def test_a_link_port_in_use(site: Site) -> None:
         coordinator = site.coordinate()
         assert coordinator.wait(START_S) == 2
     assert coordinator.tail() == f"echo2d: link.port: {port} on 127.0.0.1 is in use"
+
+
+def test_a_damaged_row_of_the_ledger(site: Site) -> None:
+    site.run_dir.mkdir(mode=0o700)
+    ledger = site.run_dir / "ledger.sqlite"
+    Ledger.open(ledger).close()
+    with closing(sqlite3.connect(ledger)) as database:
+        database.execute("INSERT INTO batches VALUES (7, zeroblob(32), 'x', 0)")
+        database.commit()
+    coordinator = site.coordinate()
+    assert coordinator.wait(START_S) == 2
+    assert coordinator.tail().startswith(f"echo2d: ledger {ledger}: row step=7 of batches is damaged: ")
+    assert "Traceback" not in coordinator.log.read_text()
 
 
 def test_joins_that_cannot_be(site: Site) -> None:

@@ -26,6 +26,10 @@ class NastyTask:
     def prompt(self, index: int) -> Prompt:
         if index < 0:
             os._exit(3)
+        stuck = self._directory / f"draw-{index}"
+        if stuck.is_fifo():
+            stuck.write_text(f"{os.getpid()} {os.getppid()}")
+            time.sleep(600)
         return Prompt(range(index), secret="fine", tags={"index": str(index)})
 
     def reward(self, prompt: Prompt, output: Sequence[int]) -> float:

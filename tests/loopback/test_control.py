@@ -286,6 +286,27 @@ async def test_a_peer_that_does_not_read_is_given_up(server: Coordinator, monkey
         assert gone == PeerDisconnected(session, "slow: it does not read what it is sent")
 
 
+async def test_a_peer_that_pings_and_does_not_read_is_given_up_too(
+    server: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator hangs in the answer to a ping; the session ends all the same."""
+    monkeypatch.setattr(outbox, "SEND_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(outbox, "CLOSE_TIMEOUT_S", 0.1)
+    async with raw_socket(server) as socket:
+        await socket.send_bytes(TO_COORDINATOR.encode(HELLO))
+        session = await server.welcome()
+        assert socket._conn is not None
+        assert socket._conn.transport is not None
+        socket._conn.transport.pause_reading()
+        server.sessions.send(Drain("x" * (16 << 20)), session)
+        for _ in range(1000):
+            await socket.ping(b"x" * 125)
+        async with asyncio.timeout(20):
+            gone = await server.events.get()
+        socket._conn.transport.resume_reading()
+        assert gone == PeerDisconnected(session, "slow: it does not read what it is sent")
+
+
 async def test_too_many_peers_are_told_to_come_later(server: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "SESSIONS_MAX", 0)
     headers = {PEER_HEADER: IDENTITY.peer, NONCE_HEADER: "00" * 32}

@@ -5,8 +5,11 @@ import json
 import os
 import random
 import signal
+import socket
+import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
+import uvloop
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from safetensors.numpy import save_file
 
@@ -243,6 +247,40 @@ async def test_deadlines_wake_the_core(config: CoordinatorConfig, script: Script
         assert script.heard.empty()
 
 
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_late_deadline_lets_in_first_what_waits_in_sockets(
+    run: Callable[[Coroutine[Any, Any, None]], None], config: CoordinatorConfig, script: Script
+) -> None:
+    """Nobody is judged silent by a coordinator that stood still."""
+    said = PeerRevoked(PeerId("box"))
+
+    def passed(event: DeadlinePassed) -> list[Action]:
+        script.wake = None
+        return []
+
+    async def scenario() -> None:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        with ours, theirs:
+            async with serving(config, script.make) as opened, asyncio.TaskGroup() as tasks:
+                mailbox = opened.coordinator._mailbox
+                tasks.create_task(hand_over(ours, lambda: mailbox.put(said)))
+                await mailbox.put(said)
+                assert await script.hears(PeerRevoked) == said
+                theirs.send(b"x")  # in the socket, and unread, when the loop finds that its deadline has long passed
+                script.wake, script.on[DeadlinePassed] = time.monotonic() - 2 * coordinator_loop.LATE_S, passed
+                mailbox.wake()
+                assert [await script.heard.get() for _ in range(2)] == [said, DeadlinePassed()]
+
+    run(scenario())
+
+
+async def hand_over(link: socket.socket, put: Callable[[], Awaitable[None]]) -> None:
+    """When something comes."""
+    await asyncio.get_running_loop().sock_recv(link, 1)
+    await put()
+
+
 async def test_prompts_are_drawn_and_outputs_scored(config: CoordinatorConfig, script: Script) -> None:
     def drawn(event: PromptDrawn) -> list[Action]:
         right = pack_tokens(answer(unpack_tokens(event.tokens).tolist()))
@@ -259,6 +297,30 @@ async def test_prompts_are_drawn_and_outputs_scored(config: CoordinatorConfig, s
         script.wake = None
         scored = sorted([await script.hears(SampleScored) for _ in range(2)], key=lambda event: event.sample)
         assert scored == [SampleScored(GroupId(1), 0, 1.0, ""), SampleScored(GroupId(1), 1, 0.0, "")]
+
+
+@pytest.mark.parametrize("killed", [(0,), (1,), (0, 1)], ids=["task", "guard", "both"])
+async def test_a_prompt_whose_process_is_killed_comes_all_the_same(
+    killed: tuple[int, ...], script: Script, tmp_path: Path
+) -> None:
+    with tempfile.TemporaryDirectory() as name:  # a task process of another user gets there, not into `tmp_path`
+        fifo = Path(name) / "draw-5"
+        await asyncio.to_thread(Path(name).chmod, 0o777)
+        os.mkfifo(fifo)
+        await asyncio.to_thread(fifo.chmod, 0o666)
+
+        def draw(event: DeadlinePassed) -> list[Action]:
+            script.wake = None
+            return [DrawPrompt(5)]
+
+        script.wake, script.on[DeadlinePassed] = 0.0, draw
+        task = {"task.name": "tests.loopback.nasty_task:NastyTask", "task.options": {"directory": name}}
+        async with serving(make_config(tmp_path, **task, **{"task.timeout_s": 600.0}), script.make):
+            processes = (await asyncio.to_thread(fifo.read_text)).split()
+            await asyncio.to_thread(fifo.unlink)
+            for each in killed:
+                os.kill(int(processes[each]), signal.SIGKILL)
+            assert await script.hears(PromptDrawn) == PromptDrawn(5, pack_tokens(range(5)))
 
 
 # --- versions -------------------------------------------------------------------------------------------------------

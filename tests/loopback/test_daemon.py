@@ -1,10 +1,13 @@
 """The end of a process comes in any case: real processes, each with something that does not end."""
 
+import resource
 import signal
 import subprocess
 import sys
 
 import pytest
+
+from echo2d.runtime.daemon import FILES_MAX
 
 BOUND_S = 0.5  # in place of STOP_S_MAX and EXIT_S_MAX
 START_S = 30.0
@@ -48,6 +51,15 @@ def test_one_signal(parts: tuple[str, str], code: int, number: signal.Signals) -
     process.send_signal(number)
     out, _ = process.communicate(timeout=START_S)
     assert (out, process.returncode) == (f"{number.name}\n", code)
+
+
+def test_it_may_have_as_many_files_open_as_the_system_allows() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, {hard}));"
+    said = "import resource; print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
+    program = few + PROGRAM % (BOUND_S, "pass", f"{said}; return 0")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[1] == f"{min(FILES_MAX, hard)} {hard}"
 
 
 @pytest.mark.parametrize("parts", [NEVER, BLOCKED], ids=["it waits for ever", "the loop hangs"])

@@ -7,9 +7,21 @@ from pathlib import Path
 
 import pytest
 
+from echo2d.core import findings
 from echo2d.core.forms import FormFacts
-from echo2d.core.ids import FormId, FrameId, SegmentId, is_table
-from echo2d.core.messages import ApplyFailed, EdgeBroken, FrameAccused, RefitDone, VersionVerified
+from echo2d.core.ids import FormId, FrameId, SegmentId, Version, is_table
+from echo2d.core.messages import (
+    ApplyFailed,
+    EdgeBroken,
+    EncodeFailed,
+    ForgetForm,
+    FormEncoded,
+    FrameAccused,
+    RefitDone,
+    VersionKey,
+    VersionVerified,
+)
+from echo2d.runtime import damage as damage_module
 from echo2d.runtime import holdings as holdings_module
 from echo2d.runtime.holdings import Holdings
 from echo2d.runtime.seed import Seed
@@ -50,8 +62,7 @@ async def rot(peer: Seed | Worker, facts: FormFacts, frame: FrameId) -> None:
     assert span is not None
     path = books(peer)._store._root / facts.form / "0000.frames"
     await asyncio.to_thread(write_at, path, b"rot", span.offset_in_segment)
-    books(peer)._recent.clear()
-    books(peer)._recent_bytes = 0
+    books(peer)._recent.forget(facts.form)
 
 
 # --- restarts
@@ -87,6 +98,7 @@ async def test_a_restart_in_the_middle_of_a_form(
         return await load(self, form, frame)
 
     monkeypatch.setattr(Holdings, "load", slow_load)
+    monkeypatch.setattr(Holdings, "in_memory", lambda *_: None)
     async with a_seed(double) as seed:
         async with a_worker(double, tmp_path / "one") as worker:
             names = await double.peers(2)
@@ -144,13 +156,86 @@ async def test_a_frame_that_rots_at_the_seed_is_made_again(double: CoordinatorDo
         assert not double.said(EdgeBroken)
 
 
+async def test_frames_whose_file_is_gone_at_the_seed_are_made_again(double: CoordinatorDouble, tmp_path: Path) -> None:
+    async with a_seed(double) as seed:
+        names = await double.peers(1)
+        facts, digest = await spread(double, 0, names["seed"])
+        await double.until(lambda: bool(books(seed).whole_forms()))
+        await rot(seed, facts, FrameId(3))
+        await asyncio.to_thread((books(seed)._store._root / facts.form / "0000.frames").unlink)
+        async with a_worker(double, tmp_path / "one"):
+            names = await double.peers(2)
+            double.chain(facts.form, [names["seed"], names["one"]], plan=2)
+            assert (await double.until_said(RefitDone)).digest == digest
+
+
+@pytest.mark.parametrize("folder", [False, True])
+async def test_a_frame_that_is_gone_for_good_ends_its_form_and_not_the_run(
+    double: CoordinatorDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, folder: bool
+) -> None:
+    """The seed says so, says it again if it is told to encode the form again, and the next version spreads."""
+    monkeypatch.setattr(findings, "GONE_S", 0.5)
+    monkeypatch.setattr(holdings_module, "LOST_WAIT_S", 0.1)
+    async with a_seed(double) as seed, a_worker(double, tmp_path / "one") as one:
+        names = await double.peers(2)
+        chain = [names["seed"], names["one"]]
+        _, old = await spread(double, 0, *chain)
+        await double.until_said(RefitDone)
+        path, digest = await a_model(double, 1)
+        facts = double.facts(1, 2)
+        double.start_form(facts)
+        order = double.order(facts, digest, path)
+        double.send(names["seed"], order)
+        await double.until_said(FormEncoded, count=2)
+        await rot(seed, facts, FrameId(3))
+        await asyncio.to_thread(shutil.rmtree, path)
+        if folder:
+            await asyncio.to_thread(shutil.rmtree, books(seed)._store._root / facts.form)
+        double.chain(facts.form, chain, plan=2)
+        gone = await double.until_said(EncodeFailed)
+        assert (gone.form, gone.reason.startswith("frame ")) == (facts.form, True)
+        double.send(names["seed"], order)
+        assert "cannot be read" in (await double.until_said(EncodeFailed, count=2)).reason
+        for peer in chain:
+            double.send(peer, ForgetForm(facts.form))
+        assert one._state.serving == VersionKey(Version(0), old)
+        await spread(double, 2, *chain)
+        assert (await double.until_said(RefitDone, count=2)).version == 2
+        assert not double.said(FrameAccused)
+
+
+async def test_a_form_that_lost_everything_is_encoded_again_for_those_that_wait(
+    double: CoordinatorDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(findings, "GONE_S", 0.5)
+    monkeypatch.setattr(holdings_module, "LOST_WAIT_S", 0.1)
+    async with a_seed(double) as seed:
+        names = await double.peers(1)
+        path, digest = await a_model(double, 0)
+        facts = double.facts(0, 1)
+        double.start_form(facts)
+        order = double.order(facts, digest, path)
+        double.send(names["seed"], order)
+        await double.until_said(FormEncoded)
+        await rot(seed, facts, FrameId(3))
+        await asyncio.to_thread(shutil.rmtree, books(seed)._store._root / facts.form)
+        async with a_worker(double, tmp_path / "one"):
+            names = await double.peers(2)
+            double.chain(facts.form, [names["seed"], names["one"]], plan=2)
+            await double.until_said(EncodeFailed)
+            double.send(names["seed"], order)
+            await double.until_said(FormEncoded, count=2)
+            double.chain(facts.form, [names["seed"], names["one"]], plan=3)
+            assert (await double.until_said(RefitDone)).digest == digest
+
+
 async def test_a_frame_that_rots_before_it_is_applied_comes_again(
     double: CoordinatorDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hold, rotten = Holdings._hold, FrameId(3)
 
     def hold_and_rot(self: Holdings, form: FormId, frame: FrameId, payload: memoryview) -> None:
-        if frame == rotten and "seed" not in str(self._store._root) and not self._lost:
+        if frame == rotten and "seed" not in str(self._store._root) and not self._damage.counts:
             index = self.index(form)
             assert index is not None
             span = index.span(frame)
@@ -164,14 +249,14 @@ async def test_a_frame_that_rots_before_it_is_applied_comes_again(
         facts, digest = await spread(double, 0, names["seed"], names["one"])
         done = await double.until_said(RefitDone)
         assert (done.digest, done.memory_ok) == (digest, True)
-        assert books(one)._lost == {facts.form: 1}
+        assert books(one)._damage.counts == {facts.form: 1}
         assert double.said(ApplyFailed) == []
 
 
 async def test_a_disk_that_damages_everything_is_given_up(
     double: CoordinatorDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(holdings_module, "LOST_FRAMES_MAX", 0)
+    monkeypatch.setattr(damage_module, "LOST_FRAMES_MAX", 0)
     async with a_seed(double), a_worker(double, tmp_path / "one") as one:
         names = await double.peers(2)
         facts, _ = await spread(double, 0, names["seed"], names["one"])

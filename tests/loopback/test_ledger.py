@@ -24,7 +24,7 @@ from echo2d.core.coordinator_io import (
 )
 from echo2d.core.ids import Digest, Epoch, GroupId, LeaseId, PeerId, PublishSeq, Version
 from echo2d.core.messages import HeldLease, Span, VersionKey
-from echo2d.core.trajectory import Partial, TrajectoryRecord
+from echo2d.core.trajectory import Partial, TrajectoryRecord, pack_tokens
 from echo2d.errors import OperatorFault, StoreFault
 from echo2d.runtime import ledger_thread
 from echo2d.runtime.ledger_thread import LedgerThread
@@ -35,11 +35,11 @@ A, B = Digest(b"a" * 32), Digest(b"b" * 32)
 
 
 def group(number: int, cursor: int | None = None) -> PromptTaken:
-    return PromptTaken(GroupId(number), number if cursor is None else cursor, b"prompt%d" % number)
+    return PromptTaken(GroupId(number), number if cursor is None else cursor, pack_tokens([number]))
 
 
 def sample(number: int, index: int, *, tokens: bytes = b"\1\0\0\0", fingerprint: bytes = b"") -> SampleKept:
-    kept = TrajectoryRecord(index, tokens, b"\0\0\0\0", (Span(0, 1, Version(3), A),), math.nan, PeerId("w" * 32))
+    kept = TrajectoryRecord(index, tokens, bytes(len(tokens)), (Span(0, 1, Version(3), A),), math.nan, PeerId("w" * 32))
     return SampleKept(GroupId(number), LeaseId(0), 0, kept, fingerprint)
 
 
@@ -66,7 +66,7 @@ def test_an_empty_ledger_is_the_empty_run(path: Path) -> None:
 def test_groups_come_back_whole_with_unscored_rewards_as_nan(path: Path) -> None:
     found = reopened(path, group(4, 9), sample(4, 1), sample(4, 0), SampleRewarded(GroupId(4), 0, 0.1))
     (stored,) = found.groups
-    assert (stored.cursor, stored.record.prompt) == (9, b"prompt4")
+    assert (stored.cursor, stored.record.prompt) == (9, pack_tokens([4]))
     assert [kept.sample for kept in stored.record.trajectories] == [0, 1]
     assert stored.record.trajectories[0].reward == 0.1
     assert math.isnan(stored.record.trajectories[1].reward)

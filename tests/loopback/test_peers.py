@@ -197,6 +197,21 @@ async def test_all_that_is_said_is_heard() -> None:
         assert (await bob.next(FramesHeld)).frames() == frames
 
 
+async def test_after_much_data_small_messages_still_come_at_once() -> None:
+    payloads, digests = random_payloads(2 + peer_connection.WARM_BYTES // FRAME_BYTES)
+    alice, bob = Peer(ALICE, BOB), Peer(BOB, ALICE)
+    Feeder(alice, BOB, payloads)
+    taker = Taker(bob, ALICE, len(payloads))
+    async with listening(alice, bob):
+        await bob.links.dial(ALICE, *alice.address)
+        await within(taker.done.wait())
+        assert taker.digests == digests
+        bob.react = lambda peer, event: bob.events.put_nowait((peer, event))
+        for frame in (FrameId(1), FrameId(2)):
+            alice.links.have(BOB, FORM, (frame,))
+            assert (await bob.next(FramesHeld)).frames() == (frame,)
+
+
 def opened_less_ended(peer: Peer) -> int:
     events = [peer.events.get_nowait()[1] for _ in range(peer.events.qsize())]
     return sum(isinstance(event, LinkOpened) - isinstance(event, LinkEnded) for event in events)
@@ -456,6 +471,7 @@ async def test_a_dial_given_up_while_its_connection_is_made_leaves_nothing() -> 
 SCENARIOS = [
     test_frames_pass_through_a_relay_unchanged,
     test_all_that_is_said_is_heard,
+    test_after_much_data_small_messages_still_come_at_once,
     test_both_may_dial_at_once_and_one_link_stays,
     test_a_wrong_secret_opens_nothing,
     test_who_cannot_be_reached_is_a_fault_of_the_peer,

@@ -3,8 +3,10 @@
 import json
 import shutil
 import sqlite3
+from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 
 from echo2d.core.coordinator_io import EpochOpened, Record
 from echo2d.core.ids import Epoch
+from echo2d.errors import OperatorFault
 from echo2d.store.ledger import Ledger
 from tests.coordinator_world import World, train
 from tools.replay import main
@@ -158,6 +161,9 @@ DAMAGES = {
 }
 
 
+VALUES = ("-1", "x'ff'", "9223372036854775807")
+
+
 @pytest.mark.parametrize("words", DAMAGES)
 def test_what_does_not_fit_is_listed(
     words: str, damaged: Callable[[str], Path], config: Path, capsys: pytest.CaptureFixture[str]
@@ -172,15 +178,56 @@ def test_what_does_not_fit_is_listed(
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        ("UPDATE samples SET spans = x'ff';", "cannot be read"),
-        ("UPDATE batches SET groups = 'x';", "cannot be read"),
+        ("UPDATE samples SET spans = x'ff' WHERE (group_id, sample) = (2, 1);", "group_id=2 sample=1 of samples"),
+        ("UPDATE samples SET tokens = x'00';", "not whole int32"),
+        ("UPDATE batches SET groups = 'x' WHERE step = 4;", "row step=4 of batches is damaged"),
+        ("UPDATE batches SET groups = 'x'; UPDATE counters SET value = 9;", "row step=1 of batches is damaged"),
+        ("UPDATE counters SET value = 'x' WHERE name = 'checkpoint';", "row name='checkpoint' of counters is damaged"),
+        ("INSERT INTO counters VALUES ('elsewhere', 3);", "row name='elsewhere' of counters is damaged"),
+        (f"UPDATE batches SET groups = '{'[' * 99_999}';", "recursion"),
+        ("UPDATE versions SET path = CAST(x'ff' AS TEXT);", "expected text"),
     ],
 )
-def test_rows_that_are_no_rows(
+def test_a_damaged_row_is_one_line(
     damage: str, words: str, damaged: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([str(damaged(damage))]) == 1
-    assert words in capsys.readouterr().err
+    path = damaged(damage)
+    assert main([str(path)]) == 2
+    said = capsys.readouterr().err
+    assert words in said
+    with Ledger.open(path) as ledger, pytest.raises(OperatorFault) as caught:
+        ledger.recover()
+    assert said == f"replay: {caught.value}\n"
+
+
+def test_a_damaged_row_costs_no_other_row(damaged: Callable[[str], Path]) -> None:
+    """What it says is not believed before it is known to be sound: SQLite compares any number as less than text."""
+    path = damaged("UPDATE counters SET value = 'x' WHERE name = 'checkpoint';")
+    with Ledger.open(path) as ledger, pytest.raises(OperatorFault):
+        ledger.recover()
+    with closing(sqlite3.connect(path)) as database:
+        assert database.execute("SELECT count(*) FROM batches").fetchone() == (5,)
+
+
+def test_whatever_stands_in_a_column(
+    sound: Path, damaged: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is refused in one line, or it does not fit together, or it does not matter: never a traceback."""
+    with closing(sqlite3.connect(sound)) as database:
+        query = "SELECT m.name, c.name FROM sqlite_master m, pragma_table_info(m.name) c WHERE m.type = 'table'"
+        columns = database.execute(query).fetchall()
+    verdicts = Counter[int]()
+    for (table, column), value in product(columns, VALUES):
+        try:
+            path = damaged(f"UPDATE OR IGNORE {table} SET {column} = {value};")
+        except sqlite3.IntegrityError:  # SQLite itself refuses
+            continue
+        verdict = main([str(path)])
+        verdicts[verdict] += 1
+        said = capsys.readouterr()
+        assert said.err.count("\n") == (verdict == 2), f"{table} {column} {value}: {said.err}"
+    assert set(verdicts) == {0, 1, 2}
+    assert verdicts[2] > verdicts.total() / 2
 
 
 def test_what_is_no_ledger_is_one_line(

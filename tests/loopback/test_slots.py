@@ -14,6 +14,7 @@ from echo2d.core.ids import ChunkId, Epoch, Version
 from echo2d.core.manifest import Manifest
 from echo2d.errors import IntegrityFault, StoreFault
 from echo2d.store.budget import DiskBudget
+from echo2d.store.disk import write_at
 from echo2d.store.slots import CurrentSlot, SlotStore, SlotWriter
 from echo2d.store.snapshots import build_manifest, damaged_chunks, read_chunk
 from tests.snapshot_kit import write_snapshot
@@ -137,6 +138,52 @@ def test_a_damaged_slot_is_not_current(tmp_path: Path, old: Published, damage: C
     assert store.current() is None
     put(store, old, 2)
     assert standing(tmp_path / "slots") == 2
+
+
+def rot(current: CurrentSlot) -> None:
+    write_at(current.directory / "model-1.safetensors", b"rot", 1000)
+
+
+def test_what_rots_gives_way_to_the_version_before_and_is_written_anew(
+    tmp_path: Path, old: Published, new: Published
+) -> None:
+    store = SlotStore(tmp_path / "slots", DiskBudget(ROOM))
+    put(store, old, 1)
+    damaged = put(store, new, 2)
+    store.require_intact(damaged.directory, damaged.manifest.digest)
+    rot(damaged)
+    with pytest.raises(IntegrityFault, match="damaged"):
+        store.require_intact(damaged.directory, damaged.manifest.digest)
+    assert standing(tmp_path / "slots") == 1
+    again = put(store, new, 2)
+    assert again.directory == damaged.directory
+    store.require_intact(again.directory, again.manifest.digest)
+    assert standing(tmp_path / "slots") == 2
+
+
+def test_what_rots_while_the_next_is_written_leaves_nothing(tmp_path: Path, old: Published, new: Published) -> None:
+    store = SlotStore(tmp_path / "slots", DiskBudget(ROOM))
+    damaged = put(store, old, 1)
+    writer = store.begin(new[1].files)
+    rot(damaged)
+    with pytest.raises(IntegrityFault, match="damaged"):
+        store.require_intact(damaged.directory, damaged.manifest.digest)
+    assert standing(tmp_path / "slots") is None
+    with pytest.raises(StoreFault, match="ended"):
+        fill(writer, new)
+    put(store, new, 2)
+    assert standing(tmp_path / "slots") == 2
+
+
+@pytest.mark.parametrize("file", ["manifest", "model"])
+def test_a_slot_without_its_files_is_damaged(tmp_path: Path, new: Published, file: str) -> None:
+    store = SlotStore(tmp_path / "slots", DiskBudget(ROOM))
+    current = put(store, new, 1)
+    lost = current.directory.parent / file
+    lost.rename(tmp_path / "elsewhere")
+    with pytest.raises(IntegrityFault, match="damaged"):
+        store.require_intact(current.directory, current.manifest.digest)
+    assert standing(tmp_path / "slots") is None
 
 
 def test_a_full_disk_frees_the_spare_slot(tmp_path: Path, new: Published, monkeypatch: pytest.MonkeyPatch) -> None:

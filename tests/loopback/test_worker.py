@@ -17,7 +17,7 @@ import pytest
 
 from echo2d.config import WorkerConfig
 from echo2d.core.forms import FormFacts
-from echo2d.core.ids import FormId, FrameId, PeerId
+from echo2d.core.ids import FormId, FrameId, PeerId, Version
 from echo2d.core.messages import (
     ApplyFailed,
     EdgeBroken,
@@ -28,6 +28,7 @@ from echo2d.core.messages import (
     LeaseFailed,
     LeaseProgress,
     RefitDone,
+    RefitFailed,
     Refused,
     SampleFinished,
     SignedRoot,
@@ -38,11 +39,14 @@ from echo2d.core.messages import (
     VersionVerified,
 )
 from echo2d.core.trajectory import unpack_tokens
+from echo2d.core.worker_io import EngineRefitFailed, EngineRefitted, RefitEngines
 from echo2d.engines.fake import FakeEngine
 from echo2d.errors import OperatorFault, StoreFault
 from echo2d.runtime.holdings import Holdings
+from echo2d.runtime.refits import Refits
 from echo2d.runtime.state_dir import StateDir
 from echo2d.runtime.worker import run_worker
+from echo2d.store.disk import write_at
 from echo2d.store.frames import FrameStore
 from echo2d.store.snapshots import build_manifest
 from tests.coordinator_kit import CoordinatorDouble
@@ -126,6 +130,46 @@ async def test_versions_follow_each_other(double: CoordinatorDouble, tmp_path: P
             assert (done.version, done.digest) == (version, digest)
 
 
+async def test_a_slot_that_rots_before_its_refit_is_never_loaded_and_written_again(
+    double: CoordinatorDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refit, rotten = Refits.refit, Version(1)
+
+    async def rot_and_refit(self: Refits, order: RefitEngines) -> EngineRefitted | EngineRefitFailed:
+        if order.version == rotten and not double.said(RefitFailed):
+            await asyncio.to_thread(write_at, Path(order.path) / "model-1.safetensors", b"rot", 3000)
+        return await refit(self, order)
+
+    monkeypatch.setattr(Refits, "refit", rot_and_refit)
+    async with a_seed(double) as seed, a_worker(double, tmp_path / "one"):
+        names = await double.peers(2)
+        _, old = await spread(double, 0, names["seed"], names["one"])
+        await double.until_said(RefitDone)
+        facts, new = await spread(double, 1, names["seed"], names["one"])
+        failed = await double.until_said(RefitFailed)
+        assert (failed.serving, "is damaged" in failed.reason) == (VersionKey(Version(0), old), True)
+        sent = seed._receiver._sent[facts.form]
+        done = await double.until_said(RefitDone, count=2)
+        assert (done.version, done.digest, done.memory_ok) == (1, new, True)
+        assert len(double.said(VersionVerified)) == 3
+        assert seed._receiver._sent[facts.form] == sent
+
+
+async def test_a_chunk_that_rots_in_the_current_slot_is_not_copied_into_the_next(
+    double: CoordinatorDouble, tmp_path: Path
+) -> None:
+    async with a_seed(double), a_worker(double, tmp_path / "one") as one:
+        names = await double.peers(2)
+        await spread(double, 0, names["seed"], names["one"])
+        await double.until_said(RefitDone)
+        [path] = one._state._versions._standing.values()
+        await asyncio.to_thread(write_at, Path(path) / "config.json", b"rot", 0)  # the same in all versions
+        _, digest = await spread(double, 1, names["seed"], names["one"])
+        done = await double.until_said(RefitDone, count=2)
+        assert (done.version, done.digest) == (1, digest)
+        assert not double.said(ApplyFailed)
+
+
 async def test_leases_outlive_the_control_link(double: CoordinatorDouble, tmp_path: Path) -> None:
     async with (
         a_seed(double),
@@ -184,14 +228,14 @@ async def test_a_restarted_worker_needs_no_transfer(double: CoordinatorDouble, t
 async def test_a_lying_peer_is_accused_and_nothing_of_its_frame_is_used(
     double: CoordinatorDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = Holdings.load
+    honest = Holdings.in_memory
 
-    async def lie(self: Holdings, form: FormId, frame: FrameId) -> memoryview:
-        payload = await honest(self, form, frame)
-        lies = "one" in str(self._store._root) and frame == 3
-        return memoryview(bytes([payload[0] ^ 1]) + bytes(payload[1:])) if lies else payload
+    def lie(self: Holdings, form: FormId, frame: FrameId) -> memoryview | None:
+        payload = honest(self, form, frame)
+        lies = payload is not None and "one" in str(self._store._root) and frame == 3
+        return memoryview(bytes([payload[0] ^ 1]) + bytes(payload[1:])) if lies and payload else payload
 
-    monkeypatch.setattr(Holdings, "load", lie)
+    monkeypatch.setattr(Holdings, "in_memory", lie)
     async with a_seed(double), a_worker(double, tmp_path / "one"), a_worker(double, tmp_path / "two"):
         names = await double.peers(3)
         facts, _ = await spread(double, 0, names["seed"], names["one"], names["two"])
@@ -232,14 +276,14 @@ async def test_a_full_disk_is_reported_and_costs_nothing_else(
     double: CoordinatorDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full_after(version: int) -> Callable[..., None]:
-        put = FrameStore.put_frame
+        put = FrameStore.put_verified
 
-        def put_frame(self: FrameStore, form: FormId, *frame: object) -> None:
+        def put_verified(self: FrameStore, form: FormId, *frames: object) -> None:
             if "seed" not in str(self._root) and self._forms[form].facts.version == version:
-                raise StoreFault(f"storing a frame in {form} failed: No space left on device")
-            put(self, form, *frame)  # type: ignore[arg-type]
+                raise StoreFault(f"storing frames in {form} failed: No space left on device")
+            put(self, form, *frames)  # type: ignore[arg-type]
 
-        return put_frame
+        return put_verified
 
     async with a_seed(double), a_worker(double, tmp_path / "one"):
         names = await double.peers(2)
@@ -247,7 +291,7 @@ async def test_a_full_disk_is_reported_and_costs_nothing_else(
         await spread(double, 0, names["seed"], one)
         await double.until_said(RefitDone, one)
         with monkeypatch.context() as patched:
-            patched.setattr(FrameStore, "put_frame", full_after(1))
+            patched.setattr(FrameStore, "put_verified", full_after(1))
             facts, _ = await spread(double, 1, names["seed"], one)
             failed = await double.until_said(ApplyFailed, one)
             assert (failed.form, failed.reason.endswith("No space left on device")) == (facts.form, True)

@@ -22,7 +22,8 @@ from echo2d.core.link_messages import (
     StreamOpened,
 )
 from echo2d.core.messages import EdgePeer, PlanEdges, StripeEdge
-from echo2d.core.relay import HELD_FRAMES_MAX, Relay
+from echo2d.core.relay import Relay
+from echo2d.core.repair import HELD_FRAMES_MAX
 from echo2d.errors import PeerFault
 from tests.fuzz_kit import Fuzz, assert_bounded, damaged
 from tests.link_kit import ALICE, BOB, CAROL, FORM, STRIPE, an_end, feed, joined, wire

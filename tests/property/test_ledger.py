@@ -34,6 +34,7 @@ from echo2d.store.ledger import Ledger
 
 DIGESTS = st.sampled_from([Digest(bytes([n]) * 32) for n in range(3)])
 SMALL = st.integers(0, 4)
+TOKENS = st.sampled_from([b"", bytes(4), bytes(range(8))])
 UNSCORED = -1.0  # NaN is not equal to itself
 
 
@@ -75,7 +76,7 @@ class LedgerMachine(RuleBasedStateMachine):
         published = tuple(item for item in self.model.published if (item.version, item.digest) != (version, digest))
         self.put(VersionRevoked(self.model.epoch, Version(version), digest), published=published)
 
-    @rule(skipped=SMALL, prompt=st.binary(max_size=8))
+    @rule(skipped=SMALL, prompt=TOKENS)
     def take_prompt(self, skipped: int, prompt: bytes) -> None:
         group, cursor = GroupId(self.model.next_group + skipped), self.model.next_cursor
         stored = StoredGroup(GroupRecord(group, prompt, ()), cursor)
@@ -85,7 +86,7 @@ class LedgerMachine(RuleBasedStateMachine):
         )  # fmt: skip
 
     @precondition(lambda self: self.model.groups)
-    @rule(data=st.data(), lease=SMALL, digest=DIGESTS, tokens=st.binary(max_size=8))
+    @rule(data=st.data(), lease=SMALL, digest=DIGESTS, tokens=TOKENS)
     def keep_sample(self, data: st.DataObject, lease: int, digest: Digest, tokens: bytes) -> None:
         record = data.draw(st.sampled_from(self.model.groups)).record
         kept = TrajectoryRecord(
@@ -100,7 +101,7 @@ class LedgerMachine(RuleBasedStateMachine):
         )
 
     @precondition(lambda self: self.model.groups)
-    @rule(data=st.data(), lease=SMALL, digest=DIGESTS, tokens=st.binary(max_size=8))
+    @rule(data=st.data(), lease=SMALL, digest=DIGESTS, tokens=TOKENS)
     def give_lease(self, data: st.DataObject, lease: int, digest: Digest, tokens: bytes) -> None:
         group = data.draw(st.sampled_from(self.model.groups)).record.group
         base = Partial(tokens, tokens, (Span(0, 2, Version(1), digest),)) if len(tokens) == 8 else NOTHING

@@ -222,7 +222,7 @@ class WorkerMachine(RuleBasedStateMachine):
         else:
             self.on(SnapshotReady(form, root.facts.version, root.totals.snapshot, form))
 
-    @rule(outcome=st.sampled_from(["done", "done", "kept", "doubt", "memory"]))
+    @rule(outcome=st.sampled_from(["done", "done", "kept", "damaged", "doubt", "memory"]))
     @precondition(lambda self: self.refitting is not None)
     def end_refit(self, outcome: str) -> None:
         assert self.refitting is not None
@@ -231,8 +231,9 @@ class WorkerMachine(RuleBasedStateMachine):
             self.label = version_label(order.version, order.digest)
             self.on(EngineRefitted(order.version, order.digest, 0.1, outcome == "done"))
         else:
-            self.label = self.label if outcome == "kept" else None
-            self.on(EngineRefitFailed(order.version, order.digest, "engine died", self.label))
+            damaged = outcome == "damaged"
+            self.label = self.label if damaged or outcome == "kept" else None
+            self.on(EngineRefitFailed(order.version, order.digest, "engine died", self.label, damaged=damaged))
 
     @rule()
     @precondition(lambda self: self.refitting is not None)

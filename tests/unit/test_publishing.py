@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from echo2d.core import publishing
-from echo2d.core.coordinator_io import DeleteVersion, PeerConnected, PeerSaid, SendRoot, SessionId
+from echo2d.core.coordinator_io import DeadlinePassed, DeleteVersion, PeerConnected, PeerSaid, SendRoot, SessionId
 from echo2d.core.ids import Digest, FormId, FrameId, Generation, PlanId, SegmentId, Version
 from echo2d.core.messages import (
     ApplyFailed,
@@ -28,7 +28,7 @@ from echo2d.core.messages import (
 )
 from echo2d.core.publishing import ENCODE_FAILURES_MAX, ENCODE_RETRY_S, FIXED_S
 from echo2d.core.roots import Root
-from echo2d.core.spread import ACCUSATIONS_MAX
+from echo2d.core.spread import ACCUSATIONS_MAX, TOLD_MAX
 from tests.coordinator_world import Peer, World, rules, train, version_digest
 
 
@@ -86,6 +86,16 @@ def test_roots_and_plans_go_to_everyone() -> None:
         edge.secret: None for peer in world.peers.values() for part in messages(peer, PlanEdges) for edge in part.peers
     }
     assert len(secrets) == 2  # one per edge, the same at both ends
+
+
+def test_a_large_swarm_is_told_in_turns() -> None:
+    world = published(*(f"w{number}" for number in range(2 * TOLD_MAX)))
+    deliver_seed(world)
+    assert sum(len(messages(peer, PlanEdges)) for peer in world.peers.values()) == TOLD_MAX
+    while (due := world.state.wake_at()) is not None and due <= world.now:
+        world.handle(DeadlinePassed())
+        world.state.check()
+    assert [len(messages(peer, PlanEdges)) for peer in world.peers.values()] == [1] * (2 * TOLD_MAX + 1)
 
 
 def test_a_seed_that_comes_late_gets_its_order_then() -> None:
@@ -291,6 +301,100 @@ def test_encoding_is_tried_again_and_then_given_up() -> None:
         world.pending.clear()
     world.say(seed, EncodeFailed(form_of(world), "disk full"))
     assert world.stopped == "version 0 cannot be encoded: disk full"
+
+
+def publish_step(world: World, step: int) -> None:
+    """Train it, and publish what it makes."""
+    request = world.ask_batch(step)
+    world.work()
+    digest = world.replies[request].digest
+    assert digest is not None
+    world.commit(step, digest)
+    world.publish(step)
+
+
+def serving(*workers: str) -> World:
+    """They serve version 1, and version 2 is whole at the seed; nobody has it."""
+    world = World(rules(shape="chain", staleness_max=2))
+    world.connect("seed", kind="seed", slots=0)
+    for name in workers:
+        world.connect(name)
+    train(world, 1)
+    publish_step(world, 2)
+    deliver_seed(world)
+    world.pending.clear()
+    for peer in world.peers.values():
+        peer.ready = None
+    return world
+
+
+def fail_for_good(world: World) -> FormId:
+    """The seed has lost a frame, and cannot encode the form again."""
+    form = form_of(world)
+    for _ in range(ENCODE_FAILURES_MAX):
+        for peer in world.peers.values():
+            world.say(peer, Heartbeat(0))
+        world.say(world.peers["seed"], EncodeFailed(form, "frame 3 is lost"))
+        world.pass_time(ENCODE_RETRY_S)
+    return form
+
+
+def test_a_version_whose_frames_are_gone_is_given_up_and_the_next_one_spreads() -> None:
+    world = serving("a", "b")
+    form = fail_for_good(world)
+    assert world.stopped is None
+    assert world.state.status()["broadcast"] is None
+    assert world.state.status()["faults"][-1]["text"] == (
+        "version 2 is given up, older ones are served until the next is published: frame 3 is lost"
+    )
+    assert all(messages(peer, ForgetForm)[-1].form == form for peer in world.peers.values())
+    orders = len(messages(world.peers["seed"], EncodeVersion))
+    world.connect("seed", kind="seed", slots=0)  # and it is not asked for again
+    assert len(messages(world.peers["seed"], EncodeVersion)) == orders
+    publish_step(world, 3)
+    world.work()
+    assert {worker["serving"]["version"] for worker in world.state.status()["workers"]} == {3}
+
+
+def test_without_a_version_that_the_learner_needs_the_run_stops() -> None:
+    world = published("a")
+    deliver_seed(world)
+    fail_for_good(world)
+    assert world.stopped == "version 0 cannot be encoded: frame 3 is lost"
+
+
+def test_a_version_that_waits_takes_the_place_of_one_that_is_gone() -> None:
+    world = published("a")
+    deliver_seed(world)
+    publish_again(world)
+    form = fail_for_good(world)
+    assert world.stopped is None
+    assert broadcast(world)["form"] != form
+
+
+def test_a_form_that_comes_out_otherwise_than_it_was_signed_fails() -> None:
+    world = published("a")
+    deliver_seed(world)
+    other = SegmentEncoded(form_of(world), SegmentId(0), Digest(bytes([1]) * 32))
+    world.say(world.peers["seed"], other)
+    assert not world.peers["seed"].closed
+    assert "segment 0 is not the one that was signed" in world.state.status()["faults"][-1]["text"]
+    world.pass_time(ENCODE_RETRY_S)
+    assert len(messages(world.peers["seed"], EncodeVersion)) == 2
+
+
+def test_a_delta_that_fails_is_followed_by_the_full_form() -> None:
+    world = published("a")
+    spread = world.state._publishing.spreading
+    assert spread is not None
+    spread.facts = replace(spread.facts, kind="delta", base_digest=version_digest(9))
+    delta = spread.form
+    world.say(world.peers["seed"], EncodeFailed(delta, "the base is gone"))
+    assert messages(world.peers["seed"], ForgetForm)[-1].form == delta
+    full: EncodeVersion = messages(world.peers["seed"], EncodeVersion)[-1]
+    assert (full.kind, full.version) == ("full", 0)
+    world.work()
+    assert messages(world.peers["a"], PlanEdges)[-1].form == full.form != delta
 
 
 def test_only_the_seed_encodes_and_only_what_was_published() -> None:

@@ -2,7 +2,7 @@
 
 from echo2d.core.ids import FormId, Generation, PlanId, StripeId
 from echo2d.core.messages import EdgePeer
-from echo2d.core.relay import ASKS_MAX, FORMS_MAX
+from echo2d.core.relay import ASKS_MAX
 from echo2d.core.relay_io import (
     CloseStream,
     ExpectPeer,
@@ -16,6 +16,7 @@ from echo2d.core.relay_io import (
     SendFrame,
     SendHave,
 )
+from echo2d.core.stripes import FORMS_MAX
 from tests.unit.relay_peer import (
     FORM,
     FRAMES,

@@ -1,11 +1,14 @@
 """Shapes of plans, and that the one taken is near what no plan can beat."""
 
 import time
+from dataclasses import replace
 
 import pytest
 
-from echo2d.core.ids import FormId, PeerId
-from echo2d.core.shapes import plan_auto, plan_chains, plan_star
+from echo2d.core.ids import FormId, PeerId, PlanId
+from echo2d.core.messages import Address
+from echo2d.core.plan_repair import join
+from echo2d.core.shapes import NEAR, SAME_JOB, plan_again, plan_auto, plan_chains, plan_star
 from echo2d.core.topology import Job, Plan
 from tests.plan_kit import ABCD, JOB, MB, ONE, SEED, facts, order
 
@@ -63,6 +66,39 @@ def test_peers_that_are_alike_pass_one_copy_on() -> None:
     plan.check()
     assert plan.copies()[SEED.peer] == pytest.approx(1.0)
     assert plan.predicted_s < 1.02 * plan.bound_s
+
+
+def test_a_plan_stays_while_little_has_changed() -> None:
+    last = plan_auto(ONE, JOB, SEED, ABCD)
+    faster = [replace(one, uplink=NEAR * 10 * MB, address=Address("elsewhere", 2)) for one in reversed(ABCD)]
+    larger = replace(JOB, form=FormId("e" * 32), wire_bytes=int(SAME_JOB * JOB.wire_bytes))
+    plan = plan_again(last, PlanId(2), larger, SEED, faster)
+    assert plan is not None
+    plan.check()
+    assert (plan.plan_id, plan.job, plan.shape, plan.stripes) == (2, larger, last.shape, last.stripes)
+    assert plan.predicted_s == pytest.approx(SAME_JOB * last.predicted_s, rel=0.01)
+    assert {one.address for one in plan.peers[1:]} == {Address("elsewhere", 2)}
+    even_faster = [replace(one, uplink=NEAR * NEAR * 10 * MB) for one in ABCD]
+    assert plan_again(plan, PlanId(3), JOB, SEED, even_faster) is None, "small changes add up"
+
+
+def test_a_plan_is_made_anew_when_something_has_changed() -> None:
+    last = plan_auto(ONE, JOB, SEED, ABCD)
+    others = {
+        "a peer came": [*ABCD, facts("e")],
+        "a peer left": ABCD[1:],
+        "a rate is known now": [replace(ABCD[0], latency_s=None), *ABCD[1:]],
+        "a rate is another": [replace(ABCD[0], uplink=12 * MB), *ABCD[1:]],
+        "a peer cannot be dialled": [replace(ABCD[0], address=None), *ABCD[1:]],
+        "a peer only receives": [replace(ABCD[0], receive_only=True), *ABCD[1:]],
+    }
+    for peers in others.values():
+        assert plan_again(last, PlanId(2), JOB, SEED, peers) is None
+    assert plan_again(last, PlanId(2), JOB, facts("other"), ABCD) is None
+    for job in (replace(JOB, frame_bytes=1), replace(JOB, wire_bytes=JOB.wire_bytes // 100)):
+        assert plan_again(last, PlanId(2), job, SEED, ABCD) is None
+    mended = join(last, facts("e"))
+    assert plan_again(mended, PlanId(2), JOB, SEED, [*ABCD, facts("e")]) is None
 
 
 def mixed(count: int) -> list[float]:

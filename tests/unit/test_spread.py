@@ -9,7 +9,7 @@ from echo2d.core.ids import Digest, Epoch, PeerId, PlanId, PublishSeq, SegmentId
 from echo2d.core.membership import Peer
 from echo2d.core.messages import Address, FormEncoded, PeerKind, SegmentEncoded
 from echo2d.core.plan_edges import edge_secret
-from echo2d.core.spread import REPAIRS_MAX, Spread
+from echo2d.core.spread import REPAIRS_MAX, TOLD_MAX, Spread
 from echo2d.errors import PeerFault
 from tests.coordinator_world import RULES, rules, version_digest, version_key
 
@@ -62,8 +62,9 @@ def test_a_seed_that_starts_again_may_repeat_but_not_change() -> None:
     each = spread()
     each.segment_encoded(segment(each, 0))
     assert each.segment_encoded(segment(each, 0)) == []
-    with pytest.raises(PeerFault, match="changed"):
-        each.segment_encoded(segment(each, 0, fill=9))
+    assert not each.has_changed(segment(each, 0))
+    assert not each.has_changed(segment(each, 1))
+    assert each.has_changed(segment(each, 0, fill=9))
     with pytest.raises(PeerFault, match="order"):
         each.segment_encoded(segment(each, 2))
     each.form_encoded(ended(each, 1))
@@ -90,6 +91,33 @@ def test_everyone_gets_a_place(shape: str) -> None:
     edges = each.make_plan(PlanId(7), rules(shape=shape, chains=2), SEED, [peer("a"), peer("b"), peer("c")])
     assert set(edges) == {"seed", "a", "b", "c"}
     assert all((part.plan, part.form) == (7, each.form) for part in edges.values())
+    each.check()
+
+
+def test_many_are_told_in_turns_those_who_pass_on_first() -> None:
+    each = spread()
+    names = [f"p{number:03}" for number in range(3 * TOLD_MAX)]
+    first = each.make_plan(PlanId(7), rules(shape="chain", chains=1), SEED, [peer(name) for name in names])
+    assert list(first) == sorted(["seed", *names[: TOLD_MAX - 1]])
+    gone = PeerId(names[-2])
+    mended = each.remove(gone)
+    assert mended
+    each.check()
+    told = [told for _ in range(4) for told in each.tell()]
+    assert sorted([*first, *mended, *told]) == sorted({"seed", *names} - {gone})
+    assert each.tell() == {}
+    each.check()
+
+
+def test_a_plan_that_suits_keeps_its_trees_for_the_next_version() -> None:
+    last = spread()
+    last.make_plan(PlanId(7), rules(shape="auto"), SEED, [peer(name) for name in "abc"])
+    each = spread()
+    edges = each.make_plan(PlanId(8), rules(shape="auto"), SEED, [peer(name) for name in "cba"], last.plan)
+    assert last.plan is not None
+    assert each.plan is not None
+    assert each.plan.stripes == last.plan.stripes
+    assert {part.plan for part in edges.values()} == {PlanId(8)}
     each.check()
 
 

@@ -15,6 +15,6 @@ def test_the_events_of_all_parts_come_in() -> None:
 
 
 def test_the_actions_of_all_parts_go_out_or_become_messages() -> None:
-    became_messages = {"ReportEdgeBroken", "Accuse", "FormArrived"}
+    became_messages = {"ReportEdgeBroken", "Accuse", "FormArrived", "FrameGone"}
     assert names(worker_io.LeaseAction) | names(worker_io.VersionAction) <= names(worker_state.Action)
     assert names(relay_io.Action) - became_messages <= names(worker_state.Action)

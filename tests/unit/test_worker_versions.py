@@ -1,5 +1,6 @@
 """Which version a worker holds, applies and serves."""
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -235,6 +236,19 @@ def test_a_refit_in_doubt_serves_nothing(versions: Versions) -> None:
     arrive(versions, 1)
     versions.refit_failed(a_refit_failure(1), now=1.0)
     assert versions.serving is None
+
+
+def test_a_damaged_slot_is_applied_again_while_the_old_version_is_served(versions: Versions) -> None:
+    serve(versions, 0)
+    arrive(versions, 1, path="other")
+    old = version_label(a_key(0).version, a_key(0).digest)
+    actions = versions.refit_failed(dataclasses.replace(a_refit_failure(1, old), damaged=True), now=1.0)
+    [report] = said(actions, RefitFailed)
+    assert isinstance(report, RefitFailed)
+    assert report.serving == a_key(0) == versions.serving
+    assert ApplyForm(a_root(1).form) in actions
+    assert versions.holding() == (a_key(0),)
+    assert an_order(1) in versions.ready(a_snapshot(a_root(1), "slot"), now=2.0)
 
 
 def test_memory_that_is_not_the_snapshot_serves_nothing(versions: Versions) -> None:

@@ -1,14 +1,19 @@
 """Frames that a peer held and lost: they are asked for again, and nobody is blamed or left waiting for ever."""
 
+from echo2d.core.findings import GONE_S
+from echo2d.core.ids import FrameId, PeerId
 from echo2d.core.relay_io import (
     DONE,
+    Action,
     DeadlinePassed,
+    FrameGone,
     FramesFound,
     FramesLost,
     FrameVerified,
     HaveHeard,
     LinkUp,
     PeerReady,
+    RepairRefused,
     RepairVerified,
     ReportEdgeBroken,
     SendFrame,
@@ -85,3 +90,30 @@ def test_one_that_wants_what_was_lost_is_told_so(follower: Peer) -> None:
     follower(FramesLost(FORM, FRAMES[:1]))
     answer = follower.wanted(LEFT, 4, FRAMES[:1])
     assert answer == [SendFrame(LEFT, 4, FORM, FRAMES[0], 0, header_only=True)]
+
+
+def wanted_of(actions: list[Action]) -> list[tuple[PeerId, tuple[FrameId, ...]]]:
+    return [(action.peer, action.frames) for action in actions if isinstance(action, SendWant)]
+
+
+def test_a_root_asks_the_children_that_were_sent_what_it_lost_one_after_the_other(root: Peer) -> None:
+    assert FRAMES[0] in frames_to(LEFT, root.asked(LEFT, 2))
+    first = wanted_of(root(FramesLost(FORM, FRAMES[:1])))
+    assert first == [(LEFT, FRAMES[:1])]
+    assert wanted_of(root(RepairRefused(LEFT, FORM, FRAMES[0]))) == [(RIGHT, FRAMES[:1])]
+    root(RepairVerified(RIGHT, FORM, FRAMES[0]))
+    assert FrameGone(FORM, FRAMES[0]) not in root(DeadlinePassed(), after=2 * GONE_S)
+
+
+def test_a_root_says_once_that_what_it_lost_is_gone(root: Peer) -> None:
+    root(FramesLost(FORM, FRAMES[1:3]))
+    assert FrameGone(FORM, FRAMES[1]) not in root(DeadlinePassed(), after=GONE_S - 0.5)
+    assert FrameGone(FORM, FRAMES[1]) in root(DeadlinePassed(), after=0.5)
+    assert FrameGone(FORM, FRAMES[1]) not in root(DeadlinePassed(), after=GONE_S)
+
+
+def test_whoever_is_not_the_root_waits_for_what_it_lost(follower: Peer) -> None:
+    follower.comes(UP, 2, 0, TABLE)
+    follower.comes(UP, 2, 1, FRAMES[0])
+    follower(FramesLost(FORM, FRAMES[:1]))
+    assert FrameGone(FORM, FRAMES[0]) not in follower(DeadlinePassed(), after=2 * GONE_S)
