@@ -3,13 +3,14 @@
 Exit codes: 0 done, 1 failed while running, 2 the operator's mistake (one clear line, no traceback).
 """
 
+import gc
 import json
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -54,7 +55,13 @@ def _serve(program: Callable[[], Coroutine[Any, Any, int]], log_level: str, *, l
     from echo2d.runtime.logs import LEVELS, start_logging
 
     start_logging(LEVELS[log_level], as_json=log_json)
-    sys.exit(run_daemon(program))
+    _end(run_daemon(program))
+
+
+def _end(code: int) -> NoReturn:
+    """Without a search for garbage in all that was loaded: with torch that takes a second, and the process ends."""
+    gc.freeze()
+    sys.exit(code)
 
 
 @main.command()
@@ -221,7 +228,36 @@ def demo(steps: int | None, **options: Any) -> None:
     """Watch a small language model get better: coordinator, workers and learner on this machine."""
     from echo2d.bench.demo import STEPS, Demo, run_demo
 
-    sys.exit(run_demo(Demo(steps=STEPS if steps is None else steps, **options)))
+    _end(run_demo(Demo(steps=STEPS if steps is None else steps, **options)))
+
+
+@main.command()
+@click.argument("scenario", type=FILE)
+@click.option("--peers", type=click.IntRange(1, 10_000), help="Beside the seed, instead of the file's.")
+@click.option("--bytes", "size", help="Of the version, instead of the file's: 80MB, 1GiB.")
+@click.option("--shape", type=click.Choice(["auto", "star", "chain"]), help="Of the plan, instead of the file's.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a line for each figure.")
+def simulate(scenario: Path, *, peers: int | None, size: str | None, shape: str | None, as_json: bool) -> None:
+    """Play a broadcast in virtual time: the real relays and planner on the links of a TOML file."""
+    import time
+
+    from echo2d.sim.scenario_file import load_scenario
+    from echo2d.sim.world import CHECK_EVERY_LONG, StuckError, World
+
+    world = World(load_scenario(scenario, peers=peers, bytes=size, shape=shape), check_every=CHECK_EVERY_LONG)
+    began, cpu_began = time.perf_counter(), time.process_time()
+    with click.progressbar(length=1000, file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
+        try:
+            outcome = world.run(lambda share: bar.update(max(0, int(1000 * min(share, 1.0)) - bar.pos)))
+        except StuckError as error:
+            raise Fault(str(error)) from error
+    times = {"wall_s": time.perf_counter() - began, "cpu_s": time.process_time() - cpu_began}
+    facts = {**outcome.facts(), **times}
+    if as_json:
+        click.echo(json.dumps(facts))
+        return
+    for name, value in facts.items():
+        click.echo(f"{name:15}{value:,.3f}" if isinstance(value, float) else f"{name:15}{value:,}")
 
 
 @main.group()
@@ -247,24 +283,33 @@ def bench() -> None:
 @click.option("--partition", type=float, help="Silence from it, likewise, instead.")
 @click.option("--corrupt", type=float, help="The share of its frames that it spoils.")
 @click.option("--tls", is_flag=True, help="On all connections, as off loopback; for comparison without, if left out.")
-@click.option("--against", default="", help="Also measure: star,libtorrent; after each warm round once.")
+@click.option("--against", default="", help="Also measure: star,libtorrent,aria2; after each warm round once.")
 @click.option("--run-dir", type=DIRECTORY, help="Kept with all logs; a temporary one if left out.")
+@click.option("--plot", type=FILE, help="Also measure 2, 4, 8, ... peers, and draw T_verify (.png, .svg, .pdf).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def bench_broadcast(
-    scenario: Path | None, undialable: float, rounds: int, queue: str, against: str, **options: Any
+    scenario: Path | None,
+    undialable: float,
+    rounds: int,
+    queue: str,
+    against: str,
+    plot: Path | None,
+    **options: Any,
 ) -> None:
     """Measure how long versions take to spread: real daemons, emulated links (Linux, root, cc).
 
     Coordinator, seed and workers run in network namespaces of their own. Exit code 1: somebody has not verified.
     """
     from echo2d.bench.broadcast import Broadcast, run_broadcast, with_undialable
+    from echo2d.bench.broadcast_plot import run_plot
     from echo2d.sim.scenario_file import load_scenario, parse_seconds, scenario_of
 
     trouble = {name: options.pop(name) for name in ("kill", "partition", "corrupt", "tls", "run_dir", "as_json")}
     played = scenario_of(**options) if scenario is None else load_scenario(scenario)
     rivals = tuple(filter(None, against.split(",")))
     played = with_undialable(played, undialable)
-    sys.exit(run_broadcast(Broadcast(played, rounds, parse_seconds(queue), against=rivals, **trouble)))
+    wanted = Broadcast(played, rounds, parse_seconds(queue), against=rivals, **trouble)
+    sys.exit(run_broadcast(wanted) if plot is None else run_plot(wanted, plot))
 
 
 @bench.command("coordinator")

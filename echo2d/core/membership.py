@@ -65,7 +65,8 @@ class Peer:
     running: int = 0
     accepted: int = 0
     refit_pause_s: float | None = None
-    uplink: float | None = None  # bytes/s, as its receivers measured it
+    uplink: float | None = None  # bytes/s to plan with, as its receivers measured it
+    pace: float | None = None  # bytes/s that it sends at most; None: as fast as it can
     memory_ok: bool | None = None
     failures: int = 0  # leases failed since the last accepted result
     rest_until: float = 0.0

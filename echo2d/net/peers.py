@@ -56,6 +56,8 @@ class PeerLinks:
         self._connections: set[PeerConnection] = set()
         self._strangers: dict[PeerConnection, asyncio.TimerHandle] = {}  # accepted, oldest first
         self._live: dict[PeerId, PeerConnection] = {}
+        self._paces: dict[PeerId, float] = {}
+        self._can_pace = True
         self._server: asyncio.Server | None = None
         self._closing = False
         self._all_lost = asyncio.Event()
@@ -70,7 +72,24 @@ class PeerLinks:
     def forget(self, peer: PeerId) -> None:
         """The end of `expect`, and of a live link."""
         self._secrets.pop(peer, None)
+        self._paces.pop(peer, None)
         self.end(peer, "no longer expected")
+
+    def pace(self, peer: PeerId, bytes_per_s: float | None) -> None:
+        """Send to this peer no faster, over the live link and any later one; None: as fast as it can."""
+        before = self._paces.pop(peer, None)
+        if bytes_per_s is not None:
+            self._paces[peer] = bytes_per_s
+        if peer in self._live and before != bytes_per_s:
+            self._set_pace(self._live[peer], bytes_per_s)
+
+    def _set_pace(self, connection: PeerConnection, bytes_per_s: float | None) -> None:
+        try:
+            connection.pace(bytes_per_s)
+        except OSError as error:
+            if self._can_pace:
+                log.warning("links are not paced: %s", error)
+            self._can_pace = False
 
     async def listen(self, host: str, port: int) -> tuple[str, int]:
         """Accepts links from now on, at the address it returns. OSError when the address cannot be had."""
@@ -129,6 +148,11 @@ class PeerLinks:
         """Whether `send_frame` has room."""
         connection = self._live.get(peer)
         return connection is not None and connection.has_room
+
+    def take_backlog(self, peer: PeerId) -> float:
+        """For how many seconds since last asked this peer's live link had more to send than it could."""
+        connection = self._live.get(peer)
+        return 0.0 if connection is None else connection.take_backlog()
 
     def send_frame(
         self, peer: PeerId, stream: StreamId, frame: FrameId, sequence: int, payload: memoryview | None
@@ -263,6 +287,8 @@ class PeerLinks:
         if other is not None:
             other.end(REPLACED)
         self._live[peer] = connection
+        if peer in self._paces:
+            self._set_pace(connection, self._paces[peer])
         log.info("link_opened peer=%s dialled=%s", peer, connection.dialled)
         self._on_event(peer, LinkOpened(peer))
 

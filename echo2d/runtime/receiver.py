@@ -27,7 +27,7 @@ from echo2d.core.link_messages import (
     StreamEnded,
     StreamOpened,
 )
-from echo2d.core.messages import EdgePeer, LinkSample, SegmentsWanted, TransferReport
+from echo2d.core.messages import Backlog, EdgePeer, LinkSample, SegmentsWanted, TransferReport
 from echo2d.errors import PeerFault, StoreFault
 from echo2d.net.peers import PeerLinks
 from echo2d.net.tls import Tls
@@ -225,6 +225,7 @@ class Receiver:
 
     def _expect(self, edge: EdgePeer) -> None:
         self.links.expect(edge.peer, edge.secret)
+        self.links.pace(edge.peer, edge.pace)
         self._stop_dialling(edge.peer)
         if edge.dial and edge.address is not None:
             assert self._tasks is not None
@@ -280,14 +281,20 @@ class Receiver:
         form, self._moved = self._moved, None
         if form is not None:
             payload_bytes, sent_bytes = self.holdings.payload_bytes(form), self._sent.get(form, 0)
-            self._owner.tell(TransferReport(form, payload_bytes, tuple(self._link_samples()), sent_bytes))
+            links, backlogs = tuple(self._link_samples()), tuple(self._backlogs())
+            self._owner.tell(TransferReport(form, payload_bytes, links, sent_bytes, backlogs))
 
     def _link_samples(self) -> Iterator[LinkSample]:
         for peer, here in self._peers.items():
-            meter = here.inbox.meter
-            if meter.payload_bytes:
-                yield LinkSample(peer, meter.payload_bytes, meter.seconds)
-                meter.payload_bytes, meter.seconds = 0, 0.0
+            payload_bytes, seconds = here.inbox.meter.take()
+            if payload_bytes:
+                yield LinkSample(peer, payload_bytes, seconds)
+
+    def _backlogs(self) -> Iterator[Backlog]:
+        for peer in self._peers:
+            seconds = self.links.take_backlog(peer)
+            if seconds:
+                yield Backlog(peer, seconds)
 
     def _count_sent(self, form: FormId, payload_bytes: int) -> None:
         self._moved = form

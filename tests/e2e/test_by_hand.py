@@ -16,6 +16,7 @@ import pytest
 from echo2d.bench.demo import CONFIG, LEARNER
 from echo2d.bench.programs import Program, Programs, wait_for
 from echo2d.bench.tiny_model import make_tiny_model
+from echo2d.runtime.tokens import create_token
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 START_S = 60.0
@@ -45,9 +46,7 @@ class Site:
 
     def join(self, name: str, *options: str) -> Program:
         out = self.directory / f"{name}.token"
-        run(
-            "token", "create", name, "--role=worker", f"--run-dir={self.run_dir}", f"--url={self.url()}", f"--out={out}"
-        )
+        create_token(self.run_dir, name, role="worker", url=self.url(), out=out, max_workers=1, expires="1d")
         state = f"--state-dir={self.directory / name}"
         return self.programs.start(name, "-m", "echo2d", "join", self.url(), f"--token-file={out}", state, *options)
 

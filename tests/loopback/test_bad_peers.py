@@ -36,7 +36,7 @@ from echo2d.net.control import ControlLink, Identity, enrol
 from echo2d.runtime.coordinator import Opened, core_machine
 from echo2d.runtime.tokens import create_token
 from echo2d.tasks.sort_digits import answer
-from tests.loopback.test_coordinator import learner, make_config, make_snapshot, serving
+from tests.loopback.scripted_core import learner, make_config, make_snapshot, serving
 
 NOWHERE = Digest(bytes(32))
 FLOOD = 1000

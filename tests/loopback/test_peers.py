@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from types import ModuleType
@@ -434,6 +435,45 @@ async def test_the_kernel_is_told_how_long_silence_may_last() -> None:
         sock = connection.transport.get_extra_info("socket")
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == peer_connection.SILENCE_S * 1000
+
+
+async def test_a_pace_holds_on_every_link_to_the_peer_and_shows_as_a_backlog() -> None:
+    payloads, digests = random_payloads(64)
+    pace = 40e6
+    alice, bob = Peer(ALICE, BOB), Peer(BOB, ALICE)
+    Feeder(alice, BOB, payloads)
+    async with listening(alice, bob):
+        alice.links.pace(BOB, pace)
+        taker, clock = Taker(bob, ALICE, 64), asyncio.get_running_loop().time
+        began = clock()
+        await bob.links.dial(ALICE, *alice.address)
+        await within(taker.done.wait())
+        took, backlog = clock() - began, alice.links.take_backlog(BOB)
+        assert taker.digests == digests
+        assert took > 0.9 * sum(map(len, payloads)) / pace
+        assert 0.5 * took < backlog <= took
+        assert alice.links.take_backlog(BOB) == bob.links.take_backlog(ALICE) == 0.0
+        assert [pace_of(alice), pace_of(bob)] == [pace, peer_connection.UNPACED]
+        alice.links.pace(BOB, None)
+        assert pace_of(alice) == peer_connection.UNPACED
+
+
+def pace_of(peer: Peer) -> int:
+    (connection,) = peer.links._live.values()
+    assert connection.transport is not None
+    sock = connection.transport.get_extra_info("socket")
+    return int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, peer_connection.SO_MAX_PACING_RATE, 8), sys.byteorder)
+
+
+async def test_a_system_that_cannot_pace_is_no_fault(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(peer_connection, "SO_MAX_PACING_RATE", 9999)
+    async with a_pair() as (alice, _):
+        for pace in (1e6, 2e6):
+            alice.links.pace(BOB, pace)
+        assert alice.links.can_send(BOB)
+    assert sum("not paced" in record.message for record in caplog.records) == 1
 
 
 async def test_closing_tells_everybody_and_leaves_nothing_open() -> None:
