@@ -66,10 +66,10 @@ def _end(code: int) -> NoReturn:
 
 @main.command()
 @click.option("--config", type=FILE, help="TOML file; see --print-config.")
-@click.option("--insecure", is_flag=True, help="Listen beyond loopback although there is no TLS yet.")
+@click.option("--no-tls", is_flag=True, help="No TLS beyond loopback: whoever is on the path reads and takes over.")
 @click.option("--print-config", is_flag=True, help="Print every key with its default and meaning, and end.")
 @log_options
-def coordinate(config: Path | None, *, insecure: bool, print_config: bool, log_level: str, log_json: bool) -> None:
+def coordinate(config: Path | None, *, no_tls: bool, print_config: bool, log_level: str, log_json: bool) -> None:
     """Run the coordinator of a run: members, plans, leases, batches, the seed of every broadcast."""
     from echo2d.config import CoordinatorConfig
     from echo2d.config import print_config as all_keys
@@ -79,7 +79,7 @@ def coordinate(config: Path | None, *, insecure: bool, print_config: bool, log_l
         return
     if config is None:
         raise OperatorFault("coordinate needs --config FILE (echo2d coordinate --print-config shows one)")
-    loaded = CoordinatorConfig.load(config, {"coordinator.insecure": True} if insecure else None)
+    loaded = CoordinatorConfig.load(config, {"coordinator.tls": "off"} if no_tls else None)
     from echo2d.runtime.coordinator import run_coordinator
 
     _serve(lambda: run_coordinator(loaded), log_level, log_json=log_json)
@@ -100,7 +100,7 @@ def coordinate(config: Path | None, *, insecure: bool, print_config: bool, log_l
 @click.option("--relay-only", is_flag=True, default=None, help="Forward versions, generate nothing.")
 @click.option("--listen-host", help="Address the peer listener binds.")
 @click.option("--listen-port", type=int, help="Port of the peer listener; 0: any free one.")
-@click.option("--insecure", is_flag=True, default=None, help="Talk beyond loopback although there is no TLS yet.")
+@click.option("--no-tls", is_flag=True, default=None, help="Go beyond loopback although the URL is http://.")
 @log_options
 def join(config: Path | None, *, log_level: str, log_json: bool, **flags: Any) -> None:
     """Join a run as a worker: receive versions, pass them on, make rollouts. URL is the coordinator's."""
@@ -126,7 +126,7 @@ def token() -> None:
     help="What the holder may do: join, train, generate, or look.",
 )
 @click.option("--run-dir", type=DIRECTORY, required=True, help="run.run_dir of the coordinator's config.")
-@click.option("--url", required=True, help="How the holder reaches the coordinator: http://HOST:PORT.")
+@click.option("--url", required=True, help="How the holder reaches the coordinator: https://HOST:PORT.")
 @click.option("--out", type=FILE, help="The token file to write; NAME.token if left out.")
 @click.option(
     "--max-workers", type=click.IntRange(1), default=1, show_default=True, help="Machines that may enrol with it."
@@ -282,6 +282,7 @@ def bench() -> None:
 @click.option("--kill", type=float, help="SIGKILL for the busiest fast relay at this share of a version.")
 @click.option("--partition", type=float, help="Silence from it, likewise, instead.")
 @click.option("--corrupt", type=float, help="The share of its frames that it spoils.")
+@click.option("--tls", is_flag=True, help="On all connections, as off loopback; for comparison without, if left out.")
 @click.option("--against", default="", help="Also measure: star,libtorrent,aria2; after each warm round once.")
 @click.option("--run-dir", type=DIRECTORY, help="Kept with all logs; a temporary one if left out.")
 @click.option("--plot", type=FILE, help="Also measure 2, 4, 8, ... peers, and draw T_verify (.png, .svg, .pdf).")
@@ -303,7 +304,7 @@ def bench_broadcast(
     from echo2d.bench.broadcast_plot import run_plot
     from echo2d.sim.scenario_file import load_scenario, parse_seconds, scenario_of
 
-    trouble = {name: options.pop(name) for name in ("kill", "partition", "corrupt", "run_dir", "as_json")}
+    trouble = {name: options.pop(name) for name in ("kill", "partition", "corrupt", "tls", "run_dir", "as_json")}
     played = scenario_of(**options) if scenario is None else load_scenario(scenario)
     rivals = tuple(filter(None, against.split(",")))
     played = with_undialable(played, undialable)

@@ -61,6 +61,7 @@ class Broadcast:
     partition: float | None = None
     corrupt: float | None = None
     against: tuple[str, ...] = ()
+    tls: bool = False
     as_json: bool = False
     run_dir: Path | None = None
 
@@ -211,7 +212,7 @@ def _measure(wanted: Broadcast, run: Path, console: Console) -> BroadcastResult:
     for rival in wanted.against:
         interpreter_of(rival)
     lab = Lab(scenario.peers, run, queue_s=wanted.queue_s)
-    with lab, Swarm(lab, scenario, run, corrupt=wanted.corrupt) as swarm:
+    with lab, Swarm(lab, scenario, run, corrupt=wanted.corrupt, tls=wanted.tls) as swarm:
         with _progress(console) as progress:
             for number in range(1 + wanted.rounds):
                 rounds.append(_Round(wanted, lab, swarm, progress, number).run())

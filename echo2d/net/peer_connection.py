@@ -53,6 +53,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         self.has_room = True  # for one more frame
         self._received = 0  # bytes
         self._wanted = 1  # bytes that the kernel waits for
+        self._encrypted = False
         self._backlog = BacklogMeter()
 
     # what asyncio calls
@@ -60,6 +61,7 @@ class PeerConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
         self.transport.set_write_buffer_limits(high=SEND_BUFFER_BYTES, low=SEND_BUFFER_BYTES // 2)
+        self._encrypted = transport.get_extra_info("ssl_object") is not None
         _tune(self.transport.get_extra_info("socket"))
         if self.dialled:
             self.write(self.link.start())
@@ -94,8 +96,11 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._owner.lost(self)
 
     def _wake_for(self, wanted: int) -> None:
-        """The kernel says nothing of the next bytes before they are all there: a header, or so much of a payload."""
-        if self._received < WARM_BYTES:
+        """The kernel says nothing of the next bytes before they are all there: a header, or so much of a payload.
+
+        Not under TLS: some of them may be here already, in a record that is not whole.
+        """
+        if self._received < WARM_BYTES or self._encrypted:
             return
         wanted = min(wanted, WAKE_BYTES_MAX)
         if wanted != self._wanted and not self.link.ended and self.transport is not None:

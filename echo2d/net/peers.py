@@ -13,13 +13,13 @@ What is said goes to the link that is live at that moment. Stream numbers start 
 handles events later than they come says nothing to a peer whose LinkEnded is still waiting to be handled.
 
 Works on plain asyncio and on uvloop, which sends memoryviews without copying them. Memory: for each live link at most
-UNSENT_BYTES_MAX to send and one payload arriving; payloads handed over are the receiver's, who calls `pause` in time.
+UNSENT_BYTES_MAX to send and one payload arriving, and what TLS works in (256 KiB); payloads handed over are the
+receiver's, who calls `pause` in time.
 """
 
 import asyncio
 import logging
 import secrets as chance
-import ssl
 from collections.abc import Callable, Sequence
 
 from echo2d.core.ids import FormId, FrameId, Generation, PeerId, PlanId, RunId, StripeId
@@ -28,6 +28,7 @@ from echo2d.core.link_handshake import NONCE_BYTES, SECRET_BYTES
 from echo2d.core.link_messages import Event, LinkEnded, LinkOpened, StreamId
 from echo2d.errors import PeerFault
 from echo2d.net.peer_connection import PeerConnection
+from echo2d.net.tls import Tls, in_words, shows
 
 HANDSHAKE_S = 10.0  # from dialling to LinkOpened: a few round trips, also on a bad line
 STRANGERS_MAX = 64  # accepted connections that have not yet proved who they are; then the oldest gives way
@@ -38,7 +39,7 @@ log = logging.getLogger("echo2d.peers")
 
 
 class PeerLinks:
-    """The links of one peer. `ssl` contexts are used as given; None is plain TCP."""
+    """The links of one peer. tls: of all of them; None is plain TCP."""
 
     def __init__(
         self,
@@ -47,11 +48,10 @@ class PeerLinks:
         me: PeerId,
         on_event: Callable[[PeerId, Event], None],
         on_ready: Callable[[PeerId], None],
-        server_ssl: ssl.SSLContext | None = None,
-        client_ssl: ssl.SSLContext | None = None,
+        tls: Tls | None = None,
     ) -> None:
         self._run_id, self._me, self._on_event, self._on_ready = run_id, me, on_event, on_ready
-        self._server_ssl, self._client_ssl = server_ssl, client_ssl
+        self._tls = tls
         self._secrets: dict[PeerId, bytes] = {}
         self._connections: set[PeerConnection] = set()
         self._strangers: dict[PeerConnection, asyncio.TimerHandle] = {}  # accepted, oldest first
@@ -94,8 +94,14 @@ class PeerLinks:
     async def listen(self, host: str, port: int) -> tuple[str, int]:
         """Accepts links from now on, at the address it returns. OSError when the address cannot be had."""
         assert self._server is None
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: self._connection(None), host, port, ssl=self._server_ssl)
+        loop, tls = asyncio.get_running_loop(), self._tls
+        self._server = await loop.create_server(
+            lambda: self._connection(None),
+            host,
+            port,
+            ssl=None if tls is None else tls.listener,
+            ssl_handshake_timeout=None if tls is None else HANDSHAKE_S,
+        )
         address = self._server.sockets[0].getsockname()
         return address[0], address[1]
 
@@ -107,16 +113,16 @@ class PeerLinks:
         if peer in self._live:
             return
         connection, made = self._connection(peer), False
-        hostname = "" if self._client_ssl else None  # certificates name peers, not hosts
+        context, name = (None, None) if self._tls is None else (self._tls.dialler, peer)
         try:
             async with asyncio.timeout(HANDSHAKE_S):
                 await asyncio.get_running_loop().create_connection(
-                    lambda: connection, host, port, ssl=self._client_ssl, server_hostname=hostname
+                    lambda: connection, host, port, ssl=context, server_hostname=name
                 )
                 made = True
                 await connection.settled.wait()
         except (OSError, ValueError, OverflowError) as error:  # a time-out is one; others come of impossible addresses
-            raise PeerFault(f"cannot reach {host}:{port}: {str(error) or 'no answer'}") from error
+            raise PeerFault(f"cannot reach {host}:{port}: {in_words(error)}") from error
         finally:
             if not made:  # whatever there was is closed, which uvloop does not tell the connection
                 connection.connection_lost(None)
@@ -269,6 +275,9 @@ class PeerLinks:
 
     def _opened(self, connection: PeerConnection, peer: PeerId) -> None:
         self._no_stranger(connection)
+        if not shows(connection.transport, peer):
+            connection.end("the certificate is not that of the peer")
+            return
         connection.peer, connection.opened_at = peer, connection.loop.time()
         connection.settled.set()
         other = self._live.get(peer)

@@ -244,8 +244,9 @@ class Coordinator:
     def caller(self, secret: str) -> Caller:
         return self._access.caller(secret, now_s=time.time())
 
-    async def enrol(self, secret: str, public_key: bytes, proof: bytes) -> PeerId:
-        return await self._enrolments.enrol(Enrolment(secret, public_key, proof))
+    async def enrol(self, secret: str, public_key: bytes, proof: bytes) -> tuple[PeerId, str]:
+        peer = await self._enrolments.enrol(Enrolment(secret, public_key, proof))
+        return peer, self._run.authority.certify_peer(public_key)
 
     async def ask(self, make: Callable[[RequestId], Event], *, timeout_s: float) -> Reply | None:
         return await self._requests.ask(make, timeout_s=timeout_s)

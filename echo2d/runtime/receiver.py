@@ -30,6 +30,7 @@ from echo2d.core.link_messages import (
 from echo2d.core.messages import Backlog, EdgePeer, LinkSample, SegmentsWanted, TransferReport
 from echo2d.errors import PeerFault, StoreFault
 from echo2d.net.peers import PeerLinks
+from echo2d.net.tls import Tls
 from echo2d.net.urls import is_loopback
 from echo2d.runtime.base_model import BaseModel
 from echo2d.runtime.holdings import Holdings
@@ -77,7 +78,7 @@ class Owner(Protocol):
 
 
 class Receiver:
-    """The links listen, dial and receive while `run` runs."""
+    """The links listen, dial and receive while `run` runs. no_tls: whether they may leave this host without."""
 
     def __init__(
         self,
@@ -85,10 +86,11 @@ class Receiver:
         run_id: RunId,
         me: PeerId,
         store: FrameStore,
-        insecure: bool,
+        tls: Tls | None,
+        no_tls: bool,
         owner: Owner,
     ) -> None:
-        self._me, self._insecure = me, insecure
+        self._me, self._off_loopback = me, no_tls or tls is not None
         self._owner, self._emit = owner, owner.emit
         self.holdings = Holdings(
             store,
@@ -98,7 +100,7 @@ class Receiver:
             serving=owner.serving_version,
             base=owner.base_of,
         )
-        self.links = PeerLinks(run_id=run_id, me=me, on_event=self._on_link, on_ready=self._on_ready)
+        self.links = PeerLinks(run_id=run_id, me=me, on_event=self._on_link, on_ready=self._on_ready, tls=tls)
         self._peers: dict[PeerId, _Peer] = {}
         self._opened: dict[PeerId, int] = {}  # connections so far; a run has some hundred peers
         self._noticed: dict[PeerId, int] = {}  # how many of them the relay has heard of
@@ -240,8 +242,8 @@ class Receiver:
         """Keeps a link to the peer until it is no longer expected."""
         assert edge.address is not None
         host, port = edge.address.host, edge.address.port
-        if not self._insecure and not is_loopback(host):
-            log.warning("not dialled peer=%s address=%s: off loopback only with --insecure", edge.peer, host)
+        if not self._off_loopback and not is_loopback(host):
+            log.warning("not dialled peer=%s address=%s: off loopback only with TLS, or --no-tls", edge.peer, host)
             return
         delay_s = DIAL_S_MIN
         while True:

@@ -131,5 +131,6 @@ def worker_token(run_dir: Path, url: str) -> TokenFile:
 async def enrolled(run_dir: Path, opened: Opened) -> Identity:
     token = await asyncio.to_thread(worker_token, run_dir, opened.url)
     key = await asyncio.to_thread(load_or_make_key, run_dir / "box.key")
-    await enrol(opened.url, token, key, rng=random.Random(1), patience_s=1.0)
-    return Identity(key, bytes.fromhex(token.run_key))
+    identity = Identity.of(opened.url, token, key)
+    await enrol(opened.url, token, identity, rng=random.Random(1), patience_s=1.0)
+    return identity

@@ -83,8 +83,8 @@ def token_of(run_dir: Path, url: str, name: str) -> TokenFile:
 @asynccontextmanager
 async def joined(opened: Opened, run_dir: Path, name: str, **options: Any) -> AsyncIterator[Box]:
     token = await asyncio.to_thread(token_of, run_dir, opened.url, name)
-    identity = Identity(Ed25519PrivateKey.generate(), bytes.fromhex(token.run_key))
-    await enrol(opened.url, token, identity.key, rng=random.Random(1), patience_s=1.0)
+    identity = Identity.of(opened.url, token, Ed25519PrivateKey.generate())
+    await enrol(opened.url, token, identity, rng=random.Random(1), patience_s=1.0)
     box = Box(name, **options)
     box.link = ControlLink(opened.url, identity, box, rng=random.Random(1))
     async with asyncio.TaskGroup() as tasks:

@@ -73,9 +73,9 @@ async def follow(link: ControlLink, script: Script, owner: Owner, identity: Iden
 
 @pytest.mark.usefixtures("fast_reload")
 async def test_enrolment_is_refused_in_one_line(config: CoordinatorConfig, script: Script, run_dir: Path) -> None:
-    key = Ed25519PrivateKey.generate()
     async with serving(config, script.make) as opened:
         token = await asyncio.to_thread(worker_token, run_dir, opened.url)
+        identity = Identity.of(opened.url, token, Ed25519PrivateKey.generate())
         wrong = TokenFile("box", "worker", "wrong", token.run_key)
         for url, given, words in [
             (opened.url, wrong, "unknown credential"),
@@ -84,7 +84,7 @@ async def test_enrolment_is_refused_in_one_line(config: CoordinatorConfig, scrip
             ("nonsense", token, "nonsense"),
         ]:
             with pytest.raises(OperatorFault, match=words):
-                await enrol(url, given, key, rng=random.Random(1), patience_s=0.0)
+                await enrol(url, given, identity, rng=random.Random(1), patience_s=0.0)
     rows = await asyncio.to_thread(list_tokens, run_dir)
     assert [(row["name"], row["state"]) for row in rows] == [(n, "valid") for n in ("box", "own-learner", "own-viewer")]
     assert 3590 < rows[0]["expires_in_s"] <= 3600
