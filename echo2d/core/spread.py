@@ -31,7 +31,9 @@ Secret = Callable[[PeerId, PeerId], bytes]
 
 def peer_facts(peer: Peer) -> PeerFacts:
     """What the planner may count on; downlinks are not measured."""
-    return PeerFacts(peer.peer, peer.uplink, None, peer.listen)
+    return PeerFacts(
+        peer.peer, peer.uplink, None, peer.address, receive_only=peer.receive_only, uplink_limit=peer.uplink_limit
+    )
 
 
 @dataclass(slots=True)

@@ -25,7 +25,8 @@ class PeerFacts:
     """What is known of a peer. Rates in bytes/s, None: not measured. address: None if nobody can dial it.
 
     receive_only: it passes nothing on. latency_s: one way to the middle of the network, half its RTT to the seed;
-    between two peers it takes the sum of theirs. None: not measured.
+    between two peers it takes the sum of theirs. None: not measured. uplink_limit: bytes/s that it sends at most, as it
+    says; None: no limit.
     """
 
     peer: PeerId
@@ -34,6 +35,7 @@ class PeerFacts:
     address: Address | None
     receive_only: bool = False
     latency_s: float | None = None
+    uplink_limit: float | None = None
 
 
 @dataclass(frozen=True)

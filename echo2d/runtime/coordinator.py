@@ -104,6 +104,7 @@ async def open_coordinator(
             ledger=ledger,
             data_plane=DataPlane(pool, vocab_size=rules.vocab_size),
             files=files,
+            peer_networks=config.link.networks,
             service=notifier(),
         )
         url = await _listen(stack, config.coordinator, coordinator)

@@ -77,7 +77,10 @@ class Owner(Protocol):
 
 
 class Receiver:
-    """The links listen, dial and receive while `run` runs."""
+    """The links listen, dial and receive while `run` runs.
+
+    receive_only: nothing that is held here is told of, or sent. uplink_limit: bytes/s that all links send at most.
+    """
 
     def __init__(
         self,
@@ -87,8 +90,10 @@ class Receiver:
         store: FrameStore,
         insecure: bool,
         owner: Owner,
+        receive_only: bool = False,
+        uplink_limit: float | None = None,
     ) -> None:
-        self._me, self._insecure = me, insecure
+        self._me, self._insecure, self._receive_only = me, insecure, receive_only
         self._owner, self._emit = owner, owner.emit
         self.holdings = Holdings(
             store,
@@ -98,7 +103,9 @@ class Receiver:
             serving=owner.serving_version,
             base=owner.base_of,
         )
-        self.links = PeerLinks(run_id=run_id, me=me, on_event=self._on_link, on_ready=self._on_ready)
+        self.links = PeerLinks(
+            run_id=run_id, me=me, on_event=self._on_link, on_ready=self._on_ready, uplink_limit=uplink_limit
+        )
         self._peers: dict[PeerId, _Peer] = {}
         self._opened: dict[PeerId, int] = {}  # connections so far; a run has some hundred peers
         self._noticed: dict[PeerId, int] = {}  # how many of them the relay has heard of
@@ -161,7 +168,8 @@ class Receiver:
                 here.inbox.stripes.add(stream)
                 self.links.open_stream(peer, stream, form, plan, generation, stripe, sequence)
             case relay_io.SendHave(peer, form, frames):
-                self.links.have(peer, form, frames)
+                if not self._receive_only:
+                    self.links.have(peer, form, frames)
             case relay_io.SendWant(peer, stream, form, frames):
                 self.links.want(peer, stream, form, frames)
             case relay_io.SendCancel(peer, form, frames):
@@ -187,6 +195,8 @@ class Receiver:
                 self._peers[peer].inbox.put(event, now=asyncio.get_running_loop().time())
             case StreamEnded():
                 self._peers[peer].inbox.put(event, now=asyncio.get_running_loop().time())
+            case StreamOpened(stream) | FramesWanted(stream) if self._receive_only:
+                self.links.end_stream(peer, stream, "receives only")
             case StreamOpened(stream, form, plan, generation, stripe, from_sequence):
                 self._emit(relay_io.StreamAsked(peer, stream, form, plan, generation, stripe, from_sequence))
             case FramesWanted(stream, form, frames):
