@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -146,7 +147,7 @@ async def test_a_worker_answers_for_itself_alone_and_tells_its_owner_once(
 async def test_who_receives_only_sends_nothing_whatever_the_plan_says(
     double: CoordinatorDouble, tmp_path: Path
 ) -> None:
-    options = {"receive_only": True, "uplink_limit": "100mbit"}
+    options: dict[str, Any] = {"receive_only": True, "uplink_limit": "100mbit"}
     async with a_seed(double), a_worker(double, tmp_path / "one", **options), a_worker(double, tmp_path / "two"):
         names = await double.peers(3)
         hello = double.hellos[names["one"]]
@@ -171,11 +172,11 @@ async def test_all_links_together_send_no_more_than_the_owner_allows() -> None:
         alice.links.expect(other, SECRET)
         links[other] = Feeder(alice, other, payloads)
     alice.react = lambda peer, event: links[peer].on_event(peer, event)
-    takers = [Taker(taker, ALICE, len(payloads)) for taker in (bob, carol)]
+    takers = [Taker(child, ALICE, len(payloads)) for child in (bob, carol)]
     async with listening(alice, bob, carol):
         began_at = time.monotonic()
-        for taker in (bob, carol):
-            await taker.links.dial(ALICE, *alice.address)
+        for child in (bob, carol):
+            await child.links.dial(ALICE, *alice.address)
         for taker in takers:
             await within(taker.done.wait())
         took_s = time.monotonic() - began_at
