@@ -7,6 +7,7 @@ serve all programs of a host: each reads its own tables and ignores those of the
 import ipaddress
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -153,14 +154,14 @@ class WorkerConfig(Table):
     @property
     def announced(self) -> tuple[str, int] | None:
         """Host and port of `advertise`; None: what it listens on."""
+        if not self.advertise:
+            return None
         host, _, port = self.advertise.rpartition(":")
-        try:
-            found = str(ipaddress.ip_address(host.strip("[]") or "0.0.0.0")), int(port or 0)  # noqa: S104 - said, not bound
-        except ValueError:
-            found = "", 0
-        if self.advertise and not 0 < found[1] <= PORT_MAX:
-            raise OperatorFault(f"worker.advertise: expected HOST:PORT in numbers, or :PORT; found {self.advertise!r}")
-        return found if self.advertise else None
+        with suppress(ValueError):
+            found = ipaddress.ip_address(host.strip("[]") or "0.0.0.0")  # noqa: S104 - said, not bound
+            if 0 < int(port) <= PORT_MAX:
+                return str(found), int(port)
+        raise OperatorFault(f"worker.advertise: expected HOST:PORT in numbers, or :PORT; found {self.advertise!r}")
 
     @staticmethod
     def load(path: Path | None, overrides: Mapping[str, Any] | None = None) -> "WorkerConfig":

@@ -19,6 +19,7 @@ from echo2d.core.messages import DialledBack
 
 DIAL_BACK_S = 5.0  # for connecting and two messages: a few round trips, with a packet lost
 DIAL_BACK_EVERY_S = 120.0  # a port that was opened, or closed, is noticed within this time
+DIALS_MAX = 16  # peers that are dialled at a time: who waits for a lease meanwhile waits milliseconds
 NO_ADDRESS = "the address it listens on is not its own as the coordinator sees it"
 
 
@@ -49,9 +50,9 @@ class Reachability:
         return self._found(peer, event.fault)
 
     def deadlines(self, *, now: float) -> list[Action]:
-        """Dial whoever is due."""
+        """Dial the next DIALS_MAX of those who are due."""
         actions: list[Action] = []
-        while (first := self._due.first()) is not None and first[0] <= now:
+        while len(actions) < DIALS_MAX and (first := self._due.first()) is not None and first[0] <= now:
             peer = self._members.get(first[1])
             assert peer is not None
             peer.dial_back_at = None

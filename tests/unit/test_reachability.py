@@ -11,7 +11,7 @@ from echo2d.core.ids import PeerId
 from echo2d.core.link_handshake import SECRET_BYTES
 from echo2d.core.membership import Membership, Peer
 from echo2d.core.messages import Address, DialledBack, Hello, PlanEdges
-from echo2d.core.reachability import DIAL_BACK_EVERY_S, DIAL_BACK_S, NO_ADDRESS, Reachability
+from echo2d.core.reachability import DIAL_BACK_EVERY_S, DIAL_BACK_S, DIALS_MAX, NO_ADDRESS, Reachability
 from tests.coordinator_world import World, rules
 from tests.unit.test_membership import HELLO
 
@@ -36,7 +36,7 @@ class Club:
         return self.checked(self.reachability.joined(joined.peer, now=now))
 
     def ended(self, fault: str = "", *, now: float = 0.0, session: int | None = None) -> list[Action]:
-        event = DialBackEnded(SessionId(session or self.sessions), fault)
+        event = DialBackEnded(SessionId(self.sessions if session is None else session), fault)
         return self.checked(self.reachability.ended(event, now=now))
 
     def pass_until(self, now: float) -> list[Action]:
@@ -121,6 +121,21 @@ def test_one_dial_at_a_time_however_often_it_says_hello() -> None:
     assert len(dialled(chain(*actions))) == 1
     assert club.reachability.wake_at() == DIAL_BACK_S
     assert [one.session for one in dialled(club.pass_until(DIAL_BACK_S))] == [20]
+
+
+def test_many_are_dialled_in_turns() -> None:
+    club = Club()
+    count = 2 * DIALS_MAX + 1
+    for number in range(count):
+        joined, _ = club.members.connected(PeerConnected(SessionId(number), PeerId(str(number)), ANSWERS), now=0.0)
+        assert joined is not None
+        assert len(dialled(club.reachability.joined(joined.peer, now=0.0))) == 1
+        club.ended(session=number)
+    turns = []
+    while (wake_at := club.reachability.wake_at()) is not None:
+        assert wake_at == DIAL_BACK_EVERY_S
+        turns.append(len(dialled(club.pass_until(wake_at))))
+    assert turns == [DIALS_MAX, DIALS_MAX, 1]
 
 
 def test_an_answer_to_an_earlier_session_is_none() -> None:
