@@ -19,7 +19,7 @@ from echo2d.core.messages import DialledBack
 
 DIAL_BACK_S = 5.0  # for connecting and two messages: a few round trips, with a packet lost
 DIAL_BACK_EVERY_S = 120.0  # a port that was opened, or closed, is noticed within this time
-DIALS_MAX = 16  # peers that are dialled at a time: who waits for a lease meanwhile waits milliseconds
+DIALS_MAX = 16  # peers that are dialled in one turn: who waits for a lease meanwhile waits milliseconds
 NO_ADDRESS = "the address it listens on is not its own as the coordinator sees it"
 
 
