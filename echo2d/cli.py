@@ -98,8 +98,11 @@ def coordinate(config: Path | None, *, no_tls: bool, print_config: bool, log_lev
 @click.option("--tokens-per-s-max", type=float, help="Generate at most so many tokens per second.")
 @click.option("--threads", type=int, help="CPU threads of all torch engines.")
 @click.option("--relay-only", is_flag=True, default=None, help="Forward versions, generate nothing.")
+@click.option("--receive-only", is_flag=True, default=None, help="Pass nothing on to other workers.")
+@click.option("--uplink-limit", metavar="RATE", help="Send at most so much to other workers, such as 50mbit.")
 @click.option("--listen-host", help="Address the peer listener binds.")
 @click.option("--listen-port", type=int, help="Port of the peer listener; 0: any free one.")
+@click.option("--advertise", metavar="HOST:PORT", help="Where others reach it, if not where it listens (NAT).")
 @click.option("--no-tls", is_flag=True, default=None, help="Go beyond loopback although the URL is http://.")
 @log_options
 def join(config: Path | None, *, log_level: str, log_json: bool, **flags: Any) -> None:
@@ -302,7 +305,8 @@ def bench_broadcast(
     """
     from echo2d.bench.broadcast import Broadcast, run_broadcast, with_undialable
     from echo2d.bench.broadcast_plot import run_plot
-    from echo2d.sim.scenario_file import load_scenario, parse_seconds, scenario_of
+    from echo2d.quantities import parse_seconds
+    from echo2d.sim.scenario_file import load_scenario, scenario_of
 
     trouble = {name: options.pop(name) for name in ("kill", "partition", "corrupt", "tls", "run_dir", "as_json")}
     played = scenario_of(**options) if scenario is None else load_scenario(scenario)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NewType
 
 from echo2d.core.ids import Digest, Epoch, GroupId, LeaseId, PeerId, PublishSeq, RunId, Version
-from echo2d.core.messages import HeldLease, Hello, ToCoordinator, ToPeer, VersionKey
+from echo2d.core.messages import Address, HeldLease, Hello, ToCoordinator, ToPeer, VersionKey
 from echo2d.core.rates import PeerRate
 from echo2d.core.trajectory import NOTHING, GroupRecord, Partial, TrajectoryRecord
 
@@ -72,6 +72,14 @@ class PeerRevoked:
     """The peer's credential was revoked."""
 
     peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class DialBackEnded:
+    """Answers DialBack. fault: why nobody, or somebody else, answered; empty: that very peer did."""
+
+    session: SessionId
+    fault: str
 
 
 # --- events: learner (each is answered by exactly one Reply, at once or later) ----------------------------------------
@@ -178,7 +186,7 @@ class DeadlinePassed:
 
 
 Event = (
-    PeerConnected | PeerSaid | PeerDisconnected | PeerRevoked
+    PeerConnected | PeerSaid | PeerDisconnected | PeerRevoked | DialBackEnded
     | SessionAsked | EpochAsked | PublishAsked | BatchAsked | CommitAsked | RefuseAsked | CheckpointAsked
     | RequestGone | PromptDrawn | SampleScored | DeadlinePassed
 )  # fmt: skip
@@ -384,6 +392,16 @@ class CloseSession:
 
 
 @dataclass(frozen=True, slots=True)
+class DialBack:
+    """Dial the peer of this session: whoever answers has to prove that it knows the secret."""
+
+    session: SessionId
+    peer: PeerId
+    address: Address
+    secret: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Reply:
     """Answer a waiting request. status: an HTTP status. body: JSON-able, or the batch bytes (digest in `digest`)."""
 
@@ -432,5 +450,6 @@ class Note:
 
 
 Action = (
-    Persist | Send | SendRoot | CloseSession | Reply | DrawPrompt | ScoreSample | DeleteVersion | StopRun | Note
+    Persist | Send | SendRoot | CloseSession | DialBack | Reply | DrawPrompt | ScoreSample | DeleteVersion | StopRun
+    | Note
 )  # fmt: skip

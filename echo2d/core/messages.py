@@ -11,7 +11,7 @@ first message is the peer's `Hello`; the coordinator answers `Welcome` or `Refus
     EdgeBroken, FrameAccused, TransferReport                PlanEdges
     VersionVerified, ApplyFailed, RefitDone, RefitFailed    VersionsRevoked
     LeaseProgress, SampleFinished, LeaseFailed              LeaseGranted, LeaseCancelled, SampleAnswered
-    Goodbye                                                 Drain
+    Goodbye                                                 Drain, DialledBack
 
 Tokens travel as little-endian int32, logprobs as little-endian float32, both as bytes (`trajectory.pack_tokens`).
 Durations are seconds left or measured, never clock values. Versions are named together with their snapshot digest.
@@ -149,7 +149,8 @@ class Hello:
     boot_id changes with every start of the daemon. slots: samples its engines run at once together (0 for relays).
     serving: the version all its engines serve, None when they serve nothing or differ. holding: versions that stand
     verified in its slots. forms: forms whose frames are all on its disk. served: the versions that wrote for `leases`
-    and were served by all its engines.
+    and were served by all its engines. receive_only: it passes nothing on. uplink_limit: bytes/s that it sends to other
+    peers at most, whatever a plan says. dial_back_secret: whoever answers at `listen` proves to know it.
     """
 
     protocol: int
@@ -164,6 +165,9 @@ class Hello:
     leases: tuple[HeldLease, ...]
     forms: tuple[FormId, ...]
     served: tuple[VersionKey, ...] = ()
+    receive_only: bool = False
+    uplink_limit: int | None = None
+    dial_back_secret: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,6 +358,13 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
+class DialledBack:
+    """The peer was dialled where its hello says that it listens. fault: why it did not answer; empty: it did."""
+
+    fault: str
+
+
+@dataclass(frozen=True, slots=True)
 class EncodeVersion:
     """To the seed: encode the snapshot in directory `path` (relative to the run directory) as this form.
 
@@ -473,7 +484,7 @@ ToCoordinator = (
 )  # fmt: skip
 ToPeer = (
     Welcome | Refused | EncodeVersion | ForgetForm | SignedRoot | SegmentPage | PlanEdges | VersionsRevoked
-    | LeaseGranted | LeaseCancelled | SampleAnswered | Drain
+    | LeaseGranted | LeaseCancelled | SampleAnswered | Drain | DialledBack
 )  # fmt: skip
 
 TO_COORDINATOR = Codec(ToCoordinator.__args__)

@@ -6,10 +6,11 @@ every hop a frame for each child of the sender, and the way to it.
 
     T = max( max_p copies_p * B / u_p, max_p B / d_p ) + max_tree max_path sum_hops( children * f / u + latency )
 
-Rates that were not measured count as the median of the others; where no downlink was, none is an obstacle. Not here:
-slow start, loss, encoding and applying.
+Rates that were not measured count as the median of the others, and an uplink never as more than its owner allows; where
+no downlink was measured, none is an obstacle. Not here: slow start, loss, encoding and applying.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
@@ -31,11 +32,11 @@ def fill_in(peers: Sequence[PeerFacts]) -> tuple[PeerFacts, ...]:
     return tuple(
         replace(
             facts,
-            uplink=uplink if facts.uplink is None else facts.uplink,
+            uplink=min(uplink if facts.uplink is None else facts.uplink, facts.uplink_limit or math.inf),
             downlink=max(downlink, facts.uplink or 0.0) if facts.downlink is None else facts.downlink,
             latency_s=latency_s if facts.latency_s is None else facts.latency_s,
         )
-        if None in (facts.uplink, facts.downlink, facts.latency_s)
+        if None in (facts.uplink, facts.downlink, facts.latency_s) or facts.uplink_limit is not None
         else facts
         for facts in peers
     )

@@ -89,9 +89,13 @@ def is_much_better(plan: Plan, last: Plan) -> bool:
 
 
 def _like(one: PeerFacts, other: PeerFacts) -> bool:
-    same = (one.address is None, one.receive_only) == (other.address is None, other.receive_only)
+    same = _fixed(one) == _fixed(other)
     pairs = ((one.uplink, other.uplink), (one.downlink, other.downlink), (one.latency_s, other.latency_s))
     return same and all(a == b or (a is not None and b is not None and _near(a, b, NEAR)) for a, b in pairs)
+
+
+def _fixed(facts: PeerFacts) -> tuple[bool, bool, float | None]:
+    return facts.address is None, facts.receive_only, facts.uplink_limit
 
 
 def _near(one: float, other: float, times: float) -> bool:

@@ -33,7 +33,15 @@ Secret = Callable[[PeerId, PeerId], bytes]
 
 def peer_facts(peer: Peer) -> PeerFacts:
     """What the planner may count on; downlinks are not measured."""
-    return PeerFacts(peer.peer, peer.uplink, None, peer.listen, pace=peer.pace)
+    return PeerFacts(
+        peer.peer,
+        peer.uplink,
+        None,
+        peer.address,
+        receive_only=peer.receive_only,
+        pace=peer.pace,
+        uplink_limit=peer.uplink_limit,
+    )
 
 
 @dataclass(slots=True)

@@ -26,7 +26,8 @@ class PeerFacts:
 
     receive_only: it passes nothing on. latency_s: one way to the middle of the network, half its RTT to the seed;
     between two peers it takes the sum of theirs. None: not measured. pace: bytes/s that it is to send at most, to all
-    its children together; None: as fast as it can.
+    its children together; None: as fast as it can. uplink_limit: bytes/s that it sends at most, as it says; None: no
+    limit.
     """
 
     peer: PeerId
@@ -36,6 +37,7 @@ class PeerFacts:
     receive_only: bool = False
     latency_s: float | None = None
     pace: float | None = None
+    uplink_limit: float | None = None
 
 
 @dataclass(frozen=True)

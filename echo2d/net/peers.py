@@ -29,6 +29,7 @@ from echo2d.core.link_messages import Event, LinkEnded, LinkOpened, StreamId
 from echo2d.errors import PeerFault
 from echo2d.net.peer_connection import PeerConnection
 from echo2d.net.tls import Tls, in_words, shows
+from echo2d.net.uplink import Uplink
 
 HANDSHAKE_S = 10.0  # from dialling to LinkOpened: a few round trips, also on a bad line
 STRANGERS_MAX = 64  # accepted connections that have not yet proved who they are; then the oldest gives way
@@ -39,7 +40,10 @@ log = logging.getLogger("echo2d.peers")
 
 
 class PeerLinks:
-    """The links of one peer. tls: of all of them; None is plain TCP."""
+    """The links of one peer. tls: of all of them; None is plain TCP.
+
+    uplink_limit: bytes/s that all links together send at most; whoever waits gets `on_ready` in turn.
+    """
 
     def __init__(
         self,
@@ -49,6 +53,7 @@ class PeerLinks:
         on_event: Callable[[PeerId, Event], None],
         on_ready: Callable[[PeerId], None],
         tls: Tls | None = None,
+        uplink_limit: float | None = None,
     ) -> None:
         self._run_id, self._me, self._on_event, self._on_ready = run_id, me, on_event, on_ready
         self._tls = tls
@@ -58,6 +63,7 @@ class PeerLinks:
         self._live: dict[PeerId, PeerConnection] = {}
         self._paces: dict[PeerId, float] = {}
         self._can_pace = True
+        self._uplink = None if uplink_limit is None else Uplink(uplink_limit, self._allowed)
         self._server: asyncio.Server | None = None
         self._closing = False
         self._all_lost = asyncio.Event()
@@ -147,7 +153,9 @@ class PeerLinks:
     def can_send(self, peer: PeerId) -> bool:
         """Whether `send_frame` has room."""
         connection = self._live.get(peer)
-        return connection is not None and connection.has_room
+        if connection is None or not connection.has_room:
+            return False
+        return self._uplink is None or self._uplink.may_send(peer)
 
     def take_backlog(self, peer: PeerId) -> float:
         """For how many seconds since last asked this peer's live link had more to send than it could."""
@@ -164,7 +172,10 @@ class PeerLinks:
         connection = self._live.get(peer)
         if connection is None or not connection.has_room or not connection.link.serves(stream):
             return False
-        connection.write_frame(connection.link.send_frame(stream, frame, sequence, payload))
+        buffers = connection.link.send_frame(stream, frame, sequence, payload)
+        if self._uplink is not None:
+            self._uplink.sent(sum(map(len, buffers)))
+        connection.write_frame(buffers)
         return True
 
     def open_stream(
@@ -211,6 +222,8 @@ class PeerLinks:
             connection.end(str(fault))
         else:
             connection.write(data)
+            if self._uplink is not None:
+                self._uplink.sent(len(data))
 
     # flow
 
@@ -257,6 +270,10 @@ class PeerLinks:
         """It has room for a frame again."""
         if connection.peer is not None and self._live.get(connection.peer) is connection:
             self._on_ready(connection.peer)
+
+    def _allowed(self, peer: PeerId) -> None:
+        if peer in self._live:
+            self.ready(self._live[peer])
 
     def ended(self, connection: PeerConnection, reason: str) -> None:
         """Nothing more comes from it or goes to it."""

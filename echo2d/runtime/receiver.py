@@ -78,7 +78,10 @@ class Owner(Protocol):
 
 
 class Receiver:
-    """The links listen, dial and receive while `run` runs. no_tls: whether they may leave this host without."""
+    """The links listen, dial and receive while `run` runs. no_tls: whether they may leave this host without.
+
+    receive_only: nothing that is held here is told of, or sent. uplink_limit: bytes/s that all links send at most.
+    """
 
     def __init__(
         self,
@@ -89,8 +92,10 @@ class Receiver:
         tls: Tls | None,
         no_tls: bool,
         owner: Owner,
+        receive_only: bool = False,
+        uplink_limit: float | None = None,
     ) -> None:
-        self._me, self._off_loopback = me, no_tls or tls is not None
+        self._me, self._off_loopback, self._receive_only = me, no_tls or tls is not None, receive_only
         self._owner, self._emit = owner, owner.emit
         self.holdings = Holdings(
             store,
@@ -100,7 +105,9 @@ class Receiver:
             serving=owner.serving_version,
             base=owner.base_of,
         )
-        self.links = PeerLinks(run_id=run_id, me=me, on_event=self._on_link, on_ready=self._on_ready, tls=tls)
+        self.links = PeerLinks(
+            run_id=run_id, me=me, on_event=self._on_link, on_ready=self._on_ready, tls=tls, uplink_limit=uplink_limit
+        )
         self._peers: dict[PeerId, _Peer] = {}
         self._opened: dict[PeerId, int] = {}  # connections so far; a run has some hundred peers
         self._noticed: dict[PeerId, int] = {}  # how many of them the relay has heard of
@@ -163,7 +170,8 @@ class Receiver:
                 here.inbox.stripes.add(stream)
                 self.links.open_stream(peer, stream, form, plan, generation, stripe, sequence)
             case relay_io.SendHave(peer, form, frames):
-                self.links.have(peer, form, frames)
+                if not self._receive_only:
+                    self.links.have(peer, form, frames)
             case relay_io.SendWant(peer, stream, form, frames):
                 self.links.want(peer, stream, form, frames)
             case relay_io.SendCancel(peer, form, frames):
@@ -189,6 +197,8 @@ class Receiver:
                 self._peers[peer].inbox.put(event, now=asyncio.get_running_loop().time())
             case StreamEnded():
                 self._peers[peer].inbox.put(event, now=asyncio.get_running_loop().time())
+            case StreamOpened(stream) | FramesWanted(stream) if self._receive_only:
+                self.links.end_stream(peer, stream, "receives only")
             case StreamOpened(stream, form, plan, generation, stripe, from_sequence):
                 self._emit(relay_io.StreamAsked(peer, stream, form, plan, generation, stripe, from_sequence))
             case FramesWanted(stream, form, frames):

@@ -18,12 +18,14 @@ import secrets
 import socket
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from typing import Any, Never
 from urllib.parse import urlsplit
 
 from echo2d.config import WorkerConfig, notifier
 from echo2d.core import relay_io
 from echo2d.core.ids import FormId, PublishSeq, Version
+from echo2d.core.link_handshake import DIAL_BACK, SECRET_BYTES
 from echo2d.core.messages import (
     Address,
     Heartbeat,
@@ -101,6 +103,7 @@ class Worker:
         self._config, self._identity, self._state_dir, self._engines = config, identity, state_dir, engines
         self._rng, self._token, self._service = rng, token, service or Notifier()
         self._boot_id = secrets.token_hex(8)
+        self._dial_back_secret = secrets.token_bytes(SECRET_BYTES)
         self._mailbox: PeerMailbox[Event] = PeerMailbox()
         self._control = ControlLink(config.url, self._identity, self, rng=rng)
         self._listen: Address | None = None
@@ -161,8 +164,16 @@ class Worker:
         me, run_id = self._identity.peer, self._identity.run_id
         self._publish_seq = await asyncio.to_thread(self._state_dir.publish_seq, run_id)
         self._receiver = Receiver(
-            run_id=run_id, me=me, store=store, tls=self._identity.tls, no_tls=self._config.no_tls, owner=self
+            run_id=run_id,
+            me=me,
+            store=store,
+            tls=self._identity.tls,
+            no_tls=self._config.no_tls,
+            receive_only=self._config.receive_only,
+            uplink_limit=self._config.uplink_bytes_per_s_max,
+            owner=self,
         )
+        self._receiver.links.expect(DIAL_BACK, self._dial_back_secret)
         self._applier = Applier(slots, store, self._receiver.holdings)
         self._refits = Refits(self._engines, slots)
         on_disk = [facts.form for facts in store.forms()]
@@ -297,12 +308,19 @@ class Worker:
     # --- what the control link says
 
     def hello(self) -> Hello:
-        return self._state.hello(
+        announced = self._config.announced
+        hello = self._state.hello(
             kind="worker" if self._engines else "relay",
             name=self._config.name or socket.gethostname(),
             boot_id=self._boot_id,
-            listen=self._listen,
+            listen=self._listen if announced is None else Address(*announced),
             forms=self._receiver.holdings.whole_forms(),
+        )
+        return replace(
+            hello,
+            receive_only=self._config.receive_only,
+            uplink_limit=self._config.uplink_bytes_per_s_max,
+            dial_back_secret=self._dial_back_secret,
         )
 
     def heartbeat(self) -> Heartbeat:

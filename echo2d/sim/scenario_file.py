@@ -1,4 +1,4 @@
-"""Scenarios from TOML files, and the quantities that people write: 100mbit, 64MiB, 50ms.
+"""Scenarios from TOML files.
 
     bytes = "100MiB"
     [[peers]]                  # the first one is the seed; then `count` alike at a time
@@ -22,37 +22,18 @@ Besides: shape, chains, rng_seed, churn, frame_bytes (else as a run would choose
 
 import math
 import random
-import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from echo2d.core.forms import frame_bytes_for
 from echo2d.errors import OperatorFault
+from echo2d.quantities import parse_bytes, parse_rate, parse_seconds
 from echo2d.sim.scenario import Fault, PeerSpec, Scenario
 
-RATES = {"kbit": 125.0, "mbit": 125e3, "gbit": 125e6}  # bytes/s
-SIZES = {"": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
-TIMES = {"": 1.0, "s": 1.0, "ms": 1e-3, "min": 60.0, "h": 3600.0}
 DOWN_OVER_UP = 2.0  # of a peer whose uplink is drawn
 TRIPS = 4  # of a round trip: there and back, each through two access links
-_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)")
-
-
-def parse_rate(text: object) -> float:
-    """Bytes/s of "100mbit". OperatorFault if it is none."""
-    return _parse(text, RATES, "a rate such as 100mbit")
-
-
-def parse_bytes(text: object) -> int:
-    """Of "64MiB". OperatorFault if it is none."""
-    return round(_parse(text, SIZES, "a size such as 64MiB"))
-
-
-def parse_seconds(text: object) -> float:
-    """Of "50ms" or "2s". OperatorFault if it is none."""
-    return _parse(text, TIMES, "a time such as 50ms")
 
 
 def load_scenario(path: Path, *, peers: int | None = None, **instead: Any) -> Scenario:
@@ -99,13 +80,6 @@ def scenario_of(
         return Scenario(specs, parse_bytes(size), shape=shape, rng_seed=rng_seed)
     except AssertionError as error:
         raise OperatorFault("expected a seed and a peer at least, rates above 0, and a loss below 1") from error
-
-
-def _parse(text: object, units: Mapping[str, float], expected: str) -> float:
-    found = _QUANTITY.fullmatch(str(text).strip())
-    if found is None or found[2].lower() not in units:
-        raise OperatorFault(f"expected {expected}; found {text!r}")
-    return float(found[1]) * units[found[2].lower()]
 
 
 def _scenario(document: dict[str, Any]) -> Scenario:

@@ -1,5 +1,7 @@
 """What a plan costs: the bound, the prediction, and what counts where nothing was measured."""
 
+from dataclasses import replace
+
 import pytest
 
 from echo2d.core.ids import PeerId
@@ -46,6 +48,14 @@ def test_the_bound_is_the_narrowest_of_three() -> None:
 def test_a_peer_that_only_receives_adds_no_uplink() -> None:
     assert bound_s(JOB, SEED, [facts("a"), facts("b", receive_only=True)]) == 100
     assert bound_s(JOB, SEED, [facts("a", receive_only=True), facts("b", receive_only=True)]) == 200
+
+
+def test_an_owners_limit_counts_whatever_was_measured() -> None:
+    measured, unknown = facts("a", 40 * MB), facts("b", None)
+    limited = [replace(one, uplink_limit=2 * MB) for one in (measured, unknown)]
+    assert [one.uplink for one in fill_in([SEED, *limited])] == [10 * MB, 2 * MB, 2 * MB]
+    high = replace(unknown, uplink_limit=900 * MB)  # is no claim to so much
+    assert [one.uplink for one in fill_in([SEED, measured, high])] == [10 * MB, 40 * MB, 40 * MB]
 
 
 def test_the_prediction_is_the_busiest_link_and_the_longest_way() -> None:

@@ -41,6 +41,7 @@ def published(*workers: str, kind: str = "chain") -> World:
     world.connect("seed", kind="seed", slots=0)
     for name in workers:
         world.connect(name)
+    world.drain()
     world.open_session()
     world.publish(0)
     world.pending = [event for event in world.pending if isinstance(event, PeerSaid)]

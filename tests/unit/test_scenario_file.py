@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from echo2d.errors import OperatorFault
+from echo2d.quantities import parse_bytes, parse_rate, parse_seconds
 from echo2d.sim.scenario import MBIT, Fault, PeerSpec, Scenario
-from echo2d.sim.scenario_file import load_scenario, parse_bytes, parse_rate, parse_seconds, scenario_of
+from echo2d.sim.scenario_file import load_scenario, scenario_of
 
 MIXED = Path(__file__).parents[2] / "scenarios" / "mixed.toml"
 FILE = """
