@@ -118,7 +118,7 @@ class StripeEdge:
 
 @dataclass(frozen=True, slots=True)
 class EdgePeer:
-    """The other end of at least one of this peer's edges, and how their one link comes about.
+    """A peer that this one shares an edge with, fetches frames from or gives them to, and how their link comes about.
 
     dial: this peer dials `address`; otherwise it waits to be dialled. secret: known to the two ends only.
     """
@@ -385,7 +385,8 @@ class SegmentPage:
 class PlanEdges:
     """This peer's part of a plan: its place in each stripe, and the peers it shares an edge with.
 
-    Replaces the part of an earlier generation; edges that did not change go on undisturbed.
+    Replaces the part of an earlier generation; edges that did not change go on undisturbed. sources: those of the peers
+    that hold the whole form, for this newcomer to fetch what it misses from.
     """
 
     form: FormId
@@ -393,6 +394,7 @@ class PlanEdges:
     generation: Generation
     stripes: tuple[StripeEdge, ...]
     peers: tuple[EdgePeer, ...]
+    sources: tuple[PeerId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ def changed_peers(old: Plan, new: Plan) -> set[PeerId]:
     for before, after in zip(old.stripes, new.stripes, strict=True):
         one, other = set(before.tree.parents.items()), set(after.tree.parents.items())
         changed.update(peer for edge in one ^ other for peer in edge)
+    changed.update(peer for edge in _supply(old).keys() ^ _supply(new).keys() for peer in edge)
     return changed & set(new.facts())
 
 
@@ -28,8 +29,14 @@ def edges_for(plan: Plan, peer: PeerId, secret: Callable[[PeerId, PeerId], bytes
         others.update(dict.fromkeys(children))
         if parent is not None:
             others[parent] = None
+    others.update(dict.fromkeys(other for pair in _supply(plan) if peer in pair for other in pair if other != peer))
     peers = tuple(_edge_peer(facts[peer], facts[other], plan, secret) for other in others)
-    return PlanEdges(plan.form, plan.plan_id, plan.generation, tuple(stripes), peers)
+    return PlanEdges(plan.form, plan.plan_id, plan.generation, tuple(stripes), peers, plan.sources.get(peer, ()))
+
+
+def _supply(plan: Plan) -> dict[tuple[PeerId, PeerId], None]:
+    """(newcomer, source), in order."""
+    return {(peer, source): None for peer, sources in plan.sources.items() for source in sources}
 
 
 def _edge_peer(me: PeerFacts, other: PeerFacts, plan: Plan, secret: Callable[[PeerId, PeerId], bytes]) -> EdgePeer:

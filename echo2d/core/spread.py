@@ -140,7 +140,10 @@ class Spread:
         return self._edges(list(self.untold)[:TOLD_MAX])
 
     def admit(self, peer: Peer, *, renewed: bool) -> dict[PeerId, PlanEdges]:
-        """A newcomer becomes a leaf; who is in the plan already gets its edges again, or a new place if renewed."""
+        """A newcomer becomes a leaf, and fetches from those who have verified it.
+
+        Who is in the plan already gets its edges again, or a new place if renewed.
+        """
         if self.plan is None or peer.peer == self.plan.root:
             return {} if self.plan is None else self._edges([peer.peer])
         placed = peer.peer in self.plan.facts()
@@ -148,7 +151,7 @@ class Spread:
             return self._edges([peer.peer])
         before = self.plan
         plan = repair(before, peer.peer) if placed else before
-        self.plan = join(plan, peer_facts(peer))
+        self.plan = join(plan, peer_facts(peer), self.verified)
         return self._edges([*changed_peers(before, self.plan), *self.neighbours(peer.peer), peer.peer])
 
     def remove(self, peer: PeerId) -> dict[PeerId, PlanEdges]:
@@ -169,7 +172,7 @@ class Spread:
         if facts is None:
             return {}
         self.repairs += 1
-        before, self.plan = self.plan, join(repair(self.plan, peer), facts)
+        before, self.plan = self.plan, join(repair(self.plan, peer), facts, self.verified)
         return self._edges(changed_peers(before, self.plan))
 
     def accuse(self, accuser: PeerId, accused: PeerId) -> dict[PeerId, PlanEdges]:

@@ -4,7 +4,7 @@ Reports of stalled parents are gathered for a moment, since everybody below a st
 does not itself wait for another is made a leaf.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from echo2d.core.ids import PeerId, PlanId
 from echo2d.core.plan_edges import changed_peers, edge_secret
@@ -40,12 +40,12 @@ class Planner:
         plan.check()
         return set(plan.facts())
 
-    def came(self, facts: PeerFacts) -> set[PeerId]:
-        """A peer that is not the root said hello, for the first time or again."""
+    def came(self, facts: PeerFacts, holders: Collection[PeerId]) -> set[PeerId]:
+        """A peer that is not the root said hello, for the first time or again. holders: who has everything."""
         assert self.plan is not None
         self._gone.discard(facts.peer)
         old = self.plan
-        return self._change(old, join(self._without(facts.peer), facts)) | {facts.peer}
+        return self._change(old, join(self._without(facts.peer), facts, holders)) | {facts.peer}
 
     def went(self, peer: PeerId) -> set[PeerId]:
         """The coordinator's own connection to this peer is gone."""

@@ -237,7 +237,8 @@ class World:
             self._tell(self._planner.start(node.facts, others))
             self._encode(node.boots)
         else:
-            self._tell(self._planner.came(node.facts))
+            holders = [each.peer for each in self._nodes[1:] if each.relay is not None and each.arrived_s is not None]
+            self._tell(self._planner.came(node.facts, holders))
 
     def _die(self, node: Node, fault: Fault) -> None:
         self._to_come -= 1

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 
@@ -142,6 +143,39 @@ def test_a_newcomer_gets_the_spreading_form_without_delaying_it(play: Play) -> N
     outcome = play(replace(CHAIN, peers=(*CHAIN.peers, newcomer)))
     assert outcome.arrived_s[9] < 3.0 + 5.4 + 1.5
     assert outcome.t_verify_s < 1.1 * outcome.bound_s
+    assert outcome.seed_copies < 1.01
+
+
+@pytest.mark.parametrize("shape", ["chain", "star", "auto"])
+@pytest.mark.parametrize(("mbits", "count", "ratio"), [(100, 1, 1.05), (100, 2, 1.05), (1000, 1, 1.4), (1000, 2, 1.2)])
+def test_who_comes_late_fetches_from_all_peers_at_once(
+    play: Play, shape: Literal["chain", "star", "auto"], mbits: float, count: int, ratio: float
+) -> None:
+    """As fast as its downlink takes it, or eight uplinks give it to all newcomers; the seed sends nothing more."""
+    spread = replace(CHAIN, shape=shape)
+    newcomers = (replace(LINK, downlink=mbits * MBIT, joins_at_s=60.0),) * count
+    outcome = play(replace(spread, peers=(*spread.peers, *newcomers)))
+    bound_s = spread.wire_bytes / min(mbits * MBIT, 8 * LINK.uplink / count)
+    assert max(outcome.arrived_s[9 + number] for number in range(count)) < 60.0 + ratio * bound_s
+    assert outcome.seed_copies == play(spread).seed_copies
+    assert outcome.duplicates <= play(spread).duplicates + 1
+
+
+def test_slow_sources_hold_nobody_up(play: Play) -> None:
+    """The end game takes from them what they would send last."""
+    peers = (
+        PeerSpec(uplink=320 * MBIT),
+        *(PeerSpec(uplink=mbits * MBIT) for mbits in (100, 100, 100, 100, 2, 2, 2, 2)),
+    )
+    outcome = play(Scenario((*peers, replace(LINK, joins_at_s=60.0)), wire_bytes=64 * MIB))
+    assert outcome.arrived_s[9] < 60.0 + 1.05 * 64 * MIB / LINK.downlink
+
+
+def test_who_comes_back_late_fetches_only_what_it_misses(play: Play) -> None:
+    scenario = replace(CHAIN, faults=(Fault(4, 2.7, back_s=30.0),))
+    outcome = play(scenario)
+    assert outcome.arrived_s[4] < 30.0 + 0.55 * 5.4 + 0.3
+    assert outcome.duplicates == 0
     assert outcome.seed_copies < 1.01
 
 

@@ -270,7 +270,7 @@ def test_who_shares_no_edge_accuses_nobody() -> None:
 
 def test_who_accuses_all_its_parents_becomes_a_leaf_itself() -> None:
     world = published("a", "b", "c", "d", "e")
-    world.drain()
+    deliver_seed(world)
     spread = world.state._publishing.spreading
     assert spread is not None
     liar = world.peers["c"]
