@@ -110,6 +110,7 @@ def _peer(peer: Peer, now: float) -> dict[str, Any]:
         "alive": peer.alive,
         "silent_s": now - peer.heard_at,
         "uplink": peer.uplink,
+        "quarantined": peer.quarantined,
     }
 
 

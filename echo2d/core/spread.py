@@ -7,7 +7,7 @@ numbers belong to one start of the seed, so a new one gets a new plan. Not here:
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from echo2d.core.bounded import keep_newest
 from echo2d.core.coordinator_io import CoordinatorRules, VersionPublished
@@ -23,7 +23,6 @@ from echo2d.core.shapes import plan_again, plan_auto, plan_chains, plan_star
 from echo2d.core.topology import STRIPES_MAX, Job, PeerFacts, Plan
 from echo2d.errors import PeerFault
 
-ACCUSATIONS_MAX = 2  # of one peer about one version; one more, and it is at fault itself
 REPAIRS_MAX = 256  # of one plan because of broken edges; then it stays as it is until the next version
 TOLD_MAX = 64  # peers that are told a new plan at a time: who waits for a lease meanwhile waits milliseconds
 Secret = Callable[[PeerId, PeerId], bytes]
@@ -31,7 +30,7 @@ Secret = Callable[[PeerId, PeerId], bytes]
 
 def peer_facts(peer: Peer) -> PeerFacts:
     """What the planner may count on; downlinks are not measured."""
-    return PeerFacts(peer.peer, peer.uplink, None, peer.listen)
+    return PeerFacts(peer.peer, peer.uplink, None, peer.listen, receive_only=peer.quarantined)
 
 
 @dataclass(slots=True)
@@ -53,7 +52,7 @@ class Spread:
     seed_sent_bytes: int = 0
     encode_failures: int = 0
     repairs: int = 0
-    accusations: dict[PeerId, int] = field(default_factory=dict)  # by accuser
+    neighbours_then: dict[PeerId, set[PeerId]] = field(default_factory=dict)  # of those at fault for bad frames
 
     @staticmethod
     def start(record: VersionPublished, rules: CoordinatorRules, secret: Secret, *, now: float) -> "Spread":
@@ -164,26 +163,23 @@ class Spread:
         before, self.plan = self.plan, repair(self.plan, peer)
         return self._edges(changed_peers(before, self.plan))
 
-    def make_leaf(self, peer: PeerId) -> dict[PeerId, PlanEdges]:
-        """It does not pass on well: it gets a new place, with nobody below."""
+    def make_leaf(self, peer: PeerId, *, for_good: bool = False) -> dict[PeerId, PlanEdges]:
+        """It does not pass on well: it gets a new place, with nobody below; for good, if its frames were bad."""
         if self.plan is None or self.repairs >= REPAIRS_MAX or peer == self.plan.root:
             return {}
         facts = self.plan.facts().get(peer)
-        if facts is None:
+        if facts is None or facts.receive_only:
             return {}
+        if for_good:
+            self.neighbours_then[peer] = self.neighbours(peer)
+            facts = replace(facts, receive_only=True)
         self.repairs += 1
         before, self.plan = self.plan, join(repair(self.plan, peer), facts, self.verified)
         return self._edges(changed_peers(before, self.plan))
 
-    def accuse(self, accuser: PeerId, accused: PeerId) -> dict[PeerId, PlanEdges]:
-        """A bad frame came over this edge: the accused becomes a leaf, and whoever accuses too many does."""
-        if accused not in self.neighbours(accuser):
-            return {}
-        said = self.accusations[accuser] = self.accusations.get(accuser, 0) + 1
-        keep_newest(self.accusations, PEERS_MAX)
-        if said > ACCUSATIONS_MAX + 1:
-            return {}
-        return self.make_leaf(accused if said <= ACCUSATIONS_MAX else accuser)
+    def may_accuse(self, accuser: PeerId, accused: PeerId) -> bool:
+        """Whether they share an edge, or did until the accused was found at fault."""
+        return accused in self.neighbours(accuser) or accuser in self.neighbours_then.get(accused, ())
 
     def links(self) -> frozenset[tuple[PeerId, PeerId]]:
         """(parent, child) of every edge of the plan."""
@@ -207,7 +203,8 @@ class Spread:
 
     def check(self) -> None:
         self.writer.check()
-        assert max(len(self.verified), len(self.failed), len(self.received), len(self.accusations)) <= PEERS_MAX
+        assert max(len(self.verified), len(self.failed), len(self.received)) <= PEERS_MAX
+        assert len(self.neighbours_then) <= REPAIRS_MAX
         if self.plan is not None:
             self.plan.check()
             assert self.plan.form == self.form

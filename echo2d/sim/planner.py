@@ -5,10 +5,12 @@ does not itself wait for another is made a leaf.
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from echo2d.core.ids import PeerId, PlanId
 from echo2d.core.plan_edges import changed_peers, edge_secret
 from echo2d.core.plan_repair import join, repair
+from echo2d.core.quarantine import Quarantine
 from echo2d.core.relay_io import ReportEdgeBroken
 from echo2d.core.shapes import plan_auto, plan_chains, plan_star
 from echo2d.core.topology import Job, PeerFacts, Plan
@@ -23,6 +25,7 @@ class Planner:
         self._chains = chains
         self._stalled: dict[PeerId, PeerId] = {}
         self._gone: set[PeerId] = set()
+        self.quarantine = Quarantine()
         self.plan: Plan | None = None
         self.generations = 0
 
@@ -76,6 +79,16 @@ class Planner:
             if facts is not None:
                 told |= self._change(self.plan, join(repair(self.plan, peer), facts))
         return told
+
+    def accused(self, accuser: PeerId, accused: PeerId, now: float) -> set[PeerId]:
+        """A bad frame came from the accused: whoever is at fault becomes a leaf for good."""
+        assert self.plan is not None
+        is_seed = accuser == self.plan.root
+        facts = self.plan.facts().get(self.quarantine.accuse(accuser, accused, is_seed=is_seed, now=now))
+        if facts is None or facts.receive_only:
+            return set()
+        leaf = replace(facts, receive_only=True)
+        return self._change(self.plan, join(repair(self.plan, leaf.peer), leaf))
 
     def secret(self, one: PeerId, other: PeerId) -> bytes:
         assert self.plan is not None

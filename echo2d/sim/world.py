@@ -62,7 +62,7 @@ class Outcome:
     """t_verify_s: until the last peer that was there from the start, and is still there, held everything.
 
     arrived_s: when each peer held everything. seed_copies: payload that the seed sent, in forms. duplicates: payload
-    frames received twice. trace: digest of everything that happened, in order.
+    frames received twice. quarantined: who is at the end. trace: digest of everything that happened, in order.
     """
 
     t_verify_s: float
@@ -73,6 +73,7 @@ class Outcome:
     duplicates: int
     events: int
     generations: int
+    quarantined: tuple[int, ...]
     trace: str
 
     @property
@@ -137,6 +138,7 @@ class World:
             duplicates=sum(transfer.duplicates for transfer in transfers),
             events=self._events,
             generations=self._planner.generations,
+            quarantined=tuple(node.number for node in self._nodes if node.peer in self._planner.quarantine),
             trace=self._trace.hexdigest(),
         )
 
@@ -202,13 +204,13 @@ class World:
             case ForgetPeer(peer):
                 del node.expected[peer]
                 self._network.disconnect(node, self._by_peer[peer])
-            case ReportEdgeBroken():
+            case ReportEdgeBroken() | Accuse():
                 self._clock.after(self._control_s(node), self._reported, node.peer, action)
             case FormArrived():
                 self._waiting.discard(node.number)
                 node.arrived_s = self._clock.now if node.arrived_s is None else node.arrived_s
-            case Accuse() | FrameGone():
-                raise AssertionError("nobody sends wrong frames or loses any here")
+            case FrameGone():
+                raise AssertionError("nobody loses frames here")
             case _:
                 assert_never(action)
 
@@ -315,8 +317,10 @@ class World:
         if node.boots == boots:
             self._tell(self._planner.went(node.peer))
 
-    def _reported(self, reporter: PeerId, report: ReportEdgeBroken) -> None:
-        if self._planner.broken(reporter, report):
+    def _reported(self, reporter: PeerId, report: ReportEdgeBroken | Accuse) -> None:
+        if isinstance(report, Accuse):
+            self._tell(self._planner.accused(reporter, report.accused, self._clock.now))
+        elif self._planner.broken(reporter, report):
             self._clock.after(DECIDE_S, self._decide)
 
     def _decide(self) -> None:

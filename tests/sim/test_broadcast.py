@@ -119,6 +119,28 @@ def test_a_seed_that_comes_back_sends_what_nobody_has(play: Play) -> None:
     assert outcome.t_verify_s < play(CHAIN).t_verify_s + 2
 
 
+@pytest.mark.parametrize("shape", ["chain", "auto"])
+@pytest.mark.parametrize("culprit", [1, 4])
+def test_a_relay_that_spoils_frames_delays_little_and_nobody_honest_is_quarantined(
+    play: Play, shape: Literal["chain", "auto"], culprit: int
+) -> None:
+    peers = [replace(LINK, corrupts_every=20 if number == culprit else 0) for number in range(9)]
+    outcome = play(replace(CHAIN, peers=tuple(peers), shape=shape, chains=3))
+    assert len(outcome.arrived_s) == 8
+    assert outcome.ratio < 1.2
+    assert set(outcome.quarantined) <= {culprit}
+
+
+@pytest.mark.parametrize("relay", range(1, 9))
+@pytest.mark.parametrize("shape", ["chain", "auto"])
+def test_a_relay_of_equal_ones_dies_in_the_middle(play: Play, relay: int, shape: Literal["chain", "auto"]) -> None:
+    """The bound of those who are left is the same: B/u."""
+    dies = replace(CHAIN, shape=shape, faults=(Fault(relay, 2.7),))
+    assert play(dies).ratio < 1.2
+    silent = play(replace(dies, faults=(Fault(relay, 2.7, silent=True),)))
+    assert silent.t_verify_s < silent.bound_s + 3
+
+
 def test_loss_delays_but_everything_comes(play: Play) -> None:
     lossy = Scenario.equal(8, replace(LINK, loss=0.001), wire_bytes=64 * MIB, shape="chain")
     assert play(lossy).ratio < 1.5
