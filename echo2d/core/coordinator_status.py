@@ -1,7 +1,8 @@
 """`GET /v1/status`: everything there is to know about a run, as plain values (JSON). Reads, decides nothing.
 
 Digests are hex, durations seconds, uplinks bytes/s, `lag` in versions; `leased` counts samples. `leases_end_s`: when
-the first of a worker's leases goes to somebody else, if it stays silent. `attention`: sentences for people.
+the first of a worker's leases goes to somebody else, if it stays silent. `duplicates`: frames that came though held.
+`attention`: sentences for people.
 """
 
 from collections.abc import Iterable
@@ -149,10 +150,12 @@ def _broadcast(spread: Spread | None, waiting: VersionPublished | None, members:
 
 
 def _progress(peer: Peer, spread: Spread) -> dict[str, Any]:
+    payload_bytes, duplicates = spread.received.get(peer.peer, (0, 0))
     return {
         "id": peer.peer,
         "name": peer.name,
-        "payload_bytes": spread.received.get(peer.peer, 0),
+        "payload_bytes": payload_bytes,
+        "duplicates": duplicates,
         "verified": peer.peer in spread.verified,
         "failed": peer.peer in spread.failed,
     }

@@ -228,12 +228,16 @@ class FrameAccused:
 
 @dataclass(frozen=True, slots=True)
 class TransferReport:
-    """Progress of the form that is arriving (about once a second while it is): frames verified so far, and links."""
+    """Progress of the form that is arriving (about once a second while it is): frames verified so far, and links.
+
+    duplicates: payload frames that came although they were held.
+    """
 
     form: FormId
     payload_bytes: int
     links: tuple[LinkSample, ...]
     sent_bytes: int
+    duplicates: int = 0
 
 
 @dataclass(frozen=True, slots=True)

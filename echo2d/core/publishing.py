@@ -215,7 +215,7 @@ class Publishing:
         if spread is None:
             return []
         if peer.kind != "seed":
-            spread.received[peer.peer] = message.payload_bytes
+            spread.received[peer.peer] = message.payload_bytes, message.duplicates
             self._measure(spread, peer.peer, message)
             return []
         spread.seed_sent_bytes = max(spread.seed_sent_bytes, message.sent_bytes)

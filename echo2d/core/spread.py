@@ -48,7 +48,7 @@ class Spread:
     totals: Totals | None = None
     verified: dict[PeerId, None] = field(default_factory=dict)  # a set in the order of arrival
     failed: dict[PeerId, int] = field(default_factory=dict)  # how often it arrived but did not become a snapshot
-    received: dict[PeerId, int] = field(default_factory=dict)  # payload bytes
+    received: dict[PeerId, tuple[int, int]] = field(default_factory=dict)  # payload bytes, frames that came twice
     seed_sent_bytes: int = 0
     encode_failures: int = 0
     repairs: int = 0

@@ -278,7 +278,8 @@ class Receiver:
         form, self._moved = self._moved, None
         if form is not None:
             payload_bytes, sent_bytes = self.holdings.payload_bytes(form), self._sent.get(form, 0)
-            self._owner.tell(TransferReport(form, payload_bytes, tuple(self._link_samples()), sent_bytes))
+            samples, duplicates = tuple(self._link_samples()), self.holdings.duplicates(form)
+            self._owner.tell(TransferReport(form, payload_bytes, samples, sent_bytes, duplicates))
 
     def _link_samples(self) -> Iterator[LinkSample]:
         for peer, here in self._peers.items():

@@ -475,10 +475,11 @@ def test_progress_and_copies_are_counted() -> None:
     world = published("a")
     deliver_seed(world)
     form = form_of(world)
-    world.say(world.peers["a"], TransferReport(form, 450, (), 0))
+    world.say(world.peers["a"], TransferReport(form, 450, (), 0, 3))
     world.say(world.peers["seed"], TransferReport(form, 900, (), 1350))
     world.say(world.peers["seed"], TransferReport(FormId("0" * 32), 1, (), 10**9))
-    assert broadcast(world)["peers"][0]["payload_bytes"] == 450
+    (progress,) = broadcast(world)["peers"]
+    assert (progress["payload_bytes"], progress["duplicates"]) == (450, 3)
     assert world.state.status()["seed_copies"] == {"0": 1.5}
     assert (world.state.status()["wire_bytes"], world.state.status()["full_bytes"]) == (900, 1000)
 
