@@ -8,7 +8,7 @@ import pytest
 
 from echo2d.sim.scenario import MBIT, Fault, PeerSpec, Scenario
 from echo2d.sim.world import StuckError, World
-from tests.sim.conftest import Play, random_scenario
+from tests.sim.conftest import Play, random_scenario, troubled
 
 MIB = 1 << 20
 LINK = PeerSpec()
@@ -210,6 +210,13 @@ def test_peers_that_nobody_can_dial_are_served_too(play: Play) -> None:
 @pytest.mark.parametrize("rng_seed", range(30))
 def test_random_schedules_end_with_everyone_holding_everything(play: Play, rng_seed: int) -> None:
     play(random_scenario(rng_seed), check_every=100)
+
+
+@pytest.mark.parametrize("rng_seed", range(30))
+def test_neither_spoilt_frames_nor_late_comers_keep_anybody_waiting(play: Play, rng_seed: int) -> None:
+    scenario = troubled(random_scenario(rng_seed))
+    outcome = play(scenario, check_every=100)
+    assert all(scenario.peers[number].corrupts_every for number in outcome.quarantined)
 
 
 def test_a_peer_may_want_again_what_came_by_another_way(play: Play) -> None:

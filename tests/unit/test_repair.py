@@ -60,6 +60,17 @@ def test_what_a_lost_parent_owed_is_asked_of_another(bereft: Peer) -> None:
     assert transfer.asked_count == len(FRAMES) - 1
 
 
+def test_a_peer_that_has_the_frame_is_asked_and_not_the_seed(peer: Peer) -> None:
+    """The seed, here RIGHT, sends stripes and says nothing of what it has."""
+    peer.plan((UP, (LEFT,)), (RIGHT, ()))
+    for other in (UP, LEFT, RIGHT):
+        peer(LinkUp(other))
+    peer.comes(UP, 2, 0, TABLE)
+    peer(HaveHeard(LEFT, FORM, FRAMES[:2]))
+    asked = {action.peer: action.frames for action in peer(LinkDown(UP, "reset")) if isinstance(action, SendWant)}
+    assert asked == {LEFT: FRAMES[:2], RIGHT: FRAMES[2:]}
+
+
 def test_a_frame_that_came_by_the_stripe_is_cancelled(bereft: Peer) -> None:
     bereft.comes(RIGHT, 1, 0, TABLE)
     assert SendCancel(RIGHT, FORM, (FRAMES[0],)) in bereft.comes(RIGHT, 1, 1, FRAMES[0])
