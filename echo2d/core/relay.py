@@ -234,10 +234,10 @@ class Relay:
             close_stripes(self._links, spread, "another plan", self._out)
             spread.stripes = {edge.stripe: Stripe(spread, edge) for edge in edges.stripes}
             spread.is_root = any(edge.parent is None for edge in edges.stripes)
-            spread.plan, spread.bound = edges.plan, 0
+            spread.plan, spread.bound, spread.denied = edges.plan, 0, set()
         spread.generation = edges.generation
         spread.peers = {edge.peer: edge for edge in edges.peers}
-        spread.sources, spread.fetched_at = set(edges.sources), now
+        spread.sources, spread.fetched_at = set(edges.sources) - spread.denied, now
         self._expect_peers()
         for edge in edges.stripes:
             self._move(spread.stripes.setdefault(edge.stripe, Stripe(spread, edge)), edge, now)
@@ -253,7 +253,7 @@ class Relay:
         for peer in [peer for peer in stripe.lanes if peer not in edge.children]:
             stripe.lanes[peer].close("not a child any more", self._out)
         stripe.children = frozenset(edge.children)
-        if stripe.parent != edge.parent:
+        if stripe.parent != edge.parent or stripe.spread.fetches:
             leave_parent(self._links, stripe, "not the parent any more", self._out)
             stripe.parent = edge.parent
         stripe.broken = False
@@ -307,6 +307,8 @@ class Relay:
                 stripe.stream = None
             if lost or spread.form in unserved:
                 self._report(spread, link.peer, lost, reason, now)
+            elif link.peer in spread.sources:
+                ask_for_missing(spread, self._links, now, self._out)
 
     def _report(self, spread: Spread, peer: PeerId, stripes: list[Stripe], reason: str, now: float) -> None:
         """The edge to this peer is broken, and so are these stripes: tells the coordinator, and repairs meanwhile."""
@@ -410,7 +412,8 @@ class Relay:
 
     def _drop_sources(self, spread: Spread, peers: set[PeerId], now: float) -> None:
         """These do not bring what is missing; when there are no others, the stripes do."""
-        spread.sources -= peers
+        spread.denied |= peers
+        spread.sources -= spread.denied
         if not spread.sources:
             follow_all(self._links, spread, now, self._out)
 

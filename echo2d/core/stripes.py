@@ -228,13 +228,15 @@ class Spread:
     arrived: the FormArrived of this form was given. searched: what was here before is known, so that nothing of it is
     asked for. by_table: searching needs the first table, which may be asked for; it is waited for until search_until.
     gone_at: when what was lost counts as gone, if it is not back. sources: peers that hold everything, as
-    the coordinator says and they did not deny; fetched_at: when one of them last sent something, or was first asked.
+    the coordinator says; but those that brought nothing of this plan are denied. fetched_at: when a source last sent
+    something, or was first asked.
     """
 
     __slots__ = (
         "arrived",
         "bound",
         "by_table",
+        "denied",
         "fetched_at",
         "form",
         "generation",
@@ -260,6 +262,7 @@ class Spread:
         self.stripes: dict[StripeId, Stripe] = {}
         self.peers: dict[PeerId, EdgePeer] = {}
         self.sources: set[PeerId] = set()
+        self.denied: set[PeerId] = set()
         self.fetched_at = 0.0
         self.is_root = False
         self.bound = 0

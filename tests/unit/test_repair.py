@@ -7,8 +7,11 @@ from echo2d.core.relay_io import (
     DONE,
     Accuse,
     CancelHeard,
+    CloseStream,
     DeadlinePassed,
     Event,
+    ExpectPeer,
+    ForgetPeer,
     FormArrived,
     FormComplete,
     FrameRejected,
@@ -179,6 +182,23 @@ def test_who_does_not_hold_everything_is_no_source(newcomer: Peer, event: Event)
     newcomer(LinkUp(RIGHT))
     assert opened(UP, 2) not in newcomer(event)
     assert opened(UP, 2) in newcomer(RepairRefused(RIGHT, FORM, FRAMES[0]))
+
+
+def test_what_a_lost_source_owed_is_asked_of_another(newcomer: Peer) -> None:
+    newcomer(LinkUp(RIGHT))
+    assert newcomer(LinkDown(LEFT, "reset")) == [SendWant(RIGHT, 1, FORM, FRAMES)]
+
+
+def test_who_follows_already_leaves_its_stripes_when_it_gets_sources(follower: Peer) -> None:
+    follower(FormComplete(FORM, 1))
+    follower(LinkUp(RIGHT))
+    again = follower.plan((UP, ()), generation=1, sources=(RIGHT,))
+    assert [action for action in again if not isinstance(action, ExpectPeer | ForgetPeer)][-2:] == [
+        CloseStream(UP, 2, "not the parent any more"),
+        SendWant(RIGHT, 1, FORM, (TABLE,)),
+    ]
+    assert opened(UP, 4, generation=1) in follower(RepairRefused(RIGHT, FORM, TABLE))
+    assert follower.plan((UP, ()), generation=2, sources=(RIGHT,)) == [], "it said that it does not have it"
 
 
 def test_without_a_word_from_any_source_the_stripes_are_taken(peer: Peer) -> None:
