@@ -155,13 +155,18 @@ class CoordinatorDouble:
         """Send everyone its part of the chain."""
         self.chains(form, [peers], plan)
 
-    def chains(self, form: FormId, chains: Sequence[Sequence[PeerId]], plan: int) -> None:
-        """A stripe for each chain, all over the same peers, from the same root."""
+    def chains(
+        self, form: FormId, chains: Sequence[Sequence[PeerId]], plan: int, *, sources: Sequence[PeerId] = ()
+    ) -> None:
+        """A stripe for each chain, all over the same peers, from the same root; the last peer has these sources."""
+        newcomer = chains[0][-1]
         for peer in chains[0]:
             stripes = [_stripe(number, chain, peer) for number, chain in enumerate(chains)]
             pairs = {frozenset(pair) for chain in chains for pair in pairwise(chain) if peer in pair}
+            pairs |= {frozenset((newcomer, source)) for source in sources if peer in (newcomer, source)}
             edges = [self._edge(peer, other) for pair in pairs for other in pair - {peer}]
-            self.send(peer, PlanEdges(form, PlanId(plan), Generation(1), tuple(stripes), tuple(edges)))
+            of = tuple(sources) if peer == newcomer else ()
+            self.send(peer, PlanEdges(form, PlanId(plan), Generation(1), tuple(stripes), tuple(edges), of))
 
     def _edge(self, me: PeerId, other: PeerId) -> EdgePeer:
         """The smaller id dials; the secret is known to the two, and 32 bytes long."""

@@ -64,6 +64,8 @@ def _consequence(worker: Facts) -> str:
 
 def _of_one(worker: Facts, status: Facts) -> Iterator[str]:
     serving = worker["serving"]
+    if worker["quarantined"]:
+        yield "is quarantined: frames that it passed on were bad, so it only receives"
     if serving is None and status["newest_version"] is not None:
         yield "serves no version yet"
     if serving is not None and worker["lag"] > status["staleness_max"]:

@@ -1,7 +1,7 @@
 """How long versions take to arrive: T_verify and T_bcast, measured over the workers that were there at the publish.
 
 Each counts until the last of them has verified, or serves, the version or a newer one; a worker lost since does not
-count. Not here: what is sent to whom.
+count, nor does one that is quarantined. Not here: what is sent to whom.
 """
 
 from dataclasses import dataclass

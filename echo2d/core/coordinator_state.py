@@ -216,7 +216,7 @@ class CoordinatorState:
             case EdgeBroken():
                 return self._publishing.edge_broken(peer, message)
             case FrameAccused():
-                return self._publishing.frame_accused(peer, message)
+                return self._publishing.frame_accused(peer, message, now=now)
             case TransferReport():
                 return self._publishing.transferred(peer, message, now=now)
             case VersionVerified():

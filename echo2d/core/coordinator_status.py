@@ -2,7 +2,7 @@
 
 Digests are hex, durations seconds, uplinks bytes/s, `lag` in versions; `leased` counts samples. `leases_end_s`: when
 the first of a worker's leases goes to somebody else, if it stays silent. `reachable`: whether others can dial the peer,
-null: not known yet. `attention`: sentences for people.
+null: not known yet. `duplicates`: frames that came though held. `attention`: sentences for people.
 """
 
 from collections.abc import Iterable
@@ -112,6 +112,7 @@ def _peer(peer: Peer, now: float) -> dict[str, Any]:
         "silent_s": now - peer.heard_at,
         "uplink": peer.uplink,
         "reachable": peer.reachable,
+        "quarantined": peer.quarantined,
     }
 
 
@@ -150,10 +151,12 @@ def _broadcast(spread: Spread | None, waiting: VersionPublished | None, members:
 
 
 def _progress(peer: Peer, spread: Spread) -> dict[str, Any]:
+    payload_bytes, duplicates = spread.received.get(peer.peer, (0, 0))
     return {
         "id": peer.peer,
         "name": peer.name,
-        "payload_bytes": spread.received.get(peer.peer, 0),
+        "payload_bytes": payload_bytes,
+        "duplicates": duplicates,
         "verified": peer.peer in spread.verified,
         "failed": peer.peer in spread.failed,
     }

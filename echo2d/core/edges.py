@@ -22,6 +22,8 @@ def edges_fault(edges: PlanEdges, me: PeerId) -> str:
         return "a peer in it cannot be linked with"
     if len({edge.parent is None for edge in edges.stripes}) > 1:
         return "it begins here for some stripes only"
+    if not peers.issuperset(edges.sources):
+        return "a source in it is no peer of it"
     return "" if all(_is_place(edge, peers) for edge in edges.stripes) else "a stripe's edges are impossible"
 
 

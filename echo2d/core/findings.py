@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from echo2d.core.ids import FrameId, frame_id
 from echo2d.core.relay_io import Action, FormComplete, FormSearched, FrameGone, FramesFound, FramesLost, TableHeld
 from echo2d.core.repair import cancel
-from echo2d.core.streams import Links, follow, say_have
+from echo2d.core.streams import Links, follow_all, say_have
 from echo2d.core.stripes import Spread
 
 GONE_S = 15.0  # a frame lost at the root is back by then if anybody has it: time to ask three peers one after the other
@@ -37,12 +37,11 @@ def take(spread: Spread, links: Links, finding: Finding, now: float, out: list[A
 
 
 def searched(spread: Spread, links: Links, now: float, out: list[Action]) -> None:
-    """The stripes are taken now; until now no parent could be late."""
+    """What is missing may be asked for."""
     if not spread.searched:
         spread.searched = True
-        for stripe in spread.stripes.values():
-            stripe.last_at = now
-            follow(links, stripe, now, out)
+        spread.fetched_at = now
+        follow_all(links, spread, now, out)
 
 
 def serve_lanes(links: Links, out: list[Action]) -> None:

@@ -5,6 +5,7 @@
                               |         any word, or a new session                        |
                               +--- goodbye, revoked ---> gone <--- GONE_S of silence -----+
 
+Besides, a peer that passed bad frames on is quarantined for a while (`quarantine`): it only receives.
 Of two live sessions of one peer id the newer wins; the FLIPS_MAX-th change within FLIP_WINDOW_S refuses both, for two
 daemons share one key. Kept true: every live session belongs to exactly one peer. Not here: leases, plans, versions.
 """
@@ -30,6 +31,7 @@ from echo2d.core.messages import (
     Refused,
     VersionKey,
 )
+from echo2d.core.quarantine import Quarantine
 
 HEARTBEATS_MISSED_MAX = 3  # then a peer is suspected: one lost heartbeat is an accident, three are a fact
 GONE_S = 60.0  # a suspected peer is given up; its leases went elsewhere long before
@@ -78,6 +80,7 @@ class Peer:
     dial_back_at: float | None = None  # when it is dialled next; None: it is being dialled, or there is nothing to dial
     dialled_back_at: float | None = None  # when that began last
     memory_ok: bool | None = None
+    quarantined: bool = False
     failures: int = 0  # leases failed since the last accepted result
     rest_until: float = 0.0
     flips: deque[float] = field(default_factory=lambda: deque(maxlen=FLIPS_MAX))
@@ -130,6 +133,7 @@ class Membership:
         self._peers: dict[PeerId, Peer] = {}
         self._sessions: dict[SessionId, PeerId] = {}
         self._silences = Deadlines[PeerId](self._silent_at)
+        self._quarantine = Quarantine()
         self.changed: set[PeerId] = set()  # those whom something happened to since this was last emptied
 
     # --- who is here
@@ -205,11 +209,19 @@ class Membership:
         self.left(peer)
         return refused
 
+    def accuse(self, accuser: Peer, accused: Peer, *, now: float) -> PeerId:
+        """A bad frame came over their edge: who of the two is at fault."""
+        at_fault = self._quarantine.accuse(accuser.peer, accused.peer, is_seed=accuser.kind == "seed", now=now)
+        accused.quarantined = accused.peer in self._quarantine
+        return at_fault
+
     def deadlines(self, *, now: float) -> tuple[list[Peer], list[Action]]:
         """The newly suspected peers; those silent for much longer are given up and their sessions closed."""
+        self._quarantine.release(now=now)
         suspected: list[Peer] = []
         actions: list[Action] = []
         for peer in self:
+            peer.quarantined = peer.peer in self._quarantine
             if peer.state == "joined" and now >= peer.heard_at + self._silence_s:
                 peer.state = "suspected"
                 self.changed.add(peer.peer)
@@ -219,7 +231,8 @@ class Membership:
         return suspected, actions
 
     def wake_at(self) -> float | None:
-        return self._silences.earliest()
+        times = (self._silences.earliest(), self._quarantine.wake_at())
+        return min((at for at in times if at is not None), default=None)
 
     # --- inside
 
@@ -244,6 +257,7 @@ class Membership:
                 actions += self.left(other)
         renewed = old is None or (old.boot_id, old.listen) != (event.hello.boot_id, event.hello.listen)
         peer = _peer(event, now) if old is None else old
+        peer.quarantined = event.peer in self._quarantine
         _take_hello(peer, event.hello)
         peer.session, peer.state, peer.heard_at = event.session, "joined", now
         self.changed.add(event.peer)
@@ -290,6 +304,7 @@ class Membership:
             assert not peer.reachable or peer.listen is not None
         assert sum(peer.kind == "seed" and peer.alive for peer in self) <= 1
         self._silences.check(self._peers)
+        self._quarantine.check()
 
 
 def _refuse(session: SessionId, reason: RefusalReason, detail: str, *, permanent: bool | None = None) -> list[Action]:

@@ -126,7 +126,7 @@ class StripeEdge:
 
 @dataclass(frozen=True, slots=True)
 class EdgePeer:
-    """The other end of at least one of this peer's edges, and how their one link comes about.
+    """A peer that this one shares an edge with, fetches frames from or gives them to, and how their link comes about.
 
     dial: this peer dials `address`; otherwise it waits to be dialled. secret: known to the two ends only. pace: bytes/s
     that this peer sends to the other at most; None: as fast as it can.
@@ -245,6 +245,7 @@ class TransferReport:
     """Progress of the form that moves (about once a second while it does): frames verified so far, and links.
 
     backlogs: of the links that this peer sends over; without one it was never late, and its uplink not the limit.
+    duplicates: payload frames that came although they were held.
     """
 
     form: FormId
@@ -252,6 +253,7 @@ class TransferReport:
     links: tuple[LinkSample, ...]
     sent_bytes: int
     backlogs: tuple[Backlog, ...] = ()
+    duplicates: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,7 +412,8 @@ class SegmentPage:
 class PlanEdges:
     """This peer's part of a plan: its place in each stripe, and the peers it shares an edge with.
 
-    Replaces the part of an earlier generation; edges that did not change go on undisturbed.
+    Replaces the part of an earlier generation; edges that did not change go on undisturbed. sources: those of the peers
+    that hold the whole form, for this newcomer to fetch what it misses from.
     """
 
     form: FormId
@@ -418,6 +421,7 @@ class PlanEdges:
     generation: Generation
     stripes: tuple[StripeEdge, ...]
     peers: tuple[EdgePeer, ...]
+    sources: tuple[PeerId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ def changed_peers(old: Plan, new: Plan) -> set[PeerId]:
     for before, after in zip(old.stripes, new.stripes, strict=True):
         one, other = set(before.tree.parents.items()), set(after.tree.parents.items())
         changed.update(peer for edge in one ^ other for peer in edge)
+    changed.update(peer for edge in _supply(old).keys() ^ _supply(new).keys() for peer in edge)
     return changed & set(new.facts())
 
 
@@ -32,12 +33,20 @@ def edges_for(plan: Plan, peer: PeerId, secret: Callable[[PeerId, PeerId], bytes
             others[child] = others.get(child, 0.0) + stripe.weight
         if parent is not None:
             others.setdefault(parent, 0.0)
+    for other in dict.fromkeys(one for pair in _supply(plan) if peer in pair for one in pair if one != peer):
+        others.setdefault(other, 0.0)
     pace, sent = facts[peer].pace, sum(others.values())
     peers = []
     for other, share in others.items():
         part = None if pace is None or not share else max(PACE_MIN, pace * share / sent)
         peers.append(_edge_peer(facts[peer], facts[other], plan, secret, part))
-    return PlanEdges(plan.form, plan.plan_id, plan.generation, tuple(stripes), tuple(peers))
+    sources = plan.sources.get(peer, ())
+    return PlanEdges(plan.form, plan.plan_id, plan.generation, tuple(stripes), tuple(peers), sources)
+
+
+def _supply(plan: Plan) -> dict[tuple[PeerId, PeerId], None]:
+    """(newcomer, source), in order."""
+    return {(peer, source): None for peer, sources in plan.sources.items() for source in sources}
 
 
 def _edge_peer(

@@ -3,8 +3,9 @@
     accepted --> waits (an older waiting one is dropped) --> spreads --> stays for newcomers until the next one is whole
                                                                +--(its forms fail)--> given up, older ones are served
 
-The spreading one ends when all alive workers have verified it or could not apply it; or, if another one waits and at
-least one worker has verified, after twice the predicted time and FIXED_S. Who is left over goes straight to the next.
+The spreading one ends when all alive workers that are not quarantined have verified it or could not apply it; or, if
+another one waits and at least one worker has verified, after twice the predicted time and FIXED_S. Who is left over
+goes straight to the next.
 Not here: what makes a publish acceptable (`versions`), forms and plans (`spread`).
 """
 
@@ -95,7 +96,7 @@ class Publishing:
 
     def published(self, record: VersionPublished, *, now: float) -> None:
         """A publish was accepted."""
-        workers = {peer.peer for peer in self._members.workers()}
+        workers = {peer.peer for peer in self._members.workers() if not peer.quarantined}
         self._broadcasts.started(record.publish_seq, workers, now=now)
         self._waiting = record
 
@@ -228,7 +229,7 @@ class Publishing:
         spread.moved(now)
         self._measure(spread, peer.peer, message)
         if peer.kind != "seed":
-            spread.received[peer.peer] = message.payload_bytes
+            spread.received[peer.peer] = message.payload_bytes, message.duplicates
             return []
         spread.seed_sent_bytes = max(spread.seed_sent_bytes, message.sent_bytes)
         if spread.totals is not None and spread.totals.wire_bytes:
@@ -247,11 +248,16 @@ class Publishing:
         at_fault = peer.peer if message.peer == spread.plan.root else message.peer
         return [note, *self._send(spread.make_leaf(at_fault))]
 
-    def frame_accused(self, peer: Peer, message: FrameAccused) -> list[Action]:
-        """One of the two is at fault."""
+    def frame_accused(self, peer: Peer, message: FrameAccused, *, now: float) -> list[Action]:
+        """One of the two is at fault, and becomes a leaf; never the seed."""
         note = self._figures.fault("frame", f"{peer.name} accuses {self._name(message.accused)}: {message.frame}")
-        spread = self._current(message.form)
-        return [note] if spread is None else [note, *self._send(spread.accuse(peer.peer, message.accused))]
+        spread, accused = self._current(message.form), self._members.get(message.accused)
+        if spread is None or accused is None or not spread.may_accuse(peer.peer, accused.peer):
+            return [note]
+        at_fault = peer.peer if accused.kind == "seed" else self._members.accuse(peer, accused, now=now)
+        if accused.quarantined:
+            self._broadcasts.lost(accused.peer)
+        return [note, *self._send(spread.make_leaf(at_fault, for_good=True))]
 
     # --- inside
 
@@ -447,4 +453,5 @@ class Publishing:
 
 
 def _awaits(spread: Spread, peer: Peer) -> bool:
-    return peer.kind == "worker" and peer.alive and not (peer.peer in spread.verified or peer.peer in spread.failed)
+    counts = peer.kind == "worker" and peer.alive and not peer.quarantined
+    return counts and not (peer.peer in spread.verified or peer.peer in spread.failed)

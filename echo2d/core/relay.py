@@ -57,6 +57,7 @@ from echo2d.core.relay_io import (
 )
 from echo2d.core.repair import (
     QUIET_S,
+    REPAIR_S,
     answer_wants,
     ask_for_missing,
     cancel,
@@ -71,6 +72,7 @@ from echo2d.core.streams import (
     close_repairs,
     close_stripes,
     follow,
+    follow_all,
     leave_parent,
     what_is_wrong,
 )
@@ -151,13 +153,15 @@ class Relay:
             stripe.append(event.frame, self._out)
         if spread.is_root:
             self._bind_all(spread, now)
-        self._note_arrival(spread)
+        self._note_arrival(spread, now)
 
-    def _note_arrival(self, spread: Spread) -> None:
+    def _note_arrival(self, spread: Spread, now: float) -> None:
         """The first time that everything is held, says so."""
         if spread.transfer.complete and not spread.arrived:
             spread.arrived = True
             close_repairs(self._links, spread.form, DONE, self._out)
+            if spread.sources:
+                follow_all(self._links, spread, now, self._out)
             self._out.append(FormArrived(spread.form))
 
     def _on_ready(self, peer: PeerId, now: float) -> None:
@@ -191,7 +195,7 @@ class Relay:
         if isinstance(event, FramesLost):
             self._watch_from(now)
         self._bind_all(spread, now)
-        self._note_arrival(spread)
+        self._note_arrival(spread, now)
         ask_for_missing(spread, self._links, now, self._out)
 
     def _bind_all(self, spread: Spread, now: float) -> None:
@@ -229,15 +233,16 @@ class Relay:
             close_stripes(self._links, spread, "another plan", self._out)
             spread.stripes = {edge.stripe: Stripe(spread, edge) for edge in edges.stripes}
             spread.is_root = any(edge.parent is None for edge in edges.stripes)
-            spread.plan, spread.bound = edges.plan, 0
+            spread.plan, spread.bound, spread.denied = edges.plan, 0, set()
         spread.generation = edges.generation
         spread.peers = {edge.peer: edge for edge in edges.peers}
+        spread.sources, spread.fetched_at = set(edges.sources) - spread.denied, now
         self._expect_peers()
         for edge in edges.stripes:
             self._move(spread.stripes.setdefault(edge.stripe, Stripe(spread, edge)), edge, now)
         if spread.needs_table:
             spread.search_until = min(spread.search_until, now + SEARCH_S)
-            ask_for_missing(spread, self._links, now, self._out)
+        ask_for_missing(spread, self._links, now, self._out)
         self._admit_waiting(now)
         self._bind_all(spread, now)
         self._watch_from(now)
@@ -247,7 +252,7 @@ class Relay:
         for peer in [peer for peer in stripe.lanes if peer not in edge.children]:
             stripe.lanes[peer].close("not a child any more", self._out)
         stripe.children = frozenset(edge.children)
-        if stripe.parent != edge.parent:
+        if stripe.parent != edge.parent or stripe.spread.fetches:
             leave_parent(self._links, stripe, "not the parent any more", self._out)
             stripe.parent = edge.parent
         stripe.broken = False
@@ -285,7 +290,7 @@ class Relay:
             for stripe in spread.stripes.values():
                 if stripe.parent == peer:
                     follow(self._links, stripe, now, self._out)
-            if spread.needs_table:
+            if spread.needs_table or peer in spread.sources:
                 ask_for_missing(spread, self._links, now, self._out)
 
     def _on_link_down(self, link: Link, reason: str, now: float) -> None:
@@ -301,6 +306,8 @@ class Relay:
                 stripe.stream = None
             if lost or spread.form in unserved:
                 self._report(spread, link.peer, lost, reason, now)
+            elif link.peer in spread.sources:
+                ask_for_missing(spread, self._links, now, self._out)
 
     def _report(self, spread: Spread, peer: PeerId, stripes: list[Stripe], reason: str, now: float) -> None:
         """The edge to this peer is broken, and so are these stripes: tells the coordinator, and repairs meanwhile."""
@@ -385,18 +392,29 @@ class Relay:
         if spread is None or not spread.transfer.knows(event.frame):
             return
         cancel(spread, event.frame, event.peer, self._out)
+        spread.transfer.extend(event.peer, now + REPAIR_S)
+        spread.fetched_at = now
         spread.transfer.hold(event.frame)
         spread.gone_at = now + GONE_S
         serve_lanes(self._links, self._out)
         self._bind_all(spread, now)
-        self._note_arrival(spread)
+        self._note_arrival(spread, now)
         ask_for_missing(spread, self._links, now, self._out)
 
     def _on_not_sent(self, spread: Spread | None, link: Link, frame: FrameId, now: float) -> None:
-        """A frame asked of this peer does not come from it: somebody else is asked."""
+        """A frame asked of this peer does not come from it, so it is no source: somebody else is asked."""
         link.quiet_until = now + QUIET_S
+        if spread is not None and link.peer in spread.sources:
+            self._drop_sources(spread, {link.peer}, now)
         if spread is not None and spread.transfer.give_back(frame, link.peer):
             ask_for_missing(spread, self._links, now, self._out)
+
+    def _drop_sources(self, spread: Spread, peers: set[PeerId], now: float) -> None:
+        """These do not bring what is missing; when there are no others, the stripes do."""
+        spread.denied |= peers
+        spread.sources -= spread.denied
+        if not spread.sources:
+            follow_all(self._links, spread, now, self._out)
 
     def _on_rejected(self, spread: Spread | None, link: Link, event: FrameRejected, now: float) -> None:
         self._out.append(Accuse(event.form, event.frame, link.peer))
@@ -420,6 +438,8 @@ class Relay:
             if spread.needs_table and now >= spread.search_until and spread.form not in self._unsearched:
                 searched(spread, self._links, now, self._out)
             give_back_overdue(spread, self._links, now, self._out)
+            if spread.fetches and spread.searched and now >= spread.fetched_at + LINK_S:
+                self._drop_sources(spread, spread.sources, now)
             for stripe in spread.stripes.values():
                 self._watch(stripe, now)
             ask_for_missing(spread, self._links, now, self._out)

@@ -2,7 +2,8 @@
 
 Here a peer fetches what its stripes do not bring: while a stripe is broken, when all have ended, at a root that does
 not hold everything, what was lost here, or the first table of a form that it searches its disk for. It asks those that
-said they have a frame, or else the parents of its working stripes, or at the root those that were sent the frame.
+said they have a frame, or else the parents of its working stripes, or at the root those that were sent the frame. A
+newcomer with sources, who hold everything, takes no stripe before it has fetched all that it misses from these.
 
 Not here: finding out that a stripe is broken (`relay`). Duplicates are allowed: a stripe may bring what was asked too.
 """
@@ -16,10 +17,12 @@ from echo2d.core.stripes import FIRST_TABLE, FORMS_MAX, Link, Spread
 from echo2d.errors import PeerFault
 
 WANT_FRAMES_MAX = 16  # asked of one peer at a time: covers the round trip, and is soon given back when it dies
+FETCHED_FRAMES_MAX = 32  # asked of all sources together: fills 1 Gbit/s over 60 ms, and leaves the slow ones little
 WANTED_FRAMES_MAX = 4 * WANT_FRAMES_MAX  # what one peer may want of us at a time; more is not this program
 HELD_FRAMES_MAX = 1 << 20  # frames of one form that a peer may say it has: 256 GiB at 256 KiB
 SCAN_FRAMES_MAX = 4096  # missing frames looked at in one turn
 REPAIR_S = 5.0  # a frame asked for is given back after this long: the time of 16 frames of 256 KiB at 8 Mbit/s
+LATE_S = 0.2  # who has sent nothing for so long may be relieved of a part: longer than most round trips
 QUIET_S = 1.0  # a peer that did not have a frame, or was late, is not asked for so long
 
 
@@ -27,26 +30,49 @@ def needs_repair(spread: Spread) -> bool:
     """Whether frames are missing that no working stripe will bring."""
     if spread.plan is None or spread.transfer.missing_count == 0 or not spread.searched:
         return False
-    return spread.is_root or spread.ended or any(stripe.broken for stripe in spread.stripes.values())
+    return spread.is_root or spread.ended or spread.fetches or any(stripe.broken for stripe in spread.stripes.values())
 
 
 def ask_for_missing(spread: Spread, links: dict[PeerId, Link], now: float, out: list[Action]) -> None:
     """Asks for as many missing frames as may be asked now, each of the peer with the fewest to send."""
-    missing = _to_be_asked(spread)
-    sources = [links[peer] for peer in spread.peers if peer in links and links[peer].quiet_until <= now]
-    spare = {link.peer: WANT_FRAMES_MAX - len(spread.transfer.asked_of(link.peer)) for link in sources}
+    able = [peer for peer in spread.peers if peer in links and (not spread.fetches or peer in spread.sources)]
+    sources = [links[peer] for peer in able if links[peer].quiet_until <= now]
+    most = min(WANT_FRAMES_MAX, FETCHED_FRAMES_MAX // len(spread.sources)) if spread.fetches else WANT_FRAMES_MAX
+    spare = {link.peer: most - len(spread.transfer.asked_of(link.peer)) for link in sources}
     wanted: dict[PeerId, list[FrameId]] = {}
     parents = _working_parents(spread)
-    for frame in list(islice(missing, SCAN_FRAMES_MAX)):
-        if not any(spare.values()):
+    for frame in list(islice(_to_be_asked(spread), SCAN_FRAMES_MAX)):
+        if not any(left > 0 for left in spare.values()):
             break
         peer = _choose(frame, [links[peer] for peer, left in spare.items() if left > 0], spare, parents, spread)
         if peer is not None:
             spare[peer] -= 1
             spread.transfer.ask(frame, peer, now + REPAIR_S)
             wanted.setdefault(peer, []).append(frame)
+    if not wanted and spread.transfer.asked_count:
+        wanted = _steal(spread, sources, now, out)
     for peer, frames in wanted.items():
         out.append(SendWant(peer, _repair_stream(links[peer], spread.form), spread.form, tuple(frames)))
+
+
+def _steal(spread: Spread, links: list[Link], now: float, out: list[Action]) -> dict[PeerId, list[FrameId]]:
+    """The end game: who owes nothing takes over half of what the most loaded one would send last.
+
+    What that one has sent already comes twice, and is counted.
+    """
+    transfer, stolen = spread.transfer, dict[PeerId, list[FrameId]]()
+    for idle in [link for link in links if not transfer.asked_of(link.peer)]:
+        late = [link.peer for link in links if transfer.asked_until(link.peer) <= now + REPAIR_S - LATE_S]
+        loaded = max(late, key=lambda peer: len(transfer.asked_of(peer)), default=idle.peer)
+        owed = transfer.asked_of(loaded)
+        frames = [frame for frame in owed[(len(owed) + 1) // 2 :] if _is_known(idle, frame, spread)]
+        if frames:
+            out.append(SendCancel(loaded, spread.form, tuple(frames)))
+            for frame in frames:
+                transfer.give_back(frame, loaded)
+                transfer.ask(frame, idle.peer, now + REPAIR_S)
+            stolen[idle.peer] = frames
+    return stolen
 
 
 def _to_be_asked(spread: Spread) -> Iterator[FrameId]:
@@ -118,10 +144,15 @@ def _choose(
     frame: FrameId, links: list[Link], spare: dict[PeerId, int], parents: set[PeerId], spread: Spread
 ) -> PeerId | None:
     """Who is asked for the frame: a peer that has it, else one that may; of several the least busy."""
-    known = [link.peer for link in links if frame in link.has.get(spread.form, ())]
+    known = [link.peer for link in links if _is_known(link, frame, spread)]
     others = parents | _given(spread, frame)
     maybe = known or [link.peer for link in links if link.peer in others]
     return max(maybe, key=lambda peer: spare[peer], default=None)
+
+
+def _is_known(link: Link, frame: FrameId, spread: Spread) -> bool:
+    """Whether the peer has it, as far as it or the coordinator said."""
+    return link.peer in spread.sources or frame in link.has.get(spread.form, ())
 
 
 def _given(spread: Spread, frame: FrameId) -> set[PeerId]:

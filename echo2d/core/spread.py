@@ -8,7 +8,7 @@ numbers belong to one start of the seed, so a new one gets a new plan. Not here:
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from echo2d.core.bounded import keep_newest
 from echo2d.core.coordinator_io import CoordinatorRules, VersionPublished
@@ -24,7 +24,6 @@ from echo2d.core.shapes import is_much_better, plan_again, plan_auto, plan_chain
 from echo2d.core.topology import STRIPES_MAX, Job, PeerFacts, Plan
 from echo2d.errors import PeerFault
 
-ACCUSATIONS_MAX = 2  # of one peer about one version; one more, and it is at fault itself
 REPAIRS_MAX = 256  # of one plan because of broken edges; then it stays as it is until the next version
 LEARN_S = 3.0  # of transfer show what a peer can do of whom nothing was known
 TOLD_MAX = 64  # peers that are told a new plan at a time: who waits for a lease meanwhile waits milliseconds
@@ -38,7 +37,7 @@ def peer_facts(peer: Peer) -> PeerFacts:
         peer.uplink,
         None,
         peer.address,
-        receive_only=peer.receive_only,
+        receive_only=peer.receive_only or peer.quarantined,
         pace=peer.pace,
         uplink_limit=peer.uplink_limit,
     )
@@ -60,11 +59,11 @@ class Spread:
     totals: Totals | None = None
     verified: dict[PeerId, None] = field(default_factory=dict)  # a set in the order of arrival
     failed: dict[PeerId, int] = field(default_factory=dict)  # how often it arrived but did not become a snapshot
-    received: dict[PeerId, int] = field(default_factory=dict)  # payload bytes
+    received: dict[PeerId, tuple[int, int]] = field(default_factory=dict)  # payload bytes, frames that came twice
     seed_sent_bytes: int = 0
     encode_failures: int = 0
     repairs: int = 0
-    accusations: dict[PeerId, int] = field(default_factory=dict)  # by accuser
+    neighbours_then: dict[PeerId, set[PeerId]] = field(default_factory=dict)  # of those at fault for bad frames
 
     @staticmethod
     def start(record: VersionPublished, rules: CoordinatorRules, secret: Secret, *, now: float) -> "Spread":
@@ -171,7 +170,10 @@ class Spread:
         return self._edges(list(self.untold)[:TOLD_MAX])
 
     def admit(self, peer: Peer, *, renewed: bool) -> dict[PeerId, PlanEdges]:
-        """A newcomer becomes a leaf; who is in the plan already gets its edges again, or a new place if renewed."""
+        """A newcomer becomes a leaf, and fetches from those who have verified it.
+
+        Who is in the plan already gets its edges again, or a new place if renewed.
+        """
         if self.plan is None or peer.peer == self.plan.root:
             return {} if self.plan is None else self._edges([peer.peer])
         placed = peer.peer in self.plan.facts()
@@ -179,7 +181,7 @@ class Spread:
             return self._edges([peer.peer])
         before = self.plan
         plan = repair(before, peer.peer) if placed else before
-        self.plan = join(plan, peer_facts(peer))
+        self.plan = join(plan, peer_facts(peer), self.verified)
         return self._edges([*changed_peers(before, self.plan), *self.neighbours(peer.peer), peer.peer])
 
     def remove(self, peer: PeerId) -> dict[PeerId, PlanEdges]:
@@ -192,26 +194,23 @@ class Spread:
         before, self.plan = self.plan, repair(self.plan, peer)
         return self._edges(changed_peers(before, self.plan))
 
-    def make_leaf(self, peer: PeerId) -> dict[PeerId, PlanEdges]:
-        """It does not pass on well: it gets a new place, with nobody below."""
+    def make_leaf(self, peer: PeerId, *, for_good: bool = False) -> dict[PeerId, PlanEdges]:
+        """It does not pass on well: it gets a new place, with nobody below; for good, if its frames were bad."""
         if self.plan is None or self.repairs >= REPAIRS_MAX or peer == self.plan.root:
             return {}
         facts = self.plan.facts().get(peer)
-        if facts is None:
+        if facts is None or facts.receive_only:
             return {}
+        if for_good:
+            self.neighbours_then[peer] = self.neighbours(peer)
+            facts = replace(facts, receive_only=True)
         self.repairs += 1
-        before, self.plan = self.plan, join(repair(self.plan, peer), facts)
+        before, self.plan = self.plan, join(repair(self.plan, peer), facts, self.verified)
         return self._edges(changed_peers(before, self.plan))
 
-    def accuse(self, accuser: PeerId, accused: PeerId) -> dict[PeerId, PlanEdges]:
-        """A bad frame came over this edge: the accused becomes a leaf, and whoever accuses too many does."""
-        if accused not in self.neighbours(accuser):
-            return {}
-        said = self.accusations[accuser] = self.accusations.get(accuser, 0) + 1
-        keep_newest(self.accusations, PEERS_MAX)
-        if said > ACCUSATIONS_MAX + 1:
-            return {}
-        return self.make_leaf(accused if said <= ACCUSATIONS_MAX else accuser)
+    def may_accuse(self, accuser: PeerId, accused: PeerId) -> bool:
+        """Whether they share an edge, or did until the accused was found at fault."""
+        return accused in self.neighbours(accuser) or accuser in self.neighbours_then.get(accused, ())
 
     def neighbours(self, peer: PeerId) -> set[PeerId]:
         """Those it shares an edge with; it cannot know of others whether they are at fault."""
@@ -226,7 +225,8 @@ class Spread:
 
     def check(self) -> None:
         self.writer.check()
-        assert max(len(self.verified), len(self.failed), len(self.received), len(self.accusations)) <= PEERS_MAX
+        assert max(len(self.verified), len(self.failed), len(self.received)) <= PEERS_MAX
+        assert len(self.neighbours_then) <= REPAIRS_MAX
         if self.plan is not None:
             self.plan.check()
             assert self.plan.form == self.form

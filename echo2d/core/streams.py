@@ -15,16 +15,17 @@ from echo2d.errors import PeerFault
 
 STALL_GAPS = 3.0  # a stream is stalled when the next frame takes this many expected gaps
 STALL_S_MIN = 1.0  # and at least so long
-LINK_S = 5.0  # a parent that has no stream with us after so long is reported, and asked again
+LINK_S = 5.0  # a parent that has no stream with us after so long is reported, and asked again; sources are given up
 
 Links = dict[PeerId, Link]
 
 
 def follow(links: Links, stripe: Stripe, now: float, out: list[Action]) -> None:
     """Opens the stream from the parent, if there is a link and none is open."""
-    if stripe.parent not in links or stripe.stream is not None or stripe.ended or not stripe.spread.searched:
+    spread = stripe.spread
+    if stripe.parent not in links or stripe.stream is not None or stripe.ended or not spread.searched or spread.fetches:
         return
-    link, spread = links[stripe.parent], stripe.spread
+    link = links[stripe.parent]
     assert spread.plan is not None
     tell(link, spread, out)
     number = stripe.stream = link.new_stream()
@@ -33,6 +34,13 @@ def follow(links: Links, stripe: Stripe, now: float, out: list[Action]) -> None:
     stripe.last_at, stripe.gap_s = now, GAP_START_S
     first = len(stripe.log)
     out.append(OpenStream(link.peer, number, spread.form, spread.plan, spread.generation, stripe.number, first))
+
+
+def follow_all(links: Links, spread: Spread, now: float, out: list[Action]) -> None:
+    """The stripes are taken from now on; until now no parent could be late."""
+    for stripe in spread.stripes.values():
+        stripe.last_at = now
+        follow(links, stripe, now, out)
 
 
 def tell(link: Link, spread: Spread, out: list[Action]) -> None:
@@ -71,7 +79,7 @@ def what_is_wrong(links: Links, stripe: Stripe, now: float) -> str | None:
     A parent that sends on another stream works: if only this stripe stands still, the fault is further up. One that
     ended the stripe and yet does not send what is missing when all have ended, as a repair, never had it.
     """
-    if stripe.parent is None or not stripe.spread.searched:
+    if stripe.parent is None or not stripe.spread.searched or stripe.spread.fetches:
         return None
     waited = now - stripe.last_at
     if stripe.ended:

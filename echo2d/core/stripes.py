@@ -233,13 +233,17 @@ class Spread:
     is_root: frames get their place in the sequence here. bound: how many arrivals have got theirs.
     arrived: the FormArrived of this form was given. searched: what was here before is known, so that nothing of it is
     asked for. by_table: searching needs the first table, which may be asked for; it is waited for until search_until.
-    gone_at: when what was lost counts as gone, if it is not back.
+    gone_at: when what was lost counts as gone, if it is not back. sources: peers that hold everything, as
+    the coordinator says; but those that brought nothing of this plan are denied. fetched_at: when a source last sent
+    something, or was first asked.
     """
 
     __slots__ = (
         "arrived",
         "bound",
         "by_table",
+        "denied",
+        "fetched_at",
         "form",
         "generation",
         "gone_at",
@@ -248,6 +252,7 @@ class Spread:
         "plan",
         "search_until",
         "searched",
+        "sources",
         "stripes",
         "transfer",
     )
@@ -262,6 +267,9 @@ class Spread:
         self.generation = Generation(0)
         self.stripes: dict[StripeId, Stripe] = {}
         self.peers: dict[PeerId, EdgePeer] = {}
+        self.sources: set[PeerId] = set()
+        self.denied: set[PeerId] = set()
+        self.fetched_at = 0.0
         self.is_root = False
         self.bound = 0
         self.arrived = False
@@ -270,6 +278,11 @@ class Spread:
     @property
     def ended(self) -> bool:
         return all(stripe.ended for stripe in self.stripes.values())
+
+    @property
+    def fetches(self) -> bool:
+        """Whether sources bring what is missing; the stripes are followed when it is here."""
+        return bool(self.sources) and not self.transfer.complete
 
     @property
     def needs_table(self) -> bool:

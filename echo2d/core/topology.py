@@ -8,7 +8,7 @@ Not here: making plans (`shapes`), what they cost (`plan_cost`), mending them (`
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -95,6 +95,7 @@ class Plan:
     """peers[0] is the root. predicted_s, bound_s: T_verify by the cost model, and no plan can be faster.
 
     joined: the peers that came, or got a new place, since the plan was made.
+    sources: those who hold the whole form, for a newcomer that fetches it from them.
     """
 
     plan_id: PlanId
@@ -106,6 +107,7 @@ class Plan:
     predicted_s: float
     bound_s: float
     joined: frozenset[PeerId] = frozenset()
+    sources: Mapping[PeerId, tuple[PeerId, ...]] = field(default_factory=dict)
 
     @property
     def form(self) -> FormId:
@@ -156,6 +158,9 @@ class Plan:
             assert len(stripe.tree.downwards()) == len(facts)
             assert all(linkable(facts[child], facts[parent]) for child, parent in stripe.tree.parents.items())
             assert not any(facts[parent].receive_only for parent in stripe.tree.below)
+        for peer, sources in self.sources.items():
+            assert all(linkable(facts[peer], facts[source]) for source in sources)
+            assert not any(source in (peer, self.root) or facts[source].receive_only for source in sources)
 
 
 def copies(stripes: tuple[Stripe, ...]) -> dict[PeerId, float]:

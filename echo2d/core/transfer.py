@@ -6,6 +6,7 @@ A frame is *known* once its segment's table is held, or if it is the table of on
 are known frames. Every operation on a single frame takes constant time: a form has thousands of them, per peer.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 
 from echo2d.core.ids import FRAME_INDEX_BITS, FRAME_INDEX_MAX, FrameId, PeerId, SegmentId, frame_id
@@ -148,6 +149,10 @@ class Transfer:
         assert frame not in self._asked
         self._asked[frame] = (peer, until)
 
+    def extend(self, peer: PeerId, until: float) -> None:
+        """The peer is sending: it has until then for all that it was asked."""
+        self._asked.update(dict.fromkeys(self.asked_of(peer), (peer, until)))
+
     def give_back(self, frame: FrameId, peer: PeerId) -> bool:
         """The peer will not send it: it is unasked again. False if it was not asked of this peer."""
         if self.asked_from(frame) != peer:
@@ -161,6 +166,10 @@ class Transfer:
 
     def asked_of(self, peer: PeerId) -> tuple[FrameId, ...]:
         return tuple(frame for frame, (asked, _) in self._asked.items() if asked == peer)
+
+    def asked_until(self, peer: PeerId) -> float:
+        """Until when the peer has for what it was asked first; for ever if it was asked nothing."""
+        return min((until for asked, until in self._asked.values() if asked == peer), default=math.inf)
 
     def overdue(self, now: float) -> list[tuple[FrameId, PeerId]]:
         """Frames whose peer did not send them in time."""

@@ -57,6 +57,7 @@ class Holdings:
         self._indexes: dict[FormId, FormIndex] = {}
         self._held: dict[FormId, set[FrameId]] = {}
         self._payload_bytes: dict[FormId, int] = {}
+        self._duplicates: dict[FormId, int] = {}
         self._recovered = {facts.form: frozenset[FrameId]() for facts in store.forms()}
         self._unread = set(self._recovered)  # on disk since before the start, not yet looked at
         self._complete: set[FormId] = set()
@@ -89,6 +90,10 @@ class Holdings:
     def payload_bytes(self, form: FormId) -> int:
         """Payload of the form that is on disk."""
         return self._payload_bytes.get(form, 0)
+
+    def duplicates(self, form: FormId) -> int:
+        """Payload frames of the form that came although they were held."""
+        return self._duplicates.get(form, 0)
 
     def knows(self, form: FormId, frame: FrameId) -> bool:
         """Whether the frame can be judged: a table by its signed digest, other frames by their table."""
@@ -161,7 +166,7 @@ class Holdings:
             self._recovered[form] = await asyncio.to_thread(self._store.recover, form)
         self._indexes[form] = index
         self._held[form] = set()
-        self._payload_bytes[form] = 0
+        self._payload_bytes[form] = self._duplicates[form] = 0
         return index
 
     async def _absorb(self, form: FormId, index: FormIndex) -> list[SegmentId]:
@@ -258,6 +263,7 @@ class Holdings:
         index = self._known(form)
         async with self._storing_alone(form, {frame for frame, _ in frames}):
             fresh = {frame: payload for frame, payload in frames if frame not in self.held(form)}
+            self._count_duplicates(form, len(frames) - len(fresh))
             bad = await self.with_room(form, lambda: _put(self._store, form, index, fresh))
             for frame, payload in fresh.items():
                 if frame not in bad:
@@ -277,6 +283,7 @@ class Holdings:
     def put_at_once(self, form: FormId, frame: FrameId, payload: memoryview) -> bool:
         """Verify a frame that `takes_at_once`, and hold it; it is written soon. False: not what was promised."""
         if frame in self.held(form):
+            self._count_duplicates(form, 1)
             return True
         span = self._known(form).span(frame)
         if span is None or not span.is_made_of(payload):
@@ -403,6 +410,7 @@ class Holdings:
         """From now on the form is unknown, until a new root of it comes. False: it was so already."""
         self._held.pop(form, None)
         self._payload_bytes.pop(form, None)
+        self._duplicates.pop(form, None)
         self._unwritten.drop(form)
         fresh = form not in self._dropped
         self._dropped[form] = None
@@ -445,6 +453,10 @@ class Holdings:
             self._held[form].add(frame)
             self._payload_bytes[form] += 0 if is_table(frame) else len(payload)
         self._recent.put(form, frame, payload)
+
+    def _count_duplicates(self, form: FormId, frames: int) -> None:
+        if form in self._duplicates:
+            self._duplicates[form] += frames
 
     def _all_held(self, form: FormId, index: FormIndex) -> bool:
         payloads = sum(len(index.spans(SegmentId(segment))) for segment in range(index.segment_count))

@@ -292,7 +292,8 @@ class Receiver:
         if form is not None:
             payload_bytes, sent_bytes = self.holdings.payload_bytes(form), self._sent.get(form, 0)
             links, backlogs = tuple(self._link_samples()), tuple(self._backlogs())
-            self._owner.tell(TransferReport(form, payload_bytes, links, sent_bytes, backlogs))
+            duplicates = self.holdings.duplicates(form)
+            self._owner.tell(TransferReport(form, payload_bytes, links, sent_bytes, backlogs, duplicates))
 
     def _link_samples(self) -> Iterator[LinkSample]:
         for peer, here in self._peers.items():

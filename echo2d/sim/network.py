@@ -13,6 +13,7 @@ from echo2d.core.rates import BacklogMeter, LinkMeter
 from echo2d.core.relay import Relay
 from echo2d.core.relay_io import (
     Event,
+    FrameRejected,
     FrameVerified,
     LinkDown,
     LinkUp,
@@ -102,6 +103,7 @@ class Node:
         self.down_free = 0.0
         self.down_s = 1 / spec.downlink
         self.sent_bytes = 0
+        self.sent_frames = 0
         self.arrived_s: float | None = None
 
     def kept(self, segment: int) -> tuple[FrameId, ...]:
@@ -151,13 +153,16 @@ class Network:
         if not action.header_only:
             size += self._frame_bytes(action.frame)
             node.sent_bytes += size
+            node.sent_frames += 1
         now = self._clock.now
         way.backlog.look(now, waits=way.sent_at > now)
         way.last_start = max(now, node.up_free, way.paced_until)
         if not way.unsaid:
             way.unsaid = True
             self._ready.append(way)
-        self._transmit(way, size, action)
+        every = node.spec.corrupts_every
+        bad = not action.header_only and every > 0 and node.sent_frames % every == 0
+        self._transmit(way, size, FrameRejected(node.peer, action.stream, FORM, action.frame) if bad else action)
 
     def _say_ready(self, way: Way) -> None:
         """The last frame given has begun to leave, or will: only then the source may give more."""
@@ -214,10 +219,12 @@ class Network:
     def _deliver(self, way: Way, what: SendFrame | Event) -> None:
         if way.dead:
             return
-        if not isinstance(what, SendFrame):
-            self._deliver_to(way.target, what)
-        elif what.stream not in way.ended:
+        if isinstance(what, SendFrame | FrameRejected) and what.stream in way.ended:
+            return
+        if isinstance(what, SendFrame):
             self._deliver_frame(way, what)
+        else:
+            self._deliver_to(way.target, what)
 
     def _deliver_frame(self, way: Way, sent: SendFrame) -> None:
         """The target verifies the frame and stores it; a table tells it of the segment's frames."""

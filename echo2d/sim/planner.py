@@ -4,11 +4,13 @@ Reports of stalled parents are gathered for a moment, since everybody below a st
 does not itself wait for another is made a leaf.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from echo2d.core.ids import PeerId, PlanId
 from echo2d.core.plan_edges import changed_peers, edge_secret
 from echo2d.core.plan_repair import join, repair
+from echo2d.core.quarantine import Quarantine
 from echo2d.core.relay_io import ReportEdgeBroken
 from echo2d.core.shapes import is_much_better, plan_auto, plan_chains, plan_star
 from echo2d.core.topology import Job, PeerFacts, Plan
@@ -23,6 +25,7 @@ class Planner:
         self._chains = chains
         self._stalled: dict[PeerId, PeerId] = {}
         self._gone: set[PeerId] = set()
+        self.quarantine = Quarantine()
         self.plan: Plan | None = None
         self.generations = 0
 
@@ -50,12 +53,12 @@ class Planner:
         plan.check()
         return set(plan.facts())
 
-    def came(self, facts: PeerFacts) -> set[PeerId]:
-        """A peer that is not the root said hello, for the first time or again."""
+    def came(self, facts: PeerFacts, holders: Collection[PeerId]) -> set[PeerId]:
+        """A peer that is not the root said hello, for the first time or again. holders: who has everything."""
         assert self.plan is not None
         self._gone.discard(facts.peer)
         old = self.plan
-        return self._change(old, join(self._without(facts.peer), facts)) | {facts.peer}
+        return self._change(old, join(self._without(facts.peer), facts, holders)) | {facts.peer}
 
     def went(self, peer: PeerId) -> set[PeerId]:
         """The coordinator's own connection to this peer is gone."""
@@ -86,6 +89,16 @@ class Planner:
             if facts is not None:
                 told |= self._change(self.plan, join(repair(self.plan, peer), facts))
         return told
+
+    def accused(self, accuser: PeerId, accused: PeerId, now: float) -> set[PeerId]:
+        """A bad frame came from the accused: whoever is at fault becomes a leaf for good."""
+        assert self.plan is not None
+        is_seed = accuser == self.plan.root
+        facts = self.plan.facts().get(self.quarantine.accuse(accuser, accused, is_seed=is_seed, now=now))
+        if facts is None or facts.receive_only:
+            return set()
+        leaf = replace(facts, receive_only=True)
+        return self._change(self.plan, join(repair(self.plan, leaf.peer), leaf))
 
     def secret(self, one: PeerId, other: PeerId) -> bytes:
         assert self.plan is not None

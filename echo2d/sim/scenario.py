@@ -18,7 +18,8 @@ MBIT = 125_000.0  # bytes/s in one Mbit/s
 @dataclass(frozen=True, slots=True)
 class PeerSpec:
     """One peer's access link. latency_s: one way, from the peer to the middle of the network; between two peers, the
-    sum of theirs. loss: share of the packets lost on the way in. joins_at_s: a newcomer, if above 0.
+    sum of theirs. loss: share of the packets lost on the way in. joins_at_s: a newcomer, if above 0. corrupts_every: of
+    so many frames that it sends the last is bad, if above 0.
     """
 
     uplink: float = 100 * MBIT
@@ -27,6 +28,7 @@ class PeerSpec:
     loss: float = 0.0
     reachable: bool = True
     joins_at_s: float = 0.0
+    corrupts_every: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,8 +67,8 @@ class Outcome:
     """t_verify_s: until the last peer that was there from the start, and is still there, held everything.
 
     arrived_s: when each peer held everything. verified_peers: those who hold it and are still there. seed_copies:
-    payload that the seed sent, in forms. duplicates: payload frames received twice. left: peers that died. trace:
-    digest of everything that happened, in order.
+    payload that the seed sent, in forms. duplicates: payload frames received twice. quarantined: who is at the end.
+    left: peers that died. trace: digest of everything that happened, in order.
     """
 
     t_verify_s: float
@@ -81,6 +81,7 @@ class Outcome:
     duplicates: int
     events: int
     generations: int
+    quarantined: tuple[int, ...]
     trace: str
 
     @property
@@ -208,6 +209,7 @@ class World:
             duplicates=sum(transfer.duplicates for transfer in transfers),
             events=self._events,
             generations=self._planner.generations,
+            quarantined=tuple(node.number for node in self._nodes if node.peer in self._planner.quarantine),
             trace=self._trace.hexdigest(),
         )
 
@@ -282,13 +284,13 @@ class World:
             case ForgetPeer(peer):
                 del node.expected[peer]
                 self._network.disconnect(node, self._by_peer[peer])
-            case ReportEdgeBroken():
+            case ReportEdgeBroken() | Accuse():
                 self._clock.after(self._control_s(node), self._reported, node.peer, action)
             case FormArrived():
                 self._waiting.discard(node.number)
                 node.arrived_s = self._clock.now if node.arrived_s is None else node.arrived_s
-            case Accuse() | FrameGone():
-                raise AssertionError("nobody sends wrong frames or loses any here")
+            case FrameGone():
+                raise AssertionError("nobody loses frames here")
             case _:
                 assert_never(action)
 
@@ -320,7 +322,8 @@ class World:
             self._tell(self._planner.start(node.facts, others))
             self._encode(node.boots)
         else:
-            self._tell(self._planner.came(node.facts))
+            holders = [each.peer for each in self._nodes[1:] if each.relay is not None and each.arrived_s is not None]
+            self._tell(self._planner.came(node.facts, holders))
 
     def _die(self, node: Node, fault: Fault) -> None:
         self._to_come -= 1
@@ -413,8 +416,10 @@ class World:
         if node.boots == boots:
             self._tell(self._planner.went(node.peer))
 
-    def _reported(self, reporter: PeerId, report: ReportEdgeBroken) -> None:
-        if self._planner.broken(reporter, report):
+    def _reported(self, reporter: PeerId, report: ReportEdgeBroken | Accuse) -> None:
+        if isinstance(report, Accuse):
+            self._tell(self._planner.accused(reporter, report.accused, self._clock.now))
+        elif self._planner.broken(reporter, report):
             self._clock.after(DECIDE_S, self._decide)
 
     def _decide(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from echo2d.core import findings
 from echo2d.core.forms import FormFacts
-from echo2d.core.ids import FormId, FrameId, SegmentId, Version, is_table
+from echo2d.core.ids import FormId, FrameId, SegmentId, Version, frame_id, is_table
 from echo2d.core.messages import (
     ApplyFailed,
     EdgeBroken,
@@ -83,6 +83,18 @@ async def test_a_restarted_peer_fetches_no_frame_again(double: CoordinatorDouble
             double.chain(facts.form, chain, plan=2)
             await double.until_said(VersionVerified, count=2)
             assert sent(seed, facts.form) == before
+
+
+async def test_a_frame_that_comes_though_it_is_held_is_counted(double: CoordinatorDouble, tmp_path: Path) -> None:
+    async with a_seed(double), a_worker(double, tmp_path / "one", relay_only=True) as one:
+        names = await double.peers(2)
+        facts, _ = await spread(double, 0, names["seed"], names["one"])
+        await double.until_said(VersionVerified)
+        again = frame_id(SegmentId(0), 1), memoryview(b"whatever")
+        before = books(one).duplicates(facts.form)
+        assert books(one).put_at_once(facts.form, *again)
+        assert await books(one).put_frames(facts.form, [again]) == set()
+        assert books(one).duplicates(facts.form) == before + 2
 
 
 async def test_a_restart_in_the_middle_of_a_form(

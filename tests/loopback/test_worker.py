@@ -102,6 +102,20 @@ async def test_striped_chains_with_a_relay_peer_in_them(double: CoordinatorDoubl
         assert double.said(EdgeBroken) == []
 
 
+async def test_a_newcomer_fetches_from_those_who_have_the_version(double: CoordinatorDouble, tmp_path: Path) -> None:
+    async with a_seed(double), a_worker(double, tmp_path / "one"), a_worker(double, tmp_path / "two"):
+        chain = [(await double.peers(3))[name] for name in ("seed", "one", "two")]
+        facts, digest = await spread_striped(double, 0, chain, weight_bytes=4 << 20)
+        await double.until_said(VersionVerified, count=2)
+        async with a_worker(double, tmp_path / "three"):
+            three = (await double.peers(4))["three"]
+            double.chains(facts.form, [(*chain, three)], 2, sources=chain[1:])
+            assert await double.until_said(VersionVerified, three) == VersionVerified(facts.form, facts.version, digest)
+            report = await double.until_said(TransferReport, three)
+            assert {sample.peer for sample in report.links} == set(chain[1:])
+            assert double.said(EdgeBroken, three) == []
+
+
 async def test_a_delta_form_is_applied_to_the_version_held(double: CoordinatorDouble, tmp_path: Path) -> None:
     async with a_seed(double), a_worker(double, tmp_path / "one"):
         names = await double.peers(2)

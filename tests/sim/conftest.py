@@ -1,6 +1,7 @@
 """Random scenarios, and a runner whose failures name the seed that brings them back."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -24,6 +25,21 @@ def random_scenario(rng_seed: int) -> Scenario:
         limit_s=300.0,
         rng_seed=rng_seed,
     )
+
+
+def troubled(scenario: Scenario) -> Scenario:
+    """The same with one peer that spoils frames, or with some that come when others have everything, or both."""
+    rng = random.Random(scenario.rng_seed + 1_000_000)
+    peers = list(scenario.peers)
+    if scenario.rng_seed % 3 != 1:
+        culprit = rng.randrange(1, len(peers))
+        peers[culprit] = replace(peers[culprit], corrupts_every=rng.choice([2, 5, 20]))
+    if scenario.rng_seed % 3 != 0:
+        late = [
+            replace(rng.choice(scenario.peers[1:]), joins_at_s=rng.uniform(3, 40)) for _ in range(rng.randint(1, 3))
+        ]
+        peers += late
+    return replace(scenario, peers=tuple(peers))
 
 
 def random_peer(rng: random.Random) -> PeerSpec:

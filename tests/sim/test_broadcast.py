@@ -2,12 +2,13 @@
 
 import time
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 
 from echo2d.sim.scenario import MBIT, Fault, PeerSpec, Scenario
 from echo2d.sim.world import StuckError, World
-from tests.sim.conftest import Play, random_scenario
+from tests.sim.conftest import Play, random_scenario, troubled
 
 MIB = 1 << 20
 LINK = PeerSpec()
@@ -118,6 +119,28 @@ def test_a_seed_that_comes_back_sends_what_nobody_has(play: Play) -> None:
     assert outcome.t_verify_s < play(CHAIN).t_verify_s + 2
 
 
+@pytest.mark.parametrize("shape", ["chain", "auto"])
+@pytest.mark.parametrize("culprit", [1, 4])
+def test_a_relay_that_spoils_frames_delays_little_and_nobody_honest_is_quarantined(
+    play: Play, shape: Literal["chain", "auto"], culprit: int
+) -> None:
+    peers = [replace(LINK, corrupts_every=20 if number == culprit else 0) for number in range(9)]
+    outcome = play(replace(CHAIN, peers=tuple(peers), shape=shape, chains=3))
+    assert len(outcome.arrived_s) == 8
+    assert outcome.ratio < 1.2
+    assert set(outcome.quarantined) <= {culprit}
+
+
+@pytest.mark.parametrize("relay", range(1, 9))
+@pytest.mark.parametrize("shape", ["chain", "auto"])
+def test_a_relay_of_equal_ones_dies_in_the_middle(play: Play, relay: int, shape: Literal["chain", "auto"]) -> None:
+    """The bound of those who are left is the same: B/u."""
+    dies = replace(CHAIN, shape=shape, faults=(Fault(relay, 2.7),))
+    assert play(dies).ratio < 1.2
+    silent = play(replace(dies, faults=(Fault(relay, 2.7, silent=True),)))
+    assert silent.t_verify_s < silent.bound_s + 3
+
+
 def test_loss_delays_but_everything_comes(play: Play) -> None:
     lossy = Scenario.equal(8, replace(LINK, loss=0.001), wire_bytes=64 * MIB, shape="chain")
     assert play(lossy).ratio < 1.5
@@ -145,6 +168,39 @@ def test_a_newcomer_gets_the_spreading_form_without_delaying_it(play: Play) -> N
     assert outcome.seed_copies < 1.01
 
 
+@pytest.mark.parametrize("shape", ["chain", "star", "auto"])
+@pytest.mark.parametrize(("mbits", "count", "ratio"), [(100, 1, 1.05), (100, 2, 1.05), (1000, 1, 1.4), (1000, 2, 1.2)])
+def test_who_comes_late_fetches_from_all_peers_at_once(
+    play: Play, shape: Literal["chain", "star", "auto"], mbits: float, count: int, ratio: float
+) -> None:
+    """As fast as its downlink takes it, or eight uplinks give it to all newcomers; the seed sends nothing more."""
+    spread = replace(CHAIN, shape=shape)
+    newcomers = (replace(LINK, downlink=mbits * MBIT, joins_at_s=60.0),) * count
+    outcome = play(replace(spread, peers=(*spread.peers, *newcomers)))
+    bound_s = spread.wire_bytes / min(mbits * MBIT, 8 * LINK.uplink / count)
+    assert max(outcome.arrived_s[9 + number] for number in range(count)) < 60.0 + ratio * bound_s
+    assert outcome.seed_copies == play(spread).seed_copies
+    assert outcome.duplicates <= play(spread).duplicates + 1
+
+
+def test_slow_sources_hold_nobody_up(play: Play) -> None:
+    """The end game takes from them what they would send last."""
+    peers = (
+        PeerSpec(uplink=320 * MBIT),
+        *(PeerSpec(uplink=mbits * MBIT) for mbits in (100, 100, 100, 100, 2, 2, 2, 2)),
+    )
+    outcome = play(Scenario((*peers, replace(LINK, joins_at_s=60.0)), wire_bytes=64 * MIB))
+    assert outcome.arrived_s[9] < 60.0 + 1.05 * 64 * MIB / LINK.downlink
+
+
+def test_who_comes_back_late_fetches_only_what_it_misses(play: Play) -> None:
+    scenario = replace(CHAIN, faults=(Fault(4, 2.7, back_s=30.0),))
+    outcome = play(scenario)
+    assert outcome.arrived_s[4] < 30.0 + 0.55 * 5.4 + 0.3
+    assert outcome.duplicates == 0
+    assert outcome.seed_copies < 1.01
+
+
 def test_peers_that_nobody_can_dial_are_served_too(play: Play) -> None:
     peers = (LINK, *(LINK, replace(LINK, reachable=False)) * 3, replace(LINK, reachable=False))
     outcome = play(Scenario(peers, wire_bytes=16 * MIB, shape="chain", chains=2))
@@ -154,6 +210,13 @@ def test_peers_that_nobody_can_dial_are_served_too(play: Play) -> None:
 @pytest.mark.parametrize("rng_seed", range(30))
 def test_random_schedules_end_with_everyone_holding_everything(play: Play, rng_seed: int) -> None:
     play(random_scenario(rng_seed), check_every=100)
+
+
+@pytest.mark.parametrize("rng_seed", range(30))
+def test_neither_spoilt_frames_nor_late_comers_keep_anybody_waiting(play: Play, rng_seed: int) -> None:
+    scenario = troubled(random_scenario(rng_seed))
+    outcome = play(scenario, check_every=100)
+    assert all(scenario.peers[number].corrupts_every for number in outcome.quarantined)
 
 
 def test_a_peer_may_want_again_what_came_by_another_way(play: Play) -> None:

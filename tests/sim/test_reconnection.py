@@ -30,7 +30,7 @@ def struck(rng_seed: int, kind: FaultKind, *at_s: float, staleness_max: int = 4)
     )
 
 
-@pytest.mark.parametrize("rng_seed", [*range(6), 27, 28, 30])
+@pytest.mark.parametrize("rng_seed", [*range(7), 27, 28])
 def test_workers_carry_on_and_generate_nothing_twice(rng_seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever was under way when the coordinator died is accepted from the attempt that began it.
 

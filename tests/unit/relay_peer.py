@@ -40,14 +40,21 @@ class Peer:
         return actions
 
     def plan(
-        self, *edges: Edge, plan: int = 1, generation: int = 0, form: FormId = FORM, weights: tuple[float, ...] = ()
+        self,
+        *edges: Edge,
+        plan: int = 1,
+        generation: int = 0,
+        form: FormId = FORM,
+        weights: tuple[float, ...] = (),
+        sources: tuple[PeerId, ...] = (),
     ) -> list[Action]:
         """A plan of stripes, equal unless weighted; each edge is a parent and children."""
         shares = weights or (1 / len(edges),) * len(edges)
         stripes = [StripeEdge(StripeId(n), shares[n], parent, kids) for n, (parent, kids) in enumerate(edges)]
         others = dict.fromkeys(peer for parent, kids in edges for peer in (parent, *kids) if peer is not None)
+        others.update(dict.fromkeys(sources))
         peers = tuple(EdgePeer(peer, None, dial=False, secret=bytes(32)) for peer in others)
-        return self(PlanReceived(PlanEdges(form, PlanId(plan), Generation(generation), tuple(stripes), peers)))
+        return self(PlanReceived(PlanEdges(form, PlanId(plan), Generation(generation), tuple(stripes), peers, sources)))
 
     def asked(self, peer: PeerId, stream: int, stripe: int = 0, first: int = 0, plan: int = 1) -> list[Action]:
         return self(StreamAsked(peer, stream, FORM, PlanId(plan), Generation(0), StripeId(stripe), first))

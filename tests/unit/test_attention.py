@@ -82,7 +82,7 @@ def test_a_dissemination_bound_run_is_told_when_it_is_known() -> None:
 def test_a_hundred_workers_do_not_fill_a_book() -> None:
     status = World().state.status()
     worker = {"name": "x", "state": "joined", "alive": False, "silent_s": 7.0, "leases": 1, "leases_end_s": 8.0}
-    more = {"serving": None, "lag": None, "memory_ok": None}
+    more = {"serving": None, "lag": None, "memory_ok": None, "quarantined": False}
     sentences = attention({**status, "epoch": 1, "seed_alive": True, "workers": [{**worker, **more}] * 100})
     assert len(sentences) == SENTENCES_MAX + 1
     assert sentences[1] == "x silent for 7 s: its lease goes to others in 8 s"

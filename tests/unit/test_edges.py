@@ -19,6 +19,7 @@ GOOD = PlanEdges(FormId("f"), PlanId(1), Generation(0), (PLACE,), (PARENT, CHILD
 
 def test_a_good_one() -> None:
     assert edges_fault(GOOD, ME) == ""
+    assert edges_fault(replace(GOOD, sources=(UP,)), ME) == ""
     assert edges_fault(replace(GOOD, stripes=(), peers=()), ME) == ""
 
 
@@ -39,6 +40,7 @@ def test_a_good_one() -> None:
         (replace(GOOD, peers=(replace(PARENT, address=Address("10.0.0.1", 1 << 40)), CHILD)), "linked with"),
         (replace(GOOD, stripes=(PLACE, StripeEdge(StripeId(1), 1.0, None, ()))), "begins here"),
         (replace(GOOD, peers=(PARENT,)), "impossible"),
+        (replace(GOOD, sources=(PeerId("far"),)), "no peer of it"),
         (replace(GOOD, stripes=(replace(PLACE, parent=DOWN),)), "impossible"),
         *((replace(GOOD, stripes=(replace(PLACE, weight=w),)), "impossible") for w in (0.0, -1.0, math.nan, math.inf)),
     ],

@@ -1,8 +1,10 @@
 """Plans that lose a peer or get one."""
 
+import pytest
+
 from echo2d.core.ids import PeerId
 from echo2d.core.plan_edges import changed_peers
-from echo2d.core.plan_repair import join, repair
+from echo2d.core.plan_repair import SOURCES_MAX, join, repair
 from echo2d.core.shapes import plan_auto, plan_chains, plan_star
 from tests.plan_kit import ABCD, JOB, MB, ONE, SEED, facts, order
 
@@ -37,6 +39,31 @@ def test_orphans_do_not_hang_on_a_newcomer_though_it_has_most_to_spare() -> None
     assert plan.joined == {"n"}
     assert "n" not in plan.copies()
     assert repair(plan, PeerId("n")).joined == frozenset()
+
+
+@pytest.mark.parametrize("shape", ["star", "chain"])
+def test_a_newcomer_fetches_from_those_who_hold_everything_and_not_from_the_root(shape: str) -> None:
+    plan = plan_star(ONE, JOB, SEED, ABCD) if shape == "star" else plan_chains(ONE, JOB, SEED, ABCD, 1)
+    holders = {one.peer for one in ABCD}
+    grown = join(join(plan, facts("e"), holders), facts("f"), holders)
+    grown.check()
+    assert {peer: set(sources) for peer, sources in grown.sources.items()} == {"e": holders, "f": holders}
+    assert grown.stripes[0].tree.parents[PeerId("e")] in holders
+    assert changed_peers(join(plan, facts("e")), join(plan, facts("e"), holders)) >= holders | {"e"}
+    assert repair(repair(grown, PeerId("a")), PeerId("f")).sources == {"e": ("b", "c", "d")}
+
+
+def test_holders_that_are_slower_than_the_plan_are_no_sources() -> None:
+    peers = [facts("a", 0.1 * MB), facts("b"), facts("c", receive_only=True)]
+    plan = plan_chains(ONE, JOB, SEED, peers, 1)
+    assert join(plan, facts("e"), {PeerId("a"), PeerId("c")}).sources == {}
+    assert join(plan, facts("e"), {one.peer for one in peers}).sources == {"e": ("b", "a")}
+
+
+def test_a_newcomer_has_so_many_sources_those_with_most_uplink_to_spare() -> None:
+    peers = [facts(f"p{number:02}", (10 + number) * MB) for number in range(2 * SOURCES_MAX)]
+    plan = join(plan_chains(ONE, JOB, SEED, peers, 1), facts("e"), {one.peer for one in peers})
+    assert plan.sources[PeerId("e")] == tuple(one.peer for one in reversed(peers[SOURCES_MAX:]))
 
 
 def test_peers_that_nobody_can_dial_never_share_an_edge() -> None:

@@ -28,9 +28,10 @@ from echo2d.core.messages import (
     VersionVerified,
 )
 from echo2d.core.publishing import ENCODE_FAILURES_MAX, ENCODE_RETRY_S, FIXED_S
+from echo2d.core.quarantine import ALONE_MAX, QUARANTINE_S
 from echo2d.core.rates import PACE
 from echo2d.core.roots import Root
-from echo2d.core.spread import ACCUSATIONS_MAX, LEARN_S, TOLD_MAX, Spread
+from echo2d.core.spread import LEARN_S, TOLD_MAX, Spread
 from tests.coordinator_world import Peer, World, rules, train, version_digest
 from tests.plan_kit import MB
 
@@ -279,23 +280,84 @@ def parents_of(spread: Spread, child: PeerId) -> set[PeerId]:
 
 def test_who_accuses_all_its_parents_becomes_a_leaf_itself() -> None:
     world = published("a", "b", "c", "d", "e")
-    world.drain()
+    deliver_seed(world)
     spread = world.state._publishing.spreading
     assert spread is not None
     liar = world.peers["c"]
     accused = []
-    for _ in range(ACCUSATIONS_MAX):
+    for _ in range(ALONE_MAX):
         (parent,) = parents_of(spread, liar.peer)
         accused.append(parent)
         world.say(liar, FrameAccused(form_of(world), FrameId(1), parent))
-    assert len(set(accused)) == ACCUSATIONS_MAX
+    assert len(set(accused)) == ALONE_MAX
     before = messages(liar, PlanEdges)[-1].stripes[0]
     for _ in range(3):
         (parent,) = parents_of(spread, liar.peer)
         world.say(liar, FrameAccused(form_of(world), FrameId(1), parent))
     after = messages(liar, PlanEdges)[-1].stripes[0]
     assert (after.children, after.parent != before.parent or not before.children) == ((), True)
-    assert spread.repairs == ACCUSATIONS_MAX + 1
+    assert spread.repairs == ALONE_MAX + 1
+    assert spread.plan is not None
+    assert {one.peer for one in spread.plan.peers if one.receive_only} == {*accused, liar.peer}
+
+
+def test_a_relay_that_two_peers_accuse_is_quarantined_and_passes_nothing_on() -> None:
+    world = published("a", "b", "c")
+    world.drain()
+    culprit, accusers = world.peers["a"], [world.peers["b"], world.peers["c"]]
+    for number, accuser in enumerate(accusers):
+        place_below(world, culprit, accuser)
+        world.say(accuser, FrameAccused(form_of(world), FrameId(1), culprit.peer))
+        assert quarantined(world) == (["a"] if number else [])
+        publish_again(world)
+        world.drain()
+    assert messages(culprit, PlanEdges)[-1].stripes[0].children == ()
+    assert "a is quarantined" in world.state.status()["attention"][0]
+    world.now += QUARANTINE_S
+    for peer in world.peers.values():
+        world.say(peer, Heartbeat(0))
+    world.handle(DeadlinePassed())
+    assert quarantined(world) == []
+    publish_again(world)
+    world.drain()
+    assert any(messages(peer, PlanEdges)[-1].stripes[0].parent == "a" for peer in accusers)
+
+
+def test_what_the_seed_itself_saw_is_enough() -> None:
+    world = published("a", "b")
+    world.drain()
+    spread = world.state._publishing.spreading
+    assert spread is not None
+    (first,) = spread.neighbours(PeerId("seed"))
+    world.say(world.peers["seed"], FrameAccused(form_of(world), FrameId(1), first))
+    assert quarantined(world) == [first]
+
+
+def test_nobody_waits_for_a_quarantined_worker() -> None:
+    world = published("a", "b")
+    deliver_seed(world)
+    spread = world.state._publishing.spreading
+    assert spread is not None
+    (first,) = spread.neighbours(PeerId("seed"))
+    (other,) = {"a", "b"} - {first}
+    world.say(world.peers["seed"], FrameAccused(form_of(world), FrameId(1), first))
+    world.say(world.peers[other], VersionVerified(form_of(world), Version(0), version_digest(0)))
+    assert not world.state._publishing._awaits_anyone(spread)
+    assert len(world.state.status()["t_verify_s"]) == 1
+
+
+def quarantined(world: World) -> list[str]:
+    return [worker["id"] for worker in world.state.status()["workers"] if worker["quarantined"]]
+
+
+def place_below(world: World, parent: Peer, child: Peer) -> None:
+    """The plan has this edge, whatever else it has."""
+    spread = world.state._publishing.spreading
+    assert spread is not None
+    assert spread.plan is not None
+    if child.peer not in spread.neighbours(parent.peer):
+        sources = {**spread.plan.sources, child.peer: (parent.peer,)}
+        spread.plan = replace(spread.plan, sources=sources)
 
 
 def test_encoding_is_tried_again_and_then_given_up() -> None:
@@ -422,10 +484,11 @@ def test_progress_and_copies_are_counted() -> None:
     world = published("a")
     deliver_seed(world)
     form = form_of(world)
-    world.say(world.peers["a"], TransferReport(form, 450, (), 0))
+    world.say(world.peers["a"], TransferReport(form, 450, (), 0, duplicates=3))
     world.say(world.peers["seed"], TransferReport(form, 900, (), 1350))
     world.say(world.peers["seed"], TransferReport(FormId("0" * 32), 1, (), 10**9))
-    assert broadcast(world)["peers"][0]["payload_bytes"] == 450
+    (progress,) = broadcast(world)["peers"]
+    assert (progress["payload_bytes"], progress["duplicates"]) == (450, 3)
     assert world.state.status()["seed_copies"] == {"0": 1.5}
     assert (world.state.status()["wire_bytes"], world.state.status()["full_bytes"]) == (900, 1000)
 
