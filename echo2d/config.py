@@ -44,7 +44,7 @@ class ServeTable(Table):
 
     host: str = key("address the API and the control links listen on", "127.0.0.1")
     port: int = key("TCP port of both; 0: any free one (see coordinator.json in run_dir)", 7700, low=0, high=PORT_MAX)
-    insecure: bool = key("allow a host other than loopback without TLS", False)
+    tls: Literal["auto", "on", "off"] = key("on all connections; auto: if host or link.host is not loopback", "auto")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +113,7 @@ class WorkerConfig(Table):
 
     TABLE: ClassVar[str] = "worker"
 
-    url: str = key("the coordinator, http://HOST:PORT")
+    url: str = key("the coordinator, https://HOST:PORT; http:// means no TLS")
     token_file: Path = key("made by `echo2d token create NAME --role worker`")
     state_dir: Path = key("where this worker keeps its key, frames and snapshots")
     disk_bytes_max: int = key("bytes of frames and snapshots here; older frames make room", DISK_BYTES_MAX, low=1)
@@ -132,7 +132,7 @@ class WorkerConfig(Table):
     listen_host: str = key("address the peer listener binds", "127.0.0.1")
     listen_port: int = key("TCP port of the peer listener; 0: any free one", 0, low=0, high=PORT_MAX)
     advertise: str = key("HOST:PORT where others reach it, in numbers (:PORT: at its public address); empty: there", "")
-    insecure: bool = key("allow addresses other than loopback without TLS", False)
+    no_tls: bool = key("allow addresses other than loopback although the URL is http://", False)
     metrics_port: int = key("serve Prometheus metrics on 127.0.0.1; 0: do not", 0, low=0, high=PORT_MAX)
 
     def __post_init__(self) -> None:

@@ -313,7 +313,9 @@ class Fleet:
 
         async def one(worker: ScriptedWorker) -> None:
             async with gate:
-                await enrol(url, token, worker.key, rng=random.Random(), patience_s=ENROL_PATIENCE_S)
+                await enrol(
+                    url, token, Identity.of(url, token, worker.key), rng=random.Random(), patience_s=ENROL_PATIENCE_S
+                )
 
         async with asyncio.TaskGroup() as tasks:
             for worker in self.workers:

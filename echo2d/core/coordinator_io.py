@@ -10,6 +10,7 @@ from typing import Any, NewType
 
 from echo2d.core.ids import Digest, Epoch, GroupId, LeaseId, PeerId, PublishSeq, RunId, Version
 from echo2d.core.messages import Address, HeldLease, Hello, ToCoordinator, ToPeer, VersionKey
+from echo2d.core.rates import PeerRate
 from echo2d.core.trajectory import NOTHING, GroupRecord, Partial, TrajectoryRecord
 
 SessionId = NewType("SessionId", int)  # one per accepted WebSocket, never reused within a process
@@ -304,9 +305,16 @@ class CheckpointKept:
     epoch: Epoch
 
 
+@dataclass(frozen=True, slots=True)
+class RatesMeasured:
+    """What a version has shown of these peers; it replaces what was known of them."""
+
+    rates: tuple[PeerRate, ...]
+
+
 Record = (
     EpochOpened | VersionPublished | VersionRevoked | PromptTaken | LeaseGiven | SampleKept | SampleRewarded
-    | GroupDropped | BatchFrozen | BatchCommitted | CheckpointKept
+    | GroupDropped | BatchFrozen | BatchCommitted | CheckpointKept | RatesMeasured
 )  # fmt: skip
 
 
@@ -343,6 +351,7 @@ class Recovered:
     checkpoint: int
     given: tuple[LeaseGiven, ...] = ()  # of stored groups, in the order in which they were granted
     answered: tuple[Answered, ...] = ()  # of stored groups, in the order in which they were accepted
+    rates: tuple[PeerRate, ...] = ()  # the one measured longest ago first
 
     @staticmethod
     def nothing() -> "Recovered":

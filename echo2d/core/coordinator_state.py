@@ -98,7 +98,7 @@ class CoordinatorState:
         )  # fmt: skip
         self._publishing = Publishing(
             rules, members=self._members, versions=self._versions, figures=self._figures, plan_secret=plan_secret,
-            tag=tag, now=now,
+            tag=tag, rates=recovered.rates, now=now,
         )  # fmt: skip
         self._calls = LearnerCalls(
             rules, recovered, members=self._members, versions=self._versions, staleness=self._staleness,
@@ -218,7 +218,7 @@ class CoordinatorState:
             case FrameAccused():
                 return self._publishing.frame_accused(peer, message)
             case TransferReport():
-                return self._publishing.transferred(peer, message)
+                return self._publishing.transferred(peer, message, now=now)
             case VersionVerified():
                 return self._publishing.verified(peer, message, now=now)
             case ApplyFailed():

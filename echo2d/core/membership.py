@@ -69,7 +69,8 @@ class Peer:
     running: int = 0
     accepted: int = 0
     refit_pause_s: float | None = None
-    uplink: float | None = None  # bytes/s, as its receivers measured it
+    uplink: float | None = None  # bytes/s to plan with, as its receivers measured it
+    pace: float | None = None  # bytes/s that it sends at most; None: as fast as it can
     uplink_limit: int | None = None  # bytes/s that it sends at most, as it says
     receive_only: bool = False
     reachable: bool | None = None

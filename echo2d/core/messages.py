@@ -107,6 +107,14 @@ class LinkSample:
 
 
 @dataclass(frozen=True, slots=True)
+class Backlog:
+    """For so long since the last report this peer had more to send to that one than their link took."""
+
+    peer: PeerId
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class StripeEdge:
     """This peer's place in one stripe's tree: its parent (None at the root) and its children."""
 
@@ -120,13 +128,15 @@ class StripeEdge:
 class EdgePeer:
     """The other end of at least one of this peer's edges, and how their one link comes about.
 
-    dial: this peer dials `address`; otherwise it waits to be dialled. secret: known to the two ends only.
+    dial: this peer dials `address`; otherwise it waits to be dialled. secret: known to the two ends only. pace: bytes/s
+    that this peer sends to the other at most; None: as fast as it can.
     """
 
     peer: PeerId
     address: Address | None
     dial: bool
     secret: bytes
+    pace: float | None = None
 
 
 # --- peer -> coordinator -------------------------------------------------------------------------------------------
@@ -232,12 +242,16 @@ class FrameAccused:
 
 @dataclass(frozen=True, slots=True)
 class TransferReport:
-    """Progress of the form that is arriving (about once a second while it is): frames verified so far, and links."""
+    """Progress of the form that moves (about once a second while it does): frames verified so far, and links.
+
+    backlogs: of the links that this peer sends over; without one it was never late, and its uplink not the limit.
+    """
 
     form: FormId
     payload_bytes: int
     links: tuple[LinkSample, ...]
     sent_bytes: int
+    backlogs: tuple[Backlog, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

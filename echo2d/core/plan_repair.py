@@ -20,13 +20,14 @@ def repair(plan: Plan, lost: PeerId) -> Plan:
     left = _Spare(plan, lost)
     stripes = tuple(replace(stripe, tree=left.without(stripe, lost)) for stripe in plan.stripes)
     peers = tuple(one for one in plan.peers if one.peer != lost)
-    return replace(plan, generation=Generation(plan.generation + 1), peers=peers, stripes=stripes)
+    generation = Generation(plan.generation + 1)
+    return replace(plan, generation=generation, peers=peers, stripes=stripes, joined=plan.joined - {lost})
 
 
 def join(plan: Plan, newcomer: PeerFacts) -> Plan:
     """The next generation with this peer as a leaf of the peers that have the most uplink to spare."""
     plan = with_leaf(plan, newcomer)
-    return replace(plan, generation=Generation(plan.generation + 1))
+    return replace(plan, generation=Generation(plan.generation + 1), joined=plan.joined | {newcomer.peer})
 
 
 def with_leaf(plan: Plan, newcomer: PeerFacts) -> Plan:
@@ -44,6 +45,7 @@ class _Spare:
     def __init__(self, plan: Plan, changing: PeerId) -> None:
         self._shape = plan.shape
         self._root = plan.root
+        self._joined = plan.joined
         self._facts: Mapping[PeerId, PeerFacts] = {one.peer: one for one in fill_in(plan.peers)}
         self._load = plan.copies()
         self._able = {peer for peer, one in self._facts.items() if peer not in (changing, plan.root) and uplink(one)}
@@ -76,12 +78,15 @@ class _Spare:
         return parent
 
     def _place(self, parents: dict[PeerId, PeerId], stripe: Stripe, peer: PeerId, able: set[PeerId]) -> None:
-        """In a star below the root; else below whoever is done soonest with one more child, the root if nobody can."""
+        """In a star below the root; else below whoever is done soonest with one more child, the root if nobody can.
+
+        Peers that have joined come last: they are far behind, or were found wanting, though nobody has more to spare.
+        """
         able = {one for one in able if one != peer and linkable(self._facts[one], self._facts[peer])}
         parent = self._root
         if able and self._shape != "star":
             depths = stripe.tree.depths()
-            parent = min(able, key=lambda one: (self._busy(one, stripe), depths.get(one, 0), one))
+            parent = min(able, key=lambda one: (one in self._joined, self._busy(one, stripe), depths.get(one, 0), one))
         parents[peer] = parent
         self._load[parent] = self._load.get(parent, 0.0) + stripe.weight
 

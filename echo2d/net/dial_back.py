@@ -6,7 +6,6 @@ nothing that the peer does is disturbed. Not here: whom to dial, and where.
 
 import asyncio
 import secrets
-import ssl
 
 from echo2d.core.coordinator_io import DialBack
 from echo2d.core.ids import RunId
@@ -15,21 +14,22 @@ from echo2d.core.link_handshake import DIAL_BACK, NONCE_BYTES
 from echo2d.core.link_messages import LinkEnded, LinkOpened
 from echo2d.core.reachability import DIAL_BACK_S
 from echo2d.errors import PeerFault
+from echo2d.net.tls import Tls, in_words
 
 
-async def dial_back(order: DialBack, run_id: RunId, *, client_ssl: ssl.SSLContext | None = None) -> str:
-    """Why nobody, or somebody else, answers; empty: that very peer does. client_ssl: None is plain TCP."""
+async def dial_back(order: DialBack, run_id: RunId, tls: Tls | None) -> str:
+    """Why nobody, or somebody else, answers; empty: that very peer does. Under TLS it also shows its certificate."""
     host, port = order.address.host, order.address.port
     try:
         async with asyncio.timeout(DIAL_BACK_S):
-            hostname = order.peer if client_ssl else None  # certificates name peers, not hosts
-            reader, writer = await asyncio.open_connection(host, port, ssl=client_ssl, server_hostname=hostname)
+            context, name = (None, None) if tls is None else (tls.dialler, order.peer)
+            reader, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=name)
             try:
                 await _ask(order, run_id, reader, writer)
             finally:
                 writer.transport.abort()
     except (OSError, PeerFault) as error:  # a time-out is one
-        return f"{host}:{port}: {str(error) or 'no answer'}"
+        return f"{host}:{port}: {in_words(error)}"
     return ""
 
 

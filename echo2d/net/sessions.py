@@ -40,6 +40,7 @@ from echo2d.net.auth import (
 )
 from echo2d.net.door import admit
 from echo2d.net.outbox import CLOSE_TIMEOUT_S, Outbox
+from echo2d.net.tls import shows
 
 SESSIONS_MAX = 2048  # sockets of one process, well above the 500 workers this is for
 HELLO_TIMEOUT_S = 10.0
@@ -140,6 +141,8 @@ class Sessions:
             raise _refusal(
                 "revoked" if denied.code == "revoked" else "credential", denied.detail, permanent=True
             ) from denied
+        if not shows(request.transport, known.peer):
+            raise _refusal("credential", "this connection does not show the peer's certificate", permanent=True)
         if len(self._open) + self._opening > SESSIONS_MAX:
             raise _refusal("busy", f"{SESSIONS_MAX} peers are connected already", permanent=False)
         try:

@@ -43,6 +43,7 @@ from echo2d.errors import Fault, StoreFault, first_fault
 from echo2d.net.auth import Caller, Denied, KnownPeer, sign_root
 from echo2d.net.dial_back import dial_back
 from echo2d.net.sessions import Sessions
+from echo2d.net.tls import Tls
 from echo2d.runtime.coordinator_metrics import CoordinatorMetrics
 from echo2d.runtime.data_plane import DataPlane
 from echo2d.runtime.enrolments import Enrolments
@@ -89,6 +90,7 @@ class Coordinator:
         ledger: LedgerThread,
         data_plane: DataPlane,
         files: VersionFiles,
+        tls: Tls | None = None,
         peer_networks: Sequence[Network] = (),
         service: Notifier | None = None,
     ) -> None:
@@ -100,6 +102,7 @@ class Coordinator:
         self._ledger = ledger
         self._data_plane = data_plane
         self._files = files
+        self._tls = tls
         self._service = service or Notifier()
         self._mailbox: Mailbox[Event] = Mailbox()
         self._requests = Requests(self._mailbox.put)
@@ -220,7 +223,7 @@ class Coordinator:
                 assert_never(action)
 
     async def _dial_back(self, action: DialBack) -> None:
-        await self._mailbox.put(DialBackEnded(action.session, await dial_back(action, self.run_id)))
+        await self._mailbox.put(DialBackEnded(action.session, await dial_back(action, self.run_id, self._tls)))
 
     async def _draw(self, action: DrawPrompt) -> None:
         await self._mailbox.put(await self._data_plane.draw(action))
@@ -256,8 +259,9 @@ class Coordinator:
     def caller(self, secret: str) -> Caller:
         return self._access.caller(secret, now_s=time.time())
 
-    async def enrol(self, secret: str, public_key: bytes, proof: bytes) -> PeerId:
-        return await self._enrolments.enrol(Enrolment(secret, public_key, proof))
+    async def enrol(self, secret: str, public_key: bytes, proof: bytes) -> tuple[PeerId, str]:
+        peer = await self._enrolments.enrol(Enrolment(secret, public_key, proof))
+        return peer, self._run.authority.certify_peer(public_key)
 
     async def ask(self, make: Callable[[RequestId], Event], *, timeout_s: float) -> Reply | None:
         return await self._requests.ask(make, timeout_s=timeout_s)

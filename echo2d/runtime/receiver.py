@@ -27,9 +27,10 @@ from echo2d.core.link_messages import (
     StreamEnded,
     StreamOpened,
 )
-from echo2d.core.messages import EdgePeer, LinkSample, SegmentsWanted, TransferReport
+from echo2d.core.messages import Backlog, EdgePeer, LinkSample, SegmentsWanted, TransferReport
 from echo2d.errors import PeerFault, StoreFault
 from echo2d.net.peers import PeerLinks
+from echo2d.net.tls import Tls
 from echo2d.net.urls import is_loopback
 from echo2d.runtime.base_model import BaseModel
 from echo2d.runtime.holdings import Holdings
@@ -77,7 +78,7 @@ class Owner(Protocol):
 
 
 class Receiver:
-    """The links listen, dial and receive while `run` runs.
+    """The links listen, dial and receive while `run` runs. no_tls: whether they may leave this host without.
 
     receive_only: nothing that is held here is told of, or sent. uplink_limit: bytes/s that all links send at most.
     """
@@ -88,12 +89,13 @@ class Receiver:
         run_id: RunId,
         me: PeerId,
         store: FrameStore,
-        insecure: bool,
+        tls: Tls | None,
+        no_tls: bool,
         owner: Owner,
         receive_only: bool = False,
         uplink_limit: float | None = None,
     ) -> None:
-        self._me, self._insecure, self._receive_only = me, insecure, receive_only
+        self._me, self._off_loopback, self._receive_only = me, no_tls or tls is not None, receive_only
         self._owner, self._emit = owner, owner.emit
         self.holdings = Holdings(
             store,
@@ -104,7 +106,7 @@ class Receiver:
             base=owner.base_of,
         )
         self.links = PeerLinks(
-            run_id=run_id, me=me, on_event=self._on_link, on_ready=self._on_ready, uplink_limit=uplink_limit
+            run_id=run_id, me=me, on_event=self._on_link, on_ready=self._on_ready, tls=tls, uplink_limit=uplink_limit
         )
         self._peers: dict[PeerId, _Peer] = {}
         self._opened: dict[PeerId, int] = {}  # connections so far; a run has some hundred peers
@@ -233,6 +235,7 @@ class Receiver:
 
     def _expect(self, edge: EdgePeer) -> None:
         self.links.expect(edge.peer, edge.secret)
+        self.links.pace(edge.peer, edge.pace)
         self._stop_dialling(edge.peer)
         if edge.dial and edge.address is not None:
             assert self._tasks is not None
@@ -249,8 +252,8 @@ class Receiver:
         """Keeps a link to the peer until it is no longer expected."""
         assert edge.address is not None
         host, port = edge.address.host, edge.address.port
-        if not self._insecure and not is_loopback(host):
-            log.warning("not dialled peer=%s address=%s: off loopback only with --insecure", edge.peer, host)
+        if not self._off_loopback and not is_loopback(host):
+            log.warning("not dialled peer=%s address=%s: off loopback only with TLS, or --no-tls", edge.peer, host)
             return
         delay_s = DIAL_S_MIN
         while True:
@@ -288,14 +291,20 @@ class Receiver:
         form, self._moved = self._moved, None
         if form is not None:
             payload_bytes, sent_bytes = self.holdings.payload_bytes(form), self._sent.get(form, 0)
-            self._owner.tell(TransferReport(form, payload_bytes, tuple(self._link_samples()), sent_bytes))
+            links, backlogs = tuple(self._link_samples()), tuple(self._backlogs())
+            self._owner.tell(TransferReport(form, payload_bytes, links, sent_bytes, backlogs))
 
     def _link_samples(self) -> Iterator[LinkSample]:
         for peer, here in self._peers.items():
-            meter = here.inbox.meter
-            if meter.payload_bytes:
-                yield LinkSample(peer, meter.payload_bytes, meter.seconds)
-                meter.payload_bytes, meter.seconds = 0, 0.0
+            payload_bytes, seconds = here.inbox.meter.take()
+            if payload_bytes:
+                yield LinkSample(peer, payload_bytes, seconds)
+
+    def _backlogs(self) -> Iterator[Backlog]:
+        for peer in self._peers:
+            seconds = self.links.take_backlog(peer)
+            if seconds:
+                yield Backlog(peer, seconds)
 
     def _count_sent(self, form: FormId, payload_bytes: int) -> None:
         self._moved = form

@@ -49,7 +49,7 @@ def test_other_programs_tables_are_ignored() -> None:
         ("sampling", "temperature", float("nan"), ["sampling.temperature", "nan"]),
         ("sampling", "vocab_size", 0, ["sampling.vocab_size", "run.base_model"]),
         ("coordinator", "port", 70000, ["coordinator.port", "at most 65535", "70000"]),
-        ("coordinator", "insecure", 1, ["coordinator.insecure", "true or false", "1"]),
+        ("coordinator", "tls", True, ["coordinator.tls", '"auto" or "on" or "off"', "True"]),
         ("task", "options", 3, ["task.options", "a table", "3"]),
         ("link", "peer_networks", "10.0.0.0/8", ["link.peer_networks", "[text, ...]"]),
         ("link", "peer_networks", ("10.0.0.1/8",), ["link.peer_networks", "10.0.0.1/8"]),

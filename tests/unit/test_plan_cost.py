@@ -25,6 +25,15 @@ def test_what_was_not_measured_counts_as_usual() -> None:
     assert (alone.uplink, alone.downlink, alone.latency_s) == (RATE_GUESS, RATE_GUESS, LATENCY_GUESS_S)
 
 
+def test_downlinks_that_nobody_measured_are_no_obstacle() -> None:
+    """All three could get 60 MB/s if they could take it in."""
+    fast = [
+        facts("seed", 100 * MB),
+        *(facts(name, uplink, None) for name, uplink in (("a", 60 * MB), ("b", 10 * MB), ("c", 10 * MB))),
+    ]
+    assert [one.downlink for one in fill_in(fast)[1:]] == [60 * MB, 60 * MB, 60 * MB]
+
+
 def test_nobody_is_thought_to_receive_more_slowly_than_it_sends() -> None:
     assert fill_in((SEED, facts("a", 50 * MB, None)))[1].downlink == 50 * MB
 
