@@ -220,7 +220,7 @@ def _measure(wanted: Broadcast, run: Path, console: Console) -> BroadcastResult:
                     console.print(_line(rounds[-1]), highlight=False)
                 for rival in wanted.against if number else ():
                     against[rival].append(rival_round(rival, lab, scenario, run, limit_s=_limit_s(scenario)))
-        faults = swarm.status()["faults"]
+        faults = [f"{fault['kind']}: {fault['text']}" for fault in swarm.status()["faults"]]
     return BroadcastResult.of(wanted, rounds, faults, (load, os.getloadavg()[0]), against)
 
 

@@ -1,7 +1,7 @@
 """How much may be sent so that a line never carries more than its owner allows. Not here: whose turn it is."""
 
 BURST_S = 0.05  # of the rate may be sent at once after a pause
-HEADERS = 1.07  # bytes on the line per byte sent: headers (4.6 %), acknowledgements of what comes in meanwhile
+HEADERS = 1.07  # bytes on the line per byte sent: headers (4.6 %), and some room for acknowledgements of what comes in
 
 
 class Allowance:

@@ -32,13 +32,14 @@ Secret = Callable[[PeerId, PeerId], bytes]
 
 def peer_facts(peer: Peer) -> PeerFacts:
     """What the planner may count on; downlinks are not measured."""
+    paces = [rate for rate in (peer.pace, peer.uplink_limit) if rate is not None]
     return PeerFacts(
         peer.peer,
         peer.uplink,
         None,
         peer.address,
         receive_only=peer.receive_only or peer.quarantined,
-        pace=peer.pace,
+        pace=min(paces, default=None),
         uplink_limit=peer.uplink_limit,
     )
 

@@ -26,8 +26,7 @@ class PeerFacts:
 
     receive_only: it passes nothing on. latency_s: one way to the middle of the network, half its RTT to the seed;
     between two peers it takes the sum of theirs. None: not measured. pace: bytes/s that it is to send at most, to all
-    its children together; None: as fast as it can. uplink_limit: bytes/s that it sends at most, as it says; None: no
-    limit.
+    its children together; None: as fast as it can. uplink_limit: what its owner allows; None: everything.
     """
 
     peer: PeerId

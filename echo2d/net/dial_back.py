@@ -17,14 +17,13 @@ from echo2d.errors import PeerFault
 from echo2d.net.tls import Tls, in_words
 
 
-async def dial_back(order: DialBack, run_id: RunId, *, tls: Tls | None = None) -> str:
-    """Why nobody, or somebody else, answers; empty: that very peer does. tls: None is plain TCP."""
+async def dial_back(order: DialBack, run_id: RunId, tls: Tls | None) -> str:
+    """Why nobody, or somebody else, answers; empty: that very peer does. Under TLS it also shows its certificate."""
     host, port = order.address.host, order.address.port
     try:
         async with asyncio.timeout(DIAL_BACK_S):
-            reader, writer = await asyncio.open_connection(
-                host, port, ssl=tls and tls.dialler, server_hostname=tls and order.peer
-            )
+            context, name = (None, None) if tls is None else (tls.dialler, order.peer)
+            reader, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=name)
             try:
                 await _ask(order, run_id, reader, writer)
             finally:

@@ -104,9 +104,9 @@ async def open_coordinator(
             ledger=ledger,
             data_plane=DataPlane(pool, vocab_size=rules.vocab_size),
             files=files,
+            tls=tls,
             peer_networks=config.link.networks,
             service=notifier(),
-            tls=tls,
         )
         url = await _listen(stack, config.coordinator, coordinator, tls)
         await asyncio.to_thread(_tell_this_host, run, access, url)

@@ -90,9 +90,9 @@ class Coordinator:
         ledger: LedgerThread,
         data_plane: DataPlane,
         files: VersionFiles,
+        tls: Tls | None = None,
         peer_networks: Sequence[Network] = (),
         service: Notifier | None = None,
-        tls: Tls | None = None,
     ) -> None:
         self.run_id = run.run_id
         self._run = run
@@ -102,8 +102,8 @@ class Coordinator:
         self._ledger = ledger
         self._data_plane = data_plane
         self._files = files
-        self._service = service or Notifier()
         self._tls = tls
+        self._service = service or Notifier()
         self._mailbox: Mailbox[Event] = Mailbox()
         self._requests = Requests(self._mailbox.put)
         self.sessions = Sessions(
@@ -223,7 +223,7 @@ class Coordinator:
                 assert_never(action)
 
     async def _dial_back(self, action: DialBack) -> None:
-        await self._mailbox.put(DialBackEnded(action.session, await dial_back(action, self.run_id, tls=self._tls)))
+        await self._mailbox.put(DialBackEnded(action.session, await dial_back(action, self.run_id, self._tls)))
 
     async def _draw(self, action: DrawPrompt) -> None:
         await self._mailbox.put(await self._data_plane.draw(action))

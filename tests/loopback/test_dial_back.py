@@ -25,6 +25,7 @@ from echo2d.runtime.coordinator import core_machine
 from tests.control_kit import Owner
 from tests.coordinator_kit import CoordinatorDouble
 from tests.link_kit import RUN, SECRET
+from tests.loopback import test_tls
 from tests.loopback.scripted_core import HELLO, enrolled, make_config, serving
 from tests.loopback.test_peers import ALICE, BOB, CAROL, HOST, Feeder, Peer, Taker, a_pair, listening, within
 from tests.peer_kit import a_seed, a_worker, spread
@@ -33,7 +34,7 @@ MINE, OTHERS = b"m" * SECRET_BYTES, b"o" * SECRET_BYTES
 
 
 async def dialled(peer: PeerId, address: tuple[str, int], secret: bytes = MINE) -> str:
-    return await dial_back(DialBack(SessionId(1), peer, Address(*address), secret), RUN)
+    return await dial_back(DialBack(SessionId(1), peer, Address(*address), secret), RUN, None)
 
 
 async def test_the_peer_itself_answers_and_nothing_happens_to_its_links() -> None:
@@ -92,11 +93,12 @@ async def test_a_port_that_says_something_else_is_not_believed() -> None:
         assert await dialled(ALICE, address) != ""
 
 
-async def test_a_coordinator_dials_back_whoever_says_hello_and_shows_it(tmp_path: Path) -> None:
-    config = make_config(tmp_path)
+@pytest.mark.parametrize("tls", ["off", "on"])
+async def test_a_coordinator_dials_back_whoever_says_hello_and_shows_it(tls: str, tmp_path: Path) -> None:
+    config = make_config(tmp_path, **{"coordinator.tls": tls})
     async with serving(config, core_machine) as opened, asyncio.TaskGroup() as tasks:
         identity = await enrolled(config.run.run_dir, opened)
-        links = PeerLinks(run_id=identity.run_id, me=identity.peer, on_event=fail, on_ready=fail)
+        links = PeerLinks(run_id=identity.run_id, me=identity.peer, on_event=fail, on_ready=fail, tls=identity.tls)
         links.expect(DIAL_BACK, MINE)
         hello = replace(HELLO, listen=Address(*await links.listen(HOST, 0)), dial_back_secret=MINE)
         owner = Owner(hello)
@@ -106,6 +108,17 @@ async def test_a_coordinator_dials_back_whoever_says_hello_and_shows_it(tmp_path
         assert heard == DialledBack("")
         assert [worker["reachable"] for worker in opened.coordinator.status()["workers"]] == [True]
         running.cancel()
+        await links.close("test over")
+
+
+async def test_under_tls_it_also_shows_the_peers_certificate() -> None:
+    coordinator = await asyncio.to_thread(test_tls.RUN.coordinator)
+    for tls, fault in ((test_tls.ALICE_TLS, ""), (test_tls.BOB_TLS, "certificate"), (None, "TLS")):
+        links = PeerLinks(run_id=RUN, me=test_tls.ALICE, on_event=fail, on_ready=fail, tls=tls)
+        links.expect(DIAL_BACK, MINE)
+        address = await links.listen(HOST, 0)
+        order = DialBack(SessionId(1), test_tls.ALICE, Address(*address), MINE)
+        assert fault in await dial_back(order, RUN, coordinator)
         await links.close("test over")
 
 
@@ -129,12 +142,12 @@ async def test_a_worker_answers_for_itself_alone_and_tells_its_owner_once(
         assert two.listen == Address("127.0.0.9", 7)
         assert one.listen is not None
         order = DialBack(SessionId(1), names["one"], one.listen, one.dial_back_secret)
-        assert await dial_back(order, double.run.run_id) == ""
+        assert await dial_back(order, double.run.run_id, None) == ""
         for wrong in (
             replace(order, peer=names["two"], secret=two.dial_back_secret),
             replace(order, address=two.listen),
         ):
-            assert await dial_back(wrong, double.run.run_id) != ""
+            assert await dial_back(wrong, double.run.run_id, None) != ""
         for _ in range(2):
             double.send(names["two"], DialledBack("127.0.0.9:7: no answer"))
         heartbeats = len(double.said(Heartbeat, names["two"]))

@@ -17,16 +17,13 @@ from safetensors.numpy import save_file
 
 from echo2d.client import AsyncCoordinator
 from echo2d.config import CoordinatorConfig
-from echo2d.core.coordinator_io import DialBack, SessionId
 from echo2d.core.ids import PeerId
-from echo2d.core.link_handshake import DIAL_BACK
 from echo2d.core.link_messages import Event, LinkEnded, LinkOpened
-from echo2d.core.messages import PROTOCOL_VERSION, Address, Hello, RefitDone, VersionVerified
+from echo2d.core.messages import PROTOCOL_VERSION, Hello, RefitDone, VersionVerified
 from echo2d.errors import OperatorFault, PeerFault
 from echo2d.net import control, peers
 from echo2d.net.auth import TokenFile, peer_id_of, public_bytes, read_token_file
 from echo2d.net.control import ControlLink, Identity, enrol
-from echo2d.net.dial_back import dial_back
 from echo2d.net.peers import PeerLinks
 from echo2d.net.tls import GIVEN_UP, Authority, Tls
 from echo2d.runtime import coordinator_loop
@@ -259,18 +256,6 @@ async def test_who_is_not_the_peer_of_the_edge_opens_no_link(
         assert any(message.startswith(logged) for message in caplog.messages) or not logged
     finally:
         await close(alice, bob)
-
-
-@pytest.mark.parametrize(("shown", "words"), [(ALICE_TLS, ""), (CAROL_TLS, "its certificate is not of who")])
-async def test_a_dial_back_believes_only_the_certificate_of_the_peer(shown: Tls, words: str) -> None:
-    alice = links(ALICE, BOB, shown)
-    alice.expect(DIAL_BACK, SECRET)
-    try:
-        order = DialBack(SessionId(1), ALICE, Address(*await alice.listen(HOST, 0)), SECRET)
-        answer = await dial_back(order, RUN_ID, tls=await asyncio.to_thread(RUN.coordinator))
-        assert answer == words or (words and words in answer)
-    finally:
-        await close(alice)
 
 
 async def test_a_peer_that_says_it_is_another_one_opens_no_link() -> None:
