@@ -5,7 +5,7 @@ READY := .venv/.ready
 ARGS ?=
 SEARCHES ?= 20  # times that a soak runs the property tests, by chance
 
-.PHONY: setup demo test lab soak mutants check coverage clean
+.PHONY: setup demo test lab bench soak figures mutants check coverage clean
 
 setup: $(READY)
 
@@ -13,7 +13,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("echo2d needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[torch,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[torch,plot,dev]'
 	touch $(READY)
 
 demo: $(READY)
@@ -26,9 +26,15 @@ test: $(READY)
 lab: $(READY)
 	$(BIN)/pytest -m lab $(ARGS)
 
+bench: $(READY)
+	$(BIN)/python tools/broadcast_table.py $(ARGS)
+
 soak: $(READY)
 	$(BIN)/pytest -m soak $(ARGS)
 	for i in $$(seq $(SEARCHES)); do $(BIN)/pytest tests/property --hypothesis-profile=search --timeout 0 || exit 1; done
+
+figures: $(READY)
+	$(BIN)/python tools/figures.py $(ARGS)
 
 mutants: $(READY)
 	$(BIN)/python tools/mutants.py $(ARGS)

@@ -3,13 +3,14 @@
 Exit codes: 0 done, 1 failed while running, 2 the operator's mistake (one clear line, no traceback).
 """
 
+import gc
 import json
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -54,15 +55,21 @@ def _serve(program: Callable[[], Coroutine[Any, Any, int]], log_level: str, *, l
     from echo2d.runtime.logs import LEVELS, start_logging
 
     start_logging(LEVELS[log_level], as_json=log_json)
-    sys.exit(run_daemon(program))
+    _end(run_daemon(program))
+
+
+def _end(code: int) -> NoReturn:
+    """Without a search for garbage in all that was loaded: with torch that takes a second, and the process ends."""
+    gc.freeze()
+    sys.exit(code)
 
 
 @main.command()
 @click.option("--config", type=FILE, help="TOML file; see --print-config.")
-@click.option("--insecure", is_flag=True, help="Listen beyond loopback although there is no TLS yet.")
+@click.option("--no-tls", is_flag=True, help="No TLS beyond loopback: whoever is on the path reads and takes over.")
 @click.option("--print-config", is_flag=True, help="Print every key with its default and meaning, and end.")
 @log_options
-def coordinate(config: Path | None, *, insecure: bool, print_config: bool, log_level: str, log_json: bool) -> None:
+def coordinate(config: Path | None, *, no_tls: bool, print_config: bool, log_level: str, log_json: bool) -> None:
     """Run the coordinator of a run: members, plans, leases, batches, the seed of every broadcast."""
     from echo2d.config import CoordinatorConfig
     from echo2d.config import print_config as all_keys
@@ -72,7 +79,7 @@ def coordinate(config: Path | None, *, insecure: bool, print_config: bool, log_l
         return
     if config is None:
         raise OperatorFault("coordinate needs --config FILE (echo2d coordinate --print-config shows one)")
-    loaded = CoordinatorConfig.load(config, {"coordinator.insecure": True} if insecure else None)
+    loaded = CoordinatorConfig.load(config, {"coordinator.tls": "off"} if no_tls else None)
     from echo2d.runtime.coordinator import run_coordinator
 
     _serve(lambda: run_coordinator(loaded), log_level, log_json=log_json)
@@ -91,9 +98,12 @@ def coordinate(config: Path | None, *, insecure: bool, print_config: bool, log_l
 @click.option("--tokens-per-s-max", type=float, help="Generate at most so many tokens per second.")
 @click.option("--threads", type=int, help="CPU threads of all torch engines.")
 @click.option("--relay-only", is_flag=True, default=None, help="Forward versions, generate nothing.")
+@click.option("--receive-only", is_flag=True, default=None, help="Pass nothing on to other workers.")
+@click.option("--uplink-limit", metavar="RATE", help="Send at most so much to other workers, such as 50mbit.")
 @click.option("--listen-host", help="Address the peer listener binds.")
 @click.option("--listen-port", type=int, help="Port of the peer listener; 0: any free one.")
-@click.option("--insecure", is_flag=True, default=None, help="Talk beyond loopback although there is no TLS yet.")
+@click.option("--advertise", metavar="HOST:PORT", help="Where others reach it, if not where it listens (NAT).")
+@click.option("--no-tls", is_flag=True, default=None, help="Go beyond loopback although the URL is http://.")
 @log_options
 def join(config: Path | None, *, log_level: str, log_json: bool, **flags: Any) -> None:
     """Join a run as a worker: receive versions, pass them on, make rollouts. URL is the coordinator's."""
@@ -119,7 +129,7 @@ def token() -> None:
     help="What the holder may do: join, train, generate, or look.",
 )
 @click.option("--run-dir", type=DIRECTORY, required=True, help="run.run_dir of the coordinator's config.")
-@click.option("--url", required=True, help="How the holder reaches the coordinator: http://HOST:PORT.")
+@click.option("--url", required=True, help="How the holder reaches the coordinator: https://HOST:PORT.")
 @click.option("--out", type=FILE, help="The token file to write; NAME.token if left out.")
 @click.option(
     "--max-workers", type=click.IntRange(1), default=1, show_default=True, help="Machines that may enrol with it."
@@ -221,7 +231,36 @@ def demo(steps: int | None, **options: Any) -> None:
     """Watch a small language model get better: coordinator, workers and learner on this machine."""
     from echo2d.bench.demo import STEPS, Demo, run_demo
 
-    sys.exit(run_demo(Demo(steps=STEPS if steps is None else steps, **options)))
+    _end(run_demo(Demo(steps=STEPS if steps is None else steps, **options)))
+
+
+@main.command()
+@click.argument("scenario", type=FILE)
+@click.option("--peers", type=click.IntRange(1, 10_000), help="Beside the seed, instead of the file's.")
+@click.option("--bytes", "size", help="Of the version, instead of the file's: 80MB, 1GiB.")
+@click.option("--shape", type=click.Choice(["auto", "star", "chain"]), help="Of the plan, instead of the file's.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a line for each figure.")
+def simulate(scenario: Path, *, peers: int | None, size: str | None, shape: str | None, as_json: bool) -> None:
+    """Play a broadcast in virtual time: the real relays and planner on the links of a TOML file."""
+    import time
+
+    from echo2d.sim.scenario_file import load_scenario
+    from echo2d.sim.world import CHECK_EVERY_LONG, StuckError, World
+
+    world = World(load_scenario(scenario, peers=peers, bytes=size, shape=shape), check_every=CHECK_EVERY_LONG)
+    began, cpu_began = time.perf_counter(), time.process_time()
+    with click.progressbar(length=1000, file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
+        try:
+            outcome = world.run(lambda share: bar.update(max(0, int(1000 * min(share, 1.0)) - bar.pos)))
+        except StuckError as error:
+            raise Fault(str(error)) from error
+    times = {"wall_s": time.perf_counter() - began, "cpu_s": time.process_time() - cpu_began}
+    facts = {**outcome.facts(), **times}
+    if as_json:
+        click.echo(json.dumps(facts))
+        return
+    for name, value in facts.items():
+        click.echo(f"{name:15}{value:,.3f}" if isinstance(value, float) else f"{name:15}{value:,}")
 
 
 @main.group()
@@ -246,24 +285,35 @@ def bench() -> None:
 @click.option("--kill", type=float, help="SIGKILL for the busiest fast relay at this share of a version.")
 @click.option("--partition", type=float, help="Silence from it, likewise, instead.")
 @click.option("--corrupt", type=float, help="The share of its frames that it spoils.")
-@click.option("--against", default="", help="Also measure: star,libtorrent; after each warm round once.")
+@click.option("--tls", is_flag=True, help="On all connections, as off loopback; for comparison without, if left out.")
+@click.option("--against", default="", help="Also measure: star,libtorrent,aria2; after each warm round once.")
 @click.option("--run-dir", type=DIRECTORY, help="Kept with all logs; a temporary one if left out.")
+@click.option("--plot", type=FILE, help="Also measure 2, 4, 8, ... peers, and draw T_verify (.png, .svg, .pdf).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def bench_broadcast(
-    scenario: Path | None, undialable: float, rounds: int, queue: str, against: str, **options: Any
+    scenario: Path | None,
+    undialable: float,
+    rounds: int,
+    queue: str,
+    against: str,
+    plot: Path | None,
+    **options: Any,
 ) -> None:
     """Measure how long versions take to spread: real daemons, emulated links (Linux, root, cc).
 
     Coordinator, seed and workers run in network namespaces of their own. Exit code 1: somebody has not verified.
     """
     from echo2d.bench.broadcast import Broadcast, run_broadcast, with_undialable
-    from echo2d.sim.scenario_file import load_scenario, parse_seconds, scenario_of
+    from echo2d.bench.broadcast_plot import run_plot
+    from echo2d.quantities import parse_seconds
+    from echo2d.sim.scenario_file import load_scenario, scenario_of
 
-    trouble = {name: options.pop(name) for name in ("kill", "partition", "corrupt", "run_dir", "as_json")}
+    trouble = {name: options.pop(name) for name in ("kill", "partition", "corrupt", "tls", "run_dir", "as_json")}
     played = scenario_of(**options) if scenario is None else load_scenario(scenario)
     rivals = tuple(filter(None, against.split(",")))
     played = with_undialable(played, undialable)
-    sys.exit(run_broadcast(Broadcast(played, rounds, parse_seconds(queue), against=rivals, **trouble)))
+    wanted = Broadcast(played, rounds, parse_seconds(queue), against=rivals, **trouble)
+    sys.exit(run_broadcast(wanted) if plot is None else run_plot(wanted, plot))
 
 
 @bench.command("coordinator")

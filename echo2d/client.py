@@ -41,6 +41,7 @@ from echo2d.errors import IntegrityFault, OperatorFault, PeerFault, StoreFault
 from echo2d.net.api import DIGEST_HEADER
 from echo2d.net.auth import read_token_file
 from echo2d.net.control import Backoff
+from echo2d.net.tls import Tls, in_words, is_for_good, to_coordinator
 from echo2d.net.urls import coordinator_url, is_loopback
 from echo2d.sd_notify import Notifier
 from echo2d.tables import Table, key, print_tables, read_toml, table_of
@@ -147,12 +148,13 @@ class Batch:
 
 
 class AsyncCoordinator:
-    """A coordinator, spoken to from asyncio. url: http://HOST:PORT; token_file: of a learner (viewers: `status`)."""
+    """A coordinator, spoken to from asyncio. url: https://HOST:PORT; token_file: of a learner (viewers: `status`)."""
 
     def __init__(self, url: str, *, token_file: Path, timeout_s: float = 60.0) -> None:
         self._url = coordinator_url(url)
         self._token_file = token_file
         self._headers: dict[str, str] = {}
+        self._tls: Tls | None = None
         self._timeout_s = timeout_s
         self._epoch = 0
         self._answered = False
@@ -265,16 +267,21 @@ class AsyncCoordinator:
     ) -> tuple[int, Mapping[str, str], bytes]:
         if not self._headers:
             token = await asyncio.to_thread(read_token_file, self._token_file)
+            self._tls = Tls.of(self._url, token.authority, promised=token.url)
             self._headers = {"Authorization": f"Bearer {token.secret}"}
         if self._session is None:
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=READ_TIMEOUT_S)
             self._session = aiohttp.ClientSession(headers=self._headers, timeout=timeout)
         content: dict[str, Any] = {"data": _parts(body)} if isinstance(body, Path) else {"json": body}
         try:
-            async with self._session.request(method, self._url + path, **content) as response:
+            async with self._session.request(
+                method, self._url + path, **content, **to_coordinator(self._tls)
+            ) as response:
                 answer = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise _Unreachable(str(error) or type(error).__name__) from error
+            if is_for_good(error) and not self._answered:
+                raise OperatorFault(f"{self._url}: {in_words(error)}") from error
+            raise _Unreachable(in_words(error)) from error
         if response.status >= HTTPStatus.BAD_REQUEST:
             raise _refusal(response.status, answer)
         self._answered = True

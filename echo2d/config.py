@@ -4,13 +4,16 @@ Every key stands in one place here, with its default, unit and sentence; `print_
 serve all programs of a host: each reads its own tables and ignores those of the others.
 """
 
+import ipaddress
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from echo2d.errors import OperatorFault
+from echo2d.quantities import parse_rate
 from echo2d.sd_notify import Notifier
 from echo2d.tables import Table, key, print_tables, read_toml, table_of
 
@@ -20,6 +23,7 @@ NEW_TOKENS_MAX = 131072  # with logprobs 1 MiB on the control link, well below a
 PORT_MAX = 65535
 DISK_BYTES_MAX = 256 << 30  # frames of four versions and two snapshots of a model of 50 GB
 ENGINES_MAX = 16  # GPUs of the largest boxes
+UPLINK_LIMIT_MIN = 125e3  # bytes/s, 1mbit: with less, a frame takes seconds
 
 OTHER_TABLES = frozenset({"learner", "worker"})
 
@@ -40,7 +44,7 @@ class ServeTable(Table):
 
     host: str = key("address the API and the control links listen on", "127.0.0.1")
     port: int = key("TCP port of both; 0: any free one (see coordinator.json in run_dir)", 7700, low=0, high=PORT_MAX)
-    insecure: bool = key("allow a host other than loopback without TLS", False)
+    tls: Literal["auto", "on", "off"] = key("on all connections; auto: if host or link.host is not loopback", "auto")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +94,17 @@ class LinkTable(Table):
 
     host: str = key("address the seed's peer listener binds", "127.0.0.1")
     port: int = key("TCP port of the seed's peer listener; 0: any free one", 0, low=0, high=PORT_MAX)
+    peer_networks: tuple[str, ...] = key(
+        "addresses or networks (10.8.0.0/16) that peers may announce besides the one their control link comes from", ()
+    )
+
+    @property
+    def networks(self) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
+        """Of `peer_networks`. OperatorFault: one is none."""
+        try:
+            return tuple(map(ipaddress.ip_network, self.peer_networks))
+        except ValueError as error:
+            raise OperatorFault(f"link.peer_networks: expected addresses or networks; {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +113,7 @@ class WorkerConfig(Table):
 
     TABLE: ClassVar[str] = "worker"
 
-    url: str = key("the coordinator, http://HOST:PORT")
+    url: str = key("the coordinator, https://HOST:PORT; http:// means no TLS")
     token_file: Path = key("made by `echo2d token create NAME --role worker`")
     state_dir: Path = key("where this worker keeps its key, frames and snapshots")
     disk_bytes_max: int = key("bytes of frames and snapshots here; older frames make room", DISK_BYTES_MAX, low=1)
@@ -112,10 +127,41 @@ class WorkerConfig(Table):
     tokens_per_s_max: float = key("tokens per second at most, all engines together; 0: no limit", 0.0, low=0.0)
     threads: int = key("CPU threads of all torch engines together; 0: torch decides", 0, low=0, high=1024)
     relay_only: bool = key("forward versions, generate nothing", False)
+    receive_only: bool = key("pass no version on to other workers", False)
+    uplink_limit: str = key("what is sent to other workers at most, such as 50mbit; empty: no limit", "")
     listen_host: str = key("address the peer listener binds", "127.0.0.1")
     listen_port: int = key("TCP port of the peer listener; 0: any free one", 0, low=0, high=PORT_MAX)
-    insecure: bool = key("allow addresses other than loopback without TLS", False)
+    advertise: str = key("HOST:PORT where others reach it, in numbers (:PORT: at its public address); empty: there", "")
+    no_tls: bool = key("allow addresses other than loopback although the URL is http://", False)
     metrics_port: int = key("serve Prometheus metrics on 127.0.0.1; 0: do not", 0, low=0, high=PORT_MAX)
+
+    def __post_init__(self) -> None:
+        Table.__post_init__(self)
+        if self.relay_only and self.receive_only:
+            raise OperatorFault("worker.receive_only: of a worker with relay_only nobody would have anything")
+        _ = self.uplink_bytes_per_s_max, self.announced  # or a fault
+
+    @property
+    def uplink_bytes_per_s_max(self) -> int | None:
+        """Of `uplink_limit`; None: no limit."""
+        rate = parse_rate(self.uplink_limit) if self.uplink_limit else None
+        if rate is not None and rate < UPLINK_LIMIT_MIN:
+            raise OperatorFault(
+                f"worker.uplink_limit: expected at least 1mbit, or receive_only; found {self.uplink_limit!r}"
+            )
+        return None if rate is None else int(rate)
+
+    @property
+    def announced(self) -> tuple[str, int] | None:
+        """Host and port of `advertise`; None: what it listens on."""
+        if not self.advertise:
+            return None
+        host, _, port = self.advertise.rpartition(":")
+        with suppress(ValueError):
+            found = ipaddress.ip_address(host.strip("[]") or "0.0.0.0")  # noqa: S104 - said, not bound
+            if 0 < int(port) <= PORT_MAX:
+                return str(found), int(port)
+        raise OperatorFault(f"worker.advertise: expected HOST:PORT in numbers, or :PORT; found {self.advertise!r}")
 
     @staticmethod
     def load(path: Path | None, overrides: Mapping[str, Any] | None = None) -> "WorkerConfig":
@@ -143,6 +189,7 @@ class CoordinatorConfig:
     link: LinkTable
 
     def __post_init__(self) -> None:
+        _ = self.link.networks  # or a fault
         policy = self.policy
         kappa_max = policy.staleness_max + 1
         if policy.publish_every != "auto" and policy.publish_every > kappa_max:

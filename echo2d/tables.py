@@ -33,6 +33,8 @@ def _matches(hint: Any, value: Any) -> bool:
         return any(_matches(part, value) for part in parts)
     if origin is Literal:
         return type(value) is str and value in parts
+    if origin is tuple and parts[-1] is Ellipsis:
+        return type(value) is tuple and all(_matches(parts[0], part) for part in value)
     if origin is tuple:
         return type(value) is tuple and len(value) == len(parts) and all(map(_matches, parts, value))
     if hint is float:
@@ -52,7 +54,7 @@ def _describe(hint: Any) -> str:
     if origin is Literal:
         return " or ".join(f'"{choice}"' for choice in parts)
     if origin is tuple:
-        return f"[{', '.join(map(_describe, parts))}]"
+        return f"[{', '.join('...' if part is Ellipsis else _describe(part) for part in parts)}]"
     return _NAMES[origin or hint]
 
 

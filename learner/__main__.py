@@ -6,6 +6,7 @@ would end the newer one. A second signal ends it at once.
 """
 
 import argparse
+import gc
 import logging
 import signal
 import sys
@@ -85,4 +86,6 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    gc.freeze()  # a search for garbage in all of torch takes a second, and the process ends
+    sys.exit(code)

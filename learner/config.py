@@ -18,7 +18,7 @@ class LearnerConfig(Table):
 
     TABLE: ClassVar[str] = "learner"
 
-    url: str = key("the coordinator, http://HOST:PORT")
+    url: str = key("the coordinator, https://HOST:PORT; http:// means no TLS")
     token_file: Path = key("made by `echo2d token create NAME --role learner`")
     model: Path = key("base model: a Hugging Face directory with safetensors and a tokenizer")
     snapshot_root: Path = key("the coordinator's run.snapshot_root; versions are published from here")

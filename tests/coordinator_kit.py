@@ -59,8 +59,9 @@ M = TypeVar("M")
 class CoordinatorDouble:
     """One run, served at `url`; `async with CoordinatorDouble.serving(folder)`."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, *, tls: bool = False) -> None:
         self.run = RunDirectory(run_dir)
+        self._tls = self.run.authority.coordinator() if tls else None
         self.access = AccessTable(self.run)
         self.sessions = Sessions(
             self.run.key, known_peer=lambda peer: self.access.peer(peer, now_s=time.time()), emit=self._emit
@@ -80,12 +81,12 @@ class CoordinatorDouble:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
+        return f"{'https' if self._tls else 'http'}://127.0.0.1:{self._port}"
 
     @staticmethod
     @asynccontextmanager
-    async def serving(run_dir: Path) -> AsyncIterator["CoordinatorDouble"]:
-        double = await asyncio.to_thread(CoordinatorDouble, run_dir)
+    async def serving(run_dir: Path, *, tls: bool = False) -> AsyncIterator["CoordinatorDouble"]:
+        double = await asyncio.to_thread(CoordinatorDouble, run_dir, tls=tls)
         await double.open()
         try:
             yield double
@@ -98,7 +99,8 @@ class CoordinatorDouble:
         app.router.add_post("/v1/enrol", self._enrol)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", self._port).start()
+        ssl_context = None if self._tls is None else self._tls.listener
+        await web.TCPSite(self._runner, "127.0.0.1", self._port, ssl_context=ssl_context).start()
         self._port = self._runner.addresses[0][1]
 
     async def close(self) -> None:
@@ -193,7 +195,8 @@ class CoordinatorDouble:
             peer = await asyncio.to_thread(self.access.enrol, secret, key, proof, now_s=time.time())
         except Denied as denied:
             return web.json_response({"detail": denied.detail}, status=denied.status)
-        return web.json_response({"peer": peer, "run_id": self.run.run_id})
+        answer = {"peer": peer, "run_id": self.run.run_id, "certificate": self.run.authority.certify_peer(key)}
+        return web.json_response(answer)
 
     async def _emit(self, event: Event) -> None:
         match event:

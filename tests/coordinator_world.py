@@ -18,6 +18,8 @@ from echo2d.core.coordinator_io import (
     CommitAsked,
     CoordinatorRules,
     DeadlinePassed,
+    DialBack,
+    DialBackEnded,
     DrawPrompt,
     Event,
     PeerConnected,
@@ -40,6 +42,7 @@ from echo2d.core.coordinator_io import (
 )
 from echo2d.core.coordinator_state import CoordinatorState
 from echo2d.core.ids import Digest, Epoch, GroupId, PeerId, RunId, SegmentId, Version
+from echo2d.core.link_handshake import SECRET_BYTES
 from echo2d.core.messages import (
     PROTOCOL_VERSION,
     Address,
@@ -154,7 +157,7 @@ class Peer:
         holding = () if self.serving is None else (self.serving,)
         return Hello(
             PROTOCOL_VERSION, RULES.run_id, self.kind, self.name, boot_id, self.slots, address, self.serving,
-            holding, self.held(), (), self.served,
+            holding, self.held(), (), self.served, dial_back_secret=bytes(SECRET_BYTES),
         )  # fmt: skip
 
     def finish(self, key: HeldLease, sample: int, *, tokens: tuple[int, ...] | None = None) -> SampleFinished:
@@ -192,6 +195,8 @@ class World:
         self.peers: dict[str, Peer] = {}
         self.actions: list[Action] = []  # of the last event
         self.stopped: str | None = None
+        self.closed: set[str] = set()  # peers that nobody can dial
+        self.receive_only: set[str] = set()
         self.reward: Callable[[int, int], float | None] = lambda cursor, sample: float(sample % 2)
         self.trained: dict[int, BatchBody] = {}
         self.kept: set[tuple[HeldLease, int]] = set()  # durable results
@@ -279,7 +284,8 @@ class World:
         peer = self.peers.get(name) or Peer(name, kind, slots, SessionId(0))
         peer.session, peer.closed = SessionId(self._sessions), False
         self.peers[name] = peer
-        self.handle(PeerConnected(peer.session, peer.peer, peer.hello(boot_id)))
+        hello = replace(peer.hello(boot_id), receive_only=name in self.receive_only)
+        self.handle(PeerConnected(peer.session, peer.peer, hello))
         self.pending += [PeerSaid(peer.session, result) for result in peer.unanswered.values()]
         return peer
 
@@ -362,6 +368,8 @@ class World:
                 assert request not in self.replies, "answered twice"
                 self.replies[request] = action
                 self._check_batch(action)
+            case DialBack(session, peer):
+                self.pending.append(DialBackEnded(session, "no answer" if peer in self.closed else ""))
             case DrawPrompt(cursor):
                 self.pending.append(PromptDrawn(cursor, pack_tokens([2, 3, cursor % VOCAB])))
             case ScoreSample(group, sample, cursor):

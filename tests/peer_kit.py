@@ -30,10 +30,8 @@ from tests.snapshot_kit import write_snapshot
 async def a_seed(double: CoordinatorDouble) -> AsyncIterator[Seed]:
     key = Ed25519PrivateKey.generate()
     double.access.admit_seed(public_bytes(key))
-    handover = SeedHandover.make(
-        double.url, key, run_key=double.run.public_key, run_dir=double.run.path, link_host="127.0.0.1", link_port=0
-    )
-    seed = Seed(handover)
+    handover = SeedHandover.make(double.url, key, run=double.run, link_host="127.0.0.1", link_port=0)
+    seed = await asyncio.to_thread(Seed, handover)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(seed.run())
         yield seed
@@ -60,8 +58,8 @@ async def a_worker(
     config = dataclasses.replace(await config_of(double, folder), **options)
     token = await asyncio.to_thread(read_token_file, config.token_file)
     state_dir = await asyncio.to_thread(StateDir, config.state_dir, config.disk_bytes_max)
-    identity = Identity(await asyncio.to_thread(state_dir.key), bytes.fromhex(token.run_key))
-    await enrol(double.url, token, identity.key, rng=random.Random(1), patience_s=5.0)
+    identity = Identity.of(config.url, token, await asyncio.to_thread(state_dir.key))
+    await enrol(double.url, token, identity, rng=random.Random(1), patience_s=5.0)
     if not engines and not relay_only:
         engines = (FakeEngine(),)
     worker = Worker(config, identity, state_dir, engines, rng=random.Random(1))

@@ -114,7 +114,7 @@ MUTANTS = (
     Mutant(
         "I1, handed over",
         "a worker on an older version goes on",
-        "echo2d/core/groups.py",
+        "echo2d/core/granting.py",
         "self._place_one(sample, max(oldest, waiting.partial.version_last), now)",
         "self._place_one(sample, oldest, now)",
         ("tests/unit/test_partials.py",),

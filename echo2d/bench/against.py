@@ -20,7 +20,7 @@ from echo2d.bench.netlab import CACHE, Lab
 from echo2d.errors import Fault, OperatorFault
 from echo2d.sim.scenario import Scenario
 
-RIVALS = ("star", "libtorrent")
+RIVALS = ("star", "libtorrent", "aria2")
 LIBTORRENT = "libtorrent==2.1.1"
 START_S = 60.0
 POLL_S = 0.02
@@ -46,7 +46,9 @@ class Rival:
 
 def interpreter_of(rival: str) -> str | None:
     """The Python that runs it: None for this one. OperatorFault: it cannot be had."""
-    if rival == "star":
+    if rival == "aria2" and shutil.which("aria2c") is None:
+        raise OperatorFault("--against aria2: there is no aria2c (Debian: apt-get install aria2)")
+    if rival != "libtorrent":
         return None
     environment = CACHE / LIBTORRENT.replace("==", "-")
     python = environment / "bin" / "python"

@@ -61,6 +61,7 @@ class Broadcast:
     partition: float | None = None
     corrupt: float | None = None
     against: tuple[str, ...] = ()
+    tls: bool = False
     as_json: bool = False
     run_dir: Path | None = None
 
@@ -184,19 +185,26 @@ class BroadcastResult:
 
 def run_broadcast(wanted: Broadcast) -> int:
     """Measure and print. The exit code: 0 when every survivor of every round has verified its version."""
-    console = Console(stderr=True)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # nothing is left running, and no files
-    with _directory(wanted) as run:
-        result = measure(wanted, run, console)
+    result = measure(wanted)
     if wanted.as_json:
         print(json.dumps(asdict(result)))
     else:
-        _print(result)
+        print_result(result)
+    return exit_code(result)
+
+
+def exit_code(result: BroadcastResult) -> int:
     return 0 if all(each.verified == each.survivors for each in result.rounds) else 1
 
 
-def measure(wanted: Broadcast, run: Path, console: Console) -> BroadcastResult:
+def measure(wanted: Broadcast) -> BroadcastResult:
     """OperatorFault: there can be no laboratory here. Fault: a round got stuck, or a daemon ended."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # nothing is left running, and no files
+    with _directory(wanted) as run:
+        return _measure(wanted, run, Console(stderr=True))
+
+
+def _measure(wanted: Broadcast, run: Path, console: Console) -> BroadcastResult:
     load = os.getloadavg()[0]
     scenario = wanted.scenario
     rounds: list[Round] = []
@@ -204,7 +212,7 @@ def measure(wanted: Broadcast, run: Path, console: Console) -> BroadcastResult:
     for rival in wanted.against:
         interpreter_of(rival)
     lab = Lab(scenario.peers, run, queue_s=wanted.queue_s)
-    with lab, Swarm(lab, scenario, run, corrupt=wanted.corrupt) as swarm:
+    with lab, Swarm(lab, scenario, run, corrupt=wanted.corrupt, tls=wanted.tls) as swarm:
         with _progress(console) as progress:
             for number in range(1 + wanted.rounds):
                 rounds.append(_Round(wanted, lab, swarm, progress, number).run())
@@ -438,7 +446,8 @@ def _line(done: Round) -> str:
     return f"version {done.version}: T_verify {done.t_verify_s:.2f} s, {done.verified} peers, {done.shape}"
 
 
-def _print(result: BroadcastResult) -> None:
+def print_result(result: BroadcastResult) -> None:
+    """A table for people."""
     times = result.t_verify_s
     table = Table("what", "measured", box=None)
     for name, text in (

@@ -22,6 +22,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from echo2d.bench.load_meter import LoadMeter
+from echo2d.core.link_handshake import DIAL_BACK, SECRET_BYTES
 from echo2d.core.messages import (
     PROTOCOL_VERSION,
     Address,
@@ -46,13 +47,13 @@ from echo2d.core.roots import Root
 from echo2d.core.worker_leases import PROGRESS_S
 from echo2d.net.auth import TokenFile
 from echo2d.net.control import ControlLink, Identity, enrol
+from echo2d.net.peers import PeerLinks
 
 SPREAD = 0.25  # samples take generate_s, 25 % more or less
 APPLY_S = 2.0  # fetching and applying a version takes up to so long
 VARIANTS = 16  # different outputs; samples of a group take them in turn
 AT_ONCE = 32  # enrolments and first connections under way
 ENROL_PATIENCE_S = 60.0
-PEER_PORT = 9  # where a worker says it can be dialled; nobody is told to, for no frame is ever asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,10 @@ def _root(data: bytes) -> Root:
     return Root.decode(data)
 
 
+def _no_frames(*_: object) -> None:
+    """What its peer links say."""
+
+
 class ScriptedWorker:
     """One worker and its control link. `full`: set while all its slots are leased."""
 
@@ -128,6 +133,8 @@ class ScriptedWorker:
         self._boot_id = secrets.token_hex(8)
         self._loop = asyncio.get_running_loop()
         self._link: ControlLink | None = None
+        self._listen: Address | None = None  # it can be dialled, but no frame is ever asked for
+        self._dial_back_secret = secrets.token_bytes(SECRET_BYTES)
         self._serving: VersionKey | None = None
         self._leases: dict[HeldLease, _Lease] = {}
         self._unanswered: dict[tuple[HeldLease, int], tuple[SampleFinished, float]] = {}
@@ -145,8 +152,15 @@ class ScriptedWorker:
 
     async def run(self, url: str, run_key: bytes) -> None:
         """Its control link, until `leave`."""
-        self._link = ControlLink(url, Identity(self.key, run_key), self, rng=self._rng)
-        await self._link.run()
+        identity = Identity(self.key, run_key)
+        self._link = ControlLink(url, identity, self, rng=self._rng)
+        links = PeerLinks(run_id=identity.run_id, me=identity.peer, on_event=_no_frames, on_ready=_no_frames)
+        links.expect(DIAL_BACK, self._dial_back_secret)
+        self._listen = Address(*await links.listen("127.0.0.1", 0))
+        try:
+            await self._link.run()
+        finally:
+            await links.close("left")
 
     def leave(self) -> None:
         self._left = True
@@ -158,10 +172,9 @@ class ScriptedWorker:
 
     def hello(self) -> Hello:
         held = tuple(dict.fromkeys([*self._leases, *(key for key, _ in self._unanswered)]))
-        listen = Address("127.0.0.1", PEER_PORT)
         return Hello(
-            PROTOCOL_VERSION, None, "worker", self._name, self._boot_id, self._script.slots, listen, self._serving,
-            (), held, (),
+            PROTOCOL_VERSION, None, "worker", self._name, self._boot_id, self._script.slots, self._listen,
+            self._serving, (), held, (), dial_back_secret=self._dial_back_secret,
         )  # fmt: skip
 
     def heartbeat(self) -> Heartbeat:
@@ -300,7 +313,9 @@ class Fleet:
 
         async def one(worker: ScriptedWorker) -> None:
             async with gate:
-                await enrol(url, token, worker.key, rng=random.Random(), patience_s=ENROL_PATIENCE_S)
+                await enrol(
+                    url, token, Identity.of(url, token, worker.key), rng=random.Random(), patience_s=ENROL_PATIENCE_S
+                )
 
         async with asyncio.TaskGroup() as tasks:
             for worker in self.workers:

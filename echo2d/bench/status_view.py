@@ -160,10 +160,11 @@ def _trouble(worker: Facts) -> tuple[bool, bool, int, str]:
 
 def _worker_cells(worker: Facts) -> list[Text]:
     serving, lag, state = worker["serving"], worker["lag"], worker["state"]
+    dialled = ", not dialable" if worker["reachable"] is False else ""
     colour = COLOURS[state] if worker["alive"] or state == "gone" else COLOURS["suspected"]
     return [
         Text.assemble(("● ", colour), worker["name"]),
-        Text(state if worker["alive"] or state != "joined" else "away", style=colour),
+        Text((state if worker["alive"] or state != "joined" else "away") + dialled, style=colour),
         Text("-" if serving is None else f"v{serving['version']}"),
         Text("-" if lag is None else str(lag)),
         Text(f"{worker['running']}/{worker['slots']}"),

@@ -43,7 +43,7 @@ snapshot_root = "{run}/snapshots"
 [coordinator]
 host = "0.0.0.0"
 port = {port}
-insecure = true
+tls = "{tls}"
 [link]
 host = "{host}"
 [policy]
@@ -65,14 +65,14 @@ chains = {chains}
 
 WORKER = """\
 [worker]
-url = "http://{seed}:{port}"
+url = "{url}"
 token_file = "{run}/{name}.token"
 state_dir = "{run}/{name}"
 name = "{name}"
 engine = "fake"
 slots = 1
 listen_host = "{host}"
-insecure = true
+no_tls = true
 metrics_port = {metrics}
 """
 
@@ -80,7 +80,10 @@ metrics_port = {metrics}
 class Swarm:
     """See the module docstring. Its files are under `run`; corrupt: the share of frames that `spoil` means."""
 
-    def __init__(self, lab: Lab, scenario: Scenario, run: Path, *, corrupt: float | None = None) -> None:
+    def __init__(
+        self, lab: Lab, scenario: Scenario, run: Path, *, corrupt: float | None = None, tls: bool = False
+    ) -> None:
+        self._tls = tls
         self._lab, self._scenario, self._run, self._corrupt = lab, scenario, run, corrupt
         self._programs = lab.programs(run / "logs")
         self._peers: dict[int, Program] = {}
@@ -112,14 +115,14 @@ class Swarm:
         name = f"peer-{node}"
         config = self._run / f"{name}.toml"
         if not config.exists():
-            token, url = self._run / f"{name}.token", f"http://{self._lab.address(0)}:{PORT}"
+            scheme = "https" if self._tls else "http"
+            token, url = self._run / f"{name}.token", f"{scheme}://{self._lab.address(0)}:{PORT}"
             create_token(
                 self._run / "coordinator", name, role="worker", url=url, out=token, max_workers=1, expires="1d"
             )
             config.write_text(
                 WORKER.format(
-                    seed=self._lab.address(0),
-                    port=PORT,
+                    url=url,
                     run=self._run,
                     name=name,
                     host=self._lab.address(node),
@@ -194,6 +197,7 @@ class Swarm:
             COORDINATOR.format(
                 run=self._run,
                 port=PORT,
+                tls="on" if self._tls else "off",
                 host=self._lab.address(0),
                 vocab_size=FAKE_VOCAB_SIZE,
                 shape=self._scenario.shape,

@@ -5,11 +5,13 @@ victim. Not here: whether anybody answers there, and names (a peer says numbers,
 """
 
 import ipaddress
+from collections.abc import Sequence
 
 from echo2d.core.messages import Address
 
 PORT_MAX = 65535
 
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
@@ -19,11 +21,11 @@ def is_dialable(address: Address) -> bool:
     return host is not None and 0 < address.port <= PORT_MAX and not _special(host)
 
 
-def dialable(said: Address | None, source: str | None) -> Address | None:
-    """What others are told of a peer that says it listens at `said`; None: it cannot be dialled.
+def dialable(said: Address | None, source: str | None, allowed: Sequence[Network] = ()) -> Address | None:
+    """Where a peer that says it listens at `said` may be dialled; None: nowhere.
 
-    source: where its control link comes from. A peer on this host (source loopback) is believed; from elsewhere it may
-    only mean the source. A listener on all addresses is reached at the source.
+    source: where its control link comes from; it may only mean that (on this host any loopback address), or an address
+    that the operator allowed. A listener on all addresses is reached at the source.
     """
     host, seen = (None if said is None else _ip(said.host)), _ip(source or "")
     if said is None or host is None or seen is None:
@@ -31,7 +33,8 @@ def dialable(said: Address | None, source: str | None) -> Address | None:
     if host.is_unspecified:
         host = seen
     found = Address(str(host), said.port)
-    return found if is_dialable(found) and (seen.is_loopback or host == seen) else None
+    own = host == seen or (seen.is_loopback and host.is_loopback)
+    return found if is_dialable(found) and (own or any(host in network for network in allowed)) else None
 
 
 def _ip(host: str) -> _Ip | None:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any, NewType
 
 from echo2d.core.ids import Digest, Epoch, GroupId, LeaseId, PeerId, PublishSeq, RunId, Version
-from echo2d.core.messages import HeldLease, Hello, ToCoordinator, ToPeer, VersionKey
+from echo2d.core.messages import Address, HeldLease, Hello, ToCoordinator, ToPeer, VersionKey
+from echo2d.core.rates import PeerRate
 from echo2d.core.trajectory import NOTHING, GroupRecord, Partial, TrajectoryRecord
 
 SessionId = NewType("SessionId", int)  # one per accepted WebSocket, never reused within a process
@@ -71,6 +72,14 @@ class PeerRevoked:
     """The peer's credential was revoked."""
 
     peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class DialBackEnded:
+    """Answers DialBack. fault: why nobody, or somebody else, answered; empty: that very peer did."""
+
+    session: SessionId
+    fault: str
 
 
 # --- events: learner (each is answered by exactly one Reply, at once or later) ----------------------------------------
@@ -177,7 +186,7 @@ class DeadlinePassed:
 
 
 Event = (
-    PeerConnected | PeerSaid | PeerDisconnected | PeerRevoked
+    PeerConnected | PeerSaid | PeerDisconnected | PeerRevoked | DialBackEnded
     | SessionAsked | EpochAsked | PublishAsked | BatchAsked | CommitAsked | RefuseAsked | CheckpointAsked
     | RequestGone | PromptDrawn | SampleScored | DeadlinePassed
 )  # fmt: skip
@@ -296,9 +305,16 @@ class CheckpointKept:
     epoch: Epoch
 
 
+@dataclass(frozen=True, slots=True)
+class RatesMeasured:
+    """What a version has shown of these peers; it replaces what was known of them."""
+
+    rates: tuple[PeerRate, ...]
+
+
 Record = (
     EpochOpened | VersionPublished | VersionRevoked | PromptTaken | LeaseGiven | SampleKept | SampleRewarded
-    | GroupDropped | BatchFrozen | BatchCommitted | CheckpointKept
+    | GroupDropped | BatchFrozen | BatchCommitted | CheckpointKept | RatesMeasured
 )  # fmt: skip
 
 
@@ -335,6 +351,7 @@ class Recovered:
     checkpoint: int
     given: tuple[LeaseGiven, ...] = ()  # of stored groups, in the order in which they were granted
     answered: tuple[Answered, ...] = ()  # of stored groups, in the order in which they were accepted
+    rates: tuple[PeerRate, ...] = ()  # the one measured longest ago first
 
     @staticmethod
     def nothing() -> "Recovered":
@@ -372,6 +389,16 @@ class CloseSession:
     """Close after what was sent before has gone out."""
 
     session: SessionId
+
+
+@dataclass(frozen=True, slots=True)
+class DialBack:
+    """Dial the peer of this session: whoever answers has to prove that it knows the secret."""
+
+    session: SessionId
+    peer: PeerId
+    address: Address
+    secret: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,5 +450,6 @@ class Note:
 
 
 Action = (
-    Persist | Send | SendRoot | CloseSession | Reply | DrawPrompt | ScoreSample | DeleteVersion | StopRun | Note
+    Persist | Send | SendRoot | CloseSession | DialBack | Reply | DrawPrompt | ScoreSample | DeleteVersion | StopRun
+    | Note
 )  # fmt: skip

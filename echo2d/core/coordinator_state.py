@@ -23,6 +23,7 @@ from echo2d.core.coordinator_io import (
     CommitAsked,
     CoordinatorRules,
     DeadlinePassed,
+    DialBackEnded,
     EpochAsked,
     Event,
     PeerConnected,
@@ -69,6 +70,7 @@ from echo2d.core.messages import (
     Welcome,
 )
 from echo2d.core.publishing import Publishing
+from echo2d.core.reachability import Reachability
 from echo2d.core.staleness import Staleness
 from echo2d.core.versions import Versions
 from echo2d.errors import PeerFault
@@ -87,6 +89,7 @@ class CoordinatorState:
         self._rules = rules
         self._figures = Figures(now)
         self._members = Membership(rules.run_id, rules.heartbeat_s)
+        self._reachability = Reachability(self._members)
         self._versions = Versions(recovered.published, recovered.publish_seq)
         self._staleness = Staleness(rules, recovered)
         self._groups = Groups(
@@ -95,7 +98,7 @@ class CoordinatorState:
         )  # fmt: skip
         self._publishing = Publishing(
             rules, members=self._members, versions=self._versions, figures=self._figures, plan_secret=plan_secret,
-            tag=tag, now=now,
+            tag=tag, rates=recovered.rates, now=now,
         )  # fmt: skip
         self._calls = LearnerCalls(
             rules, recovered, members=self._members, versions=self._versions, staleness=self._staleness,
@@ -116,8 +119,8 @@ class CoordinatorState:
         """When a DeadlinePassed is due; None: not before another event."""
         if self._start is not None:
             return self._start[0]
-        waits = (self._members.wake_at(), self._groups.wake_at(), self._publishing.wake_at())
-        return min((at for at in waits if at is not None), default=None)
+        parts = (self._members, self._reachability, self._groups, self._publishing)
+        return min((at for at in (part.wake_at() for part in parts) if at is not None), default=None)
 
     def status(self, *, now: float | None = None) -> dict[str, Any]:
         """Of `now`, or of the last event."""
@@ -141,6 +144,8 @@ class CoordinatorState:
             case PeerRevoked(peer):
                 known = self._members.get(peer)
                 return [] if known is None else [*self._members.revoked(known), *self._gone(known, now, revoked=True)]
+            case DialBackEnded():
+                return self._reachability.ended(event, now=now)
             case SessionAsked():
                 return self._calls.session_asked(event, now=now)
             case EpochAsked():
@@ -178,7 +183,8 @@ class CoordinatorState:
         welcome = Welcome(peer.peer, rules.run_id, epoch, seq, rules.heartbeat_s, keep, cancel)
         void = self._tell_void(peer, [hello.serving, *hello.holding[:HOLDING_MAX]], now)
         placed = self._publishing.joined(peer, renewed=joined.renewed, now=now)
-        return [*actions, Send(event.session, welcome), *ended, *void, *placed]
+        dialled = self._reachability.joined(peer, now=now)
+        return [*actions, Send(event.session, welcome), *ended, *void, *placed, *dialled]
 
     def _said(self, session: SessionId, message: ToCoordinator, now: float) -> list[Action]:
         peer, returned = self._members.heard(session, now=now)
@@ -212,7 +218,7 @@ class CoordinatorState:
             case FrameAccused():
                 return self._publishing.frame_accused(peer, message, now=now)
             case TransferReport():
-                return self._publishing.transferred(peer, message)
+                return self._publishing.transferred(peer, message, now=now)
             case VersionVerified():
                 return self._publishing.verified(peer, message, now=now)
             case ApplyFailed():
@@ -261,6 +267,7 @@ class CoordinatorState:
         suspected, actions = self._members.deadlines(now=now)
         for peer in suspected:
             actions += self._publishing.lost(peer)
+        actions += self._reachability.deadlines(now=now)
         return [*actions, *self._publishing.tell_on(), *self._groups.deadlines(now=now)]
 
     def _advance(self, now: float) -> list[Action]:
@@ -270,4 +277,5 @@ class CoordinatorState:
         """All invariants of all parts."""
         for part in (self._figures, self._members, self._versions, self._staleness, self._groups, self._publishing):
             part.check()
+        self._reachability.check()
         self._calls.check()

@@ -1,8 +1,8 @@
 """`GET /v1/status`: everything there is to know about a run, as plain values (JSON). Reads, decides nothing.
 
 Digests are hex, durations seconds, uplinks bytes/s, `lag` in versions; `leased` counts samples. `leases_end_s`: when
-the first of a worker's leases goes to somebody else, if it stays silent. `duplicates`: frames that came though held.
-`attention`: sentences for people.
+the first of a worker's leases goes to somebody else, if it stays silent. `reachable`: whether others can dial the peer,
+null: not known yet. `duplicates`: frames that came though held. `attention`: sentences for people.
 """
 
 from collections.abc import Iterable
@@ -112,6 +112,7 @@ def _peer(peer: Peer, now: float) -> dict[str, Any]:
         "silent_s": now - peer.heard_at,
         "uplink": peer.uplink,
         "quarantined": peer.quarantined,
+        "reachable": peer.reachable,
     }
 
 

@@ -29,7 +29,8 @@ def edges_fault(edges: PlanEdges, me: PeerId) -> str:
 
 def _is_edge(edge: EdgePeer) -> bool:
     reachable = is_dialable(edge.address) if edge.address is not None else not edge.dial
-    return reachable and len(edge.secret) == SECRET_BYTES
+    paced = edge.pace is None or (math.isfinite(edge.pace) and edge.pace > 0)
+    return reachable and paced and len(edge.secret) == SECRET_BYTES
 
 
 def _is_place(edge: StripeEdge, peers: set[PeerId]) -> bool:

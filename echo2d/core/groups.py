@@ -7,7 +7,8 @@
 A group is dropped whole (I5): when it is too old, a reward failed, its leases or results failed too often, a version
 that wrote for it is revoked, or all its rewards are the same. The first accepted result of a sample stands. A sample
 whose lease ended with tokens goes on from them, alone (`partials`). Leases are durable: after a restart they run on.
-Kept true: every sample is waiting, in one running lease, or kept. Not here: the gates (`staleness`), batches.
+Kept true: every sample is waiting, in one running lease, or kept.
+Not here: who gets a lease and when (`granting`), the gates (`staleness`), batches.
 """
 
 import math
@@ -27,7 +28,6 @@ from echo2d.core.coordinator_io import (
     Note,
     Persist,
     PromptDrawn,
-    PromptTaken,
     Recovered,
     SampleKept,
     SampleRewarded,
@@ -38,25 +38,23 @@ from echo2d.core.coordinator_io import (
     StoredGroup,
 )
 from echo2d.core.figures import Figures
+from echo2d.core.granting import Granting
 from echo2d.core.group_table import Group, GroupTable
-from echo2d.core.ids import GroupId, PeerId, Version
+from echo2d.core.ids import GroupId, Version
 from echo2d.core.leases import Lease, Leases
 from echo2d.core.membership import Membership, Peer
 from echo2d.core.messages import (
     HeldLease,
     LeaseCancelled,
     LeaseFailed,
-    LeaseGranted,
     LeaseProgress,
     SampleAnswered,
     SampleFinished,
     VersionKey,
 )
 from echo2d.core.partials import Partials
-from echo2d.core.placement import place
 from echo2d.core.prompts import Prompt, Prompts, prompt_fault
 from echo2d.core.results import result_fault
-from echo2d.core.rooms import Choice, Ranking
 from echo2d.core.staleness import Staleness
 from echo2d.core.trajectory import GroupRecord, Partial, TrajectoryRecord
 from echo2d.core.versions import Versions
@@ -87,17 +85,25 @@ class Groups:
         self._staleness = staleness
         self._figures = figures
         self._prompts = Prompts(recovered.next_cursor)
-        self._next_group = recovered.next_group
         self.leases = Leases(tag, rules.lease_silence_s)
         self._groups = GroupTable(rules.group_size, self.leases)
         self._partials = Partials(rules, leases=self.leases, versions=versions, staleness=staleness, figures=figures)
-        self._ranking = Ranking()
+        self._granting = Granting(
+            rules,
+            recovered.next_group,
+            prompts=self._prompts,
+            groups=self._groups,
+            leases=self.leases,
+            partials=self._partials,
+            members=members,
+            versions=versions,
+            staleness=staleness,
+            figures=figures,
+        )
         self._answered = {(each.key, each.sample): each.fingerprint for each in recovered.answered}
         keep_newest(self._answered, ANSWERED_MAX)
         self._extra = 0  # trajectories filtered while `_extra_step` was the open step
         self._extra_step = 0
-        self._patient_until: float | None = None  # a partial has waited for long enough
-        self._no_room_from: Version | None = None  # now, for what needs this version or a newer one
         self._aged_to: Version | None = None  # older groups have been dropped
 
     @property
@@ -242,7 +248,7 @@ class Groups:
 
     def wake_at(self) -> float | None:
         """When a lease expires, a worker has rested, or a partial has waited for long enough."""
-        times = (self.leases.wake_at(), self._ranking.wake_at(), self._patient_until)
+        times = (self.leases.wake_at(), self._granting.wake_at())
         return min((at for at in times if at is not None), default=None)
 
     def advance(self, *, now: float) -> list[Action]:
@@ -250,18 +256,8 @@ class Groups:
         if self._staleness.open_step != self._extra_step:
             self._extra, self._extra_step = 0, self._staleness.open_step
         actions = self._age() if self._staleness.oldest != self._aged_to else []
-        waiting = self._groups.waiting()
-        self._patient_until = self._partials.forget([group for group in waiting if group.partials], now=now)
-        self._no_room_from = None
-        for group in waiting:
-            if group.partials:
-                actions += self._go_on(group, now)
-            if group.waiting.difference(group.partials):
-                actions += self._grant(group, self._rooms(self._staleness.oldest, now), now)
-            if not self._ranking.free:
-                break  # for they may be many
-        actions += self._admit(now)
-        return [*actions, *self._prompts.ask(1 + self._ranking.slots // self._rules.group_size)]
+        actions += self._granting.fill(now=now)
+        return [*actions, *self._prompts.ask(1 + self._granting.slots // self._rules.group_size)]
 
     def discard(self, stored: StoredGroup, reason: str, detail: str = "", *, again: bool = False) -> list[Action]:
         """A complete group is of no use. again: for no fault of its prompt, which is used once more."""
@@ -269,83 +265,6 @@ class Groups:
             self._prompts.give_back(Prompt(stored.cursor, stored.record.prompt))
         self._figures.dropped(reason, len(stored.record.trajectories))
         return [Persist(GroupDropped(stored.record.group, f"{reason}: {detail}" if detail else reason))]
-
-    # --- inside: granting
-
-    def _admit(self, now: float) -> list[Action]:
-        actions: list[Action] = []
-        samples = range(self._rules.group_size)
-        while True:
-            rooms = self._rooms(self._staleness.oldest_start(self.in_flight), now)
-            if not place(samples, rooms):
-                return actions
-            prompt = self._prompts.take()
-            if prompt is None:
-                return actions
-            group = Group(self._next_group, prompt, set(samples))
-            self._next_group = GroupId(self._next_group + 1)
-            self._groups.add(group)
-            actions.append(Persist(PromptTaken(group.group, prompt.cursor, prompt.tokens)))
-            actions += self._grant(group, rooms, now)
-
-    def _rooms(self, oldest: Version, now: float) -> Choice:
-        """The workers that may write for a group, best first: newest version, then most room."""
-        for worker in self._members.changed | self.leases.changed:
-            self._ranking.refresh(worker, self._members.get(worker), self.leases.load(worker))
-        self._members.changed.clear()
-        self.leases.changed.clear()
-        self._ranking.rested(now=now)
-        return self._ranking.choose(oldest, self._versions.live)
-
-    def _go_on(self, group: Group, now: float) -> list[Action]:
-        """Lease each waiting sample that has tokens to a worker that may go on from them, where there is one."""
-        actions: list[Action] = []
-        for sample, waiting in sorted(group.partials.items()):
-            oldest = self._staleness.oldest
-            placed = self._place_one(sample, max(oldest, waiting.partial.version_last), now)
-            if not placed and now >= waiting.until and self._place_one(sample, oldest, now):
-                del group.partials[sample]  # it has waited for long, and there is somebody who can begin it anew
-            actions += self._lease(group, placed, now)
-        return actions
-
-    def _place_one(self, sample: int, oldest: Version, now: float) -> list[tuple[PeerId, tuple[int, ...]]]:
-        if self._no_room_from is not None and oldest >= self._no_room_from:
-            return []
-        placed = place([sample], self._rooms(oldest, now))
-        if not placed:
-            self._no_room_from = oldest
-        return placed
-
-    def _grant(self, group: Group, rooms: Choice, now: float) -> list[Action]:
-        """Lease all samples that wait with nothing, if there is room for all of them."""
-        return self._lease(group, place(sorted(group.waiting.difference(group.partials)), rooms), now)
-
-    def _lease(self, group: Group, placed: list[tuple[PeerId, tuple[int, ...]]], now: float) -> list[Action]:
-        actions: list[Action] = []
-        for worker, samples in placed:
-            peer = self._members.get(worker)
-            assert peer is not None
-            assert peer.serving is not None
-            given = self._groups.grant(group, worker, peer.serving, samples, now=now).given
-            self._figures.handed_over(given.base.length)
-            actions += [Persist(given), *_send(peer, self._grant_message(group, given))]
-        return actions
-
-    def _grant_message(self, group: Group, given: LeaseGiven) -> LeaseGranted:
-        rules, base = self._rules, given.base
-        return LeaseGranted(
-            given.lease,
-            given.attempt,
-            group.group,
-            group.prompt.tokens + base.tokens,
-            given.samples,
-            rules.max_new_tokens - base.length,
-            rules.temperature,
-            rules.top_p,
-            rules.stop_token_ids,
-            max(self._staleness.oldest, base.version_last),
-            rules.lease_silence_s,
-        )
 
     # --- inside: results
 
@@ -485,7 +404,7 @@ class Groups:
 
     def check(self) -> None:
         self.leases.check()
-        self._ranking.check(self._members, self.leases.load)
+        self._granting.check()
         self._prompts.check()
         assert len(self._answered) <= ANSWERED_MAX
         self._groups.check()
@@ -510,5 +429,5 @@ def _answer(peer: Peer, message: SampleFinished, refusal: str = "") -> list[Acti
     return _send(peer, SampleAnswered(message.lease, message.attempt, message.sample, not refusal, refusal))
 
 
-def _send(peer: Peer, message: LeaseGranted | LeaseCancelled | SampleAnswered) -> list[Action]:
+def _send(peer: Peer, message: LeaseCancelled | SampleAnswered) -> list[Action]:
     return [] if peer.session is None else [Send(peer.session, message)]

@@ -21,6 +21,7 @@ from echo2d.errors import PeerFault
 LINK_PROTOCOL_VERSION = 1
 SECRET_BYTES = 32  # of an edge; the key length of blake3
 NONCE_BYTES = 32
+DIAL_BACK = PeerId("dial-back")  # says the coordinator that dials a peer to see who answers, and never opens a link
 
 
 class Handshake:

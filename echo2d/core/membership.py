@@ -20,6 +20,7 @@ from echo2d.core.coordinator_io import Action, CloseSession, PeerConnected, Send
 from echo2d.core.deadlines import Deadlines
 from echo2d.core.figures import printable
 from echo2d.core.ids import FormId, PeerId
+from echo2d.core.link_handshake import SECRET_BYTES
 from echo2d.core.messages import (
     PROTOCOL_VERSION,
     Address,
@@ -50,7 +51,10 @@ PeerState = Literal["joined", "suspected", "gone"]
 
 @dataclass(slots=True)
 class Peer:
-    """One peer. serving: what its engines serve; acknowledged: what they served in this process's lifetime."""
+    """One peer. serving: what its engines serve; acknowledged: what they served in this process's lifetime.
+
+    listen: where it says it can be dialled; reachable: whether it can, None: not known yet (see `reachability`).
+    """
 
     peer: PeerId
     name: str
@@ -67,7 +71,14 @@ class Peer:
     running: int = 0
     accepted: int = 0
     refit_pause_s: float | None = None
-    uplink: float | None = None  # bytes/s, as its receivers measured it
+    uplink: float | None = None  # bytes/s to plan with, as its receivers measured it
+    pace: float | None = None  # bytes/s that it sends at most; None: as fast as it can
+    uplink_limit: int | None = None  # bytes/s that it sends at most, as it says
+    receive_only: bool = False
+    reachable: bool | None = None
+    dial_back_secret: bytes = b""
+    dial_back_at: float | None = None  # when it is dialled next; None: it is being dialled, or there is nothing to dial
+    dialled_back_at: float | None = None  # when that began last
     memory_ok: bool | None = None
     quarantined: bool = False
     failures: int = 0  # leases failed since the last accepted result
@@ -78,6 +89,11 @@ class Peer:
     def alive(self) -> bool:
         """It can be spoken to and has spoken lately."""
         return self.state == "joined" and self.session is not None
+
+    @property
+    def address(self) -> Address | None:
+        """Where others are told to dial it. The seed is our own, and listens where the operator says."""
+        return self.listen if self.reachable or self.kind == "seed" else None
 
     def serves(self, key: VersionKey | None) -> None:
         self.serving = key
@@ -285,6 +301,7 @@ class Membership:
             assert len(peer.name) <= NAME_CHARS_MAX
             assert len(peer.forms) <= FORMS_MAX
             assert peer.state != "gone" or (peer.session, peer.serving) == (None, None)
+            assert not peer.reachable or peer.listen is not None
         assert sum(peer.kind == "seed" and peer.alive for peer in self) <= 1
         self._silences.check(self._peers)
         self._quarantine.check()
@@ -304,8 +321,12 @@ def _take_hello(peer: Peer, hello: Hello) -> None:
     if peer.boot_id != hello.boot_id:
         peer.acknowledged.clear()
         peer.failures, peer.rest_until = 0, 0.0
+    if peer.listen != hello.listen:
+        peer.reachable = None
     peer.name = printable(hello.name, NAME_CHARS_MAX)
     peer.kind, peer.boot_id, peer.listen = hello.kind, hello.boot_id, hello.listen
+    peer.receive_only, peer.uplink_limit = hello.receive_only, hello.uplink_limit or None
+    peer.dial_back_secret = hello.dial_back_secret[:SECRET_BYTES]
     peer.slots = min(hello.slots, SLOTS_MAX) if hello.kind == "worker" else 0
     peer.forms = frozenset(hello.forms[:FORMS_MAX])
     for key in hello.served[:ACKNOWLEDGED_MAX]:

@@ -11,7 +11,7 @@ first message is the peer's `Hello`; the coordinator answers `Welcome` or `Refus
     EdgeBroken, FrameAccused, TransferReport                PlanEdges
     VersionVerified, ApplyFailed, RefitDone, RefitFailed    VersionsRevoked
     LeaseProgress, SampleFinished, LeaseFailed              LeaseGranted, LeaseCancelled, SampleAnswered
-    Goodbye                                                 Drain
+    Goodbye                                                 Drain, DialledBack
 
 Tokens travel as little-endian int32, logprobs as little-endian float32, both as bytes (`trajectory.pack_tokens`).
 Durations are seconds left or measured, never clock values. Versions are named together with their snapshot digest.
@@ -107,6 +107,14 @@ class LinkSample:
 
 
 @dataclass(frozen=True, slots=True)
+class Backlog:
+    """For so long since the last report this peer had more to send to that one than their link took."""
+
+    peer: PeerId
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class StripeEdge:
     """This peer's place in one stripe's tree: its parent (None at the root) and its children."""
 
@@ -120,13 +128,15 @@ class StripeEdge:
 class EdgePeer:
     """A peer that this one shares an edge with, fetches frames from or gives them to, and how their link comes about.
 
-    dial: this peer dials `address`; otherwise it waits to be dialled. secret: known to the two ends only.
+    dial: this peer dials `address`; otherwise it waits to be dialled. secret: known to the two ends only. pace: bytes/s
+    that this peer sends to the other at most; None: as fast as it can.
     """
 
     peer: PeerId
     address: Address | None
     dial: bool
     secret: bytes
+    pace: float | None = None
 
 
 # --- peer -> coordinator -------------------------------------------------------------------------------------------
@@ -139,7 +149,8 @@ class Hello:
     boot_id changes with every start of the daemon. slots: samples its engines run at once together (0 for relays).
     serving: the version all its engines serve, None when they serve nothing or differ. holding: versions that stand
     verified in its slots. forms: forms whose frames are all on its disk. served: the versions that wrote for `leases`
-    and were served by all its engines.
+    and were served by all its engines. receive_only: it passes nothing on. uplink_limit: bytes/s that it sends to other
+    peers at most, whatever a plan says. dial_back_secret: whoever answers at `listen` proves to know it.
     """
 
     protocol: int
@@ -154,6 +165,9 @@ class Hello:
     leases: tuple[HeldLease, ...]
     forms: tuple[FormId, ...]
     served: tuple[VersionKey, ...] = ()
+    receive_only: bool = False
+    uplink_limit: int | None = None
+    dial_back_secret: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,8 +242,9 @@ class FrameAccused:
 
 @dataclass(frozen=True, slots=True)
 class TransferReport:
-    """Progress of the form that is arriving (about once a second while it is): frames verified so far, and links.
+    """Progress of the form that moves (about once a second while it does): frames verified so far, and links.
 
+    backlogs: of the links that this peer sends over; without one it was never late, and its uplink not the limit.
     duplicates: payload frames that came although they were held.
     """
 
@@ -237,6 +252,7 @@ class TransferReport:
     payload_bytes: int
     links: tuple[LinkSample, ...]
     sent_bytes: int
+    backlogs: tuple[Backlog, ...] = ()
     duplicates: int = 0
 
 
@@ -341,6 +357,13 @@ class Refused:
     reason: RefusalReason
     detail: str
     permanent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DialledBack:
+    """The peer was dialled where its hello says that it listens. fault: why it did not answer; empty: it did."""
+
+    fault: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -465,7 +488,7 @@ ToCoordinator = (
 )  # fmt: skip
 ToPeer = (
     Welcome | Refused | EncodeVersion | ForgetForm | SignedRoot | SegmentPage | PlanEdges | VersionsRevoked
-    | LeaseGranted | LeaseCancelled | SampleAnswered | Drain
+    | LeaseGranted | LeaseCancelled | SampleAnswered | Drain | DialledBack
 )  # fmt: skip
 
 TO_COORDINATOR = Codec(ToCoordinator.__args__)

@@ -6,9 +6,11 @@ every hop a frame for each child of the sender, and the way to it.
 
     T = max( max_p copies_p * B / u_p, max_p B / d_p ) + max_tree max_path sum_hops( children * f / u + latency )
 
-Rates that were not measured count as the median of the others. Not here: slow start, loss, encoding and applying.
+Rates that were not measured count as the median of the others, and an uplink never as more than its owner allows; where
+no downlink was measured, none is an obstacle. Not here: slow start, loss, encoding and applying.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
@@ -23,16 +25,18 @@ LATENCY_GUESS_S = 0.02  # one way to the middle of the network: 80 ms between tw
 def fill_in(peers: Sequence[PeerFacts]) -> tuple[PeerFacts, ...]:
     """The same peers, with the usual figures where something was not measured. peers[0] is the root."""
     uplink = _usual([facts.uplink for facts in peers[1:] if not facts.receive_only], RATE_GUESS)
-    downlink = _usual([facts.downlink for facts in peers[1:]], max(RATE_GUESS, uplink))
+    uplinks = [uplink if facts.uplink is None else facts.uplink for facts in peers if not facts.receive_only]
+    enough = min(uplinks[0], sum(uplinks) / max(1, len(peers) - 1)) if peers and uplinks else 0.0
+    downlink = _usual([facts.downlink for facts in peers[1:]], max(RATE_GUESS, uplink, enough))
     latency_s = _usual([facts.latency_s for facts in peers], LATENCY_GUESS_S)
     return tuple(
         replace(
             facts,
-            uplink=uplink if facts.uplink is None else facts.uplink,
+            uplink=min(uplink if facts.uplink is None else facts.uplink, facts.uplink_limit or math.inf),
             downlink=max(downlink, facts.uplink or 0.0) if facts.downlink is None else facts.downlink,
             latency_s=latency_s if facts.latency_s is None else facts.latency_s,
         )
-        if None in (facts.uplink, facts.downlink, facts.latency_s)
+        if None in (facts.uplink, facts.downlink, facts.latency_s) or facts.uplink_limit is not None
         else facts
         for facts in peers
     )

@@ -23,8 +23,14 @@ def repair(plan: Plan, lost: PeerId) -> Plan:
     stripes = tuple(replace(stripe, tree=left.without(stripe, lost)) for stripe in plan.stripes)
     peers = tuple(one for one in plan.peers if one.peer != lost)
     sources = {one: tuple(peer for peer in of if peer != lost) for one, of in plan.sources.items() if one != lost}
-    generation = Generation(plan.generation + 1)
-    return replace(plan, generation=generation, peers=peers, stripes=stripes, sources=sources)
+    return replace(
+        plan,
+        generation=Generation(plan.generation + 1),
+        peers=peers,
+        stripes=stripes,
+        joined=plan.joined - {lost},
+        sources=sources,
+    )
 
 
 def join(plan: Plan, newcomer: PeerFacts, holders: Collection[PeerId] = ()) -> Plan:
@@ -33,7 +39,7 @@ def join(plan: Plan, newcomer: PeerFacts, holders: Collection[PeerId] = ()) -> P
     holders: who holds the whole form; if their uplinks are no less than the plan's rate, these are its sources.
     """
     plan = with_leaf(plan, newcomer, holders)
-    return replace(plan, generation=Generation(plan.generation + 1))
+    return replace(plan, generation=Generation(plan.generation + 1), joined=plan.joined | {newcomer.peer})
 
 
 def with_leaf(plan: Plan, newcomer: PeerFacts, holders: Collection[PeerId] = ()) -> Plan:
@@ -52,6 +58,7 @@ class _Spare:
     def __init__(self, plan: Plan, changing: PeerId, holders: Collection[PeerId] = ()) -> None:
         self._shape = plan.shape
         self._root = plan.root
+        self._joined = plan.joined
         self._facts: Mapping[PeerId, PeerFacts] = {one.peer: one for one in fill_in(plan.peers)}
         self._load = _left_to_send(plan, holders)
         self._able = {peer for peer, one in self._facts.items() if peer not in (changing, plan.root) and uplink(one)}
@@ -96,13 +103,17 @@ class _Spare:
         return parent
 
     def _place(self, parents: dict[PeerId, PeerId], stripe: Stripe, peer: PeerId, able: set[PeerId]) -> None:
-        """Below whoever is done soonest with one more child: of the holders, of all but in a star, or the root."""
+        """Below whoever is done soonest with one more child: of the holders, of all but in a star, or the root.
+
+        Peers that have joined come last: they are far behind, or were found wanting, though nobody has more to spare.
+        """
         able = {one for one in able if one != peer and linkable(self._facts[one], self._facts[peer])}
         parent = self._root
         able = self._holders & able or able if self._shape != "star" else self._holders & able
         if able:
             depths = stripe.tree.depths()
-            parent = min(able, key=lambda one: (self._busy(one, stripe.weight), depths.get(one, 0), one))
+            joined, weight = self._joined, stripe.weight
+            parent = min(able, key=lambda one: (one in joined, self._busy(one, weight), depths.get(one, 0), one))
         parents[peer] = parent
         self._load[parent] = self._load.get(parent, 0.0) + stripe.weight
 

@@ -10,12 +10,14 @@ Not here: what makes a publish acceptable (`versions`), forms and plans (`spread
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from echo2d.core.broadcasts import Broadcasts
 from echo2d.core.coordinator_io import (
     Action,
     CoordinatorRules,
+    Persist,
+    RatesMeasured,
     Send,
     SendRoot,
     StopRun,
@@ -39,7 +41,7 @@ from echo2d.core.messages import (
     VersionVerified,
 )
 from echo2d.core.plan_edges import edge_secret
-from echo2d.core.rates import Rates
+from echo2d.core.rates import PeerRate, Rates
 from echo2d.core.roots import Root
 from echo2d.core.spread import Spread
 from echo2d.core.topology import Plan
@@ -67,6 +69,7 @@ class Publishing:
         figures: Figures,
         plan_secret: bytes,
         tag: int,
+        rates: Iterable[PeerRate],
         now: float,
     ) -> None:
         self._rules = rules
@@ -76,7 +79,7 @@ class Publishing:
         self._plan_secret = plan_secret
         self._next_plan = tag << TAG_SHIFT
         self._broadcasts = Broadcasts(figures)
-        self._rates = Rates()
+        self._rates = Rates(rates)
         self._last_plan: Plan | None = None  # of the version before
         self._waiting: VersionPublished | None = None
         self._awaited: Peer | None = None  # one of those for whom a waiting version waited last
@@ -122,6 +125,8 @@ class Publishing:
             actions += self._order()
         if self._apply_at is not None and now >= self._apply_at:
             actions += self._apply_again()
+        if now >= self._learn_at():
+            actions += self._learn()
         needed = [each.path for each in (self._waiting, self._record()) if each is not None]
         return [*actions, *self._versions.surplus(needed)]
 
@@ -135,13 +140,20 @@ class Publishing:
             times.append(self._impatient_at(self.spreading))
         if self.spreading is not None and self.spreading.untold:
             times.append(self.spreading.started_at)
+        if self._learn_at() < math.inf:
+            times.append(self._learn_at())
         return min(times, default=None)
+
+    def _learn_at(self) -> float:
+        spread = self.spreading
+        return math.inf if spread is None or spread.learn_at is None else spread.learn_at
 
     # --- peers that come and go
 
     def joined(self, peer: Peer, *, renewed: bool, now: float) -> list[Action]:
         """A peer said hello: the seed gets its orders, the others the newest root and a place in the plan."""
         self.served(peer, now=now)
+        peer.uplink, peer.pace = self._rates.uplink(peer.peer), self._rates.pace(peer.peer)
         if peer.kind == "seed":
             return self._seed_joined(peer, renewed=renewed)
         spread = self.spreading
@@ -210,13 +222,14 @@ class Publishing:
         self._apply_at = again_at if self._apply_at is None else min(self._apply_at, again_at)
         return [note, *([] if before else self._send(spread.make_leaf(peer.peer)))]
 
-    def transferred(self, peer: Peer, message: TransferReport) -> list[Action]:
+    def transferred(self, peer: Peer, message: TransferReport, *, now: float) -> list[Action]:
         spread = self._current(message.form)
         if spread is None:
             return []
+        spread.moved(now)
+        self._measure(spread, peer.peer, message)
         if peer.kind != "seed":
             spread.received[peer.peer] = message.payload_bytes, message.duplicates
-            self._measure(spread, peer.peer, message)
             return []
         spread.seed_sent_bytes = max(spread.seed_sent_bytes, message.sent_bytes)
         if spread.totals is not None and spread.totals.wire_bytes:
@@ -372,25 +385,50 @@ class Publishing:
             actions += self._send_root(self._members.receivers(), root)
         return [*actions, *(self._plan(spread, seed) if roots and spread.plan is None else [])]
 
-    def _measure(self, spread: Spread, receiver: PeerId, message: TransferReport) -> None:
-        """What it got from its parents; a stranger's links are none of the plan's."""
+    def _measure(self, spread: Spread, peer: PeerId, message: TransferReport) -> None:
+        """What it got from others, and for how long they took less of it than there was."""
         if spread.record.full_bytes < MEASURED_BYTES_MIN:
             return
-        parents = spread.parents(receiver)
         for sample in message.links:
-            if sample.peer in parents and math.isfinite(sample.seconds):
-                self._rates.add(sample.peer, receiver, sample.payload_bytes, sample.seconds)
+            if 0 <= sample.seconds < math.inf:
+                self._rates.received(sample.peer, peer, sample.payload_bytes, sample.seconds)
+        for backlog in message.backlogs:
+            if 0 <= backlog.seconds < math.inf:
+                self._rates.backlogged(peer, backlog.peer, backlog.seconds)
 
     def _plan(self, spread: Spread, seed: Peer) -> list[Action]:
-        plan_id = PlanId(self._next_plan)
-        self._next_plan += 1
-        receivers = self._members.receivers()
-        for peer in (seed, *receivers):
-            peer.uplink = self._rates.uplink(peer.peer)
+        """Everybody gets a plan by the rates that the last one has shown."""
+        receivers, actions = self._members.receivers(), self._judge(seed)
         last = spread.plan or self._last_plan
-        actions = self._send(spread.make_plan(plan_id, self._rules, seed, receivers, last))
-        self._rates.keep(spread.links())
-        return actions
+        edges = spread.make_plan(self._new_plan_id(), self._rules, seed, receivers, last)
+        self._rates.begin({} if spread.plan is None else spread.plan.shares)
+        return [*actions, *self._send(edges)]
+
+    def _learn(self) -> list[Action]:
+        """The first bytes have shown what was guessed. After another plan only gaps are filled, which shows nothing."""
+        spread, seed = self.spreading, self._members.seed
+        assert spread is not None
+        if seed is None:
+            spread.learn_at = math.inf
+            return []
+        actions = self._judge(seed)
+        edges = spread.learn(self._new_plan_id(), self._rules, seed, self._members.receivers())
+        if not edges and spread.plan is not None:
+            self._rates.begin(spread.plan.shares)
+        return [*actions, *self._send(edges)]
+
+    def _judge(self, seed: Peer) -> list[Action]:
+        """The rates by all that was reported so far."""
+        changed = self._rates.judge()
+        receivers = self._members.receivers()
+        rates = self._rates.to_plan_with(seed.peer, [peer.peer for peer in receivers])
+        for peer in (seed, *receivers):
+            peer.uplink, peer.pace = rates.get(peer.peer), self._rates.pace(peer.peer)
+        return [Persist(RatesMeasured(changed))] if changed else []
+
+    def _new_plan_id(self) -> PlanId:
+        self._next_plan += 1
+        return PlanId(self._next_plan - 1)
 
     def _forget_old(self, seed: Peer) -> list[Action]:
         forms, self._old_forms = list(self._old_forms), {}

@@ -7,7 +7,7 @@ table of a segment precedes the segment's payload in every stripe. One stripe at
     following --(StreamClosed DONE)--> ended
     following --(link down, stream closed, bad frame)--> no stream, broken: ReportEdgeBroken, repair
     following --(no frame in STALL_GAPS expected gaps)--> following, broken: ReportEdgeBroken, repair
-    ended     --(nothing for LINK_S, and frames are missing)--> ended: ReportEdgeBroken, repair
+    ended     --(so have all, nothing for LINK_S, and frames are missing)--> ended: ReportEdgeBroken, repair
     broken    --(a stream opens, a frame comes)--> not broken
 
 A form of which something may be here already is neither followed nor repaired before its FormSearched, for nothing that
@@ -76,7 +76,7 @@ from echo2d.core.streams import (
     leave_parent,
     what_is_wrong,
 )
-from echo2d.core.stripes import FORMS_MAX, LANE_FRAMES_MAX, Lane, Link, Spread, Stripe
+from echo2d.core.stripes import FORMS_MAX, Lane, Link, Spread, Stripe
 from echo2d.core.transfer import Transfer
 from echo2d.errors import PeerFault
 
@@ -167,15 +167,14 @@ class Relay:
     def _on_ready(self, peer: PeerId, now: float) -> None:
         link = self._links.get(peer)
         if link is not None:
-            link.room = LANE_FRAMES_MAX
+            link.room = link.room_max
             self._serve(link, now)
 
     def _serve(self, link: Link, now: float) -> None:
         """Gives the link whatever waits for it; single frames only when the stripes need nothing."""
-        link.serve(self._out)
         for spread in self._spreads.values():
-            if spread.is_root:
-                spread.bind(now, self._out)
+            self._bind_all(spread, now)
+        link.serve(self._out)
         if link.wants:
             answer_wants(link, self._spreads, self._out)
 
@@ -464,7 +463,7 @@ class Relay:
             spread.check()
         for peer, link in self._links.items():
             assert link.peer == peer
-            assert 0 <= link.room <= LANE_FRAMES_MAX
+            assert 0 <= link.room <= link.room_max
             assert all(lane.stripe.lanes[peer] is lane for lane in link.lanes)
             assert all(stripe.stream == number and stripe.parent == peer for number, stripe in link.incoming.items())
         stripes = [stripe for spread in self._spreads.values() for stripe in spread.stripes.values()]

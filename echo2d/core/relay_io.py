@@ -9,9 +9,9 @@ asked to the end that opened. Two kinds: a *stripe stream* (OpenStream) carries 
 stream* (SendWant, one per form and direction) carries single frames. A stream ends with CloseStream or StreamClosed,
 or silently with its link: LinkDown comes after the last event of a stream of that link.
 
-Flow control. Relay gives a link at most LANE_FRAMES_MAX frames; then it waits for PeerReady, which the runtime reports
-whenever it was given frames and its send buffer has room again (at once, if the buffer never filled). PeerReady means:
-none of the frames given so far counts any more.
+Flow control. Relay gives a link at most LANE_FRAMES_MAX frames for each stripe that it carries; then it waits for
+PeerReady, which the runtime reports whenever it was given frames and its send buffer has room again (at once, if the
+buffer never filled). PeerReady means: none of the frames given so far counts any more.
 """
 
 from dataclasses import dataclass

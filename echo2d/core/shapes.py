@@ -4,7 +4,8 @@ A relay stripe is carried by a few peers, its carriers: the seed sends to the fi
 and everybody else hangs below them, on each in proportion to its uplink. No peer carries two stripes, and a stripe's
 weight follows what its carriers can send. One carrier a stripe is the one-hop relay (Mutualcast), which reaches the
 bound whatever the uplinks are; all peers in one stripe are a chain if they are alike; none are a star; a few dozen
-carriers in each of some stripes are the two-level plan of large swarms. What the seed has to spare it sends straight.
+carriers in each of some stripes are the two-level plan of large swarms. What the seed has to spare it sends straight:
+to a few the first of every stripe, or, in a small swarm, to everybody a stripe of its own.
 
 How many peers carry (the fastest first: slow ones only delay the last frame), in how many stripes, is searched: a
 frame takes (N - 1) f / U to get through carriers of uplink U together, at every level of their tree. All candidates
@@ -33,6 +34,7 @@ LARGE_STRIPES_MAX = 16  # stripes in a large swarm: every peer has as many paren
 WEIGHT_MIN = 0.02  # of the seed's own star: frames that come more rarely look like a stalled stream
 NEAR = 1.1  # a rate that differs by less from what a plan was made for is the same: its trees stay, and links warm
 SAME_JOB = 1.25  # likewise for the bytes to be spread; a delta is much smaller than the full form
+SOONER = 0.7  # of the time: then a plan is worth breaking off another one that is on its way
 SIMPLER = 1.02  # a plan of fewer stripes is taken if it is at most so much slower: fewer links to keep warm
 
 
@@ -75,14 +77,25 @@ def plan_again(last: Plan, plan_id: PlanId, job: Job, seed: PeerFacts, peers: Se
         return None
     if not all(_like(facts, now[facts.peer]) for facts in last.peers):
         return None
-    moved = tuple(replace(facts, address=now[facts.peer].address) for facts in last.peers)
+    moved = tuple(replace(facts, address=now[facts.peer].address, pace=now[facts.peer].pace) for facts in last.peers)
     return _plan(plan_id, job, last.shape, moved, last.stripes)
 
 
+def is_much_better(plan: Plan, last: Plan) -> bool:
+    """Whether it is predicted to need much less time than the trees of the last one do at its rates."""
+    if last.facts().keys() != plan.facts().keys():
+        return False
+    return plan.predicted_s < SOONER * _plan(plan.plan_id, plan.job, last.shape, plan.peers, last.stripes).predicted_s
+
+
 def _like(one: PeerFacts, other: PeerFacts) -> bool:
-    same = (one.address is None, one.receive_only) == (other.address is None, other.receive_only)
+    same = _fixed(one) == _fixed(other)
     pairs = ((one.uplink, other.uplink), (one.downlink, other.downlink), (one.latency_s, other.latency_s))
     return same and all(a == b or (a is not None and b is not None and _near(a, b, NEAR)) for a, b in pairs)
+
+
+def _fixed(facts: PeerFacts) -> tuple[bool, bool, float | None]:
+    return facts.address is None, facts.receive_only, facts.uplink_limit
 
 
 def _near(one: float, other: float, times: float) -> bool:
@@ -204,15 +217,17 @@ class _Swarm:
         return self.job.wire_bytes / rate + levels * per_hop, choice.stripes, choice.carriers
 
     def build(self, choice: _Choice) -> tuple[Stripe, ...]:
-        """The stripes with their weights; the last one may be the seed's own star."""
-        trees = [self._tree(carriers) for carriers in self._crews(choice)]
+        """The stripes with their weights; in a small swarm the last one may be the seed's own star."""
+        large = len(self.peers) > LARGE_SWARM
+        share = uplink(self.seed) / choice.stripes if large else 0.0
+        trees = [self._tree(carriers, share) for carriers in self._crews(choice)]
         rates = self._rates(trees)
         spare = uplink(self.seed) - sum(
             rate * len(tree.children(self.seed.peer)) for rate, tree in zip(rates, trees, strict=True)
         )
         total = sum(rates)
         direct = spare / len(self.peers)
-        if direct > WEIGHT_MIN * total:
+        if not large and direct > WEIGHT_MIN * total:
             trees.append(_star(self.seed, self.peers))
             rates.append(direct)
             total += direct
@@ -230,15 +245,20 @@ class _Swarm:
             sent = self.reach[number + 1]
         return crews
 
-    def _tree(self, crew: Sequence[PeerFacts]) -> Tree:
-        """Carriers first, those with most children on top; then everybody else, below whoever has room."""
-        quotas = _quotas([_stepped(facts) for facts in crew], len(self.peers) - 1)
+    def _tree(self, crew: Sequence[PeerFacts], seed_share: float) -> Tree:
+        """Carriers first, those with most children on top; then everybody else, below whoever has room.
+
+        seed_share: of the seed's uplink, for this tree; it has one child at least.
+        """
+        uplinks = [_stepped(facts) for facts in crew]
+        own = max(1, round(len(self.peers) * seed_share / (seed_share + sum(uplinks))))
+        quotas = _quotas(uplinks, len(self.peers) - own)
         ranked = sorted(zip(quotas, crew, strict=True), key=lambda one: (-one[0], one[1].address is None))
         carriers = [facts for _, facts in ranked]
         among = {facts.peer for facts in carriers}
         leaves = [facts for facts in self.peers if facts.peer not in among]
         leaves.sort(key=lambda one: one.address is not None)  # those who cannot be dialled choose first
-        places = _Places(self.seed, ranked)
+        places = _Places(self.seed, [(own, self.seed), *ranked])
         for facts in (*carriers, *leaves):
             places.put(facts)
         return Tree(self.seed.peer, places.parents)
@@ -301,7 +321,7 @@ class _Places:
     def __init__(self, seed: PeerFacts, carriers: Sequence[tuple[int, PeerFacts]]) -> None:
         self._seed = seed
         self._quota = {facts.peer: quota for quota, facts in carriers}
-        self._open: deque[PeerFacts] = deque()
+        self._open = deque([seed])
         self.parents: dict[PeerId, PeerId] = {}
 
     def put(self, facts: PeerFacts) -> None:

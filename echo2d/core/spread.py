@@ -6,6 +6,7 @@ The plan is made with the first root, for a peer knows what to do with a plan on
 numbers belong to one start of the seed, so a new one gets a new plan. Not here: which version spreads.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -19,18 +20,27 @@ from echo2d.core.messages import EncodeVersion, FormEncoded, PlanEdges, SegmentE
 from echo2d.core.plan_edges import changed_peers, edges_for
 from echo2d.core.plan_repair import join, repair
 from echo2d.core.roots import PAGE_SEGMENTS_MAX, Root, Totals
-from echo2d.core.shapes import plan_again, plan_auto, plan_chains, plan_star
+from echo2d.core.shapes import is_much_better, plan_again, plan_auto, plan_chains, plan_star
 from echo2d.core.topology import STRIPES_MAX, Job, PeerFacts, Plan
 from echo2d.errors import PeerFault
 
 REPAIRS_MAX = 256  # of one plan because of broken edges; then it stays as it is until the next version
+LEARN_S = 3.0  # of transfer show what a peer can do of whom nothing was known
 TOLD_MAX = 64  # peers that are told a new plan at a time: who waits for a lease meanwhile waits milliseconds
 Secret = Callable[[PeerId, PeerId], bytes]
 
 
 def peer_facts(peer: Peer) -> PeerFacts:
     """What the planner may count on; downlinks are not measured."""
-    return PeerFacts(peer.peer, peer.uplink, None, peer.listen, receive_only=peer.quarantined)
+    return PeerFacts(
+        peer.peer,
+        peer.uplink,
+        None,
+        peer.address,
+        receive_only=peer.receive_only or peer.quarantined,
+        pace=peer.pace,
+        uplink_limit=peer.uplink_limit,
+    )
 
 
 @dataclass(slots=True)
@@ -43,6 +53,7 @@ class Spread:
     secret: Secret
     started_at: float
     plan: Plan | None = None
+    learn_at: float | None = None  # when the plan is looked at again; None: nothing has come yet, inf: it stays
     untold: dict[PeerId, None] = field(default_factory=dict)  # those who are still to be told the plan, parents first
     newest_root: Root | None = None
     totals: Totals | None = None
@@ -118,20 +129,40 @@ class Spread:
         self, plan_id: PlanId, rules: CoordinatorRules, seed: Peer, peers: Sequence[Peer], last: Plan | None = None
     ) -> dict[PeerId, PlanEdges]:
         """A new plan for everyone, over the peers of now; the trees of the last one if they still suit."""
+        return self._follow(self._new_plan(plan_id, rules, seed, peers, last))
+
+    def learn(
+        self, plan_id: PlanId, rules: CoordinatorRules, seed: Peer, peers: Sequence[Peer]
+    ) -> dict[PeerId, PlanEdges]:
+        """The plan was made by guess: now that more is known another one may be much better."""
+        self.learn_at = math.inf
+        plan = self._new_plan(plan_id, rules, seed, peers, None)
+        return self._follow(plan) if self.plan is not None and is_much_better(plan, self.plan) else {}
+
+    def moved(self, now: float) -> None:
+        """Frames arrive."""
+        if self.learn_at is None and self.plan is not None:
+            self.learn_at = now + LEARN_S if self.plan.is_guess else math.inf
+
+    def _new_plan(
+        self, plan_id: PlanId, rules: CoordinatorRules, seed: Peer, peers: Sequence[Peer], last: Plan | None
+    ) -> Plan:
         job = Job(self.form, self.record.full_bytes, self.facts.frame_bytes)
         root, others = peer_facts(seed), [peer_facts(peer) for peer in peers]
         chains = min(rules.chains, STRIPES_MAX)
         again = None if last is None else plan_again(last, plan_id, job, root, others)
         if again is not None:
-            self.plan = again
-        elif rules.shape == "star":
-            self.plan = plan_star(plan_id, job, root, others)
-        elif rules.shape == "chain":
-            self.plan = plan_chains(plan_id, job, root, others, chains)
-        else:
-            self.plan = plan_auto(plan_id, job, root, others)
+            return again
+        if rules.shape == "star":
+            return plan_star(plan_id, job, root, others)
+        if rules.shape == "chain":
+            return plan_chains(plan_id, job, root, others, chains)
+        return plan_auto(plan_id, job, root, others)
+
+    def _follow(self, plan: Plan) -> dict[PeerId, PlanEdges]:
+        self.plan = plan
         self.repairs = 0
-        self.untold = dict.fromkeys(_parents_first(self.plan))
+        self.untold = dict.fromkeys(_parents_first(plan))
         return self.tell()
 
     def tell(self) -> dict[PeerId, PlanEdges]:
@@ -180,15 +211,6 @@ class Spread:
     def may_accuse(self, accuser: PeerId, accused: PeerId) -> bool:
         """Whether they share an edge, or did until the accused was found at fault."""
         return accused in self.neighbours(accuser) or accuser in self.neighbours_then.get(accused, ())
-
-    def links(self) -> frozenset[tuple[PeerId, PeerId]]:
-        """(parent, child) of every edge of the plan."""
-        return frozenset() if self.plan is None else self.plan.links
-
-    def parents(self, child: PeerId) -> frozenset[PeerId]:
-        """Whom it gets its stripes from."""
-        stripes = () if self.plan is None else self.plan.stripes
-        return frozenset(stripe.tree.parents[child] for stripe in stripes if child in stripe.tree.parents)
 
     def neighbours(self, peer: PeerId) -> set[PeerId]:
         """Those it shares an edge with; it cannot know of others whether they are at fault."""

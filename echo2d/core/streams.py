@@ -77,15 +77,15 @@ def what_is_wrong(links: Links, stripe: Stripe, now: float) -> str | None:
     """Why the parent is to be reported now, if it is. A stripe that is known to be broken is not judged again.
 
     A parent that sends on another stream works: if only this stripe stands still, the fault is further up. One that
-    ended the stripe and yet does not send what is missing, as a repair, never had it.
+    ended the stripe and yet does not send what is missing when all have ended, as a repair, never had it.
     """
     if stripe.parent is None or not stripe.spread.searched or stripe.spread.fetches:
         return None
     waited = now - stripe.last_at
     if stripe.ended:
         heard_at = links[stripe.parent].heard_at if stripe.parent in links else -math.inf
-        late = stripe.spread.transfer.missing_count > 0 and min(waited, now - heard_at) >= LINK_S
-        return "ended too early" if late else None
+        lacking = stripe.spread.ended and stripe.spread.transfer.missing_count > 0
+        return "ended too early" if lacking and min(waited, now - heard_at) >= LINK_S else None
     if stripe.stream is None:
         return "no link" if waited >= LINK_S else None
     if stripe.broken or not _more_is_due(stripe.spread.transfer):

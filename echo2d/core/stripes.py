@@ -30,7 +30,7 @@ from echo2d.core.transfer import Transfer
 
 FIRST_TABLE = frame_id(SegmentId(0), 0)
 FORMS_MAX = 4  # one spreads, one waits, an older one drains, and the base of the next
-LANE_FRAMES_MAX = 4  # frames given to one link ahead of its socket: keeps it busy, and binding late
+LANE_FRAMES_MAX = 4  # frames given to one link ahead of its socket, per lane: keeps it busy, and binding late
 LEAD_BYTES = 1 << 20  # of the whole form: a stripe gets its share of so much more than the one furthest behind
 STILL_S = 0.3  # a stripe of the root that takes no frame for so long stands still ...
 STILL_GAPS = 3.0  # ... and for so many of its usual gaps
@@ -80,6 +80,11 @@ class Link:
         self.heard_at = 0.0
         self.quiet_until = 0.0
         self._next_stream = 1 if me < peer else 2
+
+    @property
+    def room_max(self) -> int:
+        """Who takes several stripes from us gets as much of each as others do."""
+        return LANE_FRAMES_MAX * max(1, len(self.lanes))
 
     def new_stream(self) -> int:
         """The number of the next stream that this end opens."""
@@ -142,6 +147,7 @@ class Lane:
     def drop(self) -> None:
         """The stream is gone."""
         self.link.lanes.remove(self)
+        self.link.room = min(self.link.room, self.link.room_max)
         del self.stripe.lanes[self.link.peer]
 
 
@@ -291,7 +297,7 @@ class Spread:
         """
         while self._skip_tables():
             ready = [stripe for stripe in self.stripes.values() if stripe.takes_next]
-            moving = [stripe.load for stripe in self.stripes.values() if stripe.lanes and not stripe.stands_still(now)]
+            moving = [stripe.load for stripe in self.stripes.values() if not stripe.stands_still(now)]
             floor = min(moving or [stripe.load for stripe in ready], default=0.0)
             stripe = min(ready, key=lambda one: (max(one.load, floor), one.load, one.number), default=None)
             if stripe is None or stripe.load > floor + LEAD_BYTES:

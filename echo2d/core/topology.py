@@ -25,7 +25,9 @@ class PeerFacts:
     """What is known of a peer. Rates in bytes/s, None: not measured. address: None if nobody can dial it.
 
     receive_only: it passes nothing on. latency_s: one way to the middle of the network, half its RTT to the seed;
-    between two peers it takes the sum of theirs. None: not measured.
+    between two peers it takes the sum of theirs. None: not measured. pace: bytes/s that it is to send at most, to all
+    its children together; None: as fast as it can. uplink_limit: bytes/s that it sends at most, as it says; None: no
+    limit.
     """
 
     peer: PeerId
@@ -34,6 +36,8 @@ class PeerFacts:
     address: Address | None
     receive_only: bool = False
     latency_s: float | None = None
+    pace: float | None = None
+    uplink_limit: float | None = None
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,8 @@ class Job:
 class Plan:
     """peers[0] is the root. predicted_s, bound_s: T_verify by the cost model, and no plan can be faster.
 
-    sources: those who hold the whole form, for a newcomer that fetches it from them.
+    joined: the peers that came, or got a new place, since the plan was made. sources: those who hold the whole form,
+    for a newcomer that fetches it from them.
     """
 
     plan_id: PlanId
@@ -102,6 +107,7 @@ class Plan:
     predicted_s: float
     bound_s: float
     sources: Mapping[PeerId, tuple[PeerId, ...]] = field(default_factory=dict)
+    joined: frozenset[PeerId] = frozenset()
 
     @property
     def form(self) -> FormId:
@@ -120,18 +126,29 @@ class Plan:
         return self._by_peer
 
     @cached_property
-    def links(self) -> frozenset[tuple[PeerId, PeerId]]:
-        """(parent, child) of every edge."""
-        return frozenset((parent, child) for stripe in self.stripes for child, parent in stripe.tree.parents.items())
+    def shares(self) -> Mapping[tuple[PeerId, PeerId], float]:
+        """The share of the form that goes over every edge, by (parent, child). Not to be changed."""
+        shares: dict[tuple[PeerId, PeerId], float] = {}
+        for stripe in self.stripes:
+            for child, parent in stripe.tree.parents.items():
+                shares[parent, child] = shares.get((parent, child), 0.0) + stripe.weight
+        return shares
 
     def copies(self) -> dict[PeerId, float]:
         """How many times the whole form each peer sends; those that send nothing are left out."""
         return copies(self.stripes)
 
+    @property
+    def is_guess(self) -> bool:
+        """Whether somebody passes something on whose uplink was never measured."""
+        facts = self.facts()
+        return any(facts[parent].uplink is None for stripe in self.stripes for parent in stripe.tree.below)
+
     def check(self) -> None:
         """Every stripe reaches every peer once, without a cycle, over edges that can come about."""
         facts = self.facts()
         assert len(facts) == len(self.peers)
+        assert self.joined <= facts.keys()
         assert 0 < len(self.stripes) <= STRIPES_MAX
         assert abs(sum(stripe.weight for stripe in self.stripes) - 1.0) < 1e-9
         for stripe in self.stripes:

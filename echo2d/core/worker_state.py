@@ -20,6 +20,7 @@ from echo2d.core.ids import FormId, PublishSeq, RunId
 from echo2d.core.messages import (
     PROTOCOL_VERSION,
     Address,
+    DialledBack,
     Drain,
     EdgeBroken,
     EncodeVersion,
@@ -77,8 +78,11 @@ Event = (
 )  # fmt: skip
 Action = LeaseAction | VersionAction | relay_io.LinkAction | ShutDown
 
-
 REFITS_MAX = 64  # between a hello and its welcome, which take seconds; a refit takes one
+UNDIALABLE = (
+    "others cannot dial this peer, it dials them (to be dialled: open its port and set listen_port, or say where it is "
+    "open with --advertise)"
+)
 
 
 class WorkerState:
@@ -93,6 +97,7 @@ class WorkerState:
         self._run_id, self._slots = run_id, slots
         self._up = False
         self._draining = False
+        self._undialable: str | None = None  # why others cannot dial it; empty: they can, None: not told yet
         self._since_hello: deque[RefitDone | RefitFailed] = deque(maxlen=REFITS_MAX)
 
     @property
@@ -206,10 +211,19 @@ class WorkerState:
             case Drain():
                 self._draining = True
                 return []
+            case DialledBack(fault):
+                return self._dialled_back(fault)
             case Welcome() | Refused() | SignedRoot() | SegmentPage() | EncodeVersion():
                 return [Note(f"unexpected message {type(message).__name__}")]
             case _:
                 assert_never(message)
+
+    def _dialled_back(self, fault: str) -> list[Action]:
+        """Said to the owner once, until it changes."""
+        before, self._undialable = self._undialable, fault
+        if fault == before:
+            return []
+        return [Note(f"{UNDIALABLE}: {fault}" if fault else "others can dial this peer")]
 
     def _versioned(self, actions: Iterable[VersionAction], now: float) -> list[Action]:
         done: list[Action] = []

@@ -1,6 +1,6 @@
 """The coordinator's public HTTP API. It checks who asks and what the request looks like; it takes no decisions.
 
-    POST /v1/enrol                        bearer secret, {key, proof} in hex          -> {peer, run_id}
+    POST /v1/enrol                        bearer secret, {key, proof} in hex          -> {peer, run_id, certificate}
     GET  /v1/worker                       WebSocket, see net/sessions.py
     POST /v1/learner/session              {resume_step}                               -> {epoch, run_id, ...}
     POST /v1/versions                     {version, epoch, path} or {.., upload:true} -> {version, digest, ...}
@@ -64,8 +64,8 @@ class Backend(Protocol):
     def caller(self, secret: str) -> Caller:
         """Denied: not a valid secret."""
 
-    async def enrol(self, secret: str, public_key: bytes, proof: bytes) -> PeerId:
-        """Denied: not with this secret, key or proof."""
+    async def enrol(self, secret: str, public_key: bytes, proof: bytes) -> tuple[PeerId, str]:
+        """The peer and its certificate. Denied: not with this secret, key or proof."""
 
     async def ask(self, make: Callable[[RequestId], Event], *, timeout_s: float) -> Reply | None:
         """Put a request to the core; None when it was not answered in time."""
@@ -137,8 +137,8 @@ class Api:
         secret = self.secret(request)
         body = await fields(request, {"key", "proof"})
         key, proof = from_hex(body["key"], "key", KEY_BYTES), from_hex(body["proof"], "proof", 2 * KEY_BYTES)
-        peer = await self._backend.enrol(secret, key, proof)
-        return web.json_response({"peer": peer, "run_id": self._backend.run_id})
+        peer, certificate = await self._backend.enrol(secret, key, proof)
+        return web.json_response({"peer": peer, "run_id": self._backend.run_id, "certificate": certificate})
 
     async def open_session(self, request: web.Request) -> web.Response:
         body = await fields(request, {"resume_step"})

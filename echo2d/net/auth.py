@@ -125,13 +125,14 @@ def write_private(path: Path, text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TokenFile:
-    """What `echo2d token create` hands out. url: empty when it was not known then; run_key: hex."""
+    """What `echo2d token create` hands out. url: empty when it was not known then; run_key: hex; authority: PEM."""
 
     name: str
     role: TokenRole
     secret: str
     run_key: str
     url: str = ""
+    authority: str = ""
 
     @property
     def run_id(self) -> RunId:

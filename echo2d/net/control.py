@@ -15,6 +15,7 @@ import secrets
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, NoReturn, Protocol
+from urllib.parse import urlsplit
 
 import aiohttp
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -37,6 +38,7 @@ from echo2d.net.auth import (
     run_id_of,
 )
 from echo2d.net.outbox import CLOSE_TIMEOUT_S, Outbox
+from echo2d.net.tls import Tls, in_words, is_for_good, to_coordinator
 from echo2d.net.urls import coordinator_url
 
 CONNECT_TIMEOUT_S = 10.0
@@ -51,10 +53,16 @@ log = logging.getLogger("echo2d.control")
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a peer is, to whom: its key, and the public key of its run."""
+    """Who a peer is, to whom: its key, and the public key of its run. tls: of all its connections; None: without."""
 
     key: Ed25519PrivateKey
     run_key: bytes
+    tls: Tls | None = None
+
+    @staticmethod
+    def of(url: str, token: TokenFile, key: Ed25519PrivateKey) -> "Identity":
+        """OperatorFault: URL and token do not agree on TLS."""
+        return Identity(key, bytes.fromhex(token.run_key), Tls.of(url, token.authority, promised=token.url))
 
     @property
     def peer(self) -> PeerId:
@@ -101,16 +109,20 @@ class _Lost(Exception):  # noqa: N818 - a connection's ordinary end
     """The connection did not come about, or is gone; another attempt may help."""
 
 
-async def enrol(url: str, token: TokenFile, key: Ed25519PrivateKey, *, rng: random.Random, patience_s: float) -> None:
-    """Bind the key to the token. OperatorFault: refused, or no coordinator within `patience_s`."""
-    url = coordinator_url(url)
+async def enrol(url: str, token: TokenFile, identity: Identity, *, rng: random.Random, patience_s: float) -> None:
+    """Bind the key to the token. OperatorFault: refused, or no coordinator within `patience_s`.
+
+    From then on `identity.tls` presents the certificate that came back.
+    """
+    url, key, tls = coordinator_url(url), identity.key, identity.tls
     body = {"key": public_bytes(key).hex(), "proof": enrol_proof(key, token.secret).hex()}
     backoff, loop = Backoff(rng), asyncio.get_running_loop()
     deadline = loop.time() + patience_s
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=CONNECT_TIMEOUT_S)) as http:
         while True:
             try:
-                return await _enrol_once(http, url, token, body)
+                certificate = await _enrol_once(http, url, token, body, tls)
+                return None if tls is None else await asyncio.to_thread(tls.present, key, certificate)
             except _Lost as lost:
                 delay_s = backoff.next_s()
                 if loop.time() + delay_s > deadline:
@@ -119,22 +131,33 @@ async def enrol(url: str, token: TokenFile, key: Ed25519PrivateKey, *, rng: rand
                 await asyncio.sleep(delay_s)
 
 
-async def _enrol_once(http: aiohttp.ClientSession, url: str, token: TokenFile, body: dict[str, str]) -> None:
+async def _enrol_once(
+    http: aiohttp.ClientSession, url: str, token: TokenFile, body: dict[str, str], tls: Tls | None
+) -> str:
     headers = {"Authorization": f"Bearer {token.secret}"}
     try:
-        async with http.post(f"{url}/v1/enrol", json=body, headers=headers) as response:
+        async with http.post(f"{url}/v1/enrol", json=body, headers=headers, **to_coordinator(tls)) as response:
             if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
                 raise _Lost(f"HTTP {response.status}")
             reply: Any = await response.json(content_type=None)
             found = reply.get("run_id") if response.ok else reply.get("detail")
+            certificate = str(reply.get("certificate"))
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise _Lost(str(error) or type(error).__name__) from error
+        if is_for_good(error):
+            raise OperatorFault(f"{url}: {in_words(error)}") from error
+        raise _Lost(in_words(error) + _hint(url, error)) from error
     except (ValueError, AttributeError) as error:
         raise OperatorFault(f"{url} is not an echo2d coordinator") from error
     if not response.ok:
         raise OperatorFault(f"the coordinator at {url} refused to enrol this worker: {found}")
     if found != token.run_id:
         raise OperatorFault(f"the token file is of run {token.run_id}; at {url} is run {found}")
+    return certificate
+
+
+def _hint(url: str, error: Exception) -> str:
+    closed = isinstance(error, aiohttp.ServerDisconnectedError) and urlsplit(url).scheme == "http"
+    return "; if it speaks TLS, its URL is https://" if closed else ""
 
 
 class ControlLink:
@@ -191,7 +214,7 @@ class ControlLink:
                 raise _Lost(f"HTTP {error.status}") from error
             raise OperatorFault(f"{self._url} is not an echo2d coordinator (HTTP {error.status})") from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise _Lost(str(error) or type(error).__name__) from error
+            raise _Lost(in_words(error)) from error
         except IntegrityFault as fault:
             raise OperatorFault(f"{self._url}: {fault}; is the token file of another run?") from fault
         except PeerFault as fault:
@@ -205,6 +228,7 @@ class ControlLink:
             max_msg_size=MESSAGE_BYTES_MAX,
             heartbeat=PING_S,
             timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_TIMEOUT_S),
+            **to_coordinator(self._identity.tls),
         )
 
     async def _open(self, socket: aiohttp.ClientWebSocketResponse, nonce: bytes) -> Welcome:

@@ -6,12 +6,14 @@ It decides nothing: what happens goes to its `Owner` (`net/peers.py`). Bytes are
 import asyncio
 import contextlib
 import socket
+import sys
 from collections.abc import Sequence
 from typing import Protocol, cast
 
 from echo2d.core.ids import PeerId
 from echo2d.core.link import Link
 from echo2d.core.link_messages import Event
+from echo2d.core.rates import BacklogMeter
 from echo2d.errors import PeerFault
 
 SEND_BUFFER_BYTES = 1 << 20  # a connection with more than this unsent takes no more frames: late binding wants it small
@@ -21,6 +23,8 @@ WAKE_BYTES_MAX = 64 << 10  # of a payload that arrives slowly: one wake-up inste
 WARM_BYTES = 1 << 20  # from then on: before, what waits here would fill the small window that the kernel begins with
 SILENCE_S = 15  # so long without an acknowledgement, an answer to a probe or an open window: the connection is dead
 PROBE_S = 5  # between the kernel's probes of an idle connection
+SO_MAX_PACING_RATE = 47  # Linux; Python names it from 3.14 on
+UNPACED = (1 << 64) - 1
 CLOSE_S = 1.0  # for the last words to get out
 
 
@@ -49,12 +53,15 @@ class PeerConnection(asyncio.BufferedProtocol):
         self.has_room = True  # for one more frame
         self._received = 0  # bytes
         self._wanted = 1  # bytes that the kernel waits for
+        self._encrypted = False
+        self._backlog = BacklogMeter()
 
     # what asyncio calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
         self.transport.set_write_buffer_limits(high=SEND_BUFFER_BYTES, low=SEND_BUFFER_BYTES // 2)
+        self._encrypted = transport.get_extra_info("ssl_object") is not None
         _tune(self.transport.get_extra_info("socket"))
         if self.dialled:
             self.write(self.link.start())
@@ -89,8 +96,11 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._owner.lost(self)
 
     def _wake_for(self, wanted: int) -> None:
-        """The kernel says nothing of the next bytes before they are all there: a header, or so much of a payload."""
-        if self._received < WARM_BYTES:
+        """The kernel says nothing of the next bytes before they are all there: a header, or so much of a payload.
+
+        Not under TLS: some of them may be here already, in a record that is not whole.
+        """
+        if self._received < WARM_BYTES or self._encrypted:
             return
         wanted = min(wanted, WAKE_BYTES_MAX)
         if wanted != self._wanted and not self.link.ended and self.transport is not None:
@@ -112,7 +122,24 @@ class PeerConnection(asyncio.BufferedProtocol):
     def write_frame(self, buffers: Sequence[bytes | memoryview]) -> None:
         """A frame; its buffers are kept, not copied, until they are sent."""
         assert self.transport is not None
+        self._look()
         self.transport.writelines(buffers)
+
+    def take_backlog(self) -> float:
+        """For how many seconds since last asked the kernel took less than there was to send."""
+        self._look()
+        return self._backlog.take()
+
+    def _look(self) -> None:
+        waits = self.transport is not None and self.transport.get_write_buffer_size() > 0
+        self._backlog.look(self.loop.time(), waits=waits)
+
+    def pace(self, bytes_per_s: float | None) -> None:
+        """Send no faster from now on. OSError where the system cannot."""
+        if self.transport is not None:
+            value = UNPACED if bytes_per_s is None else int(bytes_per_s)
+            sock = self.transport.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, value.to_bytes(8, sys.byteorder))
 
     def end(self, reason: str) -> None:
         """Says why and closes, unless that has happened already."""

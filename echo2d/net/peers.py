@@ -13,13 +13,13 @@ What is said goes to the link that is live at that moment. Stream numbers start 
 handles events later than they come says nothing to a peer whose LinkEnded is still waiting to be handled.
 
 Works on plain asyncio and on uvloop, which sends memoryviews without copying them. Memory: for each live link at most
-UNSENT_BYTES_MAX to send and one payload arriving; payloads handed over are the receiver's, who calls `pause` in time.
+UNSENT_BYTES_MAX to send and one payload arriving, and what TLS works in (256 KiB); payloads handed over are the
+receiver's, who calls `pause` in time.
 """
 
 import asyncio
 import logging
 import secrets as chance
-import ssl
 from collections.abc import Callable, Sequence
 
 from echo2d.core.ids import FormId, FrameId, Generation, PeerId, PlanId, RunId, StripeId
@@ -28,6 +28,8 @@ from echo2d.core.link_handshake import NONCE_BYTES, SECRET_BYTES
 from echo2d.core.link_messages import Event, LinkEnded, LinkOpened, StreamId
 from echo2d.errors import PeerFault
 from echo2d.net.peer_connection import PeerConnection
+from echo2d.net.tls import Tls, in_words, shows
+from echo2d.net.uplink import Uplink
 
 HANDSHAKE_S = 10.0  # from dialling to LinkOpened: a few round trips, also on a bad line
 STRANGERS_MAX = 64  # accepted connections that have not yet proved who they are; then the oldest gives way
@@ -38,7 +40,10 @@ log = logging.getLogger("echo2d.peers")
 
 
 class PeerLinks:
-    """The links of one peer. `ssl` contexts are used as given; None is plain TCP."""
+    """The links of one peer. tls: of all of them; None is plain TCP.
+
+    uplink_limit: bytes/s that all links together send at most; whoever waits gets `on_ready` in turn.
+    """
 
     def __init__(
         self,
@@ -47,15 +52,18 @@ class PeerLinks:
         me: PeerId,
         on_event: Callable[[PeerId, Event], None],
         on_ready: Callable[[PeerId], None],
-        server_ssl: ssl.SSLContext | None = None,
-        client_ssl: ssl.SSLContext | None = None,
+        tls: Tls | None = None,
+        uplink_limit: float | None = None,
     ) -> None:
         self._run_id, self._me, self._on_event, self._on_ready = run_id, me, on_event, on_ready
-        self._server_ssl, self._client_ssl = server_ssl, client_ssl
+        self._tls = tls
         self._secrets: dict[PeerId, bytes] = {}
         self._connections: set[PeerConnection] = set()
         self._strangers: dict[PeerConnection, asyncio.TimerHandle] = {}  # accepted, oldest first
         self._live: dict[PeerId, PeerConnection] = {}
+        self._paces: dict[PeerId, float] = {}
+        self._can_pace = True
+        self._uplink = None if uplink_limit is None else Uplink(uplink_limit, self._allowed)
         self._server: asyncio.Server | None = None
         self._closing = False
         self._all_lost = asyncio.Event()
@@ -70,13 +78,36 @@ class PeerLinks:
     def forget(self, peer: PeerId) -> None:
         """The end of `expect`, and of a live link."""
         self._secrets.pop(peer, None)
+        self._paces.pop(peer, None)
         self.end(peer, "no longer expected")
+
+    def pace(self, peer: PeerId, bytes_per_s: float | None) -> None:
+        """Send to this peer no faster, over the live link and any later one; None: as fast as it can."""
+        before = self._paces.pop(peer, None)
+        if bytes_per_s is not None:
+            self._paces[peer] = bytes_per_s
+        if peer in self._live and before != bytes_per_s:
+            self._set_pace(self._live[peer], bytes_per_s)
+
+    def _set_pace(self, connection: PeerConnection, bytes_per_s: float | None) -> None:
+        try:
+            connection.pace(bytes_per_s)
+        except OSError as error:
+            if self._can_pace:
+                log.warning("links are not paced: %s", error)
+            self._can_pace = False
 
     async def listen(self, host: str, port: int) -> tuple[str, int]:
         """Accepts links from now on, at the address it returns. OSError when the address cannot be had."""
         assert self._server is None
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: self._connection(None), host, port, ssl=self._server_ssl)
+        loop, tls = asyncio.get_running_loop(), self._tls
+        self._server = await loop.create_server(
+            lambda: self._connection(None),
+            host,
+            port,
+            ssl=None if tls is None else tls.listener,
+            ssl_handshake_timeout=None if tls is None else HANDSHAKE_S,
+        )
         address = self._server.sockets[0].getsockname()
         return address[0], address[1]
 
@@ -88,16 +119,16 @@ class PeerLinks:
         if peer in self._live:
             return
         connection, made = self._connection(peer), False
-        hostname = "" if self._client_ssl else None  # certificates name peers, not hosts
+        context, name = (None, None) if self._tls is None else (self._tls.dialler, peer)
         try:
             async with asyncio.timeout(HANDSHAKE_S):
                 await asyncio.get_running_loop().create_connection(
-                    lambda: connection, host, port, ssl=self._client_ssl, server_hostname=hostname
+                    lambda: connection, host, port, ssl=context, server_hostname=name
                 )
                 made = True
                 await connection.settled.wait()
         except (OSError, ValueError, OverflowError) as error:  # a time-out is one; others come of impossible addresses
-            raise PeerFault(f"cannot reach {host}:{port}: {str(error) or 'no answer'}") from error
+            raise PeerFault(f"cannot reach {host}:{port}: {in_words(error)}") from error
         finally:
             if not made:  # whatever there was is closed, which uvloop does not tell the connection
                 connection.connection_lost(None)
@@ -122,7 +153,14 @@ class PeerLinks:
     def can_send(self, peer: PeerId) -> bool:
         """Whether `send_frame` has room."""
         connection = self._live.get(peer)
-        return connection is not None and connection.has_room
+        if connection is None or not connection.has_room:
+            return False
+        return self._uplink is None or self._uplink.may_send(peer)
+
+    def take_backlog(self, peer: PeerId) -> float:
+        """For how many seconds since last asked this peer's live link had more to send than it could."""
+        connection = self._live.get(peer)
+        return 0.0 if connection is None else connection.take_backlog()
 
     def send_frame(
         self, peer: PeerId, stream: StreamId, frame: FrameId, sequence: int, payload: memoryview | None
@@ -134,7 +172,10 @@ class PeerLinks:
         connection = self._live.get(peer)
         if connection is None or not connection.has_room or not connection.link.serves(stream):
             return False
-        connection.write_frame(connection.link.send_frame(stream, frame, sequence, payload))
+        buffers = connection.link.send_frame(stream, frame, sequence, payload)
+        if self._uplink is not None:
+            self._uplink.sent(sum(map(len, buffers)))
+        connection.write_frame(buffers)
         return True
 
     def open_stream(
@@ -181,6 +222,8 @@ class PeerLinks:
             connection.end(str(fault))
         else:
             connection.write(data)
+            if self._uplink is not None:
+                self._uplink.sent(len(data))
 
     # flow
 
@@ -228,6 +271,10 @@ class PeerLinks:
         if connection.peer is not None and self._live.get(connection.peer) is connection:
             self._on_ready(connection.peer)
 
+    def _allowed(self, peer: PeerId) -> None:
+        if peer in self._live:
+            self.ready(self._live[peer])
+
     def ended(self, connection: PeerConnection, reason: str) -> None:
         """Nothing more comes from it or goes to it."""
         self._no_stranger(connection)
@@ -245,6 +292,9 @@ class PeerLinks:
 
     def _opened(self, connection: PeerConnection, peer: PeerId) -> None:
         self._no_stranger(connection)
+        if not shows(connection.transport, peer):
+            connection.end("the certificate is not that of the peer")
+            return
         connection.peer, connection.opened_at = peer, connection.loop.time()
         connection.settled.set()
         other = self._live.get(peer)
@@ -254,6 +304,8 @@ class PeerLinks:
         if other is not None:
             other.end(REPLACED)
         self._live[peer] = connection
+        if peer in self._paces:
+            self._set_pace(connection, self._paces[peer])
         log.info("link_opened peer=%s dialled=%s", peer, connection.dialled)
         self._on_event(peer, LinkOpened(peer))
 

@@ -13,14 +13,14 @@ messages mean.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
 from aiohttp import WSMsgType, web
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from echo2d.core.addresses import dialable
+from echo2d.core.addresses import Network, dialable
 from echo2d.core.codec import MESSAGE_BYTES_MAX
 from echo2d.core.coordinator_io import Event, PeerConnected, PeerDisconnected, PeerSaid, SessionId
 from echo2d.core.ids import PeerId
@@ -40,6 +40,7 @@ from echo2d.net.auth import (
 )
 from echo2d.net.door import admit
 from echo2d.net.outbox import CLOSE_TIMEOUT_S, Outbox
+from echo2d.net.tls import shows
 
 SESSIONS_MAX = 2048  # sockets of one process, well above the 500 workers this is for
 HELLO_TIMEOUT_S = 10.0
@@ -66,7 +67,10 @@ class _Session:
 
 
 class Sessions:
-    """All open control links. `emit` takes events, and waits when there are too many of them."""
+    """All open control links. `emit` takes events, and waits when there are too many of them.
+
+    peer_networks: where peers may say that they are, besides where their control links come from.
+    """
 
     def __init__(
         self,
@@ -74,8 +78,10 @@ class Sessions:
         *,
         known_peer: Callable[[PeerId], KnownPeer],
         emit: Callable[[Event], Awaitable[None]],
+        peer_networks: Sequence[Network] = (),
     ) -> None:
         self._run_key = run_key
+        self._peer_networks = peer_networks
         self._known_peer = known_peer
         self._emit = emit
         self._open: dict[SessionId, _Session] = {}
@@ -135,6 +141,8 @@ class Sessions:
             raise _refusal(
                 "revoked" if denied.code == "revoked" else "credential", denied.detail, permanent=True
             ) from denied
+        if not shows(request.transport, known.peer):
+            raise _refusal("credential", "this connection does not show the peer's certificate", permanent=True)
         if len(self._open) + self._opening > SESSIONS_MAX:
             raise _refusal("busy", f"{SESSIONS_MAX} peers are connected already", permanent=False)
         try:
@@ -147,7 +155,7 @@ class Sessions:
         if (hello.kind == "seed") != (known.role == "seed"):
             raise _refusal("credential", f"a {known.role}'s credential is not for a {hello.kind}", permanent=True)
         if hello.kind != "seed":  # which is our own child, and listens where the operator says
-            hello = replace(hello, listen=dialable(hello.listen, request.remote))
+            hello = replace(hello, listen=dialable(hello.listen, request.remote, self._peer_networks))
         return known, hello
 
     async def _prove(self, request: web.Request, socket: web.WebSocketResponse, known: KnownPeer) -> None:

@@ -27,6 +27,7 @@ from echo2d.core.ids import RunId
 from echo2d.errors import OperatorFault
 from echo2d.net.api import make_app, make_runner, read_page
 from echo2d.net.auth import public_bytes
+from echo2d.net.tls import GIVEN_UP, Tls
 from echo2d.net.urls import is_loopback
 from echo2d.runtime.coordinator_loop import LEDGER_FILE, Coordinator, Machine
 from echo2d.runtime.daemon import Ending
@@ -75,10 +76,9 @@ async def open_coordinator(
     config: CoordinatorConfig, *, make_machine: MakeMachine = core_machine
 ) -> AsyncIterator[Opened]:
     """Everything but the loop: recover, listen, tell this host where. The caller serves."""
-    _check_bind("coordinator", config.coordinator.host, insecure=config.coordinator.insecure)
-    _check_bind("link", config.link.host, insecure=config.coordinator.insecure)
     await asyncio.to_thread(_check_link, config.link)
     run = await asyncio.to_thread(RunDirectory, config.run.run_dir)
+    tls = await asyncio.to_thread(run.authority.coordinator) if _uses_tls(config) else None
     async with AsyncExitStack() as stack:
         ledger = LedgerThread(run.path / LEDGER_FILE)
         stack.push_async_callback(ledger.close)
@@ -104,9 +104,11 @@ async def open_coordinator(
             ledger=ledger,
             data_plane=DataPlane(pool, vocab_size=rules.vocab_size),
             files=files,
+            peer_networks=config.link.networks,
             service=notifier(),
+            tls=tls,
         )
-        url = await _listen(stack, config.coordinator, coordinator)
+        url = await _listen(stack, config.coordinator, coordinator, tls)
         await asyncio.to_thread(_tell_this_host, run, access, url)
         stack.push_async_callback(asyncio.to_thread, withdraw, run)
         log.info("listening url=%s run=%s run_dir=%s", url, run.run_id, run.path)
@@ -153,15 +155,11 @@ def _vocab_size(model: Path | None) -> int:
     return size
 
 
-def _check_bind(table: str, host: str, *, insecure: bool) -> None:
-    if is_loopback(host):
-        return
-    if not insecure:
-        raise OperatorFault(
-            f"{table}.host = {host!r} is reachable from elsewhere and there is no TLS; "
-            "set coordinator.insecure (or --insecure) in a network you trust"
-        )
-    log.warning("insecure host=%s: without TLS anybody on the path can read credentials and weights", host)
+def _uses_tls(config: CoordinatorConfig) -> bool:
+    hosts = [host for host in (config.coordinator.host, config.link.host) if not is_loopback(host)]
+    if config.coordinator.tls == "off" and hosts:
+        log.warning("no_tls hosts=%s: %s", ",".join(hosts), GIVEN_UP)
+    return config.coordinator.tls == "on" or (config.coordinator.tls == "auto" and bool(hosts))
 
 
 def _check_link(link: LinkTable) -> None:
@@ -180,7 +178,7 @@ def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
-async def _listen(stack: AsyncExitStack, serve: ServeTable, coordinator: Coordinator) -> str:
+async def _listen(stack: AsyncExitStack, serve: ServeTable, coordinator: Coordinator, tls: Tls | None) -> str:
     """Start serving; the URL by which programs of this host reach it."""
     page = await asyncio.to_thread(read_page)
     app = make_app(coordinator, worker=coordinator.sessions.handle, page=page)
@@ -188,14 +186,15 @@ async def _listen(stack: AsyncExitStack, serve: ServeTable, coordinator: Coordin
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
     try:
-        await web.TCPSite(runner, serve.host, serve.port).start()
+        await web.TCPSite(runner, serve.host, serve.port, ssl_context=None if tls is None else tls.listener).start()
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise OperatorFault(f"coordinator.port: {serve.port} on {serve.host} is in use") from error
         raise OperatorFault(f"cannot listen on {serve.host}:{serve.port}: {error.strerror or error}") from error
     port = runner.addresses[0][1]
     host = "127.0.0.1" if serve.host in WILDCARDS else serve.host
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "http" if tls is None else "https"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _tell_this_host(run: RunDirectory, access: AccessTable, url: str) -> None:
@@ -210,8 +209,7 @@ def _seed_handover(config: CoordinatorConfig, run: RunDirectory, access: AccessT
     return SeedHandover.make(
         url,
         key,
-        run_key=run.public_key,
-        run_dir=run.path,
+        run=run,
         link_host=config.link.host,
         link_port=config.link.port,
         disk_bytes_max=config.run.disk_bytes_max,

@@ -11,14 +11,17 @@ all others to come back. Not here: any decision about the run.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, Protocol, assert_never
 
+from echo2d.core.addresses import Network
 from echo2d.core.coordinator_io import (
     Action,
     CloseSession,
     DeadlinePassed,
     DeleteVersion,
+    DialBack,
+    DialBackEnded,
     DrawPrompt,
     Event,
     Note,
@@ -38,7 +41,9 @@ from echo2d.core.ids import Epoch, PeerId, Version
 from echo2d.core.messages import SignedRoot
 from echo2d.errors import Fault, StoreFault, first_fault
 from echo2d.net.auth import Caller, Denied, KnownPeer, sign_root
+from echo2d.net.dial_back import dial_back
 from echo2d.net.sessions import Sessions
+from echo2d.net.tls import Tls
 from echo2d.runtime.coordinator_metrics import CoordinatorMetrics
 from echo2d.runtime.data_plane import DataPlane
 from echo2d.runtime.enrolments import Enrolments
@@ -85,7 +90,9 @@ class Coordinator:
         ledger: LedgerThread,
         data_plane: DataPlane,
         files: VersionFiles,
+        peer_networks: Sequence[Network] = (),
         service: Notifier | None = None,
+        tls: Tls | None = None,
     ) -> None:
         self.run_id = run.run_id
         self._run = run
@@ -96,9 +103,12 @@ class Coordinator:
         self._data_plane = data_plane
         self._files = files
         self._service = service or Notifier()
+        self._tls = tls
         self._mailbox: Mailbox[Event] = Mailbox()
         self._requests = Requests(self._mailbox.put)
-        self.sessions = Sessions(run.key, known_peer=self._known_peer, emit=self._mailbox.put)
+        self.sessions = Sessions(
+            run.key, known_peer=self._known_peer, emit=self._mailbox.put, peer_networks=peer_networks
+        )
         self._story = Story(self.sessions.peer)
         self._metrics = CoordinatorMetrics(ledger=run.path / LEDGER_FILE)
         self._tasks = asyncio.TaskGroup()
@@ -193,6 +203,8 @@ class Coordinator:
                 self.sessions.send(SignedRoot(root, sign_root(self._run.key, root)), *to)
             case CloseSession(session):
                 self.sessions.close(session)
+            case DialBack():
+                self._tasks.create_task(self._dial_back(action))
             case Reply():
                 self._requests.answer(action)
             case DrawPrompt():
@@ -209,6 +221,9 @@ class Coordinator:
                 pass
             case _:
                 assert_never(action)
+
+    async def _dial_back(self, action: DialBack) -> None:
+        await self._mailbox.put(DialBackEnded(action.session, await dial_back(action, self.run_id, tls=self._tls)))
 
     async def _draw(self, action: DrawPrompt) -> None:
         await self._mailbox.put(await self._data_plane.draw(action))
@@ -244,8 +259,9 @@ class Coordinator:
     def caller(self, secret: str) -> Caller:
         return self._access.caller(secret, now_s=time.time())
 
-    async def enrol(self, secret: str, public_key: bytes, proof: bytes) -> PeerId:
-        return await self._enrolments.enrol(Enrolment(secret, public_key, proof))
+    async def enrol(self, secret: str, public_key: bytes, proof: bytes) -> tuple[PeerId, str]:
+        peer = await self._enrolments.enrol(Enrolment(secret, public_key, proof))
+        return peer, self._run.authority.certify_peer(public_key)
 
     async def ask(self, make: Callable[[RequestId], Event], *, timeout_s: float) -> Reply | None:
         return await self._requests.ask(make, timeout_s=timeout_s)

@@ -9,11 +9,11 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from echo2d.core import relay_io
 from echo2d.core.ids import FormId, FrameId, PeerId, is_table, segment_of
 from echo2d.core.link_messages import FrameReceived, StreamEnded
+from echo2d.core.rates import LinkMeter
 from echo2d.errors import IntegrityFault, StoreFault
 from echo2d.net.peers import PeerLinks
 from echo2d.runtime.holdings import Holdings
@@ -21,25 +21,8 @@ from echo2d.runtime.holdings import Holdings
 WAITING_BYTES_MAX = 4 << 20  # of payload not yet verified; then the link is not read until half of it has gone
 BATCH_BYTES_MAX = 2 << 20  # verified and stored in one go: a thread change costs as much as hashing 256 KiB
 ROOT_WAIT_S = 10.0  # frames for which no root comes in this time are dropped: others wait behind them
-IDLE_S = 1.0  # a longer gap between frames is the sender having nothing to send
 
 log = logging.getLogger("echo2d.runtime.inbox")
-
-
-@dataclass(slots=True)
-class LinkMeter:
-    """Payload that came over one link and the time it took: gaps between frames of a flow, never idle time."""
-
-    payload_bytes: int = 0
-    seconds: float = 0.0
-    last_at: float | None = None  # of the last frame
-
-    def count(self, payload_bytes: int, now: float) -> None:
-        gap_s = None if self.last_at is None else now - self.last_at
-        self.last_at = now
-        if gap_s is not None and gap_s < IDLE_S:
-            self.payload_bytes += payload_bytes
-            self.seconds += gap_s
 
 
 class Inbox:

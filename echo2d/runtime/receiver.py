@@ -27,9 +27,10 @@ from echo2d.core.link_messages import (
     StreamEnded,
     StreamOpened,
 )
-from echo2d.core.messages import EdgePeer, LinkSample, SegmentsWanted, TransferReport
+from echo2d.core.messages import Backlog, EdgePeer, LinkSample, SegmentsWanted, TransferReport
 from echo2d.errors import PeerFault, StoreFault
 from echo2d.net.peers import PeerLinks
+from echo2d.net.tls import Tls
 from echo2d.net.urls import is_loopback
 from echo2d.runtime.base_model import BaseModel
 from echo2d.runtime.holdings import Holdings
@@ -77,7 +78,10 @@ class Owner(Protocol):
 
 
 class Receiver:
-    """The links listen, dial and receive while `run` runs."""
+    """The links listen, dial and receive while `run` runs. no_tls: whether they may leave this host without.
+
+    receive_only: nothing that is held here is told of, or sent. uplink_limit: bytes/s that all links send at most.
+    """
 
     def __init__(
         self,
@@ -85,10 +89,13 @@ class Receiver:
         run_id: RunId,
         me: PeerId,
         store: FrameStore,
-        insecure: bool,
+        tls: Tls | None,
+        no_tls: bool,
         owner: Owner,
+        receive_only: bool = False,
+        uplink_limit: float | None = None,
     ) -> None:
-        self._me, self._insecure = me, insecure
+        self._me, self._off_loopback, self._receive_only = me, no_tls or tls is not None, receive_only
         self._owner, self._emit = owner, owner.emit
         self.holdings = Holdings(
             store,
@@ -98,7 +105,9 @@ class Receiver:
             serving=owner.serving_version,
             base=owner.base_of,
         )
-        self.links = PeerLinks(run_id=run_id, me=me, on_event=self._on_link, on_ready=self._on_ready)
+        self.links = PeerLinks(
+            run_id=run_id, me=me, on_event=self._on_link, on_ready=self._on_ready, tls=tls, uplink_limit=uplink_limit
+        )
         self._peers: dict[PeerId, _Peer] = {}
         self._opened: dict[PeerId, int] = {}  # connections so far; a run has some hundred peers
         self._noticed: dict[PeerId, int] = {}  # how many of them the relay has heard of
@@ -161,7 +170,8 @@ class Receiver:
                 here.inbox.stripes.add(stream)
                 self.links.open_stream(peer, stream, form, plan, generation, stripe, sequence)
             case relay_io.SendHave(peer, form, frames):
-                self.links.have(peer, form, frames)
+                if not self._receive_only:
+                    self.links.have(peer, form, frames)
             case relay_io.SendWant(peer, stream, form, frames):
                 self.links.want(peer, stream, form, frames)
             case relay_io.SendCancel(peer, form, frames):
@@ -187,6 +197,8 @@ class Receiver:
                 self._peers[peer].inbox.put(event, now=asyncio.get_running_loop().time())
             case StreamEnded():
                 self._peers[peer].inbox.put(event, now=asyncio.get_running_loop().time())
+            case StreamOpened(stream) | FramesWanted(stream) if self._receive_only:
+                self.links.end_stream(peer, stream, "receives only")
             case StreamOpened(stream, form, plan, generation, stripe, from_sequence):
                 self._emit(relay_io.StreamAsked(peer, stream, form, plan, generation, stripe, from_sequence))
             case FramesWanted(stream, form, frames):
@@ -223,6 +235,7 @@ class Receiver:
 
     def _expect(self, edge: EdgePeer) -> None:
         self.links.expect(edge.peer, edge.secret)
+        self.links.pace(edge.peer, edge.pace)
         self._stop_dialling(edge.peer)
         if edge.dial and edge.address is not None:
             assert self._tasks is not None
@@ -239,8 +252,8 @@ class Receiver:
         """Keeps a link to the peer until it is no longer expected."""
         assert edge.address is not None
         host, port = edge.address.host, edge.address.port
-        if not self._insecure and not is_loopback(host):
-            log.warning("not dialled peer=%s address=%s: off loopback only with --insecure", edge.peer, host)
+        if not self._off_loopback and not is_loopback(host):
+            log.warning("not dialled peer=%s address=%s: off loopback only with TLS, or --no-tls", edge.peer, host)
             return
         delay_s = DIAL_S_MIN
         while True:
@@ -278,15 +291,21 @@ class Receiver:
         form, self._moved = self._moved, None
         if form is not None:
             payload_bytes, sent_bytes = self.holdings.payload_bytes(form), self._sent.get(form, 0)
-            samples, duplicates = tuple(self._link_samples()), self.holdings.duplicates(form)
-            self._owner.tell(TransferReport(form, payload_bytes, samples, sent_bytes, duplicates))
+            links, backlogs = tuple(self._link_samples()), tuple(self._backlogs())
+            duplicates = self.holdings.duplicates(form)
+            self._owner.tell(TransferReport(form, payload_bytes, links, sent_bytes, backlogs, duplicates))
 
     def _link_samples(self) -> Iterator[LinkSample]:
         for peer, here in self._peers.items():
-            meter = here.inbox.meter
-            if meter.payload_bytes:
-                yield LinkSample(peer, meter.payload_bytes, meter.seconds)
-                meter.payload_bytes, meter.seconds = 0, 0.0
+            payload_bytes, seconds = here.inbox.meter.take()
+            if payload_bytes:
+                yield LinkSample(peer, payload_bytes, seconds)
+
+    def _backlogs(self) -> Iterator[Backlog]:
+        for peer in self._peers:
+            seconds = self.links.take_backlog(peer)
+            if seconds:
+                yield Backlog(peer, seconds)
 
     def _count_sent(self, form: FormId, payload_bytes: int) -> None:
         self._moved = form

@@ -64,7 +64,7 @@ class Seed:
     """One run of the seed."""
 
     def __init__(self, handover: SeedHandover) -> None:
-        self._handover, self._identity = handover, handover.identity
+        self._handover, self._identity = handover, handover.identity()
         self._run_dir = Path(handover.run_dir)
         self._boot_id = secrets.token_hex(8)
         self._mailbox: PeerMailbox[relay_io.Event] = PeerMailbox()
@@ -81,7 +81,9 @@ class Seed:
         store = await asyncio.to_thread(open_frames, self._run_dir / "seed", budget)
         host, port = self._handover.link_host, self._handover.link_port
         me, run_id = self._identity.peer, self._identity.run_id
-        self._receiver = Receiver(run_id=run_id, me=me, store=store, insecure=not is_loopback(host), owner=self)
+        self._receiver = Receiver(
+            run_id=run_id, me=me, store=store, tls=self._identity.tls, no_tls=not is_loopback(host), owner=self
+        )
         try:
             self._listen = Address(*await self._receiver.links.listen(host, port))
         except OSError as error:

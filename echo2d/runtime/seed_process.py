@@ -14,15 +14,17 @@ import random
 import signal
 import sys
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import IO
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from echo2d.config import DISK_BYTES_MAX
 from echo2d.errors import OperatorFault
+from echo2d.net.auth import public_bytes
 from echo2d.net.control import Backoff, Identity
+from echo2d.net.tls import Tls
 from echo2d.runtime.logs import present
+from echo2d.runtime.tokens import RunDirectory
 
 SEED_MODULE = "echo2d.runtime.seed"
 STOP_S = 5.0  # a seed that has not ended so long after SIGTERM is killed
@@ -33,11 +35,14 @@ log = logging.getLogger("echo2d.seed")
 
 @dataclass(frozen=True, slots=True)
 class SeedHandover:
-    """What the coordinator tells its seed. private_key, run_key: hex; disk_bytes_max: of frames under run_dir/seed."""
+    """What the coordinator tells its seed. private_key, run_key: hex; certificate, authority: PEM; disk_bytes_max: of
+    frames under run_dir/seed."""
 
     url: str
     private_key: str
     run_key: str
+    certificate: str
+    authority: str
     run_dir: str
     link_host: str
     link_port: int
@@ -51,8 +56,7 @@ class SeedHandover:
         url: str,
         key: Ed25519PrivateKey,
         *,
-        run_key: bytes,
-        run_dir: Path,
+        run: RunDirectory,
         link_host: str,
         link_port: int,
         disk_bytes_max: int = DISK_BYTES_MAX,
@@ -62,8 +66,10 @@ class SeedHandover:
         return SeedHandover(
             url,
             private_key,
-            run_key.hex(),
-            str(run_dir),
+            run.public_key.hex(),
+            run.authority.certify_peer(public_bytes(key)),
+            run.authority.certificate,
+            str(run.path),
             link_host,
             link_port,
             disk_bytes_max,
@@ -71,11 +77,13 @@ class SeedHandover:
             *present(),
         )
 
-    @property
     def identity(self) -> Identity:
-        return Identity(
-            Ed25519PrivateKey.from_private_bytes(bytes.fromhex(self.private_key)), bytes.fromhex(self.run_key)
-        )
+        """Blocking."""
+        key = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(self.private_key))
+        tls = Tls.of(self.url, self.authority)
+        if tls is not None:
+            tls.present(key, self.certificate)
+        return Identity(key, bytes.fromhex(self.run_key), tls)
 
 
 def receive_handover(stdin: IO[bytes]) -> SeedHandover:

@@ -41,6 +41,7 @@ from echo2d.net.auth import (
     write_private,
     write_token_file,
 )
+from echo2d.net.tls import Authority
 from echo2d.net.urls import coordinator_url
 
 NAME_RULE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # it becomes a file name
@@ -110,6 +111,7 @@ class RunDirectory:
         self.key: Ed25519PrivateKey = load_or_make_key(path / "run.key")
         self.public_key = public_bytes(self.key)
         self.run_id: RunId = run_id_of(self.public_key)
+        self.authority = Authority(self.key)
 
     def token_path(self, name: str) -> Path:
         return self.path / "tokens" / f"{name}.token"
@@ -151,7 +153,8 @@ class AccessTable:
             if database.execute("INSERT OR IGNORE INTO tokens VALUES (?, ?, ?, ?, ?, 0)", row).rowcount == 0:
                 raise OperatorFault(f"a token named {name} exists already")
         self.reload()
-        return TokenFile(name, cast("TokenRole", role), secret, self._run.public_key.hex())
+        facts = {"run_key": self._run.public_key.hex(), "authority": self._run.authority.certificate}
+        return TokenFile(name, cast("TokenRole", role), secret, **facts)
 
     def revoke(self, name: str) -> None:
         """Its callers and peers lose access within a second."""
@@ -311,7 +314,7 @@ def own_token(run: RunDirectory, access: AccessTable, role: TokenRole, url: str)
     else:
         access.discard(name)  # its secret is lost
         token = access.create(name, role)
-    write_token_file(path, replace(token, url=url))
+    write_token_file(path, replace(token, url=url, authority=run.authority.certificate))
     return path
 
 

@@ -18,12 +18,14 @@ import secrets
 import socket
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from typing import Any, Never
 from urllib.parse import urlsplit
 
 from echo2d.config import WorkerConfig, notifier
 from echo2d.core import relay_io
 from echo2d.core.ids import FormId, PublishSeq, Version
+from echo2d.core.link_handshake import DIAL_BACK, SECRET_BYTES
 from echo2d.core.messages import (
     Address,
     Heartbeat,
@@ -61,6 +63,7 @@ from echo2d.engines.base import Engine
 from echo2d.errors import IntegrityFault, OperatorFault, PeerFault, StoreFault
 from echo2d.net.auth import TokenFile, read_token_file, verify_root
 from echo2d.net.control import ControlLink, Identity, enrol
+from echo2d.net.tls import GIVEN_UP
 from echo2d.net.urls import coordinator_url, is_loopback
 from echo2d.runtime.applier import Applier
 from echo2d.runtime.base_model import BaseModel
@@ -100,6 +103,7 @@ class Worker:
         self._config, self._identity, self._state_dir, self._engines = config, identity, state_dir, engines
         self._rng, self._token, self._service = rng, token, service or Notifier()
         self._boot_id = secrets.token_hex(8)
+        self._dial_back_secret = secrets.token_bytes(SECRET_BYTES)
         self._mailbox: PeerMailbox[Event] = PeerMailbox()
         self._control = ControlLink(config.url, self._identity, self, rng=rng)
         self._listen: Address | None = None
@@ -159,7 +163,17 @@ class Worker:
             self._base = await asyncio.to_thread(BaseModel.at, self._config.base_model)
         me, run_id = self._identity.peer, self._identity.run_id
         self._publish_seq = await asyncio.to_thread(self._state_dir.publish_seq, run_id)
-        self._receiver = Receiver(run_id=run_id, me=me, store=store, insecure=self._config.insecure, owner=self)
+        self._receiver = Receiver(
+            run_id=run_id,
+            me=me,
+            store=store,
+            tls=self._identity.tls,
+            no_tls=self._config.no_tls,
+            receive_only=self._config.receive_only,
+            uplink_limit=self._config.uplink_bytes_per_s_max,
+            owner=self,
+        )
+        self._receiver.links.expect(DIAL_BACK, self._dial_back_secret)
         self._applier = Applier(slots, store, self._receiver.holdings)
         self._refits = Refits(self._engines, slots)
         on_disk = [facts.form for facts in store.forms()]
@@ -194,7 +208,7 @@ class Worker:
 
     async def _join(self) -> None:
         if self._token is not None:
-            await enrol(self._config.url, self._token, self._identity.key, rng=self._rng, patience_s=math.inf)
+            await enrol(self._config.url, self._token, self._identity, rng=self._rng, patience_s=math.inf)
         await self._control.run()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -294,12 +308,19 @@ class Worker:
     # --- what the control link says
 
     def hello(self) -> Hello:
-        return self._state.hello(
+        announced = self._config.announced
+        hello = self._state.hello(
             kind="worker" if self._engines else "relay",
             name=self._config.name or socket.gethostname(),
             boot_id=self._boot_id,
-            listen=self._listen,
+            listen=self._listen if announced is None else Address(*announced),
             forms=self._receiver.holdings.whole_forms(),
+        )
+        return replace(
+            hello,
+            receive_only=self._config.receive_only,
+            uplink_limit=self._config.uplink_bytes_per_s_max,
+            dial_back_secret=self._dial_back_secret,
         )
 
     def heartbeat(self) -> Heartbeat:
@@ -340,7 +361,7 @@ async def run_worker(config: WorkerConfig) -> int:
     state_dir = await asyncio.to_thread(StateDir, config.state_dir, config.disk_bytes_max)
     try:
         engines = await asyncio.to_thread(make_engines, config)
-        identity = Identity(await asyncio.to_thread(state_dir.key), bytes.fromhex(token.run_key))
+        identity = Identity.of(config.url, token, await asyncio.to_thread(state_dir.key))
         rng = random.Random(secrets.randbits(64))
         worker = Worker(config, identity, state_dir, engines, rng=rng, token=token, service=notifier())
         with Ending() as ending:
@@ -353,12 +374,14 @@ async def run_worker(config: WorkerConfig) -> int:
 
 
 def _check_hosts(config: WorkerConfig) -> None:
-    """OperatorFault off loopback, unless insecure: there is no TLS yet."""
-    for host in (urlsplit(coordinator_url(config.url)).hostname or "", config.listen_host):
-        if is_loopback(host):
-            continue
-        if not config.insecure:
-            raise OperatorFault(
-                f"{host or config.url!r} is not loopback, and there is no TLS yet: add --insecure to go on"
-            )
-        log.warning("insecure: weights and rollouts pass unencrypted host=%s", host)
+    """OperatorFault off loopback without TLS, unless the operator says so."""
+    url = urlsplit(coordinator_url(config.url))
+    hosts = [host for host in (url.hostname or "", config.listen_host) if not is_loopback(host)]
+    if not hosts or url.scheme == "https":
+        return
+    if not config.no_tls:
+        raise OperatorFault(
+            f"{hosts[0]!r} is not loopback, and a URL that begins with http:// means no TLS: {GIVEN_UP}; "
+            "--no-tls says to go on like this"
+        )
+    log.warning("no_tls hosts=%s: %s", ",".join(hosts), GIVEN_UP)

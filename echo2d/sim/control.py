@@ -57,6 +57,7 @@ class Peer(Process, ABC):
     """The peer's end: dials, says hello, listens, dials again. Its subclass is the daemon.
 
     latency_s: one way to the coordinator. blocked_until: nothing goes or comes before. barred: its credential is void.
+    closed: nobody can dial it.
     """
 
     def __init__(self, clock: Clock, chance: random.Random, control: "Control", number: int, latency_s: float) -> None:
@@ -66,6 +67,7 @@ class Peer(Process, ABC):
         self.latency_s = latency_s
         self.blocked_until = 0.0
         self.barred = False
+        self.closed = False
         self.session: Session | None = None
         self.welcome: Welcome | None = None
         self.chance = chance

@@ -18,6 +18,8 @@ from echo2d.core.coordinator_io import (
     CoordinatorRules,
     DeadlinePassed,
     DeleteVersion,
+    DialBack,
+    DialBackEnded,
     DrawPrompt,
     Event,
     Note,
@@ -37,6 +39,7 @@ from echo2d.core.coordinator_io import (
 from echo2d.core.coordinator_state import PLAN_SECRET_BYTES, CoordinatorState
 from echo2d.core.ids import PeerId
 from echo2d.core.messages import LeaseGranted, Refused, SignedRoot, ToPeer
+from echo2d.core.reachability import DIAL_BACK_S
 from echo2d.core.trajectory import pack_tokens
 from echo2d.sim.clock import Clock
 from echo2d.sim.control import Control
@@ -202,6 +205,8 @@ class Coordinator(Process):
                     self.control.down(session, SignedRoot(root, b"signed"))
             case CloseSession(session):
                 self.control.close(session)
+            case DialBack(session):
+                self._dial_back(session)
             case Reply(request):
                 answered = self._calls.pop(request, None)
                 if answered is not None:
@@ -226,6 +231,11 @@ class Coordinator(Process):
         elif isinstance(message, Refused) and message.reason == "revoked" and peer is not None:
             self._judge.barred.add(peer.peer)
         self.control.down(session, message)
+
+    def _dial_back(self, session: SessionId) -> None:
+        peer = self.control.peer_of(session)
+        fault = "no answer" if peer is None or peer.closed else ""
+        self.later(DIAL_BACK_S if fault else CALL_S, self.emit, DialBackEnded(session, fault))
 
     def _score(self, action: ScoreSample) -> None:
         """By the task, in a process of its own that may fail."""

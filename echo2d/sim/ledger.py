@@ -15,6 +15,7 @@ from echo2d.core.coordinator_io import (
     GroupDropped,
     LeaseGiven,
     PromptTaken,
+    RatesMeasured,
     Record,
     Recovered,
     SampleKept,
@@ -23,8 +24,9 @@ from echo2d.core.coordinator_io import (
     VersionPublished,
     VersionRevoked,
 )
-from echo2d.core.ids import Epoch, GroupId, PublishSeq
+from echo2d.core.ids import Epoch, GroupId, PeerId, PublishSeq
 from echo2d.core.messages import HeldLease, VersionKey
+from echo2d.core.rates import PeerRate
 from echo2d.core.trajectory import GroupRecord
 
 
@@ -42,6 +44,7 @@ class Ledger:
         self.answered: dict[tuple[GroupId, int], Answered] = {}
         self.frozen: dict[int, BatchFrozen] = {}
         self.committed: dict[int, BatchCommitted] = {}
+        self.rates: dict[PeerId, PeerRate] = {}
 
     def append(self, record: Record) -> None:  # noqa: C901 - one case per record
         match record:
@@ -90,6 +93,10 @@ class Ledger:
                 self.committed = {s: each for s, each in self.committed.items() if s > step}
                 self.checkpoint = step
                 self._forget_work()
+            case RatesMeasured(rates):
+                for rate in rates:
+                    self.rates.pop(rate.peer, None)
+                    self.rates[rate.peer] = rate
 
     def _forget_work(self) -> None:
         """Of groups that are no more."""
@@ -110,4 +117,5 @@ class Ledger:
             checkpoint=self.checkpoint,
             given=tuple(self.given.values()),
             answered=tuple(self.answered.values()),
+            rates=tuple(self.rates.values()),
         )

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from echo2d.core.ids import FRAME_INDEX_BITS, FRAME_INDEX_MAX, FormId, FrameId, PeerId, SegmentId, is_table
 from echo2d.core.messages import Address, EdgePeer
+from echo2d.core.rates import BacklogMeter, LinkMeter
 from echo2d.core.relay import Relay
 from echo2d.core.relay_io import (
     Event,
@@ -39,12 +40,28 @@ TIME_EPSILON_S = 1e-9  # rounding must not make a link look busy that keeps pace
 class Way:
     """One direction of a connection.
 
-    in_order: nothing given later arrives before. last_start: when the last frame given begins to leave.
+    in_order: nothing given later arrives before. last_start: when the last frame given begins to leave; sent_at: when
+    it has left. paced_until: the pace allows nothing more before. meter, backlog: what both ends measure.
     unsaid: frames were given since the last PeerReady. repairs: repair streams that the target opened.
     ended: streams that the target has ended, whose frames it drops.
     """
 
-    __slots__ = ("dead", "ended", "in_order", "last_start", "latency", "ready", "repairs", "source", "target", "unsaid")
+    __slots__ = (
+        "backlog",
+        "dead",
+        "ended",
+        "in_order",
+        "last_start",
+        "latency",
+        "meter",
+        "paced_until",
+        "ready",
+        "repairs",
+        "sent_at",
+        "source",
+        "target",
+        "unsaid",
+    )
 
     def __init__(self, source: "Node", target: "Node") -> None:
         self.source = source
@@ -53,6 +70,10 @@ class Way:
         self.dead = False
         self.in_order = 0.0
         self.last_start = 0.0
+        self.sent_at = 0.0
+        self.paced_until = 0.0
+        self.meter = LinkMeter()
+        self.backlog = BacklogMeter()
         self.unsaid = False
         self.repairs: set[int] = set()
         self.ended: set[int] = set()
@@ -60,7 +81,10 @@ class Way:
 
 
 class Node:
-    """A peer: its access link, its process (None: not running) and what is on its disk. boots: starts so far."""
+    """A peer: its access link, its process (None: not running) and what is on its disk. boots: starts so far.
+
+    facts: what the planner knows.
+    """
 
     def __init__(self, number: int, spec: PeerSpec) -> None:
         self.number = number
@@ -130,7 +154,9 @@ class Network:
             size += self._frame_bytes(action.frame)
             node.sent_bytes += size
             node.sent_frames += 1
-        way.last_start = max(self._clock.now, node.up_free)
+        now = self._clock.now
+        way.backlog.look(now, waits=way.sent_at > now)
+        way.last_start = max(now, node.up_free, way.paced_until)
         if not way.unsaid:
             way.unsaid = True
             self._ready.append(way)
@@ -155,9 +181,21 @@ class Network:
             self._transmit(way, MESSAGE_BYTES + ITEM_BYTES * items, event)
 
     def _transmit(self, way: Way, size: int, what: SendFrame | Event) -> None:
-        """The uplink's turn comes, then the way through the network; in order with what went this way before."""
+        """The pace allows it, then the uplink's turn comes."""
+        edge = way.source.expected.get(way.target.peer)
+        now, begins = self._clock.now, way.paced_until
+        if edge is not None and edge.pace is not None:
+            way.paced_until = max(now, begins) + size / edge.pace
+        if begins > now:
+            way.sent_at = max(way.sent_at, begins)
+            self._clock.at(begins, self._leave, way, size, what)
+        else:
+            self._leave(way, size, what)
+
+    def _leave(self, way: Way, size: int, what: SendFrame | Event) -> None:
+        """Through the uplink, then through the network; in order with what went this way before."""
         source = way.source
-        source.up_free = max(self._clock.now, source.up_free) + size * source.up_s
+        way.sent_at = source.up_free = max(self._clock.now, source.up_free) + size * source.up_s
         at = source.up_free + way.latency
         loss = way.target.spec.loss
         if loss and self._random.random() < 1 - (1 - loss) ** (1 + size // PACKET_BYTES):
@@ -191,6 +229,8 @@ class Network:
     def _deliver_frame(self, way: Way, sent: SendFrame) -> None:
         """The target verifies the frame and stores it; a table tells it of the segment's frames."""
         target, source, frame = way.target, way.source.peer, sent.frame
+        if not sent.header_only:
+            way.meter.count(self._frame_bytes(frame), self._clock.now)
         if is_table(frame) and not sent.header_only:
             segment = frame >> FRAME_INDEX_BITS
             self._deliver_to(target, TableHeld(FORM, SegmentId(segment), self._segments[segment]))

@@ -28,6 +28,7 @@ class Relaying(Protocol):
     up: bool
     boots: int
     blocked_until: float
+    closed: bool
 
     def relayed(self, event: relay_io.Event) -> None: ...
 
@@ -159,8 +160,10 @@ class PeerLinks:
             return
         ends = self._peers[one], self._peers[other]
         agreed = theirs is not None and theirs.secret == mine.secret
+        closed = self._peers[other if mine.dial else one].closed
         noticed = not self._unnoticed & {(one, other), (other, one)}
-        if agreed and noticed and all(end.up and self._clock.now >= end.blocked_until for end in ends):
+        ready = all(end.up and self._clock.now >= end.blocked_until for end in ends)
+        if agreed and noticed and ready and not closed:
             for source, target in (ends, ends[::-1]):
                 self._ways[source.peer, target.peer] = _Way(source, target)
             for source, target in (ends, ends[::-1]):

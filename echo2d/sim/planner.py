@@ -12,7 +12,7 @@ from echo2d.core.plan_edges import changed_peers, edge_secret
 from echo2d.core.plan_repair import join, repair
 from echo2d.core.quarantine import Quarantine
 from echo2d.core.relay_io import ReportEdgeBroken
-from echo2d.core.shapes import plan_auto, plan_chains, plan_star
+from echo2d.core.shapes import is_much_better, plan_auto, plan_chains, plan_star
 from echo2d.core.topology import Job, PeerFacts, Plan
 
 
@@ -31,13 +31,23 @@ class Planner:
 
     def start(self, seed: PeerFacts, peers: Sequence[PeerFacts]) -> set[PeerId]:
         """A plan of its own number, in which sequence numbers start anew."""
+        return self._follow(self._new_plan(seed, peers))
+
+    def learn(self, seed: PeerFacts, peers: Sequence[PeerFacts]) -> set[PeerId]:
+        """More is known of the peers than when the plan was made."""
+        assert self.plan is not None
+        plan = self._new_plan(seed, peers)
+        return self._follow(plan) if is_much_better(plan, self.plan) else set()
+
+    def _new_plan(self, seed: PeerFacts, peers: Sequence[PeerFacts]) -> Plan:
         number = PlanId(1 if self.plan is None else self.plan.plan_id + 1)
         if self._shape == "star":
-            plan = plan_star(number, self._job, seed, peers)
-        elif self._shape == "chain":
-            plan = plan_chains(number, self._job, seed, peers, self._chains)
-        else:
-            plan = plan_auto(number, self._job, seed, peers)
+            return plan_star(number, self._job, seed, peers)
+        if self._shape == "chain":
+            return plan_chains(number, self._job, seed, peers, self._chains)
+        return plan_auto(number, self._job, seed, peers)
+
+    def _follow(self, plan: Plan) -> set[PeerId]:
         self.plan = plan
         self._gone -= plan.facts().keys()
         plan.check()

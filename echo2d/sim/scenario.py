@@ -48,6 +48,8 @@ class Fault:
 class Scenario:
     """peers[0] is the seed. encode_rate: None if the form is ready at the start. limit_s: longer counts as stuck.
 
+    churn: so many of the peers fall silent for ever in a minute, one by one, each at a drawn moment at which another
+    with a link like its comes; until all who were there from the start, and are still there, have everything.
     detect_s: until the others' connections to a dead peer break. silence_s: until the coordinator gives up on a peer
     that only falls silent.
     """
@@ -58,6 +60,7 @@ class Scenario:
     shape: Literal["auto", "star", "chain"] = "auto"
     chains: int = 1
     faults: tuple[Fault, ...] = ()
+    churn: float = 0.0
     encode_rate: float | None = None
     detect_s: float = 0.2
     silence_s: float = 6.0
@@ -70,6 +73,7 @@ class Scenario:
         assert 0 < self.frame_bytes <= SEGMENT_BYTES
         assert 1 <= self.chains <= STRIPES_MAX
         assert all(peer.uplink > 0 and peer.downlink > 0 and 0 <= peer.loss < 1 for peer in self.peers)
+        assert 0 <= self.churn <= 1
         assert self.peers[0].reachable
         assert self.peers[0].joins_at_s == 0
         assert all(fault.peer < len(self.peers) for fault in self.faults)

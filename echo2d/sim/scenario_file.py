@@ -1,4 +1,4 @@
-"""Scenarios from TOML files, and the quantities that people write: 100mbit, 64MiB, 50ms.
+"""Scenarios from TOML files.
 
     bytes = "100MiB"
     [[peers]]                  # the first one is the seed; then `count` alike at a time
@@ -9,48 +9,43 @@
     count = 2
     uplink = "40mbit"
     loss = 0.001               # also reachable = false, joins_at = "2s"
+    [[peers]]
+    count = 50
+    uplink = ["20mbit", "500mbit"]  # drawn for each, log-uniform, by rng_seed; so is rtt
+    downlink = "300mbit"       # where the uplink is drawn: at least, and twice the uplink
     [[faults]]
     peer = 1
     at = "1s"                  # also back = "5s", silent = true
 
-Besides: shape, chains, rng_seed, as in `Scenario`.
+Besides: shape, chains, rng_seed, churn, frame_bytes (else as a run would choose), limit, as in `Scenario`.
 """
 
-import re
+import math
+import random
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from echo2d.core.forms import frame_bytes_for
 from echo2d.errors import OperatorFault
+from echo2d.quantities import parse_bytes, parse_rate, parse_seconds
 from echo2d.sim.scenario import Fault, PeerSpec, Scenario
 
-RATES = {"kbit": 125.0, "mbit": 125e3, "gbit": 125e6}  # bytes/s
-SIZES = {"": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
-TIMES = {"": 1.0, "s": 1.0, "ms": 1e-3}
+DOWN_OVER_UP = 2.0  # of a peer whose uplink is drawn
 TRIPS = 4  # of a round trip: there and back, each through two access links
-_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)")
 
 
-def parse_rate(text: object) -> float:
-    """Bytes/s of "100mbit". OperatorFault if it is none."""
-    return _parse(text, RATES, "a rate such as 100mbit")
+def load_scenario(path: Path, *, peers: int | None = None, **instead: Any) -> Scenario:
+    """OperatorFault: it cannot be read, or says something that no scenario has.
 
-
-def parse_bytes(text: object) -> int:
-    """Of "64MiB". OperatorFault if it is none."""
-    return round(_parse(text, SIZES, "a size such as 64MiB"))
-
-
-def parse_seconds(text: object) -> float:
-    """Of "50ms" or "2s". OperatorFault if it is none."""
-    return _parse(text, TIMES, "a time such as 50ms")
-
-
-def load_scenario(path: Path) -> Scenario:
-    """OperatorFault: it cannot be read, or says something that no scenario has."""
+    instead: of what the file says, unless None. peers: all but those before the last table of them.
+    """
     try:
         document = tomllib.loads(path.read_text())
+        document.update({key: value for key, value in instead.items() if value is not None})
+        if peers is not None:
+            document["peers"][-1]["count"] = peers - sum(table.get("count", 1) for table in document["peers"][1:-1])
         return _scenario(document)
     except (OSError, tomllib.TOMLDecodeError, OperatorFault) as error:
         raise OperatorFault(f"{path}: {error}") from error
@@ -87,27 +82,42 @@ def scenario_of(
         raise OperatorFault("expected a seed and a peer at least, rates above 0, and a loss below 1") from error
 
 
-def _parse(text: object, units: Mapping[str, float], expected: str) -> float:
-    found = _QUANTITY.fullmatch(str(text).strip())
-    if found is None or found[2].lower() not in units:
-        raise OperatorFault(f"expected {expected}; found {text!r}")
-    return float(found[1]) * units[found[2].lower()]
-
-
 def _scenario(document: dict[str, Any]) -> Scenario:
-    peers = [spec for table in document.pop("peers") for spec in _peers(table)]
+    chance = random.Random(document.get("rng_seed", 0))
+    peers = [spec for table in document.pop("peers") for spec in _peers(table, chance)]
     faults = [_fault(table) for table in document.pop("faults", [])]
-    return Scenario(tuple(peers), parse_bytes(document.pop("bytes")), faults=tuple(faults), **document)
+    wire_bytes = parse_bytes(document.pop("bytes"))
+    frame_bytes = parse_bytes(document.pop("frame_bytes", frame_bytes_for(wire_bytes)))
+    if "limit" in document:
+        document["limit_s"] = parse_seconds(document.pop("limit"))
+    return Scenario(tuple(peers), wire_bytes, frame_bytes, faults=tuple(faults), **document)
 
 
-def _peers(table: dict[str, Any]) -> list[PeerSpec]:
+def _peers(table: dict[str, Any], chance: random.Random) -> list[PeerSpec]:
     count = table.pop("count", 1)
-    values: dict[str, Any] = {key: parse_rate(table.pop(key)) for key in ("uplink", "downlink") if key in table}
+    return [_peer(dict(table), chance) for _ in range(count)]
+
+
+def _peer(table: dict[str, Any], chance: random.Random) -> PeerSpec:
+    drawn = isinstance(table.get("uplink"), list)
+    values: dict[str, Any] = {
+        key: _drawn(table.pop(key), parse_rate, chance) for key in ("uplink", "downlink") if key in table
+    }
+    if drawn:
+        values["downlink"] = max(values.get("downlink", 0.0), DOWN_OVER_UP * values["uplink"])
     if "rtt" in table:
-        values["latency_s"] = parse_seconds(table.pop("rtt")) / TRIPS
+        values["latency_s"] = _drawn(table.pop("rtt"), parse_seconds, chance) / TRIPS
     if "joins_at" in table:
         values["joins_at_s"] = parse_seconds(table.pop("joins_at"))
-    return [PeerSpec(**values, **table)] * count
+    return PeerSpec(**values, **table)
+
+
+def _drawn(given: object, parse: Callable[[object], float], chance: random.Random) -> float:
+    """A quantity, or one drawn log-uniformly between two."""
+    if not isinstance(given, list):
+        return parse(given)
+    low, high = map(parse, given)
+    return math.exp(chance.uniform(math.log(low), math.log(high)))
 
 
 def _fault(table: dict[str, Any]) -> Fault:

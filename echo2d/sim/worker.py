@@ -7,9 +7,11 @@ makes the spare slot garbage until it is done. Everything else dies with the pro
 import random
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from echo2d.core import relay_io
 from echo2d.core.ids import FormId, PublishSeq, RunId
+from echo2d.core.link_handshake import SECRET_BYTES
 from echo2d.core.messages import (
     Address,
     Hello,
@@ -89,7 +91,7 @@ class Slots:
 class Worker(Peer):
     """See the module docstring. lies: share of its results that it falsifies. granted: all leases ever given.
 
-    stopped: told when it ended in order.
+    stopped: told when it ended in order. Every second one is closed.
     """
 
     def __init__(
@@ -111,6 +113,7 @@ class Worker(Peer):
         super().__init__(clock, chance, control, number, latency_s)
         self._links, self._run_id, self._slot_count = links, run_id, slots
         self.pace = pace
+        self.closed = number % 2 == 0
         self.lies = 0.0
         self._noted, self._granted, self._stopped = noted, granted, stopped
         self._slots = Slots()
@@ -269,13 +272,14 @@ class Worker(Peer):
     def hello(self) -> Hello:
         boot_id = f"{self.peer}-{self.boots}"
         forms = tuple(form for form in self._disk if form in self._roots)
-        return self.state.hello(
+        hello = self.state.hello(
             kind="worker" if self._slot_count else "relay",
             name=f"w{self.number}",
             boot_id=boot_id,
             listen=Address(f"10.0.1.{self.number}", 1),
             forms=forms,
         )
+        return replace(hello, dial_back_secret=bytes(SECRET_BYTES))
 
     def running(self) -> int:
         return self.state.running

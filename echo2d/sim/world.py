@@ -6,13 +6,15 @@ bit for bit. Reads no real clock. Not here: bytes, hashing, the control link.
 
 import random
 import struct
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 from blake3 import blake3
 
 from echo2d.core.ids import PeerId, SegmentId, frame_id
 from echo2d.core.plan_edges import edges_for
+from echo2d.core.rates import Rates
 from echo2d.core.relay import Relay
 from echo2d.core.relay_io import (
     Accuse,
@@ -40,13 +42,16 @@ from echo2d.core.relay_io import (
     TableHeld,
     WantHeard,
 )
-from echo2d.core.topology import Job
+from echo2d.core.spread import LEARN_S
+from echo2d.core.topology import Job, PeerFacts, Plan
 from echo2d.sim.clock import Clock
-from echo2d.sim.network import FORM, Network, Node
+from echo2d.sim.network import FORM, TIME_EPSILON_S, Network, Node
 from echo2d.sim.planner import Planner
 from echo2d.sim.scenario import Fault, Scenario
 
 CHECK_EVERY = 1000  # events between two checks of a relay
+CHECK_EVERY_LONG = 100_000  # in runs of minutes: a check looks at every frame
+TELL_EVERY = 10_000  # events between two words on how far it is
 DECIDE_S = 0.6  # the coordinator waits so long for more reports of broken edges
 
 _STAMP = struct.Struct("<dHHI")
@@ -61,14 +66,17 @@ class StuckError(AssertionError):
 class Outcome:
     """t_verify_s: until the last peer that was there from the start, and is still there, held everything.
 
-    arrived_s: when each peer held everything. seed_copies: payload that the seed sent, in forms. duplicates: payload
-    frames received twice. quarantined: who is at the end. trace: digest of everything that happened, in order.
+    arrived_s: when each peer held everything. verified_peers: those who hold it and are still there. seed_copies:
+    payload that the seed sent, in forms. duplicates: payload frames received twice. left: peers that died. quarantined:
+    who is at the end. trace: digest of everything that happened, in order.
     """
 
     t_verify_s: float
     bound_s: float
     predicted_s: float
     arrived_s: dict[int, float]
+    verified_peers: int
+    left: int
     seed_copies: float
     duplicates: int
     events: int
@@ -80,28 +88,53 @@ class Outcome:
     def ratio(self) -> float:
         return self.t_verify_s / self.bound_s
 
+    def facts(self) -> dict[str, float | int]:
+        """The figures, in the order in which they are shown."""
+        return {
+            "t_verify_s": self.t_verify_s,
+            "bound_s": self.bound_s,
+            "predicted_s": self.predicted_s,
+            "ratio": self.ratio,
+            "seed_copies": self.seed_copies,
+            "verified_peers": self.verified_peers,
+            "left": self.left,
+            "refetched": self.duplicates,
+            "generations": self.generations,
+            "events": self.events,
+        }
+
 
 class World:
-    """Plays one scenario. check_every: events between two checks of a relay (all are checked at the end)."""
+    """Plays one scenario. check_every: events between two checks of a relay (all are checked at the end).
 
-    def __init__(self, scenario: Scenario, *, check_every: int = CHECK_EVERY) -> None:
+    rates: what the planner knows of the peers, and learns from this version; None: it knows their links as they are.
+    """
+
+    def __init__(self, scenario: Scenario, *, check_every: int = CHECK_EVERY, rates: Rates | None = None) -> None:
         self._scenario = scenario
         self._check_every = check_every
         self._segments = tuple(scenario.segments())
         self._encoded = 0
+        self._rates = rates
+        self._one_plan = True  # what the links carried belongs to it
         self._nodes = [Node(number, spec) for number, spec in enumerate(scenario.peers)]
         self._by_peer = {node.peer: node for node in self._nodes}
         job = Job(FORM, scenario.wire_bytes, scenario.frame_bytes)
         self._planner = Planner(job, scenario.shape, scenario.chains)
         self._waiting: set[int] = set()  # peers alive without the whole form
         self._to_come = 0  # starts and deaths
+        self._left = 0
+        self._chance = random.Random(f"churn {scenario.rng_seed}")
         self._clock = Clock()
         self._network = Network(self._clock, random.Random(scenario.rng_seed), self._segments, self._feed)
         self._events = 0
         self._trace = blake3()
 
-    def run(self) -> Outcome:
-        """Until everyone alive holds everything. StuckError, naming the rng_seed, if that does not come."""
+    def run(self, told: Callable[[float], None] = lambda _: None) -> Outcome:
+        """Until everyone alive holds everything. StuckError, naming the rng_seed, if that does not come.
+
+        told: now and then, of the share of the predicted time that has passed.
+        """
         present = [node for node in self._nodes if node.spec.joins_at_s == 0]
         for node in present:
             self._boot(node)
@@ -112,28 +145,66 @@ class World:
         for fault in self._scenario.faults:
             self._to_come += 1
             self._clock.after(fault.at_s, self._die, self._nodes[fault.peer], fault)
+        self._know(present)
         self._tell(self._planner.start(present[0].facts, [node.facts for node in present[1:]]))
+        if self._rates is not None and self._planner.plan is not None and self._planner.plan.is_guess:
+            self._clock.after(LEARN_S, self._learn, self._rates)
         self._encode(self._nodes[0].boots)
+        self._churn_later()
+        tell_at = 0
         while self._waiting or self._to_come:
             if not self._clock.step(self._scenario.limit_s):
                 self._stuck()
+            if self._events >= tell_at:
+                tell_at += TELL_EVERY
+                told(self._clock.now / max(self._plan.predicted_s, TIME_EPSILON_S))
+        if self._rates is not None:
+            self._measure(self._rates)
         return self._outcome()
+
+    def _learn(self, rates: Rates) -> None:
+        """What the first seconds have shown may give a better plan."""
+        self._measure(rates)
+        present = [node for node in self._nodes if node.relay is not None]
+        self._know(present)
+        told = self._planner.learn(present[0].facts, [node.facts for node in present[1:]])
+        self._tell(told)
+        self._one_plan = not told
+
+    def _know(self, present: list[Node]) -> None:
+        """By the rates, if there are any, the planner knows them."""
+        if self._rates is None:
+            return
+        uplinks = self._rates.to_plan_with(present[0].peer, [node.peer for node in present[1:]])
+        for node in present:
+            pace = self._rates.pace(node.peer)
+            node.facts = PeerFacts(node.peer, uplinks.get(node.peer), None, node.facts.address, pace=pace)
+
+    def _measure(self, rates: Rates) -> None:
+        """What both ends of every link tell the coordinator."""
+        assert self._planner.plan is not None
+        rates.begin(self._planner.plan.shares if self._one_plan else {})
+        for node in self._nodes:
+            for peer, way in node.ways.items():
+                rates.received(node.peer, peer, *way.meter.take())
+                rates.backlogged(node.peer, peer, way.backlog.take())
+        rates.judge()
 
     def _outcome(self) -> Outcome:
         for node in self._nodes:
             if node.relay is not None:
                 node.relay.check()
-        plan = self._planner.plan
-        assert plan is not None
         arrived = {node.number: node.arrived_s for node in self._nodes[1:] if node.arrived_s is not None}
-        counted = [node for node in self._nodes[1:] if node.spec.joins_at_s == 0 and node.relay is not None]
+        counted = self._counted()
         relays = [node.relay for node in self._nodes if node.relay is not None]
         transfers = [transfer for relay in relays if (transfer := relay.transfer(FORM)) is not None]
         return Outcome(
             t_verify_s=max((arrived[node.number] for node in counted), default=0.0),
-            bound_s=plan.bound_s,
-            predicted_s=plan.predicted_s,
+            bound_s=self._plan.bound_s,
+            predicted_s=self._plan.predicted_s,
             arrived_s=arrived,
+            verified_peers=sum(self._nodes[number].relay is not None for number in arrived),
+            left=self._left,
             seed_copies=self._nodes[0].sent_bytes / self._scenario.wire_bytes,
             duplicates=sum(transfer.duplicates for transfer in transfers),
             events=self._events,
@@ -141,6 +212,15 @@ class World:
             quarantined=tuple(node.number for node in self._nodes if node.peer in self._planner.quarantine),
             trace=self._trace.hexdigest(),
         )
+
+    def _counted(self) -> list[Node]:
+        """Who was there from the start, and is still there."""
+        return [node for node in self._nodes[1:] if node.spec.joins_at_s == 0 and node.relay is not None]
+
+    @property
+    def _plan(self) -> Plan:
+        assert self._planner.plan is not None
+        return self._planner.plan
 
     def _stuck(self) -> None:
         left = ", ".join(map(str, sorted(self._waiting)))
@@ -233,6 +313,9 @@ class World:
     def _come(self, node: Node) -> None:
         """The process starts, and the coordinator takes it in."""
         self._to_come -= 1
+        self._enter(node)
+
+    def _enter(self, node: Node) -> None:
         self._boot(node)
         if node.number == 0:
             others = [other.facts for other in self._nodes[1:] if other.relay is not None]
@@ -251,8 +334,26 @@ class World:
             self._to_come += 1
             self._clock.at(max(self._clock.now, fault.back_s), self._come, node)
 
+    def _churn_later(self) -> None:
+        """Somebody leaves and somebody comes, after a time as between independent decisions of all peers."""
+        per_s = self._scenario.churn / 60.0 * (len(self._scenario.peers) - 1)
+        if per_s:
+            self._clock.after(self._chance.expovariate(per_s), self._churn)
+
+    def _churn(self) -> None:
+        if all(node.arrived_s is not None for node in self._counted()):
+            return
+        leaver = self._chance.choice([node for node in self._nodes[1:] if node.relay is not None])
+        self._kill(leaver, Fault(leaver.number, self._clock.now, silent=True))
+        node = Node(len(self._nodes), replace(leaver.spec, joins_at_s=self._clock.now))
+        self._nodes.append(node)
+        self._by_peer[node.peer] = node
+        self._enter(node)
+        self._churn_later()
+
     def _kill(self, node: Node, fault: Fault) -> None:
         assert node.relay is not None
+        self._left += 1
         node.disk = node.relay.transfer(FORM)
         node.relay = node.alarm = None
         self._waiting.discard(node.number)
@@ -308,10 +409,8 @@ class World:
             self._feed(node, event)
 
     def _tell(self, peers: set[PeerId]) -> None:
-        plan = self._planner.plan
-        assert plan is not None
         for peer in sorted(peers):
-            self._hear_later(self._by_peer[peer], PlanReceived(edges_for(plan, peer, self._planner.secret)))
+            self._hear_later(self._by_peer[peer], PlanReceived(edges_for(self._plan, peer, self._planner.secret)))
 
     def _gone(self, node: Node, boots: int) -> None:
         if node.boots == boots:

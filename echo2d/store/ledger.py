@@ -33,6 +33,7 @@ from echo2d.core.coordinator_io import (
     GroupDropped,
     LeaseGiven,
     PromptTaken,
+    RatesMeasured,
     Record,
     Recovered,
     SampleKept,
@@ -43,6 +44,7 @@ from echo2d.core.coordinator_io import (
 )
 from echo2d.core.ids import Epoch, GroupId, PublishSeq
 from echo2d.core.messages import Span
+from echo2d.core.rates import UPLINK_MIN, PeerRate
 from echo2d.core.trajectory import (
     GROUP_BYTES_MAX,
     GroupRecord,
@@ -53,12 +55,14 @@ from echo2d.core.trajectory import (
 )
 from echo2d.errors import OperatorFault, PeerFault, StoreFault
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 TRIM = """
 DELETE FROM groups WHERE group_id IN (
     SELECT group_id FROM batches, json_each(groups) JOIN groups ON group_id = json_each.value WHERE step <= ? LIMIT ?)
 """
-KEYS = frozenset({"name", "epoch", "publish_seq", "group_id", "lease", "attempt", "sample", "step"})  # tell a row
+KEYS = frozenset(
+    {"name", "epoch", "publish_seq", "group_id", "lease", "attempt", "sample", "step", "peer"}
+)  # tell a row
 TRIM_GROUPS_MAX = 16  # of one `trim`: a few milliseconds, for which commits wait
 SCHEMA = """
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -79,6 +83,7 @@ CREATE TABLE batches (step INTEGER PRIMARY KEY, digest BLOB NOT NULL, groups TEX
 CREATE TABLE commits (
     step INTEGER, epoch INTEGER, digest BLOB NOT NULL, t_train_s REAL NOT NULL,
     PRIMARY KEY (step, epoch)) WITHOUT ROWID;
+CREATE TABLE rates (peer TEXT PRIMARY KEY, bytes_per_s REAL NOT NULL, held_up INTEGER NOT NULL);
 """
 
 
@@ -187,6 +192,7 @@ class Ledger:
                 checkpoint=counters.get("checkpoint", 0),
                 given=self._given(),
                 answered=self._answered(),
+                rates=self._rates(),
             )
 
     @contextmanager
@@ -252,6 +258,10 @@ class Ledger:
         query = "SELECT lease, attempt, sample, fingerprint FROM samples ORDER BY rowid"
         return tuple(self._read("samples", query, _answer))
 
+    def _rates(self) -> tuple[PeerRate, ...]:
+        query = "SELECT peer, bytes_per_s, held_up FROM rates ORDER BY rowid"
+        return tuple(self._read("rates", query, _rate))
+
     def _frozen(self) -> tuple[BatchFrozen, ...]:
         return tuple(self._read("batches", "SELECT step, digest, groups, refusals FROM batches ORDER BY step", _batch))
 
@@ -312,6 +322,7 @@ _checked_record = plain_reader(GroupRecord)
 _checked_lease = plain_reader(LeaseGiven)
 _checked_answer = plain_reader(Answered)
 _checked_batch = plain_reader(BatchFrozen)
+_checked_rate = plain_reader(PeerRate)
 
 
 def _group(row: _Row) -> StoredGroup:
@@ -363,6 +374,14 @@ def _batch(row: _Row) -> BatchFrozen:
     step, digest, groups, refusals = row
     frozen: BatchFrozen = _checked_batch([step, digest, json.loads(groups), refusals])
     return frozen
+
+
+def _rate(row: _Row) -> PeerRate:
+    peer, bytes_per_s, held_up = row
+    rate: PeerRate = _checked_rate([peer, bytes_per_s, {0: False, 1: True}.get(held_up)])
+    if not UPLINK_MIN <= rate.bytes_per_s < math.inf:
+        raise PeerFault(f"no rate: {rate.bytes_per_s}")
+    return rate
 
 
 # --- records -> rows ------------------------------------------------------------------------------------------------
@@ -433,6 +452,11 @@ def _checkpoint_kept(record: CheckpointKept) -> list[_Statement]:
     return [(_RAISE, ("checkpoint", record.step))]
 
 
+def _rates_measured(record: RatesMeasured) -> list[_Statement]:
+    change = "INSERT OR REPLACE INTO rates VALUES (?, ?, ?)"  # the newest gets the highest rowid
+    return [(change, (rate.peer, rate.bytes_per_s, rate.held_up)) for rate in record.rates]
+
+
 _STATEMENTS: dict[type, Callable[[Any], list[_Statement]]] = {
     EpochOpened: _epoch_opened,
     VersionPublished: _version_published,
@@ -445,4 +469,5 @@ _STATEMENTS: dict[type, Callable[[Any], list[_Statement]]] = {
     BatchFrozen: _batch_frozen,
     BatchCommitted: _batch_committed,
     CheckpointKept: _checkpoint_kept,
+    RatesMeasured: _rates_measured,
 }

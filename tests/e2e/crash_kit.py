@@ -1,4 +1,4 @@
-"""A short real run, one `kill -9` in it, and what must be true afterwards.
+"""A short real run, a `kill -9` or two in it, and what must be true afterwards.
 
 Two witnesses, neither of which asks the processes that are killed:
 
@@ -119,18 +119,24 @@ class CrashSite(Site):
             assert time.monotonic() < deadline, f"stuck after step {[row['step'] for row in self.rows]}"
             time.sleep(0.05)
 
+    def wait_until_trained(self, steps: int) -> None:
+        self.wait_until(lambda: len(self.rows) >= steps)
 
-def run_with_crash(site: CrashSite, point: Point, *, workers: int) -> None:
-    """The run completes in spite of it, and its books balance."""
+
+def run_with_crashes(site: CrashSite, *points: Point, workers: int) -> None:
+    """The run goes on after each of them and completes, and its books balance."""
     watch_ledger(site.ledger)
     with Tap(site.run_dir) as site.tap:
         site.coordinate()
         for number in range(1, workers + 1):
             site.join(f"worker-{number}", "--threads=1")
         learner = site.learn(STEPS)
-        site.wait_until(lambda: len(site.rows) >= point.step)
-        seen = [strike(site, point.kind, delay_s, learner) for delay_s in point.delays_s]
-        assert seen[0] is not None, "nothing was killed"
+        seen: list[Story | None] = []
+        for point in points:
+            site.wait_until_trained(point.step)
+            struck = [strike(site, point.kind, delay_s, learner) for delay_s in point.delays_s]
+            assert struck[0] is not None, f"no {point.kind} was killed"
+            seen += struck
         site.wait_until(lambda: learner.returncode is not None)
         assert learner.returncode == 0, learner.tail()
         with Coordinator(site.url(), token_file=site.run_dir / "tokens" / "viewer.token") as coordinator:

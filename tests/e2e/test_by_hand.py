@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,9 +16,11 @@ import pytest
 from echo2d.bench.demo import CONFIG, LEARNER
 from echo2d.bench.programs import Program, Programs, wait_for
 from echo2d.bench.tiny_model import make_tiny_model
+from echo2d.runtime.tokens import create_token
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 START_S = 60.0
+LOOPBACK = "127.0.0.1"
 
 
 class Site:
@@ -43,9 +46,7 @@ class Site:
 
     def join(self, name: str, *options: str) -> Program:
         out = self.directory / f"{name}.token"
-        run(
-            "token", "create", name, "--role=worker", f"--run-dir={self.run_dir}", f"--url={self.url()}", f"--out={out}"
-        )
+        create_token(self.run_dir, name, role="worker", url=self.url(), out=out, max_workers=1, expires="1d")
         state = f"--state-dir={self.directory / name}"
         return self.programs.start(name, "-m", "echo2d", "join", self.url(), f"--token-file={out}", state, *options)
 
@@ -174,12 +175,42 @@ def test_wrong_expired_and_revoked_tokens(site: Site) -> None:
         assert "Traceback" not in line
 
 
-def test_a_worker_off_loopback_needs_insecure(site: Site) -> None:
+def test_a_worker_off_loopback_needs_tls(site: Site) -> None:
     token = site.directory / "box.token"
     site.coordinate()
     run("token", "create", "box", "--role=worker", f"--run-dir={site.run_dir}", f"--url={site.url()}", f"--out={token}")
     line = run("join", "http://192.0.2.1:7700", f"--token-file={token}", f"--state-dir={site.directory}/s", code=2)
-    assert "--insecure" in line.splitlines()[-1]
+    assert "--no-tls" in line.splitlines()[-1]
+
+
+def test_a_run_off_loopback_is_under_tls(site: Site) -> None:
+    """At this machine's own address, or, where it has none but loopback, there and told to."""
+    host = own_address()
+    text = site.config.read_text().replace("[coordinator]", f'[coordinator]\nhost = "{host}"')
+    tls = "" if host != LOOPBACK else 'tls = "on"\n'
+    site.config.write_text(text.replace("port = 0", f'{tls}port = 0\n[link]\nhost = "{host}"', 1))
+    coordinator = site.coordinate()
+    assert site.url().startswith(f"https://{host}:")
+    boxes = [site.join(name, f"--listen-host={host}", "--relay-only") for name in ("one", "two")]
+    boxes.append(site.join("three", f"--listen-host={host}", "--threads=1"))
+    assert site.learn(1).wait(START_S) == 0
+    run("status", f"--url={site.url()}", f"--token-file={site.run_dir}/tokens/viewer.token")
+    plain = site.url().replace("https", "http")
+    with pytest.raises(OSError, match=r"closed|reset"):
+        urllib.request.urlopen(plain, timeout=START_S)
+    for program in (coordinator, *boxes):
+        assert "no_tls" not in program.log.read_text()
+    assert "link_opened" in boxes[0].log.read_text()
+
+
+def own_address() -> str:
+    """By which others would reach this machine; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as chosen:
+        try:
+            chosen.connect(("198.51.100.1", 9))
+        except OSError:
+            return LOOPBACK
+        return str(chosen.getsockname()[0])
 
 
 def test_an_unreachable_coordinator_is_waited_for(site: Site) -> None:

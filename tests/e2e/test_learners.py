@@ -1,4 +1,4 @@
-"""Learners as processes: two at a time, one whose newest checkpoint is damaged, one of another run."""
+"""Learners as processes: two at a time, one whose newest checkpoint is damaged, one with another run's."""
 
 import json
 import os
@@ -70,6 +70,7 @@ def test_a_damaged_checkpoint_costs_a_step_that_is_trained_again_alike(site: Sit
     facts = site.status()
     assert (facts["epoch"], facts["committed_step"], facts["checkpoint_step"]) == (2, 5, 4)
     poll(lambda: _serving(site) == 5)
+    they_are_not_for_another_run(site)
 
 
 def _serving(site: Site) -> int | None:
@@ -78,15 +79,12 @@ def _serving(site: Site) -> int | None:
     return None if serving is None else int(serving["version"])
 
 
-def test_checkpoints_of_another_run_are_the_operators_mistake(site: Site) -> None:
-    checkpoint_each_step(site)
-    site.coordinate()
-    site.join("box", "--threads=1")
-    assert site.learn(2).wait(START_S) == 0
+def they_are_not_for_another_run(site: Site) -> None:
+    """Checkpoints and a run directory that do not belong together are the operator's mistake."""
     site.programs.stop()
     site.run_dir.rename(site.directory / "old")
     site.coordinate("anew")
-    lost = site.learn(3, "--resume")
+    lost = site.learn(6, "--resume")
     assert lost.wait(START_S) == 2
     last = lost.tail().splitlines()[-1]
-    assert last == "learner: cannot resume: this run has come to step 0; step 2 must be another run's"
+    assert last == "learner: cannot resume: this run has come to step 0; step 5 must be another run's"

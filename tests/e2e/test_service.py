@@ -22,8 +22,8 @@ from tests.service_kit import ServiceManager
 __all__ = ["site"]
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
-WATCHDOG_S = 1.0
-SILENCE_S = 3.0  # six times as long as a loop may take to say that it turns
+WATCHDOG_S = 0.5
+SILENCE_S = 1.5  # six times as long as a loop may take to say that it turns
 LONG = 1000  # steps of a run that does not end by itself
 
 # A bug of ours that never comes back, on demand: the handler runs in the main thread, which is the loop's.
@@ -206,13 +206,23 @@ def test_ending_while_the_engine_hangs(site: Site, service: Service, tmp_path: P
         box = site.join("box", "--threads=1")
         site.programs = others
         service("learner")
-        site.learn(LONG)
+        learner = site.learn(LONG)
         of_box.until("STATUS", r"version [1-9]\d* served")
         os.kill(box.pid, signal.SIGUSR1)
         poll(lambda: " 0 samples" not in of_box.until("STATUS")["STATUS"])
         assert box.returncode is None
         ends_in_order(box)
         assert "engines left behind" in box.log.read_text()
+    who_is_fenced_stays_down(site, learner)
+
+
+def who_is_fenced_stays_down(site: Site, learner: Program) -> None:
+    """Its unit does not restart on 2: the two would take the run from each other for ever."""
+    with Coordinator(site.url(), token_file=site.run_dir / "tokens" / "learner.token") as newer:
+        newer.open_session(newer.status()["checkpoint_step"])
+    assert learner.wait(START_S) == 2
+    assert "learner: " in learner.tail().splitlines()[-1]
+    assert "Traceback" not in learner.log.read_text()
 
 
 def test_a_coordinator_ends_while_a_worker_hangs(site: Site, service: Service) -> None:
@@ -255,16 +265,3 @@ def test_a_second_signal_ends_it_at_once(site: Site, service: Service) -> None:
         assert box.wait(STOP_S_MAX) == -signal.SIGTERM
     finally:
         os.kill(coordinator.pid, signal.SIGCONT)
-
-
-def test_a_fenced_learner_stays_down(site: Site, service: Service) -> None:
-    """Its unit does not restart on 2: the two would take the run from each other for ever."""
-    site.coordinate()
-    of_learner = service("learner")
-    learner = site.learn(LONG)
-    of_learner.until("READY")
-    with Coordinator(site.url(), token_file=site.run_dir / "tokens" / "learner.token") as newer:
-        newer.open_session(0)
-    assert learner.wait(START_S) == 2
-    assert "learner: " in learner.tail().splitlines()[-1]
-    assert "Traceback" not in learner.log.read_text()

@@ -1,6 +1,7 @@
 """Real daemons on emulated links, as `echo2d bench broadcast` measures them: bytes tightly, times loosely."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -61,3 +62,13 @@ def test_a_relay_that_spoils_frames_is_named(tmp_path: Path) -> None:
     accused = [fault for fault in result["faults"] if fault.startswith("frame:")]
     assert accused
     assert all(any(f"accuses {name}:" in fault for name in culprits(result)) for fault in accused)
+
+
+def test_peers_whose_ports_are_closed_get_everything_and_are_known(tmp_path: Path) -> None:
+    result = bench(tmp_path, "--rounds=2", "--undialable=0.5")
+    assert [(each["verified"], each["survivors"]) for each in result["rounds"]] == [(PEERS, PEERS)] * 3
+    assert result["ratio"] < SLOW_MACHINE
+    log = (tmp_path / "logs" / "coordinator.log").read_text()
+    assert set(re.findall(r" dial_back (peer-\d) can be dialled", log)) == {"peer-1", "peer-3"}
+    assert set(re.findall(r" dial_back (peer-\d): .* no answer", log)) == {"peer-2", "peer-4"}
+    assert result["faults"] == []

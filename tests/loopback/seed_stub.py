@@ -12,7 +12,7 @@ if __name__ == "__main__":
     run_dir = Path(handover.run_dir)
     stays = (run_dir / "stay").exists()  # before it tells: whoever is not heard ends, and another one tells
     with (run_dir / "seen").open("a") as file:
-        file.write(json.dumps({"argv": sys.argv, "peer": handover.identity.peer}) + "\n")
+        file.write(json.dumps({"argv": sys.argv, "peer": handover.identity().peer}) + "\n")
     if stays:
         signal.pause()
     sys.exit(3)

@@ -52,10 +52,10 @@ class Backend:
             raise Denied(401, "credential", "unknown credential")
         return Caller(secret, ROLES[secret])
 
-    async def enrol(self, secret: str, public_key: bytes, proof: bytes) -> PeerId:
+    async def enrol(self, secret: str, public_key: bytes, proof: bytes) -> tuple[PeerId, str]:
         self.caller(secret)
         assert proof == enrol_proof(KEY, secret)
-        return PeerId(public_key.hex()[:8])
+        return PeerId(public_key.hex()[:8]), "a certificate"
 
     async def ask(self, make: Callable[[RequestId], Event], *, timeout_s: float) -> Reply | None:
         self.asked.append(make(RequestId(7)))
@@ -300,7 +300,10 @@ async def test_files_are_uploaded_as_they_are(call: Client, backend: Backend) ->
 async def test_enrolment(call: Client) -> None:
     body = {"key": public_bytes(KEY).hex(), "proof": enrol_proof(KEY, "W").hex()}
     status, answer = await call("POST", "/v1/enrol", secret="W", json=body)
-    assert (status, answer) == (200, {"peer": public_bytes(KEY).hex()[:8], "run_id": "run"})
+    assert (status, answer) == (
+        200,
+        {"peer": public_bytes(KEY).hex()[:8], "run_id": "run", "certificate": "a certificate"},
+    )
     assert (await call("POST", "/v1/enrol", secret="nobody", json=body))[0] == 401
     assert (await call("POST", "/v1/enrol", secret=None, json=body))[0] == 401
     assert (await call("POST", "/v1/enrol", secret="W", json={**body, "key": "00"}))[0] == 400

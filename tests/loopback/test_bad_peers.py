@@ -36,7 +36,7 @@ from echo2d.net.control import ControlLink, Identity, enrol
 from echo2d.runtime.coordinator import Opened, core_machine
 from echo2d.runtime.tokens import create_token
 from echo2d.tasks.sort_digits import answer
-from tests.loopback.test_coordinator import learner, make_config, make_snapshot, serving
+from tests.loopback.scripted_core import learner, make_config, make_snapshot, serving
 
 NOWHERE = Digest(bytes(32))
 FLOOD = 1000
@@ -83,8 +83,8 @@ def token_of(run_dir: Path, url: str, name: str) -> TokenFile:
 @asynccontextmanager
 async def joined(opened: Opened, run_dir: Path, name: str, **options: Any) -> AsyncIterator[Box]:
     token = await asyncio.to_thread(token_of, run_dir, opened.url, name)
-    identity = Identity(Ed25519PrivateKey.generate(), bytes.fromhex(token.run_key))
-    await enrol(opened.url, token, identity.key, rng=random.Random(1), patience_s=1.0)
+    identity = Identity.of(opened.url, token, Ed25519PrivateKey.generate())
+    await enrol(opened.url, token, identity, rng=random.Random(1), patience_s=1.0)
     box = Box(name, **options)
     box.link = ControlLink(opened.url, identity, box, rng=random.Random(1))
     async with asyncio.TaskGroup() as tasks:

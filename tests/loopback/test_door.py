@@ -17,7 +17,7 @@ from echo2d.net.door import DOOR, STRANGER_S_MAX, STRANGERS_MAX, STRANGERS_PER_A
 from echo2d.net.sessions import HELLO_TIMEOUT_S
 from echo2d.runtime.coordinator import core_machine
 from tests.control_kit import Owner
-from tests.loopback.test_coordinator import HELLO, enrolled, learner, make_config, serving
+from tests.loopback.scripted_core import HELLO, enrolled, learner, make_config, serving
 
 LIMIT_S = 20.0
 FEW = 16  # strangers of one address

@@ -19,7 +19,7 @@ from echo2d.net import api
 from echo2d.net.auth import read_token_file
 from echo2d.runtime.coordinator import Opened, core_machine
 from tests.fuzz_kit import INTERESTING_FLOATS, INTERESTING_INTS, INTERESTING_TEXTS, Fuzz, damaged
-from tests.loopback.test_coordinator import learner, make_config, make_snapshot, serving
+from tests.loopback.scripted_core import learner, make_config, make_snapshot, serving
 
 ANSWER_S = 20.0
 NO_BODY = (204, 304)

@@ -15,6 +15,7 @@ from echo2d.core.coordinator_io import (
     GroupDropped,
     LeaseGiven,
     PromptTaken,
+    RatesMeasured,
     Record,
     Recovered,
     SampleKept,
@@ -24,6 +25,7 @@ from echo2d.core.coordinator_io import (
 )
 from echo2d.core.ids import Digest, Epoch, GroupId, LeaseId, PeerId, PublishSeq, Version
 from echo2d.core.messages import HeldLease, Span, VersionKey
+from echo2d.core.rates import PeerRate
 from echo2d.core.trajectory import Partial, TrajectoryRecord, pack_tokens
 from echo2d.errors import OperatorFault, StoreFault
 from echo2d.runtime import ledger_thread
@@ -105,6 +107,14 @@ def test_a_refrozen_batch_replaces_the_first_and_the_newest_commit_wins(path: Pa
     found = reopened(path, first, second, *commits)
     assert found.frozen == (second,)
     assert found.committed == (commits[0],)
+
+
+def test_the_newest_rate_of_a_peer_counts_and_comes_last(path: Path) -> None:
+    a, b, faster = (
+        PeerRate(PeerId(name), rate, held_up=rate > 1) for name, rate in (("a", 1.0), ("b", 2.0), ("a", 3.0))
+    )
+    assert reopened(path, RatesMeasured((a, b))).rates == (a, b)
+    assert reopened(path, RatesMeasured((faster,))).rates == (b, faster)
 
 
 def test_a_checkpoint_deletes_what_it_covers(path: Path) -> None:

@@ -3,13 +3,16 @@
 import asyncio
 import os
 import socket
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
+from types import ModuleType
 from typing import TypeVar
 
 import pytest
 import uvloop
 from blake3 import blake3
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from echo2d.core.ids import FrameId, PeerId
 from echo2d.core.link_messages import (
@@ -25,21 +28,37 @@ from echo2d.core.link_messages import (
 )
 from echo2d.errors import PeerFault
 from echo2d.net import peer_connection, peers
+from echo2d.net.auth import peer_id_of, public_bytes
 from echo2d.net.peer_connection import PeerConnection
 from echo2d.net.peers import REPLACED, STRANGERS_MAX, PeerLinks
-from tests.link_kit import ALICE, BOB, CAROL, FORM, RUN, SECRET, STRIPE
+from echo2d.net.tls import Authority, Tls
+from tests.link_kit import FORM, RUN, SECRET, STRIPE
 
+KEYS = [Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32) for number in range(4)]
+KEY_OF = {peer_id_of(public_bytes(key)): key for key in KEYS}
+ALICE, BROTHER, BOB, CAROL = sorted(KEY_OF)  # the smaller of two opens odd streams
+AUTHORITY = Authority(KEYS[0])
+TLS_OF = {peer: Tls(AUTHORITY.certificate) for peer in KEY_OF}
+for peer, tls in TLS_OF.items():
+    tls.present(KEY_OF[peer], AUTHORITY.certify_peer(public_bytes(KEY_OF[peer])))
 HOST = "127.0.0.1"
 FRAME_BYTES = 256 << 10
-BROTHER = PeerId("a" * 31 + "b")
 E_ = TypeVar("E_", bound=Event)
 
 
 class Peer:
     """PeerLinks, listening, with a queue of its events and whatever `react` does at once."""
 
+    with_tls = False
+
     def __init__(self, me: PeerId, *others: PeerId) -> None:
-        self.links = PeerLinks(run_id=RUN, me=me, on_event=self._on_event, on_ready=lambda _: self.pump())
+        self.links = PeerLinks(
+            run_id=RUN,
+            me=me,
+            on_event=self._on_event,
+            on_ready=lambda _: self.pump(),
+            tls=TLS_OF[me] if self.with_tls else None,
+        )
         self.events: asyncio.Queue[tuple[PeerId, Event]] = asyncio.Queue()
         self.react: Callable[[PeerId, Event], None] = lambda peer, event: self.events.put_nowait((peer, event))
         self.pump: Callable[[], None] = lambda: None
@@ -418,6 +437,45 @@ async def test_the_kernel_is_told_how_long_silence_may_last() -> None:
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == peer_connection.SILENCE_S * 1000
 
 
+async def test_a_pace_holds_on_every_link_to_the_peer_and_shows_as_a_backlog() -> None:
+    payloads, digests = random_payloads(64)
+    pace = 40e6
+    alice, bob = Peer(ALICE, BOB), Peer(BOB, ALICE)
+    Feeder(alice, BOB, payloads)
+    async with listening(alice, bob):
+        alice.links.pace(BOB, pace)
+        taker, clock = Taker(bob, ALICE, 64), asyncio.get_running_loop().time
+        began = clock()
+        await bob.links.dial(ALICE, *alice.address)
+        await within(taker.done.wait())
+        took, backlog = clock() - began, alice.links.take_backlog(BOB)
+        assert taker.digests == digests
+        assert took > 0.9 * sum(map(len, payloads)) / pace
+        assert 0.5 * took < backlog <= took
+        assert alice.links.take_backlog(BOB) == bob.links.take_backlog(ALICE) == 0.0
+        assert [pace_of(alice), pace_of(bob)] == [pace, peer_connection.UNPACED]
+        alice.links.pace(BOB, None)
+        assert pace_of(alice) == peer_connection.UNPACED
+
+
+def pace_of(peer: Peer) -> int:
+    (connection,) = peer.links._live.values()
+    assert connection.transport is not None
+    sock = connection.transport.get_extra_info("socket")
+    return int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, peer_connection.SO_MAX_PACING_RATE, 8), sys.byteorder)
+
+
+async def test_a_system_that_cannot_pace_is_no_fault(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(peer_connection, "SO_MAX_PACING_RATE", 9999)
+    async with a_pair() as (alice, _):
+        for pace in (1e6, 2e6):
+            alice.links.pace(BOB, pace)
+        assert alice.links.can_send(BOB)
+    assert sum("not paced" in record.message for record in caplog.records) == 1
+
+
 async def test_closing_tells_everybody_and_leaves_nothing_open() -> None:
     alice, bob, brother = Peer(ALICE, BOB, BROTHER), Peer(BOB, ALICE), Peer(BROTHER, ALICE)
     async with listening(alice, bob, brother):
@@ -450,24 +508,33 @@ async def test_a_dial_given_up_while_its_connection_is_made_leaves_nothing() -> 
         await within(bob.links.close("test over"))
 
 
+SCENARIOS = [
+    test_frames_pass_through_a_relay_unchanged,
+    test_all_that_is_said_is_heard,
+    test_after_much_data_small_messages_still_come_at_once,
+    test_both_may_dial_at_once_and_one_link_stays,
+    test_a_wrong_secret_opens_nothing,
+    test_who_cannot_be_reached_is_a_fault_of_the_peer,
+    test_a_reader_that_pauses_stops_its_sender_in_bounded_memory,
+    test_a_link_that_breaks_in_a_frame_is_resumed_by_sequence,
+    test_a_peer_that_breaks_the_protocol_reads_why,
+    test_a_peer_that_keeps_ended_streams_is_dropped,
+    test_the_kernel_is_told_how_long_silence_may_last,
+    test_closing_tells_everybody_and_leaves_nothing_open,
+    test_a_dial_given_up_while_its_connection_is_made_leaves_nothing,
+]
+WAYS = [(uvloop, True), (asyncio, True), (uvloop, False)]  # and (asyncio, False) above
+ALL = [(scenario, *way) for scenario in SCENARIOS for way in WAYS]
+
+
 @pytest.mark.parametrize(
-    "scenario",
-    [
-        test_frames_pass_through_a_relay_unchanged,
-        test_all_that_is_said_is_heard,
-        test_after_much_data_small_messages_still_come_at_once,
-        test_both_may_dial_at_once_and_one_link_stays,
-        test_a_wrong_secret_opens_nothing,
-        test_who_cannot_be_reached_is_a_fault_of_the_peer,
-        test_of_too_many_strangers_the_oldest_goes,
-        test_a_reader_that_pauses_stops_its_sender_in_bounded_memory,
-        test_a_link_that_breaks_in_a_frame_is_resumed_by_sequence,
-        test_a_peer_that_breaks_the_protocol_reads_why,
-        test_a_peer_that_keeps_ended_streams_is_dropped,
-        test_the_kernel_is_told_how_long_silence_may_last,
-        test_closing_tells_everybody_and_leaves_nothing_open,
-        test_a_dial_given_up_while_its_connection_is_made_leaves_nothing,
-    ],
+    ("scenario", "loop", "with_tls"), [*ALL, (test_of_too_many_strangers_the_oldest_goes, uvloop, False)]
 )
-def test_all_the_same_on_uvloop(scenario: Callable[[], Coroutine[None, None, None]]) -> None:
-    uvloop.run(scenario())
+def test_all_the_same(
+    scenario: Callable[[], Coroutine[None, None, None]],
+    loop: ModuleType,
+    with_tls: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Peer, "with_tls", with_tls)
+    loop.run(scenario())

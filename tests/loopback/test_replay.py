@@ -184,6 +184,8 @@ def test_what_does_not_fit_is_listed(
         ("UPDATE batches SET groups = 'x'; UPDATE counters SET value = 9;", "row step=1 of batches is damaged"),
         ("UPDATE counters SET value = 'x' WHERE name = 'checkpoint';", "row name='checkpoint' of counters is damaged"),
         ("INSERT INTO counters VALUES ('elsewhere', 3);", "row name='elsewhere' of counters is damaged"),
+        ("INSERT INTO rates VALUES ('p', 0.5, 1);", "row peer='p' of rates is damaged"),
+        ("INSERT INTO rates VALUES ('p', 5.0, 2);", "row peer='p' of rates is damaged"),
         (f"UPDATE batches SET groups = '{'[' * 99_999}';", "recursion"),
         ("UPDATE versions SET path = CAST(x'ff' AS TEXT);", "expected text"),
     ],

@@ -133,9 +133,7 @@ def test_a_delta_form_needs_only_what_changed(tmp_path: Path) -> None:
 async def test_the_process_joins_and_ends_with_its_parent(double: CoordinatorDouble) -> None:
     key = Ed25519PrivateKey.generate()
     double.access.admit_seed(public_bytes(key))
-    handover = SeedHandover.make(
-        double.url, key, run_key=double.run.public_key, run_dir=double.run.path, link_host="127.0.0.1", link_port=0
-    )
+    handover = SeedHandover.make(double.url, key, run=double.run, link_host="127.0.0.1", link_port=0)
 
     async with asyncio.TaskGroup() as tasks:
         supervisor = tasks.create_task(supervise_seed(handover, rng=random.Random(1)))

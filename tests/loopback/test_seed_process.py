@@ -18,15 +18,14 @@ from echo2d.net import control
 from echo2d.net.auth import peer_id_of, public_bytes
 from echo2d.runtime import seed_process
 from echo2d.runtime.seed_process import SeedHandover, receive_handover, supervise_seed
+from echo2d.runtime.tokens import RunDirectory
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
 
 
 @pytest.fixture
 def handover(tmp_path: Path) -> SeedHandover:
-    return SeedHandover.make(
-        "http://127.0.0.1:1", KEY, run_key=bytes(32), run_dir=tmp_path, link_host="127.0.0.1", link_port=0
-    )
+    return SeedHandover.make("http://127.0.0.1:1", KEY, run=RunDirectory(tmp_path), link_host="127.0.0.1", link_port=0)
 
 
 @pytest.fixture

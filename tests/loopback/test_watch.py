@@ -13,7 +13,7 @@ from echo2d.bench.watch import Asker, Away, Screen, status_once, watch
 from echo2d.errors import OperatorFault
 from echo2d.runtime.coordinator import core_machine
 from echo2d.runtime.tokens import find_coordinator
-from tests.loopback.test_coordinator import make_config, serving
+from tests.loopback.scripted_core import make_config, serving
 
 INTERVAL_S = 0.01
 

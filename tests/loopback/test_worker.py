@@ -458,9 +458,9 @@ async def test_one_worker_per_state_directory(double: CoordinatorDouble, tmp_pat
 
 
 @pytest.mark.parametrize("change", [{"url": "http://203.0.113.9:1"}, {"listen_host": "0.0.0.0"}])
-async def test_off_loopback_only_when_insecure(
+async def test_off_loopback_only_with_tls_or_when_told_to(
     double: CoordinatorDouble, tmp_path: Path, change: dict[str, str]
 ) -> None:
     config = await config_of(double, tmp_path / "one")
-    with pytest.raises(OperatorFault, match="is not loopback"):
+    with pytest.raises(OperatorFault, match=r"is not loopback.*no TLS.*--no-tls"):
         await run_worker(dataclasses.replace(config, **change))  # type: ignore[arg-type]

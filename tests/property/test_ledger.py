@@ -19,6 +19,7 @@ from echo2d.core.coordinator_io import (
     GroupDropped,
     LeaseGiven,
     PromptTaken,
+    RatesMeasured,
     Record,
     Recovered,
     SampleKept,
@@ -29,6 +30,7 @@ from echo2d.core.coordinator_io import (
 )
 from echo2d.core.ids import Digest, Epoch, GroupId, LeaseId, PeerId, PublishSeq, Version
 from echo2d.core.messages import HeldLease, Span, VersionKey
+from echo2d.core.rates import PeerRate
 from echo2d.core.trajectory import NOTHING, GroupRecord, Partial, TrajectoryRecord
 from echo2d.store.ledger import Ledger
 
@@ -144,6 +146,12 @@ class LedgerMachine(RuleBasedStateMachine):
         record = BatchCommitted(self.model.checkpoint + ahead, self.model.epoch, digest, 0.5)
         others = [commit for commit in self.model.committed if commit.step != record.step]
         self.put(record, committed=tuple(sorted([*others, record], key=lambda commit: commit.step)))
+
+    @rule(peers=st.lists(st.sampled_from("abc"), unique=True), rate=st.floats(1, 1e9), held_up=st.booleans())
+    def measure(self, peers: list[str], rate: float, held_up: bool) -> None:
+        measured = tuple(PeerRate(PeerId(peer), rate, held_up) for peer in peers)
+        others = tuple(each for each in self.model.rates if each.peer not in peers)
+        self.put(RatesMeasured(measured), rates=(*others, *measured))
 
     @rule(ahead=st.integers(0, 2))
     def checkpoint(self, ahead: int) -> None:

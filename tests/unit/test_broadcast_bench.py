@@ -1,10 +1,12 @@
 """What `echo2d bench broadcast` makes of its rounds. The measurement itself: `tests/lab`."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from echo2d.bench.broadcast import Broadcast, BroadcastResult, Round, best_plan, with_undialable
+from echo2d.bench.broadcast_plot import draw, measurements, run_plot
 from echo2d.errors import OperatorFault
 from echo2d.sim.scenario import MBIT, Fault, PeerSpec, Scenario
 
@@ -63,3 +65,25 @@ def test_the_seed_lives() -> None:
 def test_what_cannot_be_measured(wrong: dict[str, object]) -> None:
     with pytest.raises(OperatorFault, match="expected"):
         Broadcast(EIGHT, **wrong)  # type: ignore[arg-type]
+
+
+def test_the_picture_has_a_curve_for_everybody(tmp_path: Path) -> None:
+    five = Broadcast(replace(EIGHT, peers=EIGHT.peers[:6]), run_dir=tmp_path)
+    wanted = list(measurements(five))
+    assert [len(each.scenario.peers) - 1 for each in wanted] == [2, 4, 5]
+    assert [each.run_dir for each in wanted] == [tmp_path / f"{count}-peers" for count in (2, 4, 5)]
+    star = [(44.0, 8.4), (46.0, 8.4)]
+    results = {
+        n: BroadcastResult.of(each, [ROUND, ROUND], [], (0.0, 0.0), {"star": star}) for n, each in enumerate(wanted, 2)
+    }
+    for name in ("picture.svg", "picture.png"):
+        draw(results, tmp_path / name)
+    drawn = (tmp_path / "picture.svg").read_text()
+    assert all(f"<!-- {name} -->" in drawn for name in ("echo2d", "star", "lower bound"))
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", ["picture.gif", "no/folder.png"])
+def test_what_cannot_be_drawn_is_said_before_the_measurement(tmp_path: Path, name: str) -> None:
+    with pytest.raises(OperatorFault, match="--plot"):
+        run_plot(Broadcast(EIGHT), tmp_path / name)

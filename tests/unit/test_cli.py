@@ -1,5 +1,6 @@
 """The command line: fast help, every command documented, mistakes in one line."""
 
+import json
 import resource
 import subprocess
 import sys
@@ -73,6 +74,26 @@ def test_a_malformed_config_is_one_line(tmp_path: Path) -> None:
     code, output = run("coordinate", "--config", str(config))
     assert code == 2
     assert output.count("\n") == 1
+
+
+def test_simulate_says_how_it_went(tmp_path: Path) -> None:
+    path = tmp_path / "three.toml"
+    path.write_text('bytes = "1MiB"\n[[peers]]\n[[peers]]\ncount = 3\n')
+    code, output = run("simulate", str(path), "--json")
+    facts = json.loads(output)
+    assert (code, facts["verified_peers"]) == (0, 3)
+    assert 1 < facts["ratio"] < 5
+    assert facts.keys() >= {"t_verify_s", "bound_s", "predicted_s", "seed_copies", "refetched", "wall_s"}
+
+
+@pytest.mark.parametrize(
+    ("text", "code"), [("bytes = 1", 2), ('bytes = "1GiB"\nlimit = "1s"\n[[peers]]\n[[peers]]', 1)]
+)
+def test_simulate_says_in_one_line_what_is_wrong(tmp_path: Path, text: str, code: int) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(text)
+    found, output = run("simulate", str(path))
+    assert (found, output.count("\n")) == (code, 1)
 
 
 def test_status_needs_to_know_whom_to_ask() -> None:

@@ -1,3 +1,4 @@
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -48,8 +49,10 @@ def test_other_programs_tables_are_ignored() -> None:
         ("sampling", "temperature", float("nan"), ["sampling.temperature", "nan"]),
         ("sampling", "vocab_size", 0, ["sampling.vocab_size", "run.base_model"]),
         ("coordinator", "port", 70000, ["coordinator.port", "at most 65535", "70000"]),
-        ("coordinator", "insecure", 1, ["coordinator.insecure", "true or false", "1"]),
+        ("coordinator", "tls", True, ["coordinator.tls", '"auto" or "on" or "off"', "True"]),
         ("task", "options", 3, ["task.options", "a table", "3"]),
+        ("link", "peer_networks", "10.0.0.0/8", ["link.peer_networks", "[text, ...]"]),
+        ("link", "peer_networks", ("10.0.0.1/8",), ["link.peer_networks", "10.0.0.1/8"]),
         ("run", "run_dir", 3, ["run.run_dir", "a path", "3"]),
         ("polcy", "x", 1, ["[polcy]", "unknown table", "policy"]),
     ],
@@ -89,6 +92,40 @@ def test_worker_reads_its_table_and_flags(tmp_path: Path) -> None:
     assert (config.url, config.token_file, config.slots) == ("http://h:1", Path("t"), 8)
     with pytest.raises(OperatorFault, match=r"worker\.url"):
         WorkerConfig.load(None, {})
+
+
+WORKER = {"url": "http://h:1", "token_file": "t", "state_dir": "s"}
+
+
+def test_what_an_owner_gives_of_the_uplink_and_where_a_worker_can_be_dialled() -> None:
+    plain = WorkerConfig.read(WORKER)
+    assert (plain.uplink_bytes_per_s_max, plain.announced) == (None, None)
+    limited = WorkerConfig.read({**WORKER, "uplink_limit": "50mbit", "advertise": "203.0.113.9:7701"})
+    assert (limited.uplink_bytes_per_s_max, limited.announced) == (6_250_000, ("203.0.113.9", 7701))
+    assert WorkerConfig.read({**WORKER, "advertise": ":7701"}).announced == ("0.0.0.0", 7701)
+    assert WorkerConfig.read({**WORKER, "advertise": "[fd00::5]:7701"}).announced == ("fd00::5", 7701)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"uplink_limit": "50"}, "a rate such as 100mbit; found '50'"),
+        ({"uplink_limit": "500kbit"}, "at least 1mbit, or receive_only; found '500kbit'"),
+        ({"receive_only": True, "relay_only": True}, "receive_only: of a worker with relay_only"),
+        *(
+            ({"advertise": said}, "expected HOST:PORT in numbers, or :PORT")
+            for said in ("203.0.113.9", "box:7701", ":", ":0", ":70000", "x", "fd00::5:7701x")
+        ),
+    ],
+)
+def test_what_an_owner_cannot_mean(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(OperatorFault, match=re.escape(words)):
+        WorkerConfig.read({**WORKER, **change})
+
+
+def test_networks_that_peers_may_announce() -> None:
+    config = CoordinatorConfig.read(with_key("link", "peer_networks", ["10.8.0.0/16", "203.0.113.7", "fd00::/8"]))
+    assert [str(network) for network in config.link.networks] == ["10.8.0.0/16", "203.0.113.7/32", "fd00::/8"]
 
 
 def test_printed_config_is_toml_with_every_default() -> None:

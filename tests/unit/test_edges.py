@@ -32,6 +32,10 @@ def test_a_good_one() -> None:
         (replace(GOOD, peers=(PARENT, CHILD, replace(CHILD, peer=ME))), "linked with"),
         (replace(GOOD, peers=(PARENT, replace(CHILD, secret=b"short"))), "linked with"),
         (replace(GOOD, peers=(PARENT, replace(CHILD, dial=True))), "linked with"),
+        *(
+            (replace(GOOD, peers=(PARENT, replace(CHILD, pace=p))), "linked with")
+            for p in (0.0, -1.0, math.nan, math.inf)
+        ),
         (replace(GOOD, peers=(replace(PARENT, address=Address("169.254.169.254", 80)), CHILD)), "linked with"),
         (replace(GOOD, peers=(replace(PARENT, address=Address("10.0.0.1", 1 << 40)), CHILD)), "linked with"),
         (replace(GOOD, stripes=(PLACE, StripeEdge(StripeId(1), 1.0, None, ()))), "begins here"),

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 from echo2d.core.ids import PeerId
 from echo2d.core.messages import Address
-from echo2d.core.plan_edges import edge_secret, edges_for
+from echo2d.core.plan_edges import PACE_MIN, edge_secret, edges_for
 from echo2d.core.plan_repair import join
 from echo2d.core.shapes import plan_chains
-from tests.plan_kit import ABCD, JOB, ONE, SEED, facts
+from echo2d.core.topology import Stripe, Tree
+from tests.plan_kit import ABCD, JOB, MB, ONE, SEED, facts
 
 
 def secret(one: PeerId, other: PeerId) -> bytes:
@@ -43,3 +44,19 @@ def test_of_two_peers_that_are_each_others_parents_one_dials() -> None:
     plan = plan_chains(ONE, JOB, SEED, ABCD[:2], 2)
     dials = [edges_for(plan, PeerId(name), secret).peers for name in "ab"]
     assert [peer.dial for peers in dials for peer in peers if peer.peer in ("a", "b")] == [True, False]
+
+
+def test_a_pace_is_shared_over_the_children_by_what_they_get() -> None:
+    """Nobody else is sent to more slowly, and no share is so small that a link seems dead."""
+    one, other = (Tree(SEED.peer, {PeerId(child): PeerId(parent) for child, parent in edges}) for edges in (
+        (("a", "seed"), ("b", "a"), ("c", "a")), (("a", "seed"), ("b", "a"), ("c", "b")),
+    ))  # fmt: skip
+    peers = (SEED, replace(facts("a"), pace=3.0 * MB), facts("b"), facts("c"))
+    plan = replace(
+        plan_chains(ONE, JOB, SEED, peers[1:], 1), peers=peers, stripes=(Stripe(0.5, one), Stripe(0.5, other))
+    )
+    plan.check()
+    told = {edge.peer: edge.pace for edge in edges_for(plan, PeerId("a"), secret).peers}
+    assert told == {"b": 2.0 * MB, "c": 1.0 * MB, "seed": None}
+    slow = replace(plan, peers=(SEED, replace(facts("a"), pace=1.0), *peers[2:]))
+    assert edges_for(slow, PeerId("a"), secret).peers[0].pace == PACE_MIN

@@ -53,6 +53,19 @@ def test_a_newcomer_has_so_many_sources_those_with_most_uplink_to_spare() -> Non
     assert plan.sources[PeerId("e")] == tuple(one.peer for one in reversed(peers[SOURCES_MAX:]))
 
 
+def test_orphans_do_not_hang_on_a_newcomer_though_it_has_most_to_spare() -> None:
+    """It lacks what was sent before it came; likewise whoever was made a leaf."""
+    plan = join(
+        plan_auto(ONE, JOB, facts("seed", 40 * MB), [facts(name, 20 * MB) for name in "abcdef"]), facts("n", 90 * MB)
+    )
+    for lost in "ab":
+        plan = repair(plan, PeerId(lost))
+        plan.check()
+    assert plan.joined == {"n"}
+    assert "n" not in plan.copies()
+    assert repair(plan, PeerId("n")).joined == frozenset()
+
+
 def test_peers_that_nobody_can_dial_never_share_an_edge() -> None:
     hidden = [facts(name, open_=False) for name in "xyz"]
     plan = plan_chains(ONE, JOB, SEED, [facts("a"), *hidden, facts("b")], 2)

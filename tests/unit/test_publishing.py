@@ -11,6 +11,7 @@ from echo2d.core.coordinator_io import DeadlinePassed, DeleteVersion, PeerConnec
 from echo2d.core.ids import Digest, FormId, FrameId, Generation, PeerId, PlanId, SegmentId, Version
 from echo2d.core.messages import (
     ApplyFailed,
+    Backlog,
     EdgeBroken,
     EncodeFailed,
     EncodeVersion,
@@ -28,9 +29,11 @@ from echo2d.core.messages import (
 )
 from echo2d.core.publishing import ENCODE_FAILURES_MAX, ENCODE_RETRY_S, FIXED_S
 from echo2d.core.quarantine import ALONE_MAX, QUARANTINE_S
+from echo2d.core.rates import PACE
 from echo2d.core.roots import Root
-from echo2d.core.spread import TOLD_MAX
+from echo2d.core.spread import LEARN_S, TOLD_MAX, Spread
 from tests.coordinator_world import Peer, World, rules, train, version_digest
+from tests.plan_kit import MB
 
 
 def published(*workers: str, kind: str = "chain") -> World:
@@ -39,6 +42,7 @@ def published(*workers: str, kind: str = "chain") -> World:
     world.connect("seed", kind="seed", slots=0)
     for name in workers:
         world.connect(name)
+    world.drain()
     world.open_session()
     world.publish(0)
     world.pending = [event for event in world.pending if isinstance(event, PeerSaid)]
@@ -269,6 +273,11 @@ def test_who_shares_no_edge_accuses_nobody() -> None:
     assert sum(len(messages(peer, PlanEdges)) for peer in world.peers.values()) == told
 
 
+def parents_of(spread: Spread, child: PeerId) -> set[PeerId]:
+    assert spread.plan is not None
+    return {parent for parent, below in spread.plan.shares if below == child}
+
+
 def test_who_accuses_all_its_parents_becomes_a_leaf_itself() -> None:
     world = published("a", "b", "c", "d", "e")
     deliver_seed(world)
@@ -277,13 +286,13 @@ def test_who_accuses_all_its_parents_becomes_a_leaf_itself() -> None:
     liar = world.peers["c"]
     accused = []
     for _ in range(ALONE_MAX):
-        (parent,) = spread.parents(liar.peer)
+        (parent,) = parents_of(spread, liar.peer)
         accused.append(parent)
         world.say(liar, FrameAccused(form_of(world), FrameId(1), parent))
     assert len(set(accused)) == ALONE_MAX
     before = messages(liar, PlanEdges)[-1].stripes[0]
     for _ in range(3):
-        (parent,) = spread.parents(liar.peer)
+        (parent,) = parents_of(spread, liar.peer)
         world.say(liar, FrameAccused(form_of(world), FrameId(1), parent))
     after = messages(liar, PlanEdges)[-1].stripes[0]
     assert (after.children, after.parent != before.parent or not before.children) == ((), True)
@@ -475,7 +484,7 @@ def test_progress_and_copies_are_counted() -> None:
     world = published("a")
     deliver_seed(world)
     form = form_of(world)
-    world.say(world.peers["a"], TransferReport(form, 450, (), 0, 3))
+    world.say(world.peers["a"], TransferReport(form, 450, (), 0, duplicates=3))
     world.say(world.peers["seed"], TransferReport(form, 900, (), 1350))
     world.say(world.peers["seed"], TransferReport(FormId("0" * 32), 1, (), 10**9))
     (progress,) = broadcast(world)["peers"]
@@ -491,14 +500,67 @@ def test_an_uplink_is_what_the_children_of_a_plan_measured(bytes_min: int, monke
     world = published("a", "b", kind="star")
     deliver_seed(world)
     seed, stranger = world.peers["seed"].peer, world.peers["b"].peer
-    for name, rate in (("a", 3000), ("b", 1000)):
+    for name, rate in (("a", 3 * MB), ("b", MB)):
         samples = (LinkSample(seed, rate, 1.0), LinkSample(stranger, 10**9, 1.0), LinkSample(seed, 1, math.inf))
         world.say(world.peers[name], TransferReport(form_of(world), 450, samples, 0))
+    backlogs = tuple(Backlog(world.peers[name].peer, 1.0) for name in "ab")
+    world.say(world.peers["seed"], TransferReport(form_of(world), 900, (), 900, backlogs))
     world.drain()
     publish_again(world)
     world.drain()
-    assert [peer.uplink for peer in world.state._members if peer.kind == "seed"] == [None if bytes_min else 4000]
+    assert [peer.uplink for peer in world.state._members if peer.kind == "seed"] == [None if bytes_min else 4 * MB]
+    paces = {edge.pace for edge in messages(world.peers["seed"], PlanEdges)[-1].peers}
+    assert paces == {None if bytes_min else PACE * 2 * MB}
+    world.crash()
+    assert [peer.uplink for peer in world.state._members if peer.kind == "seed"] == [None if bytes_min else 4 * MB]
     assert {worker["uplink"] for worker in world.state.status()["workers"]} == {None}
+
+
+def report_chain(world: World, rates: dict[str, float]) -> None:
+    """Every peer of a chain says that it got so many bytes/s of its parent, who had always more to send."""
+    spread = world.state._publishing.spreading
+    assert spread is not None
+    assert spread.plan is not None
+    for parent, child in spread.plan.shares:
+        links = (LinkSample(parent, round(rates[parent] * LEARN_S), LEARN_S),)
+        world.say(world.peers[child], TransferReport(spread.form, 450, links, 0))
+        world.say(world.peers[parent], TransferReport(spread.form, 450, (), 450, (Backlog(PeerId(child), LEARN_S),)))
+
+
+@pytest.mark.parametrize("slow", [True, False])
+def test_a_plan_made_by_guess_is_made_again_when_the_first_bytes_show_that_it_is_bad(
+    monkeypatch: pytest.MonkeyPatch, *, slow: bool
+) -> None:
+    monkeypatch.setattr(publishing, "MEASURED_BYTES_MIN", 0)
+    world = published("a", "b", "c")
+    deliver_seed(world)
+    first = {name: messages(peer, PlanEdges)[-1] for name, peer in world.peers.items()}
+    culprit = next(name for name in "abc" if first[name].stripes[0].parent == "seed")
+    report_chain(world, {name: 1000.0 if slow and name == culprit else 10.0 * MB for name in world.peers})
+    world.drain()
+    world.pass_time(LEARN_S)
+    told = {name: messages(peer, PlanEdges) for name, peer in world.peers.items()}
+    assert {len(parts) for parts in told.values()} == {2 if slow else 1}
+    assert (told[culprit][-1].stripes[0].children == ()) == slow
+    assert {parts[-1].plan == first["seed"].plan for parts in told.values()} == {not slow}
+    report_chain(world, dict.fromkeys(world.peers, 1000.0))
+    world.pass_time(LEARN_S)
+    assert {len(messages(peer, PlanEdges)) for peer in world.peers.values()} == {2 if slow else 1}
+
+
+def test_a_plan_by_rates_that_are_known_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishing, "MEASURED_BYTES_MIN", 0)
+    world = published("a", "b", "c")
+    deliver_seed(world)
+    report_chain(world, dict.fromkeys(world.peers, 10.0 * MB))
+    world.drain()
+    world.pass_time(LEARN_S)
+    publish_again(world)
+    deliver_seed(world)
+    report_chain(world, dict.fromkeys(world.peers, 1000.0))
+    told = sum(len(messages(peer, PlanEdges)) for peer in world.peers.values())
+    world.pass_time(LEARN_S)
+    assert sum(len(messages(peer, PlanEdges)) for peer in world.peers.values()) == told
 
 
 def test_revoked_versions_stop_spreading() -> None:

@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 
 from echo2d.errors import OperatorFault
+from echo2d.quantities import parse_bytes, parse_rate, parse_seconds
 from echo2d.sim.scenario import MBIT, Fault, PeerSpec, Scenario
-from echo2d.sim.scenario_file import load_scenario, parse_bytes, parse_rate, parse_seconds, scenario_of
+from echo2d.sim.scenario_file import load_scenario, scenario_of
 
+MIXED = Path(__file__).parents[2] / "scenarios" / "mixed.toml"
 FILE = """
 bytes = "100MiB"
 shape = "chain"
@@ -58,8 +60,25 @@ def test_a_file(tmp_path: Path) -> None:
     seed = PeerSpec(uplink=320 * MBIT, downlink=1000 * MBIT, latency_s=0.005)
     faults = (Fault(1, 1.0, 5.0, silent=True),)
     assert load_scenario(path) == Scenario(
-        (seed, slow, slow), 100 << 20, shape="chain", rng_seed=7, faults=faults
+        (seed, slow, slow), 100 << 20, 64 << 10, shape="chain", rng_seed=7, faults=faults
     )  # fmt: skip
+
+
+def test_a_drawn_swarm() -> None:
+    scenario = load_scenario(MIXED)
+    drawn = [spec.uplink / MBIT for spec in scenario.peers[1:]]
+    assert (min(drawn) > 20, max(drawn) < 500, len(set(drawn))) == (True, True, 64)
+    assert all(spec.downlink == max(300 * MBIT, 2 * spec.uplink) for spec in scenario.peers[1:])
+    assert all(0.01 <= 4 * spec.latency_s <= 0.2 for spec in scenario.peers[1:])
+    assert (scenario.churn, scenario.frame_bytes, scenario.limit_s) == (0.01, 256 << 10, 21600)
+    assert load_scenario(MIXED) == scenario
+    assert load_scenario(MIXED, rng_seed=2).peers != scenario.peers
+
+
+def test_a_file_with_something_else_instead() -> None:
+    scenario = load_scenario(MIXED, peers=10, bytes="80MB", shape="star", churn=None)
+    assert (len(scenario.peers), scenario.wire_bytes, scenario.shape) == (11, 80_000_000, "star")
+    assert (scenario.frame_bytes, scenario.churn) == (64 << 10, 0.01)
 
 
 @pytest.mark.parametrize(
@@ -73,6 +92,9 @@ def test_a_file(tmp_path: Path) -> None:
         ("[[peers]]", "[peers]"),
         ("[[peers]]", "[[peers"),
         ("rng_seed = 7", 'colour = "red"'),
+        ("rng_seed = 7", "churn = 2.0"),
+        ('uplink = "40mbit"', 'uplink = ["40mbit"]'),
+        ('uplink = "40mbit"', 'uplink = ["0mbit", "40mbit"]'),
     ],
 )
 def test_bad_files(tmp_path: Path, old: str, new: str) -> None:

@@ -137,6 +137,14 @@ def test_a_seed_with_uplink_to_spare_sends_straight_too() -> None:
     assert plan.copies()[SEED.peer] > 4
 
 
+def test_in_a_large_swarm_it_sends_the_first_of_every_stripe_instead() -> None:
+    """A frame to everybody would keep it from feeding the stripes for as long as a hundred others take."""
+    plan = planned(125 * MB, mixed(100), wire_bytes=400 << 20)
+    assert plan.predicted_s < 1.1 * plan.bound_s
+    assert 4 < plan.copies()[SEED.peer] < 7
+    assert all(len(stripe.tree.children(SEED.peer)) < 10 for stripe in plan.stripes)
+
+
 def test_peers_that_receive_slowly_are_leaves() -> None:
     slow = facts("slow", 100 * MB, 1 * MB)
     plan = plan_auto(ONE, JOB, SEED, [*ABCD, slow])

@@ -18,7 +18,7 @@ RECORD = VersionPublished(PublishSeq(5), Epoch(1), KEY.version, KEY.digest, "v/3
 
 
 def peer(name: str, kind: PeerKind = "worker") -> Peer:
-    return Peer(PeerId(name), name, kind, "boot", 4, Address("h", 1), SessionId(1), 0.0)
+    return Peer(PeerId(name), name, kind, "boot", 4, Address("h", 1), SessionId(1), 0.0, reachable=True)
 
 
 SEED = peer("seed", "seed")

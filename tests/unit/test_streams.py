@@ -141,6 +141,17 @@ def test_a_parent_that_ends_a_stripe_without_its_frames_is_reported(follower: Pe
     assert too_early in follower(DeadlinePassed(), after=0.2)
 
 
+def test_a_parent_whose_stripe_ended_is_not_to_blame_while_another_brings_frames(peer: Peer) -> None:
+    peer.plan((UP, ()), (LEFT, ()))
+    peer(LinkUp(UP))
+    peer(LinkUp(LEFT))
+    peer.comes(UP, 2, 0, TABLE)
+    peer(StreamClosed(UP, 2, DONE))
+    for sequence, frame in enumerate((TABLE, *FRAMES[:4])):
+        peer.comes(LEFT, 1, sequence, frame, after=LINK_S / 2)
+        assert peer(DeadlinePassed()) == []
+
+
 def test_a_bad_frame_accuses_its_parent_and_ends_the_stream(follower: Peer) -> None:
     follower.comes(UP, 2, 0, TABLE)
     assert follower(FrameRejected(UP, 2, FORM, FRAMES[0])) == [

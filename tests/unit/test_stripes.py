@@ -137,6 +137,43 @@ def test_a_stripe_that_stands_still_holds_up_nobody(weighted: Peer) -> None:
     assert len(frames_to(LEFT, sent)) == 3
 
 
+def test_a_stripe_that_another_lane_of_the_link_is_behind_in_starves_nobody(peer: Peer) -> None:
+    """Both children get stripe 0, LEFT alone stripe 1; RIGHT is fast, so that there is always more of 0 for LEFT."""
+    peer.plan((None, (LEFT, RIGHT)), (None, (LEFT,)), weights=(0.5, 0.5))
+    peer(LinkUp(LEFT))
+    peer(LinkUp(RIGHT))
+    peer.asked(LEFT, 2, 0)
+    peer.asked(RIGHT, 2, 0)
+    peer(TableHeld(FORM, SegmentId(0), (LEAD_BYTES,) * len(MANY)))
+    while_ready(peer, RIGHT, peer(FramesFound(FORM, MANY[:30])))
+    peer.asked(LEFT, 4, 1)
+    peer(FramesFound(FORM, MANY[30:]))
+    sent = peer(PeerReady(LEFT))
+    assert [action.sequence for action in sent if isinstance(action, SendFrame) and action.stream == 4]
+
+
+def test_a_stripe_whose_link_is_still_being_opened_is_waited_for(peer: Peer) -> None:
+    """Else whoever comes first would carry the whole beginning."""
+    peer.plan((None, (LEFT,)), (None, (RIGHT,)))
+    peer(LinkUp(LEFT))
+    peer.asked(LEFT, 2, 0)
+    peer(TableHeld(FORM, SegmentId(0), (LEAD_BYTES,) * len(MANY)))
+    assert len(while_ready(peer, LEFT, peer(FramesFound(FORM, MANY)))) <= 2
+    assert while_ready(peer, LEFT, peer(DeadlinePassed(), after=2 * STILL_S))[-1] == MANY[-1]
+
+
+def test_a_child_of_two_stripes_gets_as_much_of_each_as_others_do(peer: Peer) -> None:
+    peer.plan((None, (LEFT, RIGHT)), (None, (LEFT,)))
+    peer(LinkUp(LEFT))
+    peer(LinkUp(RIGHT))
+    for to, stream, stripe in ((LEFT, 2, 0), (LEFT, 4, 1), (RIGHT, 2, 0)):
+        peer.asked(to, stream, stripe)
+    peer(TableHeld(FORM, SegmentId(0), (100,) * len(MANY)))
+    peer(FramesFound(FORM, MANY))
+    assert len(frames_to(LEFT, peer(PeerReady(LEFT)))) == 2 * LANE_FRAMES_MAX
+    assert len(frames_to(RIGHT, peer(PeerReady(RIGHT)))) == LANE_FRAMES_MAX
+
+
 def test_a_child_that_holds_a_frame_gets_its_header(root: Peer) -> None:
     root(HaveHeard(LEFT, FORM, (TABLE, FRAMES[1])))
     sent = root.asked(LEFT, 2)

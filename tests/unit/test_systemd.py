@@ -74,7 +74,7 @@ def test_the_examples_fit_the_units_and_each_other() -> None:
     for path in (run.run.run_dir, run.run.snapshot_root, learner.out_dir):
         assert path.is_relative_to(state), "nothing else can be written"
     assert learner.snapshot_root == run.run.snapshot_root
-    assert learner.url == f"http://{run.coordinator.host}:{run.coordinator.port}"
+    assert learner.url == f"https://{run.coordinator.host}:{run.coordinator.port}"
     name, source = keys_of("echo2d-learner.service")["LoadCredential"][0].split(":")
     assert learner.token_file == Path("/run/credentials/echo2d-learner.service") / name
     assert source == str(run.run.run_dir / "tokens" / "learner.token")

@@ -10,6 +10,7 @@ from echo2d.net.urls import coordinator_url
     ("text", "url"),
     [
         ("http://127.0.0.1:7700", "http://127.0.0.1:7700"),
+        ("https://box:7700/", "https://box:7700"),
         ("http://box.example:7700/", "http://box.example:7700"),
         ("http://[::1]:7700", "http://[::1]:7700"),
         ("http://proxy/echo2d/", "http://proxy/echo2d"),
@@ -22,7 +23,7 @@ def test_a_url(text: str, url: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "", "nonsense", "127.0.0.1:7700", "localhost:7700", "https://127.0.0.1:7700", "ftp://127.0.0.1:7700", "http://",
+        "", "nonsense", "127.0.0.1:7700", "localhost:7700", "wss://127.0.0.1:7700", "ftp://127.0.0.1:7700", "http://",
         "http://:7700", "http://127.0.0.1:port", "http://127.0.0.1:70000", "http://[127.0.0.1", "http://a b:7700",
         "http://me:secret@box:7700", "http://box:7700?x", "http://" + "x" * 300, "http://...", "http://box\n:7700",
     ],

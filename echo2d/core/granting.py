@@ -1,0 +1,160 @@
+"""Granting: which samples go to which worker, and when: the engines are kept full.
+
+    waiting samples --place--> leased to workers with room: newest version first, then most room
+    no sample waits --prompt--> a new group, all of it leased at once
+
+A sample that has tokens goes on alone, at a worker of the version that wrote its last one or a newer one; after a while
+at any, from its beginning. The others of a group are placed together, or not at all.
+Not here: what comes back (`groups`), where the samples of a group are (`group_table`), what one has (`partials`).
+"""
+
+from echo2d.core.coordinator_io import Action, CoordinatorRules, LeaseGiven, Persist, PromptTaken, Send
+from echo2d.core.figures import Figures
+from echo2d.core.group_table import Group, GroupTable
+from echo2d.core.ids import GroupId, PeerId, Version
+from echo2d.core.leases import Leases
+from echo2d.core.membership import Membership
+from echo2d.core.messages import LeaseGranted
+from echo2d.core.partials import Partials
+from echo2d.core.placement import place
+from echo2d.core.prompts import Prompts
+from echo2d.core.rooms import Choice, Ranking
+from echo2d.core.staleness import Staleness
+from echo2d.core.versions import Versions
+
+
+class Granting:
+    """See the module docstring. `now` is monotonic seconds."""
+
+    def __init__(
+        self,
+        rules: CoordinatorRules,
+        next_group: GroupId,
+        *,
+        prompts: Prompts,
+        groups: GroupTable,
+        leases: Leases,
+        partials: Partials,
+        members: Membership,
+        versions: Versions,
+        staleness: Staleness,
+        figures: Figures,
+    ) -> None:
+        self._rules = rules
+        self._next_group = next_group
+        self._prompts = prompts
+        self._groups = groups
+        self._leases = leases
+        self._partials = partials
+        self._members = members
+        self._versions = versions
+        self._staleness = staleness
+        self._figures = figures
+        self._ranking = Ranking()
+        self._patient_until: float | None = None  # a partial has waited for long enough
+        self._no_room_from: Version | None = None  # now, for what needs this version or a newer one
+
+    @property
+    def slots(self) -> int:
+        """Of all alive workers."""
+        return self._ranking.slots
+
+    def wake_at(self) -> float | None:
+        """When a worker has rested, or a partial has waited for long enough."""
+        return min((at for at in (self._ranking.wake_at(), self._patient_until) if at is not None), default=None)
+
+    def fill(self, *, now: float) -> list[Action]:
+        """Grant what may be granted: waiting samples first, then new groups."""
+        actions: list[Action] = []
+        waiting = self._groups.waiting()
+        self._patient_until = self._partials.forget([group for group in waiting if group.partials], now=now)
+        self._no_room_from = None
+        for group in waiting:
+            if group.partials:
+                actions += self._go_on(group, now)
+            if group.waiting.difference(group.partials):
+                actions += self._grant(group, self._rooms(self._staleness.oldest, now), now)
+            if not self._ranking.free:
+                break  # for they may be many
+        return [*actions, *self._admit(now)]
+
+    def check(self) -> None:
+        self._ranking.check(self._members, self._leases.load)
+
+    # --- inside
+
+    def _admit(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        samples = range(self._rules.group_size)
+        while True:
+            rooms = self._rooms(self._staleness.oldest_start(len(self._groups)), now)
+            if not place(samples, rooms):
+                return actions
+            prompt = self._prompts.take()
+            if prompt is None:
+                return actions
+            group = Group(self._next_group, prompt, set(samples))
+            self._next_group = GroupId(self._next_group + 1)
+            self._groups.add(group)
+            actions.append(Persist(PromptTaken(group.group, prompt.cursor, prompt.tokens)))
+            actions += self._grant(group, rooms, now)
+
+    def _rooms(self, oldest: Version, now: float) -> Choice:
+        """The workers that may write for a group, best first: newest version, then most room."""
+        for worker in self._members.changed | self._leases.changed:
+            self._ranking.refresh(worker, self._members.get(worker), self._leases.load(worker))
+        self._members.changed.clear()
+        self._leases.changed.clear()
+        self._ranking.rested(now=now)
+        return self._ranking.choose(oldest, self._versions.live)
+
+    def _go_on(self, group: Group, now: float) -> list[Action]:
+        """Lease each waiting sample that has tokens to a worker that may go on from them, where there is one."""
+        actions: list[Action] = []
+        for sample, waiting in sorted(group.partials.items()):
+            oldest = self._staleness.oldest
+            placed = self._place_one(sample, max(oldest, waiting.partial.version_last), now)
+            if not placed and now >= waiting.until and self._place_one(sample, oldest, now):
+                del group.partials[sample]  # it has waited for long, and there is somebody who can begin it anew
+            actions += self._lease(group, placed, now)
+        return actions
+
+    def _place_one(self, sample: int, oldest: Version, now: float) -> list[tuple[PeerId, tuple[int, ...]]]:
+        if self._no_room_from is not None and oldest >= self._no_room_from:
+            return []
+        placed = place([sample], self._rooms(oldest, now))
+        if not placed:
+            self._no_room_from = oldest
+        return placed
+
+    def _grant(self, group: Group, rooms: Choice, now: float) -> list[Action]:
+        """Lease all samples that wait with nothing, if there is room for all of them."""
+        return self._lease(group, place(sorted(group.waiting.difference(group.partials)), rooms), now)
+
+    def _lease(self, group: Group, placed: list[tuple[PeerId, tuple[int, ...]]], now: float) -> list[Action]:
+        actions: list[Action] = []
+        for worker, samples in placed:
+            peer = self._members.get(worker)
+            assert peer is not None
+            assert peer.session is not None
+            assert peer.serving is not None
+            given = self._groups.grant(group, worker, peer.serving, samples, now=now).given
+            self._figures.handed_over(given.base.length)
+            actions += [Persist(given), Send(peer.session, self._grant_message(group, given))]
+        return actions
+
+    def _grant_message(self, group: Group, given: LeaseGiven) -> LeaseGranted:
+        rules, base = self._rules, given.base
+        return LeaseGranted(
+            given.lease,
+            given.attempt,
+            group.group,
+            group.prompt.tokens + base.tokens,
+            given.samples,
+            rules.max_new_tokens - base.length,
+            rules.temperature,
+            rules.top_p,
+            rules.stop_token_ids,
+            max(self._staleness.oldest, base.version_last),
+            rules.lease_silence_s,
+        )

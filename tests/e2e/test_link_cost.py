@@ -1,0 +1,13 @@
+"""The relay that is measured: a process between two ends, with TLS and without."""
+
+import pytest
+import uvloop
+
+from echo2d.bench.link_cost import measure
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(60)]
+
+
+@pytest.mark.parametrize("with_tls", [False, True])
+def test_all_frames_pass(with_tls: bool) -> None:
+    assert uvloop.run(measure(frames=40, with_tls=with_tls)) > 0

@@ -1,0 +1,113 @@
+"""The table of docs/broadcast.md: every scenario that echo2d promises something for, measured. `make bench`.
+
+Runs `echo2d bench broadcast` with the arguments of each row (root, a quiet machine, a quarter of an hour), keeps what
+it prints in docs/broadcast.json, and writes the table into docs/broadcast.md. What is in the JSON file already is not
+measured again: remove it, or name rows, to measure anew. Exit code 1: a row misses what it must reach.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+DOCS = Path(__file__).parents[1] / "docs"
+RESULTS, PAGE = DOCS / "broadcast.json", DOCS / "broadcast.md"
+BEGIN, END = "<!-- table: tools/broadcast_table.py -->\n", "<!-- end of the table -->\n"
+LATE_S = 4.0  # a partition may cost so much more than the survivors' bound
+
+
+class Row(NamedTuple):
+    """One scenario. must: the greatest ratio of the median T_verify to the bound."""
+
+    number: str
+    what: str
+    arguments: str
+    must: float | None = None
+    must_cold: float | None = None
+    must_copies: float | None = None
+
+
+ROWS = (
+    Row("1, 9", "8 peers, all 100 Mbit/s", "--against star,libtorrent,aria2", 1.25, 1.40, 1.1),
+    Row("2", "the same, 0.1 % loss", "--loss 0.001", 1.45),
+    Row("3", "the same, 256 MiB", "--bytes 256MiB", 1.18),
+    Row("4", "mixed uplinks", "--uplinks 320,320,160,160,80,80,40,40 --bytes 100MiB --rtt 20ms", 1.30),
+    Row("5", "one uplink of 5 Mbit/s", "--uplinks 100,5,100,100,100,100,100,100,100", 1.35),
+    Row("6", "fastest relay killed", "--kill 0.5", 1.30),
+    Row("6", "fastest relay silent", "--partition 0.5"),
+    Row("7", "a relay spoils every 20th frame", "--corrupt 0.05", 1.5),
+    Row("8", "half of the peers not dialable", "--undialable 0.5", 1.35),
+)
+
+
+def measure(rows: list[Row]) -> dict[str, dict[str, Any]]:
+    results: dict[str, dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for row in rows:
+        if row.arguments not in results:
+            command = [sys.executable, "-m", "echo2d", "bench", "broadcast", "--json", *row.arguments.split()]
+            print(f"row {row.number}: echo2d bench broadcast {row.arguments}", file=sys.stderr, flush=True)
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+            results[row.arguments] = json.loads(done.stdout)
+            RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    return results
+
+
+def reached(row: Row, result: dict[str, Any]) -> bool:
+    must = row.must if row.must is not None else 1 + LATE_S / result["bound_s"]
+    pairs = [(result["ratio"], must), (result["ratio_cold"], row.must_cold), (result["seed_copies"], row.must_copies)]
+    whole = all(each["verified"] == each["survivors"] for each in result["rounds"])
+    return whole and all(limit is None or found <= limit for found, limit in pairs)
+
+
+def line(row: Row, result: dict[str, Any]) -> str:
+    must = f"<= {row.must}" if row.must is not None else f"<= bound + {LATE_S:g} s"
+    must += "" if row.must_cold is None else f", cold <= {row.must_cold}"
+    must += "" if row.must_copies is None else f", copies <= {row.must_copies}"
+    bound_s, times = result["bound_s"], result["t_verify_s"]
+    ratios = f"**{result['ratio']:.2f}** ({times['min'] / bound_s:.2f}-{times['max'] / bound_s:.2f})"
+    cells = (
+        row.number, row.what, must, ratios, f"{result['ratio_cold']:.2f}", f"{result['predicted_s'] / bound_s:.2f}",
+        f"{result['seed_copies']:.2f}", f"{result['load'][0]:.1f}", "yes" if reached(row, result) else "**no**",
+        f"`{row.arguments}`",
+    )  # fmt: skip
+    return f"| {' | '.join(cells)} |\n"
+
+
+def table(results: dict[str, dict[str, Any]]) -> str:
+    head = (
+        "| row | scenario | must | T_verify / bound, warm (least-most) | cold | predicted | seed copies | load before "
+        "| reached | `echo2d bench broadcast` |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
+    )
+    rows = "".join(line(row, results[row.arguments]) for row in ROWS if row.arguments in results)
+    rivals = results.get(ROWS[0].arguments, {}).get("against", {})
+    words = [
+        f"{name} {each['ratio']:.2f} ({each['min_s'] / each['median_s'] * each['ratio']:.2f}-"
+        f"{each['max_s'] / each['median_s'] * each['ratio']:.2f}), seed copies {each['seed_copies']:.2f}"
+        for name, each in rivals.items()
+    ]
+    return (
+        f"{head}{rows}\nIn the laboratory of row 1, alternating with it: {'; '.join(words)}.\n"
+        if words
+        else head + rows
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("rows", nargs="*", help="numbers of rows that are measured anew")
+    wanted = set(parser.parse_args().rows)
+    if wanted and RESULTS.exists():
+        chosen = {row.arguments for row in ROWS if wanted & set(row.number.split(", "))}
+        kept = {key: each for key, each in json.loads(RESULTS.read_text()).items() if key not in chosen}
+        RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
+    results = measure(list(ROWS))
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}{table(results)}{END}{rest.partition(END)[2]}")
+    print(table(results))
+    return 0 if all(reached(row, results[row.arguments]) for row in ROWS) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
