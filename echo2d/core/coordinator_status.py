@@ -111,8 +111,8 @@ def _peer(peer: Peer, now: float) -> dict[str, Any]:
         "alive": peer.alive,
         "silent_s": now - peer.heard_at,
         "uplink": peer.uplink,
-        "reachable": peer.reachable,
         "quarantined": peer.quarantined,
+        "reachable": peer.reachable,
     }
 
 

@@ -33,8 +33,8 @@ def edges_for(plan: Plan, peer: PeerId, secret: Callable[[PeerId, PeerId], bytes
             others[child] = others.get(child, 0.0) + stripe.weight
         if parent is not None:
             others.setdefault(parent, 0.0)
-    for other in dict.fromkeys(one for pair in _supply(plan) if peer in pair for one in pair if one != peer):
-        others.setdefault(other, 0.0)
+    supply = dict.fromkeys(other for pair in _supply(plan) if peer in pair for other in pair if other != peer)
+    others = {**dict.fromkeys(supply, 0.0), **others}
     pace, sent = facts[peer].pace, sum(others.values())
     peers = []
     for other, share in others.items():

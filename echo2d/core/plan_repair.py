@@ -23,8 +23,14 @@ def repair(plan: Plan, lost: PeerId) -> Plan:
     stripes = tuple(replace(stripe, tree=left.without(stripe, lost)) for stripe in plan.stripes)
     peers = tuple(one for one in plan.peers if one.peer != lost)
     sources = {one: tuple(peer for peer in of if peer != lost) for one, of in plan.sources.items() if one != lost}
-    generation, joined = Generation(plan.generation + 1), plan.joined - {lost}
-    return replace(plan, generation=generation, peers=peers, stripes=stripes, joined=joined, sources=sources)
+    return replace(
+        plan,
+        generation=Generation(plan.generation + 1),
+        peers=peers,
+        stripes=stripes,
+        joined=plan.joined - {lost},
+        sources=sources,
+    )
 
 
 def join(plan: Plan, newcomer: PeerFacts, holders: Collection[PeerId] = ()) -> Plan:
@@ -106,9 +112,8 @@ class _Spare:
         able = self._holders & able or able if self._shape != "star" else self._holders & able
         if able:
             depths = stripe.tree.depths()
-            parent = min(
-                able, key=lambda one: (one in self._joined, self._busy(one, stripe.weight), depths.get(one, 0), one)
-            )
+            joined, weight = self._joined, stripe.weight
+            parent = min(able, key=lambda one: (one in joined, self._busy(one, weight), depths.get(one, 0), one))
         parents[peer] = parent
         self._load[parent] = self._load.get(parent, 0.0) + stripe.weight
 

@@ -93,8 +93,8 @@ class Job:
 class Plan:
     """peers[0] is the root. predicted_s, bound_s: T_verify by the cost model, and no plan can be faster.
 
-    joined: the peers that came, or got a new place, since the plan was made.
-    sources: those who hold the whole form, for a newcomer that fetches it from them.
+    joined: the peers that came, or got a new place, since the plan was made. sources: those who hold the whole form,
+    for a newcomer that fetches it from them.
     """
 
     plan_id: PlanId
@@ -105,8 +105,8 @@ class Plan:
     stripes: tuple[Stripe, ...]
     predicted_s: float
     bound_s: float
-    joined: frozenset[PeerId] = frozenset()
     sources: Mapping[PeerId, tuple[PeerId, ...]] = field(default_factory=dict)
+    joined: frozenset[PeerId] = frozenset()
 
     @property
     def form(self) -> FormId:

@@ -67,8 +67,8 @@ class Outcome:
     """t_verify_s: until the last peer that was there from the start, and is still there, held everything.
 
     arrived_s: when each peer held everything. verified_peers: those who hold it and are still there. seed_copies:
-    payload that the seed sent, in forms. duplicates: payload frames received twice. quarantined: who is at the end.
-    left: peers that died. trace: digest of everything that happened, in order.
+    payload that the seed sent, in forms. duplicates: payload frames received twice. left: peers that died. quarantined:
+    who is at the end. trace: digest of everything that happened, in order.
     """
 
     t_verify_s: float

@@ -15,7 +15,7 @@ KEYS = {
 WORKER_KEYS = {
     "id", "name", "kind", "state", "alive", "silent_s", "uplink", "leases", "leases_end_s", "slots", "running",
     "leased", "serving", "lag", "accepted",
-    "refit_pause_s", "memory_ok", "reachable", "quarantined",
+    "refit_pause_s", "memory_ok", "quarantined", "reachable",
 }  # fmt: skip
 
 

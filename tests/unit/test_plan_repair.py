@@ -28,19 +28,6 @@ def test_a_newcomer_hangs_on_where_there_is_uplink_to_spare() -> None:
     assert star.stripes[0].tree.parents[PeerId("e")] == "seed"
 
 
-def test_orphans_do_not_hang_on_a_newcomer_though_it_has_most_to_spare() -> None:
-    """It lacks what was sent before it came; likewise whoever was made a leaf."""
-    plan = join(
-        plan_auto(ONE, JOB, facts("seed", 40 * MB), [facts(name, 20 * MB) for name in "abcdef"]), facts("n", 90 * MB)
-    )
-    for lost in "ab":
-        plan = repair(plan, PeerId(lost))
-        plan.check()
-    assert plan.joined == {"n"}
-    assert "n" not in plan.copies()
-    assert repair(plan, PeerId("n")).joined == frozenset()
-
-
 @pytest.mark.parametrize("shape", ["star", "chain"])
 def test_a_newcomer_fetches_from_those_who_hold_everything_and_not_from_the_root(shape: str) -> None:
     plan = plan_star(ONE, JOB, SEED, ABCD) if shape == "star" else plan_chains(ONE, JOB, SEED, ABCD, 1)
@@ -64,6 +51,19 @@ def test_a_newcomer_has_so_many_sources_those_with_most_uplink_to_spare() -> Non
     peers = [facts(f"p{number:02}", (10 + number) * MB) for number in range(2 * SOURCES_MAX)]
     plan = join(plan_chains(ONE, JOB, SEED, peers, 1), facts("e"), {one.peer for one in peers})
     assert plan.sources[PeerId("e")] == tuple(one.peer for one in reversed(peers[SOURCES_MAX:]))
+
+
+def test_orphans_do_not_hang_on_a_newcomer_though_it_has_most_to_spare() -> None:
+    """It lacks what was sent before it came; likewise whoever was made a leaf."""
+    plan = join(
+        plan_auto(ONE, JOB, facts("seed", 40 * MB), [facts(name, 20 * MB) for name in "abcdef"]), facts("n", 90 * MB)
+    )
+    for lost in "ab":
+        plan = repair(plan, PeerId(lost))
+        plan.check()
+    assert plan.joined == {"n"}
+    assert "n" not in plan.copies()
+    assert repair(plan, PeerId("n")).joined == frozenset()
 
 
 def test_peers_that_nobody_can_dial_never_share_an_edge() -> None:
