@@ -144,6 +144,14 @@ MUTANTS = (
         ("tests/loopback/test_held_frames.py",),
     ),
     Mutant(
+        "I3, slots",
+        "an engine loads a slot unread",
+        "echo2d/runtime/refits.py",
+        "        await asyncio.to_thread(self._slots.require_intact, snapshot, order.digest)\n",
+        "",
+        ("tests/loopback/test_worker.py",),
+    ),
+    Mutant(
         "I3, roots",
         "a segment table is believed unread",
         "echo2d/core/form_index.py",

@@ -307,13 +307,13 @@ class Versions:
         return [ApplyForm(form)]
 
     def _wanted_form(self) -> FormId | None:
-        """The newest form on its way whose snapshot is newer than all that stand."""
+        """The newest form on its way whose snapshot is newer than all that stand, and may be served."""
         newest = max(self._published.values(), default=-1)
         wanted = [
             (each.seq, each.arrived, form)
             for form, each in self._forms.items()
             if (form in self._planned or each.arrived) and not each.rejected
-            if each.seq > newest and each.key not in self._standing
+            if each.seq > newest and each.key not in self._standing and each.key not in self._revoked
         ]
         return max(wanted)[2] if wanted else None
 

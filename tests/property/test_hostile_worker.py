@@ -42,7 +42,7 @@ WORKER_MESSAGES = 2000  # then another one
 
 
 class Hostile:
-    """A worker whose engine and disk do at once what they are told."""
+    """A worker whose disk and engine take their time, as a real shell's do: no answer comes amid a turn's actions."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng, self.now, self.refused, self.said, self.seq = rng, 0.0, 0, 0, 0
@@ -51,16 +51,23 @@ class Hostile:
         self.label: str | None = None
         self.generating: dict[HeldLease, dict[int, int]] = {}
         self.applying: ApplyForm | None = None
+        self.cancelled = False
+        self.refitting: RefitEngines | None = None
+        self.slot = "a"  # the current one
         self.stopped = False
         self.corpus: list[bytes] = []
         self.welcome()
-        self.serve()
+        self.publish()
+        self.apply()
+        self.refit()
 
     def on(self, event: Event) -> None:
         todo = self.state.handle(event, now=self.now)
         self.state.check()
         for action in todo:
             self.perform(action)
+        if self.applying is not None and self.refitting is not None:
+            assert self.refitting.path == self.slot, "an engine reads the slot that is written"
 
     def perform(self, action: Action) -> None:
         match action:
@@ -69,13 +76,14 @@ class Hostile:
             case AbortGeneration(lease, attempt):
                 self.generating.pop(HeldLease(lease, attempt), None)
             case ApplyForm():
-                self.applying = action
+                assert self.applying is None
+                self.applying, self.cancelled = action, False
             case CancelApply(form):
-                self.applying = None
-                self.on(ApplyCancelled(form))
-            case RefitEngines(version, digest):
-                self.label = version_label(version, digest)
-                self.on(EngineRefitted(version, digest, 0.1, memory_ok=True))
+                assert self.applying == ApplyForm(form)
+                self.cancelled = True
+            case RefitEngines():
+                assert self.refitting is None
+                self.refitting = action
             case SendControl():
                 self.said += 1
             case ShutDown():
@@ -89,18 +97,28 @@ class Hostile:
         hello = self.state.hello(kind="worker", name="box", boot_id="b", listen=None, forms=())
         self.on(ControlUp(Welcome(ME, RUN, Epoch(1), PublishSeq(0), 2.0, hello.leases[::2], ())))
 
-    def serve(self) -> None:
+    def publish(self) -> None:
         self.seq += 1
         root = a_root(self.rng.randrange(4), seq=self.seq)
         self.roots[root.form] = root
         self.on(RootVerified(root))
         self.on(Said(PlanEdges(root.form, PlanId(self.seq), Generation(1), (), ())))
-        self.apply()
 
     def apply(self) -> None:
+        """The apply under way ends; one that was cancelled may have been done before."""
         order, self.applying = self.applying, None
+        if order is not None and self.cancelled and self.rng.random() < 0.5:
+            self.on(ApplyCancelled(order.form))
+        elif order is not None:
+            self.slot = "b" if self.slot == "a" else "a"
+            self.on(a_snapshot(self.roots[order.form], self.slot))
+
+    def refit(self) -> None:
+        """The refit under way ends."""
+        order, self.refitting = self.refitting, None
         if order is not None:
-            self.on(a_snapshot(self.roots[order.form]))
+            self.label = version_label(order.version, order.digest)
+            self.on(EngineRefitted(order.version, order.digest, 0.1, memory_ok=True))
 
     def write(self) -> None:
         """A token of one running sample."""
@@ -119,9 +137,9 @@ class Hostile:
         self.on(SampleProgressed(key.lease, key.attempt, sample, (7,), (-1.0,), (span,), finish))
 
     def live(self) -> None:
-        match self.rng.randrange(7):
+        match self.rng.randrange(8):
             case 0:
-                self.serve()
+                self.publish()
             case 1:
                 self.on(ControlDown())
                 self.welcome()
@@ -130,6 +148,8 @@ class Hostile:
                 self.on(relay_io.DeadlinePassed())
             case 3:
                 self.apply()
+            case 4:
+                self.refit()
             case _:
                 self.write()
 

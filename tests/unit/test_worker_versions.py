@@ -270,6 +270,15 @@ def test_a_revoked_version_is_not_served_until_it_is_published_again(versions: V
     assert versions.announced(a_root(3, seq=9, epoch=2), now=1.0)[-1] == an_order(3)
 
 
+def test_what_was_revoked_is_not_applied_again(versions: Versions) -> None:
+    """Told in the epoch that published them (they are forgotten by now), so their forms are not void."""
+    for version in range(3):
+        serve(versions, version)
+    assert versions.revoked(Epoch(1), [a_key(1), a_key(2)], now=1.0)[-1] == ApplyForm(a_root(0).form)
+    assert versions.ready(a_snapshot(a_root(0)), now=1.0)[-1] == an_order(0), "no slot for 2, then for 1, then for 0"
+    assert len(versions.refitted(a_refit(0), now=1.0)) == 1
+
+
 def test_revoked_during_its_refit(versions: Versions) -> None:
     arrive(versions, 3)
     versions.revoked(Epoch(2), [a_key(3)], now=1.0)
