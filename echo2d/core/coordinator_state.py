@@ -4,7 +4,8 @@
                              +--> publishing, spread      ^
     learner --> learner_calls ----------------------------+--> versions
 
-Every event ends with one `_advance`: batches that were asked for freeze, versions start to spread, leases are granted.
+Every event ends with one `_advance`: batches that were asked for freeze, versions start to spread, leases are granted;
+but not a sign of life that calls for nothing, of which there are ten for each other event.
 What a restart has to do first (groups to score or lease again) comes out of the first event; `wake_at` is now until
 then. A peer that breaks the protocol is closed (`PeerFault`). Not here: sockets, disk, time, and every decision.
 """
@@ -113,7 +114,10 @@ class CoordinatorState:
         if self._start is not None:
             actions += self._start[1]
             self._start = None
-        return [*actions, *self._route(event, now), *self._advance(now)]
+        actions += self._route(event, now)
+        if _is_sign_of_life(event) and not actions and not self._members.changed:
+            return []
+        return [*actions, *self._advance(now)]
 
     def wake_at(self) -> float | None:
         """When a DeadlinePassed is due; None: not before another event."""
@@ -268,7 +272,7 @@ class CoordinatorState:
         for peer in suspected:
             actions += self._publishing.lost(peer)
         actions += self._reachability.deadlines(now=now)
-        return [*actions, *self._publishing.tell_on(), *self._groups.deadlines(now=now)]
+        return [*actions, *self._publishing.tell_on(now=now), *self._groups.deadlines(now=now)]
 
     def _advance(self, now: float) -> list[Action]:
         return [*self._calls.advance(), *self._publishing.advance(now=now), *self._groups.advance(now=now)]
@@ -279,3 +283,8 @@ class CoordinatorState:
             part.check()
         self._reachability.check()
         self._calls.check()
+
+
+def _is_sign_of_life(event: Event) -> bool:
+    """It changes nothing that batches, versions or leases wait for."""
+    return isinstance(event, PeerSaid) and isinstance(event.message, Heartbeat | LeaseProgress)

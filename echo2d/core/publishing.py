@@ -43,7 +43,7 @@ from echo2d.core.messages import (
 from echo2d.core.plan_edges import edge_secret
 from echo2d.core.rates import PeerRate, Rates
 from echo2d.core.roots import Root
-from echo2d.core.spread import Spread
+from echo2d.core.spread import TELL_S, Spread
 from echo2d.core.topology import Plan
 from echo2d.core.versions import Versions, key_of
 from echo2d.errors import PeerFault
@@ -81,6 +81,7 @@ class Publishing:
         self._broadcasts = Broadcasts(figures)
         self._rates = Rates(rates)
         self._last_plan: Plan | None = None  # of the version before
+        self._tell_at = now
         self._waiting: VersionPublished | None = None
         self._awaited: Peer | None = None  # one of those for whom a waiting version waited last
         self._old_forms: dict[FormId, None] = {}  # at the seed, to be forgotten when the new one is whole
@@ -130,16 +131,19 @@ class Publishing:
         needed = [each.path for each in (self._waiting, self._record()) if each is not None]
         return [*actions, *self._versions.surplus(needed)]
 
-    def tell_on(self) -> list[Action]:
+    def tell_on(self, *, now: float) -> list[Action]:
         """Tell more peers the new plan."""
-        return [] if self.spreading is None else self._send(self.spreading.tell())
+        if self.spreading is None or now < self._tell_at:
+            return []
+        self._tell_at = now + TELL_S
+        return self._send(self.spreading.tell())
 
     def wake_at(self) -> float | None:
         times = [at for at in (self._encode_at, self._apply_at) if at is not None]
         if self._waiting is not None and self.spreading is not None and self.spreading.verified:
             times.append(self._impatient_at(self.spreading))
         if self.spreading is not None and self.spreading.untold:
-            times.append(self.spreading.started_at)
+            times.append(self._tell_at)
         if self._learn_at() < math.inf:
             times.append(self._learn_at())
         return min(times, default=None)

@@ -45,6 +45,7 @@ from echo2d.net.tls import shows
 SESSIONS_MAX = 2048  # sockets of one process, well above the 500 workers this is for
 HELLO_TIMEOUT_S = 10.0
 SILENCE_S_MAX = 60.0  # heartbeats come every few seconds
+SILENCE_GRAIN = 0.02  # a session is given up by so much sooner at most
 SLOW = "slow: it does not read what it is sent"
 
 log = logging.getLogger("echo2d.control")
@@ -187,8 +188,10 @@ class Sessions:
         """Until either side closes. PeerDisconnected does not wait for the peer to take note."""
         reason = "closed"
         try:
-            while (data := await _next(socket)) is not None:
-                await self._emit(PeerSaid(number, TO_COORDINATOR.decode(data)))
+            async with asyncio.timeout(SILENCE_S_MAX) as silence:
+                while (data := await _next(socket)) is not None:
+                    _heard(silence)
+                    await self._emit(PeerSaid(number, TO_COORDINATOR.decode(data)))
         except TimeoutError:
             reason = f"silent for {SILENCE_S_MAX:g} s"
         except PeerFault as fault:
@@ -213,10 +216,17 @@ async def _send(outbox: Outbox, request: web.Request) -> None:
             transport.abort()
 
 
+def _heard(silence: asyncio.Timeout) -> None:
+    """Silence begins anew; a timer for each message would cost as much as the message."""
+    until, last = asyncio.get_running_loop().time() + SILENCE_S_MAX, silence.when()
+    if last is not None and until - last > SILENCE_GRAIN * SILENCE_S_MAX:
+        silence.reschedule(until)
+
+
 async def _next(socket: web.WebSocketResponse) -> bytes | None:
-    """The next binary frame; None when the link is closed. PeerFault: text, or too long. TimeoutError: silence."""
+    """The next binary frame; None when the link is closed. PeerFault: text, or too long."""
     try:
-        message = await socket.receive(timeout=SILENCE_S_MAX)
+        message = await socket.receive()
     except ConnectionError:  # while a ping is answered
         return None
     if message.type is WSMsgType.BINARY:
