@@ -5,6 +5,7 @@ It decides nothing: what happens goes to its `Owner` (`net/peers.py`). Bytes are
 
 import asyncio
 import contextlib
+import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -54,6 +55,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._received = 0  # bytes
         self._wanted = 1  # bytes that the kernel waits for
         self._encrypted = False
+        self._socket: socket.socket | None = None  # to set options of
         self._backlog = BacklogMeter()
 
     # what asyncio calls
@@ -62,7 +64,10 @@ class PeerConnection(asyncio.BufferedProtocol):
         self.transport = cast("asyncio.Transport", transport)
         self.transport.set_write_buffer_limits(high=SEND_BUFFER_BYTES, low=SEND_BUFFER_BYTES // 2)
         self._encrypted = transport.get_extra_info("ssl_object") is not None
-        _tune(self.transport.get_extra_info("socket"))
+        sock = self.transport.get_extra_info("socket")
+        _tune(sock)
+        if not self._encrypted:
+            self._socket = socket.socket(fileno=os.dup(sock.fileno()))  # uvloop's own is made anew for every option
         if self.dialled:
             self.write(self.link.start())
         self._owner.made(self)
@@ -93,6 +98,9 @@ class PeerConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed(f"connection lost: {exc or 'closed by the other end'}")
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
         self._owner.lost(self)
 
     def _wake_for(self, wanted: int) -> None:
@@ -100,13 +108,13 @@ class PeerConnection(asyncio.BufferedProtocol):
 
         Not under TLS: some of them may be here already, in a record that is not whole.
         """
-        if self._received < WARM_BYTES or self._encrypted:
+        if self._received < WARM_BYTES or self._socket is None:
             return
         wanted = min(wanted, WAKE_BYTES_MAX)
-        if wanted != self._wanted and not self.link.ended and self.transport is not None:
+        if wanted != self._wanted and not self.link.ended:
             self._wanted = wanted
             with contextlib.suppress(OSError):
-                self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
 
     # what its owner calls
 

@@ -37,12 +37,14 @@ class PeerMailbox(Generic[Event]):
         """The next event; None after `timeout_s` without one (None: never)."""
         if not self._events:
             self._filled.clear()
+            loop = asyncio.get_running_loop()
+            alarm = None if timeout_s is None else loop.call_later(max(0.0, timeout_s), self._filled.set)
             try:
-                async with asyncio.timeout(timeout_s):
-                    await self._filled.wait()
-            except TimeoutError:
-                return None
-        return self._events.popleft()
+                await self._filled.wait()
+            finally:
+                if alarm is not None:
+                    alarm.cancel()
+        return self._events.popleft() if self._events else None
 
 
 def outcome(group: BaseExceptionGroup[BaseException]) -> int:

@@ -184,7 +184,11 @@ class Receiver:
     # --- links
 
     def _on_link(self, peer: PeerId, event: Event) -> None:
-        if self._owner.crowded() and not isinstance(event, LinkOpened | LinkEnded | FrameReceived):
+        if isinstance(event, FrameReceived):
+            self._moved = event.form
+            self._peers[peer].inbox.put(event, now=asyncio.get_running_loop().time())
+            return
+        if self._owner.crowded() and not isinstance(event, LinkOpened | LinkEnded):
             self.links.end(peer, "says more than is handled")
             return
         match event:
@@ -192,9 +196,6 @@ class Receiver:
                 self._on_opened(peer)
             case LinkEnded(reason):
                 self._on_ended(peer, reason)
-            case FrameReceived(form=form):
-                self._moved = form
-                self._peers[peer].inbox.put(event, now=asyncio.get_running_loop().time())
             case StreamEnded():
                 self._peers[peer].inbox.put(event, now=asyncio.get_running_loop().time())
             case StreamOpened(stream) | FramesWanted(stream) if self._receive_only:
