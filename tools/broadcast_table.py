@@ -2,7 +2,7 @@
 
 Runs `echo2d bench broadcast` with the arguments of each row (root, a quiet machine, a quarter of an hour), keeps what
 it prints in docs/broadcast.json, and writes the table into docs/broadcast.md. What is in the JSON file already is not
-measured again: remove it, or name rows, to measure anew. Exit code 1: a row misses what it must reach.
+measured again, unless its row is named. Exit code 1: a row that was to be measured misses what it must reach.
 """
 
 import argparse
@@ -96,17 +96,20 @@ def table(results: dict[str, dict[str, Any]]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("rows", nargs="*", help="numbers of rows that are measured anew")
+    parser.add_argument(
+        "rows", nargs="*", help="numbers of the rows to measure anew; all that are missing if none is named"
+    )
     wanted = set(parser.parse_args().rows)
+    chosen = [row for row in ROWS if not wanted or wanted & set(row.number.split(", "))]
     if wanted and RESULTS.exists():
-        chosen = {row.arguments for row in ROWS if wanted & set(row.number.split(", "))}
-        kept = {key: each for key, each in json.loads(RESULTS.read_text()).items() if key not in chosen}
+        again = {row.arguments for row in chosen}
+        kept = {key: each for key, each in json.loads(RESULTS.read_text()).items() if key not in again}
         RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
-    results = measure(list(ROWS))
+    results = measure(chosen)
     before, _, rest = PAGE.read_text().partition(BEGIN)
     PAGE.write_text(f"{before}{BEGIN}{table(results)}{END}{rest.partition(END)[2]}")
     print(table(results))
-    return 0 if all(reached(row, results[row.arguments]) for row in ROWS) else 1
+    return 0 if all(reached(row, results[row.arguments]) for row in chosen) else 1
 
 
 if __name__ == "__main__":

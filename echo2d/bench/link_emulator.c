@@ -41,7 +41,6 @@
 #define READS_MAX 16      /* packets taken from one node before the others and the clock have their turn */
 #define QUEUE_MIN 16384.0 /* bytes: a queue of less than a handful of packets passes nothing */
 #define PRIORITY 10       /* SCHED_FIFO: a late emulator bunches packets up and overflows queues that are not there */
-#define TICK 500000       /* ns: packets of so long go together; a wake-up for each takes the peers' processor */
 #define NICE (-10)        /* of programs: what else runs on the machine has nothing to do with their network */
 
 struct link {
@@ -391,16 +390,14 @@ static int emulate(int argc, char **argv) {
     }
     fds[0].events = POLLIN;
     fcntl(0, F_SETFL, O_NONBLOCK);
-    for (int64_t woke = 0;;) {
-        struct timespec rest = {.tv_nsec = woke + TICK - now_ns()}, timeout = {0};
-        if (rest.tv_nsec > 0) nanosleep(&rest, NULL);
+    for (;;) {
         int64_t wait = heap_count ? heap[0].at - now_ns() : 1000000000;
+        struct timespec timeout = {0};
         if (wait > 0) timeout.tv_sec = wait / 1000000000, timeout.tv_nsec = wait % 1000000000;
         if (ppoll(fds, (nfds_t)count + 1, &timeout, NULL) < 0) {
             if (errno != EINTR) die("poll");
             continue;
         }
-        woke = now_ns();
         run_due();
         for (int i = 0; i < count; i++)
             if (fds[i + 1].revents & POLLIN) take(i);
