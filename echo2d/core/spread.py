@@ -27,7 +27,7 @@ from echo2d.errors import PeerFault
 REPAIRS_MAX = 256  # of one plan because of broken edges; then it stays as it is until the next version
 LEARN_S = 3.0  # of transfer show what a peer can do of whom nothing was known
 TOLD_MAX = 16  # peers that are told a new plan at a time: who waits for a lease meanwhile waits milliseconds ...
-TELL_S = 0.01  # ... and so long until the next are: 1,000 peers take a second to tell, and to hear of
+TELL_S = 0.01  # ... and so long until the next are: telling 1,000 peers takes 0.6 s at least
 Secret = Callable[[PeerId, PeerId], bytes]
 
 

@@ -54,8 +54,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         self.has_room = True  # for one more frame
         self._received = 0  # bytes
         self._wanted = 1  # bytes that the kernel waits for
-        self._encrypted = False
-        self._socket: socket.socket | None = None  # to set options of
+        self._socket: socket.socket | None = None  # to set options of; None under TLS
         self._backlog = BacklogMeter()
 
     # what asyncio calls
@@ -63,10 +62,9 @@ class PeerConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
         self.transport.set_write_buffer_limits(high=SEND_BUFFER_BYTES, low=SEND_BUFFER_BYTES // 2)
-        self._encrypted = transport.get_extra_info("ssl_object") is not None
         sock = self.transport.get_extra_info("socket")
         _tune(sock)
-        if not self._encrypted:
+        if transport.get_extra_info("ssl_object") is None:
             self._socket = socket.socket(fileno=os.dup(sock.fileno()))  # uvloop's own is made anew for every option
         if self.dialled:
             self.write(self.link.start())

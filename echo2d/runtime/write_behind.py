@@ -1,6 +1,6 @@
 """Verified frames on their way to disk: passed on at once, written a moment later, many together.
 
-A change of threads and three calls to the disk for each frame cost several times what receiving it does. What waits is
+A change of threads and three calls to the disk for each frame are dear where frames come one by one. What waits is
 lost with the process and comes again: at most what arrives in WRITE_S and during one write. Not here: verifying, and
 what to do when the disk refuses (`write`).
 """
