@@ -123,7 +123,14 @@ class WorkerState:
 
     def handle(self, event: Event, *, now: float) -> list[Action]:
         """What to do about it, in order. `now`: monotonic seconds."""
-        actions = [*self._on_event(event, now), *self._after()]
+        if isinstance(event, relay_io.FrameVerified | relay_io.PeerReady):
+            relayed = self._relay.handle(event, now=now)
+            frames: list[Action] = [action for action in relayed if isinstance(action, relay_io.SendFrame)]
+            if len(frames) == len(relayed):
+                return frames  # most events of a day: nobody but the relay is concerned
+            actions = [*self._routed(relayed, now), *self._after()]
+        else:
+            actions = [*self._on_event(event, now), *self._after()]
         refits = [action.message for action in actions if isinstance(action, SendControl)]
         self._since_hello += [message for message in refits if isinstance(message, RefitDone | RefitFailed)]
         return [action for action in actions if self._up or not isinstance(action, SendControl)]
@@ -234,8 +241,12 @@ class WorkerState:
         return done
 
     def _relayed(self, event: relay_io.Event, now: float) -> list[Action]:
+        return self._routed(self._relay.handle(event, now=now), now)
+
+    def _routed(self, relayed: Sequence[relay_io.Action], now: float) -> list[Action]:
+        """What the relay wants, and what others make of it."""
         done: list[Action] = []
-        for action in self._relay.handle(event, now=now):
+        for action in relayed:
             match action:
                 case relay_io.ReportEdgeBroken(plan, generation, peer, reason):
                     done.append(SendControl(EdgeBroken(plan, generation, peer, reason)))

@@ -183,7 +183,7 @@ class Coordinator:
         return f"{version} published, step {step} committed, {workers} workers, {leases} leases"
 
     def _handle(self, event: Event) -> list[Action]:
-        self._metrics.events.labels(type(event).__name__).inc()
+        self._metrics.count(event)
         return self._machine.handle(event, now=time.monotonic())
 
     async def _persist(self, records: list[Record]) -> None:

@@ -81,6 +81,7 @@ class LoopMetrics:
         self._families, self._extra = families, extra
         self._process: list[Metric] = []
         self.events = Counter("echo2d_events", "Events handled, by kind", ["kind"], registry=self.registry)
+        self._kinds: dict[type, Counter] = {}  # to look a label up takes longer than to count
         self._delay_s = Histogram(
             "echo2d_event_loop_delay_seconds",
             "How late the event loop woke; more than 0.1 is a loop that somebody blocks",
@@ -90,6 +91,13 @@ class LoopMetrics:
         self._disk_free = Gauge(
             "echo2d_disk_free_bytes", "Free where this daemon keeps its files", registry=self.registry
         )
+
+    def count(self, event: object) -> None:
+        """The loop has taken this event."""
+        kind = self._kinds.get(type(event))
+        if kind is None:
+            kind = self._kinds[type(event)] = self.events.labels(type(event).__name__)
+        kind.inc()
 
     def render(self, status: Facts) -> bytes:
         """All of it in Prometheus' text format."""

@@ -7,6 +7,7 @@ say over a link counts against MAILBOX_MAX, and a link that says more than is ha
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from echo2d.errors import Fault
@@ -33,11 +34,11 @@ class PeerMailbox(Generic[Event]):
         self._events.append(event)
         self._filled.set()
 
-    async def take(self, *, timeout_s: float | None) -> Event | None:
-        """The next event; None after `timeout_s` without one (None: never)."""
+    async def take(self, wait_s: Callable[[], float | None]) -> Event | None:
+        """The next event; None after `wait_s()` without one (None: never), which is asked for only if none is here."""
         if not self._events:
             self._filled.clear()
-            loop = asyncio.get_running_loop()
+            loop, timeout_s = asyncio.get_running_loop(), wait_s()
             alarm = None if timeout_s is None else loop.call_later(max(0.0, timeout_s), self._filled.set)
             try:
                 await self._filled.wait()

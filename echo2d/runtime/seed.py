@@ -96,10 +96,13 @@ class Seed:
 
     async def _turns(self) -> None:
         clock = asyncio.get_running_loop().time
-        while True:
+
+        def wait_s() -> float | None:
             wake_at = self._relay.wake_at()
-            timeout_s = None if wake_at is None else max(0.0, wake_at - clock())
-            event = await self._mailbox.take(timeout_s=timeout_s) or relay_io.DeadlinePassed()
+            return None if wake_at is None else wake_at - clock()
+
+        while True:
+            event = await self._mailbox.take(wait_s) or relay_io.DeadlinePassed()
             try:
                 actions = self._relay.handle(event, now=clock())
             except PeerFault as fault:

@@ -218,12 +218,14 @@ class Worker:
 
     async def _turns(self) -> None:
         clock = asyncio.get_running_loop().time
+
+        def wait_s() -> float | None:
+            wake_at = self._state.wake_at()
+            return self._service.wait_s(None if wake_at is None else wake_at - clock())
+
         while True:
             self._service.turned(self._words)
-            wake_at = self._state.wake_at()
-            timeout_s = None if wake_at is None else max(0.0, wake_at - clock())
-            timeout_s = self._service.wait_s(timeout_s)
-            event = await self._mailbox.take(timeout_s=timeout_s) or relay_io.DeadlinePassed()
+            event = await self._mailbox.take(wait_s) or relay_io.DeadlinePassed()
             self._metrics.handled(event)
             try:
                 actions = self._state.handle(event, now=clock())
@@ -245,6 +247,8 @@ class Worker:
 
     def _perform(self, action: Action) -> None:
         match action:
+            case relay_io.SendFrame():  # nine of ten actions
+                self._receiver.perform(action)
             case SendControl(message):
                 self._control.send(message)
             case StartGeneration(lease):

@@ -40,7 +40,7 @@ class WorkerMetrics(LoopMetrics):
 
     def handled(self, event: object) -> None:
         """Of every event of the loop."""
-        self.events.labels(type(event).__name__).inc()
+        self.count(event)
         match event:
             case SampleProgressed(tokens=tokens):
                 self._tokens.inc(len(tokens))
