@@ -231,7 +231,7 @@ class Publishing:
         if spread is None:
             return []
         spread.moved(now)
-        self._measure(spread, peer.peer, message)
+        self._measure(spread, peer.peer, message, now)
         if peer.kind != "seed":
             spread.received[peer.peer] = message.payload_bytes, message.duplicates
             return []
@@ -389,13 +389,13 @@ class Publishing:
             actions += self._send_root(self._members.receivers(), root)
         return [*actions, *(self._plan(spread, seed) if roots and spread.plan is None else [])]
 
-    def _measure(self, spread: Spread, peer: PeerId, message: TransferReport) -> None:
+    def _measure(self, spread: Spread, peer: PeerId, message: TransferReport, now: float) -> None:
         """What it got from others, and for how long they took less of it than there was."""
         if spread.record.full_bytes < MEASURED_BYTES_MIN:
             return
         for sample in message.links:
             if 0 <= sample.seconds < math.inf:
-                self._rates.received(sample.peer, peer, sample.payload_bytes, sample.seconds)
+                self._rates.received(sample.peer, peer, sample.payload_bytes, sample.seconds, now=now)
         for backlog in message.backlogs:
             if 0 <= backlog.seconds < math.inf:
                 self._rates.backlogged(peer, backlog.peer, backlog.seconds)

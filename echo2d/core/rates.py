@@ -5,7 +5,8 @@ bytes came over each link in how much time, and senders how long they had more t
 Together that is one sample a version of every peer that passed something on:
 
 - its rate: of the links it has in the plan, bytes/s over the share of the form they carry; the median of that, times
-  all its shares. So one of three receivers or more that lies, or has a slow downlink, does not matter.
+  all its shares, in every WINDOW_S; the upper quartile of these. So one of three receivers or more that lies, or has a
+  slow downlink, does not matter, nor do seconds in which something else held everybody up.
 - whether it was held up by its uplink: links of more than half its share were backlogged most of the time. If only a
   few were, their receivers are slow; if none was, it had nothing to pass on, as all below a slow link in a chain. A
   receiver that is itself held up at a lower rate proves nothing: its acknowledgements wait behind what it sends.
@@ -35,14 +36,14 @@ pace (`plan_edges`).
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from statistics import median
 
 from echo2d.core.bounded import keep_newest
 from echo2d.core.ids import PeerId
 
-PACE = 0.95  # of the rate: the uplink's queue stays empty, and hops do not jostle
+PACE = 0.98  # of the rate, which is payload: 0.94 of what the link carries; its queue stays empty, hops do not jostle
 REACHED = 0.97  # of the pace: the pace was the limit
 BEHIND = 0.9  # of the pace: the uplink is slower than was thought; between the two is noise
 BEHIND_S = 2.0  # a held-up sample so long is believed; shorter ones are start-up and buffers ...
@@ -51,6 +52,9 @@ RAISE = 1.05  # the pace to try, over the rate
 RAISES_MAX = 3  # in a row; then a version without pace finds the rate at once
 REST_VERSIONS = 4  # between two tries
 SAMPLE_S_MIN = 0.05  # less is bursts out of buffers
+WINDOW_S = 1.0  # as often as receivers report
+WINDOW_S_MIN = 0.5  # of transfer: the rate of less is chance
+WINDOWS_MAX = 64  # of one link; the newest ones count
 EXPLORE = 2.0  # more would overload a peer that can do no more by as much
 LATE_S = 1.0  # by so much may one end have reported less than the other: they do so once a second
 HELD_UP = 0.8  # of the time: a link is backlogged
@@ -190,17 +194,36 @@ class Uplink:
 
 @dataclass(slots=True)
 class _Link:
-    """What was said of one link during this version. share: of the form, by the plan."""
+    """What was said of one link during this version. share: of the form, by the plan. windows: bytes and seconds."""
 
     share: float
     payload_bytes: int = 0
     seconds: float = 0.0
     backlogged_s: float = 0.0
+    windows: dict[int, tuple[int, float]] = field(default_factory=dict)
+
+    def received(self, payload_bytes: int, seconds: float, window: int) -> None:
+        self.payload_bytes += payload_bytes
+        self.seconds += seconds
+        before_bytes, before_s = self.windows.get(window, (0, 0.0))
+        self.windows[window] = before_bytes + payload_bytes, before_s + seconds
+        keep_newest(self.windows, WINDOWS_MAX)
 
     @property
     def form_rate(self) -> float:
         """Bytes/s at which the whole form would have come so."""
-        return self.payload_bytes / max(self.seconds, self.backlogged_s - LATE_S) / self.share
+        return self.payload_bytes / self.seconds / self._stretch / self.share
+
+    def form_rates(self) -> Iterator[tuple[int, float]]:
+        """The same of each window with enough of it."""
+        for window, (payload_bytes, seconds) in self.windows.items():
+            if seconds >= WINDOW_S_MIN:
+                yield window, payload_bytes / seconds / self._stretch / self.share
+
+    @property
+    def _stretch(self) -> float:
+        """How many times longer the transfer took, by its sender, than the receiver says."""
+        return max(1.0, (self.backlogged_s - LATE_S) / self.seconds)
 
     @property
     def held_up(self) -> bool:
@@ -239,11 +262,9 @@ class Rates:
         """A version spreads: these (sender, receiver) carry such shares of the form. Not to be changed."""
         self._shares, self._links = shares, {}
 
-    def received(self, sender: PeerId, receiver: PeerId, payload_bytes: int, seconds: float) -> None:
-        """The receiver says that so many bytes came from the sender in so much time of transfer."""
-        link = self._link(sender, receiver)
-        link.payload_bytes += payload_bytes
-        link.seconds += seconds
+    def received(self, sender: PeerId, receiver: PeerId, payload_bytes: int, seconds: float, *, now: float) -> None:
+        """The receiver says that so many bytes have just come from the sender in so much time of transfer."""
+        self._link(sender, receiver).received(payload_bytes, seconds, int(now / WINDOW_S))
 
     def backlogged(self, sender: PeerId, receiver: PeerId, seconds: float) -> None:
         """The sender says that it had for so long more to send than this link took."""
@@ -269,7 +290,7 @@ class Rates:
 
     def _samples(self) -> dict[PeerId, Sample]:
         told = {sender: _told(links) for sender, links in self._links.items()}
-        forms = {sender: median([link.form_rate for link in links.values()]) for sender, links in told.items() if links}
+        forms = {sender: _form_rate(links.values()) for sender, links in told.items() if links}
         slow = {sender: forms[sender] / BEHIND for sender in forms if _held_up(told[sender].values())}
         samples = {}
         for sender, form_rate in forms.items():
@@ -301,6 +322,16 @@ class Rates:
 def _told(links: Mapping[PeerId, _Link]) -> dict[PeerId, _Link]:
     """Those of whom enough was said."""
     return {peer: link for peer, link in links.items() if link.payload_bytes and link.seconds > SAMPLE_S_MIN}
+
+
+def _form_rate(links: Collection[_Link]) -> float:
+    """See the module docstring. There are links, and seconds in each."""
+    windows: dict[int, list[float]] = {}
+    for link in links:
+        for window, rate in link.form_rates():
+            windows.setdefault(window, []).append(rate)
+    usual = sorted(median(rates) for rates in windows.values() if 2 * len(rates) >= len(links))
+    return usual[3 * len(usual) // 4] if usual else median([link.form_rate for link in links])
 
 
 def _held_up(links: Collection[_Link], share: float | None = None) -> bool:

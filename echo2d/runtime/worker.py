@@ -247,8 +247,6 @@ class Worker:
 
     def _perform(self, action: Action) -> None:
         match action:
-            case relay_io.SendFrame():  # nine of ten actions
-                self._receiver.perform(action)
             case SendControl(message):
                 self._control.send(message)
             case StartGeneration(lease):

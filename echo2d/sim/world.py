@@ -186,7 +186,7 @@ class World:
         rates.begin(self._planner.plan.shares if self._one_plan else {})
         for node in self._nodes:
             for peer, way in node.ways.items():
-                rates.received(node.peer, peer, *way.meter.take())
+                rates.received(node.peer, peer, *way.meter.take(), now=self._clock.now)
                 rates.backlogged(node.peer, peer, way.backlog.take())
         rates.judge()
 

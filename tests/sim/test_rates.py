@@ -2,13 +2,14 @@
 
 import pytest
 
-from echo2d.core.rates import PACE, Rates
+from echo2d.core.rates import Rates
 from echo2d.sim.scenario import MBIT, PeerSpec, Scenario
 from echo2d.sim.world import Outcome, World
 
 MIB = 1 << 20
 VERSIONS = 6
-NOISE = 1.04  # of plans that differ a little from version to version
+SLACK = 1.13  # for pacing, and plans that differ a little from version to version
+SLOWER = 1.09  # than the first one, by which the others are planned, for the same reasons
 
 
 def fleet(*mbits: float, rtt_s: float = 0.02, mib: int = 100) -> Scenario:
@@ -37,8 +38,8 @@ def test_versions_take_little_more_than_by_a_planner_that_knows_every_rate(scena
     ideal_s = World(scenario).run().t_verify_s
     times = [outcome.t_verify_s for outcome in spread_versions(scenario, rates)]
     assert times[0] < first * ideal_s
-    assert max(times[1:]) < ideal_s / PACE * NOISE**2
-    assert max(times[1:]) < times[0] / PACE * NOISE
+    assert max(times[1:]) < SLACK * ideal_s
+    assert max(times[1:]) < SLOWER * times[0]
     for node in World(scenario)._nodes:
         known = rates.uplink(node.peer)
         assert known is None or known < 1.4 * node.spec.uplink

@@ -33,7 +33,7 @@ def version(
     """A version of which every receiver gets a whole copy from the sender, at these bytes/s."""
     rates.begin({(sender, receiver): 1.0 for receiver in got})
     for receiver, bytes_per_s in got.items():
-        rates.received(sender, receiver, round(bytes_per_s * seconds), seconds)
+        rates.received(sender, receiver, round(bytes_per_s * seconds), seconds, now=0.0)
         rates.backlogged(sender, receiver, backlog * seconds)
     rates.judge()
     rates.check()
@@ -76,9 +76,9 @@ def test_an_uplink_is_what_all_receivers_got_together() -> None:
     rates = Rates()
     assert (rates.uplink(A), rates.pace(A)) == (None, None)
     rates.begin({(A, B): 0.25, (A, C): 0.75})
-    rates.received(A, B, 1000, 2.0)
+    rates.received(A, B, 1000, 2.0, now=0.0)
     for _ in range(2):
-        rates.received(A, C, 1500, 1.0)
+        rates.received(A, C, 1500, 1.0, now=0.0)
     rates.backlogged(A, B, 2.0)
     rates.backlogged(A, C, 2.0)
     assert rates.judge() == (PeerRate(A, 2000.0, held_up=True),)
@@ -86,10 +86,25 @@ def test_an_uplink_is_what_all_receivers_got_together() -> None:
     assert rates.judge() == ()
 
 
+@pytest.mark.parametrize("liars", [0, 1])
+def test_seconds_in_which_everybody_was_held_up_do_not_lower_a_rate(liars: int) -> None:
+    rates = Rates()
+    receivers = (B, C, D)
+    rates.begin({(A, receiver): 1.0 for receiver in receivers})
+    for second, share in enumerate((0.3, 1.0, 1.0, 0.5, 1.0, 1.02)):
+        for number, receiver in enumerate(receivers):
+            times = 100.0 if number < liars else 1.0
+            rates.received(A, receiver, round(times * share * 10_000), 1.0, now=second + 0.3 * number)
+            rates.backlogged(A, receiver, 1.0)
+    rates.judge()
+    rates.check()
+    assert rates.uplink(A) == pytest.approx(3 * 10_000, rel=0.03)
+
+
 def test_what_is_not_in_the_plan_counts_for_nothing() -> None:
     rates = Rates()
     rates.begin({(A, B): 1.0})
-    rates.received(C, B, 10**9, LONG_S)
+    rates.received(C, B, 10**9, LONG_S, now=0.0)
     rates.backlogged(A, D, LONG_S)
     rates.check()
     assert rates.judge() == ()
@@ -101,7 +116,7 @@ def test_a_relay_with_nothing_to_pass_on_is_not_slow() -> None:
     for _ in range(2):
         rates.begin({(A, B): 1.0, (B, C): 1.0, (C, D): 1.0})
         for sender, receiver in ((A, B), (B, C), (C, D)):
-            rates.received(sender, receiver, round(10 * LONG_S), LONG_S)
+            rates.received(sender, receiver, round(10 * LONG_S), LONG_S, now=0.0)
         rates.backlogged(A, B, LONG_S)
         rates.backlogged(B, C, 0.9 * HELD_UP * LONG_S)
         rates.judge()
@@ -134,7 +149,7 @@ def test_a_receiver_whose_own_uplink_is_full_proves_nothing() -> None:
     rates = Rates()
     rates.begin({(A, B): 1.0, (B, C): 1.0})
     for sender, receiver, bytes_per_s in ((A, B, 20), (B, C, 5)):
-        rates.received(sender, receiver, round(bytes_per_s * LONG_S), LONG_S)
+        rates.received(sender, receiver, round(bytes_per_s * LONG_S), LONG_S, now=0.0)
         rates.backlogged(sender, receiver, LONG_S)
     assert [kept.held_up for kept in rates.judge()] == [False, True]
 
@@ -144,7 +159,7 @@ def test_a_slow_downlink_says_nothing_of_the_sender() -> None:
     for _ in range(2):
         rates.begin({(A, peer): 1.0 for peer in (B, C, D)})
         for peer, bytes_per_s, backlog_s in ((B, 60, 0.0), (C, 60, 0.0), (D, 5, LONG_S)):
-            rates.received(A, peer, round(bytes_per_s * LONG_S), LONG_S)
+            rates.received(A, peer, round(bytes_per_s * LONG_S), LONG_S, now=0.0)
             rates.backlogged(A, peer, backlog_s)
         rates.judge()
     assert rates.uplink(A) == 300
@@ -165,7 +180,7 @@ def test_an_only_receiver_cannot_either(seconds: float) -> None:
     rates = known(100.0)
     for _ in range(10):
         rates.begin({(A, B): 1.0})
-        rates.received(A, B, round(10.0 * min(100.0, rates.pace(A) or 100.0)), seconds)
+        rates.received(A, B, round(10.0 * min(100.0, rates.pace(A) or 100.0)), seconds, now=0.0)
         rates.backlogged(A, B, 10.0)
         rates.judge()
     assert rates.uplink(A) == pytest.approx(100, rel=0.15)
@@ -175,7 +190,7 @@ def test_an_only_receiver_cannot_either(seconds: float) -> None:
 def test_a_time_that_the_sender_contradicts_is_not_believed(seconds: float) -> None:
     rates = Rates()
     rates.begin({(A, B): 1.0})
-    rates.received(A, B, 1000, seconds)
+    rates.received(A, B, 1000, seconds, now=0.0)
     rates.backlogged(A, B, 10.0)
     rates.judge()
     assert rates.uplink(A) == 1000 / (10.0 - LATE_S)
@@ -269,7 +284,7 @@ def test_who_passes_nothing_on_is_tried_again_some_day() -> None:
 def test_a_receiver_that_reports_next_to_nothing_leaves_a_rate_to_plan_with() -> None:
     rates = Rates()
     rates.begin({(A, B): 1.0})
-    rates.received(A, B, 1, 1e308)
+    rates.received(A, B, 1, 1e308, now=0.0)
     rates.judge()
     rates.check()
     assert rates.uplink(A) == UPLINK_MIN
