@@ -55,6 +55,7 @@ SAMPLE_S_MIN = 0.05  # less is bursts out of buffers
 WINDOW_S = 1.0  # as often as receivers report
 WINDOW_S_MIN = 0.5  # of transfer: the rate of less is chance
 WINDOWS_MAX = 64  # of one link; the newest ones count
+ALIKE = 1.2  # of the usual rate: a plan for many that are alike is simpler, and chance does not change it
 EXPLORE = 2.0  # more would overload a peer that can do no more by as much
 LATE_S = 1.0  # by so much may one end have reported less than the other: they do so once a second
 HELD_UP = 0.8  # of the time: a link is backlogged
@@ -251,7 +252,9 @@ class Rates:
         return {peer: one.rate if one.held_up else self._hoped(one.rate, wanted) for peer, one in found.items()}
 
     def _hoped(self, least: float, wanted: float) -> float:
-        return max(least, self._usual, min(EXPLORE * least, wanted))
+        """Of somebody who was never held up. The same as others have, unless it has shown to be much faster."""
+        known = least if least > ALIKE * self._usual else self._usual
+        return max(known, min(EXPLORE * least, wanted))
 
     def pace(self, peer: PeerId) -> float | None:
         """Bytes/s that it is to send at most, to all its receivers together; None: as fast as it can."""
