@@ -40,8 +40,10 @@ def pieces(link: Link, data: bytes, splits: Iterable[int]) -> Iterator[Event]:
         rest = rest[count:]
         event = link.bytes_received(count)
         link.check()
-        if event is not None:
+        while event is not None:
             yield event
+            event = None if link.ended else link.bytes_received(0)
+            link.check()
 
 
 def feed(link: Link, data: bytes, splits: Iterable[int] = ()) -> list[Event]:

@@ -26,9 +26,10 @@ from `from_sequence` on; those of a repair stream have 0. Either end ends a stre
     OPEN -- StreamEnded in: event, StreamEnded out --> gone
 
 Bytes are received straight into a buffer made for the one frame or message that is arriving; there is no other, and it
-is made only after its header was found to be in order. A completed payload belongs to whoever takes the event: the link
-never touches it again, so read-only views of it may wait in send queues, and the last one dropped frees it. Whoever
-takes the events bounds the payloads that are kept, by not reading further.
+is made only after its header was found to be in order. On an open link it has some room behind: what comes together
+with its last bytes, above all the next header, takes no other read and is copied. A completed payload belongs to who
+takes the event: the link never writes to that buffer again, so read-only views of it may wait in send queues, and the
+last one dropped frees it. Whoever takes the events bounds the payloads that are kept, by not reading further.
 """
 
 import enum
@@ -73,6 +74,8 @@ from echo2d.core.link_messages import (
 from echo2d.errors import PeerFault
 
 STREAMS_MAX = 256  # opened by one end: the stripes of two versions, and repair
+AHEAD_BYTES_MAX = 16 << 10  # read behind a frame: more than a link of 100 Mbit/s that is paced brings in one burst
+AHEAD_SHARE = 4  # at most such a part of the frame: the room is kept as long
 
 
 class _State(enum.Enum):
@@ -85,7 +88,7 @@ class _State(enum.Enum):
 _ALLOWED = {
     _State.HELLO: {TYPE_OF[Hello], TYPE_OF[LinkEnded]},
     _State.PROOF: {TYPE_OF[Proof], TYPE_OF[LinkEnded]},
-    _State.OPEN: {FRAME, *TYPE_OF.values()} - {TYPE_OF[Hello], TYPE_OF[Proof]},
+    _State.OPEN: {*TYPE_OF.values()} - {TYPE_OF[Hello], TYPE_OF[Proof]},
 }
 
 
@@ -112,9 +115,11 @@ class Link:
         self._serving: dict[StreamId, _Stream] = {}  # opened there: frames go out
         self._next_mine = self._next_theirs = 0
         self._replies = bytearray()
-        self._header = bytearray(HEADER_BYTES)
+        self._header = memoryview(bytearray(HEADER_BYTES))  # with room behind it once the link is open
         self._arriving: Header | None = None  # whose payload is being received; None: a header is
-        self._target = self._missing = memoryview(self._header)  # all of what is being received; what is still to come
+        self._target = self._header  # where it goes, with the room behind it
+        self._wanted, self._here = HEADER_BYTES, 0  # bytes: of what is being received; of that in the target already
+        self._behind = self._header[:0]  # received behind something whole, and not looked at yet
 
     @property
     def ended(self) -> bool:
@@ -128,22 +133,49 @@ class Link:
     # receiving
 
     def get_buffer(self) -> memoryview:
-        """Where the next bytes of the connection belong; never empty, and ends where a header or a payload does."""
-        return self._missing
+        """Where the next bytes of the connection belong; never empty. To be asked for when no more events come."""
+        return self._target[self._here :]
+
+    @property
+    def missing(self) -> int:
+        """Bytes still to come of the header or payload that is arriving; never 0 when no more events come."""
+        return self._wanted - self._here
 
     def bytes_received(self, count: int) -> Event | None:
-        """The first `count` bytes of `get_buffer()` are there. PeerFault ends the link. Then comes `take_replies`."""
-        assert 0 < count <= len(self._missing)
+        """The first `count` bytes of `get_buffer()` are there. Gives one event: more may be there, for which 0 asks.
+
+        PeerFault ends the link. Then comes `take_replies`.
+        """
         assert not self.ended
-        self._missing = self._missing[count:]
-        if self._missing:
-            return None
+        here = self._here + count
+        assert here <= len(self._target)
+        if here > self._wanted:
+            self._behind = self._target[self._wanted : here]
+            here = self._wanted
+        self._here = here
         try:
-            return self._header_complete() if self._arriving is None else self._payload_complete(self._arriving)
+            return self._next_event()
         except PeerFault:
-            self._state = _State.ENDED
-            self._expect_header()  # TLS asks for a buffer once more
+            self._end()
             raise
+
+    def _next_event(self) -> Event | None:
+        while self._here == self._wanted:
+            event = self._header_complete() if self._arriving is None else self._payload_complete(self._arriving)
+            if self._state is _State.ENDED:
+                self._end()
+                return event
+            if self._behind:
+                self._here = count = min(len(self._behind), self._wanted)
+                self._target[:count], self._behind = self._behind[:count], self._behind[count:]
+            if event is not None:
+                return event
+        return None
+
+    def _end(self) -> None:
+        self._state = _State.ENDED
+        self._behind = self._header[:0]
+        self._expect_header()  # TLS asks for a buffer once more
 
     def take_replies(self) -> bytes:
         """What the bytes received make this end say; to be written before anything that is said later."""
@@ -152,23 +184,25 @@ class Link:
 
     def _header_complete(self) -> Event | None:
         header = parse_header(self._header)
-        if header.type not in _ALLOWED[self._state]:
-            raise PeerFault(f"message type {header.type} is not expected now")
         if header.type == FRAME:
-            self._check_place(header)
+            self._check_place(header)  # none is in place before the link is open
+        elif header.type not in _ALLOWED[self._state]:
+            raise PeerFault(f"message type {header.type} is not expected now")
         elif self._state is not _State.OPEN:
             require(
                 header.length <= HANDSHAKE_BYTES_MAX, f"at most {HANDSHAKE_BYTES_MAX} bytes before the link is open"
             )
         if header.length == 0:
-            self._missing = self._target
+            self._expect_header()
             return self._on_frame(header, None)
         self._arriving = header
-        self._target = self._missing = np.empty(header.length, np.uint8).data
+        ahead = min(header.length // AHEAD_SHARE, AHEAD_BYTES_MAX) if self._state is _State.OPEN else 0
+        self._target = np.empty(header.length + ahead, np.uint8).data
+        self._wanted, self._here = header.length, 0
         return None
 
     def _payload_complete(self, header: Header) -> Event | None:
-        payload = self._target.toreadonly()
+        payload = self._target[: header.length].toreadonly()
         self._expect_header()
         if header.type == FRAME:
             return self._on_frame(header, payload)
@@ -176,7 +210,8 @@ class Link:
 
     def _expect_header(self) -> None:
         self._arriving = None
-        self._target = self._missing = memoryview(self._header)
+        self._target = self._header
+        self._wanted, self._here = HEADER_BYTES, 0
 
     def _check_place(self, header: Header) -> None:
         stream = self._asked.get(header.stream)
@@ -217,6 +252,8 @@ class Link:
 
     def _open(self, peer: PeerId) -> LinkOpened:
         self._state = _State.OPEN
+        self._header = memoryview(bytearray(HEADER_BYTES + AHEAD_BYTES_MAX))
+        self._expect_header()
         self._next_mine, self._next_theirs = (1, 2) if self._me < peer else (2, 1)
         return LinkOpened(peer)
 
@@ -315,7 +352,7 @@ class Link:
 
     def end(self, reason: str) -> bytes:
         """Ends the link, also after a PeerFault."""
-        self._state = _State.ENDED
+        self._end()
         return encode(LinkEnded(reason[:REASON_CHARS_MAX]))
 
     def _on_stream_ended(self, ended: StreamEnded) -> StreamEnded | None:
@@ -332,11 +369,13 @@ class Link:
 
     def check(self) -> None:
         """Asserts every invariant of this end."""
-        assert 0 < len(self._missing) <= len(self._target) <= FRAME_BYTES_MAX
-        assert len(self._target) == (HEADER_BYTES if self._arriving is None else self._arriving.length)
+        assert 0 <= self._here <= self._wanted <= len(self._target) <= FRAME_BYTES_MAX + AHEAD_BYTES_MAX
+        assert self._wanted == (HEADER_BYTES if self._arriving is None else self._arriving.length)
+        assert len(self._behind) <= AHEAD_BYTES_MAX
+        assert self._here == self._wanted or not self._behind
         assert max(len(self._asked), len(self._serving)) <= STREAMS_MAX
         if self._state in (_State.HELLO, _State.PROOF):
-            assert len(self._asked) + len(self._serving) == 0
+            assert len(self._asked) + len(self._serving) + len(self._behind) == 0
             assert len(self._target) <= HANDSHAKE_BYTES_MAX
         if self._state is _State.OPEN:
             assert (self._next_mine + self._next_theirs) % 2 == 1

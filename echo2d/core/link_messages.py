@@ -199,9 +199,9 @@ def frame_header(stream: StreamId, frame: FrameId, sequence: int, length: int) -
     return _HEADER.pack(FRAME, 0 if length else WITHOUT_PAYLOAD, stream, frame, sequence, length)
 
 
-def parse_header(data: bytes | bytearray) -> Header:
-    """HEADER_BYTES of anything; PeerFault unless they are a frame's or a message's header."""
-    header = Header(*_HEADER.unpack(data))
+def parse_header(data: bytes | memoryview) -> Header:
+    """The first HEADER_BYTES of anything; PeerFault unless they are a frame's or a message's header."""
+    header = Header(*_HEADER.unpack_from(data))
     if header.type == FRAME:
         _check_frame(header)
     else:

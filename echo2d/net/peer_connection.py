@@ -74,18 +74,26 @@ class PeerConnection(asyncio.BufferedProtocol):
         return self.link.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self.link.ended:  # TLS may hand over what it had read before the end
+        if self.reason is not None:  # TLS may hand over what it had read before the end
             return
+        self._received += nbytes
+        event = self._hear(nbytes)
+        while event is not None:
+            self._owner.received(self, event)
+            event = self._hear(0)
+        self._wake_for(self.link.missing)
+
+    def _hear(self, nbytes: int) -> Event | None:
+        """What the link makes of so many more bytes, or of those before them."""
+        if self.reason is not None:
+            return None
         try:
             event = self.link.bytes_received(nbytes)
         except PeerFault as fault:
             self.end(str(fault))
-            return
+            return None
         self.write(self.link.take_replies())
-        if event is not None:
-            self._owner.received(self, event)
-        self._received += nbytes
-        self._wake_for(len(self.link.get_buffer()))
+        return event if self.reason is None else None
 
     def pause_writing(self) -> None:
         self.has_room = False
@@ -109,7 +117,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         if self._received < WARM_BYTES or self._socket is None:
             return
         wanted = min(wanted, WAKE_BYTES_MAX)
-        if wanted != self._wanted and not self.link.ended:
+        if wanted != self._wanted and self.reason is None:
             self._wanted = wanted
             with contextlib.suppress(OSError):
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
@@ -165,7 +173,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._owner.ended(self, reason)
 
     def pause(self) -> None:
-        """No more events until `resume`; longer than SILENCE_S and the other end's kernel gives up."""
+        """No more is read until `resume`; longer than SILENCE_S and the other end's kernel gives up."""
         assert self.transport is not None
         self.transport.pause_reading()
 

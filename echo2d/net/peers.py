@@ -13,8 +13,8 @@ What is said goes to the link that is live at that moment. Stream numbers start 
 handles events later than they come says nothing to a peer whose LinkEnded is still waiting to be handled.
 
 Works on plain asyncio and on uvloop, which sends memoryviews without copying them. Memory: for each live link at most
-UNSENT_BYTES_MAX to send and one payload arriving, and what TLS works in (256 KiB); payloads handed over are the
-receiver's, who calls `pause` in time.
+UNSENT_BYTES_MAX to send, one payload arriving with AHEAD_BYTES_MAX, and what TLS works in (256 KiB); payloads handed
+over are the receiver's, who calls `pause` in time.
 """
 
 import asyncio
@@ -228,7 +228,10 @@ class PeerLinks:
     # flow
 
     def pause(self, peer: PeerId) -> None:
-        """Not one more event on this link until `resume`; after SILENCE_S the peer's kernel gives the link up."""
+        """No more is read from this link until `resume`; after SILENCE_S the peer's kernel gives the link up.
+
+        What was read already (`AHEAD_BYTES_MAX`) still comes.
+        """
         if peer in self._live:
             self._live[peer].pause()
 

@@ -1,9 +1,10 @@
 """What one peer holds of every form: what may be believed about it (`FormIndex`) and its verified frames on disk.
 
 Everything that arrives is judged here before anybody else hears of it; disk and long hashing happen in threads. A form
-can be used from many tasks; forgetting one waits for its users. When the disk is full, older forms make room, but for
-that of the version being served; when that is not enough, the form that wanted the space is given up (`fail`) and
-nothing else is lost. A frame that turns out damaged when it is read is not held any more, and comes again.
+can be used from many tasks; forgetting one waits for its users. When the disk is full, spare files make room, then
+older forms, but for that of the version being served; when that is not enough, the form that wanted the space is given
+up (`fail`) and nothing else is lost. A frame that turns out damaged when it is read is not held any more, and comes
+again.
 Not here: links, slots, and the signatures of roots (the caller's).
 """
 
@@ -322,7 +323,7 @@ class Holdings:
             self._ring()
 
     async def with_room(self, form: FormId, store: Callable[[], T]) -> T:
-        """Run it in a thread; when the disk is full, forms older than this one make room, one after the other."""
+        """Run it in a thread; when the disk is full, spare files make room, then forms older than this one in turn."""
         while True:
             deleted = self._deleted
             try:
@@ -332,7 +333,7 @@ class Holdings:
                 if not fault.full:
                     raise
                 async with self._books:  # a deletion under way makes room, too
-                    if self._deleted != deleted:
+                    if await asyncio.to_thread(self._store.free_spares) or self._deleted != deleted:
                         continue
                 victim = self._oldest_before(form)
                 if victim is None:

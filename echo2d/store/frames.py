@@ -2,12 +2,13 @@
 
     root / <form id> / facts          the form's FormFacts
                      / 0000.table     the segment's table as it came
-                     / 0000.frames    its frames at their offset_in_segment; sparse until they come
+                     / 0000.frames    its frames at their offset_in_segment; until they come, sparse or stale
+         / spare / 0          files of forgotten forms, for the next segments: overwriting costs less than fresh blocks
 
 Content is the proof: there is no journal of what is held. A frame is hashed when it is written, when it is read, and
-once more by `recover` after a restart. Tables are *not* judged here: after a restart the caller checks them against the
-signed digests (`FormIndex.accept_table`). Blocking functions, safe to call from several threads; no two may write the
-same frame, and nobody uses a form that is being forgotten.
+once more by `recover` after a restart: what a file held for an earlier form is never believed. Tables are *not* judged
+here: after a restart the caller checks them against the signed digests (`FormIndex.accept_table`). Blocking functions,
+safe to call from several threads; no two may write the same frame, and nobody uses a form that is being forgotten.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ import shutil
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import count, groupby
 from pathlib import Path
 
 from echo2d.core.canonical import Buffer, digest_of
@@ -26,6 +27,8 @@ from echo2d.core.ids import FORM_ID_CHARS, FormId, FrameId, SegmentId, frame_id,
 from echo2d.errors import IntegrityFault, StoreFault
 from echo2d.store.budget import DiskBudget
 from echo2d.store.disk import allocate, opened, read_at, read_file, replace_file, store_faults, write_all
+
+SPARES_MAX = 64  # files of at most a segment, 4 GiB together: a version of a model that travels in seconds
 
 _OWNER = "frames"  # in the budget
 _FORM_ID = re.compile(rf"[0-9a-f]{{{FORM_ID_CHARS}}}")
@@ -56,13 +59,20 @@ class _StoredForm:
 
 
 class FrameStore:
-    """The frames of several forms in `root`; a segment's bytes are claimed of the budget with its table."""
+    """The frames of several forms in `root`; a segment's bytes are claimed of the budget with its table.
+
+    Spare files count as used. When the disk or the budget is full, the caller frees them first (`free_spares`).
+    """
 
     def __init__(self, root: Path, budget: DiskBudget) -> None:
         self._root = root
         self._budget = budget
         self._lock = threading.Lock()  # guards the books, not the files
         self._forms: dict[FormId, _StoredForm] = {}
+        self._spare = root / "spare"
+        self._spares: dict[Path, int] = {}  # and their sizes
+        self._spare_names = count()
+        shutil.rmtree(self._spare, ignore_errors=True)
         with store_faults("opening the frame store", root):
             root.mkdir(parents=True, exist_ok=True)
             for directory in root.iterdir():
@@ -87,18 +97,34 @@ class FrameStore:
         self._forms[facts.form] = _StoredForm(facts, directory)
 
     def forget(self, form: FormId) -> None:
-        """Delete a form and all its frames; unknown ones are ignored."""
-        stored = self._forms.pop(form, None)
-        if stored is not None:
+        """Delete a form and all its frames, but for files that are kept as spares; unknown forms are ignored."""
+        stored = self._forms.get(form)
+        if stored is None:
+            return
+        try:
             with store_faults("deleting", stored.directory):
+                with contextlib.suppress(OSError):  # what cannot be kept is deleted
+                    self._keep_spares(stored)
                 shutil.rmtree(stored.directory)
+        finally:
             with self._lock:
+                del self._forms[form]
                 self._budget.note(_OWNER, self.used_bytes)
+
+    def free_spares(self) -> bool:
+        """Delete the spare files. False: there were none."""
+        with self._lock:
+            there = bool(self._spares)
+            self._spares.clear()
+            shutil.rmtree(self._spare, ignore_errors=True)
+            self._budget.note(_OWNER, self.used_bytes)
+        return there
 
     @property
     def used_bytes(self) -> int:
-        """What all forms' segments take when they are whole."""
-        return sum(sum(form.reserved.values()) for form in list(self._forms.values()))
+        """What all forms' segments take when they are whole, and the spare files."""
+        segments = (size for form in list(self._forms.values()) for size in form.reserved.values())
+        return sum(segments) + sum(self._spares.values())
 
     # --- tables and frames
 
@@ -111,15 +137,22 @@ class FrameStore:
         with contextlib.suppress(StoreFault):  # not held, or it cannot be read any more
             if self.get_table(form, segment) == data:
                 return
-        table = SegmentTable.decode(data)
-        with self._lock:
-            wanted = len(data) + table.wire_bytes
-            self._budget.claim(_OWNER, self.used_bytes - stored.reserved.get(segment, 0) + wanted)
-            stored.reserved[segment] = wanted
-            _drop_segment(stored, segment)
+        table, frames = SegmentTable.decode(data), stored.frames(segment)
         with store_faults("storing a table in", stored.directory):
-            allocate(stored.frames(segment), table.wire_bytes, sparse=True)
+            with self._lock:
+                spare = None if frames.exists() else self._spare_for(table.wire_bytes)
+                freed = stored.reserved.get(segment, 0) + (self._spares[spare] if spare else 0)
+                wanted = len(data) + table.wire_bytes
+                self._budget.claim(_OWNER, self.used_bytes - freed + wanted)
+                stored.reserved[segment] = wanted
+                _drop_segment(stored, segment)
+                if spare:
+                    del self._spares[spare]
             replace_file(stored.table(segment), data, durable=False)
+            if spare:
+                with contextlib.suppress(FileNotFoundError):  # freed meanwhile
+                    spare.replace(frames)
+            allocate(frames, table.wire_bytes, sparse=True)
         stored.held.add(frame_id(segment, 0))
 
     def get_table(self, form: FormId, segment: SegmentId) -> bytes:
@@ -190,6 +223,8 @@ class FrameStore:
             tables = {segment_of(frame) for frame in stored.held if is_table(frame)}
             assert tables <= stored.reserved.keys()
             assert {segment_of(frame) for frame in stored.held} == tables
+        assert len(self._spares) <= SPARES_MAX
+        assert {path: path.stat().st_size for path in self._spares} == self._spares
 
     # --- inside
 
@@ -205,6 +240,24 @@ class FrameStore:
             frames = stored.frames(segment)
             stored.reserved[segment] = table.stat().st_size + (frames.stat().st_size if frames.exists() else 0)
         self._forms[facts.form] = stored
+
+    def _keep_spares(self, stored: _StoredForm) -> None:
+        """Move the form's files to the spare ones, as far as there is room."""
+        self._spare.mkdir(exist_ok=True)
+        for segment in stored.reserved:
+            if len(self._spares) >= SPARES_MAX or self._budget.exceeded:
+                return
+            frames, spare = stored.frames(segment), self._spare / str(next(self._spare_names))
+            size = frames.stat().st_size
+            frames.replace(spare)
+            with self._lock:
+                stored.reserved[segment] -= size
+                self._spares[spare] = size
+
+    def _spare_for(self, wire_bytes: int) -> Path | None:
+        """The spare file of which least is wasted, or missing if none is large enough."""
+        sizes = self._spares
+        return min(sizes, key=lambda each: (sizes[each] < wire_bytes, abs(sizes[each] - wire_bytes)), default=None)
 
     def _recover_segment(self, stored: _StoredForm, segment: SegmentId) -> None:
         with store_faults("reading", stored.directory):

@@ -12,6 +12,7 @@ from echo2d.core.form_builder import Segment
 from echo2d.core.forms import FrameSpan
 from echo2d.core.ids import FormId, SegmentId, frame_id
 from echo2d.errors import IntegrityFault, StoreFault
+from echo2d.store import frames as frames_module
 from echo2d.store.budget import DiskBudget
 from echo2d.store.disk import write_at
 from echo2d.store.frames import FrameStore
@@ -175,6 +176,71 @@ def test_a_forgotten_form_makes_room(tmp_path: Path) -> None:
     assert [each.form for each in store.forms()] == [one, three]
     assert not (tmp_path / "frames" / two).exists()
     store.check()
+
+
+def test_a_segment_takes_the_file_of_a_forgotten_form_and_believes_none_of_it(
+    store: FrameStore, tmp_path: Path
+) -> None:
+    put(store, FORM)
+    before = store.used_bytes
+    files = {path.stat().st_ino: path.stat().st_size for path in folder(tmp_path).glob("*.frames")}
+    store.forget(FORM.facts.form)
+    store.check()
+    assert store.used_bytes == sum(files.values())
+    new = build_form(facts(version=8, publish_seq=4), {**CONTENTS, "a.json": NOISE[1:] + b"!"}, segment_bytes=200_000)
+    store.begin(new.facts)
+    for segment in new.segments:
+        store.put_table(new.facts.form, segment.table.segment, segment.table.encode())
+        store.check()
+    taken = {
+        path.stat().st_ino: path.stat().st_size for path in (tmp_path / "frames" / new.facts.form).glob("*.frames")
+    }
+    assert taken == files
+    assert store.used_bytes == before
+    tables = {frame_id(segment.table.segment, 0) for segment in new.segments}
+    for segment in new.segments:
+        for span, _ in segment.frames(new.facts.frame_bytes):
+            with pytest.raises(StoreFault, match="not in the frame store"):
+                store.get_frame(new.facts.form, span)
+    assert store.held(new.facts.form) == tables
+    stale = FrameStore(tmp_path / "frames", DiskBudget(ROOM)).recover(new.facts.form) - tables
+    same = {span.frame for segment in FORM.segments for span, _ in segment.frames(FORM.facts.frame_bytes)}
+    assert stale < same, "only what is the same in both versions"
+    put(store, new)
+    for segment in new.segments:
+        for span, payload in segment.frames(new.facts.frame_bytes):
+            assert store.get_frame(new.facts.form, span) == payload
+
+
+def test_spare_files_are_bounded_and_end_with_the_process(
+    store: FrameStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frames_module, "SPARES_MAX", 1)
+    put(store, FORM)
+    store.forget(FORM.facts.form)
+    assert [path.name for path in (tmp_path / "frames").iterdir()] == ["spare"]
+    assert store.used_bytes == sum(path.stat().st_size for path in (tmp_path / "frames" / "spare").iterdir()) > 0
+    store.check()
+    assert FrameStore(tmp_path / "frames", DiskBudget(ROOM)).used_bytes == 0
+    assert list((tmp_path / "frames").iterdir()) == []
+    assert store.free_spares()
+    assert not store.free_spares()
+
+
+def test_spare_files_give_way_to_what_needs_the_space(tmp_path: Path) -> None:
+    budget = DiskBudget(400_000)
+    store = FrameStore(tmp_path / "frames", budget)
+    put(store, FORM)
+    store.forget(FORM.facts.form)
+    with pytest.raises(StoreFault, match="disk_bytes_max"):
+        budget.claim("a slot", 200_000)
+    assert store.free_spares()
+    budget.claim("a slot", 200_000)
+    put(store, build_form(facts(), {"a.json": NOISE}))
+    budget.note("a slot", 400_000)
+    store.forget(FORM.facts.form)
+    assert store.used_bytes == 0, "with more taken than allowed nothing is kept"
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 def test_a_full_disk_loses_nothing(store: FrameStore, monkeypatch: pytest.MonkeyPatch) -> None:

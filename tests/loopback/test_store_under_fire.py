@@ -1,4 +1,4 @@
-"""A fault at every call to the disk while a version is received, applied and flipped.
+"""A fault at every call to the disk while a form is forgotten and a version is received, applied and flipped.
 
 The calls are counted first, then each of them fails in turn: no space, I/O error, `kill -9` before it, `kill -9` in the
 middle of a write. Afterwards exactly the old or exactly the new version stands, byte for byte; nothing half-written is
@@ -10,7 +10,7 @@ import errno
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ def contents(version: int) -> dict[str, bytes]:
     return {"a.json": os.urandom(70_000) + bytes([version]), "b.json": b"the same in all versions"}
 
 
-CONTENTS = {version: contents(version) for version in (1, 2)}
+CONTENTS = {version: contents(version) for version in (0, 1, 2)}
 FORMS = {version: build_form(facts(version=version, publish_seq=version), CONTENTS[version]) for version in CONTENTS}
 
 
@@ -119,6 +119,7 @@ class Box:
         seq, run_id = form.facts.publish_seq, form.facts.run_id
         await asyncio.to_thread(self.state_dir.keep_publish_seq, run_id, seq)
         self.given_up.clear()
+        await self._forget_before(form)
         for root in form.roots:
             await self.holdings.accept_root(root)
         if self.given_up:
@@ -135,6 +136,14 @@ class Box:
             raise StoreFault(outcome.reason)
         assert isinstance(outcome, SnapshotReady)
         return outcome
+
+    async def _forget_before(self, form: BuiltForm) -> None:
+        """Of the forms before the last one, only the files stay, for the next segments."""
+        assert self.holdings is not None
+        for old in self.store.forms():
+            if old.publish_seq < form.facts.publish_seq - 1:
+                with suppress(StoreFault):
+                    await self.holdings.forget(old.form)
 
     async def take_again(self, form: BuiltForm) -> None:
         """As a worker does when it is told of the form again after it gave it up."""
@@ -188,9 +197,10 @@ def runner() -> Iterator[asyncio.Runner]:
 
 @pytest.fixture
 def pristine(tmp_path: Path, runner: asyncio.Runner) -> Path:
-    """The state directory of a peer on which version 1 stands."""
+    """The state directory of a peer on which version 1 stands; it has the frames of version 0, too."""
     box = Box(tmp_path / "pristine")
-    runner.run(box.take(FORMS[1]))
+    for version in (0, 1):
+        runner.run(box.take(FORMS[version]))
     box.state_dir.close()
     return tmp_path / "pristine"
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from echo2d.core import relay_io
 from echo2d.core.forms import FRAME_BYTES_MAX
 from echo2d.core.ids import FrameId, Generation, PlanId, SegmentId, StripeId, frame_id
-from echo2d.core.link import Link
+from echo2d.core.link import AHEAD_BYTES_MAX, Link
 from echo2d.core.link_messages import (
     HANDSHAKE_BYTES_MAX,
     Event,
@@ -100,8 +100,10 @@ def hear(link: Link, data: bytes, rng: random.Random, buffer_max: int) -> list[E
             buffer[:count], rest = rest[:count], rest[count:]
             event = link.bytes_received(count)
             link.check()
-            if event is not None:
+            while event is not None:
                 events.append(event)
+                event = None if link.ended else link.bytes_received(0)
+                link.check()
     link.check()
     return events
 
@@ -114,7 +116,7 @@ def test_what_a_linked_peer_says(fuzz: Fuzz) -> None:
         units[at] = damaged(rng, units[at], units)
         if rng.random() < 0.2:
             rng.shuffle(units)
-        for event in hear(bob, b"".join(units), rng, FRAME_BYTES_MAX):
+        for event in hear(bob, b"".join(units), rng, FRAME_BYTES_MAX + AHEAD_BYTES_MAX):
             heard += not isinstance(event, LinkEnded)
             translated = for_the_relay(event, right=rng.random() < 0.8)
             if translated is not None:

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from echo2d.core.forms import FRAME_BYTES_MAX
 from echo2d.core.ids import FrameId
-from echo2d.core.link import Link
+from echo2d.core.link import AHEAD_BYTES_MAX, Link
 from echo2d.core.link_messages import (
     HANDSHAKE_BYTES_MAX,
     Event,
@@ -47,7 +47,7 @@ def conversation() -> tuple[Link, bytes]:
     return bob, wire(said)
 
 
-@given(splits=st.lists(st.integers(1, 40)))
+@given(splits=st.lists(st.integers(1, 40) | st.integers(1, 1000)))
 def test_any_split_of_the_bytes_gives_the_same_events(splits: list[int]) -> None:
     whole, data = conversation()
     split, _ = conversation()
@@ -70,7 +70,7 @@ def test_damaged_bytes_are_a_fault_of_the_peer_or_harmless(data: st.DataObject) 
     for position in data.draw(st.lists(st.integers(0, len(said) - 1), min_size=1, max_size=8)):
         damaged[position] = data.draw(st.integers(0, 255))
     start = data.draw(st.sampled_from([0, 0, 16, 17]))
-    survive(bob, bytes(damaged[start:]), FRAME_BYTES_MAX)
+    survive(bob, bytes(damaged[start:]), FRAME_BYTES_MAX + AHEAD_BYTES_MAX)
 
 
 @given(st.binary(max_size=200))

@@ -4,7 +4,7 @@ import pytest
 
 from echo2d.core.forms import FRAME_BYTES_MAX
 from echo2d.core.ids import FrameId
-from echo2d.core.link import STREAMS_MAX, Link
+from echo2d.core.link import AHEAD_BYTES_MAX, STREAMS_MAX, Link
 from echo2d.core.link_messages import (
     FRAMES_MAX,
     REASON_CHARS_MAX,
@@ -66,8 +66,44 @@ def test_the_largest_frame_goes_straight_into_its_own_buffer() -> None:
     alice, bob = with_stripe()
     header, payload = alice.send_frame(2, ONE, 0, memoryview(bytes(FRAME_BYTES_MAX)))
     assert feed(bob, bytes(header)) == []
-    assert len(bob.get_buffer()) == FRAME_BYTES_MAX
+    assert len(bob.get_buffer()) == FRAME_BYTES_MAX + AHEAD_BYTES_MAX
     assert feed(bob, bytes(payload)) == [FrameReceived(2, FORM, ONE, 0, memoryview(payload))]
+
+
+def test_what_comes_behind_a_frame_takes_no_other_read() -> None:
+    """The next header and more: the read says of how many bytes it is certain that they come."""
+    alice, bob = with_stripe()
+    first, second = (wire(alice.send_frame(2, frame, n, memoryview(bytes(4000)))) for n, frame in enumerate((ONE, TWO)))
+    assert feed(bob, first[:16]) == []
+    assert bob.missing == 4000
+    data = first[16:] + second[:100]
+    bob.get_buffer()[: len(data)] = data
+    assert bob.bytes_received(len(data)) == FrameReceived(2, FORM, ONE, 0, memoryview(bytes(4000)))
+    assert bob.bytes_received(0) is None
+    bob.check()
+    assert bob.missing == 4000 - 84
+    assert feed(bob, second[100:]) == [FrameReceived(2, FORM, TWO, 1, memoryview(bytes(4000)))]
+
+
+def test_a_frame_before_a_fault_is_heard() -> None:
+    alice, bob = with_stripe()
+    header, payload = alice.send_frame(2, ONE, 0, memoryview(bytes(400)))
+    assert feed(bob, bytes(header)) == []
+    data = bytes(payload) + bytes(16)
+    bob.get_buffer()[: len(data)] = data
+    assert bob.bytes_received(len(data)) == FrameReceived(2, FORM, ONE, 0, memoryview(bytes(400)))
+    with pytest.raises(PeerFault, match="unknown message type 0"):
+        bob.bytes_received(0)
+    assert bob.ended
+    bob.check()
+
+
+def test_small_frames_that_come_together_keep_little_more_than_themselves() -> None:
+    alice, bob = with_stripe()
+    for event in feed(bob, b"".join(wire(alice.send_frame(2, ONE, n, memoryview(b"small"))) for n in range(100))):
+        assert isinstance(event, FrameReceived)
+        assert event.payload is not None
+        assert memoryview(event.payload.obj).nbytes <= 6
 
 
 @pytest.mark.parametrize(("stream", "sequence"), [(2, 0), (2, 2), (4, 1), (1, 1), (0, 1)])
