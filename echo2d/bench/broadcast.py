@@ -1,6 +1,7 @@
 """`echo2d bench broadcast`: how long versions take to spread. Real daemons (`swarm`) on emulated links (`netlab`).
 
-Round 0 is cold: peers have just joined, there are no links and no rates. Then come as many warm rounds as asked for.
+Round 0 is cold: peers have just joined, there are no links and no rates. A few follow that do not count, for the first
+versions also make the files that later ones reuse. Then come as many warm rounds as asked for.
 T_verify is the coordinator's own figure; bytes are counted at the emulator. Seconds, from the accepted publish.
 """
 
@@ -14,9 +15,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import repeat
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
@@ -45,17 +47,21 @@ SPOIL_FROM = 0.1  # when so much of a version has come, it shows who passes on m
 ROUNDS_MAX = 100  # the coordinator keeps the figures of more
 
 
+Kind = Literal["cold", "warming up", "warm"]  # of a round
+
+
 @dataclass(frozen=True, slots=True)
 class Broadcast:
     """What was asked for. The culprit of a round is, of the peers with the fastest uplink, the one that passes on most.
 
     kill, partition: when the median peer has this share of a version, the culprit is gone (SIGKILL), or silent, until
-    the round is over. corrupt: the share of its frames that it spoils, soon after the start. against: what else is
+    the round is over, but not while warming up. corrupt: the share of its frames that it spoils, soon after the start. against: what else is
     measured, after each warm round once.
     """
 
     scenario: Scenario
     rounds: int = 5
+    warm_up: int = 3
     queue_s: float = QUEUE_S
     kill: float | None = None
     partition: float | None = None
@@ -66,8 +72,9 @@ class Broadcast:
     run_dir: Path | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rounds <= ROUNDS_MAX:
-            raise OperatorFault(f"--rounds: expected 0 to {ROUNDS_MAX}; found {self.rounds}")
+        for name, count in (("--rounds", self.rounds), ("--warm-up", self.warm_up)):
+            if not 0 <= count <= ROUNDS_MAX:
+                raise OperatorFault(f"{name}: expected 0 to {ROUNDS_MAX}; found {count}")
         if any(share is not None and not 0 < share <= 1 for share in (self.kill, self.partition, self.corrupt)):
             raise OperatorFault("--kill, --partition, --corrupt: expected shares above 0, at most 1")
         if any(trouble.peer == 0 for trouble in self.scenario.faults):
@@ -214,14 +221,22 @@ def _measure(wanted: Broadcast, run: Path, console: Console) -> BroadcastResult:
     lab = Lab(scenario.peers, run, queue_s=wanted.queue_s)
     with lab, Swarm(lab, scenario, run, corrupt=wanted.corrupt, tls=wanted.tls) as swarm:
         with _progress(console) as progress:
-            for number in range(1 + wanted.rounds):
-                rounds.append(_Round(wanted, lab, swarm, progress, number).run())
+            for kind in _kinds(wanted):
+                done = _Round(wanted, lab, swarm, progress, kind).run()
                 if not console.is_terminal:
-                    console.print(_line(rounds[-1]), highlight=False)
-                for rival in wanted.against if number else ():
+                    console.print(_line(done, kind), highlight=False)
+                if kind != "warming up":
+                    rounds.append(done)
+                for rival in wanted.against if kind == "warm" else ():
                     against[rival].append(rival_round(rival, lab, scenario, run, limit_s=_limit_s(scenario)))
         faults = [f"{fault['kind']}: {fault['text']}" for fault in swarm.status()["faults"]]
     return BroadcastResult.of(wanted, rounds, faults, (load, os.getloadavg()[0]), against)
+
+
+def _kinds(wanted: Broadcast) -> Iterator[Kind]:
+    yield "cold"
+    yield from repeat("warming up", wanted.warm_up)
+    yield from repeat("warm", wanted.rounds)
 
 
 def best_plan(scenario: Scenario, lost: frozenset[int] = frozenset()) -> Plan:
@@ -269,15 +284,15 @@ class _Planned:
 class _Round:
     """One version on its way: publish, make the trouble that was asked for, look on until it has arrived."""
 
-    def __init__(self, wanted: Broadcast, lab: Lab, swarm: Swarm, progress: Progress, number: int) -> None:
+    def __init__(self, wanted: Broadcast, lab: Lab, swarm: Swarm, progress: Progress, kind: Kind) -> None:
         self._wanted, self._lab, self._swarm, self._progress = wanted, lab, swarm, progress
-        self._task = progress.add_task(f"version {number}" + (" (cold)" if not number else ""), total=None)
+        self._task = progress.add_task(kind, total=None)
         self._bytes = wanted.scenario.wire_bytes
         self._spoiling: set[int] = set()
         self._culprits: list[int] = []  # with whom trouble was made, in this order
         self._verified: dict[str, float] = {}
         self._late_s = 0.0
-        self._troubles = self._planned(cold=number == 0)
+        self._troubles = [] if kind == "warming up" else self._planned(cold=kind == "cold")
 
     def run(self) -> Round:
         directory = self._swarm.prepare()
@@ -442,8 +457,8 @@ def _progress(console: Console) -> Progress:
     return Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty())
 
 
-def _line(done: Round) -> str:
-    return f"version {done.version}: T_verify {done.t_verify_s:.2f} s, {done.verified} peers, {done.shape}"
+def _line(done: Round, kind: Kind) -> str:
+    return f"version {done.version} ({kind}): T_verify {done.t_verify_s:.2f} s, {done.verified} peers, {done.shape}"
 
 
 def print_result(result: BroadcastResult) -> None:

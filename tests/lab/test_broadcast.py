@@ -20,7 +20,15 @@ def bench(run_dir: Path, *options: str) -> dict[str, Any]:
     """20 Mbit/s each: a busy machine keeps up with that."""
     if why_not() is not None:
         pytest.skip(str(why_not()))
-    words = ["bench", "broadcast", f"--peers={PEERS}", "--uplink=20mbit", "--bytes=8MiB", f"--run-dir={run_dir}"]
+    words = [
+        "bench",
+        "broadcast",
+        f"--peers={PEERS}",
+        "--uplink=20mbit",
+        "--bytes=8MiB",
+        "--warm-up=0",
+        f"--run-dir={run_dir}",
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "echo2d", *words, "--json", *options], capture_output=True, text=True, check=False
     )
