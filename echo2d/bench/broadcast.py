@@ -55,8 +55,8 @@ class Broadcast:
     """What was asked for. The culprit of a round is, of the peers with the fastest uplink, the one that passes on most.
 
     kill, partition: when the median peer has this share of a version, the culprit is gone (SIGKILL), or silent, until
-    the round is over, but not while warming up. corrupt: the share of its frames that it spoils, soon after the start. against: what else is
-    measured, after each warm round once.
+    the round is over. corrupt: the share of its frames that it spoils, soon after the start; nothing of this while
+    warming up. against: what else is measured, after each warm round once.
     """
 
     scenario: Scenario
