@@ -139,7 +139,7 @@ MUTANTS = (
         "I3, rot",
         "a frame is passed on as the disk gives it",
         "echo2d/store/frames.py",
-        "damaged = [span.frame for span in spans if not _intact(data, span, first.offset_in_segment)]",
+        "damaged = [span.frame for span in spans if not _intact(data, span, spans[0].offset_in_segment)]",
         "damaged = list[FrameId]()",
         ("tests/loopback/test_held_frames.py",),
     ),

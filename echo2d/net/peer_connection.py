@@ -21,6 +21,7 @@ SEND_BUFFER_BYTES = 1 << 20  # a connection with more than this unsent takes no 
 UNSENT_BYTES_MAX = 8 << 20  # with messages too: a peer that makes us answer but does not read is dropped
 KERNEL_UNSENT_BYTES = 128 << 10  # of what the kernel holds, so much may wait to be sent: the rest counts as unsent here
 WAKE_BYTES_MAX = 64 << 10  # of a payload that arrives slowly: one wake-up instead of one for every packet
+RECORD_BYTES_MAX = 16 << 10  # of payload in one TLS record: while that is not whole, so much is here and not seen
 WARM_BYTES = 1 << 20  # from then on: before, what waits here would fill the small window that the kernel begins with
 SILENCE_S = 15  # so long without an acknowledgement, an answer to a probe or an open window: the connection is dead
 PROBE_S = 5  # between the kernel's probes of an idle connection
@@ -54,7 +55,8 @@ class PeerConnection(asyncio.BufferedProtocol):
         self.has_room = True  # for one more frame
         self._received = 0  # bytes
         self._wanted = 1  # bytes that the kernel waits for
-        self._socket: socket.socket | None = None  # to set options of; None under TLS
+        self._unseen_max = 0  # bytes that the kernel handed over and the link cannot see yet
+        self._socket: socket.socket | None = None  # to set options of
         self._backlog = BacklogMeter()
 
     # what asyncio calls
@@ -64,8 +66,9 @@ class PeerConnection(asyncio.BufferedProtocol):
         self.transport.set_write_buffer_limits(high=SEND_BUFFER_BYTES, low=SEND_BUFFER_BYTES // 2)
         sock = self.transport.get_extra_info("socket")
         _tune(sock)
-        if transport.get_extra_info("ssl_object") is None:
-            self._socket = socket.socket(fileno=os.dup(sock.fileno()))  # uvloop's own is made anew for every option
+        self._socket = socket.socket(fileno=os.dup(sock.fileno()))  # uvloop's own is made anew for every option
+        if transport.get_extra_info("ssl_object") is not None:
+            self._unseen_max = RECORD_BYTES_MAX
         if self.dialled:
             self.write(self.link.start())
         self._owner.made(self)
@@ -81,7 +84,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         while event is not None:
             self._owner.received(self, event)
             event = self._hear(0)
-        self._wake_for(self.link.missing)
+        self._wake_for(self.link.missing - self._unseen_max)
 
     def _hear(self, nbytes: int) -> Event | None:
         """What the link makes of so many more bytes, or of those before them."""
@@ -110,13 +113,10 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._owner.lost(self)
 
     def _wake_for(self, wanted: int) -> None:
-        """The kernel says nothing of the next bytes before they are all there: a header, or so much of a payload.
-
-        Not under TLS: some of them may be here already, in a record that is not whole.
-        """
+        """The kernel says nothing of the next bytes before so many are there: never more than are certain to come."""
         if self._received < WARM_BYTES or self._socket is None:
             return
-        wanted = min(wanted, WAKE_BYTES_MAX)
+        wanted = max(1, min(wanted, WAKE_BYTES_MAX))
         if wanted != self._wanted and self.reason is None:
             self._wanted = wanted
             with contextlib.suppress(OSError):

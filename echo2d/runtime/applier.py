@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
-from echo2d.core.canonical import Buffer, digest_of
 from echo2d.core.form_index import FormIndex
 from echo2d.core.forms import ChunkRecord, decode_record
 from echo2d.core.ids import ChunkId, Digest, FormId, FrameId, SegmentId
@@ -152,30 +151,40 @@ class _Work:
         self._pending = again | self._pending
 
     def write(self, records: Iterable[ChunkRecord]) -> None:
-        """Blocking."""
+        """Blocking. The writer hashes every result; what it was made from is hashed only where the result is wrong."""
         for record in records:
-            data = self._copy(record) if self._copied(record) else self._decode(record)
-            self._writer.write_chunk(record.chunk, data, record.result)
+            if self._copied(record):
+                self._copy(record)
+            else:
+                self._decode(record)
 
     def _copied(self, record: ChunkRecord) -> bool:
         """Whether the current slot holds the very same bytes in the same place."""
         return self._base_digests.get(self._place(record)) == record.result
 
-    def _copy(self, record: ChunkRecord) -> Buffer:
+    def _copy(self, record: ChunkRecord) -> None:
         """_CopyDamaged: the current slot has rotted there; from now on the chunk is decoded."""
         try:
             data = self._read_base(record) or b""
         except (IntegrityFault, StoreFault):
             data = b""
-        if digest_of(data) != record.result:
+        try:
+            self._writer.write_chunk(record.chunk, data, record.result)
+        except IntegrityFault:
             del self._base_digests[self._place(record)]
-            raise _CopyDamaged(f"chunk {record.chunk} is damaged in the current slot")
-        return data
+            raise _CopyDamaged(f"chunk {record.chunk} is damaged in the current slot") from None
 
-    def _decode(self, record: ChunkRecord) -> Buffer:
-        payload = self._store.read_encoded_chunk(self._form, self._index.chunk_spans(record.chunk))
+    def _decode(self, record: ChunkRecord) -> None:
+        """FramesDamaged: that is why the result is wrong."""
+        spans = self._index.chunk_spans(record.chunk)
         base = self._read_base(record) if record.needs_base else None
-        return decode_record(record, payload, self._place(record).length, base)
+        try:
+            payload = self._store.read_encoded_chunk(self._form, spans)
+            data = decode_record(record, payload, self._place(record).length, base)
+            self._writer.write_chunk(record.chunk, data, record.result)
+        except IntegrityFault:
+            self._store.verify(self._form, spans)
+            raise
 
     def _read_base(self, record: ChunkRecord) -> bytes | None:
         place = self._place(record)

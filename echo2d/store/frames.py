@@ -5,10 +5,11 @@
                      / 0000.frames    its frames at their offset_in_segment; until they come, sparse or stale
          / spare / 0          files of forgotten forms, for the next segments: overwriting costs less than fresh blocks
 
-Content is the proof: there is no journal of what is held. A frame is hashed when it is written, when it is read, and
-once more by `recover` after a restart: what a file held for an earlier form is never believed. Tables are *not* judged
-here: after a restart the caller checks them against the signed digests (`FormIndex.accept_table`). Blocking functions,
-safe to call from several threads; no two may write the same frame, and nobody uses a form that is being forgotten.
+Content is the proof: there is no journal of what is held. A frame is hashed when it is written, when it is read to be
+passed on (what an applier makes of it is hashed instead), and by `recover` after a restart: what a file held for an
+earlier form is never believed. Tables are *not* judged here: after a restart the caller checks them against the signed
+digests (`FormIndex.accept_table`). Blocking functions, safe to call from several threads; no two may write the same
+frame, and nobody uses a form that is being forgotten.
 """
 
 import contextlib
@@ -181,12 +182,12 @@ class FrameStore:
 
     def get_frame(self, form: FormId, span: FrameSpan) -> bytes:
         """A held frame, verified again. FramesDamaged: it is no longer held."""
-        return self.read_encoded_chunk(form, (span,))
+        return self.verify(form, (span,))
 
     def read_encoded_chunk(self, form: FormId, spans: Sequence[FrameSpan]) -> bytes:
-        """The payload of one encoded chunk (or any run of adjacent frames of a segment), verified frame by frame.
+        """The payload of one encoded chunk (or any run of adjacent frames of a segment), as the disk gives it.
 
-        FramesDamaged names those that are not what they were.
+        Not verified: for those who hash what they make of it, and `verify` the frames if it is not what it should be.
         """
         if not spans:
             return b""
@@ -197,8 +198,12 @@ class FrameStore:
         path = stored.frames(segment_of(first.frame))
         length = last.offset_in_segment + last.length - first.offset_in_segment
         with store_faults("reading", path):
-            data = read_at(path, length, first.offset_in_segment) if path.exists() else b""
-        damaged = [span.frame for span in spans if not _intact(data, span, first.offset_in_segment)]
+            return read_at(path, length, first.offset_in_segment) if path.exists() else b""
+
+    def verify(self, form: FormId, spans: Sequence[FrameSpan]) -> bytes:
+        """Read them, and hash each. FramesDamaged names those that are not what they were; they are no longer held."""
+        stored, data = self._stored(form), self.read_encoded_chunk(form, spans)
+        damaged = [span.frame for span in spans if not _intact(data, span, spans[0].offset_in_segment)]
         if damaged:
             stored.held.difference_update(damaged)
             raise FramesDamaged(form, damaged)

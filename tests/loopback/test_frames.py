@@ -68,7 +68,8 @@ def test_an_encoded_chunk_is_its_frames(store: FrameStore) -> None:
         for record, payload in zip(segment.table.records, segment.payloads, strict=True):
             of_chunk = [span for span in spans(segment) if span.chunk == record.chunk]
             assert store.read_encoded_chunk(FORM.facts.form, of_chunk) == payload
-    assert store.read_encoded_chunk(FORM.facts.form, ()) == b""
+            assert store.verify(FORM.facts.form, of_chunk) == payload
+    assert store.verify(FORM.facts.form, ()) == b""
 
 
 def test_a_wrong_frame_is_refused(store: FrameStore) -> None:
@@ -108,7 +109,7 @@ def test_a_frame_that_rots_is_no_longer_held(store: FrameStore, tmp_path: Path) 
     write_at(folder(tmp_path) / "0000.frames", b"rot", second.offset_in_segment)
     assert store.get_frame(FORM.facts.form, first)
     with pytest.raises(IntegrityFault, match="damaged"):
-        store.read_encoded_chunk(FORM.facts.form, [first, second, third])
+        store.verify(FORM.facts.form, [first, second, third])
     assert {first.frame, third.frame} <= store.held(FORM.facts.form)
     assert second.frame not in store.held(FORM.facts.form)
 
