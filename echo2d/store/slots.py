@@ -14,6 +14,7 @@ import json
 import logging
 import shutil
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ from echo2d.store.snapshots import damaged_chunks, read_chunk, sync_snapshot
 SLOTS = ("a", "b")
 CURRENT = "current.json"
 MANIFEST = "manifest"
+PROOF_S_MAX = 60.0  # what was hashed longer ago may have left memory, and come back from a disk that rots
 
 log = logging.getLogger("echo2d.store")
 
@@ -47,6 +49,18 @@ class CurrentSlot:
         return self.directory.parent.name
 
 
+_Stamps = tuple[tuple[int, int, int, int], ...]  # inode, size, mtime and ctime of every file
+
+
+@dataclass(frozen=True, slots=True)
+class _Proof:
+    """The slot's files held this snapshot, all of it hashed at `proved_at` or later, when they had these `stamps`."""
+
+    digest: Digest
+    stamps: _Stamps
+    proved_at: float
+
+
 class SlotStore:
     """The two slots under `root`. One writer at a time: `begin` ends the writer before it."""
 
@@ -54,6 +68,7 @@ class SlotStore:
         self._root = root
         self._budget = budget
         self._writer: SlotWriter | None = None
+        self._proofs: dict[Path, _Proof] = {}  # of this process, by directory
         self._before: CurrentSlot | None = None  # what was current when the last writer began
         self._lock = threading.Lock()
         with store_faults("opening the slots", root):
@@ -82,12 +97,27 @@ class SlotStore:
             return self._begin(files)
 
     def require_intact(self, directory: Path, digest: Digest) -> None:
-        """Read and hash all that stands in a slot: 0.11 s for 256 MiB (`docs/testing.md`).
+        """Read and hash all that stands in a slot, unless that is known (`docs/testing.md`: 0.11 s for 256 MiB).
+
+        It is known for PROOF_S_MAX after this process hashed it, or began to write it and committed it, while no file
+        has another inode, size, mtime or ctime. Nobody but root can set a ctime back, so what a program writes there
+        shows (before Linux 6.13, after the clock tick, of up to 10 ms). What a disk loses does not; so soon, it is
+        hardly read from there.
 
         IntegrityFault: it is not this snapshot any more, and was given up: what was current before is so again, or
         nothing. A writer under way ends, for it may copy from there.
         """
+        stamps, now = _stamps(directory), time.monotonic()
+        proof = self._proofs.get(directory)
+        if (
+            stamps
+            and proof
+            and (proof.digest, proof.stamps) == (digest, stamps)
+            and now < proof.proved_at + PROOF_S_MAX
+        ):
+            return
         if _is_intact(directory, digest):
+            self._proofs[directory] = _Proof(digest, stamps, now)
             return
         with self._lock, store_faults("giving up", directory):
             if self._writer is not None:
@@ -120,16 +150,18 @@ class SlotStore:
             shutil.rmtree(spare, ignore_errors=True)
             self._budget.note(f"slot {spare.name}", 0)
             raise
-        self._writer = SlotWriter(spare, files)
+        self._writer = SlotWriter(spare, files, self._proofs)
         return self._writer
 
 
 class SlotWriter:
     """Puts one version together in the spare slot, chunk by chunk, each verified before it is written."""
 
-    def __init__(self, slot: Path, files: Sequence[FileEntry]) -> None:
+    def __init__(self, slot: Path, files: Sequence[FileEntry], proofs: dict[Path, _Proof]) -> None:
         self._slot = slot
         self._model = slot / "model"
+        self._proofs = proofs
+        self._began_at = time.monotonic()
         self._files = tuple(files)
         self._layout = chunk_layout(files)
         self._standing: dict[ChunkId, Digest] = {}
@@ -163,6 +195,7 @@ class SlotWriter:
                 raise IntegrityFault("the chunks in the slot are not those of the manifest")
             self._ended = True
             self._make_durable(manifest)
+            self._proofs[self._model] = _Proof(manifest.digest, _stamps(self._model), self._began_at)
             current = CurrentSlot(self._model, epoch, version, manifest)
             _flip(current)
             return current
@@ -200,6 +233,15 @@ def _flip(to: CurrentSlot) -> None:
         sync(path.parent)
     except OSError as error:  # it is current, and `begin` sees to it that it stays so
         log.warning("flip not durable yet path=%s error=%s", path, error)
+
+
+def _stamps(directory: Path) -> _Stamps:
+    """Of all that stands in a slot, and its manifest. Empty: they cannot be had."""
+    try:
+        found = [path.stat() for path in (directory.parent / MANIFEST, *sorted(_model_files(directory)))]
+    except OSError:
+        return ()
+    return tuple((each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns) for each in found)
 
 
 def _is_intact(directory: Path, digest: Digest) -> bool:

@@ -13,6 +13,7 @@ from echo2d.core.canonical import digest_of
 from echo2d.core.ids import ChunkId, Epoch, Version
 from echo2d.core.manifest import Manifest
 from echo2d.errors import IntegrityFault, StoreFault
+from echo2d.store import slots
 from echo2d.store.budget import DiskBudget
 from echo2d.store.disk import write_at
 from echo2d.store.slots import CurrentSlot, SlotStore, SlotWriter
@@ -141,7 +142,9 @@ def test_a_damaged_slot_is_not_current(tmp_path: Path, old: Published, damage: C
 
 
 def rot(current: CurrentSlot) -> None:
-    write_at(current.directory / "model-1.safetensors", b"rot", 1000)
+    path = current.directory / "model-1.safetensors"
+    write_at(path, b"rot", 1000)
+    os.utime(path, (0, 0))  # clocks of files may tick too slowly for a test
 
 
 def test_what_rots_gives_way_to_the_version_before_and_is_written_anew(
@@ -159,6 +162,35 @@ def test_what_rots_gives_way_to_the_version_before_and_is_written_anew(
     assert again.directory == damaged.directory
     store.require_intact(again.directory, again.manifest.digest)
     assert standing(tmp_path / "slots") == 2
+
+
+def test_what_was_just_written_and_not_touched_is_not_hashed_again(
+    tmp_path: Path, old: Published, new: Published, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[Path] = []
+
+    def look(directory: Path, manifest: Manifest) -> tuple[ChunkId, ...]:
+        looked.append(directory)
+        return damaged_chunks(directory, manifest)
+
+    monkeypatch.setattr(slots, "damaged_chunks", look)
+    store = SlotStore(tmp_path / "slots", DiskBudget(ROOM))
+    first, second = put(store, old, 1), put(store, new, 2)
+    for current in (first, second, second):
+        store.require_intact(current.directory, current.manifest.digest)
+    assert looked == []
+    (second.directory / "config.json").touch()
+    for _ in range(2):
+        store.require_intact(second.directory, second.manifest.digest)
+    assert looked == [second.directory], "touched, hashed once, and known again"
+    SlotStore(tmp_path / "slots", DiskBudget(ROOM)).require_intact(second.directory, second.manifest.digest)
+    assert len(looked) == 2, "another process knows nothing"
+    monkeypatch.setattr(slots, "PROOF_S_MAX", 0.0)
+    store.require_intact(second.directory, second.manifest.digest)
+    assert len(looked) == 3, "a proof ages"
+    third = put(store, old, 3)
+    with pytest.raises(IntegrityFault, match="damaged"):
+        store.require_intact(third.directory, new[1].digest)
 
 
 def test_what_rots_while_the_next_is_written_leaves_nothing(tmp_path: Path, old: Published, new: Published) -> None:

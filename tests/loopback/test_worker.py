@@ -151,7 +151,9 @@ async def test_a_slot_that_rots_before_its_refit_is_never_loaded_and_written_aga
 
     async def rot_and_refit(self: Refits, order: RefitEngines) -> EngineRefitted | EngineRefitFailed:
         if order.version == rotten and not double.said(RefitFailed):
-            await asyncio.to_thread(write_at, Path(order.path) / "model-1.safetensors", b"rot", 3000)
+            path = Path(order.path) / "model-1.safetensors"
+            await asyncio.to_thread(write_at, path, b"rot", 3000)
+            await asyncio.to_thread(os.utime, path, (0, 0))  # clocks of files may tick too slowly for a test
         return await refit(self, order)
 
     monkeypatch.setattr(Refits, "refit", rot_and_refit)
