@@ -281,7 +281,7 @@ def bench() -> None:
 @click.option("--scenario", type=FILE, help="TOML file instead of all the above.")
 @click.option("--undialable", type=click.FloatRange(0, 1), default=0.0, help="Share of the peers behind NAT.")
 @click.option("--rounds", type=int, default=5, show_default=True, help="Warm ones, after a cold one.")
-@click.option("--warm-up", type=int, default=3, show_default=True, help="Rounds between them that do not count.")
+@click.option("--warm-up", type=int, default=4, show_default=True, help="Rounds between them that do not count.")
 @click.option("--queue", default="50ms", show_default=True, help="What is queued before a link at most.")
 @click.option("--kill", type=float, help="SIGKILL for the busiest fast relay at this share of a version.")
 @click.option("--partition", type=float, help="Silence from it, likewise, instead.")

@@ -61,7 +61,7 @@ class Broadcast:
 
     scenario: Scenario
     rounds: int = 5
-    warm_up: int = 3
+    warm_up: int = 4
     queue_s: float = QUEUE_S
     kill: float | None = None
     partition: float | None = None

@@ -52,6 +52,7 @@ from echo2d.core.link_messages import (
     FrameReceived,
     FramesCancelled,
     FramesHeld,
+    FramesPassed,
     FramesWanted,
     Header,
     Hello,
@@ -240,6 +241,8 @@ class Link:
                 self._accept(message.stream, _Stream(message.form, message.from_sequence))
             case FramesWanted():
                 return self._on_wanted(message)
+            case FramesPassed():
+                return self._on_passed(message)
             case StreamEnded():
                 return self._on_stream_ended(message)
             case LinkEnded():
@@ -273,6 +276,12 @@ class Link:
         if stream.sequence is not None or stream.form != wanted.form:
             raise PeerFault(f"stream {wanted.stream} is not a repair stream of this form")
         return None if stream.ending else wanted
+
+    def _on_passed(self, passed: FramesPassed) -> FramesPassed | None:
+        stream = self._serving.get(passed.stream)
+        if stream is None or stream.sequence is None or passed.sequence > stream.sequence:
+            raise PeerFault(f"frame number {passed.sequence} of stream {passed.stream} passed on, which was not sent")
+        return None if stream.ending else passed
 
     def serves(self, stream: StreamId) -> bool:
         """Whether frames may be sent on it."""
@@ -331,6 +340,11 @@ class Link:
             raise PeerFault(f"{len(self._asked)} streams are open or not confirmed as ended")
         self._asked[self._next_mine] = stream
         self._next_mine = stream_after(self._next_mine)
+
+    def passed(self, stream: StreamId, sequence: int) -> bytes:
+        """Tells the parent of a stripe how far it was passed on; nothing to say if the stream has ended meanwhile."""
+        asked = self._asked.get(stream)
+        return b"" if asked is None or asked.ending else encode(FramesPassed(stream, sequence))
 
     # said by either end
 

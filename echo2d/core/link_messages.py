@@ -5,7 +5,7 @@ On the wire there are units of one header, HEADER_BYTES little-endian, and `leng
     type u8 | flags u8 | stream u16 | frame u32 | sequence u32 | length u32
 
     type 1 Hello   2 Proof   3 LinkEnded   4 StreamOpened   5 StreamEnded   6 FramesHeld   7 FramesWanted
-         8 FramesCancelled   9 a frame
+         8 FramesCancelled   9 a frame   10 FramesPassed
 
 A frame (type FRAME; a segment's table is one) is sent raw, at most FRAME_BYTES_MAX. Flag WITHOUT_PAYLOAD, and only it,
 makes the length 0: on a stripe because the receiver has said that it holds this frame, on a repair stream because the
@@ -140,7 +140,17 @@ class FramesCancelled:
     frames: tuple[FrameId, ...]
 
 
-Message = Hello | Proof | LinkEnded | StreamOpened | StreamEnded | FramesHeld | FramesWanted | FramesCancelled
+@dataclass(frozen=True, slots=True)
+class FramesPassed:
+    """Its sender, a child with children, has passed on all frames of this stripe before that sequence number."""
+
+    stream: StreamId
+    sequence: int
+
+
+Message = (
+    Hello | Proof | LinkEnded | StreamOpened | StreamEnded | FramesHeld | FramesWanted | FramesCancelled | FramesPassed
+)
 
 
 # --- events that are not messages ----------------------------------------------------------------------------------
@@ -165,7 +175,15 @@ class FrameReceived:
 
 
 Event = (
-    LinkOpened | StreamOpened | FrameReceived | FramesHeld | FramesWanted | FramesCancelled | StreamEnded | LinkEnded
+    LinkOpened
+    | StreamOpened
+    | FrameReceived
+    | FramesHeld
+    | FramesWanted
+    | FramesCancelled
+    | FramesPassed
+    | StreamEnded
+    | LinkEnded
 )
 
 
@@ -180,6 +198,7 @@ _TYPES: dict[int, type] = {
     6: FramesHeld,
     7: FramesWanted,
     8: FramesCancelled,
+    10: FramesPassed,
 }
 TYPE_OF = {cls: number for number, cls in _TYPES.items()}
 _UNPACK: dict[int, Callable[[memoryview], Any]] = {
@@ -219,6 +238,8 @@ def decode(type_: int, payload: memoryview) -> Message:
         case FramesWanted(form=form, frames=frames) | FramesCancelled(form=form, frames=frames):
             require(_FORM.fullmatch(form) is not None, "a form id")
             require(0 < len(frames) <= FRAMES_MAX and max(frames) <= WORD_MAX, "frame ids")
+        case FramesPassed(sequence=sequence):
+            require(sequence <= WORD_MAX, "a sequence number")
         case FramesHeld(form, runs):
             require(_FORM.fullmatch(form) is not None, "a form id")
             require(0 < sum(run.count for run in runs) <= FRAMES_MAX and all(map(_is_run, runs)), "runs of frames")

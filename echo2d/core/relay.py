@@ -45,6 +45,7 @@ from echo2d.core.relay_io import (
     HaveHeard,
     LinkDown,
     LinkUp,
+    PassedHeard,
     PeerReady,
     PlanReceived,
     RepairRefused,
@@ -119,6 +120,8 @@ class Relay:
                 self._on_frame(event, now)
             case PeerReady(peer):
                 self._on_ready(peer, now)
+            case PassedHeard():
+                self._on_passed(event, now)
             case RepairVerified() | RepairRefused() | FrameRejected() | HaveHeard() | WantHeard() | CancelHeard():
                 self._on_repair(event, now)
             case TableHeld() | FramesFound() | FramesLost() | FormComplete() | FormSearched() | FormForgotten():
@@ -169,6 +172,14 @@ class Relay:
         if link is not None:
             link.room = link.room_max
             self._serve(link, now)
+
+    def _on_passed(self, event: PassedHeard, now: float) -> None:
+        link = self._links.get(event.peer)
+        lane = None if link is None else link.lane(event.stream)
+        if lane is not None:
+            lane.passed_on(event.sequence, now)
+            lane.stripe.tell_passed(self._out)
+            self._bind_all(lane.stripe.spread, now)
 
     def _serve(self, link: Link, now: float) -> None:
         """Gives the link whatever waits for it; single frames only when the stripes need nothing."""
@@ -234,6 +245,7 @@ class Relay:
             spread.stripes = {edge.stripe: Stripe(spread, edge) for edge in edges.stripes}
             spread.is_root = any(edge.parent is None for edge in edges.stripes)
             spread.plan, spread.bound, spread.denied = edges.plan, 0, set()
+            spread.is_guess = edges.is_guess
         spread.generation = edges.generation
         spread.peers = {edge.peer: edge for edge in edges.peers}
         spread.sources, spread.fetched_at = set(edges.sources) - spread.denied, now
@@ -297,7 +309,7 @@ class Relay:
         del self._links[link.peer]
         unserved = {lane.stripe.spread.form for lane in link.lanes}
         for lane in list(link.lanes):
-            lane.drop()
+            lane.drop(self._out)
         for spread in self._spreads.values():
             for frame in spread.transfer.asked_of(link.peer):
                 spread.transfer.give_back(frame, link.peer)
@@ -355,7 +367,7 @@ class Relay:
         link.wants = deque(wanted for wanted in link.wants if wanted[0] != stream)
         link.asks = {key: asked for key, asked in link.asks.items() if asked.stream != stream}
         for lane in [lane for lane in link.lanes if lane.stream == stream]:
-            lane.drop()
+            lane.drop(self._out)
 
     # repair
 
@@ -442,6 +454,8 @@ class Relay:
                 self._drop_sources(spread, spread.sources, now)
             for stripe in spread.stripes.values():
                 self._watch(stripe, now)
+                for lane in stripe.lanes.values():
+                    lane.open_if_stalled(now)
             ask_for_missing(spread, self._links, now, self._out)
             self._bind_all(spread, now)
             give_up_gone(spread, now, self._out)

@@ -187,6 +187,15 @@ class CancelHeard:
 
 
 @dataclass(frozen=True, slots=True)
+class PassedHeard:
+    """A child has passed on all of a stripe before this sequence number."""
+
+    peer: PeerId
+    stream: int
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
 class PeerReady:
     """The send buffer of this link has room again, see flow control."""
 
@@ -209,7 +218,7 @@ Event = (
     FrameVerified | PeerReady | RepairVerified | RepairRefused | DeadlinePassed
     | TableHeld | FramesFound | FramesLost | FormSearched | FormComplete
     | PlanReceived | LinkUp | LinkDown | StreamAsked | StreamClosed | FrameRejected
-    | HaveHeard | WantHeard | CancelHeard | FormForgotten
+    | HaveHeard | WantHeard | CancelHeard | PassedHeard | FormForgotten
 )  # fmt: skip
 
 
@@ -296,6 +305,15 @@ class SendCancel:
 
 
 @dataclass(frozen=True, slots=True)
+class SendPassed:
+    """Tell the parent that all of a stripe before this sequence number was passed on here."""
+
+    peer: PeerId
+    stream: int
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
 class ReportEdgeBroken:
     """Tell the coordinator (messages.EdgeBroken)."""
 
@@ -329,5 +347,7 @@ class FrameGone:
     frame: FrameId
 
 
-LinkAction = SendFrame | OpenStream | CloseStream | SendHave | SendWant | SendCancel | ExpectPeer | ForgetPeer
+LinkAction = (
+    SendFrame | OpenStream | CloseStream | SendHave | SendWant | SendCancel | SendPassed | ExpectPeer | ForgetPeer
+)  # fmt: skip
 Action = LinkAction | ReportEdgeBroken | Accuse | FormArrived | FrameGone

@@ -5,7 +5,9 @@ is waited for. Each child has a cursor of its own into it, so that a slow child 
 of a plan frames get their place late: a frame is bound to a stripe when a child of that stripe has caught up and its
 link has room.
 
-Not here: which streams to open and what to do when they break (`relay`), frames outside the sequence (`repair`).
+A child that has children tells how far it has passed a stripe on: as far as the middle one of its own children was
+given it, or says in turn. The root binds no more than a window ahead of that, what the child passes on in PASS_S. So
+what would wait at a slow relay is bound to another stripe, whatever the planner thought that the relay could do.
 """
 
 import math
@@ -25,15 +27,19 @@ from echo2d.core.ids import (
 )
 from echo2d.core.link_messages import stream_after
 from echo2d.core.messages import EdgePeer, StripeEdge
-from echo2d.core.relay_io import DONE, Action, CloseStream, SendFrame, StreamAsked
+from echo2d.core.relay_io import DONE, Action, CloseStream, SendFrame, SendPassed, StreamAsked
 from echo2d.core.transfer import Transfer
+from echo2d.errors import PeerFault
 
 FIRST_TABLE = frame_id(SegmentId(0), 0)
 FORMS_MAX = 4  # one spreads, one waits, an older one drains, and the base of the next
 LANE_FRAMES_MAX = 4  # frames given to one link ahead of its socket, per lane: keeps it busy, and binding late
-LEAD_BYTES = 1 << 20  # of the whole form: a stripe gets its share of so much more than the one furthest behind
-STILL_S = 0.3  # a stripe of the root that takes no frame for so long stands still ...
-STILL_GAPS = 3.0  # ... and for so many of its usual gaps
+PASS_EVERY = 4  # frames passed on between two words about it
+PASS_FRAMES_MIN = 16  # a window: a frame or two for what is said of it to come back, on any line
+PASS_STALL_S = 1.0  # a stripe of which nothing was said for so long has no limit: perhaps only words are lost (I6)
+PASS_S = 0.5  # the longest round trip of which all can be under way, buffers included; and how late a slow relay gets
+PASS_RATE_S = 0.1  # over which a child's rate is taken ...
+PASS_RATE_DECAY = 0.8  # ... of which about the highest of the last ten counts: who had nothing to pass on is not slow
 GAP_START_S = 10.0  # time between frames assumed of a stream that has not shown its own: start-up takes long in a chain
 GAP_DECAY = 0.8  # per frame: the expected gap is about the longest of the last ten
 
@@ -86,6 +92,10 @@ class Link:
         """Who takes several stripes from us gets as much of each as others do."""
         return LANE_FRAMES_MAX * max(1, len(self.lanes))
 
+    def lane(self, stream: int) -> "Lane | None":
+        """That of this stream."""
+        return next((lane for lane in self.lanes if lane.stream == stream), None)
+
     def new_stream(self) -> int:
         """The number of the next stream that this end opens."""
         number = self._next_stream
@@ -106,9 +116,29 @@ class Link:
 
 
 class Lane:
-    """One child's stream of one stripe. cursor: the sequence number it gets next. has: frames it holds already."""
+    """One child's stream of one stripe. cursor: the sequence number it gets next. has: frames it holds already.
 
-    __slots__ = ("cursor", "first", "has", "link", "stream", "stripe")
+    said: how far it has passed on; heard_at: when it said so. limit: no frame is bound for it from this sequence number
+    on; None: any may be, the child has no children. passed, since: what it had said a while ago. rate: frames/s.
+    """
+
+    __slots__ = (
+        "cursor",
+        "first",
+        "has",
+        "heard_at",
+        "limit",
+        "link",
+        "mark",
+        "marked_at",
+        "passed",
+        "rate",
+        "said",
+        "since",
+        "stream",
+        "stripe",
+        "trip_s",
+    )
 
     def __init__(self, stripe: "Stripe", link: Link, stream: int, first: int) -> None:
         self.stripe = stripe
@@ -116,6 +146,10 @@ class Lane:
         self.stream = stream
         self.first = first
         self.cursor = first
+        self.limit: int | None = None
+        self.said = self.passed = first
+        self.heard_at = self.since = self.rate = self.marked_at = 0.0
+        self.trip_s = self.mark = math.inf
         self.has = link.has.setdefault(stripe.spread.form, set())
         stripe.lanes[link.peer] = self
         link.lanes.append(self)
@@ -126,6 +160,37 @@ class Lane:
         stripe = self.stripe
         return self.cursor < len(stripe.log) and stripe.log[self.cursor] not in stripe.spread.transfer.lost
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the child is not too far behind with passing on."""
+        return self.limit is None or self.cursor < self.limit
+
+    @property
+    def reached(self) -> int:
+        """How far the stripe has come by way of this child."""
+        return self.cursor if self.limit is None else self.said
+
+    def passed_on(self, sequence: int, now: float) -> None:
+        """The child says so. PeerFault: it never got that."""
+        if sequence > self.cursor:
+            raise PeerFault(f"frame number {sequence} of a stripe passed on, where {self.cursor} is next")
+        self.said, self.heard_at = max(sequence, self.said), now
+        if self.limit is None:
+            self.passed, self.since = sequence, now
+        elif now - self.since >= PASS_RATE_S:
+            self.rate = max((sequence - self.passed) / (now - self.since), PASS_RATE_DECAY * self.rate)
+            self.passed, self.since = sequence, now
+        if sequence >= self.mark:
+            self.trip_s = min(self.trip_s, now - self.marked_at)
+            self.mark = math.inf
+        trip_s = 0.0 if self.trip_s == math.inf else self.trip_s
+        self.limit = max(self.limit or 0, sequence + max(PASS_FRAMES_MIN, int((trip_s + PASS_S) * self.rate)))
+
+    def open_if_stalled(self, now: float) -> None:
+        """Without a word for too long it has no limit, until there is one."""
+        if not self.is_open and now >= self.heard_at + PASS_STALL_S:
+            self.limit = None
+
     def send(self, out: list[Action]) -> None:
         """Gives the frame at the cursor to the link, which has room for it."""
         stripe, link, sequence = self.stripe, self.link, self.cursor
@@ -134,6 +199,8 @@ class Lane:
         out.append(SendFrame(link.peer, self.stream, stripe.spread.form, frame, sequence, header_only))
         self.cursor = sequence + 1
         link.room -= 1
+        if self.cursor % PASS_EVERY == 0:
+            stripe.tell_passed(out)
 
     def close_if_done(self, out: list[Action]) -> None:
         """Ends the stream if its stripe has ended and the child has all of it."""
@@ -142,13 +209,15 @@ class Lane:
 
     def close(self, reason: str, out: list[Action]) -> None:
         out.append(CloseStream(self.link.peer, self.stream, reason))
-        self.drop()
+        self.drop(out)
 
-    def drop(self) -> None:
+    def drop(self, out: list[Action]) -> None:
         """The stream is gone."""
         self.link.lanes.remove(self)
         self.link.room = min(self.link.room, self.link.room_max)
         del self.stripe.lanes[self.link.peer]
+        if self.stripe.told is not None:
+            self.stripe.tell_passed(out)
 
 
 class Stripe:
@@ -157,7 +226,7 @@ class Stripe:
     log: the sequence so far. stream: the open stream from the parent. ended: the log is all of the stripe.
     broken: the stream is gone or stalled, and the coordinator was told. last_at: when it last moved on.
     gap_s: the time within which a next frame is expected. logged: what is in the log. load: at the root, the bytes
-    bound, over the weight.
+    bound, over the weight. told: how far the parent knows that it was passed on; None: nothing was said of that.
     """
 
     __slots__ = (
@@ -174,6 +243,7 @@ class Stripe:
         "parent",
         "spread",
         "stream",
+        "told",
         "weight",
     )
 
@@ -192,16 +262,34 @@ class Stripe:
         self.last_at = 0.0
         self.gap_s = GAP_START_S if edge.parent is not None else 0.0
         self.load = 0.0
+        self.told: int | None = None
 
     @property
     def takes_next(self) -> bool:
-        """Whether a child has caught up with the log and its link has room."""
-        end = len(self.log)
-        return any(lane.cursor == end and lane.link.room > 0 for lane in self.lanes.values())
+        """Whether a child has caught up with the log, may have more, and its link has room."""
+        end, free = len(self.log), self.spread.is_guess or len(self.spread.stripes) == 1
+        lanes = (lane for lane in self.lanes.values() if lane.cursor == end and lane.link.room > 0)
+        return any(free or lane.is_open for lane in lanes)
 
-    def stands_still(self, now: float) -> bool:
-        """At the root: whether it has taken no frame for longer than usual."""
-        return now - self.last_at >= max(STILL_S, STILL_GAPS * self.gap_s)
+    @property
+    def passed(self) -> int:
+        """How far it was passed on here: to the middle child; all of it where there is none."""
+        cursors = sorted(lane.reached for lane in self.lanes.values())
+        return cursors[len(cursors) // 2] if cursors else len(self.log)
+
+    @property
+    def lags(self) -> bool:
+        """Whether the parent may be waiting for what is here to be passed on."""
+        return self.told is not None and len(self.log) - self.passed >= PASS_FRAMES_MIN
+
+    def tell_passed(self, out: list[Action], *, at_once: bool = False) -> None:
+        """Tells the parent, if it is worth a word."""
+        if self.parent is None or self.stream is None:
+            return
+        passed = min(self.passed, len(self.log))
+        if at_once or self.told is None or passed >= self.told + PASS_EVERY:
+            self.told = passed
+            out.append(SendPassed(self.parent, self.stream, passed))
 
     def progress(self, now: float) -> None:
         """A frame came from the parent, or at the root was bound."""
@@ -217,6 +305,8 @@ class Stripe:
         for lane in self.lanes.values():
             if lane.cursor == sequence and lane.ready and lane.link.room > 0:
                 lane.send(out)
+        if not self.lanes and self.told is not None:
+            self.tell_passed(out)
 
     def end(self, out: list[Action]) -> None:
         """No more frames come: children that have all of it are told now, the others when they do."""
@@ -233,6 +323,7 @@ class Spread:
     is_root: frames get their place in the sequence here. bound: how many arrivals have got theirs.
     arrived: the FormArrived of this form was given. searched: what was here before is known, so that nothing of it is
     asked for. by_table: searching needs the first table, which may be asked for; it is waited for until search_until.
+    is_guess: who can do what is to be found out by this plan: everybody gets as much as it takes.
     gone_at: when what was lost counts as gone, if it is not back. sources: peers that hold everything, as
     the coordinator says; but those that brought nothing of this plan are denied. fetched_at: when a source last sent
     something, or was first asked.
@@ -247,6 +338,7 @@ class Spread:
         "form",
         "generation",
         "gone_at",
+        "is_guess",
         "is_root",
         "peers",
         "plan",
@@ -270,7 +362,7 @@ class Spread:
         self.sources: set[PeerId] = set()
         self.denied: set[PeerId] = set()
         self.fetched_at = 0.0
-        self.is_root = False
+        self.is_root = self.is_guess = False
         self.bound = 0
         self.arrived = False
         self.gone_at = math.inf
@@ -292,17 +384,13 @@ class Spread:
     def bind(self, now: float, out: list[Action]) -> None:
         """At the root: binds frames to stripes with a child that has caught up and whose link has room.
 
-        The stripe furthest behind its weight comes first, and none gets further ahead of it than LEAD_BYTES; but one
-        that stands still holds up nobody (I6), and has lost its turn when it goes on.
+        The stripe furthest behind its weight comes first.
         """
         while self._skip_tables():
             ready = [stripe for stripe in self.stripes.values() if stripe.takes_next]
-            moving = [stripe.load for stripe in self.stripes.values() if not stripe.stands_still(now)]
-            floor = min(moving or [stripe.load for stripe in ready], default=0.0)
-            stripe = min(ready, key=lambda one: (max(one.load, floor), one.load, one.number), default=None)
-            if stripe is None or stripe.load > floor + LEAD_BYTES:
+            stripe = min(ready, key=lambda one: (one.load, one.number), default=None)
+            if stripe is None:
                 break
-            stripe.load = max(stripe.load, floor)
             self._bind_next(stripe, now, out)
         if self.transfer.complete and self.bound == len(self.transfer.arrivals) and not self.ended:
             for stripe in self.stripes.values():
@@ -324,6 +412,9 @@ class Spread:
             stripe.append(table, out)
         stripe.append(frame, out)
         stripe.load += self.transfer.size(frame) / stripe.weight
+        for lane in stripe.lanes.values():
+            if lane.mark == math.inf:
+                lane.mark, lane.marked_at = lane.cursor, now
 
     def check(self) -> None:
         """Logs hold only held frames, payload after its table; at the root each payload frame is bound at most once."""

@@ -195,6 +195,10 @@ class PeerLinks:
         """Asks for frames on a repair stream."""
         self._say(peer, lambda link: link.want(stream, form, frames))
 
+    def passed(self, peer: PeerId, stream: StreamId, sequence: int) -> None:
+        """Tells the parent of a stripe how far it was passed on."""
+        self._say(peer, lambda link: link.passed(stream, sequence))
+
     def end_stream(self, peer: PeerId, stream: StreamId, reason: str) -> None:
         """Ends a stream that either end opened."""
         self._say(peer, lambda link: link.end_stream(stream, reason))

@@ -21,6 +21,7 @@ from echo2d.core.link_messages import (
     FrameReceived,
     FramesCancelled,
     FramesHeld,
+    FramesPassed,
     FramesWanted,
     LinkEnded,
     LinkOpened,
@@ -176,6 +177,8 @@ class Receiver:
                 self.links.want(peer, stream, form, frames)
             case relay_io.SendCancel(peer, form, frames):
                 self.links.cancel(peer, form, frames)
+            case relay_io.SendPassed(peer, stream, sequence):
+                self.links.passed(peer, stream, sequence)
             case relay_io.ExpectPeer() | relay_io.ForgetPeer():
                 raise AssertionError("not an action on a link")
             case _:
@@ -206,6 +209,8 @@ class Receiver:
                 self._emit(relay_io.WantHeard(peer, stream, form, frames))
             case FramesCancelled(form, frames):
                 self._emit(relay_io.CancelHeard(peer, form, frames))
+            case FramesPassed(stream, sequence):
+                self._emit(relay_io.PassedHeard(peer, stream, sequence))
             case FramesHeld(form):
                 self._emit(relay_io.HaveHeard(peer, form, event.frames()))
             case _:

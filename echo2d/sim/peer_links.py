@@ -82,6 +82,8 @@ class PeerLinks:
                 self._send(me, peer, relay_io.WantHeard(me, stream, form, frames))
             case relay_io.SendCancel(peer, form, frames):
                 self._send(me, peer, relay_io.CancelHeard(me, form, frames))
+            case relay_io.SendPassed(peer, stream, sequence):
+                self._send(me, peer, relay_io.PassedHeard(me, stream, sequence))
             case relay_io.ExpectPeer(edge):
                 self._expected[me, edge.peer] = edge
                 self._connect_later(me, edge.peer)

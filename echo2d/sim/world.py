@@ -31,11 +31,13 @@ from echo2d.core.relay_io import (
     FramesFound,
     HaveHeard,
     OpenStream,
+    PassedHeard,
     PlanReceived,
     ReportEdgeBroken,
     SendCancel,
     SendFrame,
     SendHave,
+    SendPassed,
     SendWant,
     StreamAsked,
     StreamClosed,
@@ -261,7 +263,7 @@ class World:
         if node.relay is relay and node.alarm == alarm:
             self._feed(node, DeadlinePassed())
 
-    def _perform(self, node: Node, action: Action) -> None:
+    def _perform(self, node: Node, action: Action) -> None:  # noqa: C901 - one case per action
         match action:
             case SendFrame():
                 self._network.send_frame(node, action)
@@ -278,6 +280,8 @@ class World:
                 self._network.send(node, peer, WantHeard(node.peer, stream, form, frames), len(frames))
             case SendCancel(peer, form, frames):
                 self._network.send(node, peer, CancelHeard(node.peer, form, frames), len(frames))
+            case SendPassed(peer, stream, sequence):
+                self._network.send(node, peer, PassedHeard(node.peer, stream, sequence))
             case ExpectPeer(edge):
                 node.expected[edge.peer] = edge
                 self._network.connect(node, self._by_peer[edge.peer])

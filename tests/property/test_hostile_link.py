@@ -16,6 +16,7 @@ from echo2d.core.link_messages import (
     FrameReceived,
     FramesCancelled,
     FramesHeld,
+    FramesPassed,
     FramesWanted,
     LinkEnded,
     StreamEnded,
@@ -82,6 +83,8 @@ def for_the_relay(event: Event, *, right: bool) -> relay_io.Event | None:
             return relay_io.WantHeard(ALICE, stream, form, wanted)
         case FramesCancelled(form, cancelled):
             return relay_io.CancelHeard(ALICE, form, cancelled)
+        case FramesPassed(stream, sequence):
+            return relay_io.PassedHeard(ALICE, stream, sequence)
         case FramesHeld(form):
             return relay_io.HaveHeard(ALICE, form, event.frames())
         case _:
