@@ -413,7 +413,7 @@ class PlanEdges:
     """This peer's part of a plan: its place in each stripe, and the peers it shares an edge with.
 
     Replaces the part of an earlier generation; edges that did not change go on undisturbed. sources: those of the peers
-    that hold the whole form, for this newcomer to fetch what it misses from. is_guess: little is known of the peers.
+    that hold the whole form, for this newcomer to fetch what it misses from. blind: nothing is known of any peer.
     """
 
     form: FormId
@@ -422,7 +422,7 @@ class PlanEdges:
     stripes: tuple[StripeEdge, ...]
     peers: tuple[EdgePeer, ...]
     sources: tuple[PeerId, ...] = ()
-    is_guess: bool = False
+    blind: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,8 @@ def edges_for(plan: Plan, peer: PeerId, secret: Callable[[PeerId, PeerId], bytes
         part = None if pace is None or not share else max(PACE_MIN, pace * share / sent)
         peers.append(_edge_peer(facts[peer], facts[other], plan, secret, part))
     sources = plan.sources.get(peer, ())
-    return PlanEdges(plan.form, plan.plan_id, plan.generation, tuple(stripes), tuple(peers), sources, plan.is_guess)
+    blind = facts[plan.root].uplink is None
+    return PlanEdges(plan.form, plan.plan_id, plan.generation, tuple(stripes), tuple(peers), sources, blind)
 
 
 def _supply(plan: Plan) -> dict[tuple[PeerId, PeerId], None]:

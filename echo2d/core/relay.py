@@ -245,7 +245,7 @@ class Relay:
             spread.stripes = {edge.stripe: Stripe(spread, edge) for edge in edges.stripes}
             spread.is_root = any(edge.parent is None for edge in edges.stripes)
             spread.plan, spread.bound, spread.denied = edges.plan, 0, set()
-            spread.is_guess = edges.is_guess
+            spread.blind = edges.blind
         spread.generation = edges.generation
         spread.peers = {edge.peer: edge for edge in edges.peers}
         spread.sources, spread.fetched_at = set(edges.sources) - spread.denied, now

@@ -267,7 +267,7 @@ class Stripe:
     @property
     def takes_next(self) -> bool:
         """Whether a child has caught up with the log, may have more, and its link has room."""
-        end, free = len(self.log), self.spread.is_guess or len(self.spread.stripes) == 1
+        end, free = len(self.log), self.spread.blind or len(self.spread.stripes) == 1
         lanes = (lane for lane in self.lanes.values() if lane.cursor == end and lane.link.room > 0)
         return any(free or lane.is_open for lane in lanes)
 
@@ -323,7 +323,7 @@ class Spread:
     is_root: frames get their place in the sequence here. bound: how many arrivals have got theirs.
     arrived: the FormArrived of this form was given. searched: what was here before is known, so that nothing of it is
     asked for. by_table: searching needs the first table, which may be asked for; it is waited for until search_until.
-    is_guess: who can do what is to be found out by this plan: everybody gets as much as it takes.
+    blind: who can do what is to be found out by this plan: everybody gets as much as it takes.
     gone_at: when what was lost counts as gone, if it is not back. sources: peers that hold everything, as
     the coordinator says; but those that brought nothing of this plan are denied. fetched_at: when a source last sent
     something, or was first asked.
@@ -338,7 +338,7 @@ class Spread:
         "form",
         "generation",
         "gone_at",
-        "is_guess",
+        "blind",
         "is_root",
         "peers",
         "plan",
@@ -362,7 +362,7 @@ class Spread:
         self.sources: set[PeerId] = set()
         self.denied: set[PeerId] = set()
         self.fetched_at = 0.0
-        self.is_root = self.is_guess = False
+        self.is_root = self.blind = False
         self.bound = 0
         self.arrived = False
         self.gone_at = math.inf
