@@ -34,6 +34,9 @@ from echo2d.errors import PeerFault
 FIRST_TABLE = frame_id(SegmentId(0), 0)
 FORMS_MAX = 4  # one spreads, one waits, an older one drains, and the base of the next
 LANE_FRAMES_MAX = 4  # frames given to one link ahead of its socket, per lane: keeps it busy, and binding late
+LEAD_BYTES = 1 << 20  # of the whole form: a stripe without a window gets its share of so much more than all on average
+STILL_S = 0.3  # a stripe of the root that takes no frame for so long stands still ...
+STILL_GAPS = 3.0  # ... and for so many of its usual gaps
 PASS_EVERY = 4  # frames passed on between two words about it
 PASS_FRAMES_MIN = 16  # a window: a frame or two for what is said of it to come back, on any line
 PASS_STALL_S = 1.0  # a stripe of which nothing was said for so long has no limit: perhaps only words are lost (I6)
@@ -272,6 +275,15 @@ class Stripe:
         return any(free or lane.is_open for lane in lanes)
 
     @property
+    def is_watched(self) -> bool:
+        """At the root: whether a child says how far it has passed the stripe on."""
+        return any(lane.limit is not None for lane in self.lanes.values())
+
+    def stands_still(self, now: float) -> bool:
+        """At the root: whether it has taken no frame for longer than usual."""
+        return now - self.last_at >= max(STILL_S, STILL_GAPS * self.gap_s)
+
+    @property
     def passed(self) -> int:
         """How far it was passed on here: to the middle child; all of it where there is none."""
         cursors = sorted(lane.reached for lane in self.lanes.values())
@@ -384,14 +396,17 @@ class Spread:
     def bind(self, now: float, out: list[Action]) -> None:
         """At the root: binds frames to stripes with a child that has caught up and whose link has room.
 
-        The stripe furthest behind its weight comes first.
+        The stripe furthest behind its weight comes first. One of which nobody says how it gets on may be LEAD_BYTES
+        ahead of the average of those that do not stand still, for those hold up nobody (I6).
         """
         while self._skip_tables():
-            ready = [stripe for stripe in self.stripes.values() if stripe.takes_next]
-            stripe = min(ready, key=lambda one: (one.load, one.number), default=None)
-            if stripe is None:
+            moving = [stripe for stripe in self.stripes.values() if not stripe.stands_still(now)]
+            weight = sum(stripe.weight for stripe in moving)
+            most = sum(stripe.load * stripe.weight for stripe in moving) / weight + LEAD_BYTES if moving else math.inf
+            ready = [one for one in self.stripes.values() if one.takes_next and (one.is_watched or one.load <= most)]
+            if not ready:
                 break
-            self._bind_next(stripe, now, out)
+            self._bind_next(min(ready, key=lambda one: (one.load, one.number)), now, out)
         if self.transfer.complete and self.bound == len(self.transfer.arrivals) and not self.ended:
             for stripe in self.stripes.values():
                 stripe.end(out)
