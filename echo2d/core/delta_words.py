@@ -1,0 +1,185 @@
+"""A chunk as what it adds to its base, word by word: 16-bit little-endian words, new - base modulo 2**16.
+
+Training moves nearly every bf16 weight that it changes to one of its two neighbours, which is a difference of -1 or 1;
+and as integers the words of any bit pattern come back exactly (NaN, -0.0, other types). Two layouts:
+
+    sparse   u32 lengths of the next four | gaps | codes | small | large | odd last byte    the words that changed
+    dense    u32 lengths of the next three |       codes | small | large | odd last byte    all words
+
+    gaps     a byte for each word: how many unchanged ones come before it; 255: 255, and more in the next byte
+    codes    two bits for each word, the lowest first: 0: -1, 1: 0, 2: 1, 3: a difference d that is in
+    small    a byte for each of those: z = 2 * d if d is positive, else -2 * d - 1; 255: z is in
+    large    u16 for each of those
+
+The columns are zstd frames, an empty one is empty. How long each must be follows from the one before it, the gaps from
+the chunk: so no length in a payload is believed. What is wrong is `IntegrityFault`.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from echo2d.core.canonical import Buffer, require
+from echo2d.core.zstd import compress, declared_length, decompress
+
+Bytes = NDArray[np.uint8]
+Words = NDArray[np.uint16]
+Positions = NDArray[np.int64]
+
+_LENGTH_BYTES = 4
+_SCAN_WORDS = 1 << 18  # compared at once: both sides and the outcome stay in a core's cache
+_BLOCK_WORDS = 1 << 16  # of a dense chunk, likewise
+_GOES_ON = 255  # in a column of bytes: this is not all
+_ESCAPED = 3
+_UNPACKED = np.array([sum((byte >> 2 * i & 3) << 8 * i for i in range(4)) for byte in range(256)], dtype="<u4")
+
+
+def sparse_max(words: int) -> int:
+    """So many words of a chunk may have changed for it to be sparse; beyond, gaps take more than codes of all words."""
+    return words * 3 // 20
+
+
+def changed_words(new: Buffer, base: Buffer) -> Positions | None:
+    """Where the words differ, in order; None: in too many places for a sparse chunk."""
+    mine, theirs = _words(new), _words(base)
+    found, left, mask = [np.empty(0, np.int64)], sparse_max(mine.size), np.empty(_SCAN_WORDS, np.bool_)
+    for block in _blocks(mine.size, _SCAN_WORDS):
+        differ = np.not_equal(mine[block], theirs[block], out=mask[: block.stop - block.start])
+        positions = np.flatnonzero(differ)
+        left -= positions.size
+        if left < 0:
+            return None
+        positions += block.start
+        found.append(positions)
+    return np.concatenate(found)
+
+
+def encode_sparse(new: Buffer, base: Buffer, changed: Positions) -> bytes:
+    """The payload; `changed`: where the words differ."""
+    columns = _coded(_words(new)[changed] - _words(base)[changed])
+    return _payload([_gaps(changed).data, *columns], new)
+
+
+def encode_dense(new: Buffer, base: Buffer) -> bytes | None:
+    """The payload; None: there is too little in common for it to be smaller than the chunk."""
+    mine, theirs = _words(new), _words(base)
+    blocks = [_coded(mine[block] - theirs[block]) for block in _blocks(mine.size, _BLOCK_WORDS)]
+    columns = [b"".join(parts) for parts in zip(*blocks, strict=True)]
+    return _payload(columns, new) if sum(map(len, columns)) < len(new) else None
+
+
+def decode_sparse(payload: Buffer, base: Buffer) -> memoryview:
+    """The chunk, as long as its base. Allocates at most about four times as much."""
+    (gaps, *columns), last = _columns(payload, 4, len(base))
+    new, words = _copy(base, last)
+    changed = _positions(gaps, words.size)
+    for block, differences in _decoded(columns, changed.size):
+        words[changed[block]] += differences
+    return new.data
+
+
+def decode_dense(payload: Buffer, base: Buffer) -> memoryview:
+    """The chunk, as long as its base. Allocates at most about four times as much."""
+    columns, last = _columns(payload, 3, len(base))
+    new, words = _copy(base, last)
+    for block, differences in _decoded(columns, words.size):
+        words[block] += differences
+    return new.data
+
+
+def _words(chunk: Buffer) -> Words:
+    return np.frombuffer(chunk, dtype="<u2", count=len(chunk) // 2)
+
+
+def _blocks(length: int, block: int) -> Iterator[slice]:
+    return (slice(start, min(start + block, length)) for start in range(0, length, block))
+
+
+def _copy(base: Buffer, last: Buffer) -> tuple[Bytes, Words]:
+    """The base with another odd last byte, and its words."""
+    new = np.frombuffer(base, dtype=np.uint8).copy()
+    new[len(base) - len(last) :] = np.frombuffer(last, dtype=np.uint8)
+    return new, new[: len(base) - len(last)].view("<u2")
+
+
+# --- columns
+
+
+def _payload(columns: Sequence[Buffer], new: Buffer) -> bytes:
+    frames = [compress(column) for column in columns]
+    lengths = b"".join(len(frame).to_bytes(_LENGTH_BYTES, "little") for frame in frames)
+    return b"".join((lengths, *frames, memoryview(new)[len(new) // 2 * 2 :]))
+
+
+def _columns(payload: Buffer, count: int, raw_len: int) -> tuple[list[memoryview], memoryview]:
+    """The frames of a payload, and the odd last byte."""
+    view, start = memoryview(payload), _LENGTH_BYTES * count
+    require(len(view) >= start, "a delta chunk ends before its columns")
+    lengths = np.frombuffer(view, dtype="<u4", count=count).tolist()
+    require(start + sum(lengths) + raw_len % 2 == len(view), "a delta chunk has columns of the wrong length")
+    frames = []
+    for length in lengths:
+        frames.append(view[start : start + length])
+        start += length
+    return frames, view[start:]
+
+
+def _gaps(changed: Positions) -> Bytes:
+    more, last = np.divmod(np.diff(changed, prepend=-1) - 1, _GOES_ON)
+    ends = np.cumsum(more + 1) - 1
+    gaps = np.full(changed.size + int(more.sum()), _GOES_ON, np.uint8)
+    gaps[ends] = last
+    return gaps
+
+
+def _positions(frame: memoryview, words: int) -> Positions:
+    length = declared_length(frame)
+    require(0 <= length <= sparse_max(words) + words // _GOES_ON, "a sparse chunk has too many gaps")
+    gaps = np.frombuffer(decompress(frame, length), dtype=np.uint8)
+    ends = np.flatnonzero(gaps != _GOES_ON)
+    count = ends.size
+    require(length == 0 or (count > 0 and int(ends[-1]) == length - 1), "a sparse chunk ends within a gap")
+    require(count <= sparse_max(words), "a sparse chunk changes too many words")
+    positions: Positions = np.cumsum(gaps, dtype=np.int64)[ends]
+    positions += np.arange(count)
+    require(count == 0 or int(positions[-1]) < words, "a sparse chunk reaches past its end")
+    return positions
+
+
+def _coded(differences: Words) -> tuple[memoryview, memoryview, memoryview]:
+    """Codes, small and large."""
+    codes = np.minimum(differences + 1, _ESCAPED).astype(np.uint8)
+    escaped = differences[codes == _ESCAPED]
+    zigzag = (escaped << 1) ^ -(escaped >> 15)
+    large = zigzag[zigzag >= _GOES_ON]
+    return _packed(codes).data, np.minimum(zigzag, _GOES_ON).astype(np.uint8).data, large.view(np.uint8).data
+
+
+def _decoded(frames: Sequence[memoryview], count: int) -> Iterator[tuple[slice, Words]]:
+    """`count` differences, block by block."""
+    codes = _unpacked(decompress(frames[0], -(-count // 4)))[:count]
+    small = np.frombuffer(decompress(frames[1], int(np.count_nonzero(codes == _ESCAPED))), dtype=np.uint8)
+    goes_on = np.flatnonzero(small == _GOES_ON)
+    zigzag = small.astype(np.uint16)
+    zigzag[goes_on] = np.frombuffer(decompress(frames[2], 2 * goes_on.size), dtype="<u2")
+    escaped = (zigzag >> 1) ^ -(zigzag & 1)
+    done = 0
+    for block in _blocks(count, _BLOCK_WORDS):
+        differences = codes[block].astype(np.uint16) - 1
+        places = np.flatnonzero(codes[block] == _ESCAPED)
+        differences[places] = escaped[done : done + places.size]
+        done += places.size
+        yield block, differences
+
+
+def _packed(codes: Bytes) -> Bytes:
+    """Four codes in a byte."""
+    whole = np.zeros(-(-codes.size // 4) * 4, np.uint8)
+    whole[: codes.size] = codes
+    four = whole.view("<u4")
+    return (four | four >> 6 | four >> 12 | four >> 18).astype(np.uint8)
+
+
+def _unpacked(packed: bytes) -> Bytes:
+    return _UNPACKED[np.frombuffer(packed, dtype=np.uint8)].view(np.uint8)
