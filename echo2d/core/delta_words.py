@@ -126,11 +126,12 @@ def _columns(payload: Buffer, count: int, raw_len: int) -> tuple[list[memoryview
 
 
 def _gaps(changed: Positions) -> Bytes:
-    more, last = np.divmod(np.diff(changed, prepend=-1) - 1, _GOES_ON)
-    ends = np.cumsum(more + 1) - 1
-    gaps = np.full(changed.size + int(more.sum()), _GOES_ON, np.uint8)
-    gaps[ends] = last
-    return gaps
+    wide = np.diff(changed, prepend=-1) - 1
+    long = np.flatnonzero(wide >= _GOES_ON)
+    more, last = np.divmod(wide[long], _GOES_ON)
+    gaps = wide.astype(np.uint8)
+    gaps[long] = last
+    return np.insert(gaps, np.repeat(long, more), _GOES_ON)
 
 
 def _positions(frame: memoryview, words: int) -> Positions:
