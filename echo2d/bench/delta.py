@@ -1,8 +1,8 @@
 """`echo2d bench delta`: one version encoded against another, as the seed and the workers do it, and what that costs.
 
-First all of NEW is encoded, decoded, verified and written, and compared with NEW byte for byte. Then come the speeds, of
-the same functions on chunks that are in memory, in several runs of one thread: bytes of the model per CPU second, so
-that neighbours on the machine disturb little. What is in them:
+First all of NEW is encoded, decoded, verified and written, and compared with NEW byte for byte. Then come the speeds,
+of the same functions on chunks that are in memory, in several runs of one thread: bytes of the model per CPU second,
+so that neighbours on the machine disturb little. What is in them:
 
     encode   `encode_record`: finding and coding the changes, xxh3-128 of the base, blake3 of the result
     decode   `decode_record`: xxh3-128 of the base, decoding; then blake3 of the result, and writing it to its file
@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from itertools import islice
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -269,9 +269,7 @@ class _Sample:
     def run(self) -> dict[str, float]:
         """MB/s, and quotients."""
         total = self._copy.size / 1e6
-        memcpy = total / _cpu_s(self._copy_all)
-        encode = total / _cpu_s(lambda: [each.encode() for each in self._chunks].clear())
-        decode = total / _cpu_s(lambda: [each.decode_into(self._out) for each in self._chunks].clear())
+        memcpy, encode, decode = (total / _cpu_s(work) for work in (self._copy_all, self._encode_all, self._decode_all))
         return {
             "encode_mb_s": encode,
             "decode_mb_s": decode,
@@ -286,13 +284,21 @@ class _Sample:
             self._copy[start : start + len(each.new)] = np.frombuffer(each.new, dtype=np.uint8)
             start += len(each.new)
 
+    def _encode_all(self) -> None:
+        for each in self._chunks:
+            each.encode()
+
+    def _decode_all(self) -> None:
+        for each in self._chunks:
+            each.decode_into(self._out)
+
     def peak_bytes(self) -> int:
         """The most that encoding or decoding any of them allocates."""
         found = 0
         tracemalloc.start()
         try:
             for each in self._chunks:
-                for work in (each.encode, lambda each=each: each.decode_into(self._out)):
+                for work in (each.encode, partial(each.decode_into, self._out)):
                     tracemalloc.reset_peak()
                     before = tracemalloc.get_traced_memory()[0]
                     work()
@@ -313,8 +319,8 @@ def print_result(result: DeltaResult) -> None:
     table = Table("what", "measured", "least - most", box=None)
     modes = ", ".join(f"{count} {mode}" for mode, count in result.chunks.items() if count)
     table.add_row("words changed", f"{result.changed_fraction:.3%}")
-    table.add_row("on the wire", f"{result.wire_bytes:,} of {result.snapshot_bytes:,} bytes, {result.wire_fraction:.3%}")
-    table.add_row("smaller by a factor of", f"{result.ratio:.1f}")
+    table.add_row("bytes", f"{result.snapshot_bytes:,}")
+    table.add_row("on the wire", f"{result.wire_bytes:,}, {result.wire_fraction:.3%}, factor {result.ratio:.1f}")
     table.add_row("chunks", modes)
     for name in ("encode", "decode", "memcpy"):
         low, high = result.least_most[f"{name}_mb_s"]
@@ -325,7 +331,7 @@ def print_result(result: DeltaResult) -> None:
     table.add_row("scratch of a chunk, at most", f"{result.peak_scratch_mb:.1f} MB")
     table.add_row("built again byte for byte", "yes" if result.roundtrip_ok else "NO")
     for name, rival in result.against.items():
-        text = f"{rival.wire_fraction:.3%}, factor {rival.ratio:.1f}, encode {rival.encode_mb_s:,.0f} MB/s"
+        text = f"{rival.wire_fraction:.3%}, factor {rival.ratio:.1f}, {rival.encode_mb_s:,.0f} MB/s"
         table.add_row(name, text)
     table.add_row("load before, after", f"{result.load[0]:.1f}, {result.load[1]:.1f}")
     Console().print(table)

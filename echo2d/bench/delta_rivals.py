@@ -1,8 +1,9 @@
-"""How others encode a chunk against its base, for comparison: payloads only, no digests, each in one zstd frame.
+"""How others encode a chunk against its base, for comparison: one zstd frame each, no digests.
 
-    xor           new XOR base (slime, SkyRL)
-    index-value   how far from one changed word to the next, and the new words (grail)
-    zstd          the new chunk alone
+name          what is compressed
+xor           new XOR base (slime, SkyRL)
+index-value   how far from one changed word to the next, and the new words (grail)
+zstd          the new chunk alone
 """
 
 from collections.abc import Callable, Mapping

@@ -57,7 +57,7 @@ def changed_words(new: Buffer, base: Buffer) -> Positions | None:
 
 def encode_sparse(new: Buffer, base: Buffer, changed: Positions) -> bytes:
     """The payload; `changed`: where the words differ."""
-    columns = _coded(_words(new)[changed] - _words(base)[changed])
+    columns = _coded(_words(new).take(changed) - _words(base).take(changed))
     return _payload([_gaps(changed).data, *columns], new)
 
 
@@ -65,7 +65,7 @@ def encode_dense(new: Buffer, base: Buffer) -> bytes | None:
     """The payload; None: there is too little in common for it to be smaller than the chunk."""
     mine, theirs = _words(new), _words(base)
     blocks = [_coded(mine[block] - theirs[block]) for block in _blocks(mine.size, _BLOCK_WORDS)]
-    columns = [b"".join(parts) for parts in zip(*blocks, strict=True)]
+    columns = [b"".join(block[column] for block in blocks) for column in range(3)]
     return _payload(columns, new) if sum(map(len, columns)) < len(new) else None
 
 
@@ -75,7 +75,8 @@ def decode_sparse(payload: Buffer, base: Buffer) -> memoryview:
     new, words = _copy(base, last)
     changed = _positions(gaps, words.size)
     for block, differences in _decoded(columns, changed.size):
-        words[changed[block]] += differences
+        places = changed[block]
+        words[places] = words.take(places) + differences
     return new.data
 
 
@@ -138,13 +139,12 @@ def _positions(frame: memoryview, words: int) -> Positions:
     length = declared_length(frame)
     require(0 <= length <= sparse_max(words) + words // _GOES_ON, "a sparse chunk has too many gaps")
     gaps = np.frombuffer(decompress(frame, length), dtype=np.uint8)
-    ends = np.flatnonzero(gaps != _GOES_ON)
-    count = ends.size
-    require(length == 0 or (count > 0 and int(ends[-1]) == length - 1), "a sparse chunk ends within a gap")
-    require(count <= sparse_max(words), "a sparse chunk changes too many words")
-    positions: Positions = np.cumsum(gaps, dtype=np.int64)[ends]
-    positions += np.arange(count)
-    require(count == 0 or int(positions[-1]) < words, "a sparse chunk reaches past its end")
+    ends = gaps != _GOES_ON
+    require(length == 0 or bool(ends[-1]), "a sparse chunk ends within a gap")
+    positions: Positions = np.cumsum(gaps + ends, dtype=np.int64)[ends]
+    positions -= 1
+    require(positions.size <= sparse_max(words), "a sparse chunk changes too many words")
+    require(positions.size == 0 or int(positions[-1]) < words, "a sparse chunk reaches past its end")
     return positions
 
 
@@ -161,16 +161,14 @@ def _decoded(frames: Sequence[memoryview], count: int) -> Iterator[tuple[slice, 
     """`count` differences, block by block."""
     codes = _unpacked(decompress(frames[0], -(-count // 4)))[:count]
     small = np.frombuffer(decompress(frames[1], int(np.count_nonzero(codes == _ESCAPED))), dtype=np.uint8)
-    goes_on = np.flatnonzero(small == _GOES_ON)
-    zigzag = small.astype(np.uint16)
-    zigzag[goes_on] = np.frombuffer(decompress(frames[2], 2 * goes_on.size), dtype="<u2")
-    escaped = (zigzag >> 1) ^ -(zigzag & 1)
-    done = 0
+    large = np.frombuffer(decompress(frames[2], 2 * int(np.count_nonzero(small == _GOES_ON))), dtype="<u2")
     for block in _blocks(count, _BLOCK_WORDS):
         differences = codes[block].astype(np.uint16) - 1
-        places = np.flatnonzero(codes[block] == _ESCAPED)
-        differences[places] = escaped[done : done + places.size]
-        done += places.size
+        escaped = np.flatnonzero(codes[block] == _ESCAPED)
+        zigzag, small = small[: escaped.size].astype(np.uint16), small[escaped.size :]
+        goes_on = np.flatnonzero(zigzag == _GOES_ON)
+        zigzag[goes_on], large = large[: goes_on.size], large[goes_on.size :]
+        differences[escaped] = (zigzag >> 1) ^ -(zigzag & 1)
         yield block, differences
 
 
@@ -179,8 +177,10 @@ def _packed(codes: Bytes) -> Bytes:
     whole = np.zeros(-(-codes.size // 4) * 4, np.uint8)
     whole[: codes.size] = codes
     four = whole.view("<u4")
-    return (four | four >> 6 | four >> 12 | four >> 18).astype(np.uint8)
+    packed: Bytes = (four | four >> 6 | four >> 12 | four >> 18).astype(np.uint8)
+    return packed
 
 
 def _unpacked(packed: bytes) -> Bytes:
-    return _UNPACKED[np.frombuffer(packed, dtype=np.uint8)].view(np.uint8)
+    codes: Bytes = _UNPACKED[np.frombuffer(packed, dtype=np.uint8)].view(np.uint8)
+    return codes
