@@ -17,7 +17,7 @@ from enum import IntEnum
 
 from echo2d.core.canonical import Buffer, require
 from echo2d.core.delta_full import decode_full, encode_full
-from echo2d.core.delta_words import changed_words, decode_dense, decode_sparse, encode_dense, encode_sparse
+from echo2d.core.delta_words import decode_dense, decode_sparse, encode_dense, encode_sparse, find_changes
 from echo2d.errors import IntegrityFault
 
 FULL_SHARE_MIN = 0.5  # of the chunk: full is never less, for one of its two planes is not compressed
@@ -56,13 +56,13 @@ def encode_chunk(new: Buffer, base: Buffer | None = None) -> EncodedChunk:
 
 def _encode_delta(new: Buffer, base: Buffer) -> EncodedChunk | None:
     """None: they have too little in common."""
-    changed = changed_words(new, base)
-    if changed is None:
+    changes = find_changes(new, base)
+    if changes is None:
         dense = encode_dense(new, base)
         return None if dense is None else EncodedChunk(Mode.DENSE, dense)
-    if not changed.size and new[-1:] == base[-1:]:
+    if not changes.places.size and new[-1:] == base[-1:]:
         return EncodedChunk(Mode.SAME, b"")
-    return EncodedChunk(Mode.SPARSE, encode_sparse(new, base, changed))
+    return EncodedChunk(Mode.SPARSE, encode_sparse(new, changes))
 
 
 def decode_chunk(mode: Mode, payload: Buffer, raw_len: int, base: Buffer | None = None) -> Buffer:

@@ -16,6 +16,7 @@ the chunk: so no length in a payload is believed. What is wrong is `IntegrityFau
 """
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,9 +28,17 @@ Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint16]
 Positions = NDArray[np.int64]
 
+
+class Changes(NamedTuple):
+    """Of a chunk to its base. places: of the words that differ, in order; differences: new - base, for each."""
+
+    places: Positions
+    differences: Words
+
+
 _LENGTH_BYTES = 4
-_SCAN_WORDS = 1 << 18  # compared at once: both sides and the outcome stay in a core's cache
-_BLOCK_WORDS = 1 << 16  # of a dense chunk, likewise
+_BLOCK_WORDS = 1 << 16  # worked on one after the other, so that what is between stays in a core's cache
+_SCAN_FOURS = 1 << 16  # likewise, of four words each
 _GOES_ON = 255  # in a column of bytes: this is not all
 _ESCAPED = 3
 _UNPACKED = np.array([sum((byte >> 2 * i & 3) << 8 * i for i in range(4)) for byte in range(256)], dtype="<u4")
@@ -40,25 +49,25 @@ def sparse_max(words: int) -> int:
     return words * 3 // 20
 
 
-def changed_words(new: Buffer, base: Buffer) -> Positions | None:
-    """Where the words differ, in order; None: in too many places for a sparse chunk."""
+def find_changes(new: Buffer, base: Buffer) -> Changes | None:
+    """Where and by how much the words differ; None: in too many places for a sparse chunk."""
     mine, theirs = _words(new), _words(base)
-    found, left, mask = [np.empty(0, np.int64)], sparse_max(mine.size), np.empty(_SCAN_WORDS, np.bool_)
-    for block in _blocks(mine.size, _SCAN_WORDS):
-        differ = np.not_equal(mine[block], theirs[block], out=mask[: block.stop - block.start])
-        positions = np.flatnonzero(differ)
-        left -= positions.size
-        if left < 0:
+    whole = mine.size // 4 * 4
+    last = mine[whole:] - theirs[whole:]
+    found, count = list[Changes](), 0
+    for block in _blocks(whole // 4, _SCAN_FOURS):
+        found.append(_changes_in_fours(mine[:whole].view("<u8"), theirs[:whole].view("<u8"), block))
+        count += found[-1].places.size
+        if count > sparse_max(mine.size):
             return None
-        positions += block.start
-        found.append(positions)
-    return np.concatenate(found)
+    found.append(Changes(whole + np.flatnonzero(last), last[last != 0]))
+    changes = Changes(*map(np.concatenate, zip(*found, strict=True)))
+    return changes if changes.places.size <= sparse_max(mine.size) else None
 
 
-def encode_sparse(new: Buffer, base: Buffer, changed: Positions) -> bytes:
-    """The payload; `changed`: where the words differ."""
-    columns = _coded(_words(new).take(changed) - _words(base).take(changed))
-    return _payload([_gaps(changed).data, *columns], new)
+def encode_sparse(new: Buffer, changes: Changes) -> bytes:
+    """The payload; `changes`: to the base."""
+    return _payload([_gaps(changes.places).data, *_coded(changes.differences)], new)
 
 
 def encode_dense(new: Buffer, base: Buffer) -> bytes | None:
@@ -87,6 +96,19 @@ def decode_dense(payload: Buffer, base: Buffer) -> memoryview:
     for block, differences in _decoded(columns, words.size):
         words[block] += differences
     return new.data
+
+
+def _changes_in_fours(new: NDArray[np.uint64], base: NDArray[np.uint64], block: slice) -> Changes:
+    """Four words are compared at once: where few have changed, that is up to twice as fast."""
+    mine, theirs = new[block], base[block]
+    fours = np.flatnonzero(mine != theirs)
+    differences = mine.take(fours).view("<u2") - theirs.take(fours).view("<u2")
+    changed = np.flatnonzero(differences)
+    places = fours.take(changed >> 2)
+    places += block.start
+    places <<= 2
+    places += changed & 3
+    return Changes(places, differences.take(changed))
 
 
 def _words(chunk: Buffer) -> Words:

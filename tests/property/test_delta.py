@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echo2d.core.delta import Mode, decode_chunk, encode_chunk
-from echo2d.core.delta_words import changed_words, decode_dense, decode_sparse, encode_dense, encode_sparse
+from echo2d.core.delta_words import decode_dense, decode_sparse, encode_dense, encode_sparse, find_changes
 from echo2d.errors import IntegrityFault
 
 chunks = st.binary(max_size=600) | st.builds(bytes.__mul__, st.binary(max_size=5), st.integers(0, 400))
@@ -40,9 +40,9 @@ def test_round_trip(sides: tuple[bytes, bytes | None]) -> None:
 def test_both_layouts_carry_any_change(sides: tuple[bytes, bytes]) -> None:
     """Also where the other one is smaller."""
     new, base = sides
-    changed = changed_words(new, base)
-    if changed is not None:
-        assert decode_sparse(encode_sparse(new, base, changed), base) == new
+    changes = find_changes(new, base)
+    if changes is not None:
+        assert decode_sparse(encode_sparse(new, changes), base) == new
     dense = encode_dense(new, base)
     if dense is not None:
         assert decode_dense(dense, base) == new

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from echo2d.core.delta_words import (
-    changed_words,
     decode_dense,
     decode_sparse,
     encode_dense,
     encode_sparse,
+    find_changes,
     sparse_max,
 )
 from echo2d.core.zstd import compress, decompress
@@ -50,10 +50,10 @@ def added(places: Sequence[int], by: Sequence[int], last: bytes = b"") -> bytes:
 def test_the_sparse_layout_is_fixed() -> None:
     """Gaps 3, 0, 255 + 40 and 255 + 0; +1, -1, +2 (z = 4), -300 (z = 599: large)."""
     new = added([3, 4, 300, 556], [1, -1, 2, -300], b"\xab")
-    changed = changed_words(new, BASE + b"\0")
-    assert changed is not None
-    assert changed.tolist() == [3, 4, 300, 556]
-    data = encode_sparse(new, BASE + b"\0", changed)
+    changes = find_changes(new, BASE + b"\0")
+    assert changes is not None
+    assert changes.places.tolist() == [3, 4, 300, 556]
+    data = encode_sparse(new, changes)
     columns = [bytes([3, 0, 255, 40, 255, 0]), bytes([2 | 0 << 2 | 3 << 4 | 3 << 6]), bytes([4, 255]), b"\x57\x02"]
     assert plain(data, 4, [6, 1, 2, 2]) == [*columns, b"\xab"]
     assert data == payload(*columns, last=b"\xab")
@@ -84,16 +84,16 @@ def test_every_word_comes_back(by: int) -> None:
     for eighth in range(8):
         new = base.copy()
         new[eighth::8] += np.uint16(by)
-        changed = changed_words(new.tobytes(), base.tobytes())
-        assert changed is not None
-        assert decode_sparse(encode_sparse(new.tobytes(), base.tobytes(), changed), base.tobytes()) == new.tobytes()
+        changes = find_changes(new.tobytes(), base.tobytes())
+        assert changes is not None
+        assert decode_sparse(encode_sparse(new.tobytes(), changes), base.tobytes()) == new.tobytes()
 
 
 def test_many_changes_are_not_sparse() -> None:
     limit = sparse_max(1000)
     assert limit == 150
-    assert changed_words(added(range(limit), [1] * limit), BASE) is not None
-    assert changed_words(added(range(limit + 1), [1] * (limit + 1)), BASE) is None
+    assert find_changes(added(range(limit), [1] * limit), BASE) is not None
+    assert find_changes(added(range(limit + 1), [1] * (limit + 1)), BASE) is None
 
 
 def test_what_has_nothing_in_common_is_not_dense() -> None:
@@ -167,13 +167,13 @@ def test_memory_is_a_small_multiple_of_the_chunk(share: float) -> None:
     base = rng.integers(0, 1 << 16, 1 << 19, dtype=np.uint16)
     new = base + rng.integers(-3, 4, base.size).astype(np.uint16) * (rng.random(base.size) < share)
     sides = new.tobytes(), base.tobytes()
-    changed = changed_words(*sides)
+    changes = find_changes(*sides)
     tracemalloc.start()
-    if changed is None:
+    if changes is None:
         dense = encode_dense(*sides)
         assert dense is not None
         assert decode_dense(dense, sides[1]) == sides[0]
     else:
-        assert decode_sparse(encode_sparse(*sides, changed), sides[1]) == sides[0]
+        assert decode_sparse(encode_sparse(sides[0], changes), sides[1]) == sides[0]
     assert tracemalloc.get_traced_memory()[1] < 4 * len(sides[0])
     tracemalloc.stop()
