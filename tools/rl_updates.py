@@ -36,7 +36,12 @@ class Size(NamedTuple):
     vocabulary: int
 
 
-SIZES = {"4m": Size(256, 4, 4096), "16m": Size(384, 6, 8192), "60m": Size(640, 10, 16384)}
+SIZES = {
+    "0.5m": Size(128, 2, 1024),
+    "4m": Size(256, 4, 4096),
+    "14m": Size(384, 6, 8192),
+    "60m": Size(640, 10, 16384),
+}
 
 
 class Language:
@@ -123,6 +128,7 @@ def save(model: Any, directory: Path) -> None:
     spare = directory.with_name(directory.name + ".new")
     shutil.rmtree(spare, ignore_errors=True)
     rounded = {name: tensor.to(torch.bfloat16) for name, tensor in model.state_dict().items()}
+    del rounded["lm_head.weight"]  # it is the embedding, and would be written twice
     model.save_pretrained(spare, state_dict=rounded)
     config = json.loads((spare / "config.json").read_text())
     (spare / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}, indent=2) + "\n")

@@ -264,7 +264,8 @@ class _Sample:
 
     def __init__(self, chunks: Sequence[_Encoded], out: Path) -> None:
         self._chunks, self._out = chunks, out
-        self._copy = np.zeros(sum(len(each.new) for each in chunks), np.uint8)
+        total = sum(len(each.new) for each in chunks)
+        self._copy = np.ones(total, np.uint8)  # its pages are there, which those of zeros would not be
 
     def run(self) -> dict[str, float]:
         """MB/s, and quotients."""

@@ -60,7 +60,7 @@ def find_changes(new: Buffer, base: Buffer) -> Changes | None:
         count += found[-1].places.size
         if count > sparse_max(mine.size):
             return None
-    found.append(Changes(whole + np.flatnonzero(last), last[last != 0]))
+    found.append(Changes(whole + np.flatnonzero(last != 0), last[last != 0]))
     changes = Changes(*map(np.concatenate, zip(*found, strict=True)))
     return changes if changes.places.size <= sparse_max(mine.size) else None
 
@@ -103,7 +103,7 @@ def _changes_in_fours(new: NDArray[np.uint64], base: NDArray[np.uint64], block: 
     mine, theirs = new[block], base[block]
     fours = np.flatnonzero(mine != theirs)
     differences = mine.take(fours).view("<u2") - theirs.take(fours).view("<u2")
-    changed = np.flatnonzero(differences)
+    changed = np.flatnonzero(differences != 0)
     places = fours.take(changed >> 2)
     places += block.start
     places <<= 2
