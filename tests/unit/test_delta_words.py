@@ -2,6 +2,7 @@
 
 import tracemalloc
 from collections.abc import Sequence
+from itertools import count
 
 import numpy as np
 import pytest
@@ -30,9 +31,9 @@ def packed(*frames: bytes, last: bytes = b"") -> bytes:
     return b"".join([*(len(frame).to_bytes(4, "little") for frame in frames), *frames, last])
 
 
-def plain(data: bytes, count: int, lengths: Sequence[int]) -> list[bytes]:
+def plain(data: bytes, lengths: Sequence[int]) -> list[bytes]:
     """The columns of a payload, which must be so long."""
-    frames, start = [], 4 * count
+    frames, start = [], 4 * len(lengths)
     for column, length in enumerate(lengths):
         size = int.from_bytes(data[4 * column : 4 * column + 4], "little")
         frames.append(decompress(data[start : start + size], length))
@@ -55,7 +56,7 @@ def test_the_sparse_layout_is_fixed() -> None:
     assert changes.places.tolist() == [3, 4, 300, 556]
     data = encode_sparse(new, changes)
     columns = [bytes([3, 0, 255, 40, 255, 0]), bytes([2 | 0 << 2 | 3 << 4 | 3 << 6]), bytes([4, 255]), b"\x57\x02"]
-    assert plain(data, 4, [6, 1, 2, 2]) == [*columns, b"\xab"]
+    assert plain(data, [6, 1, 2, 2]) == [*columns, b"\xab"]
     assert data == payload(*columns, last=b"\xab")
     assert decode_sparse(data, BASE + b"\0") == new
 
@@ -66,7 +67,7 @@ def test_the_dense_layout_is_fixed() -> None:
     assert data is not None
     codes = bytes([0 | 2 << 2 | 1 << 4 | 3 << 6, 3 | 1 << 2 | 1 << 4 | 1 << 6]) + b"\x55" * 248
     columns = [codes, bytes([3, 255]), b"\xff\xff"]
-    assert plain(data, 3, [250, 2, 2]) == [*columns, b"\xab"]
+    assert plain(data, [250, 2, 2]) == [*columns, b"\xab"]
     assert data == payload(*columns, last=b"\xab")
     assert decode_dense(data, BASE + b"\0") == new
 
@@ -129,6 +130,7 @@ ONE = bytes([2])  # the code of +1, and three of padding
         packed(compress(b"\x03"), compress(b"\x03"), compress(b"\xff"), BOMB),
         packed(compress(b"\x03")[:-1], compress(ONE), b"", b""),
     ],
+    ids=count(),
 )
 def test_wrong_sparse_payloads_are_refused(wrong: bytes) -> None:
     tracemalloc.start()
@@ -155,6 +157,7 @@ def test_the_last_word_can_be_reached() -> None:
         payload(b"\x55" * 250, b"", b"", last=b"x"),
         packed(BOMB, b"", b""),
     ],
+    ids=count(),
 )
 def test_wrong_dense_payloads_are_refused(wrong: bytes) -> None:
     with pytest.raises(IntegrityFault):

@@ -1,6 +1,7 @@
 """Frames of a known length: anything else is refused before it is decompressed."""
 
 import tracemalloc
+from itertools import count
 
 import pytest
 import zstandard
@@ -42,6 +43,7 @@ def test_nothing_is_nothing() -> None:
         (BOMB, 400),
         (b"no frame at all", 400),
     ],
+    ids=count(),
 )
 def test_other_frames_are_refused(frame: bytes, length: int) -> None:
     tracemalloc.start()
