@@ -171,8 +171,8 @@ MUTANTS = (
         "I3, deltas",
         "changes reach past the end of a chunk",
         "echo2d/core/delta_words.py",
-        "int(positions[-1]) < words",
-        "int(positions[-1]) <= words",
+        "require(done <= words,",
+        "require(done <= words + 1,",
         ("tests/unit/test_delta_words.py",),
     ),
     Mutant(

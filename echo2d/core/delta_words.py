@@ -79,13 +79,17 @@ def encode_dense(new: Buffer, base: Buffer) -> bytes | None:
 
 
 def decode_sparse(payload: Buffer, base: Buffer) -> memoryview:
-    """The chunk, as long as its base. Allocates at most about four times as much."""
-    (gaps, *columns), last = _columns(payload, 4, len(base))
+    """The chunk, as long as its base. Allocates at most about three times as much."""
+    (frame, *columns), last = _columns(payload, 4, len(base))
     new, words = _copy(base, last)
-    changed = _positions(gaps, words.size)
-    for block, differences in _decoded(columns, changed.size):
-        places = changed[block]
-        words[places] = words.take(places) + differences
+    gaps = _read_gaps(frame, words.size)
+    differences = np.empty(np.count_nonzero(gaps != _GOES_ON), np.uint16)
+    require(differences.size <= sparse_max(words.size), "a sparse chunk changes too many words")
+    for block, part in _decoded(columns, differences.size):
+        differences[block] = part
+    for places in _places(gaps, words.size):
+        words[places] = words.take(places) + differences[: places.size]
+        differences = differences[places.size :]
     return new.data
 
 
@@ -157,17 +161,24 @@ def _gaps(changed: Positions) -> Bytes:
     return np.insert(gaps, np.repeat(long, more), _GOES_ON)
 
 
-def _positions(frame: memoryview, words: int) -> Positions:
+def _read_gaps(frame: memoryview, words: int) -> Bytes:
     length = declared_length(frame)
     require(0 <= length <= sparse_max(words) + words // _GOES_ON, "a sparse chunk has too many gaps")
     gaps = np.frombuffer(decompress(frame, length), dtype=np.uint8)
-    ends = gaps != _GOES_ON
-    require(length == 0 or bool(ends[-1]), "a sparse chunk ends within a gap")
-    positions: Positions = np.cumsum(gaps + ends, dtype=np.int64).take(np.flatnonzero(ends))
-    positions -= 1
-    require(positions.size <= sparse_max(words), "a sparse chunk changes too many words")
-    require(positions.size == 0 or int(positions[-1]) < words, "a sparse chunk reaches past its end")
-    return positions
+    require(length == 0 or int(gaps[-1]) != _GOES_ON, "a sparse chunk ends within a gap")
+    return gaps
+
+
+def _places(gaps: Bytes, words: int) -> Iterator[Positions]:
+    """Where the gaps end, block by block: what would be large is never there as a whole."""
+    done = 0
+    for block in _blocks(gaps.size, _BLOCK_WORDS):
+        ends = gaps[block] != _GOES_ON
+        reached = np.cumsum(gaps[block] + ends, dtype=np.int64)
+        reached += done
+        done = int(reached[-1])
+        require(done <= words, "a sparse chunk reaches past its end")
+        yield reached.take(np.flatnonzero(ends)) - 1
 
 
 def _coded(differences: Words) -> tuple[memoryview, memoryview, memoryview]:
