@@ -109,7 +109,7 @@ class DeltaResult:
 
 def run_delta_bench(wanted: DeltaBench, *, as_json: bool) -> int:
     """The exit code; 1: what was decoded is not what was encoded."""
-    bar = Progress(console=Console(stderr=True), transient=True, disable=as_json or not sys.stderr.isatty())
+    bar = Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
     with bar:
         result = measure(wanted, bar)
     if as_json:

@@ -68,7 +68,7 @@ def _encode_delta(new: Buffer, base: Buffer) -> EncodedChunk | None:
 def decode_chunk(mode: Mode, payload: Buffer, raw_len: int, base: Buffer | None = None) -> Buffer:
     """The chunk's `raw_len` bytes; may be `payload` or `base` itself.
 
-    Allocates no more than about five times raw_len, whatever the payload says.
+    Allocates no more than about four times raw_len, whatever the payload says.
     """
     match mode:
         case Mode.SAME:

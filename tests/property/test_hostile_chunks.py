@@ -21,7 +21,7 @@ from echo2d.errors import IntegrityFault
 from tests.fuzz_kit import Fuzz, damaged
 
 WORDS = 700
-SCRATCH_MAX = 6  # times the chunk's length ...
+SCRATCH_MAX = 4  # times the chunk's length ...
 SCRATCH_LEAST = 16 << 10  # ... and what Python and numpy take for themselves
 BOMBS = tuple(zstandard.ZstdCompressor().compress(bytes(size)) for size in (1 << 16, 32 << 20))
 
