@@ -40,7 +40,7 @@ from echo2d.core.forms import FRAME_BYTES_MIN, ChunkRecord, FormFacts, decode_re
 from echo2d.core.ids import ChunkId, Epoch, PublishSeq, RunId, Version
 from echo2d.core.manifest import Chunk, FileEntry, chunk_layout, is_safetensors
 from echo2d.errors import IntegrityFault, OperatorFault
-from echo2d.store.disk import allocate, write_at
+from echo2d.store.disk import allocate, store_faults, write_at
 from echo2d.store.snapshots import read_chunk, scan_snapshot
 
 RUNS_MAX = 100
@@ -122,9 +122,6 @@ def run_delta_bench(wanted: DeltaBench, *, as_json: bool) -> int:
 def measure(wanted: DeltaBench, bar: Progress) -> DeltaResult:
     files, before = _matching_files(wanted.old, wanted.new), os.getloadavg()[0]
     with _directory(wanted.out) as out:
-        for file in files:
-            (out / file.path).parent.mkdir(parents=True, exist_ok=True)
-            allocate(out / file.path, file.size)
         whole = _Whole(wanted, files, out)
         for chunk in bar.track(chunk_layout(files), description="encoding, decoding"):
             whole.add(chunk)
@@ -168,7 +165,6 @@ def _matching_files(old: Path, new: Path) -> tuple[FileEntry, ...]:
 @contextmanager
 def _directory(out: Path | None) -> Iterator[Path]:
     if out is not None:
-        out.mkdir(parents=True)
         yield out
         return
     made = Path(tempfile.mkdtemp(prefix="echo2d-delta-"))
@@ -213,19 +209,23 @@ class _Encoded:
         data = decode_record(self.record, self.payload, self.place.length, self.base)
         if digest_of(data) != self.record.result:
             raise IntegrityFault(f"chunk {self.record.chunk} was not decoded to what was encoded")
-        write_at(out / self.place.path, data, self.place.offset)
+        with store_faults("writing", out / self.place.path):
+            write_at(out / self.place.path, data, self.place.offset)
 
 
 class _Whole:
     """All chunks, one after the other."""
 
     def __init__(self, wanted: DeltaBench, files: Sequence[FileEntry], out: Path) -> None:
-        base = scan_snapshot(wanted.old)
+        with store_faults("making files in", out):
+            for file in files:
+                (out / file.path).parent.mkdir(parents=True, exist_ok=True)
+                allocate(out / file.path, file.size)
         facts = FormFacts(
             RunId("bench"), Epoch(1), Version(1), PublishSeq(1), "delta", digest_of(b"the base"), FRAME_BYTES_MIN
         )
         self._old, self._new, self._out = wanted.old, wanted.new, out
-        self._in_base = frozenset(chunk_layout(base))
+        self._in_base = frozenset(chunk_layout(scan_snapshot(wanted.old)))
         self.builder = FormBuilder(facts, files)
         self.chunks: Counter[Mode] = Counter()
         self.changed = self.words = 0
