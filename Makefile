@@ -5,7 +5,7 @@ READY := .venv/.ready
 ARGS ?=
 SEARCHES ?= 20  # times that a soak runs the property tests, by chance
 
-.PHONY: setup demo test lab bench soak figures mutants check coverage clean
+.PHONY: setup demo test lab bench bench-delta soak figures mutants check coverage clean
 
 setup: $(READY)
 
@@ -28,6 +28,10 @@ lab: $(READY)
 
 bench: $(READY)
 	$(BIN)/python tools/broadcast_table.py $(ARGS)
+
+bench-delta: $(READY)
+	$(BIN)/python tools/rl_updates.py runs/rl --lr 1e-6 3e-6 1e-5 1e-4 --keep 2
+	$(BIN)/python tools/delta_table.py runs/rl
 
 soak: $(READY)
 	$(BIN)/pytest -m soak $(ARGS)

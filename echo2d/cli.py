@@ -347,3 +347,20 @@ def bench_coordinator(*, as_json: bool, **options: Any) -> None:
     from echo2d.bench.load import Load
 
     sys.exit(run_coordinator_bench(Load(**options), as_json=as_json))
+
+
+@bench.command("delta")
+@click.argument("old", type=DIRECTORY)
+@click.argument("new", type=DIRECTORY)
+@click.option("--runs", type=int, default=5, show_default=True, help="In which the speeds are measured.")
+@click.option("--against", default="", help="Also encode as others do: xor,index-value,zstd.")
+@click.option("--out", type=DIRECTORY, help="Where NEW is built again, kept; a temporary folder if left out.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+def bench_delta(*, against: str, as_json: bool, **options: Any) -> None:
+    """Measure what it takes to send the snapshot NEW to who has OLD, and build it again from that.
+
+    Exit code 1: what was built is not NEW, byte for byte.
+    """
+    from echo2d.bench.delta import DeltaBench, run_delta_bench
+
+    sys.exit(run_delta_bench(DeltaBench(against=tuple(filter(None, against.split(","))), **options), as_json=as_json))

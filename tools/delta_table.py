@@ -1,0 +1,91 @@
+"""The table of docs/delta.md: what versions take on the wire and in CPU time, measured. `make bench-delta`.
+
+Runs `echo2d bench delta` on the last two versions of each run that `tools/rl_updates.py` has made, keeps what it prints
+in docs/delta.json, and writes the table into docs/delta.md. Exit code 1: something misses what it must reach.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parents[1] / "docs"
+RESULTS, PAGE = DOCS / "delta.json", DOCS / "delta.md"
+BEGIN, END = "<!-- table: tools/delta_table.py -->\n", "<!-- end of the table -->\n"
+WIRE_PER_CHANGED_MAX = {"1e-6": 0.73, "3e-6": 0.59, "1e-5": 0.48, "1e-4": 0.35}  # by learning rate
+ENCODE_PER_MEMCPY_MIN, DECODE_PER_MEMCPY_MIN = 0.08, 0.15  # at the first of them
+AGAINST = "xor,index-value,zstd"
+
+
+def last_two(run: Path) -> tuple[Path, Path] | None:
+    """The directories; None: there are not two."""
+    versions = sorted(run.glob("v*[0-9]"), key=lambda path: int(path.name[1:]))
+    return (versions[-2], versions[-1]) if len(versions) >= 2 else None
+
+
+def measure(old: Path, new: Path) -> dict[str, Any]:
+    command = [sys.executable, "-m", "echo2d", "bench", "delta", str(old), str(new), "--against", AGAINST, "--json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def misses(lr: str, result: dict[str, Any]) -> list[str]:
+    """What is not as it must be."""
+    wire, most = result["wire_fraction"] / result["changed_fraction"], WIRE_PER_CHANGED_MAX[lr]
+    found = [] if result["roundtrip_ok"] else ["not built again byte for byte"]
+    found += [f"wire {wire:.3f} of what changed, not {most}"] if wire > most else []
+    if lr == next(iter(WIRE_PER_CHANGED_MAX)):
+        for name, least in (("encode", ENCODE_PER_MEMCPY_MIN), ("decode", DECODE_PER_MEMCPY_MIN)):
+            speed = result[f"{name}_per_memcpy"]
+            found += [f"{name} {speed:.3f} of memcpy, not {least}"] if speed < least else []
+    return found
+
+
+def line(lr: str, result: dict[str, Any]) -> str:
+    def speed(name: str) -> str:
+        low, high = result["least_most"][f"{name}_per_memcpy"]
+        of_memcpy = f"{result[f'{name}_per_memcpy']:.3f} ({low:.3f}-{high:.3f})"
+        return f"{result[f'{name}_mb_s']:,.0f}; {of_memcpy}"
+
+    changed, wire = result["changed_fraction"], result["wire_fraction"]
+    cells = (
+        lr, f"{changed:.2%}", f"**{wire:.3%}**", f"**{result['ratio']:.1f}**",
+        f"{wire / changed:.3f} (<= {WIRE_PER_CHANGED_MAX[lr]})",
+        *(f"{result['against'][name]['wire_fraction'] / wire:.2f}" for name in AGAINST.split(",")),
+        speed("encode"), speed("decode"), f"{result['memcpy_mb_s']:,.0f}", f"{result['peak_scratch_mb']:.0f}",
+        f"{result['load'][0]:.1f}", "; ".join(misses(lr, result)) or "-",
+    )  # fmt: skip
+    return f"| {' | '.join(cells)} |\n"
+
+
+def table(results: dict[str, Any]) -> str:
+    head = (
+        "| lr | words changed | on the wire | factor | wire / changed (must) | XOR + zstd takes | index + value takes "
+        "| zstd takes | encode MB/s; / memcpy | decode MB/s; / memcpy | memcpy MB/s | scratch MB | load | misses |\n"
+        f"|{' --- |' * 14}\n"
+    )
+    return head + "".join(line(lr, results[lr]) for lr in WIRE_PER_CHANGED_MAX if lr in results)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("versions", type=Path, help="what tools/rl_updates.py has made")
+    folder = parser.parse_args().versions
+    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for lr in WIRE_PER_CHANGED_MAX:
+        pair = last_two(folder / lr)
+        if pair is not None:
+            print(f"echo2d bench delta {pair[0]} {pair[1]}", file=sys.stderr, flush=True)
+            results[lr] = measure(*pair)
+            RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}{table(results)}{END}{rest.partition(END)[2]}")
+    print(table(results))
+    return 1 if any(misses(lr, result) for lr, result in results.items()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
