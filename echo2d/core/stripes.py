@@ -12,6 +12,7 @@ what would wait at a slow relay is bound to another stripe, whatever the planner
 
 import math
 from collections import deque
+from collections.abc import Collection
 
 from echo2d.core.ids import (
     FRAME_INDEX_BITS,
@@ -34,7 +35,7 @@ from echo2d.errors import PeerFault
 FIRST_TABLE = frame_id(SegmentId(0), 0)
 FORMS_MAX = 4  # one spreads, one waits, an older one drains, and the base of the next
 LANE_FRAMES_MAX = 4  # frames given to one link ahead of its socket, per lane: keeps it busy, and binding late
-LEAD_BYTES = 1 << 20  # of the whole form: a stripe without a window gets its share of so much more than all on average
+LEAD_BYTES = 1 << 20  # of the whole form: a stripe without a window gets its share of so much more than the others
 STILL_S = 0.3  # a stripe of the root that takes no frame for so long stands still ...
 STILL_GAPS = 3.0  # ... and for so many of its usual gaps
 PASS_EVERY = 4  # frames passed on between two words about it
@@ -343,6 +344,7 @@ class Spread:
 
     __slots__ = (
         "arrived",
+        "blind",
         "bound",
         "by_table",
         "denied",
@@ -350,7 +352,6 @@ class Spread:
         "form",
         "generation",
         "gone_at",
-        "blind",
         "is_root",
         "peers",
         "plan",
@@ -397,16 +398,17 @@ class Spread:
         """At the root: binds frames to stripes with a child that has caught up and whose link has room.
 
         The stripe furthest behind its weight comes first. One of which nobody says how it gets on may be LEAD_BYTES
-        ahead of the average of those that do not stand still, for those hold up nobody (I6).
+        ahead of the others; but one that stands still holds up nobody (I6), and has lost its turn when it goes on.
         """
         while self._skip_tables():
             moving = [stripe for stripe in self.stripes.values() if not stripe.stands_still(now)]
-            weight = sum(stripe.weight for stripe in moving)
-            most = sum(stripe.load * stripe.weight for stripe in moving) / weight + LEAD_BYTES if moving else math.inf
-            ready = [one for one in self.stripes.values() if one.takes_next and (one.is_watched or one.load <= most)]
-            if not ready:
+            ready = [stripe for stripe in self.stripes.values() if stripe.takes_next]
+            due = [place for stripe in ready if (place := _place(stripe, moving)) is not None]
+            if not due:
                 break
-            self._bind_next(min(ready, key=lambda one: (one.load, one.number)), now, out)
+            load, _, number = min(due)
+            self.stripes[number].load = load
+            self._bind_next(self.stripes[number], now, out)
         if self.transfer.complete and self.bound == len(self.transfer.arrivals) and not self.ended:
             for stripe in self.stripes.values():
                 stripe.end(out)
@@ -456,3 +458,13 @@ class Spread:
             assert peer in stripe.children
             assert lane in lane.link.lanes
             assert lane.cursor == lane.first or lane.cursor <= len(stripe.log)
+
+
+def _place(stripe: Stripe, moving: Collection[Stripe]) -> tuple[float, float, StripeId] | None:
+    """At the root: by what the stripe's turn is found, the least first; None: it is not its turn. moving: of all."""
+    others = [one for one in moving if one is not stripe]
+    if stripe.is_watched or not others:
+        return stripe.load, stripe.load, stripe.number
+    usual = sum(one.load * one.weight for one in others) / sum(one.weight for one in others)
+    load = stripe.load if stripe in moving else max(stripe.load, usual)
+    return None if load > usual + LEAD_BYTES else (load, stripe.load, stripe.number)

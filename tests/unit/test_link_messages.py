@@ -18,6 +18,7 @@ from echo2d.core.link_messages import (
     FrameRun,
     FramesCancelled,
     FramesHeld,
+    FramesPassed,
     FramesWanted,
     Header,
     Hello,
@@ -46,6 +47,7 @@ MESSAGES: list[Message] = [
     FramesHeld(FORM, (FrameRun(FRAME_7, 2), FrameRun(FrameId(WORD_MAX), 1))),
     FramesWanted(2, FORM, (FRAME_7, FrameId(0))),
     FramesCancelled(FORM, (FRAME_7,)),
+    FramesPassed(2, 7),
 ]
 
 
@@ -66,7 +68,7 @@ def test_the_header_is_sixteen_little_endian_bytes() -> None:
     "header",
     [
         Header(0, 0, 0, 0, 0, 1),
-        Header(10, 0, 0, 0, 0, 1),
+        Header(11, 0, 0, 0, 0, 1),
         Header(FRAME, 0, 1, 0, 0, 0),
         Header(FRAME, WITHOUT_PAYLOAD, 1, 0, 0, 1),
         Header(FRAME, 2, 1, 0, 0, 1),
