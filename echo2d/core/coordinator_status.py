@@ -83,6 +83,10 @@ def _figures(figures: Figures, now: float) -> dict[str, Any]:
         "seed_copies": {str(version): copies for version, copies in figures.seed_copies.items()},
         "wire_bytes": figures.wire_bytes,
         "full_bytes": figures.full_bytes,
+        "version_bytes": {
+            str(version): {"wire_bytes": wire, "full_bytes": full}
+            for version, (wire, full) in figures.version_bytes.items()
+        },
         "fault_counts": dict(figures.fault_counts),
         "faults": [
             {"kind": kind, "text": text, "times": fault.times, "age_s": now - fault.at}
@@ -140,6 +144,7 @@ def _broadcast(spread: Spread | None, waiting: VersionPublished | None, members:
     return {
         "version": spread.record.version,
         "form": spread.form,
+        "base_version": None if spread.base is None else spread.base.version,
         "whole": spread.totals is not None,
         "wire_bytes": None if spread.totals is None else spread.totals.wire_bytes,
         "full_bytes": spread.record.full_bytes,

@@ -140,6 +140,8 @@ def make_rules(config: CoordinatorConfig, run_id: RunId, stop_token_ids: tuple[i
         filter_zero_variance=policy.filter_zero_variance,
         shape=config.dissemination.shape,
         chains=config.dissemination.chains,
+        delta=config.dissemination.delta,
+        disk_bytes_max=config.run.disk_bytes_max,
     )
 
 
