@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,9 @@ def contents(version: int) -> dict[str, bytes]:
 
 CONTENTS = {version: contents(version) for version in (1, 2)}
 FORMS = {version: build_form(facts(version=version, publish_seq=version), CONTENTS[version]) for version in CONTENTS}
+DELTA = build_form(
+    replace(FORMS[2].facts, kind="delta", base_digest=FORMS[1].manifest.digest), CONTENTS[2], base=CONTENTS[1]
+)
 
 
 # --- the disk
