@@ -367,6 +367,7 @@ class Recovered:
     answered: tuple[Answered, ...] = ()  # of stored groups, in the order in which they were accepted
     rates: tuple[PeerRate, ...] = ()  # the one measured longest ago first
     form: FormChosen | None = None  # the one chosen last
+    lost: frozenset[str] = frozenset()  # paths of published versions of which no copy is left
 
     @staticmethod
     def nothing() -> "Recovered":

@@ -91,7 +91,7 @@ class CoordinatorState:
         self._figures = Figures(now)
         self._members = Membership(rules.run_id, rules.heartbeat_s)
         self._reachability = Reachability(self._members)
-        self._versions = Versions(recovered.published, recovered.publish_seq)
+        self._versions = Versions(recovered.published, recovered.publish_seq, lost=recovered.lost)
         self._staleness = Staleness(rules, recovered)
         self._groups = Groups(
             rules, recovered, members=self._members, versions=self._versions, staleness=self._staleness,

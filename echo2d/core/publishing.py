@@ -314,7 +314,9 @@ class Publishing:
         self.spreading = Spread.start(
             record, self._rules, self._secret, now=now, base=base, delta_bytes=self._delta_bytes
         )
-        chosen = [] if base is None else [self._chosen(self.spreading)]
+        text = "in full" if base is None else f"as a delta from version {base.version}"
+        chosen: list[Action] = [Note("spreading", f"version {record.version} goes out {text}")]
+        chosen += [] if base is None else [self._chosen(self.spreading)]
         placed = [self._settle(peer) for peer in self._members.receivers()]
         return [*chosen, *(action for actions in placed for action in actions), *self._order(self.spreading)]
 

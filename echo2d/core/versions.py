@@ -38,14 +38,17 @@ def facts_of(record: VersionPublished) -> dict[str, Any]:
 
 
 class Versions:
-    """See the module docstring. `published`: by publish_seq, without revoked ones."""
+    """See the module docstring. `published`: by publish_seq, without revoked ones. lost: copies that are gone."""
 
-    def __init__(self, published: Iterable[VersionPublished], publish_seq: PublishSeq) -> None:
+    def __init__(
+        self, published: Iterable[VersionPublished], publish_seq: PublishSeq, *, lost: Collection[str] = ()
+    ) -> None:
         self._live: dict[VersionKey, VersionPublished] = {}  # by publish_seq
         self._copies: dict[str, VersionPublished] = {}  # snapshot copies in the run directory, by publish_seq
         self.publish_seq = publish_seq
         for record in published:
             self._take(record)
+        self._copies = {path: record for path, record in self._copies.items() if path not in lost}
         keep_newest(self._copies, RECOVERED_COPIES_MAX)
 
     @property
