@@ -244,10 +244,7 @@ class Ledger:
         return tuple(self._read("versions", query, _version))
 
     def _form(self) -> FormChosen | None:
-        query = (
-            "SELECT publish_seq, base, frame_bytes FROM forms "
-            "WHERE publish_seq = (SELECT max(publish_seq) FROM versions)"
-        )
+        query = "SELECT publish_seq, base, frame_bytes FROM forms ORDER BY publish_seq DESC LIMIT 1"
         return next(self._read("forms", query, _form), None)
 
     def _groups(self) -> tuple[StoredGroup, ...]:
