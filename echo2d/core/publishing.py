@@ -92,7 +92,6 @@ class Publishing:
         self._old_forms: dict[FormId, None] = {}  # at the seed, to be forgotten when the new one is whole
         self._apply_at: float | None = None
         self._delta_bytes: int | None = None  # what the last delta took
-        self._now = now
         self._begun: list[Spread] = []  # catch-ups that the seed is still to be told of
         self._catch_ups = CatchUps(versions, self._begin_catch_up)
         self.spreading: Spread | None = None
@@ -310,13 +309,12 @@ class Publishing:
         workers = [peer for peer in self._members.workers() if not peer.quarantined]
         older = [each for each in self._versions.copies() if each.version != record.version]
         base = choose_base(older, workers) if self._rules.delta else None
-        self._now = now
         self.spreading = Spread.start(
             record, self._rules, self._secret, now=now, base=base, delta_bytes=self._delta_bytes
         )
         text = "in full" if base is None else f"as a delta from version {base.version}"
         chosen: list[Action] = [Note("spreading", f"version {record.version} goes out {text}")]
-        chosen += [] if base is None else [self._chosen(self.spreading)]
+        chosen += [self._chosen(self.spreading)] if self._rules.delta else []
         placed = [self._settle(peer) for peer in self._members.receivers()]
         return [*chosen, *(action for actions in placed for action in actions), *self._order(self.spreading)]
 
@@ -361,7 +359,6 @@ class Publishing:
 
     def _in_full(self, spread: Spread, now: float) -> list[Action]:
         """Instead of this delta, which cannot be made."""
-        self._now = now
         self._catch_ups.cannot_be_delta(spread.record)
         if spread is not self.spreading:
             self._catch_ups.give_up(spread)
@@ -369,6 +366,7 @@ class Publishing:
         ended = self._end_form(spread)
         full = self._catch_ups.promote(spread.record)
         self.spreading = full or Spread.start(spread.record, self._rules, self._secret, now=now)
+        self.spreading.whole_at = now
         order = [] if full is not None else self._order(self.spreading)
         placed = [self._settle(peer) for peer in self._members.receivers()]
         return [*ended, self._chosen(self.spreading), *order, *(each for actions in placed for each in actions)]
@@ -389,7 +387,7 @@ class Publishing:
     # --- who takes what
 
     def _begin_catch_up(self, record: VersionPublished, base: VersionPublished | None) -> Spread:
-        spread = Spread.start(record, self._rules, self._secret, now=self._now, base=base)
+        spread = Spread.start(record, self._rules, self._secret, now=0.0, base=base)  # nobody waits for it
         self._begun.append(spread)
         return spread
 
