@@ -67,9 +67,12 @@ def _end(code: int) -> NoReturn:
 @main.command()
 @click.option("--config", type=FILE, help="TOML file; see --print-config.")
 @click.option("--no-tls", is_flag=True, help="No TLS beyond loopback: whoever is on the path reads and takes over.")
+@click.option("--no-delta", is_flag=True, help="Send versions in full, whatever the workers have.")
 @click.option("--print-config", is_flag=True, help="Print every key with its default and meaning, and end.")
 @log_options
-def coordinate(config: Path | None, *, no_tls: bool, print_config: bool, log_level: str, log_json: bool) -> None:
+def coordinate(
+    config: Path | None, *, no_tls: bool, no_delta: bool, print_config: bool, log_level: str, log_json: bool
+) -> None:
     """Run the coordinator of a run: members, plans, leases, batches, the seed of every broadcast."""
     from echo2d.config import CoordinatorConfig
     from echo2d.config import print_config as all_keys
@@ -79,7 +82,8 @@ def coordinate(config: Path | None, *, no_tls: bool, print_config: bool, log_lev
         return
     if config is None:
         raise OperatorFault("coordinate needs --config FILE (echo2d coordinate --print-config shows one)")
-    loaded = CoordinatorConfig.load(config, {"coordinator.tls": "off"} if no_tls else None)
+    tls = {"coordinator.tls": "off"} if no_tls else {}
+    loaded = CoordinatorConfig.load(config, {**tls, **({"dissemination.delta": False} if no_delta else {})})
     from echo2d.runtime.coordinator import run_coordinator
 
     _serve(lambda: run_coordinator(loaded), log_level, log_json=log_json)
@@ -225,6 +229,7 @@ def _coordinator_at(run_dir: Path | None, url: str | None, token_file: Path | No
 @click.option("--kappa", type=click.IntRange(1), default=1, show_default=True, help="Train steps per publish.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of model, prompts and sampling.")
 @click.option("--chaos", is_flag=True, help="kill -9 workers again and again, and everything else at least once.")
+@click.option("--delta/--no-delta", default=True, help="Send versions as differences (default), or in full.")
 @click.option("--json", "as_json", is_flag=True, help="End with one JSON object instead of the table.")
 @click.option("--run-dir", type=DIRECTORY, help="Kept with all logs; runs/demo-N if left out.")
 def demo(steps: int | None, **options: Any) -> None:

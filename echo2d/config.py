@@ -86,6 +86,7 @@ class DisseminationTable(Table):
 
     shape: Literal["auto", "star", "chain"] = key("how versions spread; auto: relay trees by uplink", "auto")
     chains: int = key("stripes of the chain shape", 1, low=1, high=16)
+    delta: bool = key("send what differs from a version that most workers have; false: versions in full, always", True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from echo2d.core.coordinator_io import (
     CommitAsked,
     CoordinatorRules,
     DeadlinePassed,
+    DeleteVersion,
     DialBack,
     DialBackEnded,
     DrawPrompt,
@@ -41,11 +42,12 @@ from echo2d.core.coordinator_io import (
     StopRun,
 )
 from echo2d.core.coordinator_state import CoordinatorState
-from echo2d.core.ids import Digest, Epoch, GroupId, PeerId, RunId, SegmentId, Version
+from echo2d.core.ids import Digest, Epoch, FormId, GroupId, PeerId, RunId, SegmentId, Version
 from echo2d.core.link_handshake import SECRET_BYTES
 from echo2d.core.messages import (
     PROTOCOL_VERSION,
     Address,
+    ApplyFailed,
     EncodeVersion,
     FormEncoded,
     HeldLease,
@@ -111,6 +113,7 @@ class Peer:
     session: SessionId
     serving: VersionKey | None = None
     served: tuple[VersionKey, ...] = ()  # besides, for what it holds
+    stands: VersionKey | None = None  # in its current slot
     ready: VersionKey | None = None  # verified, not refitted yet
     leases: dict[HeldLease, LeaseGranted] = field(default_factory=dict)
     open: list[tuple[HeldLease, int]] = field(default_factory=list)  # samples to generate
@@ -154,7 +157,7 @@ class Peer:
 
     def hello(self, boot_id: str = "b") -> Hello:
         address = Address("127.0.0.1", 4000)
-        holding = () if self.serving is None else (self.serving,)
+        holding = tuple(dict.fromkeys(key for key in (self.serving, self.stands) if key is not None))
         return Hello(
             PROTOCOL_VERSION, RULES.run_id, self.kind, self.name, boot_id, self.slots, address, self.serving,
             holding, self.held(), (), self.served, dial_back_secret=bytes(SECRET_BYTES),
@@ -194,9 +197,11 @@ class World:
         self.replies: dict[RequestId, Reply] = {}
         self.peers: dict[str, Peer] = {}
         self.actions: list[Action] = []  # of the last event
+        self.done: list[DeleteVersion] = []
         self.stopped: str | None = None
         self.closed: set[str] = set()  # peers that nobody can dial
         self.receive_only: set[str] = set()
+        self.slow: set[str] = set()  # peers to whom no version gets through
         self.reward: Callable[[int, int], float | None] = lambda cursor, sample: float(sample % 2)
         self.trained: dict[int, BatchBody] = {}
         self.kept: set[tuple[HeldLease, int]] = set()  # durable results
@@ -377,6 +382,8 @@ class World:
                 self.pending.append(SampleScored(group, sample, reward, "" if reward is not None else "crashed"))
             case StopRun(reason):
                 self.stopped = reason
+            case DeleteVersion():
+                self.done.append(action)
             case _:
                 pass
 
@@ -396,9 +403,13 @@ class World:
 
     def _root(self, session: SessionId, root: Root) -> None:
         for peer in self.peers.values():
-            if peer.session == session and root.totals is not None:
+            if peer.session == session and root.totals is not None and peer.name not in self.slow:
                 key = VersionKey(root.facts.version, root.totals.snapshot)
-                peer.ready = key
+                base = root.facts.base_digest
+                if base is not None and peer.stands != key and (peer.stands is None or peer.stands.digest != base):
+                    self.pending.append(PeerSaid(session, ApplyFailed(root.form, "no base", lacks_base=True)))
+                    continue
+                peer.ready = peer.stands = key
                 self.pending.append(PeerSaid(session, VersionVerified(root.form, key.version, key.digest)))
 
     def _check_batch(self, reply: Reply) -> None:
@@ -430,3 +441,22 @@ def train(world: World, steps: int, *, start: int = 0, kappa: int = 1, prefetch:
         if step - published >= kappa:
             assert world.publish(step).status == 200
             published = step
+
+
+def publish_step(world: World, step: int) -> None:
+    """Train it, and publish what it makes."""
+    request = world.ask_batch(step)
+    world.work()
+    digest = world.replies[request].digest
+    assert digest is not None
+    world.commit(step, digest)
+    world.publish(step)
+
+
+def messages(peer: Peer, kind: type) -> list[Any]:
+    return [message for message in peer.inbox if isinstance(message, kind)]
+
+
+def form_of(world: World) -> FormId:
+    order: EncodeVersion = messages(world.peers["seed"], EncodeVersion)[-1]
+    return order.form

@@ -248,6 +248,14 @@ MUTANTS = (
         (FAULTS,),
     ),
     Mutant(
+        "I3, base",
+        "a delta is made from a version that hardly anybody has",
+        "echo2d/core/catch_ups.py",
+        "for peer in workers) >= len(workers):",
+        "for peer in workers) >= 0:",
+        ("tests/unit/test_catch_ups.py",),
+    ),
+    Mutant(
         "I6, publish",
         "a version waits for the slowest worker",
         "echo2d/core/publishing.py",

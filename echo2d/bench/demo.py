@@ -68,6 +68,7 @@ processes = 1
 
 [dissemination]
 shape = "chain"
+delta = {delta}
 """
 
 LEARNER = """
@@ -96,6 +97,7 @@ class Demo:
     seed: int = 0
     as_json: bool = False
     chaos: bool = False
+    delta: bool = True
     run_dir: Path | None = None
 
     def __post_init__(self) -> None:
@@ -170,7 +172,7 @@ def _start_coordinator(demo: Demo, run: Path, model: Path, programs: Programs) -
     (run / "snapshots").mkdir()
     facts = {"run": run, "model": model, "staleness": demo.staleness, "kappa": demo.kappa, "seed": demo.seed}
     config = run / "run.toml"
-    config.write_text(CONFIG.format(**facts))
+    config.write_text(CONFIG.format(**facts, delta=json.dumps(demo.delta)))
     programs.start("coordinator", "-m", "echo2d", "coordinate", "--config", str(config))
     announced = json.loads(wait_for(run / "coordinator" / "coordinator.json", programs, START_S))
     url = str(announced["url"])

@@ -100,7 +100,7 @@ def print_result(result: Result) -> None:
 
 
 def _measured(result: Result) -> list[tuple[str, str]]:
-    counts = result.trajectories
+    counts, share = result.trajectories, result.wire_bytes / max(1, result.full_bytes)
     return [
         ("steps, versions published", f"{result.steps}, {result.versions_published}  in {result.wall_s:.0f} s"),
         ("staleness: trajectories", f"{result.staleness_histogram}, bound {result.staleness_bound}"),
@@ -110,7 +110,7 @@ def _measured(result: Result) -> list[tuple[str, str]]:
         ("refit pause p50, p95, p99", quantiles(result.refit_pause_s)),
         ("tokens per second", f"{result.tokens_per_s:,.0f}"),
         ("seed copies", f"{result.seed_copies:.2f}"),
-        ("bytes on the wire, full", f"{result.wire_bytes:,}, {result.full_bytes:,}"),
+        ("bytes on the wire, full", f"{result.wire_bytes:,}, {result.full_bytes:,}: {share:.1%}"),
         ("trajectories trained, dropped", f"{counts.trained}, {counts.dropped}"),
         ("steps trained again, on another batch", f"{result.steps_again}, {result.batches_changed}"),
         (

@@ -61,6 +61,7 @@ processes = 1
 [dissemination]
 shape = "{shape}"
 chains = {chains}
+delta = false
 """
 
 WORKER = """\

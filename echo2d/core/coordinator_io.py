@@ -35,6 +35,8 @@ class CoordinatorRules:
     filter_zero_variance: bool
     shape: str  # "auto" | "star" | "chain"
     chains: int
+    delta: bool = True  # versions spread as differences from one that most workers have
+    disk_bytes_max: int = 1 << 62  # that copies of versions may take; past it bases go
     lease_silence_s: float = 15.0
     heartbeat_s: float = 2.0
 
@@ -212,6 +214,18 @@ class VersionPublished:
 
 
 @dataclass(frozen=True, slots=True)
+class FormChosen:
+    """The version of this publish spreads in frames of this size, as a delta from the snapshot `base`, or in full.
+
+    A later one of the same publish replaces it.
+    """
+
+    publish_seq: PublishSeq
+    base: Digest | None
+    frame_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class VersionRevoked:
     epoch: Epoch
     version: Version
@@ -314,7 +328,7 @@ class RatesMeasured:
 
 Record = (
     EpochOpened | VersionPublished | VersionRevoked | PromptTaken | LeaseGiven | SampleKept | SampleRewarded
-    | GroupDropped | BatchFrozen | BatchCommitted | CheckpointKept | RatesMeasured
+    | GroupDropped | BatchFrozen | BatchCommitted | CheckpointKept | RatesMeasured | FormChosen
 )  # fmt: skip
 
 
@@ -352,6 +366,8 @@ class Recovered:
     given: tuple[LeaseGiven, ...] = ()  # of stored groups, in the order in which they were granted
     answered: tuple[Answered, ...] = ()  # of stored groups, in the order in which they were accepted
     rates: tuple[PeerRate, ...] = ()  # the one measured longest ago first
+    form: FormChosen | None = None  # the one chosen last
+    lost: frozenset[str] = frozenset()  # paths of published versions of which no copy is left
 
     @staticmethod
     def nothing() -> "Recovered":

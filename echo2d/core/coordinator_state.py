@@ -91,7 +91,7 @@ class CoordinatorState:
         self._figures = Figures(now)
         self._members = Membership(rules.run_id, rules.heartbeat_s)
         self._reachability = Reachability(self._members)
-        self._versions = Versions(recovered.published, recovered.publish_seq)
+        self._versions = Versions(recovered.published, recovered.publish_seq, lost=recovered.lost)
         self._staleness = Staleness(rules, recovered)
         self._groups = Groups(
             rules, recovered, members=self._members, versions=self._versions, staleness=self._staleness,
@@ -99,7 +99,7 @@ class CoordinatorState:
         )  # fmt: skip
         self._publishing = Publishing(
             rules, members=self._members, versions=self._versions, figures=self._figures, plan_secret=plan_secret,
-            tag=tag, rates=recovered.rates, now=now,
+            tag=tag, rates=recovered.rates, form=recovered.form, now=now,
         )  # fmt: skip
         self._calls = LearnerCalls(
             rules, recovered, members=self._members, versions=self._versions, staleness=self._staleness,
@@ -212,7 +212,7 @@ class CoordinatorState:
             case SegmentEncoded():
                 return self._publishing.segment_encoded(peer, message, now=now)
             case FormEncoded():
-                return self._publishing.form_encoded(peer, message)
+                return self._publishing.form_encoded(peer, message, now=now)
             case EncodeFailed():
                 return self._publishing.encode_failed(peer, message, now=now)
             case SegmentsWanted():

@@ -2,7 +2,8 @@
 
 Digests are hex, durations seconds, uplinks bytes/s, `lag` in versions; `leased` counts samples. `leases_end_s`: when
 the first of a worker's leases goes to somebody else, if it stays silent. `reachable`: whether others can dial the peer,
-null: not known yet. `duplicates`: frames that came though held. `attention`: sentences for people.
+null: not known yet. `duplicates`: frames that came though held. `catch_ups`: forms for peers that cannot use what
+spreads. `version_bytes`: of what spread. `attention`: sentences for people.
 """
 
 from collections.abc import Iterable
@@ -56,6 +57,7 @@ def make_status(
             "tokens_under_way": groups.leases.tokens_under_way,
         },
         "broadcast": _broadcast(publishing.spreading, publishing.waiting, members),
+        "catch_ups": [_form(spread) for spread in publishing.catching_up],
         "workers": [
             _worker(peer, versions, groups, leases.get(peer.peer, []), now) for peer in members if peer.kind == "worker"
         ],
@@ -83,6 +85,10 @@ def _figures(figures: Figures, now: float) -> dict[str, Any]:
         "seed_copies": {str(version): copies for version, copies in figures.seed_copies.items()},
         "wire_bytes": figures.wire_bytes,
         "full_bytes": figures.full_bytes,
+        "version_bytes": {
+            str(version): {"wire_bytes": wire, "full_bytes": full}
+            for version, (wire, full) in figures.version_bytes.items()
+        },
         "fault_counts": dict(figures.fault_counts),
         "faults": [
             {"kind": kind, "text": text, "times": fault.times, "age_s": now - fault.at}
@@ -136,17 +142,24 @@ def _worker(peer: Peer, versions: Versions, groups: Groups, leases: list[Lease],
 def _broadcast(spread: Spread | None, waiting: VersionPublished | None, members: Membership) -> dict[str, Any] | None:
     if spread is None:
         return None
+    return {
+        **_form(spread),
+        "waiting_version": None if waiting is None else waiting.version,
+        "peers": [_progress(peer, spread) for peer in members.receivers()],
+    }
+
+
+def _form(spread: Spread) -> dict[str, Any]:
     plan = spread.plan
     return {
         "version": spread.record.version,
         "form": spread.form,
+        "base_version": None if spread.base is None else spread.base.version,
         "whole": spread.totals is not None,
         "wire_bytes": None if spread.totals is None else spread.totals.wire_bytes,
         "full_bytes": spread.record.full_bytes,
         "shape": None if plan is None else plan.shape,
         "predicted_s": None if plan is None else plan.predicted_s,
-        "waiting_version": None if waiting is None else waiting.version,
-        "peers": [_progress(peer, spread) for peer in members.receivers()],
     }
 
 

@@ -14,7 +14,7 @@ from echo2d.core.ids import GroupId
 
 RECENT_MAX = 256  # measurements kept of each kind: more steps than any p95 here needs
 FAULTS_MAX = 32  # different ones, the newest; older ones are in the log
-VERSIONS_MEASURED_MAX = 64  # versions whose seed_copies are kept
+VERSIONS_MEASURED_MAX = 64  # versions whose bytes and seed_copies are kept
 QUANTILE_WINDOW = 16  # "auto" follows the last so many steps and broadcasts
 FAULT_CHARS_MAX = 300  # one line for a person
 
@@ -74,6 +74,7 @@ class Figures:
         self.versions_published = 0
         self.wire_bytes = 0
         self.full_bytes = 0
+        self.version_bytes: dict[int, tuple[int, int]] = {}  # on the wire, and in full
 
     def fault(self, kind: str, text: str, group: GroupId | None = None) -> Note:
         """Keep the fault among the newest ones; the Note says it. group: the one that suffers."""
@@ -108,6 +109,14 @@ class Figures:
         self.seed_copies[version] = copies
         keep_newest(self.seed_copies, VERSIONS_MEASURED_MAX)
 
+    def encoded(self, version: int, wire_bytes: int, full_bytes: int) -> None:
+        """The form in which the version spreads is whole."""
+        self.wire_bytes += wire_bytes
+        self.full_bytes += full_bytes
+        self.version_bytes.pop(version, None)
+        self.version_bytes[version] = wire_bytes, full_bytes
+        keep_newest(self.version_bytes, VERSIONS_MEASURED_MAX)
+
     def publish_every(self, staleness_max: int) -> int:
         """kappa under "auto": from the recent median train step and 95 % of broadcasts."""
         t_train_s = quantile(list(self.t_train_s)[-QUANTILE_WINDOW:], 0.5)
@@ -122,6 +131,6 @@ class Figures:
         return quantile(list(self.t_bcast_s)[-QUANTILE_WINDOW:], 0.95)
 
     def check(self) -> None:
-        assert len(self.seed_copies) <= VERSIONS_MEASURED_MAX
+        assert max(len(self.seed_copies), len(self.version_bytes)) <= VERSIONS_MEASURED_MAX
         assert len(self.faults) <= FAULTS_MAX
         assert sum(self.staleness.values()) == self.trajectories_trained

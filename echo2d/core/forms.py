@@ -122,6 +122,10 @@ class ChunkRecord:
         return self.mode not in _SELF_CONTAINED
 
 
+class LacksBase(IntegrityFault):
+    """A chunk is a delta from bytes that are not here."""
+
+
 def encode_record(chunk: ChunkId, new: Buffer, base: Buffer | None = None) -> tuple[ChunkRecord, bytes]:
     """Encode one chunk: its record and its payload. Chunks are independent, so this may run in many threads."""
     encoded = encode_chunk(new, base)
@@ -130,9 +134,12 @@ def encode_record(chunk: ChunkId, new: Buffer, base: Buffer | None = None) -> tu
 
 
 def decode_record(record: ChunkRecord, payload: Buffer, raw_len: int, base: Buffer | None = None) -> Buffer:
-    """The chunk's bytes, after checking the base. The result is *not* checked here: `SlotWriter.write_chunk` does."""
+    """The chunk's bytes, after checking the base: LacksBase if it is another one.
+
+    The result is *not* checked here: `SlotWriter.write_chunk` does.
+    """
     if record.needs_base and (base is None or xxh3_128_digest(base) != record.base):
-        raise IntegrityFault(f"chunk {record.chunk} needs a base that is not here")
+        raise LacksBase(f"chunk {record.chunk} needs a base that is not here")
     return decode_chunk(record.mode, payload, raw_len, base)
 
 

@@ -67,6 +67,7 @@ class Peer:
     state: PeerState = "joined"
     serving: VersionKey | None = None
     acknowledged: dict[VersionKey, None] = field(default_factory=dict)  # a set in the order of arrival
+    stands: VersionKey | None = None  # what its current slot holds, verified: the base that it has
     forms: frozenset[FormId] = frozenset()
     running: int = 0
     accepted: int = 0
@@ -329,6 +330,7 @@ def _take_hello(peer: Peer, hello: Hello) -> None:
     peer.dial_back_secret = hello.dial_back_secret[:SECRET_BYTES]
     peer.slots = min(hello.slots, SLOTS_MAX) if hello.kind == "worker" else 0
     peer.forms = frozenset(hello.forms[:FORMS_MAX])
+    peer.stands = hello.holding[-1] if hello.holding else None
     for key in hello.served[:ACKNOWLEDGED_MAX]:
         peer.serves(key)
     peer.serves(hello.serving)

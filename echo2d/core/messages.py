@@ -267,10 +267,14 @@ class VersionVerified:
 
 @dataclass(frozen=True, slots=True)
 class ApplyFailed:
-    """The form arrived but could not become a snapshot here (disk full, wrong base ...); the old version stays."""
+    """The form arrived but could not become a snapshot here (disk full, ...); the old version stays.
+
+    lacks_base: because chunks that it is a delta from are not here; another form of the version would do.
+    """
 
     form: FormId
     reason: str
+    lacks_base: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,7 +375,7 @@ class EncodeVersion:
     """To the seed: encode the snapshot in directory `path` (relative to the run directory) as this form.
 
     facts: the form's `forms.FormFacts`, encoded; kind, version and frame_bytes say the same. base_path: the directory
-    of the base's snapshot, for delta forms.
+    of the base's snapshot, for delta forms. aside: for a few peers; other forms do not wait for it.
     """
 
     form: FormId
@@ -382,6 +386,7 @@ class EncodeVersion:
     frame_bytes: int
     facts: bytes
     base_path: str | None
+    aside: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,19 +3,23 @@
     accepted --> waits (an older waiting one is dropped) --> spreads --> stays for newcomers until the next one is whole
                                                                +--(its forms fail)--> given up, older ones are served
 
-The spreading one ends when all alive workers that are not quarantined have verified it or could not apply it; or, if
-another one waits and at least one worker has verified, after twice the predicted time and FIXED_S. Who is left over
-goes straight to the next.
-Not here: what makes a publish acceptable (`versions`), forms and plans (`spread`).
+The spreading one ends when all alive workers that take it and are not quarantined have verified it or could not apply
+it; or, if another one waits and at least one worker has verified, twice the predicted time and FIXED_S after it was
+whole at the seed. Who is left over goes straight to the next. A peer that cannot use the spreading form, a delta, takes
+another (`catch_ups`).
+Not here: what makes a publish acceptable (`versions`), forms and plans (`spread`), who takes which form.
 """
 
 import math
 from collections.abc import Collection, Iterable, Mapping
 
 from echo2d.core.broadcasts import Broadcasts
+from echo2d.core.catch_ups import CatchUps, choose_base
 from echo2d.core.coordinator_io import (
     Action,
     CoordinatorRules,
+    FormChosen,
+    Note,
     Persist,
     RatesMeasured,
     Send,
@@ -45,7 +49,7 @@ from echo2d.core.rates import PeerRate, Rates
 from echo2d.core.roots import Root
 from echo2d.core.spread import TELL_S, Spread
 from echo2d.core.topology import Plan
-from echo2d.core.versions import Versions, key_of
+from echo2d.core.versions import BASES_MAX, Versions, key_of
 from echo2d.errors import PeerFault
 
 ENCODE_FAILURES_MAX = 3  # of one form, encoding it or keeping its frames; workers would wait for ever
@@ -70,6 +74,7 @@ class Publishing:
         plan_secret: bytes,
         tag: int,
         rates: Iterable[PeerRate],
+        form: FormChosen | None,
         now: float,
     ) -> None:
         self._rules = rules
@@ -85,13 +90,23 @@ class Publishing:
         self._waiting: VersionPublished | None = None
         self._awaited: Peer | None = None  # one of those for whom a waiting version waited last
         self._old_forms: dict[FormId, None] = {}  # at the seed, to be forgotten when the new one is whole
-        self._encode_at: float | None = None
         self._apply_at: float | None = None
-        self.spreading = None if versions.current is None else self._start(versions.current, now)
+        self._delta_bytes: int | None = None  # what the last delta took
+        self._begun: list[Spread] = []  # catch-ups that the seed is still to be told of
+        self._catch_ups = CatchUps(versions, self._begin_catch_up)
+        self.spreading: Spread | None = None
+        if versions.current is not None and form is not None and form.publish_seq == versions.publish_seq:
+            self.spreading = self._start_again(versions.current, form, now)
+        else:
+            self._waiting = versions.current
 
     @property
     def waiting(self) -> VersionPublished | None:
         return self._waiting
+
+    @property
+    def catching_up(self) -> list[Spread]:
+        return list(self._catch_ups)
 
     # --- versions
 
@@ -107,6 +122,8 @@ class Publishing:
             self._waiting = None
         if self.spreading is not None and key_of(self.spreading.record) in keys:
             self._supersede()
+        for spread in [each for each in self._catch_ups if key_of(each.record) in keys]:
+            self._catch_ups.give_up(spread)
 
     def served(self, peer: Peer, *, now: float) -> None:
         """The peer's engines serve `peer.serving`."""
@@ -119,17 +136,21 @@ class Publishing:
         actions: list[Action] = []
         if self._waiting is not None and self._ended(now):
             self._supersede()
-            self.spreading = self._start(self._waiting, now)
-            self._waiting = None
-            actions += self._order()
-        elif self._encode_at is not None and now >= self._encode_at:
-            actions += self._order()
+            record, self._waiting = self._waiting, None
+            actions += self._start(record, now)
+        for spread in self._spreads():
+            if spread.encode_at is not None and now >= spread.encode_at:
+                actions += self._order(spread)
         if self._apply_at is not None and now >= self._apply_at:
             actions += self._apply_again()
         if now >= self._learn_at():
             actions += self._learn()
-        needed = [each.path for each in (self._waiting, self._record()) if each is not None]
-        return [*actions, *self._versions.surplus(needed)]
+        actions += self._end_catch_ups()
+        main = self.spreading
+        records = (self._waiting, *(() if main is None else (main.record, main.base)))
+        needed = [*self._catch_ups.paths(), *(each.path for each in records if each is not None)]
+        bases = BASES_MAX if self._rules.delta else 0
+        return [*actions, *self._versions.surplus(needed, bases=bases, bytes_max=self._rules.disk_bytes_max)]
 
     def tell_on(self, *, now: float) -> list[Action]:
         """Tell more peers the new plan."""
@@ -139,7 +160,8 @@ class Publishing:
         return self._send(self.spreading.tell())
 
     def wake_at(self) -> float | None:
-        times = [at for at in (self._encode_at, self._apply_at) if at is not None]
+        encode = (spread.encode_at for spread in self._spreads())
+        times = [at for at in (*encode, self._apply_at) if at is not None]
         if self._waiting is not None and self.spreading is not None and self.spreading.verified:
             times.append(self._impatient_at(self.spreading))
         if self.spreading is not None and self.spreading.untold:
@@ -160,18 +182,17 @@ class Publishing:
         peer.uplink, peer.pace = self._rates.uplink(peer.peer), self._rates.pace(peer.peer)
         if peer.kind == "seed":
             return self._seed_joined(peer, renewed=renewed)
-        spread = self.spreading
-        if spread is None or spread.newest_root is None:
-            return []
         if renewed:
-            spread.verified.pop(peer.peer, None)
-            spread.failed.pop(peer.peer, None)
-        return self._place(spread, peer, renewed=renewed)
+            for spread in self._spreads():
+                spread.verified.pop(peer.peer, None)
+                spread.failed.pop(peer.peer, None)
+        return self._settle(peer, renewed=renewed)
 
     def lost(self, peer: Peer) -> list[Action]:
         """A peer is suspected or has left."""
         self._broadcasts.lost(peer.peer)
-        return [] if self.spreading is None else self._send(self.spreading.remove(peer.peer))
+        self._catch_ups.lost(peer.peer)
+        return [action for spread in self._spreads() for action in self._send(spread.remove(peer.peer))]
 
     # --- the seed
 
@@ -183,13 +204,17 @@ class Publishing:
             return self._failed(spread, f"segment {message.segment} is not the one that was signed", now)
         return self._announce(spread, peer, spread.segment_encoded(message))
 
-    def form_encoded(self, peer: Peer, message: FormEncoded) -> list[Action]:
+    def form_encoded(self, peer: Peer, message: FormEncoded, *, now: float) -> list[Action]:
         spread = self._from_seed(peer, message.form)
         if spread is None or spread.totals is not None:
             return []
         actions = self._announce(spread, peer, spread.form_encoded(message))
-        self._figures.wire_bytes += message.wire_bytes
-        self._figures.full_bytes += message.full_bytes
+        spread.whole_at = now
+        if spread is not self.spreading:
+            return actions
+        if spread.base is not None:
+            self._delta_bytes = message.wire_bytes
+        self._figures.encoded(spread.record.version, message.wire_bytes, message.full_bytes)
         return [*actions, *self._forget_old(peer)]
 
     def encode_failed(self, peer: Peer, message: EncodeFailed, *, now: float) -> list[Action]:
@@ -210,9 +235,11 @@ class Publishing:
         if record is None:
             return [self._figures.fault("verify", f"{peer.name}: version {message.version} is not published")]
         self._broadcasts.verified(peer.peer, record.publish_seq, now=now)
-        if self.spreading is not None and key_of(self.spreading.record) == key:
-            self.spreading.has_verified(peer.peer)
-        return []
+        peer.stands = key
+        for spread in (self.spreading, self._catch_ups.takes(peer.peer)):
+            if spread is not None and key_of(spread.record) == key:
+                spread.has_verified(peer.peer)
+        return [] if self._catch_ups.is_settled(peer, self.spreading) else self._settle(peer)
 
     def apply_failed(self, peer: Peer, message: ApplyFailed, *, now: float) -> list[Action]:
         """Nobody waits for this worker: it becomes a leaf, for it may not pass on either, and tries again later."""
@@ -220,6 +247,9 @@ class Publishing:
         spread = self._current(message.form)
         if spread is None:
             return [note]
+        if message.lacks_base and spread.base is not None:
+            peer.stands = None
+            return [note, *self._settle(peer)]
         before = spread.failed.get(peer.peer, 0)
         spread.failed[peer.peer] = before + 1
         again_at = now + min(APPLY_RETRY_S_MAX, APPLY_RETRY_S * 2.0 ** min(before, 10))
@@ -230,26 +260,28 @@ class Publishing:
         spread = self._current(message.form)
         if spread is None:
             return []
-        spread.moved(now)
-        self._measure(spread, peer.peer, message, now)
+        if spread is self.spreading:
+            spread.moved(now)
+            self._measure(spread, peer.peer, message, now)
         if peer.kind != "seed":
             spread.received[peer.peer] = message.payload_bytes, message.duplicates
             return []
         spread.seed_sent_bytes = max(spread.seed_sent_bytes, message.sent_bytes)
-        if spread.totals is not None and spread.totals.wire_bytes:
+        if spread is self.spreading and spread.totals is not None and spread.totals.wire_bytes:
             copies = spread.seed_sent_bytes / spread.totals.wire_bytes
             self._figures.seed_sent(spread.record.version, copies)
         return []
 
     def edge_broken(self, peer: Peer, message: EdgeBroken) -> list[Action]:
         """Whoever is at the other end becomes a leaf; if that is the seed, the reporter does."""
-        spread = self.spreading
-        if spread is None or spread.plan is None or spread.plan.plan_id != message.plan:
+        plans = [(spread, spread.plan) for spread in self._spreads() if spread.plan is not None]
+        spread, plan = next((each for each in plans if each[1].plan_id == message.plan), (None, None))
+        if spread is None or plan is None:
             return []
         note = self._figures.fault("edge", f"{peer.name} and {self._name(message.peer)}: {message.reason}")
-        if spread.plan.generation != message.generation or message.peer not in spread.neighbours(peer.peer):
+        if plan.generation != message.generation or message.peer not in spread.neighbours(peer.peer):
             return [note]  # the plan has been mended since, or it is not this peer's edge
-        at_fault = peer.peer if message.peer == spread.plan.root else message.peer
+        at_fault = peer.peer if message.peer == plan.root else message.peer
         return [note, *self._send(spread.make_leaf(at_fault))]
 
     def frame_accused(self, peer: Peer, message: FrameAccused, *, now: float) -> list[Action]:
@@ -265,11 +297,36 @@ class Publishing:
 
     # --- inside
 
-    def _start(self, record: VersionPublished, now: float) -> Spread:
-        def secret(one: PeerId, other: PeerId) -> bytes:
-            return edge_secret(self._plan_secret, one, other)
+    def _spreads(self) -> list[Spread]:
+        """All that are under way."""
+        return [*self._catch_ups] if self.spreading is None else [self.spreading, *self._catch_ups]
 
-        return Spread.start(record, self._rules, secret, now=now)
+    def _secret(self, one: PeerId, other: PeerId) -> bytes:
+        return edge_secret(self._plan_secret, one, other)
+
+    def _start(self, record: VersionPublished, now: float) -> list[Action]:
+        """It spreads from now on, as a delta if there is a base; who cannot use that takes something else."""
+        workers = [peer for peer in self._members.workers() if not peer.quarantined]
+        older = [each for each in self._versions.copies() if each.version != record.version]
+        base = choose_base(older, workers) if self._rules.delta else None
+        self.spreading = Spread.start(
+            record, self._rules, self._secret, now=now, base=base, delta_bytes=self._delta_bytes
+        )
+        text = "in full" if base is None else f"as a delta from version {base.version}"
+        chosen: list[Action] = [Note("spreading", f"version {record.version} goes out {text}")]
+        chosen += [self._chosen(self.spreading)] if self._rules.delta else []
+        placed = [self._settle(peer) for peer in self._members.receivers()]
+        return [*chosen, *(action for actions in placed for action in actions), *self._order(self.spreading)]
+
+    def _start_again(self, record: VersionPublished, form: FormChosen, now: float) -> Spread:
+        """As an earlier process chose to spread it, and may have signed: a form has one content."""
+        base = next((each for each in self._versions.copies() if each.digest == form.base), None)
+        size = form.frame_bytes if (form.base is None) == (base is None) else None
+        return Spread.start(record, self._rules, self._secret, now=now, base=base, frame_bytes=size)
+
+    def _chosen(self, spread: Spread) -> Action:
+        facts = spread.facts
+        return Persist(FormChosen(facts.publish_seq, facts.base_digest, facts.frame_bytes))
 
     def _failed(self, spread: Spread, reason: str, now: float) -> list[Action]:
         """The seed cannot make this form, or lost what it had made of it: it tries again, in full instead of a delta.
@@ -278,14 +335,15 @@ class Publishing:
         """
         spread.encode_failures += 1
         version = spread.record.version
-        if spread.facts.kind == "delta":
+        if spread.base is not None:
             note = self._figures.fault("encode", f"version {version}, to be sent in full: {reason}")
-            ended = self._end_form(spread)
-            self.spreading = self._start(spread.record, now)
-            return [note, *ended, *self._order()]
+            return [note, *self._in_full(spread, now)]
         if spread.encode_failures < ENCODE_FAILURES_MAX:
-            self._encode_at = now + ENCODE_RETRY_S
+            spread.encode_at = now + ENCODE_RETRY_S
             return [self._figures.fault("encode", f"version {version}: {reason}")]
+        if spread is not self.spreading:
+            self._catch_ups.give_up(spread)
+            return [self._figures.fault("encode", f"version {version} cannot be caught up with: {reason}")]
         if not self._goes_on_without(spread.record):
             return [StopRun(f"version {version} cannot be encoded: {reason}")]
         text = f"version {version} is given up, older ones are served until the next is published: {reason}"
@@ -299,18 +357,74 @@ class Publishing:
         newest = max((each.version for each in served if each is not None), default=-math.inf)
         return self._waiting is not None or record.version + every <= newest + bound + 1
 
+    def _in_full(self, spread: Spread, now: float) -> list[Action]:
+        """Instead of this delta, which cannot be made."""
+        self._catch_ups.cannot_be_delta(spread.record)
+        if spread is not self.spreading:
+            self._catch_ups.give_up(spread)
+            return []
+        ended = self._end_form(spread)
+        full = self._catch_ups.promote(spread.record)
+        self.spreading = full or Spread.start(spread.record, self._rules, self._secret, now=now)
+        self.spreading.whole_at = now
+        order = [] if full is not None else self._order(self.spreading)
+        placed = [self._settle(peer) for peer in self._members.receivers()]
+        return [*ended, self._chosen(self.spreading), *order, *(each for actions in placed for each in actions)]
+
     def _end_form(self, spread: Spread) -> list[Action]:
         """Nobody has use for it any more."""
         self._supersede()
-        sessions = [peer.session for peer in self._members if peer.session is not None]
+        return self._forget(spread, self._members)
+
+    def _forget(self, spread: Spread, peers: Iterable[Peer]) -> list[Action]:
+        sessions = [peer.session for peer in peers if peer.session is not None]
         return [Send(session, ForgetForm(spread.form)) for session in sessions]
 
-    def _record(self) -> VersionPublished | None:
-        return None if self.spreading is None else self.spreading.record
-
     def _current(self, form: FormId) -> Spread | None:
-        """The spreading version if this is its form; messages about others are late."""
-        return self.spreading if self.spreading is not None and self.spreading.form == form else None
+        """What is under way, if this is its form; messages about others are late."""
+        return next((spread for spread in self._spreads() if spread.form == form), None)
+
+    # --- who takes what
+
+    def _begin_catch_up(self, record: VersionPublished, base: VersionPublished | None) -> Spread:
+        spread = Spread.start(record, self._rules, self._secret, now=0.0, base=base)  # nobody waits for it
+        self._begun.append(spread)
+        return spread
+
+    def _settle(self, peer: Peer, *, renewed: bool = False) -> list[Action]:
+        """The form that suits the peer, as far as it is known, and a place in its plan; what it leaves is told so."""
+        before = self._catch_ups.takes(peer.peer)
+        after = self._catch_ups.assign(peer, self.spreading)
+        actions: list[Action] = []
+        if before is not None and before is not after and peer.peer not in before.verified:
+            actions += [*self._send(before.remove(peer.peer)), *self._forget(before, [peer])]
+        for spread in self._begun:
+            form = "in full" if spread.base is None else f"as a delta from version {spread.base.version}"
+            actions.append(Note("catch_up", f"version {spread.record.version} goes to {peer.name} {form}"))
+            actions += self._order(spread)
+        self._begun.clear()
+        taken = after if self._catch_ups.apart(peer.peer) else self.spreading
+        return actions if taken is None else [*actions, *self._place(taken, peer, renewed=renewed)]
+
+    def _takers(self, spread: Spread) -> list[Peer]:
+        receivers = self._members.receivers()
+        if spread is self.spreading:
+            return [peer for peer in receivers if not self._catch_ups.apart(peer.peer)]
+        return [peer for peer in receivers if self._catch_ups.concerns(spread, peer.peer)]
+
+    def _end_catch_ups(self) -> list[Action]:
+        """Those that nobody takes any more make room for whoever waits."""
+        actions: list[Action] = []
+        for spread in self._catch_ups.idle():
+            self._catch_ups.end(spread)
+            plan = () if spread.plan is None else spread.plan.facts()
+            had = [peer for peer in self._members if peer.kind == "seed" or peer.peer in plan]
+            actions += self._forget(spread, had)
+        if actions:
+            waiting = [self._members.get(peer) for peer in self._catch_ups.waiting()]
+            settled = [self._settle(peer) for peer in waiting if peer is not None and peer.alive]
+            actions += [action for each in settled for action in each]
+        return actions
 
     def _name(self, peer: PeerId) -> str:
         known = self._members.get(peer)
@@ -326,56 +440,61 @@ class Publishing:
 
     def _awaits_anyone(self, spread: Spread) -> bool:
         """Whether an alive worker has neither verified it nor failed to; whoever it was last is looked at first."""
-        if self._awaited is None or not _awaits(spread, self._awaited):
-            self._awaited = next((peer for peer in self._members if _awaits(spread, peer)), None)
+        if self._awaited is None or not self._awaits(spread, self._awaited):
+            self._awaited = next((peer for peer in self._members if self._awaits(spread, peer)), None)
         return self._awaited is not None
+
+    def _awaits(self, spread: Spread, peer: Peer) -> bool:
+        counts = peer.kind == "worker" and peer.alive and not peer.quarantined and not self._catch_ups.apart(peer.peer)
+        return counts and not (peer.peer in spread.verified or peer.peer in spread.failed)
 
     def _impatient_at(self, spread: Spread) -> float:
         predicted_s = 0.0 if spread.plan is None else spread.plan.predicted_s
-        return spread.started_at + FIXED_S + PATIENCE * predicted_s
+        return spread.whole_at + FIXED_S + PATIENCE * predicted_s
 
     def _supersede(self) -> None:
         if self.spreading is not None:
             self._old_forms[self.spreading.form] = None
             self._last_plan = self.spreading.plan or self._last_plan
-            self.spreading, self._encode_at, self._apply_at = None, None, None
+            self.spreading, self._apply_at = None, None
 
     def _apply_again(self) -> list[Action]:
         """The root and the place in the plan, told once more, are another chance."""
         self._apply_at = None
-        spread = self.spreading
-        if spread is None:
-            return []
-        again = [peer for peer in self._members.receivers() if peer.peer in spread.failed.keys() - spread.verified]
-        told = [self._place(spread, peer, renewed=False) for peer in again]
-        return [action for actions in told for action in actions]
+        told: list[Action] = []
+        for spread in self._spreads():
+            for peer in [peer for peer in self._takers(spread) if peer.peer in spread.failed.keys() - spread.verified]:
+                told += self._place(spread, peer, renewed=False)
+        return told
 
     def _place(self, spread: Spread, peer: Peer, *, renewed: bool) -> list[Action]:
         """What the form is, and whom to take it from and pass it to."""
-        root = [] if spread.newest_root is None else self._send_root([peer], spread.newest_root)
+        if spread.newest_root is None:
+            return []
+        root = self._send_root([peer], spread.newest_root)
         return [*root, *self._send(spread.admit(peer, renewed=renewed))]
 
-    def _order(self) -> list[Action]:
+    def _order(self, spread: Spread) -> list[Action]:
         """Tell the seed to encode; without a seed, its hello does it."""
-        self._encode_at = None
+        spread.encode_at = None
         seed = self._members.seed
-        if seed is None or seed.session is None or self.spreading is None:
+        if seed is None or seed.session is None:
             return []
-        return [Send(seed.session, self.spreading.order())]
+        return [Send(seed.session, spread.order(aside=spread is not self.spreading))]
 
     def _seed_joined(self, seed: Peer, *, renewed: bool) -> list[Action]:
-        spread = self.spreading
-        forms = [form for form in seed.forms if spread is None or form != spread.form]
+        spreads = self._spreads()
+        forms = [form for form in seed.forms if form not in [spread.form for spread in spreads]]
         self._old_forms.update(dict.fromkeys(forms))
-        if spread is None:
-            return []
-        whole = spread.totals is not None and spread.form in seed.forms  # an earlier order may never have reached it
-        actions = [] if whole else self._order()
-        if whole:
-            actions += self._forget_old(seed)
-        if spread.plan is None:
-            return actions
-        return [*actions, *(self._plan(spread, seed) if renewed else self._send(spread.admit(seed, renewed=False)))]
+        actions: list[Action] = []
+        for spread in reversed(spreads):  # of what it is told last it makes frames first
+            whole = spread.totals is not None and spread.form in seed.forms  # an earlier order may not have reached it
+            actions += [] if whole else self._order(spread)
+            if whole and spread is self.spreading:
+                actions += self._forget_old(seed)
+            if spread.plan is not None:
+                actions += self._plan(spread, seed) if renewed else self._send(spread.admit(seed, renewed=False))
+        return actions
 
     def _from_seed(self, peer: Peer, form: FormId) -> Spread | None:
         if peer.kind != "seed":
@@ -383,15 +502,17 @@ class Publishing:
         return self._current(form)
 
     def _announce(self, spread: Spread, seed: Peer, roots: list[Root]) -> list[Action]:
-        """Roots to every peer; with the first one, the plan."""
+        """Roots to every peer that takes it; with the first one, the plan."""
         actions: list[Action] = []
+        if roots and spread.plan is None and spread is not self.spreading:
+            self._catch_ups.help(spread, self._members.receivers())
         for root in roots:
-            actions += self._send_root(self._members.receivers(), root)
+            actions += self._send_root(self._takers(spread), root)
         return [*actions, *(self._plan(spread, seed) if roots and spread.plan is None else [])]
 
     def _measure(self, spread: Spread, peer: PeerId, message: TransferReport, now: float) -> None:
         """What it got from others, and for how long they took less of it than there was."""
-        if spread.record.full_bytes < MEASURED_BYTES_MIN:
+        if spread.expected_bytes < MEASURED_BYTES_MIN:
             return
         for sample in message.links:
             if 0 <= sample.seconds < math.inf:
@@ -402,9 +523,11 @@ class Publishing:
 
     def _plan(self, spread: Spread, seed: Peer) -> list[Action]:
         """Everybody gets a plan by the rates that the last one has shown."""
-        receivers, actions = self._members.receivers(), self._judge(seed)
-        last = spread.plan or self._last_plan
-        edges = spread.make_plan(self._new_plan_id(), self._rules, seed, receivers, last)
+        takers = self._takers(spread)
+        if spread is not self.spreading:
+            return self._send(spread.make_plan(self._new_plan_id(), self._rules, seed, takers))
+        actions = self._judge(seed)
+        edges = spread.make_plan(self._new_plan_id(), self._rules, seed, takers, spread.plan or self._last_plan)
         self._rates.begin({} if spread.plan is None else spread.plan.shares)
         return [*actions, *self._send(edges)]
 
@@ -416,7 +539,7 @@ class Publishing:
             spread.learn_at = math.inf
             return []
         actions = self._judge(seed)
-        edges = spread.learn(self._new_plan_id(), self._rules, seed, self._members.receivers())
+        edges = spread.learn(self._new_plan_id(), self._rules, seed, self._takers(spread))
         if not edges and spread.plan is not None:
             self._rates.begin(spread.plan.shares)
         return [*actions, *self._send(edges)]
@@ -449,13 +572,10 @@ class Publishing:
     def check(self) -> None:
         self._broadcasts.check()
         self._rates.check()
+        self._catch_ups.check()
+        assert not self._begun
         if self.spreading is not None:
             self.spreading.check()
             assert self._versions.live(key_of(self.spreading.record)) is not None
         if self._waiting is not None:
             assert self._versions.live(key_of(self._waiting)) == self._waiting
-
-
-def _awaits(spread: Spread, peer: Peer) -> bool:
-    counts = peer.kind == "worker" and peer.alive and not peer.quarantined
-    return counts and not (peer.peer in spread.verified or peer.peer in spread.failed)

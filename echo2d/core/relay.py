@@ -97,6 +97,7 @@ class Relay:
         self.me = me
         self._unsearched = set(unsearched)
         self._has_base = has_base
+        self._by_table = set[FormId]()  # forms of which chunks may be here otherwise
         self._links: dict[PeerId, Link] = {}
         self._spreads: dict[FormId, Spread] = {}
         self._expected: dict[PeerId, EdgePeer] = {}
@@ -106,6 +107,11 @@ class Relay:
     def wake_at(self) -> float | None:
         """When DeadlinePassed is due; None: not at all."""
         return self._wake_at
+
+    def search(self, form: FormId) -> None:
+        """Chunks of this form may be here: it is not asked for before its FormSearched, but for the first table."""
+        if form not in self._spreads:
+            self._by_table.add(form)
 
     def transfer(self, form: FormId) -> Transfer | None:
         """What is held of a form, to be read only."""
@@ -219,11 +225,13 @@ class Relay:
         if form not in self._spreads:
             if len(self._spreads) >= FORMS_MAX:
                 self._forget(next(iter(self._spreads)))
-            searched = not self._has_base and form not in self._unsearched
-            self._spreads[form] = Spread(form, searched=searched, by_table=self._has_base)
+            by_table = self._has_base or form in self._by_table
+            searched = not by_table and form not in self._unsearched
+            self._spreads[form] = Spread(form, searched=searched, by_table=by_table)
         return self._spreads[form]
 
     def _forget(self, form: FormId) -> None:
+        self._by_table.discard(form)
         spread = self._spreads.pop(form, None)
         if spread is None:
             return

@@ -28,6 +28,7 @@ REPAIRS_MAX = 256  # of one plan because of broken edges; then it stays as it is
 LEARN_S = 3.0  # of transfer show what a peer can do of whom nothing was known
 TOLD_MAX = 16  # peers that are told a new plan at a time: who waits for a lease meanwhile waits milliseconds ...
 TELL_S = 0.01  # ... and so long until the next are: telling 1,000 peers takes 0.6 s at least
+DELTA_SHARE = 0.05  # of the snapshot: what a delta is expected to take before one has been made
 Secret = Callable[[PeerId, PeerId], bytes]
 
 
@@ -47,13 +48,15 @@ def peer_facts(peer: Peer) -> PeerFacts:
 
 @dataclass(slots=True)
 class Spread:
-    """See the module docstring."""
+    """See the module docstring. base: what a delta is made from. expected_bytes: on the wire, until it is known."""
 
     record: VersionPublished
+    base: VersionPublished | None
+    expected_bytes: int
     facts: FormFacts
     writer: RootWriter
     secret: Secret
-    started_at: float
+    whole_at: float  # at the seed; before that, when it began
     plan: Plan | None = None
     learn_at: float | None = None  # when the plan is looked at again; None: nothing has come yet, inf: it stays
     untold: dict[PeerId, None] = field(default_factory=dict)  # those who are still to be told the plan, parents first
@@ -64,25 +67,48 @@ class Spread:
     received: dict[PeerId, tuple[int, int]] = field(default_factory=dict)  # payload bytes, frames that came twice
     seed_sent_bytes: int = 0
     encode_failures: int = 0
+    encode_at: float | None = None  # when the seed is told again
     repairs: int = 0
     neighbours_then: dict[PeerId, set[PeerId]] = field(default_factory=dict)  # of those at fault for bad frames
 
     @staticmethod
-    def start(record: VersionPublished, rules: CoordinatorRules, secret: Secret, *, now: float) -> "Spread":
-        size = frame_bytes_for(record.full_bytes)
-        facts = FormFacts(rules.run_id, record.epoch, record.version, record.publish_seq, "full", None, size)
-        return Spread(record, facts, RootWriter(facts), secret, now)
+    def start(
+        record: VersionPublished,
+        rules: CoordinatorRules,
+        secret: Secret,
+        *,
+        now: float,
+        base: VersionPublished | None = None,
+        delta_bytes: int | None = None,
+        frame_bytes: int | None = None,
+    ) -> "Spread":
+        """delta_bytes: what a delta is expected to take. frame_bytes: as chosen before, if it was."""
+        expected = record.full_bytes
+        if base is not None:
+            expected = int(expected * DELTA_SHARE) if delta_bytes is None else delta_bytes
+        facts = FormFacts(
+            rules.run_id,
+            record.epoch,
+            record.version,
+            record.publish_seq,
+            "full" if base is None else "delta",
+            None if base is None else base.digest,
+            frame_bytes or frame_bytes_for(expected),
+        )
+        return Spread(record, base, max(1, expected), facts, RootWriter(facts), secret, now)
 
     @property
     def form(self) -> FormId:
         return self.facts.form
 
-    def order(self) -> EncodeVersion:
+    def order(self, *, aside: bool = False) -> EncodeVersion:
         """What the seed is to do; it reports the segments it has already once more."""
         record, facts = self.record, self.facts
+        base_path = None if self.base is None else self.base.path
         return EncodeVersion(
-            self.form, facts.kind, record.version, record.digest, record.path, facts.frame_bytes, facts.encode(), None
-        )
+            self.form, facts.kind, record.version, record.digest, record.path, facts.frame_bytes, facts.encode(),
+            base_path, aside,
+        )  # fmt: skip
 
     # --- the form
 
@@ -109,6 +135,7 @@ class Spread:
         if message.segments != len(self.writer.segments) or not message.segments:
             raise PeerFault(f"form {message.form} ends after {message.segments} segments")
         self.totals = Totals(message.wire_bytes, message.full_bytes, message.snapshot)
+        self.expected_bytes = max(1, message.wire_bytes)
         return self._rooted(self.writer.take(self.totals))
 
     def page(self, start: SegmentId) -> SegmentPage:
@@ -149,7 +176,7 @@ class Spread:
     def _new_plan(
         self, plan_id: PlanId, rules: CoordinatorRules, seed: Peer, peers: Sequence[Peer], last: Plan | None
     ) -> Plan:
-        job = Job(self.form, self.record.full_bytes, self.facts.frame_bytes)
+        job = Job(self.form, self.expected_bytes, self.facts.frame_bytes)
         root, others = peer_facts(seed), [peer_facts(peer) for peer in peers]
         chains = min(rules.chains, STRIPES_MAX)
         again = None if last is None else plan_again(last, plan_id, job, root, others)

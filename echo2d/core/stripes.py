@@ -33,7 +33,7 @@ from echo2d.core.transfer import Transfer
 from echo2d.errors import PeerFault
 
 FIRST_TABLE = frame_id(SegmentId(0), 0)
-FORMS_MAX = 4  # one spreads, one waits, an older one drains, and the base of the next
+FORMS_MAX = 8  # at the seed: one spreads, older ones drain, three are for peers that lack its base
 LANE_FRAMES_MAX = 4  # frames given to one link ahead of its socket, per lane: keeps it busy, and binding late
 LEAD_BYTES = 1 << 20  # of the whole form: a stripe without a window gets its share of so much more than the others
 STILL_S = 0.3  # a stripe of the root that takes no frame for so long stands still ...

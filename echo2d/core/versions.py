@@ -16,7 +16,8 @@ from echo2d.core.ids import Epoch, PublishSeq
 from echo2d.core.messages import VersionKey
 
 VERSIONS_MAX = 4096  # remembered; tokens of versions that lie further back are far beyond any staleness bound
-RECOVERED_COPIES_MAX = 4  # snapshot copies a restart may find: newest, spreading, waiting, and one being deleted
+BASES_MAX = 4  # newest versions whose copies are kept, if there is room: who is three behind still gets a delta
+RECOVERED_COPIES_MAX = 12  # copies a restart may find: BASES_MAX, what spreads, waits and is caught up with, and bases
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +38,17 @@ def facts_of(record: VersionPublished) -> dict[str, Any]:
 
 
 class Versions:
-    """See the module docstring. `published`: by publish_seq, without revoked ones."""
+    """See the module docstring. `published`: by publish_seq, without revoked ones. lost: copies that are gone."""
 
-    def __init__(self, published: Iterable[VersionPublished], publish_seq: PublishSeq) -> None:
+    def __init__(
+        self, published: Iterable[VersionPublished], publish_seq: PublishSeq, *, lost: Collection[str] = ()
+    ) -> None:
         self._live: dict[VersionKey, VersionPublished] = {}  # by publish_seq
-        self._copies: dict[str, None] = {}  # snapshot copies in the run directory
+        self._copies: dict[str, VersionPublished] = {}  # snapshot copies in the run directory, by publish_seq
         self.publish_seq = publish_seq
         for record in published:
             self._take(record)
+        self._copies = {path: record for path, record in self._copies.items() if path not in lost}
         keep_newest(self._copies, RECOVERED_COPIES_MAX)
 
     @property
@@ -97,10 +101,20 @@ class Versions:
         for key in keys:
             del self._live[key]
 
-    def surplus(self, needed: Collection[str]) -> list[DeleteVersion]:
-        """Give up the snapshot copies but the newest version's and those at the `needed` paths."""
-        newest = self.newest
-        kept = {*needed, newest.path} if newest is not None else set(needed)
+    def copies(self) -> list[VersionPublished]:
+        """The live versions whose snapshot copies are kept, newest first."""
+        return [record for record in reversed(self._copies.values()) if self._live.get(key_of(record)) is record]
+
+    def surplus(self, needed: Collection[str], *, bases: int, bytes_max: int) -> list[DeleteVersion]:
+        """Give up the snapshot copies but the newest version's, those at the `needed` paths, and the newest `bases`.
+
+        Bases are kept only as long as the next version, and its upload, still fit into bytes_max.
+        """
+        kept, left = dict.fromkeys(needed), bytes_max
+        for place, record in enumerate(self.copies()):
+            left -= 3 * record.full_bytes if place == 0 else record.full_bytes
+            if record is self.newest or (place < bases and left >= 0):
+                kept[record.path] = None
         surplus = [path for path in self._copies if path not in kept]
         for path in surplus:
             del self._copies[path]
@@ -110,7 +124,7 @@ class Versions:
         key = key_of(record)
         self._live.pop(key, None)
         self._live[key] = record
-        self._copies[record.path] = None
+        self._copies[record.path] = record
         self.publish_seq = max(self.publish_seq, record.publish_seq)
         keep_newest(self._live, VERSIONS_MAX)
 

@@ -53,10 +53,14 @@ class SnapshotReady:
 
 @dataclass(frozen=True, slots=True)
 class ApplyRejected:
-    """The form could not become a snapshot; the current slot is as it was."""
+    """The form could not become a snapshot; the current slot is as it was.
+
+    lacks_base: because of chunks whose base is not here; all others stand in the spare slot.
+    """
 
     form: FormId
     reason: str
+    lacks_base: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,6 +110,10 @@ class WorkerState:
         """What all engines serve."""
         return self._versions.serving
 
+    def stands_mostly(self, form: FormId) -> bool:
+        """Whether chunks of this form are looked for in the slots before any are asked for."""
+        return self._versions.stands_mostly(form)
+
     def hello(
         self, *, kind: PeerKind, name: str, boot_id: str, listen: Address | None, forms: Sequence[FormId]
     ) -> Hello:
@@ -160,7 +164,12 @@ class WorkerState:
             case relay_io.DeadlinePassed():
                 due = [*self._leases.report(now=now), *self._versioned(self._versions.choose(now=now), now)]
                 return [*due, *self._relayed(event, now)]
-            case RootVerified() | ArrivalFailed() | SnapshotReady() | ApplyRejected() | ApplyCancelled():
+            case RootVerified(root):
+                announced = self._on_version_event(event, now)
+                if self.stands_mostly(root.form):
+                    self._relay.search(root.form)
+                return self._versioned(announced, now)
+            case ArrivalFailed() | SnapshotReady() | ApplyRejected() | ApplyCancelled():
                 return self._versioned(self._on_version_event(event, now), now)
             case EngineRefitted() | EngineRefitFailed():
                 return self._on_refit(event, now)

@@ -100,6 +100,13 @@ class Versions:
         """Whether a root of this form was refused: then its frames are not wanted either."""
         return form in self._refused
 
+    def stands_mostly(self, form: FormId) -> bool:
+        """Whether chunks of this full form are looked for in the slots: a delta to the same snapshot came before."""
+        known = self._forms.get(form)
+        if known is None or known.root.facts.kind != "full":
+            return False
+        return any(each.seq == known.seq and each.root.facts.kind == "delta" for each in self._forms.values())
+
     def holding(self) -> tuple[VersionKey, ...]:
         return tuple(key for key in self._standing if key not in self._revoked)
 
@@ -162,7 +169,8 @@ class Versions:
         self._apply_ended(event.form)
         if event.form in self._forms:
             self._forms[event.form].rejected = True
-        return [SendControl(ApplyFailed(event.form, event.reason)), *self.choose(now=now)]
+        failed = ApplyFailed(event.form, event.reason, event.lacks_base)
+        return [SendControl(failed), *self.choose(now=now)]
 
     def apply_cancelled(self, form: FormId, *, now: float) -> list[VersionAction]:
         self._apply_ended(form)

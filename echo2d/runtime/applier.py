@@ -7,12 +7,13 @@ holds already is copied, and it is the base of delta forms. Reading, decoding an
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
 from echo2d.core.form_index import FormIndex
-from echo2d.core.forms import ChunkRecord, decode_record
+from echo2d.core.forms import ChunkRecord, LacksBase, decode_record
 from echo2d.core.ids import ChunkId, Digest, FormId, FrameId, SegmentId
 from echo2d.core.manifest import Chunk
 from echo2d.core.worker_io import ApplyCancelled, ApplyRejected, SnapshotReady
@@ -60,6 +61,8 @@ class Applier:
             return ApplyCancelled(form)
         async with self._holdings.using(form) as index:
             base = await asyncio.to_thread(self._slots.current)
+            if index.facts.base_digest is not None and not _is_base(base, index):
+                return ApplyRejected(form, "the base of the delta does not stand here", lacks_base=True)
             writer = await self._holdings.with_room(form, lambda: self._slots.begin(index.files))
             work = _Work(form, index, self._store, base, writer)
             while not work.done:
@@ -71,6 +74,10 @@ class Applier:
                     await self._write(work, batch)
                 else:
                     await self._holdings.changed()
+            if work.lacking:
+                await asyncio.to_thread(writer.end)
+                reason = f"{len(work.lacking)} chunks are deltas from bytes that are damaged here"
+                return ApplyRejected(form, reason, lacks_base=True)
             facts = index.facts
             manifest = await asyncio.to_thread(index.manifest)
             current = await asyncio.to_thread(writer.commit, manifest, facts.epoch, facts.version)
@@ -97,6 +104,10 @@ class Applier:
             await self._holdings.changed()
 
 
+def _is_base(current: CurrentSlot | None, index: FormIndex) -> bool:
+    return current is not None and current.manifest.digest == index.facts.base_digest
+
+
 @dataclass(slots=True)
 class _Pending:
     """A chunk that is still to be written. missing: its frames in reverse order; those at the end may be held."""
@@ -111,7 +122,7 @@ class _Pending:
 
 
 class _Work:
-    """The chunks of one form that are still to be written."""
+    """The chunks of one form that are still to be written. lacking: those whose base is damaged here."""
 
     def __init__(
         self, form: FormId, index: FormIndex, store: FrameStore, base: CurrentSlot | None, writer: SlotWriter
@@ -120,6 +131,7 @@ class _Work:
         self._base_digests: dict[Chunk, Digest] = {}
         if base is not None:
             self._base_digests = dict(zip(base.manifest.chunks, base.manifest.chunk_digests, strict=True))
+        self.lacking: set[ChunkId] = set()
         self._next_segment = SegmentId(0)
         self._pending: dict[ChunkId, _Pending] = {}  # of known segments, in order
 
@@ -153,10 +165,13 @@ class _Work:
     def write(self, records: Iterable[ChunkRecord]) -> None:
         """Blocking. The writer hashes every result; what it was made from is hashed only where the result is wrong."""
         for record in records:
-            if self._copied(record):
-                self._copy(record)
-            else:
-                self._decode(record)
+            try:
+                if self._copied(record):
+                    self._copy(record)
+                else:
+                    self._decode(record)
+            except LacksBase:
+                self.lacking.add(record.chunk)
 
     def _copied(self, record: ChunkRecord) -> bool:
         """Whether the current slot holds the very same bytes in the same place."""
@@ -164,10 +179,7 @@ class _Work:
 
     def _copy(self, record: ChunkRecord) -> None:
         """_CopyDamaged: the current slot has rotted there; from now on the chunk is decoded."""
-        try:
-            data = self._read_base(record) or b""
-        except (IntegrityFault, StoreFault):
-            data = b""
+        data = self._read_base(record) or b""
         try:
             self._writer.write_chunk(record.chunk, data, record.result)
         except IntegrityFault:
@@ -190,7 +202,9 @@ class _Work:
         place = self._place(record)
         if self._base is None or place not in self._base_digests:
             return None
-        return read_chunk(self._base.directory, place)
+        with suppress(IntegrityFault, StoreFault):  # as good as damaged
+            return read_chunk(self._base.directory, place)
+        return None
 
     def _place(self, record: ChunkRecord) -> Chunk:
         place = self._index.chunk(record.chunk)

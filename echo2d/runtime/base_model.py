@@ -1,7 +1,8 @@
-"""A model directory that is here anyway: chunks of versions that stand in it need not be fetched.
+"""Model directories that are here anyway: chunks of versions that stand in them need not be fetched.
 
 Nothing in it is believed: a chunk is looked up by the digest that a signed table promises, and encoded again; only
-frames that come out as they were published are used. The directory may be one of links, as download caches make them.
+frames that come out as they were published are used. A directory may be one of links, as download caches make them, or
+a slot that changes meanwhile.
 """
 
 import logging
@@ -25,10 +26,10 @@ log = logging.getLogger("echo2d.runtime.base_model")
 class BaseModel:
     """Blocking; safe to use from several threads."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, *directories: Path) -> None:
+        self._directories = directories
         self._digests: dict[
-            Chunk, Digest | None
+            tuple[Path, Chunk], Digest | None
         ] = {}  # of what was read; at most the chunks of a few versions' layouts
         self._lock = threading.Lock()
 
@@ -51,16 +52,20 @@ class BaseModel:
 
     def _chunk(self, place: Chunk, digest: Digest) -> bytes | None:
         """The chunk's bytes, if they are the ones promised."""
-        with self._lock:
-            if self._digests.get(place, digest) != digest:
-                return None
-        data = self._read(place)
-        with self._lock:
-            self._digests[place] = None if data is None else digest_of(data)
-            return data if self._digests[place] == digest else None
+        found = (self._chunk_of(directory, place, digest) for directory in self._directories)
+        return next((data for data in found if data is not None), None)
 
-    def _read(self, place: Chunk) -> bytes | None:
-        path = self._directory / place.path
+    def _chunk_of(self, directory: Path, place: Chunk, digest: Digest) -> bytes | None:
+        known = directory, place
+        with self._lock:
+            if self._digests.get(known, digest) != digest:
+                return None
+        data = self._read(directory / place.path, place)
+        with self._lock:
+            self._digests[known] = None if data is None else digest_of(data)
+            return data if self._digests[known] == digest else None
+
+    def _read(self, path: Path, place: Chunk) -> bytes | None:
         try:
             with store_faults("reading", path):
                 data = read_at(path.resolve(strict=True), place.length, place.offset)

@@ -14,7 +14,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aiohttp import web
@@ -86,7 +86,8 @@ async def open_coordinator(
         await asyncio.to_thread(withdraw, run)  # of one that was killed
         access = await asyncio.to_thread(AccessTable, run)
         files = VersionFiles(run.path, config.run.snapshot_root, config.run.disk_bytes_max)
-        await asyncio.to_thread(files.prepare, {version.path for version in recovered.published})
+        lost = await asyncio.to_thread(files.prepare, {version.path for version in recovered.published})
+        recovered = replace(recovered, lost=lost)
         task = config.task
         pool = TaskPool(
             task.name,
@@ -140,6 +141,8 @@ def make_rules(config: CoordinatorConfig, run_id: RunId, stop_token_ids: tuple[i
         filter_zero_variance=policy.filter_zero_variance,
         shape=config.dissemination.shape,
         chains=config.dissemination.chains,
+        delta=config.dissemination.delta,
+        disk_bytes_max=config.run.disk_bytes_max,
     )
 
 

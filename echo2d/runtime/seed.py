@@ -6,7 +6,8 @@ A child process of the coordinator and a peer like any other: control link, peer
                                                         +--> frames to whoever the plan says
 
 A version is encoded from the coordinator's own copy, and only believed if it comes out as the digest that was asked
-for. Of several that wait the one asked for last is next. Not here: which form a version gets, and signatures.
+for. Of several that wait the one asked for last is next; those for a few peers are encoded aside. Not here: which form
+a version gets, and signatures.
 """
 
 import asyncio
@@ -73,7 +74,7 @@ class Seed:
         self._listen: Address | None = None
         self._orders: dict[FormId, EncodeVersion] = {}
         self._said: dict[FormId, list[ToCoordinator]] = {}  # of each form; said again if it is asked for again
-        self._ordered = asyncio.Event()
+        self._ordered = {aside: asyncio.Event() for aside in (False, True)}
 
     async def run(self) -> None:
         """Until cancelled. OperatorFault: refused, or an address cannot be had."""
@@ -89,7 +90,8 @@ class Seed:
         except OSError as error:
             raise OperatorFault(f"link.port: cannot listen on {host}:{port}: {error.strerror}") from error
         async with asyncio.TaskGroup() as self._tasks:
-            for work in (self._receiver.run(), self._control.run(), self._encode_all(), self._turns()):
+            encoders = (self._encode_all(aside=aside) for aside in (False, True))
+            for work in (self._receiver.run(), self._control.run(), self._turns(), *encoders):
                 self._tasks.create_task(work)
 
     # --- relay
@@ -129,14 +131,17 @@ class Seed:
 
     # --- encoding
 
-    async def _encode_all(self) -> None:
+    async def _encode_all(self, *, aside: bool) -> None:
+        """Those that are for a few peers, or the others: these never wait for those."""
         while True:
-            waiting = [order for form, order in self._orders.items() if form not in self._said]
+            orders = [order for order in self._orders.values() if order.aside == aside]
+            waiting = [order for order in orders if order.form not in self._said]
             if waiting:
                 await self._encode(waiting[-1])  # not the highest version: a learner may have gone back
             else:
-                self._ordered.clear()
-                await self._ordered.wait()
+                ordered = self._ordered[aside]
+                ordered.clear()
+                await ordered.wait()
 
     async def _encode(self, order: EncodeVersion) -> None:
         """Ends with FormEncoded or EncodeFailed, or without either if the form was forgotten meanwhile."""
@@ -256,7 +261,7 @@ class Seed:
         self._said.pop(order.form, None)
         self._orders.pop(order.form, None)
         self._orders[order.form] = order
-        self._ordered.set()
+        self._ordered[order.aside].set()
 
     def _forget(self, form: FormId) -> None:
         self._orders.pop(form, None)

@@ -44,8 +44,8 @@ class VersionFiles:
         self._uploads = run_dir / "uploads"
         self._budget = DiskBudget(disk_bytes_max)
 
-    def prepare(self, kept: Collection[str]) -> None:
-        """At start: delete what no published version needs. Uploads go on where they were."""
+    def prepare(self, kept: Collection[str]) -> frozenset[str]:
+        """At start: delete what no published version needs. Uploads go on where they were. The paths that are gone."""
         with store_faults("preparing", self._run_dir):
             for folder in (self._run_dir / "versions", self._uploads):
                 folder.mkdir(mode=0o700, exist_ok=True)
@@ -57,6 +57,7 @@ class VersionFiles:
             for scratch in self._uploads.glob("*/.*"):
                 scratch.unlink()
             self._budget.note("uploads", _bytes_below(self._uploads))
+            return frozenset(path for path in kept if not (self._run_dir / path).exists())
 
     def adopt(self, epoch: Epoch, version: Version, path: str | None) -> Adopted:
         """Take over the learner's directory, or (None) its upload, and hash it.

@@ -157,7 +157,7 @@ class Worker:
 
     async def _open(self) -> None:
         """What is on disk, and the machine that starts from it."""
-        slots, standing = await asyncio.to_thread(self._state_dir.slots)
+        self._slots, standing = await asyncio.to_thread(self._state_dir.slots)
         store = await asyncio.to_thread(self._state_dir.frames)
         if self._config.base_model is not None:
             self._base = await asyncio.to_thread(BaseModel.at, self._config.base_model)
@@ -174,8 +174,8 @@ class Worker:
             owner=self,
         )
         self._receiver.links.expect(DIAL_BACK, self._dial_back_secret)
-        self._applier = Applier(slots, store, self._receiver.holdings)
-        self._refits = Refits(self._engines, slots)
+        self._applier = Applier(self._slots, store, self._receiver.holdings)
+        self._refits = Refits(self._engines, self._slots)
         on_disk = [facts.form for facts in store.forms()]
         self._state = WorkerState(
             Relay(me, unsearched=on_disk, has_base=self._base is not None),
@@ -304,7 +304,10 @@ class Worker:
         serving = self._state.serving
         return None if serving is None else serving.version
 
-    def base_of(self, form: FormId) -> BaseModel | None:  # noqa: ARG002 - the same for all
+    def base_of(self, form: FormId) -> BaseModel | None:
+        if self._state.stands_mostly(form):
+            given = () if self._config.base_model is None else (self._config.base_model,)
+            return BaseModel(*self._slots.directories(), *given)  # slots change: nothing read is remembered
         return self._base
 
     # --- what the control link says

@@ -9,7 +9,7 @@ which rewards the task gives. It uses none of the code it judges. Numbers as in 
 """
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 
 from echo2d.core.coordinator_io import (
@@ -34,12 +34,15 @@ from echo2d.core.coordinator_io import (
     SampleKept,
     SampleRewarded,
     Send,
+    SendRoot,
     SessionAsked,
     VersionPublished,
 )
 from echo2d.core.coordinator_state import CoordinatorState
-from echo2d.core.ids import Digest, GroupId, PeerId
-from echo2d.core.messages import HeldLease, LeaseGranted, SampleAnswered, VersionKey
+from echo2d.core.forms import FormFacts
+from echo2d.core.ids import Digest, FormId, GroupId, PeerId
+from echo2d.core.messages import EncodeVersion, HeldLease, LeaseGranted, SampleAnswered, VersionKey
+from echo2d.core.roots import Root
 from echo2d.core.trajectory import (
     BatchBody,
     TrajectoryRecord,
@@ -76,6 +79,8 @@ class Judge:
         self.handed_over = self.joined = 0  # leases that go on from somebody's output, results of such
         self.outlived = 0  # results under leases of an earlier coordinator process
         self._before: frozenset[HeldLease] = frozenset()
+        self._facts: dict[FormId, FormFacts] = {}  # of every form that was signed
+        self.forms: Counter[str] = Counter()  # what the seed was told to make, by kind; for a few peers only: "aside"
 
     def restarted(self) -> None:
         """Another coordinator process begins."""
@@ -248,6 +253,13 @@ class Judge:
         match action:
             case Send(_, SampleAnswered(lease, attempt, sample, accepted)) if accepted:
                 assert (HeldLease(lease, attempt), sample) in self._kept, "I4: an accepted result is not durable"
+            case Send(_, EncodeVersion() as order):
+                self.forms[f"{order.kind} aside" if order.aside else order.kind] += 1
+            case SendRoot(_, root):
+                facts = Root.decode(root).facts
+                assert self._facts.setdefault(facts.form, facts) == facts, "I3: two forms under one name"
+                known = {record.digest for record in self.ledger.published.values()}
+                assert facts.base_digest is None or facts.base_digest in known, "a delta from nobody's version"
             case Reply(request, status):
                 event = self._asked.pop(request, None)
                 assert event is not None, "answered twice"

@@ -12,6 +12,7 @@ from echo2d.core.coordinator_io import (
     BatchFrozen,
     CheckpointKept,
     EpochOpened,
+    FormChosen,
     GroupDropped,
     LeaseGiven,
     PromptTaken,
@@ -45,6 +46,7 @@ class Ledger:
         self.frozen: dict[int, BatchFrozen] = {}
         self.committed: dict[int, BatchCommitted] = {}
         self.rates: dict[PeerId, PeerRate] = {}
+        self.form: FormChosen | None = None
 
     def append(self, record: Record) -> None:  # noqa: C901 - one case per record
         match record:
@@ -93,6 +95,9 @@ class Ledger:
                 self.committed = {s: each for s, each in self.committed.items() if s > step}
                 self.checkpoint = step
                 self._forget_work()
+            case FormChosen(seq):
+                assert seq in self.published
+                self.form = record
             case RatesMeasured(rates):
                 for rate in rates:
                     self.rates.pop(rate.peer, None)
@@ -118,4 +123,5 @@ class Ledger:
             given=tuple(self.given.values()),
             answered=tuple(self.answered.values()),
             rates=tuple(self.rates.values()),
+            form=self.form,
         )

@@ -59,7 +59,9 @@ from echo2d.sim.peer_links import PeerLinks, held
 CHECK_EVERY = 16  # events between two checks of the machine
 POLL_S = 0.2  # an apply looks so often whether its frames have come
 SLOTS = ("slot-0", "slot-1")
-_ARRIVALS = (relay_io.FrameVerified, relay_io.RepairVerified, relay_io.TableHeld, relay_io.FormComplete)
+_ARRIVALS = (
+    relay_io.FrameVerified, relay_io.RepairVerified, relay_io.TableHeld, relay_io.FramesFound, relay_io.FormComplete,
+)  # fmt: skip
 Noted = Callable[[int, object, int], None]  # process number, what happened, actions
 
 
@@ -74,6 +76,10 @@ class Slots:
         """The current one last."""
         order = sorted(SLOTS, key=lambda path: path == self._current)
         return tuple(Standing(key, path) for path in order if (key := self._holds[path]) is not None)
+
+    @property
+    def current(self) -> VersionKey | None:
+        return None if self._current is None else self._holds[self._current]
 
     def read(self, path: str) -> VersionKey | None:
         return self._holds[path]
@@ -136,6 +142,7 @@ class Worker(Peer):
         self._feeding = False
         self._events = 0
         self._roots: dict[FormId, Root] = {}
+        self._searched: set[FormId] = set()
         self._applying: FormId | None = None
         self._apply_cancelled = False
         self._plan: PlanEdges | None = None
@@ -180,6 +187,8 @@ class Worker(Peer):
             self.state.check()
         if isinstance(event, _ARRIVALS):
             self._note_whole(event.form)
+        if isinstance(event, relay_io.TableHeld):
+            self._search(event.form)
         for action in actions:
             if isinstance(action, ShutDown):
                 if self.session is not None:
@@ -193,6 +202,17 @@ class Worker(Peer):
         transfer = self._relay.transfer(form)
         if transfer is not None and transfer.complete:
             self._disk[form] = None
+
+    def _search(self, form: FormId) -> None:
+        """What stands in a slot need not come over a link."""
+        root = self._roots.get(form)
+        if root is None or form in self._searched or not self.state.stands_mostly(form):
+            return
+        self._searched.add(form)
+        standing = [each.key.digest for each in self._slots.standing()]
+        if root.totals is not None and root.totals.snapshot in standing:
+            self._inbox.append(held(form)[1])
+        self._inbox.append(relay_io.FormSearched(form))
 
     def _perform(self, action: Action) -> None:
         match action:
@@ -216,6 +236,7 @@ class Worker(Peer):
             case DropForm(form):
                 self._disk.pop(form, None)
                 self._roots.pop(form, None)
+                self._searched.discard(form)
                 self._apply_cancelled |= form == self._applying
             case Note() | ShutDown():
                 pass
@@ -256,12 +277,22 @@ class Worker(Peer):
             self._end_apply(ApplyCancelled(form))
         elif root.totals is None or form not in self._disk:
             self.later(POLL_S, self._apply, form, path)
+        elif self._lacks_base(root):
+            self._end_apply(ApplyRejected(form, "another base", lacks_base=True))
         elif self.chance.random() < self.pace.faulty:
             self._end_apply(ApplyRejected(form, "disk full"))
         else:
             key = VersionKey(root.facts.version, root.totals.snapshot)
             self._slots.flip(path, key)
             self._end_apply(SnapshotReady(form, key.version, key.digest, path))
+
+    def _lacks_base(self, root: Root) -> bool:
+        """Another version stands here, or the base has rotted."""
+        current = self._slots.current
+        if root.facts.base_digest is None:
+            return False
+        other = current is None or current.digest != root.facts.base_digest
+        return other or self.chance.random() < self.pace.faulty
 
     def _end_apply(self, event: SnapshotReady | ApplyRejected | ApplyCancelled) -> None:
         self._applying = None

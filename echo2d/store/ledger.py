@@ -30,6 +30,7 @@ from echo2d.core.coordinator_io import (
     BatchFrozen,
     CheckpointKept,
     EpochOpened,
+    FormChosen,
     GroupDropped,
     LeaseGiven,
     PromptTaken,
@@ -55,7 +56,7 @@ from echo2d.core.trajectory import (
 )
 from echo2d.errors import OperatorFault, PeerFault, StoreFault
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 TRIM = """
 DELETE FROM groups WHERE group_id IN (
     SELECT group_id FROM batches, json_each(groups) JOIN groups ON group_id = json_each.value WHERE step <= ? LIMIT ?)
@@ -70,6 +71,7 @@ CREATE TABLE epochs (epoch INTEGER PRIMARY KEY, resume_step INTEGER NOT NULL);
 CREATE TABLE versions (
     publish_seq INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, version INTEGER NOT NULL, digest BLOB NOT NULL,
     path TEXT NOT NULL, full_bytes INTEGER NOT NULL, revoked INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE forms (publish_seq INTEGER PRIMARY KEY, base BLOB, frame_bytes INTEGER NOT NULL);
 CREATE TABLE groups (group_id INTEGER PRIMARY KEY, cursor INTEGER NOT NULL, prompt BLOB NOT NULL);
 CREATE TABLE leases (
     group_id INTEGER NOT NULL REFERENCES groups ON DELETE CASCADE, lease INTEGER NOT NULL, attempt INTEGER NOT NULL,
@@ -193,6 +195,7 @@ class Ledger:
                 given=self._given(),
                 answered=self._answered(),
                 rates=self._rates(),
+                form=self._form(),
             )
 
     @contextmanager
@@ -239,6 +242,10 @@ class Ledger:
             "ORDER BY publish_seq"
         )
         return tuple(self._read("versions", query, _version))
+
+    def _form(self) -> FormChosen | None:
+        query = "SELECT publish_seq, base, frame_bytes FROM forms ORDER BY publish_seq DESC LIMIT 1"
+        return next(self._read("forms", query, _form), None)
 
     def _groups(self) -> tuple[StoredGroup, ...]:
         samples: dict[GroupId, list[TrajectoryRecord]] = {}
@@ -316,6 +323,7 @@ def _text(raw: bytes) -> str | bytes:
 _counter = plain_reader(_Counter)
 _epoch = plain_reader(EpochOpened)
 _version = plain_reader(VersionPublished)
+_form = plain_reader(FormChosen)
 _commit = plain_reader(BatchCommitted)
 _checked_group = plain_reader(StoredGroup)
 _checked_record = plain_reader(GroupRecord)
@@ -407,6 +415,11 @@ def _version_revoked(record: VersionRevoked) -> list[_Statement]:
     return [("UPDATE versions SET revoked = 1 WHERE version = ? AND digest = ?", (record.version, record.digest))]
 
 
+def _form_chosen(record: FormChosen) -> list[_Statement]:
+    row = (record.publish_seq, record.base, record.frame_bytes)
+    return [("INSERT OR REPLACE INTO forms VALUES (?, ?, ?)", row)]
+
+
 def _prompt_taken(record: PromptTaken) -> list[_Statement]:
     return [
         ("INSERT INTO groups VALUES (?, ?, ?)", (record.group, record.cursor, record.prompt)),
@@ -461,6 +474,7 @@ _STATEMENTS: dict[type, Callable[[Any], list[_Statement]]] = {
     EpochOpened: _epoch_opened,
     VersionPublished: _version_published,
     VersionRevoked: _version_revoked,
+    FormChosen: _form_chosen,
     PromptTaken: _prompt_taken,
     LeaseGiven: _lease_given,
     SampleKept: _sample_kept,

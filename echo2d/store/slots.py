@@ -86,6 +86,10 @@ class SlotStore:
             log.warning("current slot is damaged path=%s error=%s", path, error)
             return None
 
+    def directories(self) -> tuple[Path, ...]:
+        """The model directories of both slots, whatever stands there."""
+        return tuple(self._root / slot / "model" for slot in SLOTS)
+
     def begin(self, files: Sequence[FileEntry]) -> "SlotWriter":
         """A writer for the spare slot, with the space for all files reserved.
 

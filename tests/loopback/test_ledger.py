@@ -12,6 +12,7 @@ from echo2d.core.coordinator_io import (
     BatchFrozen,
     CheckpointKept,
     EpochOpened,
+    FormChosen,
     GroupDropped,
     LeaseGiven,
     PromptTaken,
@@ -115,6 +116,12 @@ def test_the_newest_rate_of_a_peer_counts_and_comes_last(path: Path) -> None:
     )
     assert reopened(path, RatesMeasured((a, b))).rates == (a, b)
     assert reopened(path, RatesMeasured((faster,))).rates == (b, faster)
+
+
+def test_of_the_forms_that_were_chosen_the_last_one_counts(path: Path) -> None:
+    delta, full = FormChosen(PublishSeq(2), A, 65536), FormChosen(PublishSeq(2), None, 262144)
+    assert reopened(path, published(1, 0, A), published(2, 1, B), delta).form == delta
+    assert reopened(path, full).form == full
 
 
 def test_a_checkpoint_deletes_what_it_covers(path: Path) -> None:

@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +34,22 @@ REFUSALS = {"ENOSPC": (errno.ENOSPC, WRITES), "EIO": (errno.EIO, (*READS, *WRITE
 ROOM = 1 << 20
 
 
+COMMON = os.urandom(70_000)
+
+
 def contents(version: int) -> dict[str, bytes]:
-    """Two chunks of one file each; the first takes two frames, the other is the same in all versions."""
-    return {"a.json": os.urandom(70_000) + bytes([version]), "b.json": b"the same in all versions"}
+    """Two chunks of one file each; the first takes two frames in full, the other is the same in all versions."""
+    changed = bytearray(COMMON)
+    changed[::700] = bytes([version]) * 100
+    return {"a.json": bytes(changed), "b.json": b"the same in all versions"}
 
 
 CONTENTS = {version: contents(version) for version in (0, 1, 2)}
 FORMS = {version: build_form(facts(version=version, publish_seq=version), CONTENTS[version]) for version in CONTENTS}
+DELTA = build_form(
+    replace(FORMS[2].facts, kind="delta", base_digest=FORMS[1].manifest.digest), CONTENTS[2], base=CONTENTS[1]
+)
+SECOND = {"full": FORMS[2], "delta": DELTA}
 
 
 # --- the disk
@@ -85,6 +94,10 @@ class FailingDisk:
 
 
 # --- a peer on it
+
+
+class LacksBase(StoreFault):
+    """A delta was reported as of no use here."""
 
 
 class Box:
@@ -133,7 +146,7 @@ class Box:
         except StoreFault as fault:
             raise AssertionError("a failed apply is an answer") from fault
         if isinstance(outcome, ApplyRejected):
-            raise StoreFault(outcome.reason)
+            raise (LacksBase if outcome.lacks_base else StoreFault)(outcome.reason)
         assert isinstance(outcome, SnapshotReady)
         return outcome
 
@@ -152,15 +165,17 @@ class Box:
         await self.take(form)
 
 
-def run_into(disk: FailingDisk, path: Path, runner: asyncio.Runner) -> None:
-    """Take version 2. After a StoreFault the old one stands; then, with the disk well again, it is taken."""
+def run_into(disk: FailingDisk, path: Path, runner: asyncio.Runner, form: BuiltForm) -> None:
+    """Take version 2 so. After a StoreFault the old one stands; then, with the disk well again, it is taken."""
     box = Box(path)
     try:
         with disk.mounted():
-            runner.run(box.take(FORMS[2]))
+            runner.run(box.take(form))
+    except LacksBase:
+        runner.run(box.take(FORMS[2]))  # which the coordinator tells it to
     except StoreFault:
         assert version_standing(path) == 1
-        runner.run(box.take_again(FORMS[2]))
+        runner.run(box.take_again(form))
     except Killed:
         pass
     finally:
@@ -177,7 +192,8 @@ def version_standing(path: Path) -> int:
     for form_facts in store.forms():
         held = store.recover(form_facts.form)
         store.check()
-        for segment in FORMS[form_facts.version].segments:
+        built = DELTA if form_facts == DELTA.facts else FORMS[form_facts.version]
+        for segment in built.segments:
             for span, payload in segment.frames(form_facts.frame_bytes):
                 assert span.frame not in held or store.get_frame(form_facts.form, span) == payload
     return current.version
@@ -205,42 +221,44 @@ def pristine(tmp_path: Path, runner: asyncio.Runner) -> Path:
     return tmp_path / "pristine"
 
 
-def calls_to_fail(pristine: Path, runner: asyncio.Runner, kinds: Collection[str]) -> list[int]:
+def calls_to_fail(pristine: Path, runner: asyncio.Runner, kinds: Collection[str], form: BuiltForm) -> list[int]:
     counting = FailingDisk()
-    run_into(counting, Path(shutil.copytree(pristine, pristine.with_name("counted"))), runner)
+    run_into(counting, Path(shutil.copytree(pristine, pristine.with_name("counted"))), runner, form)
     assert len(counting.calls) > 80
     return [number for number, call in enumerate(counting.calls) if call in kinds]
 
 
+@pytest.mark.parametrize("form", SECOND.values(), ids=SECOND)
 @pytest.mark.parametrize("name", REFUSALS)
 def test_a_disk_that_refuses_at_any_call_costs_nothing(
-    pristine: Path, tmp_path: Path, runner: asyncio.Runner, name: str
+    pristine: Path, tmp_path: Path, runner: asyncio.Runner, name: str, form: BuiltForm
 ) -> None:
     error, kinds = REFUSALS[name]
-    for number in calls_to_fail(pristine, runner, kinds):
+    for number in calls_to_fail(pristine, runner, kinds, form):
         path = Path(shutil.copytree(pristine, tmp_path / str(number)))
         disk = FailingDisk(number, OSError(error, os.strerror(error)))
-        run_into(disk, path, runner)
+        run_into(disk, path, runner, form)
         assert disk.struck
         assert version_standing(path) == 2, f"call {number}, {disk.calls[number]}"
 
 
+@pytest.mark.parametrize("form", SECOND.values(), ids=SECOND)
 @pytest.mark.parametrize("torn", [False, True])
 def test_a_kill_at_any_call_leaves_the_old_or_the_new(
-    pristine: Path, tmp_path: Path, runner: asyncio.Runner, torn: bool
+    pristine: Path, tmp_path: Path, runner: asyncio.Runner, torn: bool, form: BuiltForm
 ) -> None:
     found = []
-    for number in calls_to_fail(pristine, runner, ["pwrite"] if torn else WRITES):
+    for number in calls_to_fail(pristine, runner, ["pwrite"] if torn else WRITES, form):
         path = Path(shutil.copytree(pristine, tmp_path / str(number)))
         disk = FailingDisk(number, Killed(), torn)
-        run_into(disk, path, runner)
+        run_into(disk, path, runner, form)
         assert disk.struck
         found.append(version_standing(path))
         box = Box(path)
         box.open()
         assert [each.key.version for each in box.standing] == [found[-1]]
         assert box.state_dir.publish_seq(FORMS[2].facts.run_id) in (1, 2)
-        runner.run(box.take_again(FORMS[2]))
+        runner.run(box.take_again(form if found[-1] == 1 else FORMS[2]))
         box.state_dir.close()
         assert version_standing(path) == 2
     old = found.count(1)

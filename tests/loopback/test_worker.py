@@ -17,7 +17,7 @@ import pytest
 
 from echo2d.config import WorkerConfig
 from echo2d.core.forms import FormFacts
-from echo2d.core.ids import FormId, FrameId, PeerId, Version
+from echo2d.core.ids import Digest, FormId, FrameId, PeerId, Version
 from echo2d.core.messages import (
     ApplyFailed,
     EdgeBroken,
@@ -38,6 +38,7 @@ from echo2d.core.messages import (
     VersionsRevoked,
     VersionVerified,
 )
+from echo2d.core.roots import Root
 from echo2d.core.trajectory import unpack_tokens
 from echo2d.core.worker_io import EngineRefitFailed, EngineRefitted, RefitEngines
 from echo2d.engines.fake import FakeEngine
@@ -122,17 +123,68 @@ async def test_a_delta_form_is_applied_to_the_version_held(double: CoordinatorDo
         chain = [names["seed"], names["one"]]
         _, base = await spread(double, 0, *chain)
         await double.until_said(RefitDone)
-        path, _ = await a_model(double, 0, folder="1")
-        await asyncio.to_thread((path / "config.json").write_text, '{"architectures": ["Qwen3ForCausalLM"], "x": 1}')
-        digest = (await asyncio.to_thread(build_manifest, path)).digest
-        facts = dataclasses.replace(double.facts(1, 2), kind="delta", base_digest=base)
-        double.start_form(facts)
-        double.chain(facts.form, chain, plan=2)
-        order = double.order(facts, digest, path)
-        double.send(chain[0], dataclasses.replace(order, kind="delta", base_path="versions/0"))
+        _, digest, _ = await spread_delta(double, base, *chain)
         done = await double.until_said(RefitDone, count=2)
         assert (done.digest, done.memory_ok) == (digest, True)
         assert (await double.until_said(FormEncoded, count=2)).wire_bytes < 2000
+
+
+async def spread_delta(double: CoordinatorDouble, base: Digest, *chain: PeerId) -> tuple[FormFacts, Digest, Path]:
+    """Publish version 0 with another config.json as version 1, a delta from version 0."""
+    path, _ = await a_model(double, 0, folder="1")
+    await asyncio.to_thread((path / "config.json").write_text, '{"architectures": ["Qwen3ForCausalLM"], "x": 1}')
+    digest = (await asyncio.to_thread(build_manifest, path)).digest
+    facts = dataclasses.replace(double.facts(1, 2), kind="delta", base_digest=base)
+    double.start_form(facts)
+    double.chain(facts.form, chain, plan=2)
+    order = double.order(facts, digest, path)
+    double.send(chain[0], dataclasses.replace(order, kind="delta", base_path="versions/0"))
+    return facts, digest, path
+
+
+async def test_of_a_base_that_rotted_only_the_damaged_chunk_is_fetched_in_full(
+    double: CoordinatorDouble, tmp_path: Path
+) -> None:
+    async with (
+        a_seed(double) as seed,
+        a_worker(double, tmp_path / "one") as one,
+        a_worker(double, tmp_path / "two") as two,
+    ):
+        names = await double.peers(3)
+        chain = [names[name] for name in ("seed", "one", "two")]
+        _, base = await spread(double, 0, *chain)
+        await double.until_said(RefitDone, count=2)
+        [slot] = one._state._versions._standing.values()
+        await asyncio.to_thread(write_at, Path(slot) / "model-0.safetensors", b"rot", 3000)
+        _, digest, path = await spread_delta(double, base, *chain)
+        await double.until_said(VersionVerified, names["two"], count=2)
+        failed = await double.until_said(ApplyFailed, names["one"])
+        assert (failed.lacks_base, failed.reason) == (True, "1 chunks are deltas from bytes that are damaged here")
+
+        full = double.facts(1, 2)
+        double.start_form(full)
+        double.send(chain[0], double.order(full, digest, path))
+        await double.until(lambda: Root.decode(double.roots[-1].root).form == full.form)
+        double.chain(full.form, [chain[0], chain[2], chain[1]], plan=3)
+        done = await double.until_said(RefitDone, names["one"], count=2)
+        assert (done.digest, done.memory_ok) == (digest, True)
+        wire_bytes = (await double.until_said(FormEncoded, count=3)).wire_bytes
+        assert seed._receiver._sent.get(full.form, 0) < 0.1 * wire_bytes, "who has the version makes its frames"
+        assert 0.4 * wire_bytes < two._receiver._sent[full.form] < 0.6 * wire_bytes, "one shard of two"
+
+
+async def test_a_delta_from_another_version_touches_nothing(double: CoordinatorDouble, tmp_path: Path) -> None:
+    async with a_seed(double), a_worker(double, tmp_path / "one") as one:
+        names = await double.peers(2)
+        chain = [names["seed"], names["one"]]
+        await spread(double, 0, *chain)
+        await double.until_said(RefitDone)
+        slot = await asyncio.to_thread(one._slots.current)
+        await spread_delta(double, Digest(bytes(32)), *chain)
+        failed = await double.until_said(ApplyFailed)
+        assert (failed.lacks_base, failed.reason) == (True, "the base of the delta does not stand here")
+        assert await asyncio.to_thread(one._slots.current) == slot
+        assert not (await asyncio.to_thread(one._slots.directories))[1].exists(), "the spare slot was not begun"
 
 
 async def test_versions_follow_each_other(double: CoordinatorDouble, tmp_path: Path) -> None:

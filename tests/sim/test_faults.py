@@ -76,6 +76,14 @@ def test_what_workers_did_not_finish_is_handed_over_in_many_of_them() -> None:
     assert sum(outcome.outlived > 0 for outcome in outcomes) >= 4
 
 
+def test_versions_spread_as_deltas_and_who_lacks_the_base_catches_up() -> None:
+    loops = [Loop(Schedule.draw(rng_seed)) for rng_seed in range(1000, 1015)]
+    for loop in loops:
+        loop.run()
+    for kind in ("delta", "full", "delta aside", "full aside"):
+        assert sum(loop.judge.forms[kind] > 0 for loop in loops) >= 3, kind
+
+
 def test_every_kind_of_fault_is_drawn() -> None:
     kinds = {fault.kind for rng_seed in range(300) for fault in Schedule.draw(rng_seed).faults}
     assert len(kinds) == 20

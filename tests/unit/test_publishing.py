@@ -32,7 +32,7 @@ from echo2d.core.quarantine import ALONE_MAX, QUARANTINE_S
 from echo2d.core.rates import PACE
 from echo2d.core.roots import Root
 from echo2d.core.spread import LEARN_S, TOLD_MAX, Spread
-from tests.coordinator_world import Peer, World, rules, train, version_digest
+from tests.coordinator_world import Peer, World, form_of, messages, publish_step, rules, train, version_digest
 from tests.plan_kit import MB
 
 
@@ -47,15 +47,6 @@ def published(*workers: str, kind: str = "chain") -> World:
     world.publish(0)
     world.pending = [event for event in world.pending if isinstance(event, PeerSaid)]
     return world
-
-
-def messages(peer: Peer, kind: type) -> list[Any]:
-    return [message for message in peer.inbox if isinstance(message, kind)]
-
-
-def form_of(world: World) -> FormId:
-    order: EncodeVersion = messages(world.peers["seed"], EncodeVersion)[-1]
-    return order.form
 
 
 def broadcast(world: World) -> dict[str, Any]:
@@ -376,16 +367,6 @@ def test_encoding_is_tried_again_and_then_given_up() -> None:
     assert world.stopped == "version 0 cannot be encoded: disk full"
 
 
-def publish_step(world: World, step: int) -> None:
-    """Train it, and publish what it makes."""
-    request = world.ask_batch(step)
-    world.work()
-    digest = world.replies[request].digest
-    assert digest is not None
-    world.commit(step, digest)
-    world.publish(step)
-
-
 def serving(*workers: str) -> World:
     """They serve version 1, and version 2 is whole at the seed; nobody has it."""
     world = World(rules(shape="chain", staleness_max=2))
@@ -403,11 +384,15 @@ def serving(*workers: str) -> World:
 
 def fail_for_good(world: World) -> FormId:
     """The seed has lost a frame, and cannot encode the form again."""
-    form = form_of(world)
+    seed, form = world.peers["seed"], form_of(world)
+    if messages(seed, EncodeVersion)[-1].base_path is not None:
+        world.say(seed, EncodeFailed(form, "frame 3 is lost"))
+        world.pending.clear()
+        form = form_of(world)
     for _ in range(ENCODE_FAILURES_MAX):
         for peer in world.peers.values():
             world.say(peer, Heartbeat(0))
-        world.say(world.peers["seed"], EncodeFailed(form, "frame 3 is lost"))
+        world.say(seed, EncodeFailed(form, "frame 3 is lost"))
         world.pass_time(ENCODE_RETRY_S)
     return form
 
@@ -454,20 +439,6 @@ def test_a_form_that_comes_out_otherwise_than_it_was_signed_fails() -> None:
     assert "segment 0 is not the one that was signed" in world.state.status()["faults"][-1]["text"]
     world.pass_time(ENCODE_RETRY_S)
     assert len(messages(world.peers["seed"], EncodeVersion)) == 2
-
-
-def test_a_delta_that_fails_is_followed_by_the_full_form() -> None:
-    world = published("a")
-    spread = world.state._publishing.spreading
-    assert spread is not None
-    spread.facts = replace(spread.facts, kind="delta", base_digest=version_digest(9))
-    delta = spread.form
-    world.say(world.peers["seed"], EncodeFailed(delta, "the base is gone"))
-    assert messages(world.peers["seed"], ForgetForm)[-1].form == delta
-    full: EncodeVersion = messages(world.peers["seed"], EncodeVersion)[-1]
-    assert (full.kind, full.version) == ("full", 0)
-    world.work()
-    assert messages(world.peers["a"], PlanEdges)[-1].form == full.form != delta
 
 
 def test_only_the_seed_encodes_and_only_what_was_published() -> None:

@@ -81,14 +81,24 @@ def test_what_is_older_than_a_revoked_publish_is_not_current() -> None:
 
 def test_copies_go_but_the_newest_and_the_needed() -> None:
     versions = published(asked(0), asked(1), asked(2))
-    assert versions.surplus([asked(0).path]) == [DeleteVersion(asked(1).path)]
-    assert versions.surplus([]) == [DeleteVersion(asked(0).path)]
-    assert versions.surplus([]) == []
+    assert versions.surplus([asked(0).path], bases=0, bytes_max=0) == [DeleteVersion(asked(1).path)]
+    assert versions.surplus([], bases=0, bytes_max=0) == [DeleteVersion(asked(0).path)]
+    assert versions.surplus([], bases=0, bytes_max=0) == []
+
+
+def test_the_newest_copies_are_kept_as_bases_while_the_next_version_fits() -> None:
+    versions = published(*(asked(version) for version in range(5)))
+    size = asked(0).full_bytes
+    assert versions.surplus([], bases=4, bytes_max=6 * size) == [DeleteVersion(asked(0).path)]
+    assert [record.version for record in versions.copies()] == [4, 3, 2, 1]
+    assert versions.surplus([], bases=4, bytes_max=5 * size) == [DeleteVersion(asked(1).path)]
+    assert len(versions.surplus([], bases=4, bytes_max=0)) == 2, "all but the newest"
+    assert [record.version for record in versions.copies()] == [4]
 
 
 def test_a_restart_deletes_few_copies() -> None:
     versions = published()
     records = [versions.publish(asked(version)) for version in range(20)]
     recovered = Versions(records, PublishSeq(20))
-    assert len(recovered.surplus([])) == RECOVERED_COPIES_MAX - 1
+    assert len(recovered.surplus([], bases=0, bytes_max=0)) == RECOVERED_COPIES_MAX - 1
     assert recovered.newest == records[-1]

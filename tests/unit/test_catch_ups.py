@@ -1,0 +1,232 @@
+"""Deltas: the base of the next one, who takes another form and which, and that no digest is believed unheard."""
+
+from typing import Any
+
+import pytest
+
+from echo2d.core.catch_ups import HELPERS_MAX
+from echo2d.core.coordinator_io import DeleteVersion
+from echo2d.core.forms import FormFacts
+from echo2d.core.ids import Version
+from echo2d.core.messages import (
+    ApplyFailed,
+    EncodeFailed,
+    EncodeVersion,
+    ForgetForm,
+    Heartbeat,
+    PlanEdges,
+    RefitDone,
+    VersionVerified,
+)
+from echo2d.core.publishing import ENCODE_FAILURES_MAX, ENCODE_RETRY_S
+from tests.coordinator_world import (
+    Peer,
+    World,
+    form_of,
+    messages,
+    publish_step,
+    rules,
+    train,
+    version_digest,
+    version_key,
+)
+
+
+def running(*workers: str, steps: int = 1, **changes: Any) -> World:
+    """They serve version `steps`, each version after the first having come as a delta."""
+    world = World(rules(**changes))
+    world.connect("seed", kind="seed", slots=0)
+    for name in workers:
+        world.connect(name)
+    train(world, steps)
+    world.work()
+    assert all(world.peers[name].stands == version_key(steps) for name in workers)
+    return world
+
+
+def orders(world: World) -> list[EncodeVersion]:
+    return messages(world.peers["seed"], EncodeVersion)
+
+
+def bases(world: World) -> list[str | None]:
+    return [order.base_path for order in orders(world)]
+
+
+def newcomer(world: World, name: str, stands: int | None = None) -> Peer:
+    """One that comes with this version in its slot."""
+    key = None if stands is None else version_key(stands)
+    world.peers[name] = Peer(name, "worker", 4, world.peers["seed"].session, stands=key)
+    return world.connect(name)
+
+
+def test_a_version_is_a_delta_from_what_the_workers_have() -> None:
+    world = running("a", "b", steps=2)
+    assert bases(world) == [None, "versions/1-0", "versions/1-1"]
+    assert FormFacts.decode(orders(world)[-1].facts).base_digest == version_key(1).digest
+    assert world.state.status()["broadcast"]["base_version"] == 1
+    assert world.state.status()["version_bytes"]["2"] == {"wire_bytes": 900, "full_bytes": 1000}
+    assert bases(running("a", steps=2, delta=False)) == [None, None, None]
+
+
+@pytest.mark.parametrize(("behind", "base"), [(1, 2), (2, 2), (3, None)])
+def test_the_base_is_the_newest_version_that_half_of_the_workers_have(behind: int, base: int | None) -> None:
+    world = running("a", "b", steps=2)
+    for number in range(behind):
+        newcomer(world, f"late-{number}")
+    world.pending.clear()
+    publish_step(world, 3)
+    assert orders(world)[-1].version == 3
+    assert orders(world)[-1].base_path == (None if base is None else f"versions/1-{base}")
+
+
+def test_what_was_not_acknowledged_is_no_base() -> None:
+    world = running("a", "b", "c")
+    world.slow = {"a", "b"}
+    publish_step(world, 2)
+    world.work()
+    world.pass_time(5.0)  # c has it; the others are not waited for
+    for name in ("a", "b"):
+        world.say(
+            world.peers[name], RefitDone(Version(2), version_digest(2), 0.1, memory_ok=True)
+        )  # which does not say that it stands
+    publish_step(world, 3)
+    assert bases(world)[-2:] == ["versions/1-2", "versions/1-1"], "c takes the other one"
+
+
+def test_a_newcomer_takes_the_full_form_and_then_deltas() -> None:
+    world = running("a", "b", steps=2)
+    delta = form_of(world)
+    late = newcomer(world, "late")
+    order = taken_order(world)
+    assert (order.version, order.kind, order.aside) == (2, "full", True)
+    assert messages(late, PlanEdges) == [], "what it cannot use"
+    world.work()
+    assert [part.form for part in messages(late, PlanEdges)] == [order.form, delta]
+    assert late.serving == version_key(2)
+    helped = [
+        name for name in ("a", "b") if order.form in [part.form for part in messages(world.peers[name], PlanEdges)]
+    ]
+    assert len(helped) == HELPERS_MAX, "who has the version helps"
+    assert messages(world.peers["seed"], ForgetForm)[-1].form == order.form != delta, "nobody takes it any more"
+    publish_step(world, 3)
+    world.work()
+    assert bases(world)[-1] == "versions/1-2"
+    assert {worker["serving"]["version"] for worker in world.state.status()["workers"]} == {3}
+
+
+@pytest.mark.parametrize(("stands", "base"), [(2, "versions/1-2"), (1, "versions/1-1"), (0, None)])
+def test_who_is_behind_takes_a_delta_from_its_own_version_if_that_is_kept(stands: int, base: str | None) -> None:
+    world = running("a", "b", steps=4)
+    late = newcomer(world, "late", stands)
+    assert taken_order(world).base_path == base
+    world.work()
+    assert late.serving == version_key(4)
+
+
+def test_others_that_are_behind_share_the_forms_under_way() -> None:
+    world = running("a", "b", "c", "d", "e", steps=4)
+    for number, stands in enumerate([1, 1, 2, 0, None, None]):
+        newcomer(world, f"late-{number}", stands)
+    assert [order.base_path for order in orders(world) if order.aside] == ["versions/1-1", "versions/1-2", None]
+    world.work()
+    assert {worker["serving"]["version"] for worker in world.state.status()["workers"]} == {4}
+
+
+def test_a_catch_up_goes_on_while_newer_versions_spread() -> None:
+    world = running("a", "b", steps=2)
+    world.slow = {"late"}
+    late = newcomer(world, "late")
+    full = taken_order(world)
+    for step in (3, 4, 5, 6, 7):
+        publish_step(world, step)
+        world.work()
+    assert world.state.status()["newest_version"]["version"] == 7
+    assert not any(message.form == full.form for message in messages(world.peers["seed"], ForgetForm))
+    assert DeleteVersion(full.path) not in world.done
+    world.say(late, VersionVerified(full.form, Version(2), version_digest(2)))
+    assert (taken_order(world).version, taken_order(world).base_path) == (7, full.path)
+    assert messages(world.peers["seed"], ForgetForm)[-1].form == full.form
+
+
+def test_who_lacks_some_of_the_base_takes_the_full_form() -> None:
+    world = running("a", "b", steps=2)
+    world.slow = {"a"}
+    publish_step(world, 3)
+    world.work()
+    world.slow = set()
+    world.say(world.peers["a"], ApplyFailed(form_of(world), "1 chunks are damaged", lacks_base=True))
+    assert (taken_order(world).version, taken_order(world).kind) == (3, "full")
+    world.work()
+    assert world.peers["a"].serving == version_key(3)
+
+
+def test_a_delta_that_cannot_be_made_is_followed_by_the_full_form() -> None:
+    world = running("a", "b")
+    publish_step(world, 2)
+    delta, seed = orders(world)[-1], world.peers["seed"]
+    assert delta.base_path is not None
+    world.pending.clear()
+    world.say(seed, EncodeFailed(delta.form, "the base is gone"))
+    assert messages(seed, ForgetForm)[-1].form == delta.form
+    assert (orders(world)[-1].version, orders(world)[-1].kind) == (2, "full")
+    world.work()
+    assert {worker["serving"]["version"] for worker in world.state.status()["workers"]} == {2}
+
+
+def test_the_full_form_of_a_newcomer_is_for_all_when_the_delta_fails() -> None:
+    world = running("a", "b", "c")
+    publish_step(world, 2)
+    delta, seed = orders(world)[-1], world.peers["seed"]
+    world.pending.clear()
+    newcomer(world, "late")
+    full = taken_order(world)
+    world.say(seed, EncodeFailed(delta.form, "the base is gone"))
+    assert orders(world)[-1] == full, "it is being made"
+    world.work()
+    assert {worker["serving"]["version"] for worker in world.state.status()["workers"]} == {2}
+
+
+def test_catch_ups_that_cannot_be_made_end() -> None:
+    world = running("a", "b", steps=4)
+    late, seed = newcomer(world, "late", 2), world.peers["seed"]
+    world.pending.clear()
+    world.say(seed, EncodeFailed(taken_order(world).form, "the base is gone"))
+    assert taken_order(world).kind == "full", "it takes more, but it can be made"
+    for _ in range(ENCODE_FAILURES_MAX):
+        world.pending.clear()
+        for peer in world.peers.values():
+            world.say(peer, Heartbeat(0))
+        world.say(seed, EncodeFailed(taken_order(world).form, "disk full"))
+        world.pass_time(ENCODE_RETRY_S)
+    assert world.stopped is None
+    assert late.serving is None
+    world.say(late, Heartbeat(0))
+    publish_step(world, 5)
+    world.work()
+    assert late.serving == version_key(5)
+
+
+def test_a_restart_goes_on_with_the_form_that_was_chosen() -> None:
+    world = running("a", "b", steps=3)
+    before = orders(world)[-1]
+    world.crash()
+    assert orders(world)[-1] == before
+    world.work()
+    world.state.check()
+    publish_step(world, 4)
+    assert bases(world)[-1] == "versions/1-3"
+
+
+def test_a_seed_that_starts_again_gets_all_its_orders_again() -> None:
+    world = running("a", "b", steps=2)
+    world.slow = {"late"}
+    newcomer(world, "late")
+    world.drain()
+    main, full = orders(world)[-2:]
+    world.connect("seed", kind="seed", slots=0, boot_id="next")
+    assert orders(world)[-2:] == [full, main], "it begins with the last"
+
+
+def taken_order(world: World) -> EncodeVersion:
+    """The newest catch-up."""
+    return [order for order in orders(world) if order.aside][-1]
