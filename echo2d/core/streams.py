@@ -34,7 +34,7 @@ def follow(links: Links, stripe: Stripe, now: float, out: list[Action]) -> None:
     stripe.last_at, stripe.gap_s = now, GAP_START_S
     first = len(stripe.log)
     out.append(OpenStream(link.peer, number, spread.form, spread.plan, spread.generation, stripe.number, first))
-    if stripe.children:
+    if len(stripe.children) > 1:
         stripe.tell_passed(out, at_once=True)
 
 

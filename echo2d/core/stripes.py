@@ -5,7 +5,7 @@ is waited for. Each child has a cursor of its own into it, so that a slow child 
 of a plan frames get their place late: a frame is bound to a stripe when a child of that stripe has caught up and its
 link has room.
 
-A child that has children tells how far it has passed a stripe on: as far as the middle one of its own children was
+A child that has several children tells how far it has passed a stripe on: as far as the middle one of them was
 given it, or says in turn. The root binds no more than a window ahead of that, what the child passes on in PASS_S. So
 what would wait at a slow relay is bound to another stripe, whatever the planner thought that the relay could do.
 """
@@ -42,6 +42,7 @@ PASS_EVERY = 4  # frames passed on between two words about it
 PASS_FRAMES_MIN = 16  # a window: a frame or two for what is said of it to come back, on any line
 PASS_STALL_S = 1.0  # a stripe of which nothing was said for so long has no limit: perhaps only words are lost (I6)
 PASS_S = 0.5  # the longest round trip of which all can be under way, buffers included; and how late a slow relay gets
+PASS_START_S = 1.0  # until a child's rate is known, and the weights alone decide
 PASS_RATE_S = 0.1  # over which a child's rate is taken ...
 PASS_RATE_DECAY = 0.8  # ... of which about the highest of the last ten counts: who had nothing to pass on is not slow
 GAP_START_S = 10.0  # time between frames assumed of a stream that has not shown its own: start-up takes long in a chain
@@ -142,6 +143,7 @@ class Lane:
         "stream",
         "stripe",
         "trip_s",
+        "watched_from",
     )
 
     def __init__(self, stripe: "Stripe", link: Link, stream: int, first: int) -> None:
@@ -153,7 +155,7 @@ class Lane:
         self.limit: int | None = None
         self.said = self.passed = first
         self.heard_at = self.since = self.rate = self.marked_at = 0.0
-        self.trip_s = self.mark = math.inf
+        self.trip_s = self.mark = self.watched_from = math.inf
         self.has = link.has.setdefault(stripe.spread.form, set())
         stripe.lanes[link.peer] = self
         link.lanes.append(self)
@@ -172,21 +174,23 @@ class Lane:
     @property
     def reached(self) -> int:
         """How far the stripe has come by way of this child."""
-        return self.cursor if self.limit is None else self.said
+        return self.said if self.since else self.cursor
 
     def passed_on(self, sequence: int, now: float) -> None:
         """The child says so. PeerFault: it never got that."""
         if sequence > self.cursor:
             raise PeerFault(f"frame number {sequence} of a stripe passed on, where {self.cursor} is next")
         self.said, self.heard_at = max(sequence, self.said), now
-        if self.limit is None:
-            self.passed, self.since = sequence, now
+        if not self.since:
+            self.passed, self.since, self.watched_from = sequence, now, now + PASS_START_S
         elif now - self.since >= PASS_RATE_S:
             self.rate = max((sequence - self.passed) / (now - self.since), PASS_RATE_DECAY * self.rate)
             self.passed, self.since = sequence, now
         if sequence >= self.mark:
             self.trip_s = min(self.trip_s, now - self.marked_at)
             self.mark = math.inf
+        if now < self.watched_from:
+            return
         trip_s = 0.0 if self.trip_s == math.inf else self.trip_s
         self.limit = max(self.limit or 0, sequence + max(PASS_FRAMES_MIN, int((trip_s + PASS_S) * self.rate)))
 
@@ -280,6 +284,11 @@ class Stripe:
         """At the root: whether a child says how far it has passed the stripe on."""
         return any(lane.limit is not None for lane in self.lanes.values())
 
+    @property
+    def is_open(self) -> bool:
+        """At the root: whether a child may have more."""
+        return any(lane.is_open for lane in self.lanes.values())
+
     def stands_still(self, now: float) -> bool:
         """At the root: whether it has taken no frame for longer than usual."""
         return now - self.last_at >= max(STILL_S, STILL_GAPS * self.gap_s)
@@ -296,11 +305,11 @@ class Stripe:
         return self.told is not None and len(self.log) - self.passed >= PASS_FRAMES_MIN
 
     def tell_passed(self, out: list[Action], *, at_once: bool = False) -> None:
-        """Tells the parent, if it is worth a word."""
-        if self.parent is None or self.stream is None:
+        """Tells the parent, if it is worth a word: nobody has a choice where there is one stripe."""
+        if self.parent is None or self.stream is None or len(self.spread.stripes) == 1:
             return
         passed = min(self.passed, len(self.log))
-        if at_once or self.told is None or passed >= self.told + PASS_EVERY:
+        if at_once or (self.told is not None and passed >= self.told + PASS_EVERY):
             self.told = passed
             out.append(SendPassed(self.parent, self.stream, passed))
 
@@ -463,8 +472,10 @@ class Spread:
 def _place(stripe: Stripe, moving: Collection[Stripe]) -> tuple[float, float, StripeId] | None:
     """At the root: by what the stripe's turn is found, the least first; None: it is not its turn. moving: of all."""
     others = [one for one in moving if one is not stripe]
-    if stripe.is_watched or not others:
+    able = [one for one in others if one.is_open]
+    others = able if stripe.is_watched else able or others
+    if not others:
         return stripe.load, stripe.load, stripe.number
-    usual = sum(one.load * one.weight for one in others) / sum(one.weight for one in others)
-    load = stripe.load if stripe in moving else max(stripe.load, usual)
-    return None if load > usual + LEAD_BYTES else (load, stripe.load, stripe.number)
+    least = min(one.load for one in others)
+    load = stripe.load if stripe in moving else max(stripe.load, least)
+    return None if load > least + LEAD_BYTES else (load, stripe.load, stripe.number)

@@ -15,7 +15,6 @@ from echo2d.core.relay_io import (
     RepairVerified,
     SendFrame,
     SendHave,
-    SendPassed,
 )
 from echo2d.core.stripes import FORMS_MAX
 from tests.unit.relay_peer import (
@@ -37,8 +36,7 @@ def test_a_new_generation_moves_only_what_changed(follower: Peer) -> None:
     actions = follower.plan((RIGHT, (LEFT,)), generation=1)
     assert actions[:2] == [ForgetPeer(UP), ExpectPeer(EdgePeer(RIGHT, None, dial=False, secret=bytes(32)))]
     assert actions[2:] == [CloseStream(UP, 2, "not the parent any more")]
-    opening = [SendHave(RIGHT, FORM, (TABLE,)), opened(RIGHT, 1, first=1, generation=1), SendPassed(RIGHT, 1, 1)]
-    assert follower(LinkUp(RIGHT)) == opening
+    assert follower(LinkUp(RIGHT)) == [SendHave(RIGHT, FORM, (TABLE,)), opened(RIGHT, 1, first=1, generation=1)]
     assert frames_to(LEFT, follower.comes(RIGHT, 1, 1, FRAMES[0])) == [FRAMES[0]]
 
 
@@ -61,7 +59,6 @@ def test_a_new_plan_begins_anew_and_knows_what_is_held(follower: Peer) -> None:
     assert actions[2:] == [
         SendHave(UP, FORM, (TABLE,)),
         OpenStream(UP, 4, FORM, PlanId(2), Generation(0), StripeId(0), 0),
-        SendPassed(UP, 4, 0),
     ]
     follower.asked(LEFT, 4, plan=2)
     passed = follower(FrameVerified(UP, 4, FORM, TABLE, 0, header_only=True))

@@ -4,6 +4,7 @@ import pytest
 
 from echo2d.core.ids import FrameId, SegmentId, frame_id
 from echo2d.core.relay_io import (
+    DONE,
     Action,
     DeadlinePassed,
     FramesFound,
@@ -13,6 +14,7 @@ from echo2d.core.relay_io import (
     PassedHeard,
     PeerReady,
     SendPassed,
+    StreamClosed,
     TableHeld,
 )
 from echo2d.core.streams import STALL_S_MIN
@@ -24,6 +26,7 @@ from echo2d.core.stripes import (
     PASS_RATE_S,
     PASS_S,
     PASS_STALL_S,
+    PASS_START_S,
 )
 from echo2d.errors import PeerFault
 from tests.unit.relay_peer import FORM, LEFT, RIGHT, TABLE, UP, Peer, frames_to
@@ -34,22 +37,23 @@ SMALL = LEAD_BYTES // len(MANY) // 4  # bytes of a frame: the lead is no limit h
 
 @pytest.fixture
 def two(peer: Peer) -> Peer:
-    """The root of two equal stripes, to LEFT and to RIGHT, who says that it has children."""
+    """The root of two equal stripes, to LEFT and to RIGHT, who has said a while ago that it has children."""
     peer.plan((None, (LEFT,)), (None, (RIGHT,)))
     peer(LinkUp(LEFT))
     peer(LinkUp(RIGHT))
     peer.asked(LEFT, 2, 0)
     peer.asked(RIGHT, 2, 1)
     peer(PassedHeard(RIGHT, 2, 0))
+    peer(PassedHeard(RIGHT, 2, 0), after=PASS_START_S)
     peer(TableHeld(FORM, SegmentId(0), (SMALL,) * len(MANY)))
     return peer
 
 
 @pytest.fixture
 def relay(peer: Peer) -> Peer:
-    """Passes one stripe from UP on to LEFT and RIGHT."""
+    """Passes the first of two stripes from UP on to LEFT and RIGHT."""
     peer(LinkUp(UP))
-    peer.plan((UP, (LEFT, RIGHT)))
+    peer.plan((UP, (LEFT, RIGHT)), (UP, ()))
     for child in (LEFT, RIGHT):
         peer(LinkUp(child))
         peer.asked(child, 2)
@@ -133,4 +137,5 @@ def test_who_has_lost_all_children_has_nothing_more_to_pass_on(relay: Peer) -> N
 def test_a_parent_that_waits_for_us_is_not_stalled(relay: Peer) -> None:
     """Neither child takes more than its first frames, so there is a window's worth here."""
     come(relay, range(1, 2 * PASS_FRAMES_MIN), after=0.01)
+    relay(StreamClosed(UP, 4, DONE))
     assert relay(DeadlinePassed(), after=30 * STALL_S_MIN) == []
