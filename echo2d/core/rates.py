@@ -55,7 +55,7 @@ SAMPLE_S_MIN = 0.05  # less is bursts out of buffers
 WINDOW_S = 1.0  # as often as receivers report
 WINDOW_S_MIN = 0.5  # of transfer: the rate of less is chance
 WINDOWS_MAX = 64  # of one link; the newest ones count
-ALIKE = 1.2  # of the usual rate: a plan for many that are alike is simpler, and chance does not change it
+ALIKE = 1.15  # of the usual rate: so far a peer is like the others
 EXPLORE = 2.0  # more would overload a peer that can do no more by as much
 LATE_S = 1.0  # by so much may one end have reported less than the other: they do so once a second
 HELD_UP = 0.5  # of the time: a link is backlogged; of several that share an uplink some have caught up now and then
@@ -249,12 +249,15 @@ class Rates:
         """Bytes/s of all of these that were measured, at least UPLINK_MIN."""
         found = {peer: self._uplinks[peer] for peer in (root, *others) if peer in self._uplinks}
         wanted = found[root].rate if root in found else 0.0
-        return {peer: one.rate if one.held_up else self._hoped(one.rate, wanted) for peer, one in found.items()}
+        return {peer: self._planned(one, wanted) if peer != root else one.rate for peer, one in found.items()}
+
+    def _planned(self, one: Uplink, wanted: float) -> float:
+        """What is near the usual counts as that: chance does not change a plan, and one for many alike is simpler."""
+        rate = one.rate if one.held_up else self._hoped(one.rate, wanted)
+        return self._usual if self._usual / ALIKE <= rate <= self._usual * ALIKE else rate
 
     def _hoped(self, least: float, wanted: float) -> float:
-        """Of somebody who was never held up. The same as others have, unless it has shown to be much faster."""
-        known = least if least > ALIKE * self._usual else self._usual
-        return max(known, min(EXPLORE * least, wanted))
+        return max(least, self._usual, min(EXPLORE * least, wanted))
 
     def pace(self, peer: PeerId) -> float | None:
         """Bytes/s that it is to send at most, to all its receivers together; None: as fast as it can."""

@@ -144,6 +144,13 @@ def test_least_rates_count_for_more_as_far_as_it_is_of_use() -> None:
     assert rates.to_plan_with(E, [A, B]) == {A: 100.0, B: 20.0}
 
 
+def test_who_is_nearly_like_the_others_is_planned_like_them() -> None:
+    """Of peers that are alike chance makes a plan of many links; the root's own rate counts as it is."""
+    found = {A: 103.0, B: 95.0, C: 100.0, D: 104.0, E: 60.0}
+    rates = Rates(PeerRate(peer, rate, held_up=True) for peer, rate in found.items())
+    assert rates.to_plan_with(A, [B, C, D, E]) == {A: 103.0, B: 100.0, C: 100.0, D: 100.0, E: 60.0}
+
+
 def test_a_receiver_whose_own_uplink_is_full_proves_nothing() -> None:
     """Its acknowledgements wait behind what it sends."""
     rates = Rates()
