@@ -33,7 +33,7 @@ class Site:
         self.run_dir = directory / "coordinator"
         self.config = directory / "run.toml"
         self.programs = programs
-        self.facts = {"run": directory, "model": model, "staleness": 1, "kappa": 1, "seed": 0}
+        self.facts = {"run": directory, "model": model, "staleness": 1, "kappa": 1, "seed": 0, "delta": "true"}
         (directory / "snapshots").mkdir()
         self.config.write_text(CONFIG.format(**self.facts).replace("= 256", "= 32"))
 
