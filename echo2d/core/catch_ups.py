@@ -20,7 +20,7 @@ from echo2d.core.membership import PEERS_MAX, Peer
 from echo2d.core.spread import Spread
 from echo2d.core.versions import Versions, key_of
 
-FULLS_MAX = 1  # newcomers share one; it costs the seed an encoding, and its uplink a copy at most
+FULLS_MAX = 2  # each costs the seed an encoding, and its uplink a copy at most; newcomers of one version share one
 DELTAS_MAX = 2  # each costs an encoding, and hardly any bytes
 HELPERS_MAX = 2  # who have the version and encode it again: half a core for as long as the wire takes
 
@@ -149,9 +149,10 @@ class CatchUps:
         may = main.record.publish_seq != self._in_full_only and len(deltas) < DELTAS_MAX
         if base is not None and base != main.record and may:
             return self._make(main.record, base)
-        if len(fulls) < FULLS_MAX:
+        present = next((spread for spread in fulls if spread.record == main.record), None)
+        if present is None and len(fulls) < FULLS_MAX:
             return self._make(main.record, None)
-        return next((spread for spread in fulls if peer.stands != key_of(spread.record)), None)
+        return present  # an older one would be refused by who has heard of this one
 
     def check(self) -> None:
         assert sum(spread.base is None for spread in self) <= FULLS_MAX

@@ -36,9 +36,9 @@ pace (`plan_edges`).
 """
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import median, median_low
 
 from echo2d.core.bounded import keep_newest
 from echo2d.core.ids import PeerId
@@ -336,8 +336,13 @@ def _form_rate(links: Collection[_Link]) -> float:
     for link in links:
         for window, rate in link.form_rates():
             windows.setdefault(window, []).append(rate)
-    usual = sorted(median(rates) for rates in windows.values() if 2 * len(rates) >= len(links))
+    usual = sorted(_middle(rates, len(links)) for rates in windows.values() if 2 * len(rates) >= len(links))
     return usual[3 * len(usual) // 4] if usual else median([link.form_rate for link in links])
+
+
+def _middle(rates: Sequence[float], links: int) -> float:
+    """Where a report is missing the lower one of two counts: the other may be a liar's."""
+    return median(rates) if len(rates) == links else median_low(rates)
 
 
 def _held_up(links: Collection[_Link], share: float | None = None) -> bool:

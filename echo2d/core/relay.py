@@ -462,8 +462,6 @@ class Relay:
                 self._drop_sources(spread, spread.sources, now)
             for stripe in spread.stripes.values():
                 self._watch(stripe, now)
-                for lane in stripe.lanes.values():
-                    lane.open_if_stalled(now)
             ask_for_missing(spread, self._links, now, self._out)
             self._bind_all(spread, now)
             give_up_gone(spread, now, self._out)

@@ -78,8 +78,7 @@ def check_frame(stripe: Stripe, event: FrameVerified) -> None:
 def what_is_wrong(links: Links, stripe: Stripe, now: float) -> str | None:
     """Why the parent is to be reported now, if it is. A stripe that is known to be broken is not judged again.
 
-    A parent that sends on another stream works: if only this stripe stands still, the fault is further up; and it waits
-    for us if we have not passed on what we got. One that
+    A parent that sends on another stream works: if only this stripe stands still, the fault is further up. One that
     ended the stripe and yet does not send what is missing when all have ended, as a repair, never had it.
     """
     if stripe.parent is None or not stripe.spread.searched or stripe.spread.fetches:
@@ -91,7 +90,7 @@ def what_is_wrong(links: Links, stripe: Stripe, now: float) -> str | None:
         return "ended too early" if lacking and min(waited, now - heard_at) >= LINK_S else None
     if stripe.stream is None:
         return "no link" if waited >= LINK_S else None
-    if stripe.broken or stripe.lags or not _more_is_due(stripe.spread.transfer):
+    if stripe.broken or not _more_is_due(stripe.spread.transfer):
         return None
     waited = min(waited, now - links[stripe.parent].heard_at)
     return "stalled" if waited >= max(STALL_S_MIN, STALL_GAPS * stripe.gap_s) else None

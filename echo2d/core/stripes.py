@@ -40,7 +40,7 @@ STILL_S = 0.3  # a stripe of the root that takes no frame for so long stands sti
 STILL_GAPS = 3.0  # ... and for so many of its usual gaps
 PASS_EVERY = 4  # frames passed on between two words about it
 PASS_FRAMES_MIN = 16  # a window: a frame or two for what is said of it to come back, on any line
-PASS_STALL_S = 1.0  # a stripe of which nothing was said for so long has no limit: perhaps only words are lost (I6)
+PASS_TRICKLE_S = 0.3  # so often a frame is bound beyond the window: nobody below is to think that its parent stalls
 PASS_S = 0.5  # the longest round trip of which all can be under way, buffers included; and how late a slow relay gets
 PASS_START_S = 1.0  # until a child's rate is known, and the weights alone decide
 PASS_RATE_S = 0.1  # over which a child's rate is taken ...
@@ -123,7 +123,7 @@ class Link:
 class Lane:
     """One child's stream of one stripe. cursor: the sequence number it gets next. has: frames it holds already.
 
-    said: how far it has passed on; heard_at: when it said so. limit: no frame is bound for it from this sequence number
+    said: how far it has passed on. limit: no frame is bound for it from this sequence number
     on; None: any may be, the child has no children. passed, since: what it had said a while ago. rate: frames/s.
     """
 
@@ -131,7 +131,6 @@ class Lane:
         "cursor",
         "first",
         "has",
-        "heard_at",
         "limit",
         "link",
         "mark",
@@ -154,7 +153,7 @@ class Lane:
         self.cursor = first
         self.limit: int | None = None
         self.said = self.passed = first
-        self.heard_at = self.since = self.rate = self.marked_at = 0.0
+        self.since = self.rate = self.marked_at = 0.0
         self.trip_s = self.mark = self.watched_from = math.inf
         self.has = link.has.setdefault(stripe.spread.form, set())
         stripe.lanes[link.peer] = self
@@ -180,7 +179,7 @@ class Lane:
         """The child says so. PeerFault: it never got that."""
         if sequence > self.cursor:
             raise PeerFault(f"frame number {sequence} of a stripe passed on, where {self.cursor} is next")
-        self.said, self.heard_at = max(sequence, self.said), now
+        self.said = max(sequence, self.said)
         if not self.since:
             self.passed, self.since, self.watched_from = sequence, now, now + PASS_START_S
         elif now - self.since >= PASS_RATE_S:
@@ -193,11 +192,6 @@ class Lane:
             return
         trip_s = 0.0 if self.trip_s == math.inf else self.trip_s
         self.limit = max(self.limit or 0, sequence + max(PASS_FRAMES_MIN, int((trip_s + PASS_S) * self.rate)))
-
-    def open_if_stalled(self, now: float) -> None:
-        """Without a word for too long it has no limit, until there is one."""
-        if not self.is_open and now >= self.heard_at + PASS_STALL_S:
-            self.limit = None
 
     def send(self, out: list[Action]) -> None:
         """Gives the frame at the cursor to the link, which has room for it."""
@@ -272,10 +266,10 @@ class Stripe:
         self.load = 0.0
         self.told: int | None = None
 
-    @property
-    def takes_next(self) -> bool:
-        """Whether a child has caught up with the log, may have more, and its link has room."""
-        end, free = len(self.log), self.spread.blind or len(self.spread.stripes) == 1
+    def takes_next(self, now: float) -> bool:
+        """At the root: whether a child has caught up with the log, may have more, and its link has room."""
+        end = len(self.log)
+        free = self.spread.blind or len(self.spread.stripes) == 1 or now >= self.last_at + PASS_TRICKLE_S
         lanes = (lane for lane in self.lanes.values() if lane.cursor == end and lane.link.room > 0)
         return any(free or lane.is_open for lane in lanes)
 
@@ -298,11 +292,6 @@ class Stripe:
         """How far it was passed on here: to the middle child; all of it where there is none."""
         cursors = sorted(lane.reached for lane in self.lanes.values())
         return cursors[len(cursors) // 2] if cursors else len(self.log)
-
-    @property
-    def lags(self) -> bool:
-        """Whether the parent may be waiting for what is here to be passed on."""
-        return self.told is not None and len(self.log) - self.passed >= PASS_FRAMES_MIN
 
     def tell_passed(self, out: list[Action], *, at_once: bool = False) -> None:
         """Tells the parent, if it is worth a word: nobody has a choice where there is one stripe."""
@@ -411,7 +400,7 @@ class Spread:
         """
         while self._skip_tables():
             moving = [stripe for stripe in self.stripes.values() if not stripe.stands_still(now)]
-            ready = [stripe for stripe in self.stripes.values() if stripe.takes_next]
+            ready = [stripe for stripe in self.stripes.values() if stripe.takes_next(now)]
             due = [place for stripe in ready if (place := _place(stripe, moving)) is not None]
             if not due:
                 break

@@ -154,7 +154,7 @@ class Seed:
             encoder = await asyncio.to_thread(Encoder, facts, self._run_dir / order.path, base)
             await self._encode_segments(order, facts, encoder, started_at)
         except (IntegrityFault, StoreFault, OperatorFault) as fault:
-            if order.form in self._orders:
+            if self._is_wanted(order):
                 log.warning("encoding failed form=%s version=%d reason=%s", order.form, order.version, fault)
                 self._say(order.form, EncodeFailed(order.form, str(fault)))
 
@@ -164,16 +164,20 @@ class Seed:
         roots = RootWriter(facts)
         segments = encoder.segments()
         while (segment := await asyncio.to_thread(_next, segments)) is not None:
-            if order.form not in self._orders:
+            if not self._is_wanted(order):
                 await asyncio.to_thread(segments.close)
                 return
             roots.add(segment.table.digest)
             for root in roots.take():
                 await self._receiver.holdings.accept_root(root)
             await self._hold(facts, segment)
+            if not self._is_wanted(order):
+                continue
             self._say(order.form, SegmentEncoded(order.form, segment.table.segment, segment.table.digest))
             frames = [frame_id(segment.table.segment, index) for index in range(len(segment.table.frames) + 1)]
             self.emit(relay_io.FramesFound(order.form, tuple(frames)))
+        if not self._is_wanted(order):
+            return
         totals = encoder.totals()
         require(totals.snapshot == order.digest, f"{order.path} is not the snapshot that was published")
         encode_s = asyncio.get_running_loop().time() - started_at
@@ -185,6 +189,10 @@ class Seed:
         for root in roots.take(totals):
             await self._receiver.holdings.accept_root(root)
         log.info("encoded form=%s version=%d wire_bytes=%d", order.form, order.version, totals.wire_bytes)
+
+    def _is_wanted(self, order: EncodeVersion) -> bool:
+        """The same form may have been forgotten and asked for again."""
+        return self._orders.get(order.form) is order
 
     async def _hold(self, facts: FormFacts, segment: Segment) -> None:
         holdings = self._receiver.holdings

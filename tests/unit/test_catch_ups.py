@@ -123,6 +123,24 @@ def test_who_is_behind_takes_a_delta_from_its_own_version_if_that_is_kept(stands
     assert late.serving == version_key(4)
 
 
+def test_nobody_is_given_a_form_of_an_older_publish_than_it_has_heard_of() -> None:
+    """A worker refuses the root of such a form and says nothing: it would wait for ever."""
+    world = running("a", "b", "c", steps=2)
+    world.slow = {"late"}
+    newcomer(world, "late")  # the full form of version 2 is under way, for long
+    publish_step(world, 3)
+    world.work()
+    world.slow = {"late", "a"}
+    publish_step(world, 4)
+    world.work()
+    spreading, catch_ups = world.state._publishing.spreading, world.state._publishing._catch_ups
+    world.say(world.peers["a"], ApplyFailed(form_of(world), "1 chunk is damaged", lacks_base=True))
+    taken = catch_ups.takes(world.peers["a"].peer)
+    assert taken is not None
+    assert spreading is not None
+    assert taken.record == spreading.record
+
+
 def test_others_that_are_behind_share_the_forms_under_way() -> None:
     world = running("a", "b", "c", "d", "e", steps=4)
     for number, stands in enumerate([1, 1, 2, 0, None, None]):

@@ -210,6 +210,19 @@ def test_short_samples_do_not_lower() -> None:
     version(Rates(), A, {B: 0.0})
 
 
+def test_a_liar_does_not_matter_where_an_honest_report_comes_late() -> None:
+    s, a, b, c = E, A, B, C
+    rates = Rates()
+    rates.begin({(s, r): 0.5 for r in (a, b, c)})
+    for second in range(8):
+        rates.received(s, a, 1_000_000, 1.0, now=second + 0.5)
+        if second % 2 == 0:
+            rates.received(s, b, 2_000_000, 2.0, now=second + 0.5)  # two reports in one window: jitter
+        rates.received(s, c, 1_000_000_000, 1.0, now=second + 0.5)
+    rates.judge()
+    assert rates.uplink(s) == pytest.approx(3_000_000, rel=0.2)
+
+
 # --- pacing
 
 
