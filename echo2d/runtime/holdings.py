@@ -325,7 +325,7 @@ class Holdings:
     async def with_room(self, form: FormId, store: Callable[[], T]) -> T:
         """Run it in a thread; when the disk is full, spare files make room, then forms older than this one in turn."""
         while True:
-            deleted = self._deleted
+            freed = self._deleted + self._store.freed
             try:
                 async with self.using(form):
                     return await asyncio.to_thread(store)
@@ -333,7 +333,8 @@ class Holdings:
                 if not fault.full:
                     raise
                 async with self._books:  # a deletion under way makes room, too
-                    if await asyncio.to_thread(self._store.free_spares) or self._deleted != deleted:
+                    await asyncio.to_thread(self._store.free_spares)
+                    if self._deleted + self._store.freed != freed:
                         continue
                 victim = self._oldest_before(form)
                 if victim is None:

@@ -73,6 +73,7 @@ class FrameStore:
         self._spare = root / "spare"
         self._spares: dict[Path, int] = {}  # and their sizes
         self._spare_names = count()
+        self.freed = 0  # how often spare files gave space back: what found the disk full may try again
         shutil.rmtree(self._spare, ignore_errors=True)
         with store_faults("opening the frame store", root):
             root.mkdir(parents=True, exist_ok=True)
@@ -112,14 +113,13 @@ class FrameStore:
                 del self._forms[form]
                 self._budget.note(_OWNER, self.used_bytes)
 
-    def free_spares(self) -> bool:
-        """Delete the spare files. False: there were none."""
+    def free_spares(self) -> None:
+        """Delete the spare files."""
         with self._lock:
-            there = bool(self._spares)
+            self.freed += bool(self._spares)
             self._spares.clear()
             shutil.rmtree(self._spare, ignore_errors=True)
             self._budget.note(_OWNER, self.used_bytes)
-        return there
 
     @property
     def used_bytes(self) -> int:
@@ -147,8 +147,10 @@ class FrameStore:
                 self._budget.claim(_OWNER, self.used_bytes - freed + wanted)
                 stored.reserved[segment] = wanted
                 _drop_segment(stored, segment)
-                if spare:
-                    del self._spares[spare]
+                if spare and self._spares.pop(spare) > table.wire_bytes:
+                    with contextlib.suppress(FileNotFoundError):
+                        os.truncate(spare, table.wire_bytes)
+                    self.freed += 1
             replace_file(stored.table(segment), data, durable=False)
             if spare:
                 with contextlib.suppress(FileNotFoundError):  # freed meanwhile
