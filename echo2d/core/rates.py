@@ -7,7 +7,7 @@ Together that is one sample a version of every peer that passed something on:
 - its rate: of the links it has in the plan, bytes/s over the share of the form they carry; the median of that, times
   all its shares, in every WINDOW_S; the upper quartile of these. So one of three receivers or more that lies, or has a
   slow downlink, does not matter, nor do seconds in which something else held everybody up.
-- whether it was held up by its uplink: links of more than half its share were backlogged most of the time. If only a
+- whether it was held up by its uplink: links of more than half its share were backlogged half of the time. If only a
   few were, their receivers are slow; if none was, it had nothing to pass on, as all below a slow link in a chain. A
   receiver that is itself held up at a lower rate proves nothing: its acknowledgements wait behind what it sends.
 
@@ -213,18 +213,18 @@ class _Link:
     @property
     def form_rate(self) -> float:
         """Bytes/s at which the whole form would have come so."""
-        return self.payload_bytes / self.seconds / self._stretch / self.share
+        return self._rate(self.payload_bytes, self.seconds)
 
     def form_rates(self) -> Iterator[tuple[int, float]]:
         """The same of each window with enough of it."""
         for window, (payload_bytes, seconds) in self.windows.items():
             if seconds >= WINDOW_S_MIN:
-                yield window, payload_bytes / seconds / self._stretch / self.share
+                yield window, self._rate(payload_bytes, seconds)
 
-    @property
-    def _stretch(self) -> float:
-        """How many times longer the transfer took, by its sender, than the receiver says."""
-        return max(1.0, (self.backlogged_s - LATE_S) / self.seconds)
+    def _rate(self, payload_bytes: int, seconds: float) -> float:
+        """Times as long as the receiver says as the sender says that it took in all."""
+        stretch = max(1.0, (self.backlogged_s - LATE_S) / self.seconds)
+        return payload_bytes / seconds / stretch / self.share
 
     @property
     def held_up(self) -> bool:

@@ -5,9 +5,9 @@ is waited for. Each child has a cursor of its own into it, so that a slow child 
 of a plan frames get their place late: a frame is bound to a stripe when a child of that stripe has caught up and its
 link has room.
 
-A child that has several children tells how far it has passed a stripe on: as far as the middle one of them was
-given it, or says in turn. The root binds no more than a window ahead of that, what the child passes on in PASS_S. So
-what would wait at a slow relay is bound to another stripe, whatever the planner thought that the relay could do.
+A child with several children tells how far it has passed a stripe on: as far as the middle one of them was given it,
+or says in turn. The root binds no more than a window ahead of that (`windows`). So what would wait at a slow relay is
+bound to another stripe, whatever the planner thought that the relay could do.
 """
 
 import math
@@ -30,6 +30,7 @@ from echo2d.core.link_messages import stream_after
 from echo2d.core.messages import EdgePeer, StripeEdge
 from echo2d.core.relay_io import DONE, Action, CloseStream, SendFrame, SendPassed, StreamAsked
 from echo2d.core.transfer import Transfer
+from echo2d.core.windows import PASS_EVERY, PASS_TRICKLE_S, Window
 from echo2d.errors import PeerFault
 
 FIRST_TABLE = frame_id(SegmentId(0), 0)
@@ -38,13 +39,6 @@ LANE_FRAMES_MAX = 4  # frames given to one link ahead of its socket, per lane: k
 LEAD_BYTES = 1 << 20  # of the whole form: a stripe without a window gets its share of so much more than the others
 STILL_S = 0.3  # a stripe of the root that takes no frame for so long stands still ...
 STILL_GAPS = 3.0  # ... and for so many of its usual gaps
-PASS_EVERY = 4  # frames passed on between two words about it
-PASS_FRAMES_MIN = 16  # a window: a frame or two for what is said of it to come back, on any line
-PASS_TRICKLE_S = 0.3  # so often a frame is bound beyond the window: nobody below is to think that its parent stalls
-PASS_S = 0.5  # the longest round trip of which all can be under way, buffers included; and how late a slow relay gets
-PASS_START_S = 1.0  # until a child's rate is known, and the weights alone decide
-PASS_RATE_S = 0.1  # over which a child's rate is taken ...
-PASS_RATE_DECAY = 0.8  # ... of which about the highest of the last ten counts: who had nothing to pass on is not slow
 GAP_START_S = 10.0  # time between frames assumed of a stream that has not shown its own: start-up takes long in a chain
 GAP_DECAY = 0.8  # per frame: the expected gap is about the longest of the last ten
 
@@ -123,27 +117,10 @@ class Link:
 class Lane:
     """One child's stream of one stripe. cursor: the sequence number it gets next. has: frames it holds already.
 
-    said: how far it has passed on. limit: no frame is bound for it from this sequence number
-    on; None: any may be, the child has no children. passed, since: what it had said a while ago. rate: frames/s.
+    window: how far it has passed on, and what may be bound for it.
     """
 
-    __slots__ = (
-        "cursor",
-        "first",
-        "has",
-        "limit",
-        "link",
-        "mark",
-        "marked_at",
-        "passed",
-        "rate",
-        "said",
-        "since",
-        "stream",
-        "stripe",
-        "trip_s",
-        "watched_from",
-    )
+    __slots__ = ("cursor", "first", "has", "link", "stream", "stripe", "window")
 
     def __init__(self, stripe: "Stripe", link: Link, stream: int, first: int) -> None:
         self.stripe = stripe
@@ -151,10 +128,7 @@ class Lane:
         self.stream = stream
         self.first = first
         self.cursor = first
-        self.limit: int | None = None
-        self.said = self.passed = first
-        self.since = self.rate = self.marked_at = 0.0
-        self.trip_s = self.mark = self.watched_from = math.inf
+        self.window = Window(first)
         self.has = link.has.setdefault(stripe.spread.form, set())
         stripe.lanes[link.peer] = self
         link.lanes.append(self)
@@ -168,30 +142,18 @@ class Lane:
     @property
     def is_open(self) -> bool:
         """Whether the child is not too far behind with passing on."""
-        return self.limit is None or self.cursor < self.limit
+        return self.window.limit is None or self.cursor < self.window.limit
 
     @property
     def reached(self) -> int:
         """How far the stripe has come by way of this child."""
-        return self.said if self.since else self.cursor
+        return self.window.said if self.window.heard else self.cursor
 
     def passed_on(self, sequence: int, now: float) -> None:
         """The child says so. PeerFault: it never got that."""
         if sequence > self.cursor:
             raise PeerFault(f"frame number {sequence} of a stripe passed on, where {self.cursor} is next")
-        self.said = max(sequence, self.said)
-        if not self.since:
-            self.passed, self.since, self.watched_from = sequence, now, now + PASS_START_S
-        elif now - self.since >= PASS_RATE_S:
-            self.rate = max((sequence - self.passed) / (now - self.since), PASS_RATE_DECAY * self.rate)
-            self.passed, self.since = sequence, now
-        if sequence >= self.mark:
-            self.trip_s = min(self.trip_s, now - self.marked_at)
-            self.mark = math.inf
-        if now < self.watched_from:
-            return
-        trip_s = 0.0 if self.trip_s == math.inf else self.trip_s
-        self.limit = max(self.limit or 0, sequence + max(PASS_FRAMES_MIN, int((trip_s + PASS_S) * self.rate)))
+        self.window.passed_on(sequence, now)
 
     def send(self, out: list[Action]) -> None:
         """Gives the frame at the cursor to the link, which has room for it."""
@@ -276,7 +238,7 @@ class Stripe:
     @property
     def is_watched(self) -> bool:
         """At the root: whether a child says how far it has passed the stripe on."""
-        return any(lane.limit is not None for lane in self.lanes.values())
+        return any(lane.window.limit is not None for lane in self.lanes.values())
 
     @property
     def is_open(self) -> bool:
@@ -428,8 +390,7 @@ class Spread:
         stripe.append(frame, out)
         stripe.load += self.transfer.size(frame) / stripe.weight
         for lane in stripe.lanes.values():
-            if lane.mark == math.inf:
-                lane.mark, lane.marked_at = lane.cursor, now
+            lane.window.bound(lane.cursor, now)
 
     def check(self) -> None:
         """Logs hold only held frames, payload after its table; at the root each payload frame is bound at most once."""
@@ -456,6 +417,7 @@ class Spread:
             assert peer in stripe.children
             assert lane in lane.link.lanes
             assert lane.cursor == lane.first or lane.cursor <= len(stripe.log)
+            assert lane.first <= lane.window.said <= lane.cursor
 
 
 def _place(stripe: Stripe, moving: Collection[Stripe]) -> tuple[float, float, StripeId] | None:

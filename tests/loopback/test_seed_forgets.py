@@ -9,8 +9,8 @@ import pytest
 
 from echo2d.core.form_builder import Segment
 from echo2d.core.forms import FormFacts, FrameSpan
-from echo2d.core.ids import FormId
-from echo2d.core.messages import ForgetForm, FormEncoded, SegmentEncoded
+from echo2d.core.ids import FormId, PeerId
+from echo2d.core.messages import EncodeVersion, ForgetForm, FormEncoded, SegmentEncoded
 from echo2d.runtime.encoder import Encoder
 from echo2d.runtime.seed import Seed
 from echo2d.store.frames import FrameStore
@@ -66,18 +66,24 @@ async def forgotten(seed: Seed, form: FormId) -> None:
             await asyncio.sleep(0.01)
 
 
+async def being_made(double: CoordinatorDouble) -> tuple[PeerId, FormFacts, EncodeVersion]:
+    """The seed, and a form of SEGMENTS segments that it was asked for."""
+    [peer] = (await double.peers(1)).values()
+    path, digest = await a_model(double, 0, SEGMENTS * 8 << 20)
+    facts = double.facts(0, 1)
+    double.start_form(facts)
+    order = double.order(facts, digest, path)
+    double.send(peer, order)
+    return peer, facts, order
+
+
 async def test_a_form_asked_for_again_while_it_is_made_begins_anew(
     double: CoordinatorDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate()
     monkeypatch.setattr(Several, "gate", gate)
     async with a_seed(double) as seed:
-        [peer] = (await double.peers(1)).values()
-        path, digest = await a_model(double, 0, SEGMENTS * 8 << 20)
-        facts = double.facts(0, 1)
-        double.start_form(facts)
-        order = double.order(facts, digest, path)
-        double.send(peer, order)
+        peer, facts, order = await being_made(double)
         await gate.reached()
         await double.until_said(SegmentEncoded)
         double.send(peer, ForgetForm(order.form))
@@ -104,12 +110,7 @@ async def test_a_form_forgotten_while_its_last_segment_is_written_ends_quietly(
 
     monkeypatch.setattr(FrameStore, "put_verified", slow)
     async with a_seed(double) as seed:
-        [peer] = (await double.peers(1)).values()
-        path, digest = await a_model(double, 0, SEGMENTS * 8 << 20)
-        facts = double.facts(0, 1)
-        double.start_form(facts)
-        order = double.order(facts, digest, path)
-        double.send(peer, order)
+        peer, _, order = await being_made(double)
         await gate.reached()
         double.send(peer, ForgetForm(order.form))
         await forgotten(seed, order.form)

@@ -30,7 +30,7 @@ from echo2d.core.messages import (
     Span,
 )
 from echo2d.core.trajectory import pack_tokens
-from tests.coordinator_world import Peer, World, rules, version_key
+from tests.coordinator_world import Peer, World, publish_step, rules, version_key
 
 SILENCE_S = 15.0
 
@@ -105,20 +105,10 @@ def test_a_bad_result_is_refused_and_its_sample_leased_again() -> None:
     assert again.samples == (sample,)
 
 
-def do_step(world: World, step: int) -> None:
-    """Everybody works until the batch is full; it is committed, and its version published."""
-    request = world.ask_batch(step)
-    world.work()
-    digest = world.replies[request].digest
-    assert digest is not None
-    world.commit(step, digest)
-    world.publish(step)
-
-
 def test_a_span_names_only_what_its_worker_said_it_serves() -> None:
     world, (worker, _) = world_of(2, 2, staleness_max=1, trajectories_per_step=2)
     result = worker.finish(*worker.open[0])
-    do_step(world, 1)
+    publish_step(world, 1)
     version, digest = version_key(1).version, version_key(1).digest
     world.say(worker, replace(result, spans=(Span(0, 3, version, digest),)))
     assert answers(worker)[-1] == (False, "version 1 is not published, revoked, or not acknowledged by this worker")
@@ -130,8 +120,8 @@ def test_with_mask_the_last_result_tells_that_a_group_is_too_old() -> None:
     first, last = slow.open
     world.say(slow, slow.finish(*first))
     late = slow.finish(*last)
-    do_step(world, 1)
-    do_step(world, 2)
+    publish_step(world, 1)
+    publish_step(world, 2)
     world.say(slow, late)
     assert dropped(world) == ["stale"]
 

@@ -23,8 +23,8 @@ from echo2d.core.messages import (
     Welcome,
 )
 from echo2d.core.trajectory import unpack_tokens
-from tests.coordinator_world import Peer, World, version_key
-from tests.unit.test_groups import SILENCE_S, answers, do_step, dropped, grants, world_of
+from tests.coordinator_world import Peer, World, publish_step, version_key
+from tests.unit.test_groups import SILENCE_S, answers, dropped, grants, world_of
 
 ONE_STEP = {"staleness_max": 0, "trajectories_per_step": 2}
 
@@ -274,7 +274,7 @@ def test_workers_carry_on_with_their_leases_and_nothing_is_granted_twice() -> No
     world.crash()
     assert {peer.name: dict(peer.leases) for peer in (one, two)} == before
     assert all(len(grants(peer)) == 1 for peer in (one, two))
-    do_step(world, 1)
+    publish_step(world, 1)
     assert dropped(world) == []
 
 

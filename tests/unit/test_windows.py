@@ -17,16 +17,8 @@ from echo2d.core.relay_io import (
     TableHeld,
 )
 from echo2d.core.streams import STALL_S_MIN
-from echo2d.core.stripes import (
-    LANE_FRAMES_MAX,
-    LEAD_BYTES,
-    PASS_EVERY,
-    PASS_FRAMES_MIN,
-    PASS_RATE_S,
-    PASS_S,
-    PASS_START_S,
-    PASS_TRICKLE_S,
-)
+from echo2d.core.stripes import LANE_FRAMES_MAX, LEAD_BYTES
+from echo2d.core.windows import PASS_EVERY, PASS_FRAMES_MIN, PASS_RATE_S, PASS_S, PASS_START_S, PASS_TRICKLE_S
 from echo2d.errors import PeerFault
 from tests.unit.relay_peer import FORM, LEFT, RIGHT, TABLE, UP, Peer, frames_to
 
