@@ -16,6 +16,7 @@ from echo2d.core.link import Link
 from echo2d.core.link_messages import Event
 from echo2d.core.rates import BacklogMeter
 from echo2d.errors import PeerFault
+from echo2d.net.congestion import Congestion
 
 SEND_BUFFER_BYTES = 1 << 20  # a connection with more than this unsent takes no more frames: late binding wants it small
 UNSENT_BYTES_MAX = 8 << 20  # with messages too: a peer that makes us answer but does not read is dropped
@@ -57,6 +58,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._wanted = 1  # bytes that the kernel waits for
         self._unseen_max = 0  # bytes that the kernel handed over and the link cannot see yet
         self._socket: socket.socket | None = None  # to set options of
+        self._congestion: Congestion | None = None
         self._backlog = BacklogMeter()
 
     # what asyncio calls
@@ -67,6 +69,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         sock = self.transport.get_extra_info("socket")
         _tune(sock)
         self._socket = socket.socket(fileno=os.dup(sock.fileno()))  # uvloop's own is made anew for every option
+        self._congestion = Congestion(self._socket)
         if transport.get_extra_info("ssl_object") is not None:
             self._unseen_max = RECORD_BYTES_MAX
         if self.dialled:
@@ -136,7 +139,8 @@ class PeerConnection(asyncio.BufferedProtocol):
     def write_frame(self, buffers: Sequence[bytes | memoryview]) -> None:
         """A frame; its buffers are kept, not copied, until they are sent."""
         assert self.transport is not None
-        self._look()
+        assert self._congestion is not None
+        self._congestion.sending(self._look())
         self.transport.writelines(buffers)
 
     def take_backlog(self) -> float:
@@ -144,16 +148,19 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._look()
         return self._backlog.take()
 
-    def _look(self) -> None:
+    def _look(self) -> float:
+        now = self.loop.time()
         waits = self.transport is not None and self.transport.get_write_buffer_size() > 0
-        self._backlog.look(self.loop.time(), waits=waits)
+        self._backlog.look(now, waits=waits)
+        return now
 
     def pace(self, bytes_per_s: float | None) -> None:
         """Send no faster from now on. OSError where the system cannot."""
-        if self.transport is not None:
+        if self._socket is not None:
+            assert self._congestion is not None
+            self._congestion.paced = bytes_per_s is not None
             value = UNPACED if bytes_per_s is None else int(bytes_per_s)
-            sock = self.transport.get_extra_info("socket")
-            sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, value.to_bytes(8, sys.byteorder))
+            self._socket.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, value.to_bytes(8, sys.byteorder))
 
     def end(self, reason: str) -> None:
         """Says why and closes, unless that has happened already."""
@@ -194,5 +201,3 @@ def _tune(sock: socket.socket) -> None:
         (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, SILENCE_S // PROBE_S - 1),
     ):
         sock.setsockopt(level, option, value)
-    with contextlib.suppress(OSError):  # a kernel without bbr keeps its own choice
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")

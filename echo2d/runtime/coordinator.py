@@ -5,7 +5,6 @@ Not here: the loop (`coordinator_loop`), or any decision about the run (`core/co
 
 import asyncio
 import errno
-import gc
 import json
 import logging
 import random
@@ -30,7 +29,7 @@ from echo2d.net.auth import public_bytes
 from echo2d.net.tls import GIVEN_UP, Tls
 from echo2d.net.urls import is_loopback
 from echo2d.runtime.coordinator_loop import LEDGER_FILE, Coordinator, Machine
-from echo2d.runtime.daemon import Ending
+from echo2d.runtime.daemon import Ending, collect_rarely
 from echo2d.runtime.data_plane import DataPlane
 from echo2d.runtime.ledger_thread import LedgerThread
 from echo2d.runtime.seed_process import SeedHandover, supervise_seed
@@ -39,7 +38,6 @@ from echo2d.runtime.version_files import VersionFiles
 from echo2d.tasks.pool import Limits, TaskPool
 
 WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
-GC_THRESHOLDS = (10_000, 20, 200)  # a full collection after 40 million objects more than were freed, not 70 thousand
 SHUTDOWN_S = 2.0  # for calls under way and closing links
 
 log = logging.getLogger("echo2d.coordinator")
@@ -64,7 +62,7 @@ async def run_coordinator(config: CoordinatorConfig) -> int:
     """Serve until SIGTERM or SIGINT: 0. OperatorFault: it cannot start like this. Fault: the run cannot go on."""
     with Ending() as ending:
         async with open_coordinator(config) as opened:
-            _collect_rarely()
+            collect_rarely()
             ending.by_signals(opened.coordinator.stop)
             await opened.coordinator.serve(supervise_seed(opened.seed, rng=random.Random()))
     log.info("stopped")
@@ -114,13 +112,6 @@ async def open_coordinator(
         stack.push_async_callback(asyncio.to_thread, withdraw, run)
         log.info("listening url=%s run=%s run_dir=%s", url, run.run_id, run.path)
         yield Opened(coordinator, url, _seed_handover(config, run, access, url))
-
-
-def _collect_rarely() -> None:
-    """A full garbage collection looks at every record, 0.2 s long; what it finds is little, as reference counts do."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
 
 
 def make_rules(config: CoordinatorConfig, run_id: RunId, stop_token_ids: tuple[int, ...]) -> CoordinatorRules:

@@ -48,6 +48,7 @@ from echo2d.errors import Fault, IntegrityFault, OperatorFault, PeerFault, Store
 from echo2d.net.control import ControlLink
 from echo2d.net.urls import is_loopback
 from echo2d.runtime.base_model import BaseModel
+from echo2d.runtime.daemon import collect_rarely
 from echo2d.runtime.encoder import Encoder
 from echo2d.runtime.logs import start_logging
 from echo2d.runtime.peer_loop import PeerMailbox, outcome
@@ -285,7 +286,9 @@ def _next(segments: Iterator[Segment]) -> Segment | None:
 async def run_seed(handover: SeedHandover) -> int:
     """The exit code. It serves until its coordinator ends it."""
     try:
-        await Seed(handover).run()
+        seed = Seed(handover)
+        collect_rarely()
+        await seed.run()
     except BaseExceptionGroup as group:
         return outcome(group)
     return 0

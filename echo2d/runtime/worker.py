@@ -67,7 +67,7 @@ from echo2d.net.tls import GIVEN_UP
 from echo2d.net.urls import coordinator_url, is_loopback
 from echo2d.runtime.applier import Applier
 from echo2d.runtime.base_model import BaseModel
-from echo2d.runtime.daemon import Ending
+from echo2d.runtime.daemon import Ending, collect_rarely
 from echo2d.runtime.peer_loop import PeerMailbox, outcome
 from echo2d.runtime.receiver import Receiver
 from echo2d.runtime.refits import Refits, make_engines
@@ -141,6 +141,7 @@ class Worker:
                 await engine.start()
             await self._open()
             opened()
+            collect_rarely()
             try:
                 async with asyncio.TaskGroup() as self._tasks:
                     self._rollouts = Rollouts(self._engines, self._tasks, self._mailbox.put)
