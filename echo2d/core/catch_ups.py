@@ -9,7 +9,7 @@ It goes on while newer versions spread, so that a slow newcomer ends somewhere, 
 FULLS_MAX and DELTAS_MAX of them at a time; whom none suits waits for one that ends. Peers that have the version help
 with the full form: they encode it again from what stands in their slots, and spare the seed.
 
-Also here: the base of the next delta. Not here: who is told (`publishing`), and what a form is (`spread`).
+Also here: the base of the next delta. Not here: who is told (`catching_up`), and what a form is (`spread`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -47,7 +47,7 @@ class CatchUps:
         self._takes: dict[PeerId, FormId] = {}
         self._helps: dict[PeerId, FormId] = {}
         self._waiting: dict[PeerId, None] = {}
-        self._in_full_only: PublishSeq | None = None  # of this version a delta could not be made
+        self._in_full_only = PublishSeq(-1)  # the newest publish of which a delta could not be made
 
     def __iter__(self) -> Iterator[Spread]:
         return iter(self._spreads.values())
@@ -79,7 +79,7 @@ class CatchUps:
         if main is None or _suits(main, peer):
             self.release(peer.peer)
             return None
-        if present is None or not _suits(present, peer) or peer.stands == key_of(present.record):
+        if present is None or not _suits(present, peer) or is_over(present, peer, main):
             present = self._choose(peer, main)
         self.release(peer.peer)
         if present is None:
@@ -121,13 +121,13 @@ class CatchUps:
 
     def give_up(self, spread: Spread) -> None:
         """Who takes it waits for another one."""
-        for peer in [peer for peer, form in self._takes.items() if form == spread.form]:
+        for peer in self.takers(spread):
             self.release(peer)
             self._waiting[peer] = None
 
     def cannot_be_delta(self, record: VersionPublished) -> None:
-        """A delta form of this version could not be encoded: none of it is begun again."""
-        self._in_full_only = record.publish_seq
+        """A delta form of this version could not be encoded: none of it is begun again. Of older ones none is begun."""
+        self._in_full_only = max(self._in_full_only, record.publish_seq)
 
     def idle(self) -> list[Spread]:
         """Those that nobody takes any more."""
@@ -135,8 +135,12 @@ class CatchUps:
         return [spread for spread in self if spread.form not in taken]
 
     def paths(self) -> list[str]:
-        """The snapshot copies that they need."""
-        return [each.path for spread in self for each in (spread.record, spread.base) if each is not None]
+        """The snapshot copies that are needed by those that somebody takes."""
+        idle = [spread.form for spread in self.idle()]
+        return [path for spread in self if spread.form not in idle for path in spread.copies()]
+
+    def takers(self, spread: Spread) -> list[PeerId]:
+        return [peer for peer, form in self._takes.items() if form == spread.form]
 
     def _choose(self, peer: Peer, main: Spread) -> Spread | None:
         """A delta takes fewer bytes than the full form, always; what is under way already costs nothing more."""
@@ -169,3 +173,9 @@ def _suits(spread: Spread, peer: Peer) -> bool:
     """Whether the peer can make the version of it, or has it, or only passes it on."""
     has = (key_of(spread.record), None if spread.base is None else key_of(spread.base))
     return spread.base is None or peer.kind != "worker" or peer.stands in has
+
+
+def is_over(spread: Spread, peer: Peer, main: Spread) -> bool:
+    """Whether the peer has the version of this catch-up, or does not get on with it while a newer one is there."""
+    stuck = peer.quarantined or peer.peer in spread.failed
+    return peer.stands == key_of(spread.record) or (stuck and spread.record != main.record)

@@ -207,10 +207,11 @@ class FormEncoded:
 
 @dataclass(frozen=True, slots=True)
 class EncodeFailed:
-    """Seed only: this form will not come."""
+    """Seed only: this form will not come. lacks_base: for what it is a delta from is not here, and will not be."""
 
     form: FormId
     reason: str
+    lacks_base: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,6 +101,10 @@ class Spread:
     def form(self) -> FormId:
         return self.facts.form
 
+    def copies(self) -> set[str]:
+        """Paths of the snapshot copies that it is made from."""
+        return {each.path for each in (self.record, self.base) if each is not None}
+
     def order(self, *, aside: bool = False) -> EncodeVersion:
         """What the seed is to do; it reports the segments it has already once more."""
         record, facts = self.record, self.facts
@@ -218,7 +222,7 @@ class Spread:
         self.failed.pop(peer, None)
         self.received.pop(peer, None)
         self.untold.pop(peer, None)
-        if self.plan is None or peer == self.plan.root or peer not in self.plan.facts():
+        if self.plan is None or peer == self.plan.root or not self.has_place(peer):
             return {}
         before, self.plan = self.plan, repair(self.plan, peer)
         return self._edges(changed_peers(before, self.plan))
@@ -236,6 +240,10 @@ class Spread:
         self.repairs += 1
         before, self.plan = self.plan, join(repair(self.plan, peer), facts, self.verified)
         return self._edges(changed_peers(before, self.plan))
+
+    def has_place(self, peer: PeerId) -> bool:
+        """Whether the plan names it."""
+        return self.plan is not None and peer in self.plan.facts()
 
     def may_accuse(self, accuser: PeerId, accused: PeerId) -> bool:
         """Whether they share an edge, or did until the accused was found at fault."""

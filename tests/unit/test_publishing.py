@@ -386,7 +386,7 @@ def fail_for_good(world: World) -> FormId:
     """The seed has lost a frame, and cannot encode the form again."""
     seed, form = world.peers["seed"], form_of(world)
     if messages(seed, EncodeVersion)[-1].base_path is not None:
-        world.say(seed, EncodeFailed(form, "frame 3 is lost"))
+        world.say(seed, EncodeFailed(form, "the base is gone", lacks_base=True))
         world.pending.clear()
         form = form_of(world)
     for _ in range(ENCODE_FAILURES_MAX):
