@@ -148,9 +148,10 @@ class Hello:
 
     boot_id changes with every start of the daemon. slots: samples its engines run at once together (0 for relays).
     serving: the version all its engines serve, None when they serve nothing or differ. holding: versions that stand
-    verified in its slots. forms: forms whose frames are all on its disk. served: the versions that wrote for `leases`
-    and were served by all its engines. receive_only: it passes nothing on. uplink_limit: bytes/s that it sends to other
-    peers at most, whatever a plan says. dial_back_secret: whoever answers at `listen` proves to know it.
+    verified in its slots, the one that deltas can be made from last. forms: forms whose frames are all on its disk.
+    served: the versions that wrote for `leases` and were served by all its engines. receive_only: it passes nothing on.
+    uplink_limit: bytes/s that it sends to other peers at most, whatever a plan says. dial_back_secret: whoever answers
+    at `listen` proves to know it.
     """
 
     protocol: int
