@@ -9,11 +9,12 @@
 Not here: which form suits whom (`catch_ups`), and the version that spreads (`publishing`: the `main` of all calls).
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from echo2d.core.announcer import Announcer
-from echo2d.core.catch_ups import CatchUps, is_over
+from echo2d.core.catch_ups import CatchUps, Way, is_over
 from echo2d.core.coordinator_io import Action, CoordinatorRules, Note, VersionPublished
+from echo2d.core.delta_chain import DELTAS_KEPT_MAX, KeptDelta
 from echo2d.core.figures import Figures
 from echo2d.core.ids import PeerId
 from echo2d.core.membership import Membership, Peer
@@ -37,7 +38,7 @@ class CatchingUp:
         self._rules, self._members, self._versions, self._figures = rules, members, versions, figures
         self._announcer = announcer
         self._catch_ups = CatchUps(versions, self._begin)
-        self._begun: list[Spread] = []  # that the seed is still to be told of
+        self._begun: list[tuple[Spread, Way]] = []  # that the seed is still to be told of
 
     def __iter__(self) -> Iterator[Spread]:
         return iter(self._catch_ups)
@@ -68,9 +69,8 @@ class CatchingUp:
             and peer.peer not in before.verified
         ):
             actions += [*self._announcer.edges(before.remove(peer.peer)), *self._announcer.forget(before, [peer])]
-        for spread in self._begun:
-            form = "in full" if spread.base is None else f"as a delta from version {spread.base.version}"
-            actions.append(Note("catch_up", f"version {spread.record.version} goes to {peer.name} {form}"))
+        for spread, way in self._begun:
+            actions.append(Note("catch_up", f"version {spread.record.version} goes to {peer.name} {way}"))
             actions += self._announcer.order(spread, aside=True)
         self._begun.clear()
         return actions if taken is None else [*actions, *self._announcer.place(taken, peer, renewed=renewed)]
@@ -82,6 +82,15 @@ class CatchingUp:
     def verified(self, peer: Peer, main: Spread | None) -> list[Action]:
         """The peer has verified something."""
         return [] if self._catch_ups.is_settled(peer, main) else self.settle(peer, main)
+
+    def deltas_kept(self, deltas: Sequence[KeptDelta]) -> None:
+        """The seed can compose deltas of these."""
+        self._catch_ups.deltas = tuple(deltas[:DELTAS_KEPT_MAX]) if self._rules.delta else ()
+
+    def form_encoded(self, spread: Spread) -> None:
+        """It is whole at the seed."""
+        if spread.base is None and spread.totals is not None:
+            self._catch_ups.full_took(spread.totals.wire_bytes, spread.totals.full_bytes)
 
     def lost(self, peer: PeerId) -> None:
         self._catch_ups.lost(peer)
@@ -134,9 +143,10 @@ class CatchingUp:
 
     # --- inside
 
-    def _begin(self, record: VersionPublished, base: VersionPublished | None) -> Spread:
-        spread = Spread.start(record, self._rules, self._announcer.secret, now=0.0, base=base)  # nobody waits for it
-        self._begun.append(spread)
+    def _begin(self, record: VersionPublished, way: Way) -> Spread:
+        """Nobody waits for it, so it has no time."""
+        spread = Spread.start(record, self._rules, self._announcer.secret, now=0.0, base=way.base, via=way.via)
+        self._begun.append((spread, way))
         return spread
 
     def _free_stuck(self, main: Spread | None) -> list[Action]:

@@ -47,8 +47,8 @@ def chain_bytes(chain: Iterable[KeptDelta]) -> int:
 def compose_chunks(chain: Sequence[EncodedChunk], raw_len: int) -> EncodedChunk | None:
     """One encoding of a chunk that does what these do one after the other; its base is that of the first.
 
-    None: as a delta it is not smaller than the chunk. Allocates at most about six times the chunk. IntegrityFault: one of
-    them is wrong.
+    None: as a delta it is not smaller than the chunk. Allocates at most about six times the chunk. IntegrityFault: one
+    of them is wrong.
     """
     start = max((place for place, each in enumerate(chain) if each.mode in SELF_CONTAINED), default=-1)
     deltas = [each for each in chain[start + 1 :] if each.mode != Mode.SAME]

@@ -6,7 +6,8 @@ first message is the peer's `Hello`; the coordinator answers `Welcome` or `Refus
     peer -> coordinator                                     coordinator -> peer
     Hello                                                   Welcome | Refused
     Heartbeat                        every heartbeat_s
-    SegmentEncoded, FormEncoded, EncodeFailed   (seed)      EncodeVersion, ForgetForm               (to the seed)
+    SegmentEncoded, FormEncoded, EncodeFailed,
+    DeltasKept                                  (seed)      EncodeVersion, ForgetForm               (to the seed)
     SegmentsWanted                                          SignedRoot, SegmentPage
     EdgeBroken, FrameAccused, TransferReport                PlanEdges
     VersionVerified, ApplyFailed, RefitDone, RefitFailed    VersionsRevoked
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from echo2d.core.codec import Codec
+from echo2d.core.delta_chain import KeptDelta
 from echo2d.core.forms import FormKind
 from echo2d.core.ids import (
     Digest,
@@ -216,6 +218,13 @@ class EncodeFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class DeltasKept:
+    """Seed only: the deltas that it can compose others of; after a Welcome, and whenever they change."""
+
+    deltas: tuple[KeptDelta, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SegmentsWanted:
     """A newcomer asks for the digests of segments [start, ...) of a form; answered by one SegmentPage."""
 
@@ -377,7 +386,8 @@ class EncodeVersion:
     """To the seed: encode the snapshot in directory `path` (relative to the run directory) as this form.
 
     facts: the form's `forms.FormFacts`, encoded; kind, version and frame_bytes say the same. base_path: the directory
-    of the base's snapshot, for delta forms. aside: for a few peers; other forms do not wait for it.
+    of the base's snapshot, for delta forms. via: the snapshots between the base and this one, for composed forms.
+    aside: for a few peers; other forms do not wait for it.
     """
 
     form: FormId
@@ -389,6 +399,7 @@ class EncodeVersion:
     facts: bytes
     base_path: str | None
     aside: bool = False
+    via: tuple[Digest, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -490,9 +501,9 @@ class Drain:
 
 
 ToCoordinator = (
-    Hello | Heartbeat | Goodbye | SegmentEncoded | FormEncoded | EncodeFailed | SegmentsWanted | EdgeBroken
-    | FrameAccused | TransferReport | VersionVerified | ApplyFailed | RefitDone | RefitFailed | LeaseProgress
-    | SampleFinished | LeaseFailed
+    Hello | Heartbeat | Goodbye | SegmentEncoded | FormEncoded | EncodeFailed | DeltasKept | SegmentsWanted
+    | EdgeBroken | FrameAccused | TransferReport | VersionVerified | ApplyFailed | RefitDone | RefitFailed
+    | LeaseProgress | SampleFinished | LeaseFailed
 )  # fmt: skip
 ToPeer = (
     Welcome | Refused | EncodeVersion | ForgetForm | SignedRoot | SegmentPage | PlanEdges | VersionsRevoked

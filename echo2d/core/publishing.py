@@ -33,6 +33,7 @@ from echo2d.core.ids import TAG_SHIFT, FormId, PeerId, PlanId
 from echo2d.core.membership import Membership, Peer
 from echo2d.core.messages import (
     ApplyFailed,
+    DeltasKept,
     EdgeBroken,
     EncodeFailed,
     ForgetForm,
@@ -205,12 +206,19 @@ class Publishing:
             return []
         actions = self._announce(spread, peer, spread.form_encoded(message))
         spread.whole_at = now
+        self._catching_up.form_encoded(spread)
         if spread is not self.spreading:
             return actions
         if spread.base is not None:
             self._delta_bytes = message.wire_bytes
         self._figures.encoded(spread.record.version, message.wire_bytes, message.full_bytes)
         return [*actions, *self._forget_old(peer)]
+
+    def deltas_kept(self, peer: Peer, message: DeltasKept) -> list[Action]:
+        if peer.kind != "seed":
+            raise PeerFault("only the seed encodes")
+        self._catching_up.deltas_kept(message.deltas)
+        return []
 
     def encode_failed(self, peer: Peer, message: EncodeFailed, *, now: float) -> list[Action]:
         spread = self._from_seed(peer, message.form)

@@ -14,7 +14,7 @@ from echo2d.core.bounded import keep_newest
 from echo2d.core.coordinator_io import CoordinatorRules, VersionPublished
 from echo2d.core.form_builder import RootWriter
 from echo2d.core.forms import FormFacts, frame_bytes_for
-from echo2d.core.ids import SEGMENTS_MAX, FormId, PeerId, PlanId, SegmentId
+from echo2d.core.ids import SEGMENTS_MAX, Digest, FormId, PeerId, PlanId, SegmentId
 from echo2d.core.membership import PEERS_MAX, Peer
 from echo2d.core.messages import EncodeVersion, FormEncoded, PlanEdges, SegmentEncoded, SegmentPage
 from echo2d.core.plan_edges import changed_peers, edges_for
@@ -48,7 +48,8 @@ def peer_facts(peer: Peer) -> PeerFacts:
 
 @dataclass(slots=True)
 class Spread:
-    """See the module docstring. base: what a delta is made from. expected_bytes: on the wire, until it is known."""
+    """See the module docstring. base: what a delta is made from; via: the snapshots between, if it is composed of those
+    that lead there. expected_bytes: on the wire, until it is known."""
 
     record: VersionPublished
     base: VersionPublished | None
@@ -69,6 +70,7 @@ class Spread:
     encode_failures: int = 0
     encode_at: float | None = None  # when the seed is told again
     repairs: int = 0
+    via: tuple[Digest, ...] | None = None
     neighbours_then: dict[PeerId, set[PeerId]] = field(default_factory=dict)  # of those at fault for bad frames
 
     @staticmethod
@@ -81,6 +83,7 @@ class Spread:
         base: VersionPublished | None = None,
         delta_bytes: int | None = None,
         frame_bytes: int | None = None,
+        via: tuple[Digest, ...] | None = None,
     ) -> "Spread":
         """delta_bytes: what a delta is expected to take. frame_bytes: as chosen before, if it was."""
         expected = record.full_bytes
@@ -91,11 +94,11 @@ class Spread:
             record.epoch,
             record.version,
             record.publish_seq,
-            "full" if base is None else "delta",
+            "full" if base is None else "delta" if via is None else "composed",
             None if base is None else base.digest,
             frame_bytes or frame_bytes_for(expected),
         )
-        return Spread(record, base, max(1, expected), facts, RootWriter(facts), secret, now)
+        return Spread(record, base, max(1, expected), facts, RootWriter(facts), secret, now, via=via)
 
     @property
     def form(self) -> FormId:
@@ -103,15 +106,16 @@ class Spread:
 
     def copies(self) -> set[str]:
         """Paths of the snapshot copies that it is made from."""
-        return {each.path for each in (self.record, self.base) if each is not None}
+        base = None if self.base is None or self.via is not None else self.base.path
+        return {path for path in (self.record.path, base) if path is not None}
 
     def order(self, *, aside: bool = False) -> EncodeVersion:
         """What the seed is to do; it reports the segments it has already once more."""
         record, facts = self.record, self.facts
-        base_path = None if self.base is None else self.base.path
+        base_path = None if self.base is None or self.via is not None else self.base.path
         return EncodeVersion(
             self.form, facts.kind, record.version, record.digest, record.path, facts.frame_bytes, facts.encode(),
-            base_path, aside,
+            base_path, aside, self.via or (),
         )  # fmt: skip
 
     # --- the form

@@ -15,6 +15,7 @@ from echo2d.core.canonical import digest_of
 from echo2d.core.ids import Digest
 from echo2d.core.messages import EncodeFailed, EncodeVersion, ForgetForm, FormEncoded, SegmentEncoded
 from echo2d.net.auth import public_bytes
+from echo2d.runtime.bases import BaseCopy
 from echo2d.runtime.encoder import Encoder
 from echo2d.runtime.seed_process import SEED_MODULE, SeedHandover, supervise_seed
 from echo2d.store.budget import DiskBudget
@@ -124,7 +125,7 @@ def test_a_delta_form_needs_only_what_changed(tmp_path: Path) -> None:
     facts = dataclasses.replace(
         CoordinatorDouble(tmp_path / "run").facts(1, 2), kind="delta", base_digest=build_manifest(base).digest
     )
-    delta = Encoder(facts, model, base)
+    delta = Encoder(facts, model, BaseCopy(base, build_manifest(base).digest, None))
     wire_bytes = sum(segment.table.wire_bytes for segment in delta.segments())
     assert wire_bytes < 100
     assert delta.totals().snapshot == build_manifest(model).digest

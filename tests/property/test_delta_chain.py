@@ -67,4 +67,6 @@ def test_a_chain_of_deltas_is_one_delta(
     assert len(one.payload) <= raw_len
     if base_needed and raw_len % 2 == 0 and len(chain) > 1:
         direct = encode_chunk(versions[-1], versions[0])
-        assert one == direct or direct.mode in (Mode.RAW, Mode.FULL) or sum(each.mode != Mode.SAME for each in chain) < 2
+        assert (
+            one == direct or direct.mode in (Mode.RAW, Mode.FULL) or sum(each.mode != Mode.SAME for each in chain) < 2
+        )

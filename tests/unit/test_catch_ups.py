@@ -4,12 +4,14 @@ from typing import Any
 
 import pytest
 
-from echo2d.core.catch_ups import HELPERS_MAX
-from echo2d.core.coordinator_io import DeleteVersion
+from echo2d.core.catch_ups import HELPERS_MAX, Way, choose_way
+from echo2d.core.coordinator_io import DeleteVersion, Note, VersionPublished
+from echo2d.core.delta_chain import KeptDelta
 from echo2d.core.forms import FormFacts
-from echo2d.core.ids import Version
+from echo2d.core.ids import Epoch, PublishSeq, Version
 from echo2d.core.messages import (
     ApplyFailed,
+    DeltasKept,
     EncodeFailed,
     EncodeVersion,
     ForgetForm,
@@ -122,6 +124,68 @@ def test_who_is_behind_takes_a_delta_from_its_own_version_if_that_is_kept(stands
     assert taken_order(world).base_path == base
     world.work()
     assert late.serving == version_key(4)
+
+
+def test_who_is_further_behind_takes_deltas_that_are_kept_composed() -> None:
+    world = running("a", "b", steps=6)
+    kept = [KeptDelta(version_digest(step), version_digest(step + 1), 10 + step) for step in range(1, 6)]
+    world.say(world.peers["seed"], DeltasKept(tuple(kept)))
+    late = newcomer(world, "late", 1)
+    order = taken_order(world)
+    assert (order.kind, order.base_path) == ("composed", None), "of version 1 there is no copy any more"
+    assert order.via == tuple(version_digest(step) for step in range(2, 6))
+    facts = FormFacts.decode(order.facts)
+    assert (facts.kind, facts.base_digest, facts.form) == ("composed", version_digest(1), order.form)
+    notes = [action.text for action in world.actions if isinstance(action, Note) and action.kind == "catch_up"]
+    assert notes == ["version 6 goes to late as a delta from version 1, composed of 5, at most 0.0 MB"]
+    world.work()
+    assert late.serving == version_key(6)
+
+
+def test_who_cannot_be_given_a_composed_delta_takes_the_full_form() -> None:
+    world = running("a", "b", steps=6)
+    seed = world.peers["seed"]
+    world.say(seed, DeltasKept((KeptDelta(version_digest(1), version_digest(6), 100),)))
+    late = newcomer(world, "late", 1)
+    world.pending.clear()
+    world.say(seed, EncodeFailed(taken_order(world).form, "a delta is damaged", lacks_base=True))
+    assert taken_order(world).kind == "full"
+    world.work()
+    assert late.serving == version_key(6)
+    world.say(world.peers["a"], DeltasKept(()))
+    assert world.peers["a"].closed, "only the seed says so"
+
+
+def record(version: int) -> VersionPublished:
+    key = version_key(version)
+    return VersionPublished(PublishSeq(version), Epoch(1), key.version, key.digest, f"versions/{version}", 1000)
+
+
+def kept(*steps: tuple[int, int, int]) -> list[KeptDelta]:
+    return [KeptDelta(version_digest(base), version_digest(made), size) for base, made, size in steps]
+
+
+CHAIN = kept((1, 2, 10), (2, 3, 20), (3, 4, 30))
+
+
+@pytest.mark.parametrize(
+    ("stands", "copies", "deltas", "way"),
+    [
+        (None, [4, 3], CHAIN, Way(700)),  # it has nothing
+        (3, [4, 3], [], Way(700, record(3))),  # from a copy, however much that may take
+        (3, [4, 3], CHAIN, Way(30, record(3))),  # never more than composed
+        (1, [4, 3], CHAIN, Way(60, record(1), (version_digest(2), version_digest(3)))),
+        (3, [4], CHAIN, Way(30, record(3), ())),  # one that is kept, as it was
+        (1, [4, 3], CHAIN[1:], Way(700)),  # a link is missing
+        (1, [4, 3], kept((1, 2, 400), (2, 4, 400)), Way(700)),  # in full it takes less
+        (1, [4, 3, 1], kept((1, 2, 400), (2, 4, 400)), Way(700, record(1))),
+        (1, [4], [*CHAIN, *kept((1, 3, 25))], Way(55, record(1), (version_digest(3),))),
+    ],
+)
+def test_what_takes_the_fewest_bytes(stands: int | None, copies: list[int], deltas: list[KeptDelta], way: Way) -> None:
+    base = None if stands is None else record(stands)
+    kept_copies = [record(version) for version in copies]
+    assert choose_way(record(4), base, copies=kept_copies, deltas=deltas, full_bytes=700) == way
 
 
 def test_nobody_is_given_a_form_of_an_older_publish_than_it_has_heard_of() -> None:

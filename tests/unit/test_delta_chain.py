@@ -1,6 +1,7 @@
 """Which deltas lead from one snapshot to another, and records of chunks composed of several."""
 
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -45,7 +46,7 @@ def versions(*words: int) -> list[bytes]:
 
 
 def chain_of(contents: list[bytes]) -> list[tuple[ChunkRecord, bytes]]:
-    return [encode_record(CHUNK, new, base) for base, new in zip(contents, contents[1:], strict=False)]
+    return [encode_record(CHUNK, new, base) for base, new in pairwise(contents)]
 
 
 def test_a_composed_record_is_the_one_that_the_base_would_give() -> None:
@@ -66,8 +67,6 @@ def test_from_a_chunk_in_full_on_no_base_is_needed() -> None:
 
 def test_what_is_larger_as_a_delta_goes_by_itself() -> None:
     """Each of two changes half of the words by anything; together that is all of them."""
-    import random
-
     rng = random.Random(1)
     first = rng.randbytes(4000)
     second = rng.randbytes(2000) + first[2000:]
