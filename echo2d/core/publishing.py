@@ -7,7 +7,7 @@ The spreading one ends when all alive workers that take it and are not quarantin
 it; or, if another one waits and at least one worker has verified, twice the predicted time and FIXED_S after it was
 whole at the seed. Who is left over goes straight to the next. A peer that cannot use the spreading form, a delta, takes
 another (`catching_up`).
-Not here: what makes a publish acceptable (`versions`), forms and plans (`spread`), who takes which form.
+Not here: what makes a publish acceptable (`versions`), the form and who it goes to (`spread`), plans (`planning`).
 """
 
 import math
@@ -23,13 +23,12 @@ from echo2d.core.coordinator_io import (
     FormChosen,
     Note,
     Persist,
-    RatesMeasured,
     Send,
     StopRun,
     VersionPublished,
 )
 from echo2d.core.figures import Figures
-from echo2d.core.ids import TAG_SHIFT, FormId, PeerId, PlanId
+from echo2d.core.ids import FormId, PeerId
 from echo2d.core.membership import Membership, Peer
 from echo2d.core.messages import (
     ApplyFailed,
@@ -45,15 +44,14 @@ from echo2d.core.messages import (
     VersionKey,
     VersionVerified,
 )
-from echo2d.core.rates import PeerRate, Rates
+from echo2d.core.planning import Planning
+from echo2d.core.rates import PeerRate
 from echo2d.core.roots import Root
 from echo2d.core.spread import TELL_S, Spread
-from echo2d.core.topology import Plan
 from echo2d.core.versions import BASES_MAX, Versions, key_of
 from echo2d.errors import PeerFault
 
 ENCODE_FAILURES_MAX = 3  # of one form, encoding it or keeping its frames; workers would wait for ever
-MEASURED_BYTES_MIN = 16 << 20  # a smaller version fits into the kernel's buffers, and measures those
 DELTA_FAILURES_MAX = 2  # of a delta: in full, the version arrives sooner than after a third try
 ENCODE_RETRY_S = 5.0  # a full disk may be emptied meanwhile
 APPLY_RETRY_S = 10.0  # a worker that could not apply tries again after this long, its disk may have been full; ...
@@ -83,10 +81,8 @@ class Publishing:
         self._versions = versions
         self._figures = figures
         self._announcer = Announcer(members, plan_secret)
-        self._next_plan = tag << TAG_SHIFT
+        self._planning = Planning(rules, members=members, announcer=self._announcer, rates=rates, tag=tag)
         self._broadcasts = Broadcasts(figures)
-        self._rates = Rates(rates)
-        self._last_plan: Plan | None = None  # of the version before
         self._tell_at = now
         self._waiting: VersionPublished | None = None
         self._awaited: Peer | None = None  # one of those for whom a waiting version waited last
@@ -145,7 +141,8 @@ class Publishing:
         if self._apply_at is not None and now >= self._apply_at:
             actions += self._apply_again()
         if now >= self._learn_at():
-            actions += self._learn()
+            assert self.spreading is not None
+            actions += self._planning.learn(self.spreading, self._takers(self.spreading))
         return [*actions, *self._make_room(), *self._catching_up.end_idle(self.spreading)]
 
     def tell_on(self, *, now: float) -> list[Action]:
@@ -175,7 +172,7 @@ class Publishing:
     def joined(self, peer: Peer, *, renewed: bool, now: float) -> list[Action]:
         """A peer said hello: the seed gets its orders, the others the newest root and a place in the plan."""
         self.served(peer, now=now)
-        peer.uplink, peer.pace = self._rates.uplink(peer.peer), self._rates.pace(peer.peer)
+        self._planning.joined(peer)
         if peer.kind == "seed":
             return self._seed_joined(peer, renewed=renewed)
         if renewed:
@@ -268,8 +265,7 @@ class Publishing:
         if spread is None:
             return []
         if spread is self.spreading:
-            spread.moved(now)
-            self._measure(spread, peer.peer, message, now)
+            self._planning.measured(spread, peer.peer, message, now)
         if peer.kind != "seed":
             spread.received[peer.peer] = message.payload_bytes, message.duplicates
             return []
@@ -429,7 +425,7 @@ class Publishing:
     def _supersede(self) -> None:
         if self.spreading is not None:
             self._old_forms[self.spreading.form] = None
-            self._last_plan = self.spreading.plan or self._last_plan
+            self._planning.ended(self.spreading)
             self.spreading, self._apply_at = None, None
 
     def _apply_again(self) -> list[Action]:
@@ -474,52 +470,9 @@ class Publishing:
             actions += self._announcer.root(self._takers(spread), root)
         return [*actions, *(self._plan(spread, seed) if roots and spread.plan is None else [])]
 
-    def _measure(self, spread: Spread, peer: PeerId, message: TransferReport, now: float) -> None:
-        """What it got from others, and for how long they took less of it than there was."""
-        if spread.expected_bytes < MEASURED_BYTES_MIN:
-            return
-        for sample in message.links:
-            if 0 <= sample.seconds < math.inf:
-                self._rates.received(sample.peer, peer, sample.payload_bytes, sample.seconds, now=now)
-        for backlog in message.backlogs:
-            if 0 <= backlog.seconds < math.inf:
-                self._rates.backlogged(peer, backlog.peer, backlog.seconds)
-
     def _plan(self, spread: Spread, seed: Peer) -> list[Action]:
-        """Everybody gets a plan by the rates that the last one has shown."""
-        takers = self._takers(spread)
-        if spread is not self.spreading:
-            return self._announcer.edges(spread.make_plan(self._new_plan_id(), self._rules, seed, takers))
-        actions = self._judge(seed)
-        edges = spread.make_plan(self._new_plan_id(), self._rules, seed, takers, spread.plan or self._last_plan)
-        self._rates.begin({} if spread.plan is None else spread.plan.shares)
-        return [*actions, *self._announcer.edges(edges)]
-
-    def _learn(self) -> list[Action]:
-        """The first bytes have shown what was guessed. After another plan only gaps are filled, which shows nothing."""
-        spread, seed = self.spreading, self._members.seed
-        assert spread is not None
-        if seed is None:
-            spread.learn_at = math.inf
-            return []
-        actions = self._judge(seed)
-        edges = spread.learn(self._new_plan_id(), self._rules, seed, self._takers(spread))
-        if not edges and spread.plan is not None:
-            self._rates.begin(spread.plan.shares)
-        return [*actions, *self._announcer.edges(edges)]
-
-    def _judge(self, seed: Peer) -> list[Action]:
-        """The rates by all that was reported so far."""
-        changed = self._rates.judge()
-        receivers = self._members.receivers()
-        rates = self._rates.to_plan_with(seed.peer, [peer.peer for peer in receivers])
-        for peer in (seed, *receivers):
-            peer.uplink, peer.pace = rates.get(peer.peer), self._rates.pace(peer.peer)
-        return [Persist(RatesMeasured(changed))] if changed else []
-
-    def _new_plan_id(self) -> PlanId:
-        self._next_plan += 1
-        return PlanId(self._next_plan - 1)
+        make = self._planning.plan if spread is self.spreading else self._planning.plan_aside
+        return make(spread, seed, self._takers(spread))
 
     def _forget_old(self, seed: Peer) -> list[Action]:
         forms, self._old_forms = list(self._old_forms), {}
@@ -527,7 +480,7 @@ class Publishing:
 
     def check(self) -> None:
         self._broadcasts.check()
-        self._rates.check()
+        self._planning.check()
         self._catching_up.check()
         if self.spreading is not None:
             self.spreading.check()
