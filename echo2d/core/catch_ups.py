@@ -126,7 +126,7 @@ class CatchUps:
         if main is None or _suits(main, peer):
             self.release(peer.peer)
             return None
-        if present is None or not _suits(present, peer) or is_over(present, peer, main):
+        if present is None or not _suits(present, peer) or _is_over(present, peer, main):
             present = self._choose(peer, main)
         self.release(peer.peer)
         if present is None:
@@ -232,7 +232,11 @@ def _suits(spread: Spread, peer: Peer) -> bool:
     return spread.base is None or peer.kind != "worker" or peer.stands in has
 
 
-def is_over(spread: Spread, peer: Peer, main: Spread) -> bool:
-    """Whether the peer has the version of this catch-up, or does not get on with it while a newer one is there."""
-    stuck = peer.quarantined or peer.peer in spread.failed
-    return peer.stands == key_of(spread.record) or (stuck and spread.record != main.record)
+def is_stuck(peer: Peer, spread: Spread) -> bool:
+    """Whether the peer does not get on with this catch-up; while there is none that is newer, it tries again."""
+    return peer.quarantined or peer.peer in spread.failed
+
+
+def _is_over(spread: Spread, peer: Peer, main: Spread) -> bool:
+    has = peer.stands == key_of(spread.record)
+    return has or (spread.record != main.record and is_stuck(peer, spread))

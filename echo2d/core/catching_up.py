@@ -12,7 +12,7 @@ Not here: which form suits whom (`catch_ups`), and the version that spreads (`pu
 from collections.abc import Collection, Iterator, Sequence
 
 from echo2d.core.announcer import Announcer
-from echo2d.core.catch_ups import CatchUps, Way, is_over
+from echo2d.core.catch_ups import CatchUps, Way, is_stuck
 from echo2d.core.coordinator_io import Action, CoordinatorRules, Note, VersionPublished
 from echo2d.core.delta_chain import DELTAS_KEPT_MAX, KeptDelta
 from echo2d.core.figures import Figures
@@ -59,16 +59,9 @@ class CatchingUp:
     def settle(self, peer: Peer, main: Spread | None, *, renewed: bool = False) -> list[Action]:
         """The form that suits the peer, as far as it is known, and a place in its plan; what it leaves is told so."""
         before = self._catch_ups.takes(peer.peer) or main
-        after = self._catch_ups.assign(peer, main)
-        taken = after if self._catch_ups.apart(peer.peer) else main
-        actions: list[Action] = []
-        if (
-            before is not None
-            and before is not taken
-            and before.has_place(peer.peer)
-            and peer.peer not in before.verified
-        ):
-            actions += [*self._announcer.edges(before.remove(peer.peer)), *self._announcer.forget(before, [peer])]
+        assigned = self._catch_ups.assign(peer, main)
+        taken = assigned if self._catch_ups.apart(peer.peer) else main
+        actions = [] if before is None or before is taken else self._leave(before, peer)
         for spread, way in self._begun:
             actions.append(Note("catch_up", f"version {spread.record.version} goes to {peer.name} {way}"))
             actions += self._announcer.order(spread, aside=True)
@@ -131,11 +124,12 @@ class CatchingUp:
     def end_idle(self, main: Spread | None) -> list[Action]:
         """Those that nobody takes any more make room for whoever waits."""
         actions: list[Action] = []
-        for spread in self._catch_ups.idle():
+        idle = self._catch_ups.idle()
+        for spread in idle:
             self._catch_ups.end(spread)
             had = [peer for peer in self._members if peer.kind == "seed" or spread.has_place(peer.peer)]
             actions += self._announcer.forget(spread, had)
-        if actions:
+        if idle:
             waiting = [self._members.get(peer) for peer in self._catch_ups.waiting()]
             settled = [self.settle(peer, main) for peer in waiting if peer is not None and peer.alive]
             actions += [action for each in settled for action in each]
@@ -149,12 +143,19 @@ class CatchingUp:
         self._begun.append((spread, way))
         return spread
 
+    def _leave(self, spread: Spread, peer: Peer) -> list[Action]:
+        """It misses what comes, and with it all below it; but for who has the whole form, and passes that on."""
+        if not spread.has_place(peer.peer) or peer.peer in spread.verified:
+            return []
+        return [*self._announcer.edges(spread.remove(peer.peer)), *self._announcer.forget(spread, [peer])]
+
     def _free_stuck(self, main: Spread | None) -> list[Action]:
-        taken = [(spread, self._members.get(peer)) for spread in self for peer in self._catch_ups.takers(spread)]
-        stuck = [
-            peer for spread, peer in taken if peer is not None and main is not None and is_over(spread, peer, main)
-        ]
-        return [action for peer in stuck for action in self.settle(peer, main)]
+        actions: list[Action] = []
+        for spread in [each for each in self if main is not None and each.record != main.record]:
+            for peer in [self._members.get(taker) for taker in self._catch_ups.takers(spread)]:
+                if peer is not None and is_stuck(peer, spread):
+                    actions += self.settle(peer, main)
+        return actions
 
     def _free_disk(self, needed: Collection[str]) -> list[Action]:
         """The oldest go first; one of which all copies are needed anyway would free nothing."""

@@ -122,6 +122,11 @@ class ChunkRecord:
         return self.mode not in SELF_CONTAINED
 
 
+def base_sum(data: Buffer) -> bytes:
+    """xxh3-128: what ChunkRecord.base says of a base. It tells what a disk did, not what an enemy did."""
+    return xxh3_128_digest(data)
+
+
 class LacksBase(IntegrityFault):
     """A chunk is a delta from bytes that are not here."""
 
@@ -129,7 +134,7 @@ class LacksBase(IntegrityFault):
 def encode_record(chunk: ChunkId, new: Buffer, base: Buffer | None = None) -> tuple[ChunkRecord, bytes]:
     """Encode one chunk: its record and its payload. Chunks are independent, so this may run in many threads."""
     encoded = encode_chunk(new, base)
-    needed = NO_BASE if base is None or encoded.mode in SELF_CONTAINED else xxh3_128_digest(base)
+    needed = NO_BASE if base is None or encoded.mode in SELF_CONTAINED else base_sum(base)
     return ChunkRecord(chunk, encoded.mode, len(encoded.payload), needed, digest_of(new)), encoded.payload
 
 
@@ -138,7 +143,7 @@ def decode_record(record: ChunkRecord, payload: Buffer, raw_len: int, base: Buff
 
     The result is *not* checked here: `SlotWriter.write_chunk` does.
     """
-    if record.needs_base and (base is None or xxh3_128_digest(base) != record.base):
+    if record.needs_base and (base is None or base_sum(base) != record.base):
         raise LacksBase(f"chunk {record.chunk} needs a base that is not here")
     return decode_chunk(record.mode, payload, raw_len, base)
 

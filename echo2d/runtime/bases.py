@@ -5,18 +5,18 @@ Neither is believed: a chunk that is not what it was is encoded by itself, for n
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 from echo2d.core.canonical import digest_of
 from echo2d.core.delta_chain import compose_record
-from echo2d.core.forms import ChunkRecord, encode_record
+from echo2d.core.forms import ChunkRecord, base_sum, encode_record
 from echo2d.core.ids import ChunkId, Digest
-from echo2d.core.manifest import Chunk, Manifest
+from echo2d.core.manifest import Chunk, Manifest, chunk_layout
 from echo2d.errors import IntegrityFault, OperatorFault, StoreFault
 from echo2d.store.deltas import DeltaStore, StoredDelta
-from echo2d.store.snapshots import build_manifest, read_chunk
+from echo2d.store.snapshots import read_chunk, scan_snapshot
 
 log = logging.getLogger("echo2d.seed")
 
@@ -40,35 +40,46 @@ class _Damage:
 
 
 class BaseCopy:
-    """The snapshot directory of the base. manifest: of the base, if it is known; else all of it is hashed first."""
+    """The snapshot directory of the base. sums: of its chunks, if they are known; else all of it is hashed first."""
 
-    def __init__(self, directory: Path, digest: Digest, manifest: Manifest | None) -> None:
+    def __init__(self, directory: Path, digest: Digest, sums: Mapping[Chunk, bytes] | None) -> None:
         self._directory = directory
-        try:
-            known = manifest or build_manifest(directory)
-        except (OperatorFault, IntegrityFault, StoreFault) as fault:
-            raise BaseLost(str(fault)) from fault
-        if known.digest != digest:
-            raise BaseLost(f"{directory} is not the base that was published")
-        self._digests = dict(zip(known.chunks, known.chunk_digests, strict=True))
+        self._sums = _sums_of(directory, digest) if sums is None else sums
         self._damage = _Damage(f"the base {directory.name}")
 
     def encode(self, position: ChunkId, place: Chunk, new: Callable[[], bytes]) -> tuple[ChunkRecord, bytes]:
-        return encode_record(position, new(), self._read(place))
+        data, base = new(), self._read(place)
+        record, payload = encode_record(position, data, base)
+        if record.needs_base and record.base != self._sums[place]:
+            self._damage.note(place, "it is not what was published")
+            return encode_record(position, data)
+        return record, payload
 
     def _read(self, place: Chunk) -> bytes | None:
-        """The chunk; None: the base has none there, or it is damaged."""
-        if place not in self._digests:
+        """The chunk; None: the base has none there, or it cannot be read."""
+        if place not in self._sums:
             return None
         try:
-            data = read_chunk(self._directory, place)
+            return read_chunk(self._directory, place)
         except (IntegrityFault, StoreFault) as fault:
             self._damage.note(place, fault)
             return None
-        if digest_of(data) == self._digests[place]:
-            return data
-        self._damage.note(place, "it is not what was published")
-        return None
+
+
+def _sums_of(directory: Path, digest: Digest) -> dict[Chunk, bytes]:
+    """BaseLost: this is not the snapshot in the directory."""
+    try:
+        files = scan_snapshot(directory)
+        sums, digests = dict[Chunk, bytes](), list[Digest]()
+        for chunk in chunk_layout(files):
+            data = read_chunk(directory, chunk)
+            sums[chunk] = base_sum(data)
+            digests.append(digest_of(data))
+    except (OperatorFault, IntegrityFault, StoreFault) as fault:
+        raise BaseLost(str(fault)) from fault
+    if Manifest(files, tuple(digests)).digest != digest:
+        raise BaseLost(f"{directory} is not the base that was published")
+    return sums
 
 
 class BaseChain:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from echo2d.core.form_builder import FormBuilder, Segment
-from echo2d.core.forms import SEGMENT_BYTES_MAX, ChunkRecord, FormFacts, encode_record
+from echo2d.core.forms import SEGMENT_BYTES_MAX, ChunkRecord, FormFacts, base_sum, encode_record
 from echo2d.core.ids import ChunkId
 from echo2d.core.manifest import Chunk, FileEntry, Manifest, chunk_layout
 from echo2d.core.roots import Totals
@@ -34,6 +34,7 @@ class Encoder:
         self, facts: FormFacts, directory: Path, base: Base | None, *, segment_bytes: int = SEGMENT_BYTES_MAX
     ) -> None:
         self._directory, self._base = directory, base
+        self._sums: dict[Chunk, bytes] = {}
         self._files: tuple[FileEntry, ...] = scan_snapshot(directory)
         self._builder = FormBuilder(facts, self._files, segment_bytes=segment_bytes)
 
@@ -54,6 +55,10 @@ class Encoder:
         """After the last segment."""
         return self._builder.manifest()
 
+    def sums(self) -> dict[Chunk, bytes] | None:
+        """`forms.base_sum` of every chunk, after the last segment; None: not all of them were read."""
+        return self._sums if len(self._sums) == len(chunk_layout(self._files)) else None
+
     def _chunks(self, pool: ThreadPoolExecutor) -> Iterator[Encoded]:
         encoding: deque[Future[Encoded]] = deque()
         for position, chunk in enumerate(chunk_layout(self._files)):
@@ -64,5 +69,10 @@ class Encoder:
             yield encoding.popleft().result()
 
     def _encode(self, position: ChunkId, chunk: Chunk) -> Encoded:
-        new = partial(read_chunk, self._directory, chunk)
+        new = partial(self._read, chunk)
         return encode_record(position, new()) if self._base is None else self._base.encode(position, chunk, new)
+
+    def _read(self, chunk: Chunk) -> bytes:
+        data = read_chunk(self._directory, chunk)
+        self._sums[chunk] = base_sum(data)
+        return data

@@ -25,7 +25,7 @@ from echo2d.core.canonical import require
 from echo2d.core.form_builder import RootWriter, Segment
 from echo2d.core.forms import FormFacts
 from echo2d.core.ids import Digest, FormId, frame_id
-from echo2d.core.manifest import Manifest
+from echo2d.core.manifest import Chunk, Manifest
 from echo2d.core.messages import (
     PROTOCOL_VERSION,
     Address,
@@ -61,7 +61,7 @@ from echo2d.runtime.state_dir import open_frames
 from echo2d.store.budget import DiskBudget
 from echo2d.store.deltas import DeltaStore
 
-MANIFESTS_MAX = 8  # of versions that were encoded: more than are kept as bases; 64 KB each for a model of 16 GB
+SUMS_MAX = 8  # versions of whose chunks they are known, more than are kept as bases; 2,000 chunks for 16 GB
 DELTAS_SHARE = 8  # of the disk, one part is for deltas that are kept; the others are for frames
 ORDERS_MAX = 16  # forms that are remembered; the coordinator asks for one at a time and forgets it two versions later
 
@@ -81,7 +81,7 @@ class Seed:
         self._listen: Address | None = None
         self._orders: dict[FormId, EncodeVersion] = {}
         self._said: dict[FormId, list[ToCoordinator]] = {}  # of each form; said again if it is asked for again
-        self._manifests: dict[Digest, Manifest] = {}
+        self._sums: dict[Digest, dict[Chunk, bytes]] = {}  # of the chunks of versions that were encoded
         self._ordered = {aside: asyncio.Event() for aside in (False, True)}
 
     async def run(self) -> None:
@@ -174,8 +174,8 @@ class Seed:
             base = BaseChain.open(self._deltas, facts.base_digest, order.via, order.digest)
         elif facts.base_digest is not None:
             require(order.base_path is not None, "the order of a delta names no base")
-            known = self._manifests.get(facts.base_digest)
-            base = BaseCopy(self._run_dir / str(order.base_path), facts.base_digest, known)
+            sums = self._sums.get(facts.base_digest)
+            base = BaseCopy(self._run_dir / str(order.base_path), facts.base_digest, sums)
         return Encoder(facts, self._run_dir / order.path, base)
 
     async def _encode_segments(
@@ -202,8 +202,9 @@ class Seed:
             return
         totals = encoder.totals()
         require(totals.snapshot == order.digest, f"{order.path} is not the snapshot that was published")
-        self._manifests[totals.snapshot] = encoder.manifest()
-        keep_newest(self._manifests, MANIFESTS_MAX)
+        if (sums := encoder.sums()) is not None:
+            self._sums[totals.snapshot] = sums
+            keep_newest(self._sums, SUMS_MAX)
         encode_s = asyncio.get_running_loop().time() - started_at
         count = len(roots.segments)
         self._say(

@@ -12,7 +12,7 @@ from echo2d.core.canonical import digest_of
 from echo2d.core.delta import Mode
 from echo2d.core.form_builder import Segment
 from echo2d.core.forms import FormFacts, FormKind, decode_record
-from echo2d.core.ids import Digest
+from echo2d.core.ids import Digest, Version
 from echo2d.core.manifest import chunk_layout
 from echo2d.errors import StoreFault
 from echo2d.runtime.bases import BaseChain, BaseCopy, BaseLost
@@ -209,6 +209,8 @@ def test_a_damaged_base_is_found_before_anybody_gets_it(
 ) -> None:
     """A delta from wrong bytes is one that nobody can decode."""
     manifest, base = build_manifest(run[0]), run[0]
+    before = Encoder(replace(facts(), version=Version(0)), base, None)
+    assert encoded(before)
     shard = base / "model-1.safetensors"
     write_at(shard, b"rot", 1000)
     if not known:
@@ -217,7 +219,7 @@ def test_a_damaged_base_is_found_before_anybody_gets_it(
         return
     form = replace(facts_of(run[1], run[0]), base_digest=manifest.digest)
     with caplog.at_level(logging.WARNING):
-        segments = encoded(Encoder(form, run[1], BaseCopy(base, manifest.digest, manifest)))
+        segments = encoded(Encoder(form, run[1], BaseCopy(base, manifest.digest, before.sums())))
     records = [record for segment in segments for record in segment.table.records]
     places = chunk_layout(scan_snapshot(run[1]))
     spoilt = [record for record, place in zip(records, places, strict=True) if place.path == shard.name]
@@ -225,6 +227,6 @@ def test_a_damaged_base_is_found_before_anybody_gets_it(
     assert Mode.SPARSE in [record.mode for record in records]
     assert len([record for record in caplog.records if "is damaged, chunks go in full" in record.message]) == 1
     shard.unlink()
-    assert encoded(Encoder(form, run[1], BaseCopy(base, manifest.digest, manifest)))
+    assert encoded(Encoder(form, run[1], BaseCopy(base, manifest.digest, before.sums())))
     with pytest.raises(BaseLost):
         BaseCopy(base.with_name("none"), manifest.digest, None)

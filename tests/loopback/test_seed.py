@@ -187,7 +187,7 @@ async def test_deltas_that_were_for_all_are_composed_for_who_is_behind(
             for version in (1, 2):
                 paths.append(await asyncio.to_thread(next_step, paths[-1]))
                 double.send(peers["seed"], await asyncio.to_thread(delta_order, double, version, *paths[-2:]))
-                await double.until_said(FormEncoded, count=version + 1)
+                await double.until_said(DeltasKept, count=version + 1)
         composed = await asyncio.to_thread(
             functools.partial(delta_order, double, 2, paths[0], paths[2], kind="composed", via=[paths[1]])
         )
