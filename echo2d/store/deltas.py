@@ -61,8 +61,14 @@ class DeltaStore:
         return tuple(self._kept.values())
 
     def put(self, facts: FormFacts, segment: Segment) -> None:
-        """A segment of a delta that is being encoded. StoreFault: there is no room, and the delta is not kept."""
+        """A segment of a delta that is being encoded, one at a time: what was not finished of another one goes.
+
+        StoreFault: there is no room, and the delta is not kept.
+        """
         with self._lock:
+            for other in self._store.forms():
+                if other.form not in self._kept and other.form != facts.form:
+                    self._drop(other.form)
             while not self._put(facts, segment):
                 self._drop(next(iter(self._kept)))
 
@@ -72,11 +78,6 @@ class DeltaStore:
             if facts.base_digest is not None and facts.base_digest != manifest.digest:
                 replace_file(self._root / facts.form, b"".join(digests), durable=False)
                 self._keep(facts, manifest.digest, wire_bytes)
-
-    def drop(self, form: FormId) -> None:
-        """What there is of it is not kept."""
-        with self._lock:
-            self._drop(form)
 
     def open(self, base: Digest, made: Digest) -> StoredDelta:
         """That from one snapshot to the other. IntegrityFault, StoreFault: there is none, or it is damaged."""
