@@ -1,7 +1,8 @@
 """Which form of a version each peer takes, while the spreading one is a delta: who lacks its base takes another one.
 
     passes on only, stands on the base, or has the version --> the spreading form
-    stands on a version whose copy is kept -----------------> a delta from that one   } catch-ups
+    stands on a version whose copy is kept -----------------> a delta from that one   }
+    stands on one from which deltas that are kept lead on --> those, composed         } catch-ups
     anything else: nothing, another base, a damaged one ----> the full form           }
 
 A catch-up is a form like any other: signed segment by segment, verified frame by frame, passed on by those who take it.
@@ -9,13 +10,16 @@ It goes on while newer versions spread, so that a slow newcomer ends somewhere, 
 FULLS_MAX and DELTAS_MAX of them at a time; whom none suits waits for one that ends. Peers that have the version help
 with the full form: they encode it again from what stands in their slots, and spare the seed.
 
-Also here: the base of the next delta. Not here: who is told (`publishing`), and what a form is (`spread`).
+Also here: the base of the next delta, and what takes the fewest bytes (`choose_way`).
+Not here: who is told (`catching_up`), and what a form is (`spread`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from echo2d.core.coordinator_io import VersionPublished
-from echo2d.core.ids import FormId, PeerId, PublishSeq
+from echo2d.core.delta_chain import KeptDelta, chain_bytes, shortest_chain
+from echo2d.core.ids import Digest, FormId, PeerId, PublishSeq
 from echo2d.core.membership import PEERS_MAX, Peer
 from echo2d.core.spread import Spread
 from echo2d.core.versions import Versions, key_of
@@ -24,7 +28,48 @@ FULLS_MAX = 2  # each costs the seed an encoding, and its uplink a copy at most;
 DELTAS_MAX = 2  # each costs an encoding, and hardly any bytes
 HELPERS_MAX = 2  # who have the version and encode it again: half a core for as long as the wire takes
 
-Make = Callable[[VersionPublished, VersionPublished | None], Spread]  # of a version, from a base
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a version is sent to who has `base`, or anything: as a delta, composed of kept ones via these; or in full.
+
+    bytes_max: what it takes on the wire at most, as far as that is known.
+    """
+
+    bytes_max: int
+    base: VersionPublished | None = None
+    via: tuple[Digest, ...] | None = None
+
+    def __str__(self) -> str:
+        how = "in full" if self.base is None else f"as a delta from version {self.base.version}"
+        made = "" if self.via is None else f", composed of {len(self.via) + 1}"
+        return f"{how}{made}, at most {self.bytes_max / 1e6:.1f} MB"
+
+
+Make = Callable[[VersionPublished, Way], Spread]  # of a version
+
+
+def choose_way(
+    record: VersionPublished,
+    stands: VersionPublished | None,
+    *,
+    copies: Sequence[VersionPublished],
+    deltas: Sequence[KeptDelta],
+    full_bytes: int,
+) -> Way:
+    """What takes the fewest bytes to who stands on `stands`; full_bytes: what the full form takes.
+
+    A delta from a copy takes no more than either of the others: changes that were undone meanwhile are not in it, and
+    no chunk takes more than it would by itself.
+    """
+    full = Way(full_bytes)
+    if stands is None or stands.digest == record.digest:
+        return full
+    chain = shortest_chain(deltas, stands.digest, record.digest)
+    composed = full if chain is None else Way(chain_bytes(chain), stands, tuple(each.made for each in chain[:-1]))
+    if stands in copies:
+        return Way(min(composed.bytes_max, full_bytes), stands)
+    return min(full, composed, key=lambda way: way.bytes_max)
 
 
 def choose_base(copies: Iterable[VersionPublished], workers: Sequence[Peer]) -> VersionPublished | None:
@@ -47,7 +92,9 @@ class CatchUps:
         self._takes: dict[PeerId, FormId] = {}
         self._helps: dict[PeerId, FormId] = {}
         self._waiting: dict[PeerId, None] = {}
-        self._in_full_only: PublishSeq | None = None  # of this version a delta could not be made
+        self._full_share = 1.0  # what the last full form took of its snapshot
+        self.deltas: tuple[KeptDelta, ...] = ()  # that the seed can compose others of
+        self._in_full_only = PublishSeq(-1)  # the newest publish of which a delta could not be made
 
     def __iter__(self) -> Iterator[Spread]:
         return iter(self._spreads.values())
@@ -79,7 +126,7 @@ class CatchUps:
         if main is None or _suits(main, peer):
             self.release(peer.peer)
             return None
-        if present is None or not _suits(present, peer) or peer.stands == key_of(present.record):
+        if present is None or not _suits(present, peer) or _is_over(present, peer, main):
             present = self._choose(peer, main)
         self.release(peer.peer)
         if present is None:
@@ -121,13 +168,17 @@ class CatchUps:
 
     def give_up(self, spread: Spread) -> None:
         """Who takes it waits for another one."""
-        for peer in [peer for peer, form in self._takes.items() if form == spread.form]:
+        for peer in self.takers(spread):
             self.release(peer)
             self._waiting[peer] = None
 
     def cannot_be_delta(self, record: VersionPublished) -> None:
-        """A delta form of this version could not be encoded: none of it is begun again."""
-        self._in_full_only = record.publish_seq
+        """A delta form of this version could not be encoded: none of it is begun again. Of older ones none is begun."""
+        self._in_full_only = max(self._in_full_only, record.publish_seq)
+
+    def full_took(self, wire_bytes: int, full_bytes: int) -> None:
+        """A full form was encoded."""
+        self._full_share = wire_bytes / max(1, full_bytes)
 
     def idle(self) -> list[Spread]:
         """Those that nobody takes any more."""
@@ -135,23 +186,33 @@ class CatchUps:
         return [spread for spread in self if spread.form not in taken]
 
     def paths(self) -> list[str]:
-        """The snapshot copies that they need."""
-        return [each.path for spread in self for each in (spread.record, spread.base) if each is not None]
+        """The snapshot copies that are needed by those that somebody takes."""
+        idle = [spread.form for spread in self.idle()]
+        return [path for spread in self if spread.form not in idle for path in spread.copies()]
+
+    def takers(self, spread: Spread) -> list[PeerId]:
+        return [peer for peer, form in self._takes.items() if form == spread.form]
 
     def _choose(self, peer: Peer, main: Spread) -> Spread | None:
-        """A delta takes fewer bytes than the full form, always; what is under way already costs nothing more."""
+        """What takes the fewest bytes; what is under way already costs nothing more."""
         deltas = [spread for spread in self if spread.base is not None]
         fulls = [spread for spread in self if spread.base is None]
         under_way = [spread for spread in deltas if spread.record == main.record and _suits(spread, peer)]
         if under_way:
             return under_way[0]
-        base = next((record for record in self._versions.copies() if key_of(record) == peer.stands), None)
-        may = main.record.publish_seq != self._in_full_only and len(deltas) < DELTAS_MAX
-        if base is not None and base != main.record and may:
-            return self._make(main.record, base)
+        may = main.record.publish_seq > self._in_full_only and len(deltas) < DELTAS_MAX
+        way = choose_way(
+            main.record,
+            self._versions.live(peer.stands) if may else None,
+            copies=self._versions.copies(),
+            deltas=self.deltas,
+            full_bytes=int(main.record.full_bytes * self._full_share),
+        )
+        if way.base is not None:
+            return self._make(main.record, way)
         present = next((spread for spread in fulls if spread.record == main.record), None)
         if present is None and len(fulls) < FULLS_MAX:
-            return self._make(main.record, None)
+            return self._make(main.record, way)
         return present  # an older one would be refused by who has heard of this one
 
     def check(self) -> None:
@@ -169,3 +230,13 @@ def _suits(spread: Spread, peer: Peer) -> bool:
     """Whether the peer can make the version of it, or has it, or only passes it on."""
     has = (key_of(spread.record), None if spread.base is None else key_of(spread.base))
     return spread.base is None or peer.kind != "worker" or peer.stands in has
+
+
+def is_stuck(peer: Peer, spread: Spread) -> bool:
+    """Whether the peer does not get on with this catch-up; while there is none that is newer, it tries again."""
+    return peer.quarantined or peer.peer in spread.failed
+
+
+def _is_over(spread: Spread, peer: Peer, main: Spread) -> bool:
+    has = peer.stands == key_of(spread.record)
+    return has or (spread.record != main.record and is_stuck(peer, spread))

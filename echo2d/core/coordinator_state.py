@@ -48,6 +48,7 @@ from echo2d.core.learner_calls import LearnerCalls
 from echo2d.core.membership import Membership, Peer
 from echo2d.core.messages import (
     ApplyFailed,
+    DeltasKept,
     EdgeBroken,
     EncodeFailed,
     FormEncoded,
@@ -215,6 +216,8 @@ class CoordinatorState:
                 return self._publishing.form_encoded(peer, message, now=now)
             case EncodeFailed():
                 return self._publishing.encode_failed(peer, message, now=now)
+            case DeltasKept():
+                return self._publishing.deltas_kept(peer, message)
             case SegmentsWanted():
                 return self._publishing.segments_wanted(peer, message)
             case EdgeBroken():

@@ -46,7 +46,7 @@ def encode_chunk(new: Buffer, base: Buffer | None = None) -> EncodedChunk:
 
     Allocates at most about four times the chunk.
     """
-    delta = None if base is None or len(base) != len(new) else _encode_delta(new, base)
+    delta = None if base is None or len(base) != len(new) else encode_delta(new, base)
     if delta is not None and len(delta.payload) <= FULL_SHARE_MIN * len(new):
         return delta
     full = EncodedChunk(Mode.FULL, encode_full(new))
@@ -54,8 +54,8 @@ def encode_chunk(new: Buffer, base: Buffer | None = None) -> EncodedChunk:
     return best if len(best.payload) < len(new) else EncodedChunk(Mode.RAW, bytes(new))
 
 
-def _encode_delta(new: Buffer, base: Buffer) -> EncodedChunk | None:
-    """None: they have too little in common."""
+def encode_delta(new: Buffer, base: Buffer) -> EncodedChunk | None:
+    """Of equal length. None: they have too little in common."""
     changes = find_changes(new, base)
     if changes is None:
         dense = encode_dense(new, base)

@@ -187,7 +187,7 @@ class FormIndex:
     def _check_place(self, table: SegmentTable) -> None:
         """That the table fits the form's kind, its neighbours and the files."""
         modes = {record.mode for record in table.records}
-        require(self.facts.kind == "delta" or modes <= {Mode.RAW, Mode.FULL}, "a full form needs a base")
+        require(self.facts.kind != "full" or modes <= {Mode.RAW, Mode.FULL}, "a full form needs a base")
         before = self._tables.get(SegmentId(table.segment - 1))
         after = self._tables.get(SegmentId(table.segment + 1))
         start = 0 if table.segment == 0 else None if before is None else before.end_chunk

@@ -41,7 +41,7 @@ from echo2d.core.ids import (
 from echo2d.core.manifest import CHUNK_BYTES, CHUNKS_MAX, FileEntry, check_files, split_digests
 from echo2d.errors import IntegrityFault
 
-FormKind = Literal["full", "delta"]
+FormKind = Literal["full", "delta", "composed"]  # a delta made from the base, or of deltas that follow each other
 
 SEGMENT_BYTES_MAX = 64 << 20  # signed and usable as a whole: a second of a 500 Mbit/s uplink
 TABLE_BYTES_MAX = 1 << 20  # a table travels as one frame
@@ -55,7 +55,7 @@ NO_BASE = bytes(BASE_BYTES)
 RECORD_TABLE_BYTES = 1 + 4 + BASE_BYTES + DIGEST_BYTES  # what a chunk takes in an encoded table
 
 _RUN_ID = re.compile(r"[A-Za-z0-9._-]+")
-_SELF_CONTAINED = (Mode.RAW, Mode.FULL)
+SELF_CONTAINED = (Mode.RAW, Mode.FULL)  # what needs no base
 
 
 def frame_bytes_for(expected_wire_bytes: int) -> int:
@@ -85,7 +85,7 @@ class FormFacts:
     def __post_init__(self) -> None:
         if len(self.run_id) > RUN_ID_CHARS_MAX or not _RUN_ID.fullmatch(self.run_id):
             raise IntegrityFault("a form has an impossible run id")
-        if (self.kind == "delta") != (self.base_digest is not None):
+        if (self.kind == "full") != (self.base_digest is None):
             raise IntegrityFault("delta forms have a base, full forms have none")
         if self.base_digest is not None and len(self.base_digest) != DIGEST_BYTES:
             raise IntegrityFault("a form's base digest has the wrong length")
@@ -119,7 +119,12 @@ class ChunkRecord:
 
     @property
     def needs_base(self) -> bool:
-        return self.mode not in _SELF_CONTAINED
+        return self.mode not in SELF_CONTAINED
+
+
+def base_sum(data: Buffer) -> bytes:
+    """xxh3-128: what ChunkRecord.base says of a base. It tells what a disk did, not what an enemy did."""
+    return xxh3_128_digest(data)
 
 
 class LacksBase(IntegrityFault):
@@ -129,7 +134,7 @@ class LacksBase(IntegrityFault):
 def encode_record(chunk: ChunkId, new: Buffer, base: Buffer | None = None) -> tuple[ChunkRecord, bytes]:
     """Encode one chunk: its record and its payload. Chunks are independent, so this may run in many threads."""
     encoded = encode_chunk(new, base)
-    needed = NO_BASE if base is None or encoded.mode in _SELF_CONTAINED else xxh3_128_digest(base)
+    needed = NO_BASE if base is None or encoded.mode in SELF_CONTAINED else base_sum(base)
     return ChunkRecord(chunk, encoded.mode, len(encoded.payload), needed, digest_of(new)), encoded.payload
 
 
@@ -138,7 +143,7 @@ def decode_record(record: ChunkRecord, payload: Buffer, raw_len: int, base: Buff
 
     The result is *not* checked here: `SlotWriter.write_chunk` does.
     """
-    if record.needs_base and (base is None or xxh3_128_digest(base) != record.base):
+    if record.needs_base and (base is None or base_sum(base) != record.base):
         raise LacksBase(f"chunk {record.chunk} needs a base that is not here")
     return decode_chunk(record.mode, payload, raw_len, base)
 
@@ -256,7 +261,7 @@ def _records(fields: _TableRecord) -> Iterator[ChunkRecord]:
 def _check_record(record: ChunkRecord) -> None:
     if record.wire_bytes > CHUNK_BYTES or (record.mode == Mode.SAME) != (record.wire_bytes == 0):
         raise IntegrityFault(f"chunk {record.chunk} has an impossible length on the wire")
-    if record.mode in _SELF_CONTAINED and record.base != NO_BASE:
+    if record.mode in SELF_CONTAINED and record.base != NO_BASE:
         raise IntegrityFault(f"chunk {record.chunk} names a base that it does not need")
 
 

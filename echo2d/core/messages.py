@@ -6,7 +6,8 @@ first message is the peer's `Hello`; the coordinator answers `Welcome` or `Refus
     peer -> coordinator                                     coordinator -> peer
     Hello                                                   Welcome | Refused
     Heartbeat                        every heartbeat_s
-    SegmentEncoded, FormEncoded, EncodeFailed   (seed)      EncodeVersion, ForgetForm               (to the seed)
+    SegmentEncoded, FormEncoded, EncodeFailed,
+    DeltasKept                                  (seed)      EncodeVersion, ForgetForm               (to the seed)
     SegmentsWanted                                          SignedRoot, SegmentPage
     EdgeBroken, FrameAccused, TransferReport                PlanEdges
     VersionVerified, ApplyFailed, RefitDone, RefitFailed    VersionsRevoked
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from echo2d.core.codec import Codec
+from echo2d.core.delta_chain import KeptDelta
 from echo2d.core.forms import FormKind
 from echo2d.core.ids import (
     Digest,
@@ -148,9 +150,10 @@ class Hello:
 
     boot_id changes with every start of the daemon. slots: samples its engines run at once together (0 for relays).
     serving: the version all its engines serve, None when they serve nothing or differ. holding: versions that stand
-    verified in its slots. forms: forms whose frames are all on its disk. served: the versions that wrote for `leases`
-    and were served by all its engines. receive_only: it passes nothing on. uplink_limit: bytes/s that it sends to other
-    peers at most, whatever a plan says. dial_back_secret: whoever answers at `listen` proves to know it.
+    verified in its slots, the one that deltas can be made from last. forms: forms whose frames are all on its disk.
+    served: the versions that wrote for `leases` and were served by all its engines. receive_only: it passes nothing on.
+    uplink_limit: bytes/s that it sends to other peers at most, whatever a plan says. dial_back_secret: whoever answers
+    at `listen` proves to know it.
     """
 
     protocol: int
@@ -207,10 +210,18 @@ class FormEncoded:
 
 @dataclass(frozen=True, slots=True)
 class EncodeFailed:
-    """Seed only: this form will not come."""
+    """Seed only: this form will not come. lacks_base: for what it is a delta from is not here, and will not be."""
 
     form: FormId
     reason: str
+    lacks_base: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DeltasKept:
+    """Seed only: the deltas that it can compose others of; after a Welcome, and whenever they change."""
+
+    deltas: tuple[KeptDelta, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,7 +386,8 @@ class EncodeVersion:
     """To the seed: encode the snapshot in directory `path` (relative to the run directory) as this form.
 
     facts: the form's `forms.FormFacts`, encoded; kind, version and frame_bytes say the same. base_path: the directory
-    of the base's snapshot, for delta forms. aside: for a few peers; other forms do not wait for it.
+    of the base's snapshot, for delta forms. via: the snapshots between the base and this one, for composed forms.
+    aside: for a few peers; other forms do not wait for it.
     """
 
     form: FormId
@@ -387,6 +399,7 @@ class EncodeVersion:
     facts: bytes
     base_path: str | None
     aside: bool = False
+    via: tuple[Digest, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -488,9 +501,9 @@ class Drain:
 
 
 ToCoordinator = (
-    Hello | Heartbeat | Goodbye | SegmentEncoded | FormEncoded | EncodeFailed | SegmentsWanted | EdgeBroken
-    | FrameAccused | TransferReport | VersionVerified | ApplyFailed | RefitDone | RefitFailed | LeaseProgress
-    | SampleFinished | LeaseFailed
+    Hello | Heartbeat | Goodbye | SegmentEncoded | FormEncoded | EncodeFailed | DeltasKept | SegmentsWanted
+    | EdgeBroken | FrameAccused | TransferReport | VersionVerified | ApplyFailed | RefitDone | RefitFailed
+    | LeaseProgress | SampleFinished | LeaseFailed
 )  # fmt: skip
 ToPeer = (
     Welcome | Refused | EncodeVersion | ForgetForm | SignedRoot | SegmentPage | PlanEdges | VersionsRevoked

@@ -6,54 +6,53 @@
 The spreading one ends when all alive workers that take it and are not quarantined have verified it or could not apply
 it; or, if another one waits and at least one worker has verified, twice the predicted time and FIXED_S after it was
 whole at the seed. Who is left over goes straight to the next. A peer that cannot use the spreading form, a delta, takes
-another (`catch_ups`).
-Not here: what makes a publish acceptable (`versions`), forms and plans (`spread`), who takes which form.
+another (`catching_up`).
+Not here: what makes a publish acceptable (`versions`), the form and who it goes to (`spread`), plans (`planning`).
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 
+from echo2d.core.announcer import Announcer
 from echo2d.core.broadcasts import Broadcasts
-from echo2d.core.catch_ups import CatchUps, choose_base
+from echo2d.core.catch_ups import choose_base
+from echo2d.core.catching_up import CatchingUp
 from echo2d.core.coordinator_io import (
     Action,
     CoordinatorRules,
     FormChosen,
     Note,
     Persist,
-    RatesMeasured,
     Send,
-    SendRoot,
     StopRun,
     VersionPublished,
 )
 from echo2d.core.figures import Figures
-from echo2d.core.ids import TAG_SHIFT, FormId, PeerId, PlanId
+from echo2d.core.ids import FormId, PeerId
 from echo2d.core.membership import Membership, Peer
 from echo2d.core.messages import (
     ApplyFailed,
+    DeltasKept,
     EdgeBroken,
     EncodeFailed,
     ForgetForm,
     FormEncoded,
     FrameAccused,
-    PlanEdges,
     SegmentEncoded,
     SegmentsWanted,
     TransferReport,
     VersionKey,
     VersionVerified,
 )
-from echo2d.core.plan_edges import edge_secret
-from echo2d.core.rates import PeerRate, Rates
+from echo2d.core.planning import Planning
+from echo2d.core.rates import PeerRate
 from echo2d.core.roots import Root
 from echo2d.core.spread import TELL_S, Spread
-from echo2d.core.topology import Plan
 from echo2d.core.versions import BASES_MAX, Versions, key_of
 from echo2d.errors import PeerFault
 
 ENCODE_FAILURES_MAX = 3  # of one form, encoding it or keeping its frames; workers would wait for ever
-MEASURED_BYTES_MIN = 16 << 20  # a smaller version fits into the kernel's buffers, and measures those
+DELTA_FAILURES_MAX = 2  # of a delta: in full, the version arrives sooner than after a third try
 ENCODE_RETRY_S = 5.0  # a full disk may be emptied meanwhile
 APPLY_RETRY_S = 10.0  # a worker that could not apply tries again after this long, its disk may have been full; ...
 APPLY_RETRY_S_MAX = 160.0  # ... doubling up to this: without a next version nobody else would tell it to
@@ -81,19 +80,18 @@ class Publishing:
         self._members = members
         self._versions = versions
         self._figures = figures
-        self._plan_secret = plan_secret
-        self._next_plan = tag << TAG_SHIFT
+        self._announcer = Announcer(members, plan_secret)
+        self._planning = Planning(rules, members=members, announcer=self._announcer, rates=rates, tag=tag)
         self._broadcasts = Broadcasts(figures)
-        self._rates = Rates(rates)
-        self._last_plan: Plan | None = None  # of the version before
         self._tell_at = now
         self._waiting: VersionPublished | None = None
         self._awaited: Peer | None = None  # one of those for whom a waiting version waited last
         self._old_forms: dict[FormId, None] = {}  # at the seed, to be forgotten when the new one is whole
         self._apply_at: float | None = None
         self._delta_bytes: int | None = None  # what the last delta took
-        self._begun: list[Spread] = []  # catch-ups that the seed is still to be told of
-        self._catch_ups = CatchUps(versions, self._begin_catch_up)
+        self._catching_up = CatchingUp(
+            rules, members=members, versions=versions, figures=figures, announcer=self._announcer
+        )
         self.spreading: Spread | None = None
         if versions.current is not None and form is not None and form.publish_seq == versions.publish_seq:
             self.spreading = self._start_again(versions.current, form, now)
@@ -106,7 +104,7 @@ class Publishing:
 
     @property
     def catching_up(self) -> list[Spread]:
-        return list(self._catch_ups)
+        return list(self._catching_up)
 
     # --- versions
 
@@ -122,8 +120,7 @@ class Publishing:
             self._waiting = None
         if self.spreading is not None and key_of(self.spreading.record) in keys:
             self._supersede()
-        for spread in [each for each in self._catch_ups if key_of(each.record) in keys]:
-            self._catch_ups.give_up(spread)
+        self._catching_up.revoked(keys)
 
     def served(self, peer: Peer, *, now: float) -> None:
         """The peer's engines serve `peer.serving`."""
@@ -144,20 +141,16 @@ class Publishing:
         if self._apply_at is not None and now >= self._apply_at:
             actions += self._apply_again()
         if now >= self._learn_at():
-            actions += self._learn()
-        actions += self._end_catch_ups()
-        main = self.spreading
-        records = (self._waiting, *(() if main is None else (main.record, main.base)))
-        needed = [*self._catch_ups.paths(), *(each.path for each in records if each is not None)]
-        bases = BASES_MAX if self._rules.delta else 0
-        return [*actions, *self._versions.surplus(needed, bases=bases, bytes_max=self._rules.disk_bytes_max)]
+            assert self.spreading is not None
+            actions += self._planning.learn(self.spreading, self._takers(self.spreading))
+        return [*actions, *self._make_room(), *self._catching_up.end_idle(self.spreading)]
 
     def tell_on(self, *, now: float) -> list[Action]:
         """Tell more peers the new plan."""
         if self.spreading is None or now < self._tell_at:
             return []
         self._tell_at = now + TELL_S
-        return self._send(self.spreading.tell())
+        return self._announcer.edges(self.spreading.tell())
 
     def wake_at(self) -> float | None:
         encode = (spread.encode_at for spread in self._spreads())
@@ -179,20 +172,20 @@ class Publishing:
     def joined(self, peer: Peer, *, renewed: bool, now: float) -> list[Action]:
         """A peer said hello: the seed gets its orders, the others the newest root and a place in the plan."""
         self.served(peer, now=now)
-        peer.uplink, peer.pace = self._rates.uplink(peer.peer), self._rates.pace(peer.peer)
+        self._planning.joined(peer)
         if peer.kind == "seed":
             return self._seed_joined(peer, renewed=renewed)
         if renewed:
             for spread in self._spreads():
                 spread.verified.pop(peer.peer, None)
                 spread.failed.pop(peer.peer, None)
-        return self._settle(peer, renewed=renewed)
+        return self._catching_up.settle(peer, self.spreading, renewed=renewed)
 
     def lost(self, peer: Peer) -> list[Action]:
         """A peer is suspected or has left."""
         self._broadcasts.lost(peer.peer)
-        self._catch_ups.lost(peer.peer)
-        return [action for spread in self._spreads() for action in self._send(spread.remove(peer.peer))]
+        self._catching_up.lost(peer.peer)
+        return [action for spread in self._spreads() for action in self._announcer.edges(spread.remove(peer.peer))]
 
     # --- the seed
 
@@ -210,6 +203,7 @@ class Publishing:
             return []
         actions = self._announce(spread, peer, spread.form_encoded(message))
         spread.whole_at = now
+        self._catching_up.form_encoded(spread)
         if spread is not self.spreading:
             return actions
         if spread.base is not None:
@@ -217,9 +211,19 @@ class Publishing:
         self._figures.encoded(spread.record.version, message.wire_bytes, message.full_bytes)
         return [*actions, *self._forget_old(peer)]
 
+    def deltas_kept(self, peer: Peer, message: DeltasKept) -> list[Action]:
+        if peer.kind != "seed":
+            raise PeerFault("only the seed encodes")
+        self._catching_up.deltas_kept(message.deltas)
+        return []
+
     def encode_failed(self, peer: Peer, message: EncodeFailed, *, now: float) -> list[Action]:
         spread = self._from_seed(peer, message.form)
-        return [] if spread is None else self._failed(spread, message.reason, now)
+        if spread is None:
+            return []
+        if message.lacks_base and spread.base is not None:
+            return [*self._versions.lose(spread.base), *self._to_full(spread, message.reason, now)]
+        return self._failed(spread, message.reason, now)
 
     # --- those who receive
 
@@ -236,10 +240,10 @@ class Publishing:
             return [self._figures.fault("verify", f"{peer.name}: version {message.version} is not published")]
         self._broadcasts.verified(peer.peer, record.publish_seq, now=now)
         peer.stands = key
-        for spread in (self.spreading, self._catch_ups.takes(peer.peer)):
+        for spread in (self.spreading, self._catching_up.takes(peer.peer)):
             if spread is not None and key_of(spread.record) == key:
                 spread.has_verified(peer.peer)
-        return [] if self._catch_ups.is_settled(peer, self.spreading) else self._settle(peer)
+        return self._catching_up.verified(peer, self.spreading)
 
     def apply_failed(self, peer: Peer, message: ApplyFailed, *, now: float) -> list[Action]:
         """Nobody waits for this worker: it becomes a leaf, for it may not pass on either, and tries again later."""
@@ -249,20 +253,19 @@ class Publishing:
             return [note]
         if message.lacks_base and spread.base is not None:
             peer.stands = None
-            return [note, *self._settle(peer)]
+            return [note, *self._catching_up.settle(peer, self.spreading)]
         before = spread.failed.get(peer.peer, 0)
         spread.failed[peer.peer] = before + 1
         again_at = now + min(APPLY_RETRY_S_MAX, APPLY_RETRY_S * 2.0 ** min(before, 10))
         self._apply_at = again_at if self._apply_at is None else min(self._apply_at, again_at)
-        return [note, *([] if before else self._send(spread.make_leaf(peer.peer)))]
+        return [note, *([] if before else self._announcer.edges(spread.make_leaf(peer.peer)))]
 
     def transferred(self, peer: Peer, message: TransferReport, *, now: float) -> list[Action]:
         spread = self._current(message.form)
         if spread is None:
             return []
         if spread is self.spreading:
-            spread.moved(now)
-            self._measure(spread, peer.peer, message, now)
+            self._planning.measured(spread, peer.peer, message, now)
         if peer.kind != "seed":
             spread.received[peer.peer] = message.payload_bytes, message.duplicates
             return []
@@ -282,7 +285,7 @@ class Publishing:
         if plan.generation != message.generation or message.peer not in spread.neighbours(peer.peer):
             return [note]  # the plan has been mended since, or it is not this peer's edge
         at_fault = peer.peer if message.peer == plan.root else message.peer
-        return [note, *self._send(spread.make_leaf(at_fault))]
+        return [note, *self._announcer.edges(spread.make_leaf(at_fault))]
 
     def frame_accused(self, peer: Peer, message: FrameAccused, *, now: float) -> list[Action]:
         """One of the two is at fault, and becomes a leaf; never the seed."""
@@ -293,16 +296,13 @@ class Publishing:
         at_fault = peer.peer if accused.kind == "seed" else self._members.accuse(peer, accused, now=now)
         if accused.quarantined:
             self._broadcasts.lost(accused.peer)
-        return [note, *self._send(spread.make_leaf(at_fault, for_good=True))]
+        return [note, *self._announcer.edges(spread.make_leaf(at_fault, for_good=True))]
 
     # --- inside
 
     def _spreads(self) -> list[Spread]:
         """All that are under way."""
-        return [*self._catch_ups] if self.spreading is None else [self.spreading, *self._catch_ups]
-
-    def _secret(self, one: PeerId, other: PeerId) -> bytes:
-        return edge_secret(self._plan_secret, one, other)
+        return [*self._catching_up] if self.spreading is None else [self.spreading, *self._catching_up]
 
     def _start(self, record: VersionPublished, now: float) -> list[Action]:
         """It spreads from now on, as a delta if there is a base; who cannot use that takes something else."""
@@ -310,39 +310,38 @@ class Publishing:
         older = [each for each in self._versions.copies() if each.version != record.version]
         base = choose_base(older, workers) if self._rules.delta else None
         self.spreading = Spread.start(
-            record, self._rules, self._secret, now=now, base=base, delta_bytes=self._delta_bytes
+            record, self._rules, self._announcer.secret, now=now, base=base, delta_bytes=self._delta_bytes
         )
         text = "in full" if base is None else f"as a delta from version {base.version}"
         chosen: list[Action] = [Note("spreading", f"version {record.version} goes out {text}")]
         chosen += [self._chosen(self.spreading)] if self._rules.delta else []
-        placed = [self._settle(peer) for peer in self._members.receivers()]
-        return [*chosen, *(action for actions in placed for action in actions), *self._order(self.spreading)]
+        return [*chosen, *self._catching_up.settle_all(self.spreading), *self._order(self.spreading)]
 
     def _start_again(self, record: VersionPublished, form: FormChosen, now: float) -> Spread:
         """As an earlier process chose to spread it, and may have signed: a form has one content."""
-        base = next((each for each in self._versions.copies() if each.digest == form.base), None)
+        older = self._versions.copies() if self._rules.delta else []
+        base = next((each for each in older if each.digest == form.base), None)
         size = form.frame_bytes if (form.base is None) == (base is None) else None
-        return Spread.start(record, self._rules, self._secret, now=now, base=base, frame_bytes=size)
+        return Spread.start(record, self._rules, self._announcer.secret, now=now, base=base, frame_bytes=size)
 
     def _chosen(self, spread: Spread) -> Action:
         facts = spread.facts
         return Persist(FormChosen(facts.publish_seq, facts.base_digest, facts.frame_bytes))
 
     def _failed(self, spread: Spread, reason: str, now: float) -> list[Action]:
-        """The seed cannot make this form, or lost what it had made of it: it tries again, in full instead of a delta.
+        """The seed cannot make this form, or lost what it had made of it: it tries again, in the end not as a delta.
 
         In the end the version is given up; without it, nobody may be able to go on.
         """
         spread.encode_failures += 1
         version = spread.record.version
-        if spread.base is not None:
-            note = self._figures.fault("encode", f"version {version}, to be sent in full: {reason}")
-            return [note, *self._in_full(spread, now)]
-        if spread.encode_failures < ENCODE_FAILURES_MAX:
+        if spread.encode_failures < (ENCODE_FAILURES_MAX if spread.base is None else DELTA_FAILURES_MAX):
             spread.encode_at = now + ENCODE_RETRY_S
             return [self._figures.fault("encode", f"version {version}: {reason}")]
+        if spread.base is not None:
+            return self._to_full(spread, reason, now)
         if spread is not self.spreading:
-            self._catch_ups.give_up(spread)
+            self._catching_up.cannot_be_made(spread)
             return [self._figures.fault("encode", f"version {version} cannot be caught up with: {reason}")]
         if not self._goes_on_without(spread.record):
             return [StopRun(f"version {version} cannot be encoded: {reason}")]
@@ -357,74 +356,43 @@ class Publishing:
         newest = max((each.version for each in served if each is not None), default=-math.inf)
         return self._waiting is not None or record.version + every <= newest + bound + 1
 
-    def _in_full(self, spread: Spread, now: float) -> list[Action]:
+    def _to_full(self, spread: Spread, reason: str, now: float) -> list[Action]:
         """Instead of this delta, which cannot be made."""
-        self._catch_ups.cannot_be_delta(spread.record)
+        note = self._figures.fault("encode", f"version {spread.record.version}, to be sent in full: {reason}")
+        self._catching_up.cannot_be_delta(spread.record)
         if spread is not self.spreading:
-            self._catch_ups.give_up(spread)
-            return []
+            self._catching_up.cannot_be_made(spread)
+            return [note]
         ended = self._end_form(spread)
-        full = self._catch_ups.promote(spread.record)
-        self.spreading = full or Spread.start(spread.record, self._rules, self._secret, now=now)
+        full = self._catching_up.promote(spread.record)
+        self.spreading = full or Spread.start(spread.record, self._rules, self._announcer.secret, now=now)
         self.spreading.whole_at = now
         order = [] if full is not None else self._order(self.spreading)
-        placed = [self._settle(peer) for peer in self._members.receivers()]
-        return [*ended, self._chosen(self.spreading), *order, *(each for actions in placed for each in actions)]
+        return [note, *ended, self._chosen(self.spreading), *order, *self._catching_up.settle_all(self.spreading)]
 
     def _end_form(self, spread: Spread) -> list[Action]:
         """Nobody has use for it any more."""
         self._supersede()
-        return self._forget(spread, self._members)
-
-    def _forget(self, spread: Spread, peers: Iterable[Peer]) -> list[Action]:
-        sessions = [peer.session for peer in peers if peer.session is not None]
-        return [Send(session, ForgetForm(spread.form)) for session in sessions]
+        return self._announcer.forget(spread, self._members)
 
     def _current(self, form: FormId) -> Spread | None:
         """What is under way, if this is its form; messages about others are late."""
         return next((spread for spread in self._spreads() if spread.form == form), None)
 
-    # --- who takes what
-
-    def _begin_catch_up(self, record: VersionPublished, base: VersionPublished | None) -> Spread:
-        spread = Spread.start(record, self._rules, self._secret, now=0.0, base=base)  # nobody waits for it
-        self._begun.append(spread)
-        return spread
-
-    def _settle(self, peer: Peer, *, renewed: bool = False) -> list[Action]:
-        """The form that suits the peer, as far as it is known, and a place in its plan; what it leaves is told so."""
-        before = self._catch_ups.takes(peer.peer)
-        after = self._catch_ups.assign(peer, self.spreading)
-        actions: list[Action] = []
-        if before is not None and before is not after and peer.peer not in before.verified:
-            actions += [*self._send(before.remove(peer.peer)), *self._forget(before, [peer])]
-        for spread in self._begun:
-            form = "in full" if spread.base is None else f"as a delta from version {spread.base.version}"
-            actions.append(Note("catch_up", f"version {spread.record.version} goes to {peer.name} {form}"))
-            actions += self._order(spread)
-        self._begun.clear()
-        taken = after if self._catch_ups.apart(peer.peer) else self.spreading
-        return actions if taken is None else [*actions, *self._place(taken, peer, renewed=renewed)]
-
     def _takers(self, spread: Spread) -> list[Peer]:
-        receivers = self._members.receivers()
-        if spread is self.spreading:
-            return [peer for peer in receivers if not self._catch_ups.apart(peer.peer)]
-        return [peer for peer in receivers if self._catch_ups.concerns(spread, peer.peer)]
+        if spread is not self.spreading:
+            return self._catching_up.takers(spread)
+        return [peer for peer in self._members.receivers() if not self._catching_up.apart(peer.peer)]
 
-    def _end_catch_ups(self) -> list[Action]:
-        """Those that nobody takes any more make room for whoever waits."""
-        actions: list[Action] = []
-        for spread in self._catch_ups.idle():
-            self._catch_ups.end(spread)
-            plan = () if spread.plan is None else spread.plan.facts()
-            had = [peer for peer in self._members if peer.kind == "seed" or peer.peer in plan]
-            actions += self._forget(spread, had)
-        if actions:
-            waiting = [self._members.get(peer) for peer in self._catch_ups.waiting()]
-            settled = [self._settle(peer) for peer in waiting if peer is not None and peer.alive]
-            actions += [action for each in settled for action in each]
-        return actions
+    def _make_room(self) -> list[Action]:
+        """Snapshot copies that nobody needs any more go."""
+        main = self.spreading
+        records = (self._waiting, *(() if main is None else (main.record, main.base)))
+        needed = [each.path for each in records if each is not None]
+        freed = self._catching_up.free(main, needed)
+        needed += self._catching_up.paths()
+        bases = BASES_MAX if self._rules.delta else 0
+        return [*freed, *self._versions.surplus(needed, bases=bases, bytes_max=self._rules.disk_bytes_max)]
 
     def _name(self, peer: PeerId) -> str:
         known = self._members.get(peer)
@@ -445,7 +413,9 @@ class Publishing:
         return self._awaited is not None
 
     def _awaits(self, spread: Spread, peer: Peer) -> bool:
-        counts = peer.kind == "worker" and peer.alive and not peer.quarantined and not self._catch_ups.apart(peer.peer)
+        counts = (
+            peer.kind == "worker" and peer.alive and not peer.quarantined and not self._catching_up.apart(peer.peer)
+        )
         return counts and not (peer.peer in spread.verified or peer.peer in spread.failed)
 
     def _impatient_at(self, spread: Spread) -> float:
@@ -455,7 +425,7 @@ class Publishing:
     def _supersede(self) -> None:
         if self.spreading is not None:
             self._old_forms[self.spreading.form] = None
-            self._last_plan = self.spreading.plan or self._last_plan
+            self._planning.ended(self.spreading)
             self.spreading, self._apply_at = None, None
 
     def _apply_again(self) -> list[Action]:
@@ -464,23 +434,11 @@ class Publishing:
         told: list[Action] = []
         for spread in self._spreads():
             for peer in [peer for peer in self._takers(spread) if peer.peer in spread.failed.keys() - spread.verified]:
-                told += self._place(spread, peer, renewed=False)
+                told += self._announcer.place(spread, peer, renewed=False)
         return told
 
-    def _place(self, spread: Spread, peer: Peer, *, renewed: bool) -> list[Action]:
-        """What the form is, and whom to take it from and pass it to."""
-        if spread.newest_root is None:
-            return []
-        root = self._send_root([peer], spread.newest_root)
-        return [*root, *self._send(spread.admit(peer, renewed=renewed))]
-
     def _order(self, spread: Spread) -> list[Action]:
-        """Tell the seed to encode; without a seed, its hello does it."""
-        spread.encode_at = None
-        seed = self._members.seed
-        if seed is None or seed.session is None:
-            return []
-        return [Send(seed.session, spread.order(aside=spread is not self.spreading))]
+        return self._announcer.order(spread, aside=spread is not self.spreading)
 
     def _seed_joined(self, seed: Peer, *, renewed: bool) -> list[Action]:
         spreads = self._spreads()
@@ -493,7 +451,9 @@ class Publishing:
             if whole and spread is self.spreading:
                 actions += self._forget_old(seed)
             if spread.plan is not None:
-                actions += self._plan(spread, seed) if renewed else self._send(spread.admit(seed, renewed=False))
+                actions += (
+                    self._plan(spread, seed) if renewed else self._announcer.edges(spread.admit(seed, renewed=False))
+                )
         return actions
 
     def _from_seed(self, peer: Peer, form: FormId) -> Spread | None:
@@ -505,75 +465,23 @@ class Publishing:
         """Roots to every peer that takes it; with the first one, the plan."""
         actions: list[Action] = []
         if roots and spread.plan is None and spread is not self.spreading:
-            self._catch_ups.help(spread, self._members.receivers())
+            self._catching_up.has_first_root(spread)
         for root in roots:
-            actions += self._send_root(self._takers(spread), root)
+            actions += self._announcer.root(self._takers(spread), root)
         return [*actions, *(self._plan(spread, seed) if roots and spread.plan is None else [])]
 
-    def _measure(self, spread: Spread, peer: PeerId, message: TransferReport, now: float) -> None:
-        """What it got from others, and for how long they took less of it than there was."""
-        if spread.expected_bytes < MEASURED_BYTES_MIN:
-            return
-        for sample in message.links:
-            if 0 <= sample.seconds < math.inf:
-                self._rates.received(sample.peer, peer, sample.payload_bytes, sample.seconds, now=now)
-        for backlog in message.backlogs:
-            if 0 <= backlog.seconds < math.inf:
-                self._rates.backlogged(peer, backlog.peer, backlog.seconds)
-
     def _plan(self, spread: Spread, seed: Peer) -> list[Action]:
-        """Everybody gets a plan by the rates that the last one has shown."""
-        takers = self._takers(spread)
-        if spread is not self.spreading:
-            return self._send(spread.make_plan(self._new_plan_id(), self._rules, seed, takers))
-        actions = self._judge(seed)
-        edges = spread.make_plan(self._new_plan_id(), self._rules, seed, takers, spread.plan or self._last_plan)
-        self._rates.begin({} if spread.plan is None else spread.plan.shares)
-        return [*actions, *self._send(edges)]
-
-    def _learn(self) -> list[Action]:
-        """The first bytes have shown what was guessed. After another plan only gaps are filled, which shows nothing."""
-        spread, seed = self.spreading, self._members.seed
-        assert spread is not None
-        if seed is None:
-            spread.learn_at = math.inf
-            return []
-        actions = self._judge(seed)
-        edges = spread.learn(self._new_plan_id(), self._rules, seed, self._takers(spread))
-        if not edges and spread.plan is not None:
-            self._rates.begin(spread.plan.shares)
-        return [*actions, *self._send(edges)]
-
-    def _judge(self, seed: Peer) -> list[Action]:
-        """The rates by all that was reported so far."""
-        changed = self._rates.judge()
-        receivers = self._members.receivers()
-        rates = self._rates.to_plan_with(seed.peer, [peer.peer for peer in receivers])
-        for peer in (seed, *receivers):
-            peer.uplink, peer.pace = rates.get(peer.peer), self._rates.pace(peer.peer)
-        return [Persist(RatesMeasured(changed))] if changed else []
-
-    def _new_plan_id(self) -> PlanId:
-        self._next_plan += 1
-        return PlanId(self._next_plan - 1)
+        make = self._planning.plan if spread is self.spreading else self._planning.plan_aside
+        return make(spread, seed, self._takers(spread))
 
     def _forget_old(self, seed: Peer) -> list[Action]:
         forms, self._old_forms = list(self._old_forms), {}
         return [] if seed.session is None else [Send(seed.session, ForgetForm(form)) for form in forms]
 
-    def _send_root(self, peers: Collection[Peer], root: Root) -> list[Action]:
-        sessions = tuple(peer.session for peer in peers if peer.session is not None)
-        return [SendRoot(sessions, root.signing_bytes())] if sessions else []
-
-    def _send(self, edges: Mapping[PeerId, PlanEdges]) -> list[Action]:
-        known = [(self._members.get(peer), part) for peer, part in edges.items()]
-        return [Send(peer.session, part) for peer, part in known if peer is not None and peer.session is not None]
-
     def check(self) -> None:
         self._broadcasts.check()
-        self._rates.check()
-        self._catch_ups.check()
-        assert not self._begun
+        self._planning.check()
+        self._catching_up.check()
         if self.spreading is not None:
             self.spreading.check()
             assert self._versions.live(key_of(self.spreading.record)) is not None

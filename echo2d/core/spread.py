@@ -14,7 +14,7 @@ from echo2d.core.bounded import keep_newest
 from echo2d.core.coordinator_io import CoordinatorRules, VersionPublished
 from echo2d.core.form_builder import RootWriter
 from echo2d.core.forms import FormFacts, frame_bytes_for
-from echo2d.core.ids import SEGMENTS_MAX, FormId, PeerId, PlanId, SegmentId
+from echo2d.core.ids import SEGMENTS_MAX, Digest, FormId, PeerId, PlanId, SegmentId
 from echo2d.core.membership import PEERS_MAX, Peer
 from echo2d.core.messages import EncodeVersion, FormEncoded, PlanEdges, SegmentEncoded, SegmentPage
 from echo2d.core.plan_edges import changed_peers, edges_for
@@ -48,7 +48,8 @@ def peer_facts(peer: Peer) -> PeerFacts:
 
 @dataclass(slots=True)
 class Spread:
-    """See the module docstring. base: what a delta is made from. expected_bytes: on the wire, until it is known."""
+    """See the module docstring. base: what a delta is made from; via: the snapshots between, if it is composed of those
+    that lead there. expected_bytes: on the wire, until it is known."""
 
     record: VersionPublished
     base: VersionPublished | None
@@ -69,6 +70,7 @@ class Spread:
     encode_failures: int = 0
     encode_at: float | None = None  # when the seed is told again
     repairs: int = 0
+    via: tuple[Digest, ...] | None = None
     neighbours_then: dict[PeerId, set[PeerId]] = field(default_factory=dict)  # of those at fault for bad frames
 
     @staticmethod
@@ -81,6 +83,7 @@ class Spread:
         base: VersionPublished | None = None,
         delta_bytes: int | None = None,
         frame_bytes: int | None = None,
+        via: tuple[Digest, ...] | None = None,
     ) -> "Spread":
         """delta_bytes: what a delta is expected to take. frame_bytes: as chosen before, if it was."""
         expected = record.full_bytes
@@ -91,23 +94,28 @@ class Spread:
             record.epoch,
             record.version,
             record.publish_seq,
-            "full" if base is None else "delta",
+            "full" if base is None else "delta" if via is None else "composed",
             None if base is None else base.digest,
             frame_bytes or frame_bytes_for(expected),
         )
-        return Spread(record, base, max(1, expected), facts, RootWriter(facts), secret, now)
+        return Spread(record, base, max(1, expected), facts, RootWriter(facts), secret, now, via=via)
 
     @property
     def form(self) -> FormId:
         return self.facts.form
 
+    def copies(self) -> set[str]:
+        """Paths of the snapshot copies that it is made from."""
+        base = None if self.base is None or self.via is not None else self.base.path
+        return {path for path in (self.record.path, base) if path is not None}
+
     def order(self, *, aside: bool = False) -> EncodeVersion:
         """What the seed is to do; it reports the segments it has already once more."""
         record, facts = self.record, self.facts
-        base_path = None if self.base is None else self.base.path
+        base_path = None if self.base is None or self.via is not None else self.base.path
         return EncodeVersion(
             self.form, facts.kind, record.version, record.digest, record.path, facts.frame_bytes, facts.encode(),
-            base_path, aside,
+            base_path, aside, self.via or (),
         )  # fmt: skip
 
     # --- the form
@@ -218,7 +226,7 @@ class Spread:
         self.failed.pop(peer, None)
         self.received.pop(peer, None)
         self.untold.pop(peer, None)
-        if self.plan is None or peer == self.plan.root or peer not in self.plan.facts():
+        if self.plan is None or peer == self.plan.root or not self.has_place(peer):
             return {}
         before, self.plan = self.plan, repair(self.plan, peer)
         return self._edges(changed_peers(before, self.plan))
@@ -236,6 +244,10 @@ class Spread:
         self.repairs += 1
         before, self.plan = self.plan, join(repair(self.plan, peer), facts, self.verified)
         return self._edges(changed_peers(before, self.plan))
+
+    def has_place(self, peer: PeerId) -> bool:
+        """Whether the plan names it."""
+        return self.plan is not None and peer in self.plan.facts()
 
     def may_accuse(self, accuser: PeerId, accused: PeerId) -> bool:
         """Whether they share an edge, or did until the accused was found at fault."""

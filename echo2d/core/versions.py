@@ -105,15 +105,27 @@ class Versions:
         """The live versions whose snapshot copies are kept, newest first."""
         return [record for record in reversed(self._copies.values()) if self._live.get(key_of(record)) is record]
 
+    def lose(self, record: VersionPublished) -> list[DeleteVersion]:
+        """This copy is not what was published."""
+        return [DeleteVersion(record.path)] if self._copies.pop(record.path, None) else []
+
+    def fit(self, paths: Collection[str], bytes_max: int) -> bool:
+        """Whether the copies at these paths, the newest version's, the next version's and its upload have room."""
+        kept = {record.path: record.full_bytes for path, record in self._copies.items() if path in {*paths}}
+        newest = self.newest
+        if newest is not None:
+            kept |= {newest.path: 0, "": 3 * newest.full_bytes}
+        return sum(kept.values()) <= bytes_max
+
     def surplus(self, needed: Collection[str], *, bases: int, bytes_max: int) -> list[DeleteVersion]:
         """Give up the snapshot copies but the newest version's, those at the `needed` paths, and the newest `bases`.
 
         Bases are kept only as long as the next version, and its upload, still fit into bytes_max.
         """
-        kept, left = dict.fromkeys(needed), bytes_max
-        for place, record in enumerate(self.copies()):
-            left -= 3 * record.full_bytes if place == 0 else record.full_bytes
-            if record is self.newest or (place < bases and left >= 0):
+        newest = self.newest
+        kept = dict.fromkeys([*needed, *([] if newest is None else [newest.path])])
+        for record in self.copies()[:bases]:
+            if self.fit([*kept, record.path], bytes_max):
                 kept[record.path] = None
         surplus = [path for path in self._copies if path not in kept]
         for path in surplus:

@@ -189,9 +189,13 @@ class KeepPublishSeq:
 
 @dataclass(frozen=True, slots=True)
 class ApplyForm:
-    """Write the form's chunks into the spare slot as they arrive, verify, flip. One at a time."""
+    """Write the form's chunks into the spare slot as they arrive, verify, flip. One at a time.
+
+    stands: the snapshot, which stands in the spare slot: if it is intact, flipping is all there is to do.
+    """
 
     form: FormId
+    stands: Digest | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Which version one worker holds, prepares and serves: roots in, orders to apply, to refit and to forget out.
 
     root accepted --> planned or arrived --> applied (one form at a time) --> standing in a slot --> refit --> served
+          +------- of what stands in the spare slot -------^
                                                  |                                |                    |
                                              ApplyFailed                       revoked            RefitFailed, retried
                           <---------------------------------- its slot is damaged --+
@@ -47,7 +48,10 @@ REFIT_RETRY_S_MAX = 160.0  # ... up to this: there may be no other version, and 
 
 @dataclass(slots=True)
 class _Form:
+    """stood: a version of its number stood in a slot when it was first heard of."""
+
     root: Root
+    stood: bool = False
     arrived: bool = False
     rejected: bool = False
 
@@ -81,6 +85,7 @@ class Versions:
         self._standing = {each.key: each.path for each in standing}
         self._revoked: dict[VersionKey, Epoch] = {}
         self._refused: dict[FormId, None] = {}
+        self._delta_seq = PublishSeq(-1)  # the newest publish of which a delta was announced
         self._planned: dict[FormId, None] = {}  # a plan may come before its form's first root
         self._applying: FormId | None = None  # until it was answered, also when it is no longer wanted
         self._cancelling = False
@@ -101,14 +106,20 @@ class Versions:
         return form in self._refused
 
     def stands_mostly(self, form: FormId) -> bool:
-        """Whether chunks of this full form are looked for in the slots: a delta to the same snapshot came before."""
+        """Whether chunks of this full form are looked for in the slots.
+
+        A delta to the same snapshot came before, or it may be the snapshot that stands in the spare slot.
+        """
         known = self._forms.get(form)
         if known is None or known.root.facts.kind != "full":
             return False
-        return any(each.seq == known.seq and each.root.facts.kind == "delta" for each in self._forms.values())
+        return known.stood or known.seq == self._delta_seq
 
     def holding(self) -> tuple[VersionKey, ...]:
-        return tuple(key for key in self._standing if key not in self._revoked)
+        """The last one is current. Nothing, if that is revoked."""
+        return (
+            () if self._current in self._revoked else tuple(key for key in self._standing if key not in self._revoked)
+        )
 
     # --- what happens; each returns what to do ---
 
@@ -126,7 +137,10 @@ class Versions:
         if root.facts.publish_seq > self._publish_seq:
             self._publish_seq = root.facts.publish_seq
             actions.append(KeepPublishSeq(self._publish_seq))
-        form = self._forms.setdefault(root.form, _Form(root))
+        if root.facts.kind != "full":
+            self._delta_seq = max(self._delta_seq, root.facts.publish_seq)
+        stood = any(key.version == root.facts.version for key in self._standing)
+        form = self._forms.setdefault(root.form, _Form(root, stood))
         if (root.segment_count, root.totals is not None) > (form.root.segment_count, form.root.totals is not None):
             form.root = root
         if form.key is not None:
@@ -256,11 +270,11 @@ class Versions:
         return ""
 
     def _named(self, form: FormId, known: _Form, key: VersionKey) -> list[VersionAction]:
-        """A root names the whole snapshot: a newer epoch's publish revives a revoked one; a standing one is ready."""
+        """A root names the whole snapshot: a newer epoch's publish revives a revoked one; the current one is ready."""
         self._revoked.pop(key, None)
         if not self._engines:
             return [_verified(form, key)] if known.arrived else []
-        if key not in self._standing:
+        if key != self._current:  # in the spare slot, it is made current first: the next delta is made from it
             return []
         self._publish(key, known.seq)
         return [_verified(form, key)]
@@ -269,6 +283,10 @@ class Versions:
         if key not in self._revoked:
             self._published[key] = max(seq, self._published.get(key, seq))
         self._published = {each: at for each, at in self._published.items() if each in self._standing}
+
+    @property
+    def _current(self) -> VersionKey | None:
+        return next(reversed(self._standing), None)
 
     def _target(self) -> VersionKey | None:
         """The newest version that stands and is published; one that has failed too often only if there is no other."""
@@ -307,12 +325,13 @@ class Versions:
             return [CancelApply(self._applying)]
         if form is None or self._refit_reads_spare():
             return []
-        self._applying = form
+        self._applying, key = form, self._forms[form].key
+        stands = key.digest if key in self._standing and key is not None else None
         while len(self._standing) > 1:
             overwritten = next(iter(self._standing))
             del self._standing[overwritten]
             self._published.pop(overwritten, None)
-        return [ApplyForm(form)]
+        return [ApplyForm(form, stands)]
 
     def _wanted_form(self) -> FormId | None:
         """The newest form on its way whose snapshot is newer than all that stand, and may be served."""
@@ -320,14 +339,14 @@ class Versions:
         wanted = [
             (each.seq, each.arrived, form)
             for form, each in self._forms.items()
-            if (form in self._planned or each.arrived) and not each.rejected
-            if each.seq > newest and each.key not in self._standing and each.key not in self._revoked
+            if (form in self._planned or each.arrived or each.key in self._standing) and not each.rejected
+            if each.seq > newest and (each.key is None or each.key != self._current) and each.key not in self._revoked
         ]
         return max(wanted)[2] if wanted else None
 
     def _refit_reads_spare(self) -> bool:
         """The same version may stand in both slots, so it is the path that counts."""
-        current = next(reversed(self._standing.values()), None)
+        current = None if self._current is None else self._standing[self._current]
         return self._refitting is not None and self._refit_path != current
 
     def _apply_ended(self, form: FormId) -> None:

@@ -18,9 +18,7 @@ from echo2d.core.rates import BacklogMeter
 from echo2d.errors import PeerFault
 from echo2d.net.congestion import Congestion
 
-SEND_BUFFER_BYTES = (
-    512 << 10
-)  # a connection with more than this unsent takes no more frames: late binding wants it small
+SEND_BUFFER_BYTES = 512 << 10  # a connection with more unsent takes no more frames: late binding wants it small
 UNSENT_BYTES_MAX = 8 << 20  # with messages too: a peer that makes us answer but does not read is dropped
 KERNEL_UNSENT_BYTES = 128 << 10  # of what the kernel holds, so much may wait to be sent: the rest counts as unsent here
 WAKE_BYTES_MAX = 64 << 10  # of a payload that arrives slowly: one wake-up instead of one for every packet

@@ -38,26 +38,32 @@ class Applier:
 
     def __init__(self, slots: SlotStore, store: FrameStore, holdings: Holdings) -> None:
         self._slots, self._store, self._holdings = slots, store, holdings
-        self._cancelled: set[FormId] = set()
+        self._cancelled: FormId | None = None
 
     def cancel(self, form: FormId) -> None:
-        """`apply` of this form, which is running, ends soon with ApplyCancelled, unless it is done before."""
-        self._cancelled.add(form)
+        """`apply` of this form, which was begun, ends soon with ApplyCancelled, unless it is done before."""
+        self._cancelled = form
 
-    async def apply(self, form: FormId) -> SnapshotReady | ApplyRejected | ApplyCancelled:
-        """What became of it. The current slot changes with SnapshotReady and not otherwise."""
+    async def apply(self, form: FormId, stands: Digest | None = None) -> SnapshotReady | ApplyRejected | ApplyCancelled:
+        """What became of it. The current slot changes with SnapshotReady and not otherwise. stands: as in ApplyForm."""
         try:
-            return await self._apply(form)
+            return await self._apply(form, stands)
         except (IntegrityFault, StoreFault) as fault:
-            if form in self._cancelled or self._holdings.dropped(form):
+            if self._ends(form):
                 return ApplyCancelled(form)
             log.warning("apply failed form=%s reason=%s", form, fault)
             return ApplyRejected(form, str(fault))
         finally:
-            self._cancelled.discard(form)
+            self._cancelled = None
 
-    async def _apply(self, form: FormId) -> SnapshotReady | ApplyRejected | ApplyCancelled:
-        if not await self._until_files(form):
+    async def _apply(self, form: FormId, stands: Digest | None) -> SnapshotReady | ApplyRejected | ApplyCancelled:
+        known = await self._until(form, lambda _: True)
+        if known is not None and stands is not None:
+            facts = known.facts
+            again = await asyncio.to_thread(self._slots.take_again, stands, facts.epoch, facts.version)
+            if again is not None:
+                return SnapshotReady(form, facts.version, stands, str(again.directory))
+        if await self._until(form, lambda index: bool(index.files)) is None:
             return ApplyCancelled(form)
         async with self._holdings.using(form) as index:
             base = await asyncio.to_thread(self._slots.current)
@@ -67,7 +73,7 @@ class Applier:
             work = _Work(form, index, self._store, base, writer)
             while not work.done:
                 batch = work.take(self._holdings)
-                if form in self._cancelled or self._holdings.dropped(form):
+                if self._ends(form):
                     await asyncio.to_thread(writer.end)
                     return ApplyCancelled(form)
                 if batch:
@@ -93,15 +99,18 @@ class Applier:
             log.warning("%s", fault)
             work.put_back(batch)
 
-    async def _until_files(self, form: FormId) -> bool:
-        """Waits for the first segment's table. False: cancelled, or dropped."""
-        while True:
+    def _ends(self, form: FormId) -> bool:
+        """Whether nobody wants it any more."""
+        return form == self._cancelled or self._holdings.dropped(form)
+
+    async def _until(self, form: FormId, known: Callable[[FormIndex], bool]) -> FormIndex | None:
+        """Waits for so much of it to be known. None: cancelled, or dropped."""
+        while not self._ends(form):
             index = self._holdings.index(form)
-            if form in self._cancelled or self._holdings.dropped(form):
-                return False
-            if index is not None and index.files:
-                return True
+            if index is not None and known(index):
+                return index
             await self._holdings.changed()
+        return None
 
 
 def _is_base(current: CurrentSlot | None, index: FormIndex) -> bool:
@@ -189,14 +198,15 @@ class _Work:
     def _decode(self, record: ChunkRecord) -> None:
         """FramesDamaged: that is why the result is wrong."""
         spans = self._index.chunk_spans(record.chunk)
-        base = self._read_base(record) if record.needs_base else None
         try:
-            payload = self._store.read_encoded_chunk(self._form, spans)
-            data = decode_record(record, payload, self._place(record).length, base)
-            self._writer.write_chunk(record.chunk, data, record.result)
-        except IntegrityFault:
-            self._store.verify(self._form, spans)
-            raise
+            self._put(record, self._store.read_encoded_chunk(self._form, spans))
+        except IntegrityFault:  # what was read once may be wrong, and the disk still right
+            self._put(record, self._store.verify(self._form, spans))
+
+    def _put(self, record: ChunkRecord, payload: bytes) -> None:
+        base = self._read_base(record) if record.needs_base else None
+        data = decode_record(record, payload, self._place(record).length, base)
+        self._writer.write_chunk(record.chunk, data, record.result)
 
     def _read_base(self, record: ChunkRecord) -> bytes | None:
         place = self._place(record)

@@ -1,30 +1,41 @@
 """One snapshot directory becomes the segments of one form. Blocking: call it in a thread; it uses a few of its own."""
 
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from os import cpu_count
 from pathlib import Path
+from typing import Protocol
 
 from echo2d.core.form_builder import FormBuilder, Segment
-from echo2d.core.forms import SEGMENT_BYTES_MAX, ChunkRecord, FormFacts, encode_record
+from echo2d.core.forms import SEGMENT_BYTES_MAX, ChunkRecord, FormFacts, base_sum, encode_record
 from echo2d.core.ids import ChunkId
-from echo2d.core.manifest import Chunk, FileEntry, chunk_layout
+from echo2d.core.manifest import Chunk, FileEntry, Manifest, chunk_layout
 from echo2d.core.roots import Totals
 from echo2d.store.snapshots import read_chunk, scan_snapshot
 
 ENCODERS_MAX = 4  # chunks encoded at once: about a core and 50 MB each
 
+Encoded = tuple[ChunkRecord, bytes]
+
+
+class Base(Protocol):
+    """What a delta form is made from (`bases`). Used from several threads."""
+
+    def encode(self, position: ChunkId, place: Chunk, new: Callable[[], bytes]) -> Encoded:
+        """The chunk at this place, whose bytes new() reads; IntegrityFault, StoreFault: that cannot be done."""
+
 
 class Encoder:
-    """`directory`: the snapshot; `base`: that of the base, for delta forms. OperatorFault: one of them is none."""
+    """`directory`: the snapshot. OperatorFault: it is none."""
 
     def __init__(
-        self, facts: FormFacts, directory: Path, base: Path | None, *, segment_bytes: int = SEGMENT_BYTES_MAX
+        self, facts: FormFacts, directory: Path, base: Base | None, *, segment_bytes: int = SEGMENT_BYTES_MAX
     ) -> None:
         self._directory, self._base = directory, base
+        self._sums: dict[Chunk, bytes] = {}
         self._files: tuple[FileEntry, ...] = scan_snapshot(directory)
-        self._in_base = frozenset(chunk_layout(scan_snapshot(base))) if base is not None else frozenset[Chunk]()
         self._builder = FormBuilder(facts, self._files, segment_bytes=segment_bytes)
 
     def segments(self) -> Generator[Segment, None, None]:
@@ -40,8 +51,16 @@ class Encoder:
         """After the last segment."""
         return self._builder.totals()
 
-    def _chunks(self, pool: ThreadPoolExecutor) -> Iterator[tuple[ChunkRecord, bytes]]:
-        encoding: deque[Future[tuple[ChunkRecord, bytes]]] = deque()
+    def manifest(self) -> Manifest:
+        """After the last segment."""
+        return self._builder.manifest()
+
+    def sums(self) -> dict[Chunk, bytes] | None:
+        """`forms.base_sum` of every chunk, after the last segment; None: not all of them were read."""
+        return self._sums if len(self._sums) == len(chunk_layout(self._files)) else None
+
+    def _chunks(self, pool: ThreadPoolExecutor) -> Iterator[Encoded]:
+        encoding: deque[Future[Encoded]] = deque()
         for position, chunk in enumerate(chunk_layout(self._files)):
             encoding.append(pool.submit(self._encode, ChunkId(position), chunk))
             if len(encoding) > ENCODERS_MAX:
@@ -49,6 +68,11 @@ class Encoder:
         while encoding:
             yield encoding.popleft().result()
 
-    def _encode(self, position: ChunkId, chunk: Chunk) -> tuple[ChunkRecord, bytes]:
-        base = read_chunk(self._base, chunk) if self._base is not None and chunk in self._in_base else None
-        return encode_record(position, read_chunk(self._directory, chunk), base)
+    def _encode(self, position: ChunkId, chunk: Chunk) -> Encoded:
+        new = partial(self._read, chunk)
+        return encode_record(position, new()) if self._base is None else self._base.encode(position, chunk, new)
+
+    def _read(self, chunk: Chunk) -> bytes:
+        data = read_chunk(self._directory, chunk)
+        self._sums[chunk] = base_sum(data)
+        return data

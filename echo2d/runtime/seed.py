@@ -6,8 +6,8 @@ A child process of the coordinator and a peer like any other: control link, peer
                                                         +--> frames to whoever the plan says
 
 A version is encoded from the coordinator's own copy, and only believed if it comes out as the digest that was asked
-for. Of several that wait the one asked for last is next; those for a few peers are encoded aside. Not here: which form
-a version gets, and signatures.
+for. Of several that wait the one asked for last is next; those for a few peers are encoded aside. Deltas that were for
+all are kept, to compose others of for who is further behind. Not here: which form a version gets, and signatures.
 """
 
 import asyncio
@@ -16,17 +16,20 @@ import random
 import secrets
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from echo2d.core import relay_io
+from echo2d.core.bounded import keep_newest
 from echo2d.core.canonical import require
 from echo2d.core.form_builder import RootWriter, Segment
 from echo2d.core.forms import FormFacts
-from echo2d.core.ids import FormId, frame_id
+from echo2d.core.ids import Digest, FormId, frame_id
+from echo2d.core.manifest import Chunk, Manifest
 from echo2d.core.messages import (
     PROTOCOL_VERSION,
     Address,
+    DeltasKept,
     EdgeBroken,
     EncodeFailed,
     EncodeVersion,
@@ -48,15 +51,19 @@ from echo2d.errors import Fault, IntegrityFault, OperatorFault, PeerFault, Store
 from echo2d.net.control import ControlLink
 from echo2d.net.urls import is_loopback
 from echo2d.runtime.base_model import BaseModel
+from echo2d.runtime.bases import BaseChain, BaseCopy, BaseLost
 from echo2d.runtime.daemon import collect_rarely
-from echo2d.runtime.encoder import Encoder
+from echo2d.runtime.encoder import Base, Encoder
 from echo2d.runtime.logs import start_logging
 from echo2d.runtime.peer_loop import PeerMailbox, outcome
 from echo2d.runtime.receiver import Receiver
 from echo2d.runtime.seed_process import SeedHandover, receive_handover
 from echo2d.runtime.state_dir import open_frames
 from echo2d.store.budget import DiskBudget
+from echo2d.store.deltas import DeltaStore
 
+SUMS_MAX = 8  # versions of whose chunks they are known, more than are kept as bases; 2,000 chunks for 16 GB
+DELTAS_SHARE = 8  # of the disk, one part is for deltas that are kept; the others are for frames
 ORDERS_MAX = 16  # forms that are remembered; the coordinator asks for one at a time and forgets it two versions later
 
 log = logging.getLogger("echo2d.seed")
@@ -75,11 +82,14 @@ class Seed:
         self._listen: Address | None = None
         self._orders: dict[FormId, EncodeVersion] = {}
         self._said: dict[FormId, list[ToCoordinator]] = {}  # of each form; said again if it is asked for again
+        self._sums: dict[Digest, dict[Chunk, bytes]] = {}  # of the chunks of versions that were encoded
         self._ordered = {aside: asyncio.Event() for aside in (False, True)}
 
     async def run(self) -> None:
         """Until cancelled. OperatorFault: refused, or an address cannot be had."""
-        budget = DiskBudget(self._handover.disk_bytes_max)
+        disk_bytes_max = self._handover.disk_bytes_max
+        budget, for_deltas = DiskBudget(disk_bytes_max - disk_bytes_max // DELTAS_SHARE), disk_bytes_max // DELTAS_SHARE
+        self._deltas = await asyncio.to_thread(DeltaStore, self._run_dir / "seed" / "deltas", for_deltas)
         store = await asyncio.to_thread(open_frames, self._run_dir / "seed", budget)
         host, port = self._handover.link_host, self._handover.link_port
         me, run_id = self._identity.peer, self._identity.run_id
@@ -151,19 +161,30 @@ class Seed:
         try:
             facts = FormFacts.decode(order.facts)
             require(facts.form == order.form, "the order's facts are another form's")
-            base = None if order.base_path is None else self._run_dir / order.base_path
-            encoder = await asyncio.to_thread(Encoder, facts, self._run_dir / order.path, base)
+            encoder = await asyncio.to_thread(self._encoder, order, facts)
             await self._encode_segments(order, facts, encoder, started_at)
         except (IntegrityFault, StoreFault, OperatorFault) as fault:
             if self._is_wanted(order):
                 log.warning("encoding failed form=%s version=%d reason=%s", order.form, order.version, fault)
-                self._say(order.form, EncodeFailed(order.form, str(fault)))
+                self._say(order.form, EncodeFailed(order.form, str(fault), isinstance(fault, BaseLost)))
+
+    def _encoder(self, order: EncodeVersion, facts: FormFacts) -> Encoder:
+        """Blocking. BaseLost: what it is to be made from is not here."""
+        base: Base | None = None
+        if facts.base_digest is not None and facts.kind == "composed":
+            base = BaseChain.open(self._deltas, facts.base_digest, order.via, order.digest)
+        elif facts.base_digest is not None:
+            require(order.base_path is not None, "the order of a delta names no base")
+            sums = self._sums.get(facts.base_digest)
+            base = BaseCopy(self._run_dir / str(order.base_path), facts.base_digest, sums)
+        return Encoder(facts, self._run_dir / order.path, base)
 
     async def _encode_segments(
         self, order: EncodeVersion, facts: FormFacts, encoder: Encoder, started_at: float
     ) -> None:
         roots = RootWriter(facts)
         segments = encoder.segments()
+        kept = facts.kind == "delta" and not order.aside
         while (segment := await asyncio.to_thread(_next, segments)) is not None:
             if not self._is_wanted(order):
                 await asyncio.to_thread(segments.close)
@@ -172,6 +193,7 @@ class Seed:
             for root in roots.take():
                 await self._receiver.holdings.accept_root(root)
             await self._hold(facts, segment)
+            kept = kept and await self._keep(facts, segment)
             if not self._is_wanted(order):
                 continue
             self._say(order.form, SegmentEncoded(order.form, segment.table.segment, segment.table.digest))
@@ -181,6 +203,9 @@ class Seed:
             return
         totals = encoder.totals()
         require(totals.snapshot == order.digest, f"{order.path} is not the snapshot that was published")
+        if (sums := encoder.sums()) is not None:
+            self._sums[totals.snapshot] = sums
+            keep_newest(self._sums, SUMS_MAX)
         encode_s = asyncio.get_running_loop().time() - started_at
         count = len(roots.segments)
         self._say(
@@ -190,6 +215,8 @@ class Seed:
         for root in roots.take(totals):
             await self._receiver.holdings.accept_root(root)
         log.info("encoded form=%s version=%d wire_bytes=%d", order.form, order.version, totals.wire_bytes)
+        if kept:
+            await self._keep_whole(facts, roots.segments, encoder.manifest(), totals.wire_bytes)
 
     def _is_wanted(self, order: EncodeVersion) -> bool:
         """The same form may have been forgotten and asked for again."""
@@ -201,6 +228,26 @@ class Seed:
         frames = [(span.frame, payload) for span, payload in segment.frames(facts.frame_bytes)]
         bad = await holdings.put_frames(facts.form, frames)
         assert not bad, "what was just encoded has its own digests"
+
+    # --- deltas that are kept
+
+    async def _keep(self, facts: FormFacts, segment: Segment) -> bool:
+        """False: there is no room. Nobody needs it, so that is no fault."""
+        try:
+            await asyncio.to_thread(self._deltas.put, facts, segment)
+        except StoreFault as fault:
+            log.warning("delta not kept form=%s reason=%s", facts.form, fault)
+            return False
+        return True
+
+    async def _keep_whole(
+        self, facts: FormFacts, segments: Sequence[Digest], manifest: Manifest, wire_bytes: int
+    ) -> None:
+        try:
+            await asyncio.to_thread(self._deltas.finish, facts, segments, manifest, wire_bytes)
+        except StoreFault as fault:
+            log.warning("delta not kept form=%s reason=%s", facts.form, fault)
+        self._control.send(DeltasKept(self._deltas.kept()))
 
     def _say(self, form: FormId, message: ToCoordinator) -> None:
         self._said.setdefault(form, []).append(message)
@@ -244,6 +291,7 @@ class Seed:
 
     async def connected(self, welcome: Welcome) -> None:
         log.info("connected url=%s epoch=%d", self._handover.url, welcome.epoch)
+        self._control.send(DeltasKept(self._deltas.kept()))
 
     async def disconnected(self, reason: str) -> None:
         log.info("disconnected reason=%s", reason)

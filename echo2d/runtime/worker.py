@@ -258,8 +258,8 @@ class Worker:
                 self._spawn(self._receiver.holdings.accept_root(root))
             case KeepPublishSeq(publish_seq):
                 self._spawn(self._keep_publish_seq(publish_seq))
-            case ApplyForm(form):
-                self._spawn(self._apply(form))
+            case ApplyForm():
+                self._spawn(self._apply(action))
             case CancelApply(form):
                 self._applier.cancel(form)
             case RefitEngines():
@@ -273,8 +273,8 @@ class Worker:
             case _:
                 self._receiver.perform(action)
 
-    async def _apply(self, form: FormId) -> None:
-        self._mailbox.put(await self._applier.apply(form))
+    async def _apply(self, order: ApplyForm) -> None:
+        self._mailbox.put(await self._applier.apply(order.form, order.stands))
 
     async def _refit(self, order: RefitEngines) -> None:
         self._mailbox.put(await self._refits.refit(order))

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from echo2d.core import relay_io
-from echo2d.core.ids import FormId, PublishSeq, RunId
+from echo2d.core.ids import Digest, FormId, PublishSeq, RunId
 from echo2d.core.link_handshake import SECRET_BYTES
 from echo2d.core.messages import (
     Address,
@@ -84,10 +84,11 @@ class Slots:
     def read(self, path: str) -> VersionKey | None:
         return self._holds[path]
 
-    def begin(self) -> str:
-        """The spare one is garbage from now on."""
+    def begin(self, stands: Digest | None) -> str:
+        """The spare one is garbage from now on, unless this stands there."""
         spare = SLOTS[self._current == SLOTS[0]]
-        self._holds[spare] = None
+        held = self._holds[spare]
+        self._holds[spare] = held if held is not None and held.digest == stands else None
         return spare
 
     def flip(self, path: str, key: VersionKey) -> None:
@@ -226,8 +227,8 @@ class Worker(Peer):
                 self._index(root)
             case KeepPublishSeq(publish_seq):
                 self.later(self.chance.uniform(0.0, 0.1), self._keep_seq, publish_seq)
-            case ApplyForm(form):
-                self._begin_apply(form)
+            case ApplyForm(form, stands):
+                self._begin_apply(form, stands)
             case CancelApply(form):
                 assert form == self._applying
                 self._apply_cancelled = True
@@ -266,15 +267,18 @@ class Worker(Peer):
         if root.totals is not None:
             self._inbox.append(relay_io.FormComplete(root.form, root.segment_count))
 
-    def _begin_apply(self, form: FormId) -> None:
+    def _begin_apply(self, form: FormId, stands: Digest | None) -> None:
         assert self._applying is None, "one apply at a time"
         self._applying, self._apply_cancelled = form, False
-        self.later(POLL_S, self._apply, form, self._slots.begin())
+        self.later(POLL_S, self._apply, form, self._slots.begin(stands))
 
     def _apply(self, form: FormId, path: str) -> None:
-        root = self._roots.get(form)
+        root, stands = self._roots.get(form), self._slots.read(path)
         if self._apply_cancelled or root is None:
             self._end_apply(ApplyCancelled(form))
+        elif stands is not None:
+            self._slots.flip(path, stands)
+            self._end_apply(SnapshotReady(form, stands.version, stands.digest, path))
         elif root.totals is None or form not in self._disk:
             self.later(POLL_S, self._apply, form, path)
         elif self._lacks_base(root):

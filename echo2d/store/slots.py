@@ -111,6 +111,28 @@ class SlotStore:
         IntegrityFault: it is not this snapshot any more, and was given up: what was current before is so again, or
         nothing. A writer under way ends, for it may copy from there.
         """
+        if self._is_proved(directory, digest):
+            return
+        with self._lock, store_faults("giving up", directory):
+            if self._writer is not None:
+                self._writer.end()
+            self._give_up(directory)
+        raise IntegrityFault(f"{directory} is damaged: it is not the snapshot that was written")
+
+    def take_again(self, digest: Digest, epoch: Epoch, version: Version) -> CurrentSlot | None:
+        """Make the spare slot current again if this snapshot stands in it; None: it does not, all as before."""
+        with self._lock, store_faults("taking a slot again in", self._root):
+            current = self.current()
+            spare = self._spare(current)
+            if not (spare / MANIFEST).exists() or not self._is_proved(spare / "model", digest):
+                return None
+            again = CurrentSlot(spare / "model", epoch, version, Manifest.decode(read_file(spare / MANIFEST)))
+            _flip(again)
+            self._before = current
+            return again
+
+    def _is_proved(self, directory: Path, digest: Digest) -> bool:
+        """Whether this snapshot stands there; see `require_intact`."""
         stamps, now = _stamps(directory), time.monotonic()
         proof = self._proofs.get(directory)
         if (
@@ -119,15 +141,14 @@ class SlotStore:
             and (proof.digest, proof.stamps) == (digest, stamps)
             and now < proof.proved_at + PROOF_S_MAX
         ):
-            return
-        if _is_intact(directory, digest):
+            return True
+        intact = _is_intact(directory, digest)
+        if intact:
             self._proofs[directory] = _Proof(digest, stamps, now)
-            return
-        with self._lock, store_faults("giving up", directory):
-            if self._writer is not None:
-                self._writer.end()
-            self._give_up(directory)
-        raise IntegrityFault(f"{directory} is damaged: it is not the snapshot that was written")
+        return intact
+
+    def _spare(self, current: CurrentSlot | None) -> Path:
+        return self._root / (SLOTS[0] if current is None or current.slot == SLOTS[1] else SLOTS[1])
 
     def _give_up(self, directory: Path) -> None:
         current, before = self.current(), self._before
@@ -143,7 +164,7 @@ class SlotStore:
         if self._writer is not None:
             self._writer.end()
         current = self._before = self.current()
-        spare = self._root / (SLOTS[0] if current is None or current.slot == SLOTS[1] else SLOTS[1])
+        spare = self._spare(current)
         with store_faults("preparing the slot", spare):
             sync(self._root)
         try:

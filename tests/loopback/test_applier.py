@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from echo2d.core.ids import Digest
 from echo2d.core.worker_io import SnapshotReady
 from echo2d.runtime.applier import Applier
 from echo2d.runtime.holdings import Holdings
-from echo2d.store import frames, slots
+from echo2d.store import disk, frames, slots, snapshots
 from echo2d.store.budget import DiskBudget
 from echo2d.store.disk import write_at
 from echo2d.store.frames import FrameStore
@@ -22,6 +23,7 @@ from echo2d.store.slots import SlotStore
 from tests.form_kit import BuiltForm, build_form, facts
 
 OLD, NEW = ({"a.json": random.Random(seed).randbytes(150_000), "b.json": b"in both versions"} for seed in (1, 2))
+NEAR = {**OLD, "a.json": bytes(each ^ (place % 997 == 0) for place, each in enumerate(OLD["a.json"]))}
 FIRST = build_form(facts(version=1, publish_seq=1), OLD)
 SECOND = build_form(facts(version=2, publish_seq=2), NEW)
 
@@ -75,6 +77,78 @@ async def test_every_result_is_hashed_once_and_no_frame(peer: Peer, hashed: list
         hashed.clear()
         assert isinstance(await peer.applier.apply(form.facts.form), SnapshotReady)
         assert sorted(hashed) == sorted(form.manifest.chunk_digests)
+
+
+async def test_what_stands_in_the_spare_slot_is_taken_again(peer: Peer, tmp_path: Path) -> None:
+    paths = []
+    for form in (FIRST, SECOND):
+        await peer.receive(form)
+        done = await peer.applier.apply(form.facts.form)
+        assert isinstance(done, SnapshotReady)
+        paths.append(done.path)
+    again = build_form(facts(version=1, publish_seq=3), OLD)
+    await peer.holdings.accept_root(again.roots[0])
+    done = await peer.applier.apply(again.facts.form, again.manifest.digest)
+    assert done == SnapshotReady(again.facts.form, again.facts.version, FIRST.manifest.digest, paths[0])
+    store = await asyncio.to_thread(SlotStore, tmp_path / "slots", DiskBudget(4 << 20))
+    current = await asyncio.to_thread(store.current)
+    assert current is not None
+    assert current.manifest == FIRST.manifest
+    last = build_form(facts(version=2, publish_seq=4), NEW)  # and the other slot is the spare one now
+    await peer.receive(last)
+    done = await peer.applier.apply(last.facts.form)
+    assert isinstance(done, SnapshotReady)
+    assert done.path == paths[1]
+
+
+async def test_what_is_damaged_in_the_spare_slot_is_written_again(peer: Peer) -> None:
+    paths = []
+    for form in (FIRST, SECOND):
+        await peer.receive(form)
+        done = await peer.applier.apply(form.facts.form)
+        assert isinstance(done, SnapshotReady)
+        paths.append(done.path)
+    await asyncio.to_thread(write_at, Path(paths[0]) / "a.json", b"rot", 5)
+    again = build_form(facts(version=1, publish_seq=3), OLD)
+    await peer.receive(again)
+    done = await peer.applier.apply(again.facts.form, again.manifest.digest)
+    assert isinstance(done, SnapshotReady)
+    path = Path(done.path) / "a.json"
+    assert await asyncio.to_thread(path.read_bytes) == OLD["a.json"]
+
+
+@pytest.mark.parametrize("what", ["frames", "slots"])
+async def test_what_is_read_wrongly_once_is_read_again(peer: Peer, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    """The disk is right: a version that is not taken would not be tried again for long."""
+    delta = build_form(
+        replace(facts("delta", version=2, publish_seq=2), base_digest=FIRST.manifest.digest), NEAR, base=OLD
+    )
+    await peer.receive(FIRST)
+    assert isinstance(await peer.applier.apply(FIRST.facts.form), SnapshotReady)
+    await peer.receive(delta)
+    wrong = [what]
+    real = disk.read_at
+
+    def read_at(path: Path, length: int, offset: int) -> bytes:
+        data = real(path, length, offset)
+        if wrong and wrong[0] in path.parts and length > 100 and path.suffix in (".frames", ".json"):
+            wrong.clear()
+            return bytes([data[0] ^ 1]) + data[1:]
+        return data
+
+    for module in (frames, snapshots):
+        monkeypatch.setattr(module, "read_at", read_at)
+    assert isinstance(await peer.applier.apply(delta.facts.form), SnapshotReady)
+    assert not wrong
+
+
+async def test_a_cancel_that_comes_too_late_is_of_no_consequence(peer: Peer) -> None:
+    await peer.receive(FIRST)
+    assert isinstance(await peer.applier.apply(FIRST.facts.form), SnapshotReady)
+    peer.applier.cancel(FIRST.facts.form)
+    await peer.receive(SECOND)
+    assert isinstance(await peer.applier.apply(SECOND.facts.form), SnapshotReady)
+    assert isinstance(await peer.applier.apply(FIRST.facts.form), SnapshotReady)
 
 
 async def test_a_frame_that_rotted_is_found_and_comes_again(peer: Peer, tmp_path: Path) -> None:

@@ -2,26 +2,40 @@
 
 import asyncio
 import dataclasses
+import functools
 import random
+import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from echo2d.core.canonical import digest_of
+from echo2d.core.forms import FormFacts, FormKind
 from echo2d.core.ids import Digest
-from echo2d.core.messages import EncodeFailed, EncodeVersion, ForgetForm, FormEncoded, SegmentEncoded
+from echo2d.core.messages import (
+    DeltasKept,
+    EncodeFailed,
+    EncodeVersion,
+    ForgetForm,
+    FormEncoded,
+    SegmentEncoded,
+    VersionVerified,
+)
 from echo2d.net.auth import public_bytes
+from echo2d.runtime.bases import BaseCopy
 from echo2d.runtime.encoder import Encoder
 from echo2d.runtime.seed_process import SEED_MODULE, SeedHandover, supervise_seed
 from echo2d.store.budget import DiskBudget
+from echo2d.store.disk import write_at
 from echo2d.store.frames import FrameStore
 from echo2d.store.snapshots import build_manifest
 from tests.coordinator_kit import CoordinatorDouble
-from tests.peer_kit import a_model, a_seed
+from tests.peer_kit import a_model, a_seed, a_worker
 from tests.snapshot_kit import write_snapshot
 
 
@@ -124,10 +138,92 @@ def test_a_delta_form_needs_only_what_changed(tmp_path: Path) -> None:
     facts = dataclasses.replace(
         CoordinatorDouble(tmp_path / "run").facts(1, 2), kind="delta", base_digest=build_manifest(base).digest
     )
-    delta = Encoder(facts, model, base)
+    delta = Encoder(facts, model, BaseCopy(base, build_manifest(base).digest, None))
     wire_bytes = sum(segment.table.wire_bytes for segment in delta.segments())
     assert wire_bytes < 100
     assert delta.totals().snapshot == build_manifest(model).digest
+
+
+def next_step(model: Path) -> Path:
+    """A copy of it under the next number, in which a few bytes differ."""
+    new = model.with_name(str(int(model.name) + 1))
+    shutil.copytree(model, new)
+    write_at(new / "model-0.safetensors", bytes(range(100)), 10_000 * int(new.name))
+    return new
+
+
+def delta_order(
+    double: CoordinatorDouble,
+    version: int,
+    base: Path,
+    new: Path,
+    *,
+    kind: FormKind = "delta",
+    via: Sequence[Path] = (),
+) -> EncodeVersion:
+    """Blocking. Of a version in `new`; composed forms need no copy of the base."""
+    digests = {path: build_manifest(path).digest for path in (base, new, *via)}
+    facts = dataclasses.replace(double.facts(version, version + 1), kind=kind, base_digest=digests[base])
+    double.start_form(facts)
+    order = double.order(facts, digests[new], new)
+    path = str(base.relative_to(double.run.path)) if kind == "delta" else None
+    return dataclasses.replace(order, kind=kind, base_path=path, via=tuple(digests[path] for path in via))
+
+
+async def test_deltas_that_were_for_all_are_composed_for_who_is_behind(
+    double: CoordinatorDouble, tmp_path: Path
+) -> None:
+    """After a restart of the seed, and of the base and what came after it there is no copy."""
+    async with a_worker(double, tmp_path / "box"):
+        async with a_seed(double):
+            peers = await double.peers(2)
+            path, digest = await a_model(double, 0)
+            facts = double.facts(0, 1)
+            double.start_form(facts)
+            double.chain(facts.form, [peers["seed"], peers["box"]], plan=1)
+            double.send(peers["seed"], double.order(facts, digest, path))
+            await double.until_said(VersionVerified)
+            paths = [path]
+            for version in (1, 2):
+                paths.append(await asyncio.to_thread(next_step, paths[-1]))
+                double.send(peers["seed"], await asyncio.to_thread(delta_order, double, version, *paths[-2:]))
+                await double.until_said(DeltasKept, count=version + 1)
+        composed = await asyncio.to_thread(
+            functools.partial(delta_order, double, 2, paths[0], paths[2], kind="composed", via=[paths[1]])
+        )
+        lost = await asyncio.to_thread(
+            functools.partial(delta_order, double, 2, paths[1], paths[2], kind="composed", via=[paths[0]])
+        )
+        for gone in paths[:2]:
+            await asyncio.to_thread(shutil.rmtree, gone)
+        await double.until(lambda: len(double.connected) == 1)
+        double.messages.clear()
+        async with a_seed(double):
+            seed = (await double.peers(2))["seed"]
+            kept = await double.until_said(DeltasKept)
+            made = FormFacts.decode(composed.facts).base_digest, *composed.via, composed.digest
+            assert [(each.base, each.made) for each in kept.deltas] == list(pairwise(made))
+            double.chain(composed.form, [seed, peers["box"]], plan=2)
+            double.send(seed, composed)
+            encoded = await double.until_said(FormEncoded)
+            assert encoded.wire_bytes < sum(each.wire_bytes for each in kept.deltas)
+            verified = await double.until_said(VersionVerified)
+            assert (verified.form, verified.digest) == (composed.form, composed.digest)
+            double.send(seed, lost)
+            assert (await double.until_said(EncodeFailed)).lacks_base
+
+
+async def test_a_base_that_is_not_what_was_published_is_said(double: CoordinatorDouble) -> None:
+    async with a_seed(double):
+        [seed] = (await double.peers(1)).values()
+        path, _ = await a_model(double, 0)
+        new = await asyncio.to_thread(next_step, path)
+        order = await asyncio.to_thread(delta_order, double, 1, path, new)
+        await asyncio.to_thread(write_at, path / "model-1.safetensors", b"rot", 1000)
+        double.send(seed, order)
+        failed = await double.until_said(EncodeFailed)
+        assert failed.lacks_base
+        assert "is not the base that was published" in failed.reason
 
 
 async def test_the_process_joins_and_ends_with_its_parent(double: CoordinatorDouble) -> None:

@@ -11,7 +11,7 @@ from echo2d.core.form_builder import Segment
 from echo2d.core.forms import FormFacts, FrameSpan
 from echo2d.core.ids import FormId, PeerId
 from echo2d.core.messages import EncodeVersion, ForgetForm, FormEncoded, SegmentEncoded
-from echo2d.runtime.encoder import Encoder
+from echo2d.runtime.encoder import Base, Encoder
 from echo2d.runtime.seed import Seed
 from echo2d.store.frames import FrameStore
 from tests.coordinator_kit import CoordinatorDouble
@@ -43,7 +43,7 @@ class Several(Encoder):
 
     gate: Gate | None = None
 
-    def __init__(self, facts: FormFacts, directory: Path, base: Path | None) -> None:
+    def __init__(self, facts: FormFacts, directory: Path, base: Base | None) -> None:
         super().__init__(facts, directory, base, segment_bytes=8 << 20)
 
     def segments(self) -> Generator[Segment, None, None]:

@@ -264,3 +264,36 @@ def test_a_kill_at_any_call_leaves_the_old_or_the_new(
     old = found.count(1)
     assert found == [1] * old + [2] * (len(found) - old), "one flip"
     assert old == len(found) - (0 if torn else 2), "opening the folder to sync it, and the sync, come after the flip"
+
+
+@pytest.mark.parametrize("name", [*REFUSALS, "kill"])
+def test_a_fault_while_the_spare_slot_is_taken_again_leaves_the_old_or_the_new(
+    pristine: Path, tmp_path: Path, name: str
+) -> None:
+    """Version 0 is published again, which stands in the spare slot."""
+    error, kinds = REFUSALS.get(name, (0, WRITES))
+    fault = OSError(error, os.strerror(error)) if error else Killed()
+    found = []
+    for number in calls_of_taking_again(pristine, kinds):
+        path = Path(shutil.copytree(pristine, tmp_path / str(number)))
+        disk = FailingDisk(number, fault)
+        taken = take_slot_again(disk, path)
+        assert disk.struck
+        found.append(version_standing(path))
+        assert name == "kill" or found[-1] == (0 if taken else 1)
+        assert take_slot_again(FailingDisk(), path) or found[-1] == 0
+        assert version_standing(path) == 0
+    assert name != "kill" or found == sorted(found, reverse=True), "one flip"
+
+
+def calls_of_taking_again(pristine: Path, kinds: Collection[str]) -> list[int]:
+    counting = FailingDisk()
+    assert take_slot_again(counting, Path(shutil.copytree(pristine, pristine.with_name("counted"))))
+    return [number for number, call in enumerate(counting.calls) if call in kinds]
+
+
+def take_slot_again(disk: FailingDisk, path: Path) -> bool:
+    slots, again = SlotStore(path / "slots", DiskBudget(ROOM)), FORMS[0]
+    with disk.mounted(), suppress(StoreFault, Killed):
+        return slots.take_again(again.manifest.digest, again.facts.epoch, again.facts.version) is not None
+    return False

@@ -129,8 +129,10 @@ async def test_a_delta_form_is_applied_to_the_version_held(double: CoordinatorDo
         assert (await double.until_said(FormEncoded, count=2)).wire_bytes < 2000
 
 
-async def spread_delta(double: CoordinatorDouble, base: Digest, *chain: PeerId) -> tuple[FormFacts, Digest, Path]:
-    """Publish version 0 with another config.json as version 1, a delta from version 0."""
+async def spread_delta(
+    double: CoordinatorDouble, base: Digest, *chain: PeerId, base_path: str = "versions/0"
+) -> tuple[FormFacts, Digest, Path]:
+    """Publish version 0 with another config.json as version 1, a delta from version 0 or another one."""
     path, _ = await a_model(double, 0, folder="1")
     await asyncio.to_thread((path / "config.json").write_text, '{"architectures": ["Qwen3ForCausalLM"], "x": 1}')
     digest = (await asyncio.to_thread(build_manifest, path)).digest
@@ -138,7 +140,7 @@ async def spread_delta(double: CoordinatorDouble, base: Digest, *chain: PeerId) 
     double.start_form(facts)
     double.chain(facts.form, chain, plan=2)
     order = double.order(facts, digest, path)
-    double.send(chain[0], dataclasses.replace(order, kind="delta", base_path="versions/0"))
+    double.send(chain[0], dataclasses.replace(order, kind="delta", base_path=base_path))
     return facts, digest, path
 
 
@@ -180,7 +182,8 @@ async def test_a_delta_from_another_version_touches_nothing(double: CoordinatorD
         await spread(double, 0, *chain)
         await double.until_said(RefitDone)
         slot = await asyncio.to_thread(one._slots.current)
-        await spread_delta(double, Digest(bytes(32)), *chain)
+        _, other = await a_model(double, 9, folder="other")
+        await spread_delta(double, other, *chain, base_path="versions/other")
         failed = await double.until_said(ApplyFailed)
         assert (failed.lacks_base, failed.reason) == (True, "the base of the delta does not stand here")
         assert await asyncio.to_thread(one._slots.current) == slot

@@ -3,8 +3,9 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echo2d.core.catch_ups import CatchUps, choose_base
+from echo2d.core.catch_ups import CatchUps, Way, choose_base
 from echo2d.core.coordinator_io import SessionId, VersionPublished
+from echo2d.core.delta_chain import KeptDelta, shortest_chain
 from echo2d.core.ids import Epoch, PeerId, PublishSeq
 from echo2d.core.membership import Peer
 from echo2d.core.spread import Spread
@@ -41,8 +42,10 @@ class Play:
         self.main: Spread | None = None
         self.publish()
 
-    def begin(self, record: VersionPublished, base: VersionPublished | None) -> Spread:
-        return Spread.start(record, RULES, lambda one, other: b"", now=0.0, base=base)
+    def begin(self, record: VersionPublished, way: Way) -> Spread:
+        if way.via is not None:
+            assert shortest_chain(self.catch_ups.deltas, key_of(way.base).digest, record.digest) if way.base else False
+        return Spread.start(record, RULES, lambda one, other: b"", now=0.0, base=way.base, via=way.via)
 
     def publish(self) -> None:
         number = len(self.records)
@@ -53,7 +56,9 @@ class Play:
         older = [each for each in self.versions.copies() if each is not record]
         base = choose_base(older, self.peers)
         assert base is None or 2 * sum(peer.stands == key_of(base) for peer in self.peers) >= PEERS
-        self.main = self.begin(record, base)
+        self.main = self.begin(record, Way(100, base))
+        if base is not None:
+            self.catch_ups.deltas = (*self.catch_ups.deltas, KeptDelta(base.digest, record.digest, 10))[-8:]
         kept = [*self.catch_ups.paths(), *([] if base is None else [base.path])]
         self.versions.surplus(kept, bases=3, bytes_max=1 << 40)
         for peer in self.peers:

@@ -79,7 +79,8 @@ class Hostile:
                 assert self.applying is None
                 self.applying, self.cancelled = action, False
             case CancelApply(form):
-                assert self.applying == ApplyForm(form)
+                assert self.applying is not None
+                assert self.applying.form == form
                 self.cancelled = True
             case RefitEngines():
                 assert self.refitting is None

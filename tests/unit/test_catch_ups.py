@@ -1,62 +1,27 @@
 """Deltas: the base of the next one, who takes another form and which, and that no digest is believed unheard."""
 
-from typing import Any
-
 import pytest
 
-from echo2d.core.catch_ups import HELPERS_MAX
-from echo2d.core.coordinator_io import DeleteVersion
+from echo2d.core.catch_ups import HELPERS_MAX, Way, choose_way
+from echo2d.core.coordinator_io import Note, VersionPublished
+from echo2d.core.delta_chain import KeptDelta
 from echo2d.core.forms import FormFacts
-from echo2d.core.ids import Version
+from echo2d.core.ids import Epoch, PublishSeq, Version
 from echo2d.core.messages import (
     ApplyFailed,
-    EncodeFailed,
-    EncodeVersion,
+    DeltasKept,
     ForgetForm,
-    Heartbeat,
     PlanEdges,
     RefitDone,
-    VersionVerified,
 )
-from echo2d.core.publishing import ENCODE_FAILURES_MAX, ENCODE_RETRY_S
+from tests.catch_ups_kit import bases, newcomer, orders, running, taken_order
 from tests.coordinator_world import (
-    Peer,
-    World,
     form_of,
     messages,
     publish_step,
-    rules,
-    train,
     version_digest,
     version_key,
 )
-
-
-def running(*workers: str, steps: int = 1, **changes: Any) -> World:
-    """They serve version `steps`, each version after the first having come as a delta."""
-    world = World(rules(**changes))
-    world.connect("seed", kind="seed", slots=0)
-    for name in workers:
-        world.connect(name)
-    train(world, steps)
-    world.work()
-    assert all(world.peers[name].stands == version_key(steps) for name in workers)
-    return world
-
-
-def orders(world: World) -> list[EncodeVersion]:
-    return messages(world.peers["seed"], EncodeVersion)
-
-
-def bases(world: World) -> list[str | None]:
-    return [order.base_path for order in orders(world)]
-
-
-def newcomer(world: World, name: str, stands: int | None = None) -> Peer:
-    """One that comes with this version in its slot."""
-    key = None if stands is None else version_key(stands)
-    world.peers[name] = Peer(name, "worker", 4, world.peers["seed"].session, stands=key)
-    return world.connect(name)
 
 
 def test_a_version_is_a_delta_from_what_the_workers_have() -> None:
@@ -123,6 +88,54 @@ def test_who_is_behind_takes_a_delta_from_its_own_version_if_that_is_kept(stands
     assert late.serving == version_key(4)
 
 
+def test_who_is_further_behind_takes_deltas_that_are_kept_composed() -> None:
+    world = running("a", "b", steps=6)
+    kept = [KeptDelta(version_digest(step), version_digest(step + 1), 10 + step) for step in range(1, 6)]
+    world.say(world.peers["seed"], DeltasKept(tuple(kept)))
+    late = newcomer(world, "late", 1)
+    order = taken_order(world)
+    assert (order.kind, order.base_path) == ("composed", None), "of version 1 there is no copy any more"
+    assert order.via == tuple(version_digest(step) for step in range(2, 6))
+    facts = FormFacts.decode(order.facts)
+    assert (facts.kind, facts.base_digest, facts.form) == ("composed", version_digest(1), order.form)
+    notes = [action.text for action in world.actions if isinstance(action, Note) and action.kind == "catch_up"]
+    assert notes == ["version 6 goes to late as a delta from version 1, composed of 5, at most 0.0 MB"]
+    world.work()
+    assert late.serving == version_key(6)
+
+
+def record(version: int) -> VersionPublished:
+    key = version_key(version)
+    return VersionPublished(PublishSeq(version), Epoch(1), key.version, key.digest, f"versions/{version}", 1000)
+
+
+def kept(*steps: tuple[int, int, int]) -> list[KeptDelta]:
+    return [KeptDelta(version_digest(base), version_digest(made), size) for base, made, size in steps]
+
+
+CHAIN = kept((1, 2, 10), (2, 3, 20), (3, 4, 30))
+
+
+@pytest.mark.parametrize(
+    ("stands", "copies", "deltas", "way"),
+    [
+        (None, [4, 3], CHAIN, Way(700)),  # it has nothing
+        (3, [4, 3], [], Way(700, record(3))),  # from a copy, however much that may take
+        (3, [4, 3], CHAIN, Way(30, record(3))),  # never more than composed
+        (1, [4, 3], CHAIN, Way(60, record(1), (version_digest(2), version_digest(3)))),
+        (3, [4], CHAIN, Way(30, record(3), ())),  # one that is kept, as it was
+        (1, [4, 3], CHAIN[1:], Way(700)),  # a link is missing
+        (1, [4, 3], kept((1, 2, 400), (2, 4, 400)), Way(700)),  # in full it takes less
+        (1, [4, 3, 1], kept((1, 2, 400), (2, 4, 400)), Way(700, record(1))),
+        (1, [4], [*CHAIN, *kept((1, 3, 25))], Way(55, record(1), (version_digest(3),))),
+    ],
+)
+def test_what_takes_the_fewest_bytes(stands: int | None, copies: list[int], deltas: list[KeptDelta], way: Way) -> None:
+    base = None if stands is None else record(stands)
+    kept_copies = [record(version) for version in copies]
+    assert choose_way(record(4), base, copies=kept_copies, deltas=deltas, full_bytes=700) == way
+
+
 def test_nobody_is_given_a_form_of_an_older_publish_than_it_has_heard_of() -> None:
     """A worker refuses the root of such a form and says nothing: it would wait for ever."""
     world = running("a", "b", "c", steps=2)
@@ -133,7 +146,7 @@ def test_nobody_is_given_a_form_of_an_older_publish_than_it_has_heard_of() -> No
     world.slow = {"late", "a"}
     publish_step(world, 4)
     world.work()
-    spreading, catch_ups = world.state._publishing.spreading, world.state._publishing._catch_ups
+    spreading, catch_ups = world.state._publishing.spreading, world.state._publishing._catching_up
     world.say(world.peers["a"], ApplyFailed(form_of(world), "1 chunk is damaged", lacks_base=True))
     taken = catch_ups.takes(world.peers["a"].peer)
     assert taken is not None
@@ -148,103 +161,3 @@ def test_others_that_are_behind_share_the_forms_under_way() -> None:
     assert [order.base_path for order in orders(world) if order.aside] == ["versions/1-1", "versions/1-2", None]
     world.work()
     assert {worker["serving"]["version"] for worker in world.state.status()["workers"]} == {4}
-
-
-def test_a_catch_up_goes_on_while_newer_versions_spread() -> None:
-    world = running("a", "b", steps=2)
-    world.slow = {"late"}
-    late = newcomer(world, "late")
-    full = taken_order(world)
-    for step in (3, 4, 5, 6, 7):
-        publish_step(world, step)
-        world.work()
-    assert world.state.status()["newest_version"]["version"] == 7
-    assert not any(message.form == full.form for message in messages(world.peers["seed"], ForgetForm))
-    assert DeleteVersion(full.path) not in world.done
-    world.say(late, VersionVerified(full.form, Version(2), version_digest(2)))
-    assert (taken_order(world).version, taken_order(world).base_path) == (7, full.path)
-    assert messages(world.peers["seed"], ForgetForm)[-1].form == full.form
-
-
-def test_who_lacks_some_of_the_base_takes_the_full_form() -> None:
-    world = running("a", "b", steps=2)
-    world.slow = {"a"}
-    publish_step(world, 3)
-    world.work()
-    world.slow = set()
-    world.say(world.peers["a"], ApplyFailed(form_of(world), "1 chunks are damaged", lacks_base=True))
-    assert (taken_order(world).version, taken_order(world).kind) == (3, "full")
-    world.work()
-    assert world.peers["a"].serving == version_key(3)
-
-
-def test_a_delta_that_cannot_be_made_is_followed_by_the_full_form() -> None:
-    world = running("a", "b")
-    publish_step(world, 2)
-    delta, seed = orders(world)[-1], world.peers["seed"]
-    assert delta.base_path is not None
-    world.pending.clear()
-    world.say(seed, EncodeFailed(delta.form, "the base is gone"))
-    assert messages(seed, ForgetForm)[-1].form == delta.form
-    assert (orders(world)[-1].version, orders(world)[-1].kind) == (2, "full")
-    world.work()
-    assert {worker["serving"]["version"] for worker in world.state.status()["workers"]} == {2}
-
-
-def test_the_full_form_of_a_newcomer_is_for_all_when_the_delta_fails() -> None:
-    world = running("a", "b", "c")
-    publish_step(world, 2)
-    delta, seed = orders(world)[-1], world.peers["seed"]
-    world.pending.clear()
-    newcomer(world, "late")
-    full = taken_order(world)
-    world.say(seed, EncodeFailed(delta.form, "the base is gone"))
-    assert orders(world)[-1] == full, "it is being made"
-    world.work()
-    assert {worker["serving"]["version"] for worker in world.state.status()["workers"]} == {2}
-
-
-def test_catch_ups_that_cannot_be_made_end() -> None:
-    world = running("a", "b", steps=4)
-    late, seed = newcomer(world, "late", 2), world.peers["seed"]
-    world.pending.clear()
-    world.say(seed, EncodeFailed(taken_order(world).form, "the base is gone"))
-    assert taken_order(world).kind == "full", "it takes more, but it can be made"
-    for _ in range(ENCODE_FAILURES_MAX):
-        world.pending.clear()
-        for peer in world.peers.values():
-            world.say(peer, Heartbeat(0))
-        world.say(seed, EncodeFailed(taken_order(world).form, "disk full"))
-        world.pass_time(ENCODE_RETRY_S)
-    assert world.stopped is None
-    assert late.serving is None
-    world.say(late, Heartbeat(0))
-    publish_step(world, 5)
-    world.work()
-    assert late.serving == version_key(5)
-
-
-def test_a_restart_goes_on_with_the_form_that_was_chosen() -> None:
-    world = running("a", "b", steps=3)
-    before = orders(world)[-1]
-    world.crash()
-    assert orders(world)[-1] == before
-    world.work()
-    world.state.check()
-    publish_step(world, 4)
-    assert bases(world)[-1] == "versions/1-3"
-
-
-def test_a_seed_that_starts_again_gets_all_its_orders_again() -> None:
-    world = running("a", "b", steps=2)
-    world.slow = {"late"}
-    newcomer(world, "late")
-    world.drain()
-    main, full = orders(world)[-2:]
-    world.connect("seed", kind="seed", slots=0, boot_id="next")
-    assert orders(world)[-2:] == [full, main], "it begins with the last"
-
-
-def taken_order(world: World) -> EncodeVersion:
-    """The newest catch-up."""
-    return [order for order in orders(world) if order.aside][-1]

@@ -291,6 +291,25 @@ def test_an_older_version_published_again_becomes_the_newest(versions: Versions)
     assert an_order(2, "b") in arrive(versions, 2, path="b", seq=9, epoch=2)
 
 
+def test_what_stands_in_the_spare_slot_becomes_current_when_it_is_published_again(versions: Versions) -> None:
+    """Only then is it said to stand: the next delta is made from it, and decoded on what is current."""
+    arrive(versions, 4, path="a")
+    versions.refitted(a_refit(4), now=0.0)
+    arrive(versions, 5, path="b")
+    versions.refitted(a_refit(5), now=0.0)
+    versions.revoked(Epoch(2), [a_key(5)], now=0.0)
+    versions.refitted(a_refit(4), now=0.0)
+    assert versions.holding() == (), "the current one is void"
+    again = a_root(4, seq=9, epoch=2)
+    assert not versions.stands_mostly(again.form)
+    actions = versions.announced(again, now=0.0)
+    assert versions.stands_mostly(again.form)
+    assert actions[-1] == ApplyForm(again.form, a_key(4).digest)
+    assert said(actions, VersionVerified) == []
+    assert said(versions.ready(a_snapshot(again, "a"), now=0.0), VersionVerified)
+    assert versions.holding() == (a_key(5), a_key(4))[1:]
+
+
 def test_a_relay_peer_reports_forms_and_applies_nothing() -> None:
     versions, root = make(engines=False), a_root(0)
     versions.announced(root, now=0.0)
