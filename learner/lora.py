@@ -24,7 +24,7 @@ _PEFT_PREFIX = "base_model.model."
 def attach(model: nn.Module, config: LearnerConfig) -> None:
     """Freeze the model and give the target layers an adapter. OperatorFault: a target is no linear layer of it."""
     model.requires_grad_(requires_grad=False)
-    for target in config.lora_targets:
+    for target in dict.fromkeys(config.lora_targets):
         layers = [layer for name, layer in model.named_modules() if name.rpartition(".")[2] == target]
         if not layers or not all(isinstance(layer, nn.Linear) for layer in layers):
             raise OperatorFault(f"learner.lora_targets: {config.model} has no linear layers named {target!r}")
