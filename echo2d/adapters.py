@@ -17,7 +17,7 @@ from echo2d.core.manifest import ADAPTER_CONFIG, BASE_PIN
 from echo2d.errors import OperatorFault
 
 READ_BYTES = 8 << 20  # in memory at a time
-PIN_BYTES_MAX = 1024  # a digest and its key, however spaced
+PIN_BYTES_MAX = 256  # a digest and its key, generously spaced
 
 _SHAPING = ("config.json", "generation_config.json")  # architecture; end tokens
 _WEIGHTS = (".safetensors", ".safetensors.index.json")
