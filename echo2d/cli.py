@@ -94,7 +94,9 @@ def coordinate(
 @click.option("--token-file", type=FILE, help="Made by `echo2d token create NAME --role worker`.")
 @click.option("--state-dir", type=DIRECTORY, help="Where this worker keeps its key, frames and snapshots.")
 @click.option("--config", type=FILE, help="TOML file whose [worker] table holds what flags do not.")
-@click.option("--base-model", type=DIRECTORY, help="Model directory here: what versions share with it is not fetched.")
+@click.option(
+    "--base-model", type=DIRECTORY, help="Model directory here: what it holds is not fetched; adapters need it."
+)
 @click.option("--name", help="Shown by status; the host's name if left out.")
 @click.option("--engine", help="What generates: torch or fake.")
 @click.option("--engines", type=int, help="Engines of this worker, one per GPU; they share one download.")

@@ -13,8 +13,9 @@ A coordinator that restarts looks like a pause: every call is repeated, with gro
 unreachable for `timeout_s`. Faults: Fenced (a newer learner has the run), OperatorFault (credential, URL, unreachable),
 NotResumable (a step that the run cannot go on at), PeerFault (the coordinator refused: its code and reason),
 IntegrityFault (a batch's bytes are not what its digest says).
-`AsyncCoordinator` is the same for asyncio. `Table` and its kin read a trainer's own table of the run's TOML file;
-`Notifier` tells a service manager how the trainer is doing.
+`AsyncCoordinator` is the same for asyncio. What is published may be a LoRA adapter as PEFT writes it, without its
+README.md, once `pin_base` has said there which base model it belongs to. `Table` and its kin read a trainer's own table
+of the run's TOML file; `Notifier` tells a service manager how the trainer is doing.
 """
 
 import asyncio
@@ -36,6 +37,7 @@ import aiohttp
 import numpy as np
 from numpy.typing import NDArray
 
+from echo2d.adapters import base_digest, pin_base
 from echo2d.core.trajectory import batch_digest, unpack_batch, unpack_logprobs, unpack_tokens
 from echo2d.errors import IntegrityFault, OperatorFault, PeerFault, StoreFault
 from echo2d.net.api import DIGEST_HEADER
@@ -49,7 +51,7 @@ from echo2d.tables import Table, key, print_tables, read_toml, table_of
 __all__ = [
     "AsyncCoordinator", "Batch", "Coordinator", "Fenced", "Group", "IntegrityFault", "NotResumable", "Notifier",
     "OperatorFault", "PeerFault", "Published", "Session", "Span", "StoreFault", "Table", "Trajectory", "Unanswered",
-    "Unreachable", "key", "print_tables", "read_toml", "table_of",
+    "Unreachable", "base_digest", "key", "pin_base", "print_tables", "read_toml", "table_of",
 ]  # fmt: skip
 
 CONNECT_TIMEOUT_S = 10.0
@@ -169,7 +171,7 @@ class AsyncCoordinator:
         return session
 
     async def publish(self, version: int, directory: Path) -> Published:
-        """Publish the model directory: by path when the coordinator is on this host, else by upload.
+        """Publish the model or adapter directory: by path when the coordinator is on this host, else by upload.
 
         The coordinator has taken what it needs when this returns; the directory may be deleted.
         """

@@ -34,7 +34,7 @@ class RunTable(Table):
 
     run_dir: Path = key("this run's key, tokens, ledger and versions (made with mode 0700)")
     snapshot_root: Path = key("the learner publishes only directories inside this one")
-    base_model: Path | None = key("model directory whose config.json tells the vocabulary size", None)
+    base_model: Path | None = key("model directory that tells the vocabulary size, and whose adapters are taken", None)
     disk_bytes_max: int = key("bytes of versions and uploads here, and as many of frames", DISK_BYTES_MAX, low=1)
 
 
@@ -118,7 +118,7 @@ class WorkerConfig(Table):
     token_file: Path = key("made by `echo2d token create NAME --role worker`")
     state_dir: Path = key("where this worker keeps its key, frames and snapshots")
     disk_bytes_max: int = key("bytes of frames and snapshots here; older frames make room", DISK_BYTES_MAX, low=1)
-    base_model: Path | None = key("model directory here; chunks of versions found in it are not fetched", None)
+    base_model: Path | None = key("model directory here; what it holds is not fetched, and adapters need it", None)
     name: str = key("shown by status; empty: the host's name", "")
     engine: Literal["torch", "fake"] = key("what generates", "torch")
     engines: int = key("engines of this worker, one per GPU; they share one download", 1, low=1, high=ENGINES_MAX)

@@ -31,6 +31,13 @@ class LearnerConfig(Table):
     tis_cap: float = key("importance ratios are truncated here", 2.0, low=1.0)
     temperature: float = key("the coordinator's sampling.temperature", 1.0, above=0.0)
 
+    lora_rank: int = key("of a LoRA adapter, which is all that trains and is published; 0: the whole model", 0, low=0)
+    lora_alpha: float = key("the adapter's share is scaled by lora_alpha / lora_rank", 16.0, above=0.0)
+    lora_targets: tuple[str, ...] = key(
+        "linear layers that have one, by the last part of their names",
+        ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    )
+
     lr: float = key("of AdamW, after the warm-up", 1e-6, above=0.0)
     warmup_steps: int = key("train steps of linear warm-up", 10, low=0)
     betas: tuple[float, float] = key("of AdamW", (0.9, 0.95), low=0.0, high=0.9999999)

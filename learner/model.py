@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from echo2d.client import OperatorFault
-from learner import chance
+from learner import chance, lora
 from learner.batches import MicroBatch
 from learner.config import LearnerConfig
 from learner.corrections import clip_keeps, importance_ratio, truncate
@@ -42,9 +42,10 @@ class Policy:
         self._config = config
         self._device = _device(config.device)
         self.model = load_model(config.model).to(self._device).train()
-        self._optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
-        )
+        if config.lora_rank:
+            lora.attach(self.model, config)
+        trained = [weight for weight in self.model.parameters() if weight.requires_grad]
+        self._optimizer = torch.optim.AdamW(trained, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
 
     @property
     def vocab_size(self) -> int:
@@ -76,9 +77,13 @@ class Policy:
             tokens=step_tokens,
         )
 
+    def weights(self) -> dict[str, Tensor]:
+        """What trains, and is published."""
+        return lora.trained(self.model)
+
     def state(self) -> dict[str, Any]:
         return {
-            "model": self.model.state_dict(),
+            "model": self.weights(),
             "optimizer": self._optimizer.state_dict(),
             "rng": chance.state(),
         }
@@ -86,7 +91,7 @@ class Policy:
     def restore(self, state: dict[str, Any]) -> None:
         """OperatorFault: the state is another model's."""
         try:
-            self.model.load_state_dict(state["model"])
+            lora.load_trained(self.model, state["model"])
             self._optimizer.load_state_dict(state["optimizer"])
             chance.restore(state["rng"])
         except (RuntimeError, ValueError, KeyError, TypeError) as error:

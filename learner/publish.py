@@ -42,10 +42,7 @@ class SnapshotWriter:
         directory = self._root / f"epoch-{epoch}-version-{version}"
         remove_directory(directory)  # another run's
         with store_faults("cannot write the snapshot", directory), whole_directory(directory) as aside:
-            for path in self._companions:
-                (aside / path.name).write_bytes(_companion(path))
-            for name, tensors in self._layout.items():
-                _save({tensor: _published(state[tensor]) for tensor in tensors}, aside / name)
+            self._fill(aside, state)
         return directory
 
     def clean(self, epoch: int) -> None:
@@ -55,10 +52,17 @@ class SnapshotWriter:
             if number.isdecimal() and int(number) < epoch:
                 shutil.rmtree(path, ignore_errors=True)
 
+    def _fill(self, directory: Path, state: Mapping[str, Tensor]) -> None:
+        for path in self._companions:
+            (directory / path.name).write_bytes(_companion(path))
+        for name, tensors in self._layout.items():
+            save_tensors({tensor: state[tensor] for tensor in tensors}, directory / name)
 
-def _save(tensors: dict[str, Tensor], path: Path) -> None:
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """As they are published, in one file."""
     try:
-        save_file(tensors, path, {"format": "pt"})
+        save_file({name: _published(tensor) for name, tensor in tensors.items()}, path, {"format": "pt"})
     except SafetensorError as error:
         raise OSError(str(error)) from error
 

@@ -26,6 +26,7 @@ from learner.checkpoint import Checkpoints
 from learner.config import LearnerConfig
 from learner.files import store_faults
 from learner.intake import Intake
+from learner.lora import AdapterWriter
 from learner.model import Policy, StepReport
 from learner.publish import SnapshotWriter
 
@@ -58,8 +59,8 @@ class Learner:
         if not resume and self._checkpoints:
             raise OperatorFault(f"{directory} is not empty; use --resume or another learner.out_dir")
         self._policy = Policy(config)
-        self._writer = SnapshotWriter(config.model, config.snapshot_root)
-        self._writer.check(self._policy.model.state_dict())
+        self._writer = AdapterWriter(config) if config.lora_rank else SnapshotWriter(config.model, config.snapshot_root)
+        self._writer.check(self._policy.weights())
         self._resume = resume
         self._step = self._durable = self._published = self._restore() if resume else 0
 
@@ -146,7 +147,7 @@ class Learner:
         time.sleep(max(0.0, self._mark + wait_s + self._config.step_floor_s - time.monotonic()))
 
     def _publish(self, version: int) -> None:
-        directory = self._writer.write(self._epoch, version, self._policy.model.state_dict())
+        directory = self._writer.write(self._epoch, version, self._policy.weights())
         self._coordinator.publish(version, directory)
         shutil.rmtree(directory)
         self._published = version

@@ -27,6 +27,10 @@ SNAPSHOT_BYTES_MAX = SEGMENTS_MAX * (56 << 20)  # a segment of 64 MiB closes abo
 CHUNKS_MAX = SNAPSHOT_BYTES_MAX // CHUNK_BYTES + 2 * FILES_MAX  # a header and a data section may end in a short piece
 MANIFEST_BYTES_MAX = CHUNKS_MAX * DIGEST_BYTES + FILES_MAX * (2 * PATH_PART_CHARS_MAX + 32)
 SUFFIXES = (".safetensors", ".json", ".txt", ".model", ".jinja")
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # as Hugging Face PEFT names them
+BASE_PIN = "base.json"  # which base model an adapter belongs to
+MODEL_FILES = ("config.json", "tokenizer.json")  # that every whole model has
+ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_PIN)
 
 _PATH_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _FORMAT: Literal["echo2d-manifest-1"] = "echo2d-manifest-1"

@@ -5,6 +5,9 @@ spans which label wrote each output token (I2: spans come from the engine, never
 It changes version in place (*refit*) while requests are running: they keep their tokens, their KV is recomputed under
 the new weights, and the next token is written by the new version.
 
+A version is a whole model, or a LoRA adapter and the base model it belongs to. The label names either: it is what an
+engine that serves adapters by name calls this one.
+
 Every engine passes the contract suite in `tests/loopback/test_engine_contract.py`.
 """
 
@@ -69,6 +72,18 @@ class RefitReport:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterBase:
+    """The model that an adapter belongs to, as the caller found it when it was verified.
+
+    digest: the one that the adapter names (`adapters.base_digest`). tensors: blake3-256 of each, by the files' names.
+    """
+
+    directory: Path
+    digest: str
+    tensors: Mapping[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
 class EngineLoad:
     """running + waiting samples, and how many samples the engine can run at once without thrashing."""
 
@@ -94,9 +109,11 @@ class Engine(Protocol):
     async def close(self) -> None:
         """End every request with finish "abort" and free everything."""
 
-    async def refit(self, snapshot: Path, label: str) -> RefitReport:
-        """Load the model files in directory `snapshot` (verified by the caller) and serve them as `label`.
+    async def refit(self, snapshot: Path, label: str, base: AdapterBase | None = None) -> RefitReport:
+        """Load the files in directory `snapshot` (verified by the caller) and serve them as `label`.
 
+        With `base` they are an adapter, and what is served is base and adapter; a base that is loaded already stays.
+        The engine sees to it that the base's tensors which it holds are those of `base`.
         EngineFault: not done. Then either the old version is still served (`label` unchanged) or none (`label` None).
         """
 
@@ -110,4 +127,7 @@ class Engine(Protocol):
         """How full the engine is."""
 
     async def tensor_digests(self) -> Mapping[str, bytes]:
-        """blake3-256 of each weight tensor as read back from the engine's memory, in the snapshot's names and dtype."""
+        """blake3-256 of each weight tensor as read back from the engine's memory, in the snapshot's names and dtype.
+
+        Of an adapter only its own tensors.
+        """

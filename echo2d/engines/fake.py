@@ -16,7 +16,7 @@ from typing import Literal
 
 from blake3 import blake3
 
-from echo2d.engines.base import EngineLoad, FinishReason, GenerateRequest, RefitReport, SampleDelta
+from echo2d.engines.base import AdapterBase, EngineLoad, FinishReason, GenerateRequest, RefitReport, SampleDelta
 from echo2d.engines.layout import Layout, file_tensor_digests, read_layout
 from echo2d.engines.stream import SAMPLES_OPEN_MAX, SampleBuffer, check_request
 from echo2d.errors import EngineFault
@@ -95,9 +95,9 @@ class FakeEngine:
         self._running = False
         self._serve_nothing()
 
-    async def refit(self, snapshot: Path, label: str) -> RefitReport:
+    async def refit(self, snapshot: Path, label: str, base: AdapterBase | None = None) -> RefitReport:
         self._require_running()
-        layout, digests = await asyncio.to_thread(_read, snapshot)
+        layout, digests = await asyncio.to_thread(_read, snapshot, base)
         if self._layout is not None and layout.config == self._layout.config:
             layout.require_tensors_of(self._layout)
         outcome = self._outcomes.popleft() if self._outcomes else "done"
@@ -244,5 +244,5 @@ class _Sample:
         return fake_token(label, self._context, sample=self._draws_as, rng_seed=self._rng_seed, vocab_size=vocab_size)
 
 
-def _read(snapshot: Path) -> tuple[Layout, dict[str, bytes]]:
-    return read_layout(snapshot), file_tensor_digests(snapshot)
+def _read(snapshot: Path, base: AdapterBase | None) -> tuple[Layout, dict[str, bytes]]:
+    return read_layout(snapshot, base), file_tensor_digests(snapshot)

@@ -13,6 +13,8 @@ from pathlib import Path
 from blake3 import blake3
 from safetensors import SafetensorError, safe_open
 
+from echo2d.core.manifest import ADAPTER_CONFIG
+from echo2d.engines.base import AdapterBase
 from echo2d.errors import EngineFault
 
 _CONFIG_NOTES = frozenset({"_name_or_path", "dtype", "torch_dtype", "transformers_version"})  # do not shape a model
@@ -44,7 +46,12 @@ class Layout:
                 raise EngineFault(f"tensor {name} has shape {spec.shape}, expected {served.tensors[name].shape}")
 
 
-def read_layout(snapshot: Path) -> Layout:
+def read_layout(snapshot: Path, base: AdapterBase | None = None) -> Layout:
+    """Of a whole model, or of an adapter: then `tensors` are the adapter's alone, and `config` names the base."""
+    if base is not None:
+        adapter = _read_json(snapshot / ADAPTER_CONFIG)
+        eos = read_layout(base.directory).eos_token_ids
+        return Layout({"base": base.digest, "adapter": adapter}, eos, dict(_tensor_specs(snapshot)))
     config = _read_json(snapshot / "config.json")
     generation = snapshot / "generation_config.json"
     eos = _token_ids(config) | (_token_ids(_read_json(generation)) if generation.exists() else frozenset())

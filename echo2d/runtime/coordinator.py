@@ -83,7 +83,9 @@ async def open_coordinator(
         recovered = await ledger.open()
         await asyncio.to_thread(withdraw, run)  # of one that was killed
         access = await asyncio.to_thread(AccessTable, run)
-        files = VersionFiles(run.path, config.run.snapshot_root, config.run.disk_bytes_max)
+        files = VersionFiles(
+            run.path, config.run.snapshot_root, config.run.disk_bytes_max, base_model=config.run.base_model
+        )
         lost = await asyncio.to_thread(files.prepare, {version.path for version in recovered.published})
         recovered = replace(recovered, lost=lost)
         task = config.task

@@ -4,6 +4,7 @@ A refit counts as done when every engine has loaded the snapshot and its memory,
 stands in the slot is verified first: it may have been written long ago, and a disk may rot (I3). Engines
 take turns: the others go on generating, and one copy of the weights at a time is in host memory. If one fails, those
 after it are not touched, and the worker serves what all of them hold: the old version, or nothing (I3).
+An adapter is loaded beside the base model that it names, which was verified too (`adapter_base.py`).
 """
 
 import asyncio
@@ -19,6 +20,7 @@ from echo2d.engines.base import Engine
 from echo2d.engines.fake import FakeEngine
 from echo2d.engines.layout import file_tensor_digests
 from echo2d.errors import EngineFault, IntegrityFault, OperatorFault, StoreFault
+from echo2d.runtime.adapter_base import BaseOfAdapters
 from echo2d.store.slots import SlotStore
 
 
@@ -57,8 +59,8 @@ def threads_each(config: WorkerConfig) -> int | None:
 class Refits:
     """One refit at a time; the machine (`worker_versions`) sees to it."""
 
-    def __init__(self, engines: Sequence[Engine], slots: SlotStore) -> None:
-        self._engines, self._slots = engines, slots
+    def __init__(self, engines: Sequence[Engine], slots: SlotStore, base_model: Path | None) -> None:
+        self._engines, self._slots, self._base = engines, slots, BaseOfAdapters(base_model)
 
     async def refit(self, order: RefitEngines) -> EngineRefitted | EngineRefitFailed:
         """What became of it; pause_s is the longest time in which an engine generated nothing."""
@@ -73,10 +75,11 @@ class Refits:
     async def _refit(self, order: RefitEngines, label: str) -> EngineRefitted:
         snapshot, loop = Path(order.path), asyncio.get_running_loop()
         await asyncio.to_thread(self._slots.require_intact, snapshot, order.digest)
+        base = await asyncio.to_thread(self._base.of, snapshot)
         expected = await asyncio.to_thread(file_tensor_digests, snapshot)
         pause_s, memory_ok = 0.0, True
         for engine in self._engines:
-            report = await engine.refit(snapshot, label)
+            report = await engine.refit(snapshot, label, base)
             reading_since = loop.time()
             memory_ok &= await engine.tensor_digests() == expected
             pause_s = max(pause_s, report.pause_s + loop.time() - reading_since)

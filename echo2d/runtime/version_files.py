@@ -4,7 +4,8 @@
     run_dir/uploads/<epoch>-<version>/       files put by a learner on another host
 
 All of them together take at most `disk_bytes_max` bytes; what does not fit is refused. Only directories inside the
-snapshot root are taken, reached through no symbolic link. Blocking, except `upload`.
+snapshot root are taken, reached through no symbolic link. An adapter must belong to the run's base model, if the
+configuration names one. Blocking, except `upload`.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from echo2d.adapters import base_digest, pinned_base
 from echo2d.config import DISK_BYTES_MAX
 from echo2d.core.ids import Digest, Epoch, Version
 from echo2d.core.manifest import check_path
@@ -38,8 +40,17 @@ class Adopted:
 class VersionFiles:
     """Everything under versions/ and uploads/ of a run directory."""
 
-    def __init__(self, run_dir: Path, snapshot_root: Path, disk_bytes_max: int = DISK_BYTES_MAX) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        snapshot_root: Path,
+        disk_bytes_max: int = DISK_BYTES_MAX,
+        *,
+        base_model: Path | None = None,
+    ) -> None:
         self._run_dir = run_dir
+        self._base_model = base_model
+        self._base_digest = ""  # of that; known once an adapter was published
         self._root = snapshot_root
         self._uploads = run_dir / "uploads"
         self._budget = DiskBudget(disk_bytes_max)
@@ -62,11 +73,13 @@ class VersionFiles:
     def adopt(self, epoch: Epoch, version: Version, path: str | None) -> Adopted:
         """Take over the learner's directory, or (None) its upload, and hash it.
 
-        OperatorFault: outside the snapshot root, or not a model directory. StoreFault: no room for it.
+        OperatorFault: outside the snapshot root, not a model or adapter directory, or an adapter of another base model.
+        StoreFault: no room for it.
         """
         source = self._upload_folder(epoch, version) if path is None else self._inside_root(Path(path))
         relative = f"versions/{version}-{secrets.token_hex(4)}"
         size = sum(file.size for file in scan_snapshot(source))
+        self._check_base(source)
         if path is None:  # it is moved
             with store_faults("looking at", self._uploads):
                 self._budget.note("uploads", _bytes_below(self._uploads) - size)
@@ -101,6 +114,16 @@ class VersionFiles:
         finally:
             await asyncio.to_thread(scratch.unlink, missing_ok=True)
         return size
+
+    def _check_base(self, source: Path) -> None:
+        pinned = pinned_base(source)
+        if pinned is None or self._base_model is None:
+            return
+        self._base_digest = self._base_digest or base_digest(self._base_model)
+        if pinned != self._base_digest:
+            raise OperatorFault(
+                f"the adapter belongs to base model {pinned[:12]}; run.base_model is {self._base_digest[:12]}"
+            )
 
     def _upload_folder(self, epoch: Epoch, version: Version) -> Path:
         return self._uploads / f"{epoch}-{version}"

@@ -176,7 +176,7 @@ class Worker:
         )
         self._receiver.links.expect(DIAL_BACK, self._dial_back_secret)
         self._applier = Applier(self._slots, store, self._receiver.holdings)
-        self._refits = Refits(self._engines, self._slots)
+        self._refits = Refits(self._engines, self._slots, self._config.base_model)
         on_disk = [facts.form for facts in store.forms()]
         self._state = WorkerState(
             Relay(me, unsearched=on_disk, has_base=self._base is not None),

@@ -1,6 +1,7 @@
 """Snapshot directories: what files they hold, their manifest, their chunks, and taking one over.
 
-A snapshot directory holds plain files only, at most one folder deep, under the name rules of `manifest.check_path`.
+A snapshot directory holds plain files only, at most one folder deep, under the name rules of `manifest.check_path`: a
+whole model, or a LoRA adapter that says which base model it belongs to (`echo2d/adapters.py`).
 What a person or the learner put there wrongly is an `OperatorFault` of one line. Blocking functions.
 """
 
@@ -12,15 +13,24 @@ from pathlib import Path
 from echo2d.core.canonical import digest_of
 from echo2d.core.headers import LENGTH_BYTES, check_header, header_bytes
 from echo2d.core.ids import ChunkId
-from echo2d.core.manifest import Chunk, FileEntry, Manifest, check_files, check_path, chunk_layout, is_safetensors
+from echo2d.core.manifest import (
+    ADAPTER_CONFIG,
+    ADAPTER_FILES,
+    MODEL_FILES,
+    Chunk,
+    FileEntry,
+    Manifest,
+    check_files,
+    check_path,
+    chunk_layout,
+    is_safetensors,
+)
 from echo2d.errors import IntegrityFault, OperatorFault, StoreFault
 from echo2d.store.disk import read_at, store_faults, sync
 
-REQUIRED_FILES = ("config.json", "tokenizer.json")
-
 
 def scan_snapshot(directory: Path) -> tuple[FileEntry, ...]:
-    """The files of a model directory, sorted by path, names and safetensors headers checked."""
+    """The files of a model or adapter directory, sorted by path, names and safetensors headers checked."""
     try:
         files = tuple(sorted((_entry(directory, path) for path in _paths(directory)), key=lambda file: file.path))
         check_files(files)
@@ -28,7 +38,7 @@ def scan_snapshot(directory: Path) -> tuple[FileEntry, ...]:
         raise OperatorFault(f"snapshot {directory} cannot be read: {error.strerror or error}") from error
     except IntegrityFault as fault:
         raise OperatorFault(f"snapshot {directory}: {fault}") from fault
-    _check_model(directory, [file.path for file in files])
+    _check_kind(directory, [file.path for file in files])
     return files
 
 
@@ -121,8 +131,10 @@ def _entry(directory: Path, path: str) -> FileEntry:
     return FileEntry(path, size, header)
 
 
-def _check_model(directory: Path, paths: Sequence[str]) -> None:
-    for required in REQUIRED_FILES:
+def _check_kind(directory: Path, paths: Sequence[str]) -> None:
+    if ADAPTER_CONFIG in paths and "config.json" in paths:
+        raise OperatorFault(f"snapshot {directory} has config.json and {ADAPTER_CONFIG}: a model, or an adapter?")
+    for required in ADAPTER_FILES if ADAPTER_CONFIG in paths else MODEL_FILES:
         if required not in paths:
             raise OperatorFault(f"snapshot {directory} has no {required}")
     if not any(map(is_safetensors, paths)):

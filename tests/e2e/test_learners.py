@@ -88,3 +88,21 @@ def they_are_not_for_another_run(site: Site) -> None:
     assert lost.wait(START_S) == 2
     last = lost.tail().splitlines()[-1]
     assert last == "learner: cannot resume: this run has come to step 0; step 5 must be another run's"
+
+
+def test_a_run_whose_versions_are_adapters(site: Site) -> None:
+    site.learner_table += "lora_rank = 4\n"
+    site.coordinate()
+    site.join("box", "--threads=1", f"--base-model={site.facts['model']}")
+    assert site.learn(2).wait(START_S) == 0
+    (version,) = (site.run_dir / "versions").glob("2-*")
+    assert {path.name for path in version.iterdir()} == {
+        *("adapter_config.json", "adapter_model.safetensors", "base.json"),
+    }
+
+    def box() -> dict[str, Any]:
+        workers: Any = site.status()["workers"]
+        return next(worker for worker in workers if worker["name"] == "box")
+
+    poll(lambda: (box()["serving"] or {}).get("version") == 2)
+    assert box()["memory_ok"] is True

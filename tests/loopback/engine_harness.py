@@ -99,8 +99,11 @@ class TorchHarness:
 
     def logprobs(self, version: int, prompt: Sequence[int], output: Sequence[int], temperature: float) -> list[float]:
         if version not in self._models:
-            self._models[version] = load_model(self.snapshot(version))
+            self._models[version] = self._truth(version)
         return score(self._models[version], prompt, output, temperature)
+
+    def _truth(self, version: int) -> Any:
+        return load_model(self.snapshot(version))
 
     @contextmanager
     def doubtful_refits(self, engine: Engine) -> Iterator[None]:

@@ -42,6 +42,10 @@ class ScriptedCoordinator:
         self._models: dict[int, Any] = {}
         self._changed = threading.Condition()
 
+    def load(self, directory: Path) -> Any:
+        """The policy that was published there."""
+        return load_model(directory)
+
     def open_session(self, resume_step: int) -> Session:
         if resume_step < self.lowest:
             raise NotResumable(f"cannot resume: batches up to step {self.lowest} are deleted")
@@ -63,7 +67,7 @@ class ScriptedCoordinator:
         taken.mkdir()
         for path in directory.iterdir():
             (taken / path.name).hardlink_to(path)
-        model = load_model(taken)  # here, in the learner's thread: transformers cannot load two models at a time
+        model = self.load(taken)  # here, in the learner's thread: transformers cannot load two models at a time
         with self._changed:
             self._versions[version] = taken
             self._models[version] = model

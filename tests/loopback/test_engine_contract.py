@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.adapter_kit import AdapterHarness
 from tests.loopback.engine_contract import EngineContract
 from tests.loopback.engine_harness import FakeHarness, Harness, TorchHarness
 
@@ -18,3 +19,17 @@ class TestTorchEngine(EngineContract):
     @pytest.fixture
     def harness(self, tmp_path: Path) -> Harness:
         return TorchHarness(tmp_path)
+
+
+class TestTorchEngineWithAdapters:
+    """What weights have to do with; how adapters are refused is in `test_adapters.py`."""
+
+    engine = EngineContract.engine
+    test_idle = EngineContract.test_an_idle_engine_changes_version_and_weights
+    test_memory = EngineContract.test_digests_are_of_the_memory_not_of_the_files
+    test_between_tokens = EngineContract.test_versions_change_between_two_tokens
+    test_doubt = EngineContract.test_a_doubtful_refit_leaves_nothing_until_the_next
+
+    @pytest.fixture
+    def harness(self, tmp_path: Path) -> Harness:
+        return AdapterHarness(tmp_path)

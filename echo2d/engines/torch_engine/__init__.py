@@ -5,6 +5,7 @@
     batch.py     the KV of running sequences as one left-padded batch
     sampling.py  logits -> tokens and their exact logprobs
     policy.py    snapshot directory -> model on its device, and its tensors back out of its memory
+    lora.py      an adapter beside a model's weights
 
 Importing this package imports torch and transformers.
 """

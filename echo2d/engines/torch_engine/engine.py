@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from echo2d.engines.base import EngineLoad, GenerateRequest, RefitReport, SampleDelta
+from echo2d.engines.base import AdapterBase, EngineLoad, GenerateRequest, RefitReport, SampleDelta
 from echo2d.engines.stream import SAMPLES_OPEN_MAX, RequestStream, check_request
 from echo2d.engines.torch_engine.decoder import Decoder, DecoderOptions, Output
 from echo2d.engines.torch_engine.policy import prepare
@@ -82,11 +82,11 @@ class TorchEngine:
             await self._ended.wait()  # a thread that hangs is waited for here, where a caller can give up
             await asyncio.to_thread(self._thread.join)
 
-    async def refit(self, snapshot: Path, label: str) -> RefitReport:
+    async def refit(self, snapshot: Path, label: str, base: AdapterBase | None = None) -> RefitReport:
         """Reading and checking run beside generation; cancelling has no effect once the swap has begun."""
         async with self._refits:
             decoder = self._started()
-            prepared = await asyncio.to_thread(prepare, snapshot, decoder.policy, self._options.dtype)
+            prepared = await asyncio.to_thread(prepare, snapshot, decoder.policy, self._options.dtype, base)
             return await self._on_decoder(partial(decoder.swap, prepared, label))
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[SampleDelta]:

@@ -3,7 +3,7 @@
 Two ways in. The next version of the same model is *copied*: its tensors are read and compared with the served layout
 beforehand, then written into the live model, which cannot fail halfway on bad files. Anything else (the first version,
 another architecture, a family that transformers stores under other names than it computes with) is *built* anew by
-transformers beside the old model.
+transformers beside the old model. The next adapter on the same base is copied too: no more than its own tensors.
 """
 
 import inspect
@@ -20,7 +20,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.utils import logging as transformers_logging
 
+from echo2d.engines.adapter import adapter_layout
+from echo2d.engines.base import AdapterBase
 from echo2d.engines.layout import Layout, read_layout, weight_files
+from echo2d.engines.torch_engine.lora import attach
 from echo2d.errors import EngineFault
 
 _DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
@@ -33,16 +36,16 @@ transformers_logging.disable_progress_bar()  # a daemon has no terminal
 class Policy:
     """A causal LM on its device, ready for inference.
 
-    `layout` is that of the snapshot whose numbers it holds.
+    `layout` is that of the snapshot whose numbers it holds. adapter: the tensors that are the snapshot's, if it is one.
     """
 
-    def __init__(self, model: Any, layout: Layout) -> None:
+    def __init__(self, model: Any, layout: Layout, adapter: Mapping[str, Tensor] | None = None) -> None:
         self.layout = layout
         self.device: torch.device = model.device
         self.vocab_size: int = model.get_input_embeddings().num_embeddings
         self.context_max: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self._model = model
-        self._state: dict[str, Tensor] = model.state_dict()
+        self._state: Mapping[str, Tensor] = model.state_dict() if adapter is None else adapter
         self._accepts = frozenset(inspect.signature(model.forward).parameters)
 
     @property
@@ -66,8 +69,13 @@ class Policy:
         logits: Tensor = output.logits[:, -1]
         return logits
 
+    def adapted(self, layout: Layout, tensors: Mapping[str, Tensor]) -> "Policy":
+        """The same model with an adapter beside its weights; this one must not be used again."""
+        attach(self._model, adapter_layout(layout), tensors)
+        return Policy(self._model, layout, tensors)
+
     def copy(self, tensors: Mapping[str, Tensor], layout: Layout) -> None:
-        """Overwrite every weight. A failure leaves a mixture: the policy must not be used again."""
+        """Overwrite every weight of the snapshot. A failure leaves a mixture: the policy must not be used again."""
         for name, tensor in tensors.items():
             self._state[name].copy_(tensor)
         self.layout = layout
@@ -87,40 +95,54 @@ class Prepared:
     """Everything about a new version that can be read and checked while the old one generates.
 
     target: the policy that fits `tensors` (in the engine's dtype, in host memory); None: the model has to be built.
+    base: of an adapter, whose tensors are there either way.
     """
 
     snapshot: Path
     layout: Layout
     target: Policy | None
     tensors: Mapping[str, Tensor]
+    base: AdapterBase | None = None
 
 
-def prepare(snapshot: Path, served: Policy | None, dtype: torch.dtype) -> Prepared:
+def prepare(snapshot: Path, served: Policy | None, dtype: torch.dtype, base: AdapterBase | None = None) -> Prepared:
     """Read and check a snapshot; touches no weight. EngineFault if it cannot become the served version."""
-    layout = read_layout(snapshot)
+    layout = read_layout(snapshot, base)
     if not layout.tensors:
         raise EngineFault("the snapshot holds no safetensors weights")
-    if served is None or layout.config != served.layout.config:
-        return Prepared(snapshot, layout, None, {})
-    layout.require_tensors_of(served.layout)
-    if not served.copyable:
-        return Prepared(snapshot, layout, None, {})
-    return Prepared(snapshot, layout, served, _read_tensors(snapshot, dtype))
+    if base is not None:
+        adapter_layout(layout)
+    target = served if served is not None and layout.config == served.layout.config else None
+    if target is not None:
+        layout.require_tensors_of(target.layout)
+        target = target if target.copyable else None
+    tensors = {} if target is None and base is None else _read_tensors(snapshot, dtype)
+    return Prepared(snapshot, layout, target, tensors, base)
 
 
 def build(prepared: Prepared, dtype: torch.dtype, device: torch.device) -> Policy:
     """A new model from the directory, proved able to decode. EngineFault if a weight is missing, unknown or misfit."""
+    if prepared.base is None:
+        return _built(prepared.snapshot, prepared.layout, dtype, device)
+    base = _built(prepared.base.directory, read_layout(prepared.base.directory), dtype, device)
+    if base.digests() != prepared.base.tensors:
+        raise EngineFault("the base model in memory is not the one that was verified")
+    tensors = {name: tensor.to(device) for name, tensor in prepared.tensors.items()}
+    return base.adapted(prepared.layout, tensors)
+
+
+def _built(directory: Path, layout: Layout, dtype: torch.dtype, device: torch.device) -> Policy:
     try:
         with _BUILDING:
             model, info = AutoModelForCausalLM.from_pretrained(
-                prepared.snapshot,
+                directory,
                 dtype=dtype,
                 local_files_only=True,
                 trust_remote_code=False,
                 use_safetensors=True,
                 output_loading_info=True,
             )
-        policy = Policy(model.eval().requires_grad_(requires_grad=False).to(device), prepared.layout)
+        policy = Policy(model.eval().requires_grad_(requires_grad=False).to(device), layout)
         _prove_decoding(policy)
     except (
         Exception

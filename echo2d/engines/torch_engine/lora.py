@@ -1,0 +1,44 @@
+"""A LoRA adapter beside the weights of a model: each linear layer that it names adds its share to its output.
+
+Nothing is merged. The base's weights stay the ones that were verified, bit for bit, whatever adapters come and go; the
+adapter's own tensors can be overwritten in place and read back; and the sums are those that the learner trained with.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from echo2d.engines.adapter import AdapterLayout
+from echo2d.errors import EngineFault
+
+_Hook = Callable[[Any, tuple[Tensor, ...], Tensor], Tensor]
+
+
+def attach(model: Any, adapter: AdapterLayout, tensors: Mapping[str, Tensor]) -> None:
+    """The tensors are used as they are at each call. EngineFault: they do not fit the model's layers."""
+    for name, (a, b) in adapter.layers.items():
+        layer = _linear_layer(model, name)
+        fitting = (adapter.rank, layer.in_features), (layer.out_features, adapter.rank)
+        if (tensors[a].shape, tensors[b].shape) != fitting:
+            raise EngineFault(f"the adapter's tensors for {name} do not fit rank {adapter.rank} and the base model")
+        layer.register_forward_hook(_beside(tensors[a], tensors[b], adapter.scale))
+
+
+def _linear_layer(model: Any, name: str) -> torch.nn.Linear:
+    try:
+        layer = model.get_submodule(name)
+    except AttributeError:
+        layer = None
+    if not isinstance(layer, torch.nn.Linear):
+        raise EngineFault(f"the adapter names {name}, which is no linear layer of the base model")
+    return layer
+
+
+def _beside(a: Tensor, b: Tensor, scale: float) -> _Hook:
+    def hook(_: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        low = torch.nn.functional.linear(inputs[0], a)
+        return output + torch.nn.functional.linear(low, b) * scale
+
+    return hook

@@ -1,0 +1,95 @@
+"""LoRA: a small adapter trained beside the frozen weights of the base model, and published as PEFT writes it.
+
+    y = W x + (alpha / rank) * B (A x)      A [rank, in] drawn, B [out, rank] zero: version 0 is the base model
+
+What trains, is checkpointed and is published are A and B of every layer that learner.lora_targets names.
+
+    <snapshot_root>/epoch-3-version-40/     adapter_config.json  adapter_model.safetensors  base.json
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from echo2d.client import OperatorFault, base_digest, pin_base
+from learner.config import LearnerConfig
+from learner.publish import SnapshotWriter, save_tensors
+
+_PEFT_PREFIX = "base_model.model."
+
+
+def attach(model: nn.Module, config: LearnerConfig) -> None:
+    """Freeze the model and give the target layers an adapter. OperatorFault: a target is no linear layer of it."""
+    model.requires_grad_(requires_grad=False)
+    for target in dict.fromkeys(config.lora_targets):
+        layers = [layer for name, layer in model.named_modules() if name.rpartition(".")[2] == target]
+        if not layers or not all(isinstance(layer, nn.Linear) for layer in layers):
+            raise OperatorFault(f"learner.lora_targets: {config.model} has no linear layers named {target!r}")
+        for layer in layers:
+            _attach(layer, config.lora_rank, config.lora_alpha / config.lora_rank)
+
+
+def trained(model: nn.Module) -> dict[str, Tensor]:
+    """The weights that train, by their names in the model; all of them where there is no adapter."""
+    names = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    state = model.state_dict()
+    return {name: state[name] for name in names} if any(map(_is_ours, names)) else state
+
+
+def load_trained(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """What `trained` gave. RuntimeError: it is another model's."""
+    if state.keys() != trained(model).keys():
+        raise RuntimeError("other weights were trained")
+    model.load_state_dict(state, strict=False)
+
+
+class AdapterWriter(SnapshotWriter):
+    """Writes versions that are adapters. Their base model is hashed once, here."""
+
+    def __init__(self, config: LearnerConfig) -> None:
+        super().__init__(config.model, config.snapshot_root)
+        self._config = _peft_config(config)
+        self._base_digest = base_digest(config.model)
+
+    def check(self, state: Mapping[str, Tensor]) -> None:
+        """Nothing: the names are our own."""
+
+    def _fill(self, directory: Path, state: Mapping[str, Tensor]) -> None:
+        (directory / "adapter_config.json").write_text(json.dumps(self._config, indent=2) + "\n")
+        pin_base(directory, self._base_digest)
+        tensors = {_PEFT_PREFIX + name: tensor for name, tensor in state.items()}
+        save_tensors(tensors, directory / "adapter_model.safetensors")
+
+
+def _attach(layer: Any, rank: int, scale: float) -> None:
+    device = layer.weight.device
+    layer.lora_A = nn.Linear(layer.in_features, rank, bias=False, device=device)  # drawn as PEFT draws it
+    layer.lora_B = nn.Linear(rank, layer.out_features, bias=False, device=device)
+    nn.init.zeros_(layer.lora_B.weight)
+
+    def add(this: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        share: Tensor = this.lora_B(this.lora_A(inputs[0])) * scale
+        return output + share
+
+    layer.register_forward_hook(add)
+
+
+def _is_ours(name: str) -> bool:
+    return name.endswith((".lora_A.weight", ".lora_B.weight"))
+
+
+def _peft_config(config: LearnerConfig) -> dict[str, Any]:
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": config.model.name,
+        "r": config.lora_rank,
+        "lora_alpha": config.lora_alpha,
+        "lora_dropout": 0.0,
+        "target_modules": list(config.lora_targets),
+        "bias": "none",
+        "inference_mode": True,
+    }
