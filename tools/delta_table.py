@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from echo2d.bench.real_versions import versions_of
+
 DOCS = Path(__file__).parents[1] / "docs"
 RESULTS, PAGE = DOCS / "delta.json", DOCS / "delta.md"
 BEGIN, END = "<!-- table: tools/delta_table.py -->\n", "<!-- end of the table -->\n"
@@ -21,7 +23,7 @@ AGAINST = "xor,index-value,zstd"
 
 def last_two(run: Path) -> tuple[Path, Path] | None:
     """The directories; None: there are not two."""
-    versions = sorted(run.glob("v*[0-9]"), key=lambda path: int(path.name[1:]))
+    versions = versions_of(run)
     return (versions[-2], versions[-1]) if len(versions) >= 2 else None
 
 

@@ -192,7 +192,7 @@ class _Rival:
 
 
 @dataclass(frozen=True, slots=True)
-class _Encoded:
+class Encoded:
     """One chunk in memory, and as it travels."""
 
     place: Chunk
@@ -212,24 +212,45 @@ class _Encoded:
         with store_faults("writing", out / self.place.path):
             write_at(out / self.place.path, data, self.place.offset)
 
+    @property
+    def words(self) -> int:
+        return len(self.new) // 2
+
+    @property
+    def changed_words(self) -> int:
+        """All of them if there is no base."""
+        if self.base is None:
+            return self.words
+        mine, theirs = (np.frombuffer(data, dtype="<u2", count=self.words) for data in (self.new, self.base))
+        return int(np.count_nonzero(mine != theirs))
+
+
+def delta_facts() -> FormFacts:
+    """Of the one form there is here."""
+    return FormFacts(
+        RunId("bench"), Epoch(1), Version(1), PublishSeq(1), "delta", digest_of(b"the base"), FRAME_BYTES_MIN
+    )
+
+
+def make_files(out: Path, files: Sequence[FileEntry]) -> None:
+    """With their space; what they hold stays."""
+    with store_faults("making files in", out):
+        for file in files:
+            (out / file.path).parent.mkdir(parents=True, exist_ok=True)
+            allocate(out / file.path, file.size)
+
 
 class _Whole:
     """All chunks, one after the other."""
 
     def __init__(self, wanted: DeltaBench, files: Sequence[FileEntry], out: Path) -> None:
-        with store_faults("making files in", out):
-            for file in files:
-                (out / file.path).parent.mkdir(parents=True, exist_ok=True)
-                allocate(out / file.path, file.size)
-        facts = FormFacts(
-            RunId("bench"), Epoch(1), Version(1), PublishSeq(1), "delta", digest_of(b"the base"), FRAME_BYTES_MIN
-        )
+        make_files(out, files)
         self._old, self._new, self._out = wanted.old, wanted.new, out
         self._in_base = frozenset(chunk_layout(scan_snapshot(wanted.old)))
-        self.builder = FormBuilder(facts, files)
+        self.builder = FormBuilder(delta_facts(), files)
         self.chunks: Counter[Mode] = Counter()
         self.changed = self.words = 0
-        self.sample: list[_Encoded] = []
+        self.sample: list[Encoded] = []
         self.rivals = {name: _Rival(RIVALS[name]) for name in wanted.against}
         self._count = 0
 
@@ -237,32 +258,23 @@ class _Whole:
         new = read_chunk(self._new, place)
         base = read_chunk(self._old, place) if place in self._in_base else None
         record, payload = encode_record(ChunkId(self._count), new, base)
-        encoded = _Encoded(place, new, base, record, payload)
+        encoded = Encoded(place, new, base, record, payload)
         encoded.decode_into(self._out)
         self.builder.add(record, payload)
         self._count += 1
         self.chunks[record.mode] += 1
-        self.words += len(new) // 2
-        self.changed += _changed(new, base)
+        self.words += encoded.words
+        self.changed += encoded.changed_words
         for rival in self.rivals.values():
             rival.add(new, bytes(len(new)) if base is None else base)
         if sum(len(each.new) for each in self.sample) + len(new) <= SAMPLE_BYTES:
             self.sample.append(encoded)
 
 
-def _changed(new: bytes, base: bytes | None) -> int:
-    """Words; all of them if there is no base."""
-    count = len(new) // 2
-    if base is None:
-        return count
-    mine, theirs = (np.frombuffer(data, dtype="<u2", count=count) for data in (new, base))
-    return int(np.count_nonzero(mine != theirs))
-
-
 class _Sample:
     """The chunks whose speeds are measured."""
 
-    def __init__(self, chunks: Sequence[_Encoded], out: Path) -> None:
+    def __init__(self, chunks: Sequence[Encoded], out: Path) -> None:
         self._chunks, self._out = chunks, out
         total = sum(len(each.new) for each in chunks)
         self._copy = np.ones(total, np.uint8)  # its pages are there, which those of zeros would not be
