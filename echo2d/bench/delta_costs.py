@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from echo2d.bench.delta import Encoded, delta_facts, make_files
+from echo2d.bench.delta import Encoded, delta_facts, make_files, new_scratch
 from echo2d.core.form_builder import Segment
 from echo2d.core.manifest import Chunk, chunk_layout
 from echo2d.runtime.encoder import Encoder
@@ -38,12 +38,10 @@ def delta_costs(old: Path, new: Path, out: Path) -> DeltaCosts:
     encode_s = time.monotonic() - began
     layout, in_base = chunk_layout(scan_snapshot(new)), frozenset(chunk_layout(scan_snapshot(old)))
     make_files(out, scan_snapshot(new))
-    changed = words = 0
+    scratch, changed, words = new_scratch(), 0, 0
     decode_cpu_s = 0.0
     for each in _chunks(segments, layout, in_base, old, new):
-        began = time.thread_time()
-        each.decode_into(out)
-        decode_cpu_s += time.thread_time() - began
+        decode_cpu_s += each.decode_into(out, scratch)
         changed, words = changed + each.changed_words, words + each.words
     totals = encoder.totals()
     return DeltaCosts(
