@@ -30,7 +30,8 @@ bench: $(READY)
 	$(BIN)/python tools/broadcast_table.py $(ARGS)
 
 bench-delta: $(READY)
-	$(BIN)/python tools/rl_updates.py runs/rl --lr 1e-6 3e-6 1e-5 1e-4 --keep 2
+	$(BIN)/python tools/rl_updates.py runs/rl --lr 1e-6
+	$(BIN)/python tools/rl_updates.py runs/rl --lr 3e-6 1e-5 1e-4 --keep 2
 	$(BIN)/python tools/delta_table.py runs/rl
 
 soak: $(READY)

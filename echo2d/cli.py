@@ -294,6 +294,7 @@ def bench() -> None:
 @click.option("--partition", type=float, help="Silence from it, likewise, instead.")
 @click.option("--corrupt", type=float, help="The share of its frames that it spoils.")
 @click.option("--tls", is_flag=True, help="On all connections, as off loopback; for comparison without, if left out.")
+@click.option("--versions", type=DIRECTORY, help="Real ones (tools/rl_updates.py), as deltas, repeated up to --bytes.")
 @click.option("--against", default="", help="Also measure: star,libtorrent,aria2; after each warm round once.")
 @click.option("--run-dir", type=DIRECTORY, help="Kept with all logs; a temporary one if left out.")
 @click.option("--plot", type=FILE, help="Also measure 2, 4, 8, ... peers, and draw T_verify (.png, .svg, .pdf).")
@@ -317,7 +318,9 @@ def bench_broadcast(
     from echo2d.quantities import parse_seconds
     from echo2d.sim.scenario_file import load_scenario, scenario_of
 
-    trouble = {name: options.pop(name) for name in ("kill", "partition", "corrupt", "tls", "run_dir", "as_json")}
+    trouble = {
+        name: options.pop(name) for name in ("kill", "partition", "corrupt", "tls", "versions", "run_dir", "as_json")
+    }
     played = scenario_of(**options) if scenario is None else load_scenario(scenario)
     rivals = tuple(filter(None, against.split(",")))
     played = with_undialable(played, undialable)

@@ -1,7 +1,8 @@
 """The table of docs/delta.md: what versions take on the wire and in CPU time, measured. `make bench-delta`.
 
-Runs `echo2d bench delta` on the last two versions of each run that `tools/rl_updates.py` has made, keeps what it prints
-in docs/delta.json, and writes the table into docs/delta.md. Exit code 1: something misses what it must reach.
+Runs `echo2d bench delta` on the last two versions of each run that `tools/rl_updates.py` has made and, where there can
+be a laboratory, `echo2d bench broadcast` on those of the first; keeps what they print in docs/delta.json, and writes
+the tables into docs/delta.md. Exit code 1: something misses what it must reach.
 """
 
 import argparse
@@ -11,22 +12,28 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from echo2d.bench.netlab import why_not
+from echo2d.bench.real_versions import versions_of
+
 DOCS = Path(__file__).parents[1] / "docs"
 RESULTS, PAGE = DOCS / "delta.json", DOCS / "delta.md"
 BEGIN, END = "<!-- table: tools/delta_table.py -->\n", "<!-- end of the table -->\n"
 WIRE_PER_CHANGED_MAX = {"1e-6": 0.73, "3e-6": 0.59, "1e-5": 0.48, "1e-4": 0.35}  # by learning rate
 ENCODE_PER_MEMCPY_MIN, DECODE_PER_MEMCPY_MIN = 0.08, 0.15  # at the first of them
 AGAINST = "xor,index-value,zstd"
+LAB = "--peers 4 --uplink 100mbit --rtt 50ms --bytes 512MiB --warm-up 2"  # 8 versions: a cold one and 5 that count
+LAB_VERSIONS = 8
 
 
 def last_two(run: Path) -> tuple[Path, Path] | None:
     """The directories; None: there are not two."""
-    versions = sorted(run.glob("v*[0-9]"), key=lambda path: int(path.name[1:]))
+    versions = versions_of(run)
     return (versions[-2], versions[-1]) if len(versions) >= 2 else None
 
 
-def measure(old: Path, new: Path) -> dict[str, Any]:
-    command = [sys.executable, "-m", "echo2d", "bench", "delta", str(old), str(new), "--against", AGAINST, "--json"]
+def measure(*words: str) -> dict[str, Any]:
+    print(f"echo2d bench {' '.join(words)}", file=sys.stderr, flush=True)
+    command = [sys.executable, "-m", "echo2d", "bench", *words, "--json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -67,7 +74,30 @@ def table(results: dict[str, Any]) -> str:
         "| zstd takes | encode MB/s; / memcpy | decode MB/s; / memcpy | memcpy MB/s | scratch MB | load | misses |\n"
         f"|{' --- |' * 14}\n"
     )
-    return head + "".join(line(lr, results[lr]) for lr in WIRE_PER_CHANGED_MAX if lr in results)
+    rows = "".join(line(lr, results[lr]) for lr in WIRE_PER_CHANGED_MAX if lr in results)
+    return head + rows + (lab_table(results["lab"]) if "lab" in results else "")
+
+
+def lab_table(result: dict[str, Any]) -> str:
+    head = (
+        "\n| `echo2d bench broadcast` | words changed | wire bytes | encoding | decoding, CPU | T_verify (least-most) "
+        f"| may take | reached | load |\n|{' --- |' * 9}\n"
+    )
+    delta, times = result["delta"], result["t_verify_s"]
+    cells = (
+        f"`{LAB} --versions RUN`", f"{delta['changed_fraction']:.2%}", f"{result['wire_bytes']:,}",
+        f"{delta['encode_s']:.2f} s", f"{delta['decode_cpu_s']:.2f} s",
+        f"**{times['median']:.2f} s** ({times['min']:.2f}-{times['max']:.2f})", f"{delta['target_s']:.2f} s",
+        "yes" if delta["reached"] else "**no**", f"{result['load'][0]:.1f}",
+    )  # fmt: skip
+    return f"{head}| {' | '.join(cells)} |\n"
+
+
+def broken(results: dict[str, Any]) -> bool:
+    lab = results.get("lab")
+    return any(misses(lr, results[lr]) for lr in WIRE_PER_CHANGED_MAX if lr in results) or not (
+        lab is None or lab["delta"]["reached"]
+    )
 
 
 def main() -> int:
@@ -78,13 +108,16 @@ def main() -> int:
     for lr in WIRE_PER_CHANGED_MAX:
         pair = last_two(folder / lr)
         if pair is not None:
-            print(f"echo2d bench delta {pair[0]} {pair[1]}", file=sys.stderr, flush=True)
-            results[lr] = measure(*pair)
+            results[lr] = measure("delta", *map(str, pair), "--against", AGAINST)
             RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    run = folder / next(iter(WIRE_PER_CHANGED_MAX))
+    if why_not() is None and len(versions_of(run)) >= LAB_VERSIONS:
+        results["lab"] = measure("broadcast", *LAB.split(), "--versions", str(run))
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     before, _, rest = PAGE.read_text().partition(BEGIN)
     PAGE.write_text(f"{before}{BEGIN}{table(results)}{END}{rest.partition(END)[2]}")
     print(table(results))
-    return 1 if any(misses(lr, result) for lr, result in results.items()) else 0
+    return 1 if broken(results) else 0
 
 
 if __name__ == "__main__":

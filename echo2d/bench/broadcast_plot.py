@@ -9,7 +9,8 @@ from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from echo2d.bench.broadcast import Broadcast, BroadcastResult, Spread, exit_code, measure, print_result
+from echo2d.bench.broadcast import Broadcast, measure
+from echo2d.bench.broadcast_result import BroadcastResult, Spread, exit_code, print_result
 from echo2d.errors import OperatorFault
 
 FORMATS = (".png", ".svg", ".pdf")

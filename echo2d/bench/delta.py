@@ -5,7 +5,8 @@ of the same functions on chunks that are in memory, in several runs of one threa
 so that neighbours on the machine disturb little. What is in them:
 
     encode   `encode_record`: finding and coding the changes, xxh3-128 of the base, blake3 of the result
-    decode   `decode_record`: xxh3-128 of the base, decoding; then blake3 of the result, and writing it to its file
+    decode   `decode_record`: xxh3-128 of the base, decoding in its memory; then blake3 of the result, and writing it to
+             its file
     memcpy   the same chunks, copied within memory
 
 Reading files, hashing frames and making files durable are not in them.
@@ -38,7 +39,7 @@ from echo2d.core.delta import Mode
 from echo2d.core.form_builder import FormBuilder
 from echo2d.core.forms import FRAME_BYTES_MIN, ChunkRecord, FormFacts, decode_record, encode_record
 from echo2d.core.ids import ChunkId, Epoch, PublishSeq, RunId, Version
-from echo2d.core.manifest import Chunk, FileEntry, chunk_layout, is_safetensors
+from echo2d.core.manifest import CHUNK_BYTES, Chunk, FileEntry, chunk_layout, is_safetensors
 from echo2d.errors import IntegrityFault, OperatorFault
 from echo2d.store.disk import allocate, store_faults, write_at
 from echo2d.store.snapshots import read_chunk, scan_snapshot
@@ -192,7 +193,7 @@ class _Rival:
 
 
 @dataclass(frozen=True, slots=True)
-class _Encoded:
+class Encoded:
     """One chunk in memory, and as it travels."""
 
     place: Chunk
@@ -204,32 +205,64 @@ class _Encoded:
     def encode(self) -> tuple[ChunkRecord, bytes]:
         return encode_record(self.record.chunk, self.new, self.base)
 
-    def decode_into(self, out: Path) -> None:
-        """Decode, verify, write."""
-        data = decode_record(self.record, self.payload, self.place.length, self.base)
+    def decode_into(self, out: Path, scratch: memoryview) -> float:
+        """Decode, verify, write: CPU seconds. Those for the base, which comes into `scratch` first, do not count."""
+        base = None
+        if self.base is not None:
+            base = scratch[: len(self.base)]
+            base[:] = self.base
+        began = time.thread_time()
+        data = decode_record(self.record, self.payload, self.place.length, base, overwrite=True)
         if digest_of(data) != self.record.result:
             raise IntegrityFault(f"chunk {self.record.chunk} was not decoded to what was encoded")
         with store_faults("writing", out / self.place.path):
             write_at(out / self.place.path, data, self.place.offset)
+        return time.thread_time() - began
+
+    @property
+    def words(self) -> int:
+        return len(self.new) // 2
+
+    @property
+    def changed_words(self) -> int:
+        """All of them if there is no base."""
+        if self.base is None:
+            return self.words
+        mine, theirs = (np.frombuffer(data, dtype="<u2", count=self.words) for data in (self.new, self.base))
+        return int(np.count_nonzero(mine != theirs))
+
+
+def new_scratch() -> memoryview:
+    """For the base of a chunk. Its pages are there."""
+    return memoryview(bytearray(b"1" * CHUNK_BYTES))
+
+
+def delta_facts() -> FormFacts:
+    """Of the one form there is here."""
+    return FormFacts(
+        RunId("bench"), Epoch(1), Version(1), PublishSeq(1), "delta", digest_of(b"the base"), FRAME_BYTES_MIN
+    )
+
+
+def make_files(out: Path, files: Sequence[FileEntry]) -> None:
+    """With their space; what they hold stays."""
+    with store_faults("making files in", out):
+        for file in files:
+            (out / file.path).parent.mkdir(parents=True, exist_ok=True)
+            allocate(out / file.path, file.size)
 
 
 class _Whole:
     """All chunks, one after the other."""
 
     def __init__(self, wanted: DeltaBench, files: Sequence[FileEntry], out: Path) -> None:
-        with store_faults("making files in", out):
-            for file in files:
-                (out / file.path).parent.mkdir(parents=True, exist_ok=True)
-                allocate(out / file.path, file.size)
-        facts = FormFacts(
-            RunId("bench"), Epoch(1), Version(1), PublishSeq(1), "delta", digest_of(b"the base"), FRAME_BYTES_MIN
-        )
-        self._old, self._new, self._out = wanted.old, wanted.new, out
+        make_files(out, files)
+        self._old, self._new, self._out, self._scratch = wanted.old, wanted.new, out, new_scratch()
         self._in_base = frozenset(chunk_layout(scan_snapshot(wanted.old)))
-        self.builder = FormBuilder(facts, files)
+        self.builder = FormBuilder(delta_facts(), files)
         self.chunks: Counter[Mode] = Counter()
         self.changed = self.words = 0
-        self.sample: list[_Encoded] = []
+        self.sample: list[Encoded] = []
         self.rivals = {name: _Rival(RIVALS[name]) for name in wanted.against}
         self._count = 0
 
@@ -237,40 +270,32 @@ class _Whole:
         new = read_chunk(self._new, place)
         base = read_chunk(self._old, place) if place in self._in_base else None
         record, payload = encode_record(ChunkId(self._count), new, base)
-        encoded = _Encoded(place, new, base, record, payload)
-        encoded.decode_into(self._out)
+        encoded = Encoded(place, new, base, record, payload)
+        encoded.decode_into(self._out, self._scratch)
         self.builder.add(record, payload)
         self._count += 1
         self.chunks[record.mode] += 1
-        self.words += len(new) // 2
-        self.changed += _changed(new, base)
+        self.words += encoded.words
+        self.changed += encoded.changed_words
         for rival in self.rivals.values():
             rival.add(new, bytes(len(new)) if base is None else base)
         if sum(len(each.new) for each in self.sample) + len(new) <= SAMPLE_BYTES:
             self.sample.append(encoded)
 
 
-def _changed(new: bytes, base: bytes | None) -> int:
-    """Words; all of them if there is no base."""
-    count = len(new) // 2
-    if base is None:
-        return count
-    mine, theirs = (np.frombuffer(data, dtype="<u2", count=count) for data in (new, base))
-    return int(np.count_nonzero(mine != theirs))
-
-
 class _Sample:
     """The chunks whose speeds are measured."""
 
-    def __init__(self, chunks: Sequence[_Encoded], out: Path) -> None:
-        self._chunks, self._out = chunks, out
+    def __init__(self, chunks: Sequence[Encoded], out: Path) -> None:
+        self._chunks, self._out, self._scratch = chunks, out, new_scratch()
         total = sum(len(each.new) for each in chunks)
         self._copy = np.ones(total, np.uint8)  # its pages are there, which those of zeros would not be
 
     def run(self) -> dict[str, float]:
         """MB/s, and quotients."""
         total = self._copy.size / 1e6
-        memcpy, encode, decode = (total / _cpu_s(work) for work in (self._copy_all, self._encode_all, self._decode_all))
+        memcpy, encode = (total / _cpu_s(work) for work in (self._copy_all, self._encode_all))
+        decode = total / sum(each.decode_into(self._out, self._scratch) for each in self._chunks)
         return {
             "encode_mb_s": encode,
             "decode_mb_s": decode,
@@ -289,17 +314,13 @@ class _Sample:
         for each in self._chunks:
             each.encode()
 
-    def _decode_all(self) -> None:
-        for each in self._chunks:
-            each.decode_into(self._out)
-
     def peak_bytes(self) -> int:
         """The most that encoding or decoding any of them allocates."""
         found = 0
         tracemalloc.start()
         try:
             for each in self._chunks:
-                for work in (each.encode, partial(each.decode_into, self._out)):
+                for work in (each.encode, partial(each.decode_into, self._out, self._scratch)):
                     tracemalloc.reset_peak()
                     before = tracemalloc.get_traced_memory()[0]
                     work()

@@ -1,7 +1,8 @@
 """A run in a laboratory: a real coordinator with its seed in node 0, a real worker in every other, a scripted learner.
 
 Workers have the fake engine; a step is one trajectory, S = 0, so nothing is generated while a version spreads. Each
-version is new random bytes in the layout of a model, published through the public API (`echo2d.client`).
+version is new random bytes in the layout of a model, or one of a real run, spread as a delta; it is published through
+the public API (`echo2d.client`).
 Not here: what is measured, and what goes wrong (`broadcast`).
 """
 
@@ -14,14 +15,17 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
+from echo2d.bench.delta_costs import DeltaCosts, delta_costs
 from echo2d.bench.netlab import Lab
 from echo2d.bench.programs import Program, wait_for
+from echo2d.bench.real_versions import RealVersions
 from echo2d.client import Coordinator
 from echo2d.engines.fake import FAKE_VOCAB_SIZE
 from echo2d.errors import Fault
@@ -61,7 +65,7 @@ processes = 1
 [dissemination]
 shape = "{shape}"
 chains = {chains}
-delta = false
+delta = {delta}
 """
 
 WORKER = """\
@@ -78,13 +82,32 @@ metrics_port = {metrics}
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A version that can be published. wire_bytes: of its form, as far as that is known; costs: if it is a delta."""
+
+    directory: Path
+    wire_bytes: int
+    costs: DeltaCosts | None = None
+
+
 class Swarm:
-    """See the module docstring. Its files are under `run`; corrupt: the share of frames that `spoil` means."""
+    """See the module docstring. Its files are under `run`; corrupt: the share of frames that `spoil` means.
+
+    versions: those of a real run, instead of random bytes.
+    """
 
     def __init__(
-        self, lab: Lab, scenario: Scenario, run: Path, *, corrupt: float | None = None, tls: bool = False
+        self,
+        lab: Lab,
+        scenario: Scenario,
+        run: Path,
+        *,
+        corrupt: float | None = None,
+        tls: bool = False,
+        versions: RealVersions | None = None,
     ) -> None:
-        self._tls = tls
+        self._tls, self._versions = tls, versions
         self._lab, self._scenario, self._run, self._corrupt = lab, scenario, run, corrupt
         self._programs = lab.programs(run / "logs")
         self._peers: dict[int, Program] = {}
@@ -162,12 +185,20 @@ class Swarm:
 
     # --- versions
 
-    def prepare(self) -> Path:
-        """The next version's snapshot: random bytes, so that its full form has the scenario's size."""
-        directory = self._run / "snapshots" / str(self._version + 1)
-        rng_seed = self._scenario.rng_seed * 1000 + self._version + 1
-        write_random_snapshot(directory, self._scenario.wire_bytes, rng_seed)
-        return directory
+    def prepare(self) -> Prepared:
+        """The next version's snapshot: random bytes, so that its full form has the scenario's size, or real weights."""
+        version, size = self._version + 1, self._scenario.wire_bytes
+        directory = self._directory(version)
+        if self._versions is None:
+            write_random_snapshot(directory, size, self._scenario.rng_seed * 1000 + version)
+            return Prepared(directory, size)
+        weights = self._versions.weights(version, size // 2)
+        write_snapshot(directory, (part.data for part in np.array_split(weights, SHARDS)))
+        if version == 0:
+            return Prepared(directory, size)
+        costs = delta_costs(self._directory(self._version), directory, self._run / "rebuilt")
+        shutil.rmtree(self._directory(self._version))
+        return Prepared(directory, costs.wire_bytes, costs)
 
     def train(self) -> None:
         """The step that the next version needs: its batch is taken and committed. Version 0 needs none."""
@@ -175,11 +206,12 @@ class Swarm:
             batch = self._coordinator.take_batch(self._version + 1)
             self._coordinator.commit(batch, t_train_s=0.0)
 
-    def publish(self, directory: Path) -> int:
+    def publish(self, prepared: Prepared) -> int:
         """Returns when the publish was accepted: the version."""
         self._version += 1
-        self._coordinator.publish(self._version, directory)
-        shutil.rmtree(directory)
+        self._coordinator.publish(self._version, prepared.directory)
+        if self._versions is None:  # else the next one is compared with it
+            shutil.rmtree(prepared.directory)
         return self._version
 
     def status(self) -> dict[str, Any]:
@@ -192,6 +224,9 @@ class Swarm:
 
     # --- inside
 
+    def _directory(self, version: int) -> Path:
+        return self._run / "snapshots" / str(version)
+
     def _start_coordinator(self) -> Coordinator:
         config = self._run / "run.toml"
         config.write_text(
@@ -203,6 +238,7 @@ class Swarm:
                 vocab_size=FAKE_VOCAB_SIZE,
                 shape=self._scenario.shape,
                 chains=self._scenario.chains,
+                delta=json.dumps(self._versions is not None),
             )
         )
         self._programs.start("coordinator", "-m", "echo2d", "coordinate", "--config", str(config))
@@ -234,19 +270,25 @@ def names(workers: Iterable[Mapping[str, Any]]) -> set[str]:
 
 
 def write_random_snapshot(directory: Path, data_bytes: int, rng_seed: int) -> None:
-    """A model directory with so many bytes of weights, of which no two words are alike more often than by chance."""
+    """So many bytes of weights, of which no two words are alike more often than by chance."""
+    rng = np.random.default_rng(rng_seed)
+    words = data_bytes // 2
+    counts = (words // SHARDS + (words % SHARDS if shard == 0 else 0) for shard in range(SHARDS))
+    write_snapshot(directory, (rng.bytes(2 * count) for count in counts))
+
+
+def write_snapshot(directory: Path, shards: Iterable[bytes | memoryview]) -> None:
+    """A model directory with these weights, bf16, a tensor in each file."""
     directory.mkdir(parents=True)
     (directory / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
     (directory / "tokenizer.json").write_text('{"version": "1.0"}')
-    rng = np.random.default_rng(rng_seed)
-    words = data_bytes // 2
-    for shard in range(SHARDS):
-        count = words // SHARDS + (words % SHARDS if shard == 0 else 0)
-        tensor = {"dtype": "BF16", "shape": [count], "data_offsets": [0, 2 * count]}
+    for shard, data in enumerate(shards):
+        size = memoryview(data).nbytes
+        tensor = {"dtype": "BF16", "shape": [size // 2], "data_offsets": [0, size]}
         header = json.dumps({f"layer.{shard}": tensor}).encode()
         with (directory / f"model-{shard}.safetensors").open("wb") as file:
             file.write(len(header).to_bytes(8, "little") + header)
-            file.write(rng.bytes(2 * count))
+            file.write(data)
 
 
 def _cpu_s(pid: int) -> float:

@@ -65,10 +65,13 @@ def encode_delta(new: Buffer, base: Buffer) -> EncodedChunk | None:
     return EncodedChunk(Mode.SPARSE, encode_sparse(new, changes))
 
 
-def decode_chunk(mode: Mode, payload: Buffer, raw_len: int, base: Buffer | None = None) -> Buffer:
+def decode_chunk(
+    mode: Mode, payload: Buffer, raw_len: int, base: Buffer | None = None, *, overwrite: bool = False
+) -> Buffer:
     """The chunk's `raw_len` bytes; may be `payload` or `base` itself.
 
-    Allocates no more than about four times raw_len, whatever the payload says.
+    overwrite: the base, which is writable, is used up: a delta is decoded in its memory, and after a fault it holds
+    anything. Allocates no more than about four times raw_len, whatever the payload says.
     """
     match mode:
         case Mode.SAME:
@@ -80,9 +83,9 @@ def decode_chunk(mode: Mode, payload: Buffer, raw_len: int, base: Buffer | None 
         case Mode.FULL:
             return decode_full(payload, raw_len)
         case Mode.SPARSE:
-            return decode_sparse(payload, _matching(base, raw_len))
+            return decode_sparse(payload, _matching(base, raw_len), overwrite=overwrite)
         case Mode.DENSE:
-            return decode_dense(payload, _matching(base, raw_len))
+            return decode_dense(payload, _matching(base, raw_len), overwrite=overwrite)
 
 
 def _matching(base: Buffer | None, raw_len: int) -> Buffer:

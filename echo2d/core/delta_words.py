@@ -78,25 +78,25 @@ def encode_dense(new: Buffer, base: Buffer) -> bytes | None:
     return _payload(columns, new) if sum(map(len, columns)) < len(new) else None
 
 
-def decode_sparse(payload: Buffer, base: Buffer) -> memoryview:
-    """The chunk, as long as its base. Allocates at most about three times as much."""
+def decode_sparse(payload: Buffer, base: Buffer, *, overwrite: bool = False) -> memoryview:
+    """The chunk, as long as its base; overwrite: in the base's own memory. Allocates at most about three times it."""
     (frame, *columns), last = _columns(payload, 4, len(base))
-    new, words = _copy(base, last)
+    new, words = _begin(base, last, overwrite=overwrite)
     gaps = _read_gaps(frame, words.size)
     differences = np.empty(np.count_nonzero(gaps != _GOES_ON), np.uint16)
     require(differences.size <= sparse_max(words.size), "a sparse chunk changes too many words")
     for block, part in _decoded(columns, differences.size):
         differences[block] = part
     for places in _places(gaps, words.size):
-        words[places] = words.take(places) + differences[: places.size]
+        np.add.at(words, places, differences[: places.size])
         differences = differences[places.size :]
     return new.data
 
 
-def decode_dense(payload: Buffer, base: Buffer) -> memoryview:
-    """The chunk, as long as its base. Allocates at most about four times as much."""
+def decode_dense(payload: Buffer, base: Buffer, *, overwrite: bool = False) -> memoryview:
+    """The chunk, as long as its base; overwrite: in the base's own memory. Allocates at most about four times it."""
     columns, last = _columns(payload, 3, len(base))
-    new, words = _copy(base, last)
+    new, words = _begin(base, last, overwrite=overwrite)
     for block, differences in _decoded(columns, words.size):
         words[block] += differences
     return new.data
@@ -123,9 +123,10 @@ def _blocks(length: int, block: int) -> Iterator[slice]:
     return (slice(start, min(start + block, length)) for start in range(0, length, block))
 
 
-def _copy(base: Buffer, last: Buffer) -> tuple[Bytes, Words]:
-    """The base with another odd last byte, and its words."""
-    new = np.frombuffer(base, dtype=np.uint8).copy()
+def _begin(base: Buffer, last: Buffer, *, overwrite: bool) -> tuple[Bytes, Words]:
+    """The base, or a copy of it, with another odd last byte; and its words."""
+    there = np.frombuffer(base, dtype=np.uint8)
+    new = there if overwrite else there.copy()
     new[len(base) - len(last) :] = np.frombuffer(last, dtype=np.uint8)
     return new, new[: len(base) - len(last)].view("<u2")
 

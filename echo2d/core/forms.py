@@ -138,14 +138,16 @@ def encode_record(chunk: ChunkId, new: Buffer, base: Buffer | None = None) -> tu
     return ChunkRecord(chunk, encoded.mode, len(encoded.payload), needed, digest_of(new)), encoded.payload
 
 
-def decode_record(record: ChunkRecord, payload: Buffer, raw_len: int, base: Buffer | None = None) -> Buffer:
-    """The chunk's bytes, after checking the base: LacksBase if it is another one.
+def decode_record(
+    record: ChunkRecord, payload: Buffer, raw_len: int, base: Buffer | None = None, *, overwrite: bool = False
+) -> Buffer:
+    """The chunk's bytes, after checking the base: LacksBase if it is another one. overwrite: as of `decode_chunk`.
 
     The result is *not* checked here: `SlotWriter.write_chunk` does.
     """
     if record.needs_base and (base is None or base_sum(base) != record.base):
         raise LacksBase(f"chunk {record.chunk} needs a base that is not here")
-    return decode_chunk(record.mode, payload, raw_len, base)
+    return decode_chunk(record.mode, payload, raw_len, base, overwrite=overwrite)
 
 
 @dataclass(frozen=True, slots=True)

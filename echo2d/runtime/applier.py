@@ -6,8 +6,8 @@ holds already is copied, and it is the base of delta forms. Reading, decoding an
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -15,13 +15,13 @@ from itertools import islice
 from echo2d.core.form_index import FormIndex
 from echo2d.core.forms import ChunkRecord, LacksBase, decode_record
 from echo2d.core.ids import ChunkId, Digest, FormId, FrameId, SegmentId
-from echo2d.core.manifest import Chunk
+from echo2d.core.manifest import CHUNK_BYTES, Chunk
 from echo2d.core.worker_io import ApplyCancelled, ApplyRejected, SnapshotReady
 from echo2d.errors import IntegrityFault, StoreFault
 from echo2d.runtime.holdings import Holdings
 from echo2d.store.frames import FramesDamaged, FrameStore
 from echo2d.store.slots import CurrentSlot, SlotStore, SlotWriter
-from echo2d.store.snapshots import read_chunk
+from echo2d.store.snapshots import read_chunk_into
 
 LOOKAHEAD_CHUNKS = 16  # chunks looked at for being complete, in order; frames come nearly in order
 BATCH_CHUNKS = 4  # written in one go in a thread, so that cancelling takes well under a second
@@ -33,11 +33,30 @@ class _CopyDamaged(IntegrityFault):
     """A chunk of the current slot is not what its manifest says."""
 
 
+class _Scratch:
+    """Memory of a chunk for each thread that writes just now, used again: fresh memory costs more than decoding."""
+
+    def __init__(self) -> None:
+        self._free: list[memoryview] = []
+
+    @contextmanager
+    def chunk(self) -> Iterator[memoryview]:
+        try:
+            taken = self._free.pop()
+        except IndexError:
+            taken = memoryview(bytearray(CHUNK_BYTES))
+        try:
+            yield taken
+        finally:
+            self._free.append(taken)
+
+
 class Applier:
     """One form at a time: `apply` returns before the next one begins."""
 
     def __init__(self, slots: SlotStore, store: FrameStore, holdings: Holdings) -> None:
         self._slots, self._store, self._holdings = slots, store, holdings
+        self._scratch = _Scratch()
         self._cancelled: FormId | None = None
 
     def cancel(self, form: FormId) -> None:
@@ -70,7 +89,7 @@ class Applier:
             if index.facts.base_digest is not None and not _is_base(base, index):
                 return ApplyRejected(form, "the base of the delta does not stand here", lacks_base=True)
             writer = await self._holdings.with_room(form, lambda: self._slots.begin(index.files))
-            work = _Work(form, index, self._store, base, writer)
+            work = _Work(form, index, self._store, base, writer, self._scratch)
             while not work.done:
                 batch = work.take(self._holdings)
                 if self._ends(form):
@@ -134,9 +153,16 @@ class _Work:
     """The chunks of one form that are still to be written. lacking: those whose base is damaged here."""
 
     def __init__(
-        self, form: FormId, index: FormIndex, store: FrameStore, base: CurrentSlot | None, writer: SlotWriter
+        self,
+        form: FormId,
+        index: FormIndex,
+        store: FrameStore,
+        base: CurrentSlot | None,
+        writer: SlotWriter,
+        scratch: _Scratch,
     ) -> None:
         self._form, self._index, self._store, self._base, self._writer = form, index, store, base, writer
+        self._scratch = scratch
         self._base_digests: dict[Chunk, Digest] = {}
         if base is not None:
             self._base_digests = dict(zip(base.manifest.chunks, base.manifest.chunk_digests, strict=True))
@@ -173,14 +199,18 @@ class _Work:
 
     def write(self, records: Iterable[ChunkRecord]) -> None:
         """Blocking. The writer hashes every result; what it was made from is hashed only where the result is wrong."""
-        for record in records:
-            try:
-                if self._copied(record):
-                    self._copy(record)
-                else:
-                    self._decode(record)
-            except LacksBase:
-                self.lacking.add(record.chunk)
+        with self._scratch.chunk() as self._chunk:
+            for record in records:
+                self._write(record)
+
+    def _write(self, record: ChunkRecord) -> None:
+        try:
+            if self._copied(record):
+                self._copy(record)
+            else:
+                self._decode(record)
+        except LacksBase:
+            self.lacking.add(record.chunk)
 
     def _copied(self, record: ChunkRecord) -> bool:
         """Whether the current slot holds the very same bytes in the same place."""
@@ -205,15 +235,16 @@ class _Work:
 
     def _put(self, record: ChunkRecord, payload: bytes) -> None:
         base = self._read_base(record) if record.needs_base else None
-        data = decode_record(record, payload, self._place(record).length, base)
+        data = decode_record(record, payload, self._place(record).length, base, overwrite=True)
         self._writer.write_chunk(record.chunk, data, record.result)
 
-    def _read_base(self, record: ChunkRecord) -> bytes | None:
+    def _read_base(self, record: ChunkRecord) -> memoryview | None:
+        """Anew each time: who decodes uses it up."""
         place = self._place(record)
         if self._base is None or place not in self._base_digests:
             return None
         with suppress(IntegrityFault, StoreFault):  # as good as damaged
-            return read_chunk(self._base.directory, place)
+            return read_chunk_into(self._base.directory, place, self._chunk)
         return None
 
     def _place(self, record: ChunkRecord) -> Chunk:

@@ -60,6 +60,18 @@ def read_at(path: Path, length: int, offset: int) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
+def read_into(path: Path, buffer: memoryview, offset: int) -> int:
+    """Fill `buffer` as far as the file goes: so many bytes."""
+    done = 0
+    with opened(path, os.O_RDONLY) as fd:
+        while done < len(buffer):
+            part = os.preadv(fd, [buffer[done:]], offset + done)
+            if not part:
+                break
+            done += part
+    return done
+
+
 def read_file(path: Path) -> bytes:
     """All of a file."""
     return read_at(path, path.stat().st_size, 0)

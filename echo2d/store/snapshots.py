@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from echo2d.core.canonical import digest_of
+from echo2d.core.canonical import digest_of, require
 from echo2d.core.headers import LENGTH_BYTES, check_header, header_bytes
 from echo2d.core.ids import ChunkId
 from echo2d.core.manifest import (
@@ -26,7 +26,7 @@ from echo2d.core.manifest import (
     is_safetensors,
 )
 from echo2d.errors import IntegrityFault, OperatorFault, StoreFault
-from echo2d.store.disk import read_at, store_faults, sync
+from echo2d.store.disk import read_at, read_into, store_faults, sync
 
 
 def scan_snapshot(directory: Path) -> tuple[FileEntry, ...]:
@@ -58,8 +58,16 @@ def read_chunk(directory: Path, chunk: Chunk) -> bytes:
     path = directory / chunk.path
     with store_faults("reading", path):
         data = read_at(path, chunk.length, chunk.offset)
-    if len(data) != chunk.length:
-        raise IntegrityFault(f"{path} is shorter than its manifest says")
+    require(len(data) == chunk.length, f"{path} is shorter than its manifest says")
+    return data
+
+
+def read_chunk_into(directory: Path, chunk: Chunk, buffer: memoryview) -> memoryview:
+    """The same, into the beginning of `buffer`, which is large enough: that much of it."""
+    path, data = directory / chunk.path, buffer[: chunk.length]
+    with store_faults("reading", path):
+        length = read_into(path, data, chunk.offset)
+    require(length == chunk.length, f"{path} is shorter than its manifest says")
     return data
 
 

@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from echo2d.bench.netlab import why_not
+from echo2d.bench.swarm import write_snapshot
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
 PEERS = 4
@@ -54,6 +56,23 @@ def test_each_byte_leaves_the_seed_about_once(tmp_path: Path) -> None:
     assert result["ratio_cold"] < SLOW_MACHINE
     assert 1.0 <= result["seed_copies"] <= 1.1, result
     assert result["frames_refetched"] == 0, result
+
+
+def test_versions_of_a_run_go_out_as_deltas(tmp_path: Path) -> None:
+    """The first in full; of each later one a word in 400 is another."""
+    words = np.random.default_rng(0).integers(0, 1 << 16, 100_000, dtype=np.uint16)
+    for number in range(1, 4):
+        words[number::400] += 1
+        write_snapshot(tmp_path / "run" / f"v{number}", [words.data])
+    result = bench(tmp_path / "lab", "--rounds=2", f"--versions={tmp_path / 'run'}")
+    cold, *warm = result["rounds"]
+    assert cold["costs"] is None
+    assert cold["wire_bytes"] > 8 << 20
+    for each in warm:
+        assert each["verified"] == PEERS
+        assert each["wire_bytes"] == each["costs"]["wire_bytes"] < 0.01 * cold["wire_bytes"]
+    assert result["delta"]["changed_fraction"] == pytest.approx(1 / 400, rel=0.01)
+    assert result["delta"]["target_s"] > 1
 
 
 def test_a_killed_relay_is_not_waited_for(tmp_path: Path) -> None:
