@@ -248,6 +248,7 @@ class GatewayCalls:
             worker = self._pick(choice, now)
             if worker is not None:
                 actions += self._lease(choice, worker, now)
+        self._slots.refresh()
         return actions
 
     # --- inside: slots

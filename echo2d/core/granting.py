@@ -82,16 +82,20 @@ class Granting:
 
     def rooms(self, oldest: Version, now: float) -> Choice:
         """The workers that may write for a group, best first: newest version, then most room."""
+        self.refresh()
+        self._ranking.rested(now=now)
+        return self._ranking.choose(oldest, self._versions.live)
+
+    def refresh(self) -> None:
+        """Take note of what has changed of the workers and of what they hold."""
         for worker in self._members.changed | self._leases.changed | self._lent.changed:
             peer = self._members.get(worker)
             self._ranking.refresh(worker, peer, self._leases.load(worker), self._lent.load(worker))
         for changed in (self._members.changed, self._leases.changed, self._lent.changed):
             changed.clear()
-        self._ranking.rested(now=now)
-        return self._ranking.choose(oldest, self._versions.live)
 
     def free(self, worker: PeerId) -> int:
-        """Its free slots when `rooms` was last called."""
+        """Its free slots, as far as changes have been taken note of."""
         return self._ranking.free_of(worker)
 
     def check(self) -> None:

@@ -2,7 +2,7 @@
 
     gateway.jsonl -> gateway.1.jsonl -> ... -> gateway.<FILES - 1>.jsonl -> deleted
 
-Private (mode 0600), written line by line, not synced: a crash may cost the last ones. Blocking. Not here: what they say.
+Private (mode 0600), written line by line, not synced: a crash may cost the last. Blocking. Not here: what they say.
 """
 
 import json

@@ -3,7 +3,6 @@
 {"error": {"message": one line, "type": ..., "param": the field at fault or null, "code": a short word}}
 """
 
-from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -49,9 +48,9 @@ def error_body(status: int, code: str, detail: str, *, refusal: Refusal | None =
 
 
 def error_response(status: int, code: str, detail: str, *, refusal: Refusal | None = None) -> web.Response:
-    headers: Mapping[str, str] = {}
+    headers = {} if status >= 500 or status == HTTPStatus.TOO_MANY_REQUESTS else {"X-Should-Retry": "false"}
     if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
-        headers = {"Retry-After": str(RETRY_AFTER_S)}
+        headers |= {"Retry-After": str(RETRY_AFTER_S)}
     elif isinstance(refusal, CallRefusal) and refusal.version is not None:
-        headers = {VERSION_HEADER: str(refusal.version)}
+        headers |= {VERSION_HEADER: str(refusal.version)}
     return web.json_response(error_body(status, code, detail, refusal=refusal), status=status, headers=headers)
