@@ -195,7 +195,8 @@ async def test_a_stream_says_the_same_as_a_whole_answer(site: Site) -> None:
     assert spans_of(told[-1]) == spans_of(whole.choices[0])
     assert chunks[-1].usage == whole.usage
 
-    chat = await client.chat.completions.create(model="policy", messages=ASK, n=2, seed=3, stream=True)  # type: ignore[call-overload]
+    ask: Any = {"model": "policy", "messages": ASK, "n": 2, "seed": 3, "stream": True}
+    chat = await client.chat.completions.create(**ask)
     deltas = [chunk.choices[0] async for chunk in chat]
     for index in range(2):
         mine = [choice for choice in deltas if choice.index == index]
@@ -230,7 +231,7 @@ async def test_the_training_client_of_verifiers_gets_its_shape(site: Site) -> No
 async def test_what_cannot_be_had_is_said_in_openais_words(site: Site) -> None:
     client = await site.client()
     ask: Any = {"model": "policy", "prompt": "1>", "max_tokens": 2}
-    for change, words in [
+    changes: list[tuple[dict[str, Any], str]] = [
         ({"top_k": 5}, "top_k: is not supported"),
         ({"temperature": -1}, "temperature: expected a number"),
         ({"nonsense": 1}, "nonsense: unknown field"),
@@ -240,7 +241,8 @@ async def test_what_cannot_be_had_is_said_in_openais_words(site: Site) -> None:
         ({"max_tokens": 4097}, "at most 4096"),
         ({"logprobs": 2}, "sampled token"),
         ({"stop": [""]}, "stop: expected texts"),
-    ]:
+    ]
+    for change, words in changes:
         known = {key: value for key, value in {**ask, **change}.items() if key not in ("top_k", "nonsense")}
         extra = {key: value for key, value in change.items() if key not in known}
         with pytest.raises(openai.BadRequestError, match=words):

@@ -119,14 +119,11 @@ def _message(message: Any, name: str) -> dict[str, Any]:
 
 
 def _content(content: Any, name: str) -> str:
-    if isinstance(content, list):
-        parts = [
-            part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in content
-        ]
-        content = "".join(parts) if all(isinstance(part, str) for part in parts) else None
-    if not isinstance(content, str):
+    parts = content if isinstance(content, list) else [{"text": content}]
+    texts = [part.get("text") for part in parts if isinstance(part, dict)]  # images have none
+    if len(texts) < len(parts) or not all(isinstance(text, str) for text in texts):
         raise unusable(f"{name}.content", "expected text, or a list of text parts", "unsupported_value")
-    return checked_text(content, f"{name}.content")
+    return checked_text("".join(map(str, texts)), f"{name}.content")
 
 
 def checked_text(text: str, name: str) -> str:
