@@ -199,7 +199,8 @@ class CoordinatorState:
         peer, hello = joined.peer, event.hello
         mine = [key for key in hello.leases if self._gateway.owns(key)]
         kept, called_off = self._gateway.rejoined(peer, mine, now=now)
-        keep, cancel, ended = self._groups.rejoined(peer, [key for key in hello.leases if key not in kept], now=now)
+        calls = frozenset(kept)
+        keep, cancel, ended = self._groups.rejoined(peer, [key for key in hello.leases if key not in calls], now=now)
         seq = self._versions.publish_seq
         rules, epoch = self._rules, self._calls.epoch
         welcome = Welcome(peer.peer, rules.run_id, epoch, seq, rules.heartbeat_s, (*kept, *keep), cancel)

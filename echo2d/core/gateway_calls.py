@@ -52,6 +52,7 @@ CALLS_MAX = 256  # open ones, each a connection and a few megabytes at most; who
 CHOICES_MAX = 32  # of one call ...
 CHOICES_OPEN_MAX = 1024  # ... and of all: what waits is looked at with every event
 FAILURES_MAX = 3  # leases of one choice that ended without it; then something is wrong with what it asks for
+AVOID_S = 1.0  # a worker that leaves gives leases back a moment before it says goodbye
 SESSIONS_MAX = 4096  # whose worker is remembered
 PATIENCE_S = 5.0  # a call that has waited for so long goes before the run, lest a busy run starves all calls
 REPORT_S = 0.2  # tokens reach a reader about five times a second
@@ -60,7 +61,10 @@ GROUP_FIRST = 1 << 62  # calls have group ids too, for logs; those of the run ne
 
 @dataclass(slots=True)
 class _Choice:
-    """One sample of a call. told: what its caller has; since: when it began to wait. avoid: who failed it last."""
+    """One sample of a call. told: what its caller has; since: when it began to wait.
+
+    avoid: who failed it last, and gets it no more before `avoid_until`; None: nobody did lately.
+    """
 
     call: CallAsked
     index: int
@@ -69,6 +73,7 @@ class _Choice:
     lease: Lease | None = None
     failures: int = 0
     avoid: PeerId | None = None
+    avoid_until: float = 0.0
 
     @property
     def key(self) -> tuple[CallId, int]:
@@ -233,7 +238,8 @@ class GatewayCalls:
 
     def wake_at(self) -> float | None:
         waits = (choice.since + self._mine.wait_s for choice in self._waiting.values())
-        return min((at for at in (self._leases.wake_at(), *waits) if at is not None), default=None)
+        avoids = (choice.avoid_until for choice in self._waiting.values() if choice.avoid is not None)
+        return min((at for at in (self._leases.wake_at(), *waits, *avoids) if at is not None), default=None)
 
     def impatient(self, *, now: float) -> bool:
         """Somebody has waited for long enough to go before the run."""
@@ -258,12 +264,12 @@ class GatewayCalls:
         return max(1, int(self._mine.share * sum(peer.slots for peer in self._members.workers())))
 
     def _pick(self, choice: _Choice, now: float) -> Peer | None:
-        """The worker of its session if that has room, else the best one, rather not the one that just failed it."""
+        """The worker of its session if that has room, else the best one; not the one that just failed it."""
         rooms = self._slots.rooms(choice.oldest, now)
         usual = self._members.get(self._sessions.get(choice.call.session, PeerId("")))
         if usual is not None and usual.peer != choice.avoid and self._has_room(usual, choice.oldest):
             return usual
-        best = sorted((room.worker for room in islice(rooms, 2)), key=lambda worker: worker == choice.avoid)
+        best = [room.worker for room in islice(rooms, 2) if room.worker != choice.avoid]
         return self._members.get(best[0]) if best else None
 
     def _has_room(self, peer: Peer, oldest: Version) -> bool:
@@ -338,7 +344,7 @@ class GatewayCalls:
     def _go_on(self, choice: _Choice, reason: str, now: float, *, failures: int = 0) -> list[Action]:
         """The lease is over; the choice waits for another worker, unless it is whole or has failed too often."""
         assert choice.lease is not None
-        choice.avoid = choice.lease.worker
+        choice.avoid, choice.avoid_until = choice.lease.worker, now + AVOID_S
         self._put_down(choice)
         choice.since = now
         choice.failures += failures

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from echo2d.core.coordinator_io import CommitAsked, Persist, Send
-from echo2d.core.gateway_calls import CALLS_MAX, FAILURES_MAX, GROUP_FIRST, PATIENCE_S, REPORT_S
+from echo2d.core.gateway_calls import AVOID_S, CALLS_MAX, FAILURES_MAX, GROUP_FIRST, PATIENCE_S, REPORT_S
 from echo2d.core.gateway_io import CallAsked, CallGone, CallId, CallRefused, ChoiceGrew, ChoiceStopped, GatewayRules
 from echo2d.core.ids import Version
 from echo2d.core.messages import Goodbye, HeldLease, LeaseCancelled, LeaseFailed, LeaseGranted, SampleAnswered
@@ -136,6 +136,15 @@ def test_a_dying_workers_call_goes_on_with_the_tokens_it_has() -> None:
     assert world.state.status()["gateway"]["handed_over"] == 1
 
 
+def test_a_worker_that_leaves_does_not_get_back_what_it_gives_back() -> None:
+    world, (worker,) = gateway_world(2)
+    world.handle(call(1))
+    world.say(worker, LeaseFailed(of_calls(worker)[0].lease, 0, "stopping"))
+    assert len(of_calls(worker)) == 1
+    world.pass_time(AVOID_S)
+    assert len(of_calls(worker)) == 2
+
+
 def test_a_silent_worker_loses_the_call() -> None:
     world, peers = gateway_world(2, 2)
     world.handle(call(1))
@@ -178,7 +187,9 @@ def test_bad_output_is_nobodys(tokens: tuple[int, ...]) -> None:
         assert told(world) == []
         world.say(worker, worker.finish(key_of(of_calls(worker)[-1]), 0, tokens=tokens))
         assert not answers(worker)[-1][0]
-    assert refused(world) == [("failed", 0)]
+        ended = refused(world)
+        world.pass_time(AVOID_S)
+    assert ended == [("failed", 0)]
     assert world.state.status()["gateway"]["ended"] == {"failed": 1}
 
 
