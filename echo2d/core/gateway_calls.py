@@ -229,9 +229,12 @@ class GatewayCalls:
             choice = self._running[lease.key]
             cancelled = self._cancel(lease)
             actions += [*cancelled, *self._go_on(choice, "its worker was silent or stuck", now, failures=1)]
-        late = {
-            choice.call.call: choice for choice in self._waiting.values() if now >= choice.since + self._mine.wait_s
-        }
+        late: dict[CallId, _Choice] = {}
+        for choice in self._waiting.values():
+            if now >= choice.avoid_until:
+                choice.avoid = None
+            if now >= choice.since + self._mine.wait_s:
+                late[choice.call.call] = choice
         for choice in late.values():
             actions += self._too_late(choice)
         return actions
