@@ -109,6 +109,19 @@ class LinkTable(Table):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayTable(Table):
+    TABLE: ClassVar[str] = "gateway"
+
+    enabled: bool = key("serve the policy to holders of a gateway token, as OpenAI's API (docs/gateway.md)", False)
+    share: float = key("of all slots that calls may hold at once; one in any case", 0.1, above=0.0, high=1.0)
+    wait_s: float = key("seconds that a call may wait for a slot", 60.0, above=0.0, high=3600.0)
+    model: str = key("what the policy is called there", "policy")
+    max_new_tokens: int = key("output tokens per choice at most", 4096, low=1, high=NEW_TOKENS_MAX)
+    chat_template: Path | None = key("jinja file that takes the place of the snapshot's", None)
+    record_bytes_max: int = key("bytes of records (run_dir/gateway.jsonl); 0: keep none", 256 << 20, low=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig(Table):
     """Everything `echo2d join` needs: the [worker] table and flags."""
 
@@ -174,6 +187,7 @@ class WorkerConfig(Table):
 
 _COORDINATOR_TABLES: tuple[type[Table], ...] = (
     RunTable, ServeTable, PolicyTable, SamplingTable, TaskTable, DisseminationTable, LinkTable,
+    GatewayTable,
 )  # fmt: skip
 
 
@@ -188,6 +202,7 @@ class CoordinatorConfig:
     task: TaskTable
     dissemination: DisseminationTable
     link: LinkTable
+    gateway: GatewayTable
 
     def __post_init__(self) -> None:
         _ = self.link.networks  # or a fault

@@ -6,7 +6,7 @@ import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -26,6 +26,16 @@ from tests.coordinator_kit import CoordinatorDouble
 from tests.snapshot_kit import write_snapshot
 
 
+class Home(Protocol):
+    """A coordinator that a worker may join."""
+
+    @property
+    def url(self) -> str: ...
+
+    def token(self, path: Path, name: str) -> Path:
+        """Write a worker's token. Blocking."""
+
+
 @asynccontextmanager
 async def a_seed(double: CoordinatorDouble) -> AsyncIterator[Seed]:
     key = Ed25519PrivateKey.generate()
@@ -38,7 +48,7 @@ async def a_seed(double: CoordinatorDouble) -> AsyncIterator[Seed]:
         running.cancel()
 
 
-async def config_of(double: CoordinatorDouble, folder: Path) -> WorkerConfig:
+async def config_of(double: Home, folder: Path) -> WorkerConfig:
     """Of a worker that keeps everything in `folder` and is named after it; its token is made at the first call."""
     path = folder / "worker.token"
     if not await asyncio.to_thread(path.exists):
@@ -49,7 +59,7 @@ async def config_of(double: CoordinatorDouble, folder: Path) -> WorkerConfig:
 
 @asynccontextmanager
 async def a_worker(
-    double: CoordinatorDouble, folder: Path, *engines: Engine, relay_only: bool = False, **options: Any
+    double: Home, folder: Path, *engines: Engine, relay_only: bool = False, **options: Any
 ) -> AsyncIterator[Worker]:
     """Killed at the end, without a goodbye. Without engines of its own it gets a fake one, unless it is a relay.
 

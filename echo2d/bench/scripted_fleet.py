@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from echo2d.bench.load_meter import LoadMeter
 from echo2d.core.link_handshake import DIAL_BACK, SECRET_BYTES
 from echo2d.core.messages import (
+    PROGRESS_S,
     PROTOCOL_VERSION,
     Address,
     Heartbeat,
@@ -44,7 +45,6 @@ from echo2d.core.messages import (
     Welcome,
 )
 from echo2d.core.roots import Root
-from echo2d.core.worker_leases import PROGRESS_S
 from echo2d.net.auth import TokenFile
 from echo2d.net.control import ControlLink, Identity, enrol
 from echo2d.net.peers import PeerLinks

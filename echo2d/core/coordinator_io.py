@@ -8,6 +8,7 @@ A *session* is one WebSocket connection of a peer; a *request* is one waiting HT
 from dataclasses import dataclass
 from typing import Any, NewType
 
+from echo2d.core.gateway_io import CallAction, CallEvent, GatewayRules
 from echo2d.core.ids import Digest, Epoch, GroupId, LeaseId, PeerId, PublishSeq, RunId, Version
 from echo2d.core.messages import Address, HeldLease, Hello, ToCoordinator, ToPeer, VersionKey
 from echo2d.core.rates import PeerRate
@@ -39,6 +40,7 @@ class CoordinatorRules:
     disk_bytes_max: int = 1 << 62  # that copies of versions may take; past it bases go
     lease_silence_s: float = 15.0
     heartbeat_s: float = 2.0
+    gateway: GatewayRules | None = None  # None: it is off
 
 
 # --- events: peers ----------------------------------------
@@ -190,7 +192,7 @@ class DeadlinePassed:
 Event = (
     PeerConnected | PeerSaid | PeerDisconnected | PeerRevoked | DialBackEnded
     | SessionAsked | EpochAsked | PublishAsked | BatchAsked | CommitAsked | RefuseAsked | CheckpointAsked
-    | RequestGone | PromptDrawn | SampleScored | DeadlinePassed
+    | RequestGone | PromptDrawn | SampleScored | DeadlinePassed | CallEvent
 )  # fmt: skip
 
 
@@ -467,5 +469,5 @@ class Note:
 
 Action = (
     Persist | Send | SendRoot | CloseSession | DialBack | Reply | DrawPrompt | ScoreSample | DeleteVersion | StopRun
-    | Note
+    | Note | CallAction
 )  # fmt: skip

@@ -43,8 +43,11 @@ from echo2d.core.coordinator_io import (
 )
 from echo2d.core.coordinator_status import make_status
 from echo2d.core.figures import Figures
+from echo2d.core.gateway_calls import GatewayCalls
+from echo2d.core.gateway_io import CallAsked, CallGone, ChoiceStopped
 from echo2d.core.groups import Groups
 from echo2d.core.learner_calls import LearnerCalls
+from echo2d.core.leases import Leases
 from echo2d.core.membership import Membership, Peer
 from echo2d.core.messages import (
     ApplyFailed,
@@ -55,6 +58,7 @@ from echo2d.core.messages import (
     FrameAccused,
     Goodbye,
     Heartbeat,
+    HeldLease,
     Hello,
     LeaseFailed,
     LeaseProgress,
@@ -94,9 +98,14 @@ class CoordinatorState:
         self._reachability = Reachability(self._members)
         self._versions = Versions(recovered.published, recovered.publish_seq, lost=recovered.lost)
         self._staleness = Staleness(rules, recovered)
+        lent = Leases(tag ^ 1, rules.lease_silence_s)
         self._groups = Groups(
             rules, recovered, members=self._members, versions=self._versions, staleness=self._staleness,
-            figures=self._figures, tag=tag,
+            figures=self._figures, lent=lent, tag=tag,
+        )  # fmt: skip
+        self._gateway = GatewayCalls(
+            rules, leases=lent, members=self._members, versions=self._versions, figures=self._figures,
+            slots=self._groups.granting,
         )  # fmt: skip
         self._publishing = Publishing(
             rules, members=self._members, versions=self._versions, figures=self._figures, plan_secret=plan_secret,
@@ -124,7 +133,7 @@ class CoordinatorState:
         """When a DeadlinePassed is due; None: not before another event."""
         if self._start is not None:
             return self._start[0]
-        parts = (self._members, self._reachability, self._groups, self._publishing)
+        parts = (self._members, self._reachability, self._groups, self._gateway, self._publishing)
         return min((at for at in (part.wake_at() for part in parts) if at is not None), default=None)
 
     def status(self, *, now: float | None = None) -> dict[str, Any]:
@@ -132,7 +141,8 @@ class CoordinatorState:
         return make_status(
             self._rules, now=self._figures.now if now is None else now, members=self._members,
             versions=self._versions, staleness=self._staleness,
-            groups=self._groups, publishing=self._publishing, calls=self._calls, figures=self._figures,
+            groups=self._groups, gateway=self._gateway, publishing=self._publishing, calls=self._calls,
+            figures=self._figures,
         )  # fmt: skip
 
     # --- routes
@@ -152,11 +162,11 @@ class CoordinatorState:
             case DialBackEnded():
                 return self._reachability.ended(event, now=now)
             case SessionAsked():
-                return self._calls.session_asked(event, now=now)
+                return [*self._calls.session_asked(event, now=now), *self._gateway.revoked()]
             case EpochAsked():
                 return self._calls.epoch_asked(event)
             case PublishAsked():
-                return self._calls.publish_asked(event, now=now)
+                return [*self._calls.publish_asked(event, now=now), *self._gateway.revoked()]
             case BatchAsked():
                 return self._calls.batch_asked(event)
             case CommitAsked():
@@ -172,6 +182,12 @@ class CoordinatorState:
                 return self._groups.prompt_drawn(event)
             case SampleScored():
                 return self._groups.scored(event)
+            case CallAsked():
+                return self._gateway.asked(event, now=now)
+            case ChoiceStopped():
+                return self._gateway.stopped(event)
+            case CallGone():
+                return self._gateway.gone(event)
             case DeadlinePassed():
                 return self._deadlines(now)
             case _:
@@ -182,14 +198,17 @@ class CoordinatorState:
         if joined is None:
             return actions
         peer, hello = joined.peer, event.hello
-        keep, cancel, ended = self._groups.rejoined(peer, hello.leases, now=now)
+        mine = [key for key in hello.leases if self._gateway.owns(key)]
+        kept, called_off = self._gateway.rejoined(peer, mine, now=now)
+        calls = frozenset(kept)
+        keep, cancel, ended = self._groups.rejoined(peer, [key for key in hello.leases if key not in calls], now=now)
         seq = self._versions.publish_seq
         rules, epoch = self._rules, self._calls.epoch
-        welcome = Welcome(peer.peer, rules.run_id, epoch, seq, rules.heartbeat_s, keep, cancel)
+        welcome = Welcome(peer.peer, rules.run_id, epoch, seq, rules.heartbeat_s, (*kept, *keep), cancel)
         void = self._tell_void(peer, [hello.serving, *hello.holding[:HOLDING_MAX]], now)
         placed = self._publishing.joined(peer, renewed=joined.renewed, now=now)
         dialled = self._reachability.joined(peer, now=now)
-        return [*actions, Send(event.session, welcome), *ended, *void, *placed, *dialled]
+        return [*actions, Send(event.session, welcome), *called_off, *ended, *void, *placed, *dialled]
 
     def _said(self, session: SessionId, message: ToCoordinator, now: float) -> list[Action]:
         peer, returned = self._members.heard(session, now=now)
@@ -236,15 +255,18 @@ class CoordinatorState:
                 peer.serving = serving if serving in peer.acknowledged else None
                 return [self._figures.fault("refit", f"{peer.name}, version {version}: {reason}")]
             case LeaseProgress():
-                return self._groups.progressed(peer, message, now=now)
+                return self._granted_by(message).progressed(peer, message, now=now)
             case SampleFinished():
-                return self._groups.finished(peer, message, now=now)
+                return self._granted_by(message).finished(peer, message, now=now)
             case LeaseFailed():
-                return self._groups.failed(peer, message, now=now)
+                return self._granted_by(message).failed(peer, message, now=now)
             case Hello():
                 raise PeerFault("a second hello")
             case _:
                 assert_never(message)
+
+    def _granted_by(self, message: LeaseProgress | SampleFinished | LeaseFailed) -> Groups | GatewayCalls:
+        return self._gateway if self._gateway.owns(HeldLease(message.lease, message.attempt)) else self._groups
 
     def _refitted(self, peer: Peer, message: RefitDone, now: float) -> list[Action]:
         if not (math.isfinite(message.pause_s) and message.pause_s >= 0):
@@ -268,23 +290,33 @@ class CoordinatorState:
 
     def _gone(self, peer: Peer, now: float, *, revoked: bool = False) -> list[Action]:
         """It will not come back soon: its work goes to others."""
-        return [*self._groups.worker_left(peer, revoked=revoked, now=now), *self._publishing.lost(peer)]
+        calls = self._gateway.worker_left(peer, now=now)
+        return [*calls, *self._groups.worker_left(peer, revoked=revoked, now=now), *self._publishing.lost(peer)]
 
     def _deadlines(self, now: float) -> list[Action]:
         suspected, actions = self._members.deadlines(now=now)
         for peer in suspected:
             actions += self._publishing.lost(peer)
         actions += self._reachability.deadlines(now=now)
-        return [*actions, *self._publishing.tell_on(now=now), *self._groups.deadlines(now=now)]
+        return [
+            *actions,
+            *self._publishing.tell_on(now=now),
+            *self._groups.deadlines(now=now),
+            *self._gateway.deadlines(now=now),
+        ]
 
     def _advance(self, now: float) -> list[Action]:
-        return [*self._calls.advance(), *self._publishing.advance(now=now), *self._groups.advance(now=now)]
+        actions = [*self._calls.advance(), *self._publishing.advance(now=now)]
+        if self._gateway.impatient(now=now):
+            actions += self._gateway.advance(now=now)
+        return [*actions, *self._groups.advance(now=now), *self._gateway.advance(now=now)]
 
     def check(self) -> None:
         """All invariants of all parts."""
         for part in (self._figures, self._members, self._versions, self._staleness, self._groups, self._publishing):
             part.check()
         self._reachability.check()
+        self._gateway.check()
         self._calls.check()
 
 

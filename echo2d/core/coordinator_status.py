@@ -12,6 +12,7 @@ from typing import Any
 from echo2d.core.attention import attention
 from echo2d.core.coordinator_io import CoordinatorRules, VersionPublished
 from echo2d.core.figures import Figures
+from echo2d.core.gateway_calls import GatewayCalls
 from echo2d.core.groups import Groups
 from echo2d.core.ids import PeerId
 from echo2d.core.learner_calls import LearnerCalls
@@ -31,6 +32,7 @@ def make_status(
     versions: Versions,
     staleness: Staleness,
     groups: Groups,
+    gateway: GatewayCalls,
     publishing: Publishing,
     calls: LearnerCalls,
     figures: Figures,
@@ -63,6 +65,7 @@ def make_status(
         ],
         "relays": [_peer(peer, now) for peer in members if peer.kind == "relay"],
         "seed_alive": members.seed is not None,
+        "gateway": gateway.facts(),
         **_figures(figures, now),
     }
     return {**facts, "attention": attention(facts)}

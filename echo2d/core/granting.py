@@ -24,7 +24,7 @@ from echo2d.core.versions import Versions
 
 
 class Granting:
-    """See the module docstring. `now` is monotonic seconds."""
+    """See the module docstring. `now` is monotonic seconds. lent: the gateway's leases, whose slots are not there."""
 
     def __init__(
         self,
@@ -34,6 +34,7 @@ class Granting:
         prompts: Prompts,
         groups: GroupTable,
         leases: Leases,
+        lent: Leases,
         partials: Partials,
         members: Membership,
         versions: Versions,
@@ -45,6 +46,7 @@ class Granting:
         self._prompts = prompts
         self._groups = groups
         self._leases = leases
+        self._lent = lent
         self._partials = partials
         self._members = members
         self._versions = versions
@@ -73,13 +75,31 @@ class Granting:
             if group.partials:
                 actions += self._go_on(group, now)
             if group.waiting.difference(group.partials):
-                actions += self._grant(group, self._rooms(self._staleness.oldest, now), now)
+                actions += self._grant(group, self.rooms(self._staleness.oldest, now), now)
             if not self._ranking.free:
                 break  # for they may be many
         return [*actions, *self._admit(now)]
 
+    def rooms(self, oldest: Version, now: float) -> Choice:
+        """The workers that may write for a group, best first: newest version, then most room."""
+        self.refresh()
+        self._ranking.rested(now=now)
+        return self._ranking.choose(oldest, self._versions.live)
+
+    def refresh(self) -> None:
+        """Take note of what has changed of the workers and of what they hold."""
+        for worker in self._members.changed | self._leases.changed | self._lent.changed:
+            peer = self._members.get(worker)
+            self._ranking.refresh(worker, peer, self._leases.load(worker), self._lent.load(worker))
+        for changed in (self._members.changed, self._leases.changed, self._lent.changed):
+            changed.clear()
+
+    def free(self, worker: PeerId) -> int:
+        """Its free slots, as far as changes have been taken note of."""
+        return self._ranking.free_of(worker)
+
     def check(self) -> None:
-        self._ranking.check(self._members, self._leases.load)
+        self._ranking.check(self._members, self._leases.load, self._lent.load)
 
     # --- inside
 
@@ -87,7 +107,7 @@ class Granting:
         actions: list[Action] = []
         samples = range(self._rules.group_size)
         while True:
-            rooms = self._rooms(self._staleness.oldest_start(len(self._groups)), now)
+            rooms = self.rooms(self._staleness.oldest_start(len(self._groups)), now)
             if not place(samples, rooms):
                 return actions
             prompt = self._prompts.take()
@@ -98,15 +118,6 @@ class Granting:
             self._groups.add(group)
             actions.append(Persist(PromptTaken(group.group, prompt.cursor, prompt.tokens)))
             actions += self._grant(group, rooms, now)
-
-    def _rooms(self, oldest: Version, now: float) -> Choice:
-        """The workers that may write for a group, best first: newest version, then most room."""
-        for worker in self._members.changed | self._leases.changed:
-            self._ranking.refresh(worker, self._members.get(worker), self._leases.load(worker))
-        self._members.changed.clear()
-        self._leases.changed.clear()
-        self._ranking.rested(now=now)
-        return self._ranking.choose(oldest, self._versions.live)
 
     def _go_on(self, group: Group, now: float) -> list[Action]:
         """Lease each waiting sample that has tokens to a worker that may go on from them, where there is one."""
@@ -122,7 +133,7 @@ class Granting:
     def _place_one(self, sample: int, oldest: Version, now: float) -> list[tuple[PeerId, tuple[int, ...]]]:
         if self._no_room_from is not None and oldest >= self._no_room_from:
             return []
-        placed = place([sample], self._rooms(oldest, now))
+        placed = place([sample], self.rooms(oldest, now))
         if not placed:
             self._no_room_from = oldest
         return placed

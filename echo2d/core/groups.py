@@ -66,7 +66,10 @@ ANSWERED_MAX = 1 << 16  # accepted results whose repeats are recognised; workers
 
 
 class Groups:
-    """See the module docstring. `advance` grants what may be granted; call it after every event."""
+    """See the module docstring. `advance` grants what may be granted; call it after every event.
+
+    lent: the gateway's leases.
+    """
 
     def __init__(
         self,
@@ -77,6 +80,7 @@ class Groups:
         versions: Versions,
         staleness: Staleness,
         figures: Figures,
+        lent: Leases,
         tag: int,
     ) -> None:
         self._rules = rules
@@ -88,12 +92,13 @@ class Groups:
         self.leases = Leases(tag, rules.lease_silence_s)
         self._groups = GroupTable(rules.group_size, self.leases)
         self._partials = Partials(rules, leases=self.leases, versions=versions, staleness=staleness, figures=figures)
-        self._granting = Granting(
+        self.granting = Granting(
             rules,
             recovered.next_group,
             prompts=self._prompts,
             groups=self._groups,
             leases=self.leases,
+            lent=lent,
             partials=self._partials,
             members=members,
             versions=versions,
@@ -248,7 +253,7 @@ class Groups:
 
     def wake_at(self) -> float | None:
         """When a lease expires, a worker has rested, or a partial has waited for long enough."""
-        times = (self.leases.wake_at(), self._granting.wake_at())
+        times = (self.leases.wake_at(), self.granting.wake_at())
         return min((at for at in times if at is not None), default=None)
 
     def advance(self, *, now: float) -> list[Action]:
@@ -256,8 +261,8 @@ class Groups:
         if self._staleness.open_step != self._extra_step:
             self._extra, self._extra_step = 0, self._staleness.open_step
         actions = self._age() if self._staleness.oldest != self._aged_to else []
-        actions += self._granting.fill(now=now)
-        return [*actions, *self._prompts.ask(1 + self._granting.slots // self._rules.group_size)]
+        actions += self.granting.fill(now=now)
+        return [*actions, *self._prompts.ask(1 + self.granting.slots // self._rules.group_size)]
 
     def discard(self, stored: StoredGroup, reason: str, detail: str = "", *, again: bool = False) -> list[Action]:
         """A complete group is of no use. again: for no fault of its prompt, which is used once more."""
@@ -404,7 +409,7 @@ class Groups:
 
     def check(self) -> None:
         self.leases.check()
-        self._granting.check()
+        self.granting.check()
         self._prompts.check()
         assert len(self._answered) <= ANSWERED_MAX
         self._groups.check()

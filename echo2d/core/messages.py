@@ -42,6 +42,7 @@ from echo2d.core.ids import (
 )
 
 PROTOCOL_VERSION = 1
+PROGRESS_S = 2.0  # a lease is reported at least so often (SYSTEM.md 9)
 
 PeerKind = Literal["worker", "relay", "seed"]
 Finish = Literal["stop", "length"]
@@ -458,7 +459,8 @@ class LeaseGranted:
     A prompt may end with output of an earlier attempt; then max_new_tokens is reduced by it, and the result is what
     comes after it.
     oldest: the oldest version that may write a token. silence_s: without a LeaseProgress or SampleFinished for so
-    long the lease goes to somebody else.
+    long the lease goes to somebody else. report_s: progress is wanted so often, for somebody reads along. rng_seed: of
+    the first of the samples; None: the engine's choice.
     """
 
     lease: LeaseId
@@ -472,6 +474,8 @@ class LeaseGranted:
     stop_token_ids: tuple[int, ...]
     oldest: Version
     silence_s: float
+    report_s: float = PROGRESS_S
+    rng_seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ def result_fault(
 ) -> str:
     """What is wrong with the result; empty when nothing is. base: what it goes on from."""
     room = max_new_tokens - base.length
-    fault = _content_fault(result.tokens, result.logprobs, vocab_size, room)
+    fault = content_fault(result.tokens, result.logprobs, vocab_size, room)
     return fault or span_fault(result.spans, 0, len(result.tokens) // 4, base.version_last, believed)
 
 
@@ -44,12 +44,13 @@ def delta_fault(delta: SampleDelta, before: Partial, *, room: int, oldest: Versi
 
 def partial_fault(partial: Partial, *, vocab_size: int, stop_token_ids: Collection[int]) -> str:
     """What is wrong with tokens of which places and versions were judged before; nobody goes on after a stop token."""
-    fault = _content_fault(partial.tokens, partial.logprobs, vocab_size, partial.length)
+    fault = content_fault(partial.tokens, partial.logprobs, vocab_size, partial.length)
     ended = not fault and not set(stop_token_ids).isdisjoint(unpack_tokens(partial.tokens).tolist())
     return "a stop token in the middle" if ended else fault
 
 
-def _content_fault(packed_tokens: bytes, packed_logprobs: bytes, vocab_size: int, room: int) -> str:
+def content_fault(packed_tokens: bytes, packed_logprobs: bytes, vocab_size: int, room: int) -> str:
+    """What is wrong with tokens, of which at most `room` are allowed, and their logprobs."""
     try:
         tokens, logprobs = unpack_tokens(packed_tokens), unpack_logprobs(packed_logprobs)
     except PeerFault as fault:

@@ -94,9 +94,9 @@ class Ranking:
         self.slots = 0  # of all alive workers
         self.free = 0  # of those that are ranked
 
-    def refresh(self, worker: PeerId, peer: Peer | None, load: int) -> None:
-        """The worker as it is now; None: it is forgotten."""
-        before, after = self._rows.get(worker), _row(peer, load)
+    def refresh(self, worker: PeerId, peer: Peer | None, load: int, lent: int = 0) -> None:
+        """The worker as it is now; None: it is forgotten. lent: slots that are as good as not there."""
+        before, after = self._rows.get(worker), _row(peer, load, lent)
         if before == after:
             return
         if before is not None:
@@ -111,6 +111,11 @@ class Ranking:
             worker = first[1]
             del self._resting[worker]
             self._rank(worker, self._rows[worker])
+
+    def free_of(self, worker: PeerId) -> int:
+        """The free slots of a worker that is ranked."""
+        row = self._rows.get(worker)
+        return 0 if row is None or worker in self._resting else row.free
 
     def wake_at(self) -> float | None:
         """When the next rest is over."""
@@ -148,18 +153,20 @@ class Ranking:
             self._versions.setdefault(row.serving, VersionRooms()).put(worker, row)
             self.free += row.free
 
-    def check(self, peers: Iterable[Peer], load: Callable[[PeerId], int]) -> None:
+    def check(
+        self, peers: Iterable[Peer], load: Callable[[PeerId], int], lent: Callable[[PeerId], int] = lambda _: 0
+    ) -> None:
         """Nothing has changed of which nobody said so, and all adds up."""
         fresh = Ranking()
         fresh.rested(now=self._now)
         for peer in peers:
-            fresh.refresh(peer.peer, peer, load(peer.peer))
+            fresh.refresh(peer.peer, peer, load(peer.peer), lent(peer.peer))
         assert (fresh._rows, fresh._versions) == (self._rows, self._versions)
         assert (fresh._resting, fresh.slots, fresh.free) == (self._resting, self.slots, self.free)
         self._rests.check(self._resting)
 
 
-def _row(peer: Peer | None, load: int) -> _Row | None:
+def _row(peer: Peer | None, load: int, lent: int) -> _Row | None:
     if peer is None or peer.kind != "worker" or not peer.alive:
         return None
-    return _Row(peer.serving, peer.slots, load, peer.rest_until)
+    return _Row(peer.serving, max(0, peer.slots - lent), load, peer.rest_until)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from echo2d.core.bounded import keep_newest
 from echo2d.core.messages import (
+    PROGRESS_S,
     Finish,
     HeldLease,
     LeaseFailed,
@@ -34,7 +35,7 @@ from echo2d.core.results import LOGPROB_MAX
 from echo2d.core.trajectory import pack_logprobs, pack_tokens
 from echo2d.core.worker_io import AbortGeneration, LeaseAction, SampleProgressed, SendControl, StartGeneration
 
-PROGRESS_S = 2.0  # SYSTEM.md 9
+PROGRESS_S_MIN = 0.05  # a message costs both ends something, and engines bundle tokens for as long
 ENGINE_STALL_S = 120.0  # a running lease without one token for so long is given back (I6); refits reset it
 LEASES_MAX = 256  # the coordinator grants about as many samples as there are slots; more is its mistake
 RESULTS_MAX = 1024  # unanswered results: several steps' worth from one worker while the coordinator is away
@@ -129,7 +130,7 @@ class Leases:
         if reason:
             return [SendControl(LeaseFailed(grant.lease, grant.attempt, reason))]
         outputs = {sample: _Output() for sample in grant.samples}
-        self._held[key] = _Held(grant, outputs, report_at=now + PROGRESS_S, token_at=now)
+        self._held[key] = _Held(grant, outputs, report_at=now + _report_s(grant), token_at=now)
         return self._start(now)
 
     def cancelled(self, key: HeldLease, *, now: float) -> list[LeaseAction]:
@@ -222,7 +223,7 @@ class Leases:
             if held.started and now >= held.token_at + ENGINE_STALL_S:
                 actions += self.failed(held.key, f"no token for {ENGINE_STALL_S:.0f} s", now=now)
             elif now >= held.report_at:
-                held.report_at = now + PROGRESS_S
+                held.report_at = now + _report_s(held.grant)
                 actions += [SendControl(message) for message in self._progress(held)]
         return actions
 
@@ -314,6 +315,10 @@ def _check_output(output: _Output, grant: LeaseGranted) -> None:
     versions = [span.version for span in output.spans]
     assert versions == sorted(versions)
     assert all(version >= grant.oldest for version in versions)
+
+
+def _report_s(grant: LeaseGranted) -> float:
+    return min(PROGRESS_S, max(PROGRESS_S_MIN, grant.report_s))
 
 
 def _uses(spans: Collection[Span], keys: Collection[VersionKey]) -> bool:

@@ -10,6 +10,7 @@
     POST /v1/batches/{n}/refuse           {groups, reasons, epoch}                    -> {}
     POST /v1/learner/checkpoint           {step, epoch}                               -> {}
     GET  /v1/status, /metrics, /          facts as JSON, as Prometheus text, as a page
+    the gateway's, if it is on            see net/gateway/serve.py; its errors have OpenAI's shape
 
 Every error is {"error": a short code, "detail": one line}: 400 malformed, 401 / 403 who, 409 the run's state forbids
 it, 413 too large, 415 encoded body, 503 busy (try again), 507 disk. Unknown fields are refused. Request bodies are
@@ -41,7 +42,20 @@ from echo2d.core.ids import DIGEST_BYTES, Digest, Epoch, GroupId, PeerId, RunId,
 from echo2d.errors import OperatorFault, PeerFault, StoreFault
 from echo2d.net.auth import KEY_BYTES, Caller, Denied, Role
 from echo2d.net.door import DOOR, Door, admit
-from echo2d.net.fields import Refusal, fields, from_hex, integer, integer_text, malformed, seconds, text
+from echo2d.net.fields import (
+    Refusal,
+    fields,
+    from_hex,
+    integer,
+    integer_text,
+    malformed,
+    seconds,
+    secret_of,
+    text,
+)
+from echo2d.net.gateway.errors import error_response
+from echo2d.net.gateway.serve import GATEWAY_PATHS, mount
+from echo2d.net.gateway.serve import Backend as Gateway
 
 BODY_BYTES_MAX = 1 << 20  # JSON; the longest is a refusal of all groups with reasons
 LONG_POLL_S = 30.0
@@ -51,6 +65,7 @@ KEEPALIVE_S = 75.0  # an idle connection of somebody with a credential; clients 
 DIGEST_HEADER = "X-Echo2d-Digest"
 
 LEARNER: frozenset[Role] = frozenset({"learner"})
+GATEWAY: frozenset[Role] = frozenset({"gateway"})
 READERS: frozenset[Role] = frozenset({"learner", "gateway", "viewer"})
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -81,28 +96,35 @@ class Backend(Protocol):
     def metrics(self) -> bytes: ...
 
 
-def _error(status: int, code: str, detail: str) -> web.Response:
+def _error(
+    request: web.Request, status: int, code: str, detail: str, *, refusal: Refusal | None = None
+) -> web.Response:
+    if request.path in GATEWAY_PATHS:
+        return error_response(status, code, detail, refusal=refusal)
     return web.json_response({"error": code, "detail": detail}, status=status)
 
 
 @web.middleware
 async def _faults_to_json(request: web.Request, handler: Handler) -> web.StreamResponse:
     if "Content-Encoding" in request.headers:
-        return _error(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "encoded", "request bodies are sent as they are")
+        status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
+        return _error(request, status, "encoded", "request bodies are sent as they are")
     try:
         return await handler(request)
-    except (Refusal, Denied) as refusal:
-        return _error(refusal.status, refusal.code, refusal.detail)
+    except Refusal as refusal:
+        return _error(request, refusal.status, refusal.code, refusal.detail, refusal=refusal)
+    except Denied as denied:
+        return _error(request, denied.status, denied.code, denied.detail)
     except PeerFault as fault:
-        return _error(HTTPStatus.BAD_REQUEST, "malformed", str(fault))
+        return _error(request, HTTPStatus.BAD_REQUEST, "malformed", str(fault))
     except OperatorFault as fault:
-        return _error(HTTPStatus.BAD_REQUEST, "refused", str(fault))
+        return _error(request, HTTPStatus.BAD_REQUEST, "refused", str(fault))
     except StoreFault as fault:
-        return _error(HTTPStatus.INSUFFICIENT_STORAGE, "disk", str(fault))
+        return _error(request, HTTPStatus.INSUFFICIENT_STORAGE, "disk", str(fault))
     except web.HTTPRequestEntityTooLarge:
-        return _error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "too_large", f"at most {BODY_BYTES_MAX} bytes")
+        return _error(request, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "too_large", f"at most {BODY_BYTES_MAX} bytes")
     except web.HTTPException as http:
-        return _error(http.status, "http", http.reason)
+        return _error(request, http.status, "http", http.reason)
 
 
 # --- handlers -------------------------------------------------------------------------------------------------------
@@ -114,17 +136,11 @@ class Api:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
-    def secret(self, request: web.Request) -> str:
-        scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not secret or not secret.isascii():
-            raise Refusal(HTTPStatus.UNAUTHORIZED, "credential", "expected Authorization: Bearer SECRET")
-        return secret.strip()
-
     def allow(self, roles: frozenset[Role], handler: Handler) -> Handler:
         """The handler, for callers of these roles only."""
 
         async def checked(request: web.Request) -> web.StreamResponse:
-            caller = self._backend.caller(self.secret(request))
+            caller = self._backend.caller(secret_of(request))
             admit(request)
             if caller.role not in roles:
                 detail = f"token {caller.name} is for a {caller.role}; this needs {' or '.join(sorted(roles))}"
@@ -134,7 +150,7 @@ class Api:
         return checked
 
     async def enrol(self, request: web.Request) -> web.Response:
-        secret = self.secret(request)
+        secret = secret_of(request)
         body = await fields(request, {"key", "proof"})
         key, proof = from_hex(body["key"], "key", KEY_BYTES), from_hex(body["proof"], "proof", 2 * KEY_BYTES)
         peer, certificate = await self._backend.enrol(secret, key, proof)
@@ -165,7 +181,7 @@ class Api:
     async def take_batch(self, request: web.Request) -> web.Response:
         epoch, step = _epoch(request), _step(request)
         reply = await self._backend.ask(lambda number: BatchAsked(number, epoch, step), timeout_s=LONG_POLL_S)
-        self._backend.caller(self.secret(request))  # it may have been revoked meanwhile
+        self._backend.caller(secret_of(request))  # it may have been revoked meanwhile
         return web.Response(status=HTTPStatus.NO_CONTENT) if reply is None else _answer(reply)
 
     async def commit(self, request: web.Request) -> web.Response:
@@ -249,8 +265,8 @@ def read_page() -> str:
     return resources.files("echo2d").joinpath("web/index.html").read_text(encoding="utf-8")
 
 
-def make_app(backend: Backend, *, worker: Handler, page: str) -> web.Application:
-    """The application; `worker` handles the control links. Serve it with `make_runner`."""
+def make_app(backend: Backend, *, worker: Handler, page: str, gateway: Gateway | None = None) -> web.Application:
+    """The application; `worker` handles the control links. gateway: None, it is off. Serve it with `make_runner`."""
     api, app = Api(backend), web.Application(middlewares=[_faults_to_json], client_max_size=BODY_BYTES_MAX)
     app[DOOR] = Door()
     app.router.add_get("/", _show(page))
@@ -265,6 +281,8 @@ def make_app(backend: Backend, *, worker: Handler, page: str) -> web.Application
     app.router.add_post("/v1/batches/{step}/refuse", api.allow(LEARNER, api.refuse))
     app.router.add_get("/v1/status", api.allow(READERS, api.status))
     app.router.add_get("/metrics", api.allow(READERS, api.metrics))
+    if gateway is not None:
+        mount(app, gateway, lambda handler: api.allow(GATEWAY, handler))
     return app
 
 

@@ -23,6 +23,14 @@ def malformed(detail: str) -> Refusal:
     return Refusal(HTTPStatus.BAD_REQUEST, "malformed", detail)
 
 
+def secret_of(request: web.Request) -> str:
+    """What its caller shows. Refusal: nothing."""
+    scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not secret or not secret.isascii():
+        raise Refusal(HTTPStatus.UNAUTHORIZED, "credential", "expected Authorization: Bearer SECRET")
+    return secret.strip()
+
+
 def integer(value: Any, name: str) -> int:
     if type(value) is not int or not 0 <= value <= INT_MAX:
         raise malformed(f"{name}: expected a non-negative integer")
@@ -62,14 +70,20 @@ def from_hex(value: Any, name: str, length: int) -> bytes:
 
 async def fields(request: web.Request, required: set[str], optional: frozenset[str] = frozenset()) -> dict[str, Any]:
     """The JSON object in the body, with exactly these fields."""
+    body = await json_object(request)
+    for name in sorted(body.keys() - required - optional):
+        raise malformed(f"{name[:64]}: unknown field")
+    for name in sorted(required - body.keys()):
+        raise malformed(f"{name}: missing")
+    return body
+
+
+async def json_object(request: web.Request) -> dict[str, Any]:
+    """The JSON object in the body."""
     try:
         body = json.loads(await request.read())
     except (ValueError, RecursionError) as error:
         raise malformed("the body is not JSON") from error
     if not isinstance(body, dict):
         raise malformed("expected a JSON object")
-    for name in sorted(body.keys() - required - optional):
-        raise malformed(f"{name[:64]}: unknown field")
-    for name in sorted(required - body.keys()):
-        raise malformed(f"{name}: missing")
     return body

@@ -22,19 +22,22 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from echo2d.config import CoordinatorConfig, LinkTable, ServeTable, notifier
 from echo2d.core.coordinator_io import CoordinatorRules, Recovered
 from echo2d.core.coordinator_state import CoordinatorState
+from echo2d.core.gateway_io import GatewayRules
 from echo2d.core.ids import RunId
 from echo2d.errors import OperatorFault
 from echo2d.net.api import make_app, make_runner, read_page
-from echo2d.net.auth import public_bytes
+from echo2d.net.auth import Caller, public_bytes
 from echo2d.net.tls import GIVEN_UP, Tls
 from echo2d.net.urls import is_loopback
-from echo2d.runtime.coordinator_loop import LEDGER_FILE, Coordinator, Machine
+from echo2d.runtime.coordinator_loop import LEDGER_FILE, Coordinator, Emit, Machine
 from echo2d.runtime.daemon import Ending, collect_rarely
 from echo2d.runtime.data_plane import DataPlane
+from echo2d.runtime.gateway import Gateway, read_template
 from echo2d.runtime.ledger_thread import LedgerThread
 from echo2d.runtime.seed_process import SeedHandover, supervise_seed
 from echo2d.runtime.tokens import AccessTable, RunDirectory, announce, own_token, withdraw
 from echo2d.runtime.version_files import VersionFiles
+from echo2d.store.call_log import CallLog
 from echo2d.tasks.pool import Limits, TaskPool
 
 WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
@@ -98,6 +101,26 @@ async def open_coordinator(
         )
         await stack.enter_async_context(pool)
         rules = await asyncio.to_thread(make_rules, config, run.run_id, pool.stop_token_ids)
+
+        template = await asyncio.to_thread(read_template, config.gateway.chat_template)
+
+        def caller(secret: str) -> Caller:
+            return access.caller(secret, now_s=time.time())
+
+        def make_gateway(emit: Emit) -> Gateway:
+            newest = recovered.published[-1] if recovered.published else None
+            call_log = CallLog(run.path, config.gateway.record_bytes_max) if config.gateway.record_bytes_max else None
+            return Gateway(
+                config.gateway,
+                rules,
+                files,
+                template=template,
+                call_log=call_log,
+                newest=newest,
+                caller=caller,
+                emit=emit,
+            )
+
         coordinator = Coordinator(
             run,
             make_machine(rules, recovered),
@@ -108,6 +131,7 @@ async def open_coordinator(
             tls=tls,
             peer_networks=config.link.networks,
             service=notifier(),
+            make_gateway=make_gateway if config.gateway.enabled else None,
         )
         url = await _listen(stack, config.coordinator, coordinator, tls)
         await asyncio.to_thread(_tell_this_host, run, access, url)
@@ -136,6 +160,7 @@ def make_rules(config: CoordinatorConfig, run_id: RunId, stop_token_ids: tuple[i
         chains=config.dissemination.chains,
         delta=config.dissemination.delta,
         disk_bytes_max=config.run.disk_bytes_max,
+        gateway=GatewayRules(config.gateway.share, config.gateway.wait_s) if config.gateway.enabled else None,
     )
 
 
@@ -177,7 +202,7 @@ def _family(host: str) -> socket.AddressFamily:
 async def _listen(stack: AsyncExitStack, serve: ServeTable, coordinator: Coordinator, tls: Tls | None) -> str:
     """Start serving; the URL by which programs of this host reach it."""
     page = await asyncio.to_thread(read_page)
-    app = make_app(coordinator, worker=coordinator.sessions.handle, page=page)
+    app = make_app(coordinator, worker=coordinator.sessions.handle, page=page, gateway=coordinator.gateway)
     runner = make_runner(app, shutdown_timeout_s=SHUTDOWN_S)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)

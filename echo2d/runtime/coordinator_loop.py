@@ -11,7 +11,7 @@ all others to come back. Not here: any decision about the run.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Protocol, assert_never
 
 from echo2d.core.addresses import Network
@@ -37,6 +37,7 @@ from echo2d.core.coordinator_io import (
     StopRun,
     VersionPublished,
 )
+from echo2d.core.gateway_io import CallRefused, ChoiceGrew
 from echo2d.core.ids import Epoch, PeerId, Version
 from echo2d.core.messages import SignedRoot
 from echo2d.errors import Fault, StoreFault, first_fault
@@ -47,6 +48,7 @@ from echo2d.net.tls import Tls
 from echo2d.runtime.coordinator_metrics import CoordinatorMetrics
 from echo2d.runtime.data_plane import DataPlane
 from echo2d.runtime.enrolments import Enrolments
+from echo2d.runtime.gateway import Gateway
 from echo2d.runtime.ledger_thread import LedgerThread
 from echo2d.runtime.mailbox import EVENTS_MAX, EVENTS_PER_TURN_MAX, Mailbox
 from echo2d.runtime.requests import Requests
@@ -62,6 +64,9 @@ LATE_ROUNDS = 4  # of the event loop: one reads the sockets, one makes events of
 LAST_TURNS_MAX = EVENTS_MAX // EVENTS_PER_TURN_MAX  # all that can have come before a stop; more may come meanwhile
 
 log = logging.getLogger("echo2d.coordinator")
+
+
+Emit = Callable[[Event], Awaitable[None]]
 
 
 class _StoppedError(Exception):
@@ -93,6 +98,7 @@ class Coordinator:
         tls: Tls | None = None,
         peer_networks: Sequence[Network] = (),
         service: Notifier | None = None,
+        make_gateway: Callable[[Emit], Gateway] | None = None,
     ) -> None:
         self.run_id = run.run_id
         self._run = run
@@ -106,6 +112,7 @@ class Coordinator:
         self._service = service or Notifier()
         self._mailbox: Mailbox[Event] = Mailbox()
         self._requests = Requests(self._mailbox.put)
+        self.gateway = None if make_gateway is None else make_gateway(self._mailbox.put)
         self.sessions = Sessions(
             run.key, known_peer=self._known_peer, emit=self._mailbox.put, peer_networks=peer_networks
         )
@@ -141,6 +148,8 @@ class Coordinator:
         finally:
             self._mailbox.close()
             self._requests.close()
+            if self.gateway is not None:
+                self.gateway.close()
             self.sessions.close_all()
         if self._stop_reason is not None:
             log.error("stopped reason=%s", self._stop_reason)
@@ -148,7 +157,8 @@ class Coordinator:
 
     def _helpers(self, *others: Coroutine[Any, Any, None]) -> tuple[Coroutine[Any, Any, None], ...]:
         watches = (self._watch_access(), self._metrics.watch(self._run.path), self._ledger.keep_small())
-        return (self._turns(), *watches, *others)
+        records = () if self.gateway is None else (self.gateway.keep_records(),)
+        return (self._turns(), *watches, *records, *others)
 
     async def _turns(self) -> None:
         while not self._stop.is_set():
@@ -192,9 +202,11 @@ class Coordinator:
                 await self._ledger.append(records)
             for record in records:
                 self._metrics.durable(record, now=time.monotonic())
+                if self.gateway is not None:
+                    self.gateway.durable(record)
             self._published_paths.update(record.path for record in records if isinstance(record, VersionPublished))
 
-    def _perform(self, action: Action) -> None:
+    def _perform(self, action: Action) -> None:  # noqa: C901 - one line per action
         self._story.tell(action)
         match action:
             case Send(session, message):
@@ -217,6 +229,9 @@ class Coordinator:
             case StopRun(reason):
                 self._stop_reason = reason
                 self._stop.set()
+            case ChoiceGrew() | CallRefused():
+                if self.gateway is not None:
+                    self.gateway.take(action)
             case Persist() | Note():
                 pass
             case _:

@@ -31,6 +31,10 @@ def _groups(status: Facts) -> Samples:
     return [((state,), status["groups"][state]) for state in ("in_flight", "buffered")]
 
 
+def _gateway_choices(status: Facts) -> Samples:
+    return [((state,), status["gateway"][state]) for state in ("waiting", "running")]
+
+
 def _recent(name: str) -> Family:
     about = {
         "t_train_s": ("train_step", "Train steps, net of waiting"),
@@ -73,6 +77,15 @@ FAMILIES = (
     Family("echo2d_peers", "Workers and relay peers, by state", _peers, ("kind", "state")),
     Family("echo2d_groups", "Groups that are in no batch yet", _groups, ("state",)),
     Family("echo2d_leases", "Leases that run", number("groups.leases")),
+    Family("echo2d_gateway_choices", "Samples that calls of the gateway wait for", _gateway_choices, ("state",)),
+    Family("echo2d_gateway_calls", "Calls that ended, by how", by_key("gateway.ended"), ("outcome",), counter=True),
+    Family("echo2d_gateway_tokens", "Tokens told to callers", number("gateway.tokens"), counter=True),
+    Family(
+        "echo2d_gateway_handed_over",
+        "Samples of calls that went on at another worker",
+        number("gateway.handed_over"),
+        counter=True,
+    ),
     Family("echo2d_groups_dropped", "Groups given up, by reason", by_key("groups_dropped"), ("reason",), counter=True),
     Family(
         "echo2d_results_refused", "Results refused, by reason", by_key("results_refused"), ("reason",), counter=True

@@ -54,21 +54,21 @@ class Family:
         return family
 
 
+def _at(status: Facts, path: str) -> Any:
+    found: Any = status
+    for name in path.split("."):
+        found = found[name]
+    return found
+
+
 def number(path: str) -> Callable[[Facts], Samples]:
     """The number at `a.b` of a status."""
-
-    def read(status: Facts) -> Samples:
-        found: Any = status
-        for name in path.split("."):
-            found = found[name]
-        return [((), found)]
-
-    return read
+    return lambda status: [((), _at(status, path))]
 
 
 def by_key(path: str) -> Callable[[Facts], Samples]:
-    """Every number of the mapping at this key, its own key as the label."""
-    return lambda status: [((str(key),), value) for key, value in status[path].items()]
+    """Every number of the mapping at `a.b`, its own key as the label."""
+    return lambda status: [((str(key),), value) for key, value in _at(status, path).items()]
 
 
 class LoopMetrics:

@@ -105,4 +105,5 @@ def _request(lease: LeaseGranted) -> GenerateRequest:
         temperature=lease.temperature,
         top_p=lease.top_p,
         stop_token_ids=lease.stop_token_ids,
+        rng_seed=lease.rng_seed,
     )

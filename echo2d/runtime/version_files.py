@@ -11,20 +11,23 @@ configuration names one. Blocking, except `upload`.
 import asyncio
 import secrets
 import shutil
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from echo2d.adapters import base_digest, pinned_base
 from echo2d.config import DISK_BYTES_MAX
+from echo2d.core.bounded import keep_newest
+from echo2d.core.canonical import digest_of
 from echo2d.core.ids import Digest, Epoch, Version
-from echo2d.core.manifest import check_path
+from echo2d.core.manifest import Manifest, check_path
 from echo2d.errors import IntegrityFault, OperatorFault, StoreFault
 from echo2d.store.budget import DiskBudget
 from echo2d.store.disk import store_faults
-from echo2d.store.snapshots import adopt_snapshot, build_manifest, scan_snapshot
+from echo2d.store.snapshots import adopt_snapshot, build_manifest, read_chunk, scan_snapshot
 
 UPLOAD_BYTES_MAX = 256 << 30  # of one version: no form holds more
+MANIFESTS_MAX = 4  # remembered: 32 B for 8 MiB of the newest versions
 UPLOADS_MAX = 4  # versions under way; an older epoch's leftovers go first
 
 
@@ -54,6 +57,7 @@ class VersionFiles:
         self._root = snapshot_root
         self._uploads = run_dir / "uploads"
         self._budget = DiskBudget(disk_bytes_max)
+        self._manifests: dict[str, Manifest] = {}
 
     def prepare(self, kept: Collection[str]) -> frozenset[str]:
         """At start: delete what no published version needs. Uploads go on where they were. The paths that are gone."""
@@ -92,7 +96,34 @@ class VersionFiles:
             raise
         if path is None:
             shutil.rmtree(source, ignore_errors=True)
+        self._know(relative, manifest)
         return Adopted(relative, manifest.digest, manifest.full_bytes)
+
+    def read(self, path: str, digest: Digest, names: Iterable[str], *, bytes_max: int) -> dict[str, bytes]:
+        """Those of these small files that the copy at `path` has, verified. After a start it is hashed whole, once.
+
+        IntegrityFault: they are not what was published. OperatorFault, StoreFault: too large, or not readable.
+        """
+        directory = self._run_dir / path
+        manifest = self._manifests.get(path) or self._know(path, build_manifest(directory))
+        if manifest.digest != digest:
+            raise IntegrityFault(f"{directory} is not what was published")
+        wanted = {file.path: file.size for file in manifest.files if file.path in names}
+        if sum(wanted.values()) > bytes_max:
+            raise OperatorFault(f"{directory}: {', '.join(wanted)} have more than {bytes_max} bytes")
+        found = dict.fromkeys(wanted, b"")
+        for chunk, right in zip(manifest.chunks, manifest.chunk_digests, strict=True):
+            if chunk.path in found:
+                data = read_chunk(directory, chunk)
+                if digest_of(data) != right:
+                    raise IntegrityFault(f"{directory / chunk.path} is not what was published")
+                found[chunk.path] += data
+        return found
+
+    def _know(self, path: str, manifest: Manifest) -> Manifest:
+        self._manifests[path] = manifest
+        keep_newest(self._manifests, MANIFESTS_MAX)
+        return manifest
 
     def delete(self, path: str) -> None:
         """`path`: as in Adopted."""

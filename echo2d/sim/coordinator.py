@@ -37,6 +37,7 @@ from echo2d.core.coordinator_io import (
     StopRun,
 )
 from echo2d.core.coordinator_state import PLAN_SECRET_BYTES, CoordinatorState
+from echo2d.core.gateway_io import CallRefused, ChoiceGrew
 from echo2d.core.ids import PeerId
 from echo2d.core.messages import LeaseGranted, Refused, SignedRoot, ToPeer
 from echo2d.core.reachability import DIAL_BACK_S
@@ -217,7 +218,7 @@ class Coordinator(Process):
                 self.later(self._random.uniform(0.001, 0.5), self._score, action)
             case StopRun(reason):
                 raise AssertionError(f"the run stopped: {reason}")
-            case Persist() | DeleteVersion() | Note():
+            case Persist() | DeleteVersion() | Note() | ChoiceGrew() | CallRefused():
                 pass
             case _:
                 assert_never(action)

@@ -11,6 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from echo2d.core.coordinator_io import BatchCommitted, EpochOpened
+from echo2d.core.gateway_io import CallAsked, CallId
 from echo2d.core.ids import Digest, Epoch, LeaseId, Version
 from echo2d.core.worker_io import EngineRefitFailed, EngineRefitted, GenerationFailed, SampleProgressed
 from echo2d.runtime import metrics as metrics_module
@@ -33,6 +34,7 @@ def trained() -> dict[str, Any]:
     world.connect("a")
     train(world, 3)
     world.drain()
+    world.handle(CallAsked(CallId(0), b"\1\0\0\0", 1, 8, 1.0, 1.0, (), None, Version(99), ""))
     figures = world.state._figures
     figures.fault("lease", "x")
     figures.dropped("stale", 2)
@@ -106,6 +108,7 @@ def test_what_a_run_looks_like(tmp_path: Path) -> None:
     assert seen["echo2d_faults_total{kind=lease}"] == 1
     assert seen["echo2d_groups_dropped_total{reason=stale}"] == 1
     assert seen["echo2d_seed_copies"] == 1.25
+    assert seen["echo2d_gateway_calls_total{outcome=version}"] == 1
     assert seen["echo2d_recent_train_step_seconds{quantile=0.5}"] == 1.0
     assert seen["echo2d_worker_accepted_total{name=a,worker=a}"] > 0
     assert seen["echo2d_broadcast_peers{state=verified}"] == 1

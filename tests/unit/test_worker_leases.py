@@ -8,6 +8,7 @@ import pytest
 
 from echo2d.core.ids import Digest, Epoch, GroupId, LeaseId, PeerId, PublishSeq, RunId, Version
 from echo2d.core.messages import (
+    PROGRESS_S,
     Finish,
     HeldLease,
     LeaseFailed,
@@ -28,7 +29,7 @@ from echo2d.core.worker_io import (
     SendControl,
     StartGeneration,
 )
-from echo2d.core.worker_leases import ENGINE_STALL_S, LEASES_MAX, PROGRESS_S, RESULTS_MAX, Leases
+from echo2d.core.worker_leases import ENGINE_STALL_S, LEASES_MAX, RESULTS_MAX, Leases
 
 SLOTS = 4
 V1, V2 = (VersionKey(Version(n), Digest(bytes([n]) * 32)) for n in (1, 2))

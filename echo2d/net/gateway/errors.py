@@ -1,0 +1,56 @@
+"""What callers of the gateway are told when something is wrong, in the shape that OpenAI's clients understand.
+
+{"error": {"message": one line, "type": ..., "param": the field at fault or null, "code": a short word}}
+"""
+
+from http import HTTPStatus
+from typing import Any
+
+from aiohttp import web
+
+from echo2d.net.fields import Refusal
+
+VERSION_HEADER = "X-Echo2d-Version"  # the newest version that wrote a token of the answer; of a 409: that is served now
+RETRY_AFTER_S = 1
+
+_TYPES = {
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.FORBIDDEN: "permission_error",
+    HTTPStatus.NOT_FOUND: "not_found_error",
+    HTTPStatus.CONFLICT: "conflict_error",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+}
+
+
+class CallRefusal(Refusal):
+    """A Refusal that names the field at fault, or the version that is served."""
+
+    def __init__(
+        self, status: int, code: str, detail: str, *, param: str | None = None, version: int | None = None
+    ) -> None:
+        super().__init__(status, code, detail)
+        self.param, self.version = param, version
+
+
+def unusable(param: str, detail: str, code: str = "invalid_value") -> CallRefusal:
+    """400: this field of the request cannot be served."""
+    return CallRefusal(HTTPStatus.BAD_REQUEST, code, f"{param}: {detail}", param=param)
+
+
+def error_body(status: int, code: str, detail: str, *, refusal: Refusal | None = None) -> dict[str, Any]:
+    kind = _TYPES.get(HTTPStatus(status), "invalid_request_error" if status < 500 else "server_error")
+    body: dict[str, Any] = {"message": detail, "type": kind, "param": None, "code": code}
+    if isinstance(refusal, CallRefusal):
+        body["param"] = refusal.param
+        if code == "version":
+            body["current_version"] = refusal.version
+    return {"error": body}
+
+
+def error_response(status: int, code: str, detail: str, *, refusal: Refusal | None = None) -> web.Response:
+    headers = {} if status >= 500 or status == HTTPStatus.TOO_MANY_REQUESTS else {"X-Should-Retry": "false"}
+    if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
+        headers |= {"Retry-After": str(RETRY_AFTER_S)}
+    elif isinstance(refusal, CallRefusal) and refusal.version is not None:
+        headers |= {VERSION_HEADER: str(refusal.version)}
+    return web.json_response(error_body(status, code, detail, refusal=refusal), status=status, headers=headers)

@@ -1,0 +1,53 @@
+"""Records of the gateway's calls: JSON lines in a few files of bounded size, the newest in `gateway.jsonl`.
+
+    gateway.jsonl -> gateway.1.jsonl -> ... -> gateway.<FILES - 1>.jsonl -> deleted
+
+Private (mode 0600), written line by line, not synced: a crash may cost the last. Blocking. Not here: what they say.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from echo2d.store.disk import opened, store_faults
+
+NAME = "gateway.jsonl"
+FILES = 4  # a full disk budget loses its oldest quarter
+
+
+class CallLog:
+    """At most bytes_max bytes in `directory`; a record that is longer than a file is left out."""
+
+    def __init__(self, directory: Path, bytes_max: int) -> None:
+        self._directory = directory
+        self._file_bytes_max = bytes_max // FILES
+
+    def append(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """StoreFault: the disk would not take them; some may be there."""
+        path = self._directory / NAME
+        with store_faults("writing", path):
+            size = path.stat().st_size if path.exists() else 0
+            for record in records:
+                line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
+                if len(line) > self._file_bytes_max:
+                    continue
+                if size + len(line) > self._file_bytes_max:
+                    self._rotate()
+                    size = 0
+                size += _append(path, line)
+
+    def _rotate(self) -> None:
+        names = [NAME, *(f"gateway.{number}.jsonl" for number in range(1, FILES))]
+        for older, newer in zip(names[:0:-1], names[-2::-1], strict=True):
+            if (self._directory / newer).exists():
+                (self._directory / newer).replace(self._directory / older)
+
+
+def _append(path: Path, line: bytes) -> int:
+    with opened(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT) as fd:
+        view = memoryview(line)
+        while len(view):
+            view = view[os.write(fd, view) :]
+    return len(line)
