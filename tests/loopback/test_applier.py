@@ -127,17 +127,26 @@ async def test_what_is_read_wrongly_once_is_read_again(peer: Peer, monkeypatch: 
     assert isinstance(await peer.applier.apply(FIRST.facts.form), SnapshotReady)
     await peer.receive(delta)
     wrong = [what]
-    real = disk.read_at
+    read_at, read_into = disk.read_at, disk.read_into
 
-    def read_at(path: Path, length: int, offset: int) -> bytes:
-        data = real(path, length, offset)
-        if wrong and wrong[0] in path.parts and length > 100 and path.suffix in (".frames", ".json"):
+    def is_wrong(path: Path, length: int) -> bool:
+        now = bool(wrong) and wrong[0] in path.parts and length > 100 and path.suffix in (".frames", ".json")
+        if now:
             wrong.clear()
-            return bytes([data[0] ^ 1]) + data[1:]
-        return data
+        return now
 
-    for module in (frames, snapshots):
-        monkeypatch.setattr(module, "read_at", read_at)
+    def read_wrongly(path: Path, length: int, offset: int) -> bytes:
+        data = read_at(path, length, offset)
+        return bytes([data[0] ^ 1]) + data[1:] if is_wrong(path, length) else data
+
+    def read_wrongly_into(path: Path, buffer: memoryview, offset: int) -> int:
+        length = read_into(path, buffer, offset)
+        if is_wrong(path, length):
+            buffer[0] ^= 1
+        return length
+
+    monkeypatch.setattr(frames, "read_at", read_wrongly)
+    monkeypatch.setattr(snapshots, "read_into", read_wrongly_into)
     assert isinstance(await peer.applier.apply(delta.facts.form), SnapshotReady)
     assert not wrong
 
