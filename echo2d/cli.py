@@ -241,6 +241,44 @@ def demo(steps: int | None, **options: Any) -> None:
 
 @main.command()
 @click.argument("scenario", type=FILE)
+@click.option("--no-p2p", is_flag=True, help="As if the learner's host sent every version to every worker itself.")
+@click.option("--no-cost", is_flag=True, help="As if workers were taken in random order, whatever they cost.")
+@click.option("--no-delta", is_flag=True, help="As if versions went out in full.")
+@click.option("--seed", "rng_seed", type=int, default=0, show_default=True, help="Of the random order.")
+@click.option("--plot", type=FILE, help="Also draw bubble and cost over throughput (.png, .svg, .pdf).")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
+def plan(
+    scenario: Path, *, no_p2p: bool, no_cost: bool, no_delta: bool, rng_seed: int, plot: Path | None, as_json: bool
+) -> None:
+    """Say how many workers keep the learner busy, which ones, and what a step costs, before any money is spent.
+
+    Exit code 0 whether or not it is feasible: that is the answer.
+    """
+    from dataclasses import asdict
+
+    from echo2d.sim.fleet import load_fleet
+    from echo2d.sim.provision import Ablation, provision, what_if
+
+    if plot is not None:
+        from echo2d.bench.broadcast_plot import check_plot
+
+        check_plot(plot)
+    fleet, ablation = load_fleet(scenario), Ablation(not no_p2p, not no_cost, not no_delta, rng_seed)
+    found, cells = provision(fleet, ablation), what_if(fleet, ablation)
+    if as_json:
+        click.echo(json.dumps({**found.facts(), "what_if": [asdict(cell) for cell in cells]}))
+    else:
+        from echo2d.bench.provision_view import print_provision
+
+        print_provision(found, cells)
+    if plot is not None:
+        from echo2d.bench.provision_view import draw_provision
+
+        draw_provision(found, plot)
+
+
+@main.command()
+@click.argument("scenario", type=FILE)
 @click.option("--peers", type=click.IntRange(1, 10_000), help="Beside the seed, instead of the file's.")
 @click.option("--bytes", "size", help="Of the version, instead of the file's: 80MB, 1GiB.")
 @click.option("--shape", type=click.Choice(["auto", "star", "chain"]), help="Of the plan, instead of the file's.")

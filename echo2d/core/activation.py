@@ -96,10 +96,9 @@ class Activation:
         self._urgent = self._pool(here) < rules.gamma * mu_min * (1 - SLACK)
         return decision
 
-    @property
-    def review_at(self) -> float:
-        """When the next review is due; -inf: at once."""
-        return self._review_at
+    def waits_until(self) -> float:
+        """When `decide` is to be asked next, if nobody is lost meanwhile; -inf: whenever somebody comes."""
+        return -math.inf if self._urgent else self._review_at
 
     # --- inside
 

@@ -180,13 +180,13 @@ def _reasons(demand: Demand, mu_available: float) -> Iterator[str]:
     if demand.period_s <= demand.lost_s:
         what = "a broadcast" if demand.mode == "exclusive" else "a refit"
         yield (
-            f"{what} takes {demand.lost_s:.3g} s, as long as kappa = {kappa} train steps "
-            f"({demand.period_s:.3g} s) or longer: workers would never generate"
+            f"{what} takes {demand.lost_s:,.1f} s, as long as kappa = {kappa} train steps "
+            f"({demand.period_s:,.1f} s) or longer: workers would never generate"
         )
     if demand.grace_s <= demand.delivery_s:
         yield (
-            f"data would be too old: it comes {demand.delivery_s:.3g} s after a publish at the earliest, and is needed "
-            f"S + 1 - kappa = {bound + 1 - kappa} train steps ({demand.grace_s:.3g} s) after it"
+            f"data would be too old: it comes {demand.delivery_s:,.1f} s after a publish at the earliest, and is "
+            f"needed S + 1 - kappa = {bound + 1 - kappa} train steps ({demand.grace_s:,.1f} s) after it"
         )
     needed = mu_min(demand)
     if needed is not None and demand.gamma * needed > mu_available:
@@ -209,7 +209,7 @@ def _changes(demand: Demand, mu_available: float) -> Iterator[Change]:
     if (smaller := _smaller_step(demand, mu_available)) is not None:
         yield Change(f"R = {smaller.trajectories_per_step}", smaller)
     if (faster := _faster_broadcast(demand, mu_available)) is not None:
-        yield Change(f"T_bcast = {faster.t_bcast_s:.3g} s", faster)
+        yield Change(f"T_bcast = {faster.t_bcast_s:,.1f} s", faster)
 
 
 def _nearest_kappa(demand: Demand, mu_available: float) -> int | None:

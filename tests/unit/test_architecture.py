@@ -19,7 +19,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "quantities": {"errors"},
     "config": {"tables", "sd_notify", "quantities", "errors"},
     **{shell: {"core", "errors"} for shell in SHELLS},
-    "sim": {"core", "quantities", "errors"},
+    "sim": {"core", "quantities", "tables", "errors"},
     "runtime": {"core", "config", "sd_notify", "errors"} | SHELLS,
     "client": {"core", "net", "tables", "sd_notify", "errors"},
     "bench": {"core", "config", "errors", "client", "runtime", "sim"} | SHELLS,

@@ -40,8 +40,8 @@ def test_no_workers_no_progress() -> None:
 def test_why_not_names_the_numbers_and_what_would_do() -> None:
     stuck = judge(replace(PAPER, t_bcast_s=300.0))
     assert stuck.mu_min is None
-    assert "a broadcast takes 300 s, as long as kappa = 3 train steps (300 s) or longer" in stuck.why_not
-    assert [change.text for change in stuck.changes] == ["S = 7 with kappa = 4", "T_bcast = 199 s"]
+    assert "a broadcast takes 300.0 s, as long as kappa = 3 train steps (300.0 s) or longer" in stuck.why_not
+    assert [change.text for change in stuck.changes] == ["S = 7 with kappa = 4", "T_bcast = 199.0 s"]
     small = judge(PAPER, 3.0)
     assert "all workers together make 10,800 trajectories/h" in small.why_not
     assert "R = 218" in [change.text for change in small.changes]
