@@ -128,7 +128,7 @@ def draw_provision(found: Provision, path: Path) -> None:
     right.plot(pools, costs, color="#2f6db5", label="usd a step")
     right.set(ylabel="usd a step", ylim=(0, 2 * min(costs)) if costs else (0, 1))
     lines = [*axes.get_lines(), *right.get_lines()]
-    axes.legend(lines, [line.get_label() for line in lines], loc="upper right")
+    axes.legend(lines, [str(line.get_label()) for line in lines], loc="upper right")
     axes.grid(alpha=0.3)
     figure.savefig(path)
 
