@@ -202,11 +202,10 @@ class FleetWorld:
         self.members.changed.add(box.peer.peer)
 
     def _pause(self, box: Box, seconds: float) -> None:
-        """No leases meanwhile: what they start is written by the next version."""
+        """No leases meanwhile, until `_served`: what they start is written by the next version."""
         box.pause(seconds, self._clock.now)
         box.peer.rest_until = max(box.peer.rest_until, box.paused_until)
         self.members.changed.add(box.peer.peer)
-        self._clock.at(box.paused_until, self._advance_soon)
 
     # --- workers
 
