@@ -77,9 +77,11 @@ def workers_table(found: Provision) -> Table:
 
 def _broadcast_line(found: Provision) -> Text:
     times = found.broadcast
+    only = {"all": "", "unmetered": "; metered workers only receive", "none": "; workers pass nothing on"}
     return Text(
         f"a version reaches them in {times.planned_s:,.1f} s as planned; star {times.star_s:,.1f} s, "
         f"a chain {found.chain_s:,.1f} s, no way under {times.bound_s:,.1f} s; T_bcast {found.demand.t_bcast_s:,.1f} s"
+        f"{only[found.relays]}"
     )
 
 

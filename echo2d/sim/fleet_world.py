@@ -3,8 +3,8 @@
 Real, from `core`: membership, leases, granting, groups, the gates and batches of staleness, estimators, capacity,
 activation. Modelled: a broadcast is one prediction of the planner, after which everybody has the version at once;
 progress and heartbeats are no messages: who falls silent is given up after the silence that a run allows; grants are
-made a little apart. Workers on standby receive versions as well, and cost nothing. The same rng_seed gives the same
-run. Not here: what one box does (`fleet_box`), frames and faults on the way (`world`, `loop`).
+made a little apart. Workers on standby receive versions and pass them on, metered or not, and cost nothing. The same
+rng_seed gives the same run. Not here: what one box does (`fleet_box`), frames and faults on the way (`world`, `loop`).
 """
 
 import math
@@ -44,7 +44,7 @@ from echo2d.errors import OperatorFault
 from echo2d.sim.clock import Clock
 from echo2d.sim.fleet import Fleet, WorkersTable
 from echo2d.sim.fleet_box import TOKENS_MAX, Box, Sample
-from echo2d.sim.provision import Ablation, Broadcast, Planner
+from echo2d.sim.provision import Ablation, Broadcast, Planner, Relays
 from echo2d.sim.scenario import MBIT
 
 ADVANCE_SHARE = 0.01  # of a sample's time, between two grants: for half of that a slot stays empty on average ...
@@ -84,6 +84,7 @@ class FleetWorld:
             figures=self.figures, tag=1,
         )  # fmt: skip
         self._planner = Planner(fleet, self._ablation)
+        self._relays: Relays = "all" if self._ablation.p2p else "none"
         self._predicted: tuple[dict[str, int], Broadcast] | None = None
         self.activation = Activation()
         self._t_train, self._t_bcast, self._t_gen = Smoothed(), Tail(), Tail()
@@ -155,14 +156,13 @@ class FleetWorld:
         self._spreading, self._waiting = self._waiting, None
         receivers = [box for box in self.boxes.values() if box.here]
         broadcast = self._broadcast(receivers)
-        takes_s = broadcast.planned_s if self._ablation.p2p else broadcast.star_s
-        copies = broadcast.seed_copies if self._ablation.p2p else float(len(receivers))
+        takes_s, copies = broadcast.planned_s, broadcast.seed_copies
         gb = self._fleet.model.wire_bytes(delta=self._ablation.delta) / 1e9
         self.egress_gb += gb * copies
         self.relayed_gb += gb * (len(receivers) - copies)
         for box in receivers:
             if box.active_since is not None:
-                sent = broadcast.copies.get(box.kind.name, 0.0) if self._ablation.p2p else 0.0
+                sent = broadcast.copies.get(box.kind.name, 0.0)
                 self.bandwidth_usd += gb * (box.kind.usd_per_gb_down + sent * box.kind.usd_per_gb_up)
             if self._fleet.policy.mode == "exclusive" and box.peer.serving is not None:
                 self._pause(box, takes_s + self._fleet.policy.pause_s)
@@ -174,7 +174,7 @@ class FleetWorld:
             counts[box.kind.name] = counts.get(box.kind.name, 0) + 1
         if self._predicted is not None and _near(counts, self._predicted[0]):
             return self._predicted[1]
-        self._predicted = counts, self._planner.broadcast(counts)
+        self._predicted = counts, self._planner.broadcast(counts, self._relays)
         return self._predicted[1]
 
     def _verified(self, record: VersionPublished, receivers: list[Box]) -> None:
@@ -287,7 +287,7 @@ class FleetWorld:
 
     def _offers(self, period_s: float) -> list[Offer]:
         offers = []
-        copies = {} if self._predicted is None or not self._ablation.p2p else self._predicted[1].copies
+        copies = {} if self._predicted is None else self._predicted[1].copies
         for box in self.boxes.values():
             if box.here and box.peer.serving is not None:
                 usd = box.usd_per_h + bandwidth_usd_per_h(

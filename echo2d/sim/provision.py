@@ -3,7 +3,9 @@
     all workers --T_bcast--> kappa, mu_min --target--> the cheapest workers --T_bcast--> ... until they stay the same
 
 T_bcast is the planner's prediction for the chosen workers and the pause of a refit: it decides how many are needed, and
-how many there are decides what it is. Rates are those of the file; nothing is random but the order of `by_cost=False`.
+how many there are decides what it is. What goes up a metered line costs: everybody may pass versions on, or all but
+those kinds, or nobody (a star); the cheapest of the three is the answer. Rates are those of the file; nothing is random
+but the order of `by_cost=False`.
 Not here: the formulas (`capacity`), the choice (`offers`), the trees (`shapes`); what a run measures (`fleet_world`).
 """
 
@@ -12,7 +14,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from echo2d.core.capacity import Demand, bubble, judge, step_s
 from echo2d.core.figures import publish_every_auto
@@ -30,6 +32,7 @@ ROUNDS_MAX = 8  # until the workers stay the same; if they go round in a circle,
 WHAT_IF_S = 2  # values of S tried on either side of the file's
 WHAT_IF_KAPPA_MAX = 6  # larger ones are in no table
 Counts = Mapping[str, int]  # workers of each kind
+Relays = Literal["all", "unmetered", "none"]  # who passes versions on
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,7 @@ class Provision:
     mu_min: float | None
     choice: Choice
     broadcast: Broadcast
+    relays: Relays
     chain_s: float
     usd_per_h: float
     kinds: tuple[WorkersTable, ...]
@@ -121,6 +125,7 @@ class Provision:
                 "planned": self.broadcast.planned_s,
                 "bound": self.broadcast.bound_s,
             },
+            "relays": self.relays,
             "mode": demand.mode,
             "staleness_max": demand.staleness_max,
             "publish_every": demand.publish_every,
@@ -178,39 +183,46 @@ class Planner:
 
     fleet: Fleet
     ablation: Ablation
-    _broadcasts: dict[tuple[int, ...], Broadcast] = field(default_factory=dict)
+    _broadcasts: dict[tuple[Relays, tuple[int, ...]], Broadcast] = field(default_factory=dict)
 
     def plan(self, staleness_max: int | None = None, publish_every: int | None = None) -> Provision:
         """For the file's S and kappa, or these."""
         bound = self.fleet.learner.staleness_max if staleness_max is None else staleness_max
         kappa = publish_every if publish_every is not None else self.fleet.learner.publish_every
-        counts: Counter[str] = Counter({kind.name: kind.count for kind in self.fleet.workers})
-        found = self._round(counts, bound, kappa)
-        last = found
-        for _ in range(ROUNDS_MAX):
-            if not found.feasible or last.counts == counts:
-                break
-            counts = last.counts
-            last = self._round(counts, bound, kappa)
-            if not last.feasible:
-                break
-            found = last
-        return found
+        found = [self._settled(bound, kappa, relays) for relays in self._relays()]
+        return min(found, key=lambda each: (not each.feasible, each.usd_per_step))
 
-    def broadcast(self, counts: Counts) -> Broadcast:
+    def _relays(self) -> tuple[Relays, ...]:
+        if not self.ablation.p2p:
+            return ("none",)
+        metered = [kind.usd_per_gb_up > 0 for kind in self.fleet.workers]
+        return ("all", "unmetered", "none") if any(metered) else ("all",)
+
+    def _settled(self, bound: int, kappa: int | str, relays: Relays) -> Provision:
+        """The workers stay the same if versions go to them."""
+        counts: Counter[str] = Counter({kind.name: kind.count for kind in self.fleet.workers})
+        found = last = self._round(counts, bound, kappa, relays)
+        for _ in range(ROUNDS_MAX):
+            if not last.feasible or last.counts == counts:
+                break
+            found, counts = last, last.counts
+            last = self._round(counts, bound, kappa, relays)
+        return last if last.feasible else found
+
+    def broadcast(self, counts: Counts, relays: Relays = "all") -> Broadcast:
         """To so many workers of each kind."""
-        at = tuple(counts.get(kind.name, 0) for kind in self.fleet.workers)
+        at = relays, tuple(counts.get(kind.name, 0) for kind in self.fleet.workers)
         if at not in self._broadcasts:
-            self._broadcasts[at] = self._spread(counts)
+            self._broadcasts[at] = self._spread(counts, relays)
         return self._broadcasts[at]
 
     # --- inside
 
-    def _round(self, counts: Counts, bound: int, kappa: int | str) -> Provision:
+    def _round(self, counts: Counts, bound: int, kappa: int | str, relays: Relays) -> Provision:
         """Which workers are needed if versions go to this many."""
         learner, policy = self.fleet.learner, self.fleet.policy
-        broadcast = self.broadcast(counts)
-        t_bcast_s = (broadcast.planned_s if self.ablation.p2p else broadcast.star_s) + policy.pause_s
+        broadcast = self.broadcast(counts, relays)
+        t_bcast_s = broadcast.planned_s + policy.pause_s
         every = kappa if isinstance(kappa, int) else publish_every_auto(learner.t_train_s, t_bcast_s, bound)
         demand = Demand(
             learner.t_train_s, learner.trajectories_per_step, bound, every, t_bcast_s, policy.mode, policy.pause_s,
@@ -223,7 +235,7 @@ class Planner:
         )
         usd_per_h = learner.usd_per_h + chosen.usd_per_h
         return Provision(
-            demand, verdict.feasible, verdict.why_not, verdict.mu_min, chosen, broadcast, self._chain_s(counts),
+            demand, verdict.feasible, verdict.why_not, verdict.mu_min, chosen, broadcast, relays, self._chain_s(counts),
             usd_per_h, self.fleet.workers,
         )  # fmt: skip
 
@@ -231,7 +243,7 @@ class Planner:
         traffic = bandwidth_usd_per_h(
             publishes_per_h=3600.0 / demand.period_s,
             wire_bytes=self.fleet.model.wire_bytes(delta=self.ablation.delta),
-            copies_sent=broadcast.copies.get(kind.name, 0.0) if self.ablation.p2p else 0.0,
+            copies_sent=broadcast.copies.get(kind.name, 0.0),
             usd_per_gb_down=kind.usd_per_gb_down,
             usd_per_gb_up=kind.usd_per_gb_up,
         )
@@ -256,8 +268,8 @@ class Planner:
         wire_bytes = self.fleet.model.wire_bytes(delta=self.ablation.delta)
         return Job(FormId("0"), wire_bytes, frame_bytes_for(wire_bytes))
 
-    def _spread(self, counts: Counts) -> Broadcast:
-        peers = self._peers(counts)
+    def _spread(self, counts: Counts, relays: Relays) -> Broadcast:
+        peers = self._peers(counts, relays)
         if not peers:
             return Broadcast(0.0, 0.0, 0.0, {}, 0.0)
         star = plan_star(PlanId(0), self._job, self._seed, peers)
@@ -269,15 +281,22 @@ class Planner:
         peers = self._peers(counts)
         return plan_chains(PlanId(0), self._job, self._seed, peers, 1).predicted_s if peers else 0.0
 
-    def _peers(self, counts: Counts) -> list[PeerFacts]:
-        return [_facts(kind, number) for kind in self.fleet.workers for number in range(counts.get(kind.name, 0))]
+    def _peers(self, counts: Counts, relays: Relays = "all") -> list[PeerFacts]:
+        silent = {
+            kind.name for kind in self.fleet.workers if relays == "none" or (relays != "all" and kind.usd_per_gb_up > 0)
+        }
+        return [
+            _facts(kind, number, receive_only=kind.name in silent)
+            for kind in self.fleet.workers
+            for number in range(counts.get(kind.name, 0))
+        ]
 
 
-def _facts(kind: WorkersTable, number: int) -> PeerFacts:
+def _facts(kind: WorkersTable, number: int, *, receive_only: bool) -> PeerFacts:
     name = f"{kind.name}#{number}"
     latency_s = kind.rtt_ms / 1000.0 / TRIPS
     return PeerFacts(
-        PeerId(name), kind.uplink_mbps * MBIT, kind.downlink_mbps * MBIT, Address(name, 1), latency_s=latency_s
+        PeerId(name), kind.uplink_mbps * MBIT, kind.downlink_mbps * MBIT, Address(name, 1), receive_only, latency_s
     )
 
 

@@ -61,6 +61,16 @@ def test_without_peers_a_broadcast_takes_longer_and_more_workers_are_needed() ->
     assert len(star.choice.offers) > len(ours.choice.offers)
 
 
+def test_peers_never_make_it_dearer() -> None:
+    """What goes up a metered line is paid for, so those who have one do not pass versions on."""
+    fleet = load_fleet(SMALL)
+    ours, star = provision(fleet), provision(fleet, Ablation(p2p=False))
+    assert ours.usd_per_step <= star.usd_per_step
+    assert ours.relays == "unmetered"
+    assert star.relays == "none"
+    assert star.broadcast.planned_s == pytest.approx(star.broadcast.star_s)
+
+
 def test_without_prices_it_costs_more_and_the_seed_decides() -> None:
     fleet = load_fleet(SMALL)
     cost = [provision(fleet, Ablation(by_cost=False, rng_seed=seed)).usd_per_step for seed in range(4)]
