@@ -42,6 +42,10 @@ from echo2d.tables import Table, key, read_toml, table_of
 
 WORKERS_MAX = 4096  # of all fleets together: what a coordinator keeps rates of
 STALENESS_MAX = 64  # as a run's config allows
+HOURS_MAX = 24.0 * 365  # a year
+MBPS_MAX = 1e7  # 10 Tbit/s: as good as no limit
+RATE_MAX = 1e9  # trajectories an hour: a mistake
+USD_MAX = 1e6  # an hour, or 10^9 bytes: a mistake
 SECONDS_MAX = 1e6  # a train step of 11 days is a mistake in the unit
 
 
@@ -53,8 +57,8 @@ class LearnerTable(Table):
     trajectories_per_step: int = key("R", low=1, high=1 << 20)
     staleness_max: int = key("S, in train steps", low=0, high=STALENESS_MAX)
     publish_every: int | Literal["auto"] = key('kappa, in train steps, or "auto"', "auto", low=1)
-    uplink_mbps: float = key("of the learner's host, Mbit/s", above=0.0)
-    usd_per_h: float = key("of the learner's host", 0.0, low=0.0)
+    uplink_mbps: float = key("of the learner's host, Mbit/s", above=0.0, high=MBPS_MAX)
+    usd_per_h: float = key("of the learner's host", 0.0, low=0.0, high=USD_MAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,13 +79,13 @@ class WorkersTable(Table):
 
     name: str = key("of this kind of worker")
     count: int = key("workers of this kind", 1, low=1, high=WORKERS_MAX)
-    trajectories_per_h: float = key("accepted trajectories per hour of one worker", low=0.0)
-    usd_per_h: float = key("of one worker", 0.0, low=0.0)
-    uplink_mbps: float = key("Mbit/s", 100.0, above=0.0)
-    downlink_mbps: float = key("Mbit/s", 1000.0, above=0.0)
+    trajectories_per_h: float = key("accepted trajectories per hour of one worker", low=0.0, high=RATE_MAX)
+    usd_per_h: float = key("of one worker", 0.0, low=0.0, high=USD_MAX)
+    uplink_mbps: float = key("Mbit/s", 100.0, above=0.0, high=MBPS_MAX)
+    downlink_mbps: float = key("Mbit/s", 1000.0, above=0.0, high=MBPS_MAX)
     rtt_ms: float = key("milliseconds, to a worker alike", 50.0, low=0.0, high=10_000.0)
-    usd_per_gb_down: float = key("usd per 10^9 bytes that it receives", 0.0, low=0.0)
-    usd_per_gb_up: float = key("usd per 10^9 bytes that it sends", 0.0, low=0.0)
+    usd_per_gb_down: float = key("usd per 10^9 bytes that it receives", 0.0, low=0.0, high=USD_MAX)
+    usd_per_gb_up: float = key("usd per 10^9 bytes that it sends", 0.0, low=0.0, high=USD_MAX)
     availability: float = key("share of the time that it is there", 1.0, above=0.0, high=1.0)
     stay_h: float = key(
         "hours that one stays on average; then it is away as availability says; 0: for ever", 0.0, low=0.0
@@ -109,7 +113,7 @@ class SimulateTable(Table):
 
     TABLE: ClassVar[str] = "simulate"
 
-    hours: float = key("of virtual time", 24.0, above=0.0, high=24.0 * 365)
+    hours: float = key("of virtual time", 24.0, above=0.0, high=HOURS_MAX)
     group_size: int = key("trajectories per prompt; divides trajectories_per_step", 8, low=1, high=1024)
     gen_sigma: float = key("long tail of generation times (of the logarithm)", 0.5, low=0.0, high=2.0)
     train_sigma: float = key("spread of train steps (of the logarithm)", 0.05, low=0.0, high=1.0)

@@ -5,6 +5,7 @@ sample was written by is told in two tokens, the first by the version it began u
 under. Not here: whether it gets leases, and what becomes of its results.
 """
 
+import math
 import random
 from dataclasses import dataclass, field
 
@@ -52,8 +53,9 @@ class Box:
 
     @property
     def sample_s(self) -> float:
-        """Of one sample, on average, when it is there."""
-        return self.peer.slots * 3600.0 / (self.kind.trajectories_per_h * self.speed)
+        """Of one sample, on average, when it is there; infinite for a kind that makes nothing."""
+        per_h = self.kind.trajectories_per_h * self.speed
+        return self.peer.slots * 3600.0 / per_h if per_h else math.inf
 
     def begin(self, granted: LeaseGranted, chance: random.Random, sigma: float, now: float) -> list[Sample]:
         """The samples of a lease, all at once: batches run together."""

@@ -86,6 +86,11 @@ def test_the_same_seed_plays_the_same_day() -> None:
     assert played() == played()
 
 
+def test_workers_that_make_nothing_train_nothing() -> None:
+    facts = FleetWorld(fleet(2, kind={"trajectories_per_h": 0}, hours=0.2)).run()
+    assert (facts["steps"], facts["bubble"], facts["usd_per_step"], facts["feasible"]) == (0, 1.0, None, False)
+
+
 def test_without_peers_versions_come_from_the_learner_alone() -> None:
     thin = fleet(8, hours=0.5, learner={"uplink_mbps": 500})
     star, ours = FleetWorld(thin, Ablation(p2p=False)).run(), FleetWorld(thin).run()

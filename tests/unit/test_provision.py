@@ -127,6 +127,7 @@ def test_the_picture_says_it_all(tmp_path: Path) -> None:
         ({"fleet": [{"name": "w", "trajectories_per_h": -1}]}, "fleet.trajectories_per_h: .*at least 0"),
         ({"fleet": [{"name": "w", "trajectories_per_h": float("nan")}]}, "fleet.trajectories_per_h"),
         ({"model": {"params": float("inf")}}, "model.params"),
+        ({"fleet": [{"name": "w", "trajectories_per_h": 1, "usd_per_h": float("inf")}]}, "fleet.usd_per_h"),
         ({"workers": {}}, r"\[workers\]: unknown table"),
     ],
 )  # fmt: skip
