@@ -100,7 +100,7 @@ def draw(rows: Sequence[Mapping[str, float]], path: Path) -> None:
     axes.set(xscale="log", yscale="log", xlabel="workers", ylabel="predicted T_verify, s", xticks=counts)
     axes.set_xticklabels([f"{count:g}" for count in counts])
     axes.minorticks_off()
-    axes.set_title("320 MB to workers of 100 Mbit/s up, 400 down; the learner's host sends 1 Gbit/s")
+    axes.set_title("320 MB to lines of 100 Mbit/s up, 400 down; the learner at 1 Gbit/s", fontsize=10)
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path)
