@@ -40,6 +40,7 @@ soak: $(READY)
 
 figures: $(READY)
 	$(BIN)/python tools/figures.py $(ARGS)
+	$(BIN)/python tools/capacity_figures.py
 
 mutants: $(READY)
 	$(BIN)/python tools/mutants.py $(ARGS)

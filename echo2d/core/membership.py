@@ -53,6 +53,7 @@ PeerState = Literal["joined", "suspected", "gone"]
 class Peer:
     """One peer. serving: what its engines serve; acknowledged: what they served in this process's lifetime.
 
+    active: whether leases are to go to it (see `activation`); on standby it only receives and passes on.
     listen: where it says it can be dialled; reachable: whether it can, None: not known yet (see `reachability`).
     """
 
@@ -76,6 +77,7 @@ class Peer:
     pace: float | None = None  # bytes/s that it sends at most; None: as fast as it can
     uplink_limit: int | None = None  # bytes/s that it sends at most, as it says
     receive_only: bool = False
+    active: bool = True
     reachable: bool | None = None
     dial_back_secret: bytes = b""
     dial_back_at: float | None = None  # when it is dialled next; None: it is being dialled, or there is nothing to dial

@@ -22,7 +22,7 @@ Live = Callable[[VersionKey], VersionPublished | None]
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """What is known of one alive worker. load: samples that it holds."""
+    """What is known of one alive, active worker. load: samples that it holds."""
 
     serving: VersionKey | None
     slots: int
@@ -91,7 +91,7 @@ class Ranking:
         self._resting: dict[PeerId, float] = {}
         self._rests = Deadlines[PeerId](self._resting.get)
         self._now = 0.0
-        self.slots = 0  # of all alive workers
+        self.slots = 0  # of all alive, active workers
         self.free = 0  # of those that are ranked
 
     def refresh(self, worker: PeerId, peer: Peer | None, load: int, lent: int = 0) -> None:
@@ -167,6 +167,6 @@ class Ranking:
 
 
 def _row(peer: Peer | None, load: int, lent: int) -> _Row | None:
-    if peer is None or peer.kind != "worker" or not peer.alive:
+    if peer is None or peer.kind != "worker" or not peer.alive or not peer.active:
         return None
     return _Row(peer.serving, max(0, peer.slots - lent), load, peer.rest_until)

@@ -231,6 +231,8 @@ class _Swarm:
             trees.append(_star(self.seed, self.peers))
             rates.append(direct)
             total += direct
+        if not total:  # next to this seed nobody is worth a child
+            return (Stripe(1.0, _star(self.seed, self.peers)),)
         return tuple(Stripe(rate / total, tree) for rate, tree in zip(rates, trees, strict=True) if rate > 0)
 
     def _crews(self, choice: _Choice) -> list[list[PeerFacts]]:

@@ -20,7 +20,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "adapters": {"core", "errors"},
     "config": {"tables", "sd_notify", "quantities", "errors"},
     **{shell: {"core", "errors"} for shell in SHELLS},
-    "sim": {"core", "quantities", "errors"},
+    "sim": {"core", "quantities", "tables", "errors"},
     "runtime": {"adapters", "core", "config", "sd_notify", "errors"} | SHELLS,
     "client": {"adapters", "core", "net", "tables", "sd_notify", "errors"},
     "bench": {"core", "config", "errors", "client", "runtime", "sim"} | SHELLS,

@@ -76,6 +76,37 @@ def test_a_malformed_config_is_one_line(tmp_path: Path) -> None:
     assert output.count("\n") == 1
 
 
+def test_plan_answers_as_json_and_as_tables() -> None:
+    small = str(REPO / "scenarios" / "fleet-small.toml")
+    code, output = run("plan", small, "--json")
+    assert code == 0
+    facts = json.loads(output)
+    assert facts["feasible"]
+    assert {"staleness_max", "publish_every", "usd_per_step"} <= facts["what_if"][0].keys()
+    code, output = run("plan", small, "--no-p2p", "--no-cost")
+    assert code == 0
+    assert "star" in output
+    code, output = run("plan", str(REPO / "scenarios" / "mixed.toml"))
+    assert code == 2
+    assert output.count("\n") == 1
+
+
+def test_simulate_plays_a_fleet_where_the_file_has_one() -> None:
+    small = str(REPO / "scenarios" / "fleet-small.toml")
+    code, output = run("simulate", small, "--hours", "0.3", "--json")
+    assert code == 0
+    facts = json.loads(output)
+    assert facts["steps"] > 0
+    assert facts["trajectories"]["trained"] == 256 * facts["steps"]
+    assert {"bubble", "mu_min", "usd_per_step", "max_staleness", "egress_gb", "wall_s"} <= facts.keys()
+    for wrong in (
+        ["simulate", small, "--peers", "3"],
+        ["simulate", str(REPO / "scenarios" / "mixed.toml"), "--hours", "1"],
+    ):
+        code, output = run(*wrong)
+        assert (code, output.count("\n")) == (2, 1)
+
+
 def test_simulate_says_how_it_went(tmp_path: Path) -> None:
     path = tmp_path / "three.toml"
     path.write_text('bytes = "1MiB"\n[[peers]]\n[[peers]]\ncount = 3\n')

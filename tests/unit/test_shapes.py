@@ -181,3 +181,11 @@ def test_a_thousand_peers_are_planned_in_less_than_a_second() -> None:
     plan = planned(50 * MB, mixed(1000), 10**9, 256 << 10)
     assert time.process_time() - before < 1.0
     assert plan.predicted_s < 1.15 * plan.bound_s
+
+
+def test_a_large_swarm_of_slow_peers_next_to_a_fast_seed_is_a_star() -> None:
+    """Every carrier would have less than half a child."""
+    peers = [facts(f"p{index}", 0.1 * MB) for index in range(64)]
+    plan = plan_auto(ONE, JOB, facts("seed", 10_000 * MB), peers)
+    plan.check()
+    assert plan.predicted_s < 1.1 * plan.bound_s

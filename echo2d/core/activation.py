@@ -1,0 +1,179 @@
+"""Which workers generate: the cheapest that keep the learner busy, changed rarely, but at once when one is lost.
+
+    standby --activate--> active --deactivate (it drains)--> standby        every review, see below
+                             +--- lost, or about to be ---> (replaced at once)
+
+Reviews, one a publish period, compare mu_pool, the measured throughput of the active workers, with mu_min:
+
+    mu_pool < mu_min                          PATIENCE reviews in a row: the cheapest more, up to gamma * mu_min
+    without a worker still >= (gamma + SURPLUS) * mu_min    likewise: the dearest such worker goes
+    the cheapest set costs SAVING less        likewise: it replaces the present one
+    anything else                             nothing: noise in mu must not move workers about
+
+After a change there is none for cool_down_s (a broadcast and a warm-up: until then it does not show), and who was
+activated stays for hold_s. At the start, and when an active worker is lost, nothing is waited with: until the target
+has been met, whoever is here or comes is activated at once. Where no throughput is enough, all work. Without `by_cost`
+(an ablation) the order given takes the place of rho.
+Not here: what workers cost and make (`offers`, `estimators`), mu_min (`capacity`), how they are told.
+"""
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from echo2d.core.capacity import GAMMA
+from echo2d.core.offers import SLACK, Offer, by_rho, choose, in_order
+
+PATIENCE = 3  # reviews in a row
+SURPLUS = 0.1  # of mu_min, above the target: who goes must not be missed at the next breath of noise
+SAVING = 0.1  # of the cost: a smaller one is not worth that workers warm up
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationRules:
+    """hold_s: nobody who was activated is deactivated earlier. review_s: between two reviews."""
+
+    review_s: float
+    cool_down_s: float = 0.0
+    hold_s: float = 0.0
+    gamma: float = GAMMA
+    by_cost: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Names. why: for logs, empty if nothing changes."""
+
+    activate: tuple[str, ...] = ()
+    deactivate: tuple[str, ...] = ()
+    why: str = ""
+
+
+@dataclass(slots=True)
+class _Streaks:
+    """How many reviews in a row found the same."""
+
+    short: int = 0
+    surplus: int = 0
+    dear: int = 0
+
+
+@dataclass(slots=True)
+class Activation:
+    """See the module docstring. `now` is monotonic seconds. active: since when."""
+
+    active: dict[str, float] = field(default_factory=dict)
+    changes: int = 0  # voluntary ones
+    _streaks: _Streaks = field(default_factory=_Streaks)
+    _urgent: bool = True  # the target has not been met since the start, or since a worker was lost
+    _review_at: float = -math.inf
+    _changed_at: float = -math.inf
+
+    def decide(
+        self, rules: ActivationRules, offers: Sequence[Offer], mu_min: float | None, *, now: float,
+        leaving: Collection[str] = (),
+    ) -> Decision:  # fmt: skip
+        """offers: the workers that are here, active or not, in the order to use without `by_cost`.
+
+        leaving: those that said that they will be taken away: they take no more leases.
+        """
+        here = {offer.name: offer for offer in offers if offer.name not in leaving}
+        lost = [name for name in self.active if name not in here]
+        for name in lost:
+            del self.active[name]
+        self._urgent = self._urgent or bool(lost)
+        due = now >= self._review_at
+        if not (due or self._urgent):
+            return Decision()
+        if due:
+            self._review_at = now + rules.review_s
+        told = tuple(name for name in lost if name in leaving)
+        if mu_min is None:
+            return self._apply(self._all(here, told), now)
+        if not self._urgent:
+            return self._apply(self._review(rules, here, mu_min, now), now)
+        decision = self._apply(self._refill(rules, here, mu_min, told, "not enough workers yet, or lost ones"), now)
+        self._urgent = self._pool(here) < rules.gamma * mu_min * (1 - SLACK)
+        return decision
+
+    def waits_until(self) -> float:
+        """When `decide` is to be asked next, if nobody is lost meanwhile; -inf: whenever somebody comes."""
+        return -math.inf if self._urgent else self._review_at
+
+    # --- inside
+
+    def _apply(self, decision: Decision, now: float) -> Decision:
+        for name in decision.deactivate:
+            self.active.pop(name, None)
+        self.active.update(dict.fromkeys(decision.activate, now))
+        if decision.activate or decision.deactivate:
+            self._changed_at, self._streaks = now, _Streaks()
+        return decision
+
+    def _all(self, here: dict[str, Offer], told: tuple[str, ...]) -> Decision:
+        idle = tuple(name for name in here if name not in self.active)
+        return Decision(idle, told, "no throughput is enough: all work" if idle else "")
+
+    def _refill(
+        self, rules: ActivationRules, here: dict[str, Offer], mu_min: float, told: tuple[str, ...], why: str
+    ) -> Decision:
+        """As many more as the target needs."""
+        gap = rules.gamma * mu_min - self._pool(here)
+        idle = [offer for name, offer in here.items() if name not in self.active]
+        more = choose(idle, gap).offers if rules.by_cost else tuple(in_order(idle, gap))
+        return Decision(tuple(offer.name for offer in more), told, why if more or told else "")
+
+    def _review(self, rules: ActivationRules, here: dict[str, Offer], mu_min: float, now: float) -> Decision:
+        pool, streaks = self._pool(here), self._streaks
+        spare = self._spare(rules, here, pool - (rules.gamma + SURPLUS) * mu_min, now)
+        cheaper = self._cheaper(rules, here, mu_min, now)
+        streaks.short = streaks.short + 1 if pool < mu_min else 0
+        streaks.surplus = streaks.surplus + 1 if spare is not None else 0
+        streaks.dear = streaks.dear + 1 if cheaper is not None else 0
+        if now < self._changed_at + rules.cool_down_s:
+            return Decision()
+        if streaks.short >= PATIENCE:
+            return self._counted(self._refill(rules, here, mu_min, (), "mu_pool is below mu_min"))
+        if cheaper is not None and streaks.dear >= PATIENCE:
+            return self._counted(cheaper)
+        if spare is not None and streaks.surplus >= PATIENCE:
+            return self._counted(Decision((), (spare,), "more than enough without it"))
+        return Decision()
+
+    def _counted(self, decision: Decision) -> Decision:
+        self.changes += bool(decision.activate or decision.deactivate)
+        return decision
+
+    def _pool(self, here: dict[str, Offer]) -> float:
+        return sum(here[name].counts for name in self.active)
+
+    def _held(self, rules: ActivationRules, name: str, now: float) -> bool:
+        return now < self.active[name] + rules.hold_s
+
+    def _spare(self, rules: ActivationRules, here: dict[str, Offer], surplus: float, now: float) -> str | None:
+        """The dearest worker that makes no more than is too much; without `by_cost`, the last one of the order."""
+        active = [here[name] for name in here if name in self.active and not self._held(rules, name, now)]
+        ranked = by_rho(active) if rules.by_cost else active
+        return next((offer.name for offer in reversed(ranked) if offer.counts <= surplus), None)
+
+    def _cheaper(self, rules: ActivationRules, here: dict[str, Offer], mu_min: float, now: float) -> Decision | None:
+        """The change to the cheapest set, if that saves enough and moves nobody who is held."""
+        if not rules.by_cost:
+            return None
+        held = {name for name in self.active if self._held(rules, name, now)}
+        rest = choose(
+            [offer for offer in here.values() if offer.name not in held],
+            rules.gamma * mu_min - sum(here[name].counts for name in held),
+        )
+        wanted = {offer.name for offer in rest.offers} | held
+        cost = sum(here[name].usd_per_h for name in wanted)
+        present = sum(here[name].usd_per_h for name in self.active)
+        if not rest.enough or cost > (1 - SAVING) * present:
+            return None
+        come = tuple(name for name in here if name in wanted and name not in self.active)
+        go = tuple(name for name in self.active if name not in wanted)
+        return Decision(come, go, f"{cost:.2f} usd/h instead of {present:.2f}")
+
+    def check(self) -> None:
+        assert all(since <= self._changed_at for since in self.active.values())
+        assert max(self._streaks.short, self._streaks.surplus, self._streaks.dear) >= 0

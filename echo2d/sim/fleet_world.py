@@ -1,0 +1,488 @@
+"""A fleet, a learner and their coordinator's decisions for hours of virtual time: `echo2d simulate` of a fleet.
+
+Real, from `core`: membership, leases, granting, groups, the gates and batches of staleness, estimators, capacity,
+activation. Modelled: a broadcast is one prediction of the planner, after which everybody has the version at once;
+progress and heartbeats are no messages: who falls silent is given up after the silence that a run allows; grants are
+made a little apart. Workers on standby receive versions and pass them on, metered or not, and cost nothing. The same
+rng_seed gives the same run. Not here: what one box does (`fleet_box`), frames and faults on the way (`world`, `loop`).
+"""
+
+import math
+import random
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from echo2d.core.activation import Activation, ActivationRules
+from echo2d.core.capacity import Demand, mu_min
+from echo2d.core.coordinator_io import (
+    Action,
+    CoordinatorRules,
+    DrawPrompt,
+    PeerConnected,
+    PromptDrawn,
+    PublishAsked,
+    Recovered,
+    RequestId,
+    SampleScored,
+    ScoreSample,
+    Send,
+    SessionId,
+    StopRun,
+    VersionPublished,
+)
+from echo2d.core.estimators import Smoothed, Tail, WorkerRate
+from echo2d.core.figures import Figures, publish_every_auto
+from echo2d.core.groups import Groups
+from echo2d.core.ids import Digest, Epoch, PeerId, PublishSeq, RunId, Version
+from echo2d.core.membership import PEERS_MAX, Membership
+from echo2d.core.messages import PROTOCOL_VERSION, HeldLease, Hello, LeaseCancelled, LeaseGranted, RefitDone, VersionKey
+from echo2d.core.offers import Offer, bandwidth_usd_per_h
+from echo2d.core.staleness import PREFETCH_STEPS, Staleness
+from echo2d.core.trajectory import pack_tokens
+from echo2d.core.versions import Versions, key_of
+from echo2d.errors import OperatorFault
+from echo2d.sim.clock import Clock
+from echo2d.sim.fleet import Fleet, WorkersTable
+from echo2d.sim.fleet_box import TOKENS_MAX, Box, Sample
+from echo2d.sim.provision import Ablation, Broadcast, Planner, Relays
+from echo2d.sim.scenario import MBIT
+
+ADVANCE_SHARE = 0.01  # of a sample's time, between two grants: for half of that a slot stays empty on average ...
+ADVANCE_S_MAX = 1.0  # ... and never longer
+SILENCE_S = 15.0  # until a worker that left without a word is given up, as in a run
+FOREVER_S = 1e12
+WARM_STEPS = 2  # times S + 1: steps before the bubble counts
+MEMORY_PERIODS = 3.0  # publish periods of leased time that a worker's rate remembers
+CHECK_EVERY = 2000  # grants between two checks of the machines
+PREDICTION_SHARE = 0.05  # of a kind that may come or go before a broadcast is predicted anew
+_PROMPT = pack_tokens([2])
+
+
+class FleetWorld:
+    """Plays one fleet."""
+
+    def __init__(self, fleet: Fleet, ablation: Ablation | None = None) -> None:
+        count = sum(kind.count for kind in fleet.workers)
+        if count > PEERS_MAX:
+            raise OperatorFault(f"fleet.count: expected at most {PEERS_MAX} workers to simulate; found {count}")
+        self._fleet, self._ablation = fleet, ablation or Ablation()
+        learner, self._simulate = fleet.learner, fleet.simulate
+        self._chance = random.Random(self._simulate.rng_seed)
+        self._clock = Clock()
+        kappa = learner.publish_every if isinstance(learner.publish_every, int) else None
+        self._rules = CoordinatorRules(
+            RunId("fleet"), learner.staleness_max, kappa, learner.trajectories_per_step, self._simulate.group_size,
+            TOKENS_MAX, 1.0, 1.0, (), 8, "drop", True, "auto", 1, lease_silence_s=FOREVER_S, heartbeat_s=FOREVER_S,
+        )  # fmt: skip
+        nothing = Recovered.nothing()
+        self.figures = Figures()
+        self.members = Membership(self._rules.run_id, FOREVER_S)
+        self.versions = Versions((), PublishSeq(0))
+        self.staleness = Staleness(self._rules, nothing)
+        self.groups = Groups(
+            self._rules, nothing, members=self.members, versions=self.versions, staleness=self.staleness,
+            figures=self.figures, tag=1,
+        )  # fmt: skip
+        self._planner = Planner(fleet, self._ablation)
+        self._relays: Relays = "all" if self._ablation.p2p else "none"
+        self._predicted: tuple[dict[str, int], Broadcast] | None = None
+        self.activation = Activation()
+        self._t_train, self._t_bcast, self._t_gen = Smoothed(), Tail(), Tail()
+        self.boxes: dict[PeerId, Box] = {}
+        self._sessions = 0
+        self._spreading: VersionPublished | None = None
+        self._waiting: VersionPublished | None = None
+        self._publish_at: dict[int, float] = {}
+        self._published = 0
+        self._idle_since: float | None = 0.0
+        self.waited_s, self.measured_from, self.learner_s = 0.0, 0.0, 0.0
+        self.egress_gb = self.relayed_gb = self.bandwidth_usd = 0.0
+        fastest = max(kind.trajectories_per_h / self._slots(kind) for kind in fleet.workers)
+        self._advance_s = min(ADVANCE_S_MAX, ADVANCE_SHARE * 3600.0 / fastest) if fastest else ADVANCE_S_MAX
+        self._advancing = False
+        self._advances = 0
+        self.demands: list[tuple[float | None, float]] = []  # mu_min and mu_pool at each publish
+
+    def run(self, progress: Callable[[float], None] = lambda _: None) -> dict[str, Any]:
+        """Until the hours are over; the facts of `facts`. progress: is told the share that is done, now and then."""
+        for kind in self._fleet.workers:
+            for number in range(1, kind.count + 1):
+                self._join(kind, f"{kind.name}#{number}")
+        self._publish(0)
+        limit = self._simulate.hours * 3600.0
+        while self._clock.step(limit):
+            if self._advances % CHECK_EVERY == 0:
+                progress(self._clock.now / limit)
+        self._clock.now = limit
+        self._advance()
+        self._check()
+        return self.facts()
+
+    def after(self, seconds: float, act: Callable[[], None]) -> None:
+        """What a test wants to happen then."""
+        self._clock.after(seconds, act)
+
+    def lose(self, box: Box) -> None:
+        """It falls silent, for ever."""
+        box.here = False
+        self._clock.after(SILENCE_S, self._given_up, box)
+
+    # --- versions
+
+    @property
+    def publish_every(self) -> int:
+        if self._rules.publish_every is not None:
+            return self._rules.publish_every
+        t_train, t_bcast = self._t_train.estimate, self._t_bcast.estimate
+        known = t_train is not None and t_bcast is not None
+        return publish_every_auto(
+            t_train.value if known and t_train else None, t_bcast.value if known and t_bcast else None,
+            self._rules.staleness_max,
+        )  # fmt: skip
+
+    def _publish(self, step: int) -> None:
+        self._published = step
+        digest = Digest(step.to_bytes(32, "big"))
+        asked = PublishAsked(RequestId(0), Epoch(1), Version(step), digest, f"v{step}", 0)
+        self._waiting = self.versions.publish(asked)
+        self.versions.surplus([], bases=0, bytes_max=1)
+        self._publish_at[step] = self._clock.now
+        self._spread()
+
+    def _spread(self) -> None:
+        """The newest version, once the one before it has arrived."""
+        if self._spreading is not None or self._waiting is None:
+            return
+        self._spreading, self._waiting = self._waiting, None
+        receivers = [box for box in self.boxes.values() if box.here]
+        broadcast = self._broadcast(receivers)
+        takes_s, copies = broadcast.planned_s, broadcast.seed_copies
+        gb = self._fleet.model.wire_bytes(delta=self._ablation.delta) / 1e9
+        self.egress_gb += gb * copies
+        self.relayed_gb += gb * (len(receivers) - copies)
+        for box in receivers:
+            if box.active_since is not None:
+                sent = broadcast.copies.get(box.kind.name, 0.0)
+                self.bandwidth_usd += gb * (box.kind.usd_per_gb_down + sent * box.kind.usd_per_gb_up)
+            if self._fleet.policy.mode == "exclusive" and box.peer.serving is not None:
+                self._pause(box, takes_s + self._fleet.policy.pause_s)
+        self._clock.after(takes_s, self._verified, self._spreading, receivers)
+
+    def _broadcast(self, receivers: Iterable[Box]) -> Broadcast:
+        counts: dict[str, int] = {}
+        for box in receivers:
+            counts[box.kind.name] = counts.get(box.kind.name, 0) + 1
+        if self._predicted is not None and _near(counts, self._predicted[0]):
+            return self._predicted[1]
+        self._predicted = counts, self._planner.broadcast(counts, self._relays)
+        return self._predicted[1]
+
+    def _verified(self, record: VersionPublished, receivers: list[Box]) -> None:
+        """Everybody has it, and refits; the next one may spread."""
+        self._spreading = None
+        pause_s = self._fleet.policy.pause_s
+        for box in receivers:
+            if box.here and self._fleet.policy.mode == "background" and box.peer.serving is not None:
+                self._pause(box, pause_s)
+        self._clock.after(pause_s, self._served, record, receivers)
+        self._spread()
+
+    def _served(self, record: VersionPublished, receivers: list[Box]) -> None:
+        self._t_bcast.add(self._clock.now - self._publish_at[record.version])
+        for box in receivers:
+            if box.here:
+                self._refit(box, key_of(record))
+        self._decide()
+        self._advance_soon()
+
+    def _refit(self, box: Box, key: VersionKey) -> None:
+        if box.peer.serving is not None and box.peer.serving.version >= key.version:
+            return
+        box.peer.refitted(RefitDone(key.version, key.digest, self._fleet.policy.pause_s, memory_ok=None))
+        self.members.changed.add(box.peer.peer)
+
+    def _pause(self, box: Box, seconds: float) -> None:
+        """No leases meanwhile, until `_served`: what they start is written by the next version."""
+        box.pause(seconds, self._clock.now)
+        box.peer.rest_until = max(box.peer.rest_until, box.paused_until)
+        self.members.changed.add(box.peer.peer)
+
+    # --- workers
+
+    def _slots(self, kind: WorkersTable) -> int:
+        """As many as make what it makes, at this time each."""
+        return max(1, round(kind.trajectories_per_h / 3600.0 * self._fleet.policy.t_gen_s))
+
+    def _join(self, kind: WorkersTable, name: str, price: float | None = None) -> None:
+        now = self._clock.now
+        slots = self._slots(kind)
+        self._sessions += 1
+        session, peer_id = SessionId(self._sessions), PeerId(name)
+        hello = Hello(PROTOCOL_VERSION, None, "worker", name, f"{self._sessions}", slots, None, None, (), (), ())
+        joined, _ = self.members.connected(PeerConnected(session, peer_id, hello), now=now)
+        assert joined is not None
+        peer = joined.peer
+        peer.active, peer.serving = False, None
+        before = self.boxes.get(peer_id)
+        speed = (
+            self._chance.lognormvariate(-(kind.speed_sigma**2) / 2, kind.speed_sigma)
+            if before is None
+            else before.speed
+        )
+        period_s = self._fleet.learner.t_train_s * self.publish_every
+        prior = max(kind.trajectories_per_h, 1e-3) / 3600.0
+        rate = WorkerRate(prior, self._simulate.group_size, MEMORY_PERIODS * max(period_s, self._fleet.policy.t_gen_s))
+        box = Box(name, kind, peer, speed, kind.usd_per_h if price is None else price, rate)
+        if before is not None:
+            box.usd = before.usd
+        self.boxes[peer_id] = box
+        if kind.stay_h:
+            stay_s = self._chance.expovariate(1.0 / (kind.stay_h * 3600.0))
+            self._clock.after(max(0.0, stay_s - kind.notice_s), self._leaves, box)
+        if kind.price_sigma:
+            self._clock.after(3600.0, self._new_price, box)
+        newest = self.versions.newest
+        if newest is not None and now > 0:
+            takes_s = self._fleet.model.wire_bytes(delta=False) / (kind.downlink_mbps * MBIT)
+            self._clock.after(takes_s, self._caught_up, box)
+
+    def _caught_up(self, box: Box) -> None:
+        """It has fetched the newest version in full, at its downlink's rate."""
+        newest = self.versions.newest
+        served = [other.peer.serving for other in self.boxes.values() if other.here and other.peer.serving is not None]
+        if box.here and newest is not None and served:
+            self._refit(box, max(served, key=lambda key: key.version))
+            self._decide()
+            self._advance_soon()
+
+    def _leaves(self, box: Box) -> None:
+        """With notice it drains first; without, it falls silent."""
+        box.leaving = box.kind.notice_s > 0
+        if box.leaving:
+            self._decide(lost=True)
+        self._clock.after(box.kind.notice_s, self._left, box)
+
+    def _left(self, box: Box) -> None:
+        box.here = False
+        self._clock.after(SILENCE_S, self._given_up, box)
+        away_h = box.kind.stay_h * (1.0 - box.kind.availability) / box.kind.availability
+        back_s = SILENCE_S + 1.0 + (self._chance.expovariate(1.0 / (away_h * 3600.0)) if away_h else 0.0)
+        self._clock.after(back_s, self._join, box.kind, box.name, box.usd_per_h)
+
+    def _given_up(self, box: Box) -> None:
+        box.pay(self._clock.now)
+        box.active_since = None
+        self.members.left(box.peer)
+        self._perform(self.groups.worker_left(box.peer, now=self._clock.now))
+        self._decide(lost=True)
+        self._advance_soon()
+
+    def _new_price(self, box: Box) -> None:
+        if box.here:
+            box.pay(self._clock.now)
+            box.usd_per_h *= self._chance.lognormvariate(0.0, box.kind.price_sigma)
+            self._clock.after(3600.0, self._new_price, box)
+
+    # --- who is active
+
+    def _offers(self, period_s: float) -> list[Offer]:
+        offers = []
+        copies = {} if self._predicted is None else self._predicted[1].copies
+        for box in self.boxes.values():
+            if box.here and box.peer.serving is not None:
+                usd = box.usd_per_h + bandwidth_usd_per_h(
+                    publishes_per_h=3600.0 / period_s,
+                    wire_bytes=self._fleet.model.wire_bytes(delta=self._ablation.delta),
+                    copies_sent=copies.get(box.kind.name, 0.0),
+                    usd_per_gb_down=box.kind.usd_per_gb_down,
+                    usd_per_gb_up=box.kind.usd_per_gb_up,
+                )
+                offers.append(Offer(box.name, box.rate.estimate.value, usd, box.kind.availability))
+        if not self._ablation.by_cost:
+            random.Random(self._ablation.rng_seed).shuffle(offers)
+        return offers
+
+    def demand(self) -> Demand:
+        """By what was measured; before that, by what the file and the planner say."""
+        learner, policy = self._fleet.learner, self._fleet.policy
+        t_train, t_bcast, t_gen = self._t_train.estimate, self._t_bcast.estimate, self._t_gen.estimate
+        known_s = 0.0 if self._predicted is None else self._predicted[1].planned_s + policy.pause_s
+        return Demand(
+            learner.t_train_s if t_train is None else t_train.value, learner.trajectories_per_step,
+            learner.staleness_max, self.publish_every, known_s if t_bcast is None else t_bcast.value, policy.mode,
+            policy.pause_s, policy.t_gen_s if t_gen is None else t_gen.value, self._simulate.group_size, policy.gamma,
+        )  # fmt: skip
+
+    def _decide(self, *, lost: bool = False) -> None:
+        now = self._clock.now
+        if not lost and now < self.activation.waits_until():
+            return
+        demand = self.demand()
+        rules = ActivationRules(
+            review_s=demand.period_s, cool_down_s=demand.t_bcast_s + demand.pause_s, hold_s=2 * demand.period_s,
+            gamma=demand.gamma, by_cost=self._ablation.by_cost,
+        )  # fmt: skip
+        leaving = {box.name for box in self.boxes.values() if box.leaving}
+        decision = self.activation.decide(
+            rules, self._offers(demand.period_s), mu_min(demand), now=now, leaving=leaving
+        )
+        for names, active in ((decision.activate, True), (decision.deactivate, False)):
+            for name in names:
+                self._set_active(self.boxes[PeerId(name)], active=active)
+        if decision.activate:
+            self._advance_soon()
+
+    def _set_active(self, box: Box, *, active: bool) -> None:
+        box.pay(self._clock.now)
+        box.active_since = self._clock.now if active else None
+        box.peer.active = active
+        self.members.changed.add(box.peer.peer)
+
+    # --- rollouts
+
+    def _advance_soon(self) -> None:
+        if not self._advancing:
+            self._advancing = True
+            self._clock.after(self._advance_s, self._advance)
+
+    def _advance(self) -> None:
+        self._advancing = False
+        self._advances += 1
+        asked = self.staleness.committed + PREFETCH_STEPS
+        while self.staleness.freeze(asked) is not None:
+            pass
+        actions = self.groups.advance(now=self._clock.now)
+        self._perform(actions)
+        if any(isinstance(action, DrawPrompt) for action in actions):  # and is answered at once
+            self._perform(self.groups.advance(now=self._clock.now))
+        self._train()
+        if self._advances % CHECK_EVERY == 0:
+            self._check()
+
+    def _perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Send(session, LeaseGranted() as granted):
+                    self._granted(session, granted)
+                case Send(session, LeaseCancelled(lease, attempt)):
+                    if (peer := self.members.of_session(session)) is not None:
+                        self.boxes[peer.peer].cancel(HeldLease(lease, attempt), self._clock.now)
+                case DrawPrompt(cursor):
+                    self.groups.prompt_drawn(PromptDrawn(cursor, _PROMPT))
+                case ScoreSample(group, sample):
+                    self._perform(self.groups.scored(SampleScored(group, sample, self._chance.random(), "")))
+                case StopRun(reason):
+                    raise AssertionError(reason)
+                case _:
+                    pass
+
+    def _granted(self, session: SessionId, granted: LeaseGranted) -> None:
+        peer = self.members.of_session(session)
+        assert peer is not None
+        box = self.boxes[peer.peer]
+        for sample in box.begin(granted, self._chance, self._simulate.gen_sigma, self._clock.now):
+            self._clock.at(sample.due, self._finished, box, sample)
+
+    def _finished(self, box: Box, sample: Sample) -> None:
+        if not box.here or (sample.lease, sample.sample) not in box.samples:
+            return
+        if box.moved(sample):
+            self._clock.at(max(sample.due, self._clock.now), self._finished, box, sample)
+            return
+        self._t_gen.add(self._clock.now - sample.began_at)
+        self._perform(self.groups.finished(box.peer, box.finish(sample), now=self._clock.now))
+        self._advance_soon()
+
+    # --- the learner
+
+    def _train(self) -> None:
+        """Take the next batch if it is full and no step runs."""
+        step = self.staleness.committed + 1
+        if self._idle_since is None or self.staleness.batch(step) is None:
+            return
+        self.waited_s += self._clock.now - self._idle_since
+        self._idle_since = None
+        sigma = self._simulate.train_sigma
+        t_train_s = self._fleet.learner.t_train_s * self._chance.lognormvariate(-sigma * sigma / 2, sigma)
+        self._clock.after(t_train_s, self._trained, step, t_train_s)
+
+    def _trained(self, step: int, t_train_s: float) -> None:
+        batch = self.staleness.batch(step)
+        assert batch is not None
+        self.staleness.commit(step)
+        self.figures.trained(step, batch.groups, t_train_s)
+        self.staleness.keep_checkpoint(step)
+        self._t_train.add(t_train_s)
+        self.learner_s, self._idle_since = self.learner_s + t_train_s, self._clock.now
+        if step == WARM_STEPS * (self._rules.staleness_max + 1):
+            self.waited_s, self.measured_from = 0.0, self._clock.now
+        if step - self._published >= self.publish_every:
+            self._publish(step)
+            self.demands.append((mu_min(self.demand()), self.mu_pool))
+        self._decide()
+        self._advance_soon()
+
+    # --- what came of it
+
+    @property
+    def mu_pool(self) -> float:
+        """As measured, of those that are active and here."""
+        return sum(box.rate.estimate.value for box in self.boxes.values() if box.here and box.peer.active)
+
+    def facts(self) -> dict[str, Any]:
+        """The keys of `plan`, as measured, and what only a run has."""
+        now, demand, steps = self._clock.now, self.demand(), self.staleness.committed
+        for box in self.boxes.values():
+            box.pay(now)
+        idle_s = self.waited_s + (0.0 if self._idle_since is None else now - self._idle_since)
+        measured_s = now - self.measured_from
+        usd = self._fleet.learner.usd_per_h * now / 3600.0 + sum(box.usd for box in self.boxes.values())
+        usd += self.bandwidth_usd
+        needed, histogram = mu_min(demand), self.figures.staleness
+        enough = needed is not None and self.mu_pool >= needed
+        return {
+            "feasible": enough,
+            "why_not": "" if enough else "the active workers make less than the learner needs",
+            "mu_min": needed,
+            "mu_pool": self.mu_pool,
+            "bubble": idle_s / measured_s if measured_s > 0 else 1.0,
+            "t_bcast_s": demand.t_bcast_s,
+            "usd_per_step": usd / steps if steps else None,
+            "workers": self._kinds(),
+            "steps": steps,
+            "max_staleness": max(histogram, default=0),
+            "staleness_histogram": {str(each): count for each, count in sorted(histogram.items())},
+            "trajectories": {
+                "trained": self.figures.trajectories_trained,
+                "dropped": self.figures.trajectories_dropped,
+            },
+            "egress_gb": self.egress_gb,
+            "relayed_gb": self.relayed_gb,
+            "activation_changes": self.activation.changes,
+            "usd": usd,
+        }
+
+    def _kinds(self) -> list[dict[str, Any]]:
+        """Active at the end; rho by what it was paid per hour and makes."""
+        rows = []
+        for kind in self._fleet.workers:
+            active = [box for box in self.boxes.values() if box.kind is kind and box.here and box.peer.active]
+            mu = sum(box.rate.estimate.value for box in active) * kind.availability
+            usd = sum(box.usd_per_h for box in active)
+            rows.append({"name": kind.name, "count": len(active), "rho": usd / (3600.0 * mu) if mu else None})
+        return rows
+
+    def _check(self) -> None:
+        for part in (self.figures, self.members, self.versions, self.staleness, self.groups):
+            part.check()
+        self.activation.check()
+        assert max(self.figures.staleness, default=0) <= self._rules.staleness_max
+
+
+def _near(counts: dict[str, int], others: dict[str, int]) -> bool:
+    """Whether no kind has become larger or smaller by much."""
+    names = counts.keys() | others.keys()
+    return all(
+        abs(counts.get(name, 0) - others.get(name, 0)) <= math.ceil(PREDICTION_SHARE * others.get(name, 0))
+        for name in names
+    )

@@ -1,0 +1,98 @@
+"""Fleets in virtual time: what comes out is what the formulas say, whatever happens to the workers."""
+
+import json
+from typing import Any
+
+import pytest
+
+from echo2d.core.capacity import Mode, bubble, mu_min
+from echo2d.sim.fleet import Fleet, read_fleet
+from echo2d.sim.fleet_world import FleetWorld
+from echo2d.sim.provision import Ablation, provision
+
+
+def fleet(workers: int, *, t_gen_s: float = 20.0, mode: Mode = "background", **changes: Any) -> Fleet:
+    """Workers alike of four slots, 0.2 trajectories/s each; versions take them about 55 s."""
+    kind = {"name": "w", "count": workers, "trajectories_per_h": 720, "usd_per_h": 0.5, "downlink_mbps": 291}
+    document = {
+        "learner": {"t_train_s": 100, "trajectories_per_step": 64, "staleness_max": 4, "publish_every": 3,
+                    "uplink_mbps": 10_000, "usd_per_h": 12.0, **changes.pop("learner", {})},
+        "model": {"params": 1e9},
+        "fleet": [{**kind, "uplink_mbps": 1000, **changes.pop("kind", {})}],
+        "policy": {"pause_s": 5, "t_gen_s": t_gen_s, "mode": mode},
+        "simulate": {"hours": 2.6, "gen_sigma": 0.3, "group_size": 1, **changes},
+    }  # fmt: skip
+    return read_fleet(document)
+
+
+@pytest.mark.parametrize("mode", ["background", "exclusive"])
+@pytest.mark.parametrize("workers", [3, 4])
+def test_too_few_workers_wait_as_long_as_the_formula_says(mode: Mode, workers: int) -> None:
+    """About 0.9 and 1.2 of mu_min in background mode, 0.75 and 1.0 in exclusive mode; 30 publish periods."""
+    world = FleetWorld(fleet(workers, mode=mode))
+    facts = world.run()
+    assert len(world.demands) >= 20
+    assert facts["bubble"] == pytest.approx(bubble(world.demand(), workers * 0.2), abs=0.03)
+    assert facts["max_staleness"] <= 4
+    assert sum(facts["staleness_histogram"].values()) == facts["trajectories"]["trained"] == 64 * facts["steps"]
+
+
+def test_mu_is_found_although_the_file_is_wrong() -> None:
+    """Each makes another amount than it is said to; what was measured counts."""
+    world = FleetWorld(fleet(16, kind={"speed_sigma": 0.5}))
+    facts = world.run()
+    assert facts["bubble"] < 0.05
+    needed = mu_min(world.demand())
+    assert needed is not None
+    assert needed <= facts["mu_pool"] <= 1.6 * needed
+
+
+def test_plan_and_simulation_agree_on_a_quiet_fleet() -> None:
+    planned, played = provision(fleet(12)), FleetWorld(fleet(12)).run()
+    assert [row["count"] for row in played["workers"]] == [planned.counts["w"]]
+    assert played["usd_per_step"] == pytest.approx(planned.usd_per_step, rel=0.06)  # the start included
+    assert played["t_bcast_s"] == pytest.approx(planned.demand.t_bcast_s, rel=0.05)
+
+
+def test_workers_that_come_and_go_are_replaced() -> None:
+    churning = fleet(14, kind={"stay_h": 1.0, "availability": 0.7}, hours=3.0)
+    facts = FleetWorld(churning).run()
+    assert facts["bubble"] < 0.08
+    assert facts["trajectories"]["dropped"] < 0.1 * facts["trajectories"]["trained"]
+    warned = fleet(14, kind={"stay_h": 1.0, "availability": 0.7, "notice_s": 120.0}, hours=3.0)
+    assert FleetWorld(warned).run()["bubble"] < 0.08
+
+
+def test_half_of_the_active_fleet_lost_is_made_good_within_three_periods() -> None:
+    world = FleetWorld(fleet(16, hours=3.0))
+    waited: list[float] = []
+
+    def strike() -> None:
+        active = [box for box in world.boxes.values() if box.here and box.peer.active]
+        for box in active[: len(active) // 2]:
+            world.lose(box)
+
+    world.after(5400.0, strike)
+    for periods in (3, 6):
+        world.after(5400.0 + periods * 300.0, lambda: waited.append(world.waited_s))
+    world.run()
+    assert (waited[1] - waited[0]) / 900.0 < 0.05
+
+
+def test_the_same_seed_plays_the_same_day() -> None:
+    def played() -> str:
+        return json.dumps(FleetWorld(fleet(8, kind={"stay_h": 0.5, "availability": 0.8}, hours=0.7)).run())
+
+    assert played() == played()
+
+
+def test_workers_that_make_nothing_train_nothing() -> None:
+    facts = FleetWorld(fleet(2, kind={"trajectories_per_h": 0}, hours=0.2)).run()
+    assert (facts["steps"], facts["bubble"], facts["usd_per_step"], facts["feasible"]) == (0, 1.0, None, False)
+
+
+def test_without_peers_versions_come_from_the_learner_alone() -> None:
+    thin = fleet(8, hours=0.5, learner={"uplink_mbps": 500})
+    star, ours = FleetWorld(thin, Ablation(p2p=False)).run(), FleetWorld(thin).run()
+    assert star["egress_gb"] > 4 * ours["egress_gb"] > 0
+    assert star["relayed_gb"] == 0
