@@ -34,6 +34,7 @@ from echo2d.core.estimators import Smoothed, Tail, WorkerRate
 from echo2d.core.figures import Figures, publish_every_auto
 from echo2d.core.groups import Groups
 from echo2d.core.ids import Digest, Epoch, PeerId, PublishSeq, RunId, Version
+from echo2d.core.leases import Leases
 from echo2d.core.membership import PEERS_MAX, Membership
 from echo2d.core.messages import PROTOCOL_VERSION, HeldLease, Hello, LeaseCancelled, LeaseGranted, RefitDone, VersionKey
 from echo2d.core.offers import Offer, bandwidth_usd_per_h
@@ -81,7 +82,7 @@ class FleetWorld:
         self.staleness = Staleness(self._rules, nothing)
         self.groups = Groups(
             self._rules, nothing, members=self.members, versions=self.versions, staleness=self.staleness,
-            figures=self.figures, tag=1,
+            figures=self.figures, lent=Leases(0, FOREVER_S), tag=1,
         )  # fmt: skip
         self._planner = Planner(fleet, self._ablation)
         self._relays: Relays = "all" if self._ablation.p2p else "none"
