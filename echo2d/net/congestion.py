@@ -18,13 +18,13 @@ class Congestion:
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
-        self._sent_at = self._renewed_at = float("-inf")
+        self.sent_at = self._renewed_at = float("-inf")
         self._has_bbr = self._use(b"bbr")  # a kernel without it keeps its own choice
         self.paced = False  # no more is sent than the link is thought to take
 
     def sending(self, now: float) -> None:
         """A frame goes out now."""
-        quiet_s, self._sent_at = now - self._sent_at, now
+        quiet_s, self.sent_at = now - self.sent_at, now
         if quiet_s > QUIET_S or (self.paced and now - self._renewed_at > RENEW_S):
             self._renewed_at = now
             if self._has_bbr and self._use(b"reno"):  # the same again would change nothing

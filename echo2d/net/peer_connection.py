@@ -59,6 +59,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._unseen_max = 0  # bytes that the kernel handed over and the link cannot see yet
         self._socket: socket.socket | None = None  # to set options of
         self._congestion: Congestion | None = None
+        self._pace = UNPACED
         self._backlog = BacklogMeter()
 
     # what asyncio calls
@@ -136,12 +137,20 @@ class PeerConnection(asyncio.BufferedProtocol):
             self.closed("does not read")
             self.transport.abort()
 
-    def write_frame(self, buffers: Sequence[bytes | memoryview]) -> None:
-        """A frame; its buffers are kept, not copied, until they are sent."""
+    def write_frame(self, buffers: Sequence[bytes | memoryview]) -> float:
+        """A frame; its buffers are kept, not copied, until they are sent. The time."""
         assert self.transport is not None
         assert self._congestion is not None
-        self._congestion.sending(self._look())
+        now = self._look()
+        self._congestion.sending(now)
         self.transport.writelines(buffers)
+        return now
+
+    def is_sending(self, since: float) -> bool:
+        """Whether it was given a frame since then, or has something left to send."""
+        if self.transport is None or self._congestion is None:
+            return False
+        return self._congestion.sent_at >= since or self.transport.get_write_buffer_size() > 0
 
     def take_backlog(self) -> float:
         """For how many seconds since last asked the kernel took less than there was to send."""
@@ -156,10 +165,10 @@ class PeerConnection(asyncio.BufferedProtocol):
 
     def pace(self, bytes_per_s: float | None) -> None:
         """Send no faster from now on. OSError where the system cannot."""
-        if self._socket is not None:
+        value = UNPACED if bytes_per_s is None else int(bytes_per_s)
+        if self._socket is not None and value != self._pace:
             assert self._congestion is not None
-            self._congestion.paced = bytes_per_s is not None
-            value = UNPACED if bytes_per_s is None else int(bytes_per_s)
+            self._congestion.paced, self._pace = bytes_per_s is not None, value
             self._socket.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, value.to_bytes(8, sys.byteorder))
 
     def end(self, reason: str) -> None:

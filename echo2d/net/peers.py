@@ -26,6 +26,7 @@ from echo2d.core.ids import FormId, FrameId, Generation, PeerId, PlanId, RunId, 
 from echo2d.core.link import Link
 from echo2d.core.link_handshake import NONCE_BYTES, SECRET_BYTES
 from echo2d.core.link_messages import Event, LinkEnded, LinkOpened, StreamId
+from echo2d.core.pacing import share_out
 from echo2d.errors import PeerFault
 from echo2d.net.peer_connection import PeerConnection
 from echo2d.net.tls import Tls, in_words, shows
@@ -35,6 +36,7 @@ HANDSHAKE_S = 10.0  # from dialling to LinkOpened: a few round trips, also on a 
 STRANGERS_MAX = 64  # accepted connections that have not yet proved who they are; then the oldest gives way
 SETTLED_S = 2 * HANDSHAKE_S  # no dial is left by then that began before the link was open
 REPLACED = "another link of these two peers stays"
+SHARE_S = 0.3  # between two looks at which links send: longer than the gaps of a link that does
 
 log = logging.getLogger("echo2d.peers")
 
@@ -62,6 +64,7 @@ class PeerLinks:
         self._strangers: dict[PeerConnection, asyncio.TimerHandle] = {}  # accepted, oldest first
         self._live: dict[PeerId, PeerConnection] = {}
         self._paces: dict[PeerId, float] = {}
+        self._share_at = 0.0  # when the paces of those that send are looked at next
         self._can_pace = True
         self._uplink = None if uplink_limit is None else Uplink(uplink_limit, self._allowed)
         self._server: asyncio.Server | None = None
@@ -88,6 +91,13 @@ class PeerLinks:
             self._paces[peer] = bytes_per_s
         if peer in self._live and before != bytes_per_s:
             self._set_pace(self._live[peer], bytes_per_s)
+
+    def _share_out(self, now: float) -> None:
+        """What links that are quiet do not need is for the others."""
+        sending = {peer for peer in self._paces if peer in self._live and self._live[peer].is_sending(now - SHARE_S)}
+        for peer, pace in share_out(self._paces, sending).items():
+            if peer in self._live:
+                self._set_pace(self._live[peer], pace)
 
     def _set_pace(self, connection: PeerConnection, bytes_per_s: float | None) -> None:
         try:
@@ -175,7 +185,10 @@ class PeerLinks:
         buffers = connection.link.send_frame(stream, frame, sequence, payload)
         if self._uplink is not None:
             self._uplink.sent(sum(map(len, buffers)))
-        connection.write_frame(buffers)
+        now = connection.write_frame(buffers)
+        if now >= self._share_at and self._paces:
+            self._share_at = now + SHARE_S
+            self._share_out(now)
         return True
 
     def open_stream(

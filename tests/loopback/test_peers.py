@@ -458,6 +458,19 @@ async def test_a_pace_holds_on_every_link_to_the_peer_and_shows_as_a_backlog() -
         assert pace_of(alice) == peer_connection.UNPACED
 
 
+async def test_a_link_that_sends_has_what_a_quiet_one_does_not_need() -> None:
+    payloads, _ = random_payloads(1)
+    alice, bob = Peer(ALICE, BOB), Peer(BOB, ALICE)
+    Feeder(alice, BOB, payloads)
+    async with listening(alice, bob):
+        alice.links.pace(BOB, 3e6)
+        alice.links.pace(BROTHER, 1e6)
+        taker = Taker(bob, ALICE, 1)
+        await bob.links.dial(ALICE, *alice.address)
+        await within(taker.done.wait())
+        assert pace_of(alice) == 4e6
+
+
 def pace_of(peer: Peer) -> int:
     (connection,) = peer.links._live.values()
     assert connection.transport is not None
