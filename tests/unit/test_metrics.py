@@ -35,7 +35,7 @@ def trained() -> dict[str, Any]:
     world.drain()
     figures = world.state._figures
     figures.fault("lease", "x")
-    figures.dropped("stale", 2)
+    figures.dropped("stale", 2, [40, 60, 80])
     figures.refused_results["bad"] += 1
     figures.seed_sent(3, 1.25)
     return {**world.state.status(now=world.now), **SHELL}
