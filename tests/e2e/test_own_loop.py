@@ -19,7 +19,7 @@ def test_a_loop_of_plain_torch_trains_and_publishes(site: Site) -> None:
     token = site.run_dir / "tokens" / "learner.token"
     arguments = [site.url(), token, site.facts["model"], site.directory / "snapshots", STEPS]
     own = site.programs.start("own", str(EXAMPLE), *map(str, arguments))
-    assert own.wait(START_S) == 0, own.tail()
+    assert own.wait(3 * START_S) == 0, own.tail()
     poll(lambda: serving(site) == STEPS)
     facts = site.status()
     assert (facts["committed_step"], facts["versions_published"]) == (STEPS, STEPS + 1)

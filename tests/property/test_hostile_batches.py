@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echo2d.client import Batch, Group, PeerFault, Span, Trajectory
@@ -92,6 +92,7 @@ def test_what_keeps_the_rules_is_trained(batch: Batch) -> None:
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
+@settings(max_examples=12)  # of each of 16
 @given(batch=batches, at=st.tuples(st.integers(0, GROUPS - 1), st.integers(0, SIZE - 1)))
 def test_an_attack_on_one_trajectory_has_its_group_refused_and_no_other(
     attack: str, batch: Batch, at: tuple[int, int]
