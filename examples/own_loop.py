@@ -5,6 +5,7 @@ import shutil
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -21,7 +22,7 @@ def too_old(batch: Batch, session: Session) -> dict[int, str]:
     return {group: f"version {span.version}" for group, span in spans if not oldest <= span.version < batch.step}
 
 
-def loss_of(model: torch.nn.Module, group: Group) -> torch.Tensor:
+def loss_of(model: Any, group: Group) -> torch.Tensor:
     """PPO's clipped surrogate with the rollout's logprobs as the old ones, summed over the group's tokens."""
     rewards = torch.tensor([each.reward for each in group.trajectories])
     advantages = (rewards - rewards.mean()) / (rewards.std(correction=0) + STD_FLOOR)
@@ -35,7 +36,7 @@ def loss_of(model: torch.nn.Module, group: Group) -> torch.Tensor:
     return torch.stack(losses).sum()
 
 
-def publish(coordinator: Coordinator, model: torch.nn.Module, base: Path, root: Path, version: int) -> None:
+def publish(coordinator: Coordinator, model: Any, base: Path, root: Path, version: int) -> None:
     """As bf16, with the base model's other files. The coordinator has taken it when the call returns."""
     folder = root / f"own-{version}"
     shutil.copytree(base, folder, ignore=shutil.ignore_patterns("*.safetensors"))
@@ -56,7 +57,7 @@ def main(url: str, token_file: str, base: str, root: str, steps: str) -> None:
             start = time.monotonic()
             tokens = sum(len(each.tokens) for group in batch.groups for each in group.trajectories)
             for group in batch.groups:
-                (loss_of(model, group) / tokens).backward()
+                torch.autograd.backward(loss_of(model, group) / tokens)
             optimizer.step()
             optimizer.zero_grad()
             every = coordinator.commit(batch, t_train_s=time.monotonic() - start)
