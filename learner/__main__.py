@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
-        _run(options.config, resume=options.resume)
+        _run(options.config, resume=options.resume, profile=options.profile)
     except Fenced as fault:
         return _last_word(f"a newer learner has the run ({fault}); this one is over", 2)
     except OperatorFault as fault:
@@ -48,7 +48,7 @@ def _last_word(line: str, code: int) -> int:
     return code
 
 
-def _run(path: Path, *, resume: bool) -> None:
+def _run(path: Path, *, resume: bool, profile: bool) -> None:
     config, service, intake = LearnerConfig.load(path), notifier(), Intake()
     with Coordinator(config.url, token_file=config.token_file, timeout_s=config.patience_s) as coordinator:
 
@@ -61,7 +61,10 @@ def _run(path: Path, *, resume: bool) -> None:
         service.starting("loading the model")
         from learner.train import Learner  # torch takes seconds; a wrong configuration is told before
 
-        Learner(config, coordinator, intake, resume=resume, service=service).run()
+        learner = Learner(config, coordinator, intake, resume=resume, service=service)
+        learner.run()
+        if profile:
+            print(f"profile: {learner.watch}")  # noqa: T201 - it was asked for
 
 
 def stop_on_signals(stop: Callable[[str], None]) -> None:
@@ -82,6 +85,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     what.add_argument("--config", type=Path, help="TOML file with a [learner] table")
     what.add_argument("--print-config", action="store_true", help="print every key of that table, and end")
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint, if there is one")
+    parser.add_argument("--profile", action="store_true", help="at the end, print where the time of train steps went")
     return parser.parse_args(arguments)
 
 

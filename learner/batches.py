@@ -1,24 +1,20 @@
-"""From a batch of the coordinator to what the loss needs; and the check that lets it come so far.
+"""What may be trained: the check of a batch of the coordinator.
 
 The learner believes nothing: `faults` checks every span of every trajectory (I1, I5), and a group with a fault is
 refused, never trained. With `masks`, I1 holds per token: a group may come if its newest token is fresh enough, and its
-tokens that are not are read by the model and left out of the loss.
-
-Suffixes of names: b = rows (trajectories) of a micro-batch, t = positions, n = its answer tokens, in row-major order.
+tokens that are not are read by the model and left out of the loss. Not here: how it is laid out (`packing`).
 """
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from echo2d.client import Batch, Group, PeerFault, Span, Trajectory
-from learner.grpo import group_advantages
 
 LOGPROB_MAX = 1e-4  # log of a probability, and a little rounding
-PAD = 0  # any id will do: attention is causal, so what stands right of a row is never seen by it
+TRAINED_MAX = 1 << 14  # groups: hundreds of steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,28 +32,38 @@ class BatchRules:
         return (step - 1) - span.version <= self.staleness_max
 
 
-@dataclass(frozen=True, slots=True)
-class MicroBatch:
-    """Rows of one forward pass, padded on the right. answer_bt marks the tokens that count in the loss, the n."""
+class Trained:
+    """The groups that this session has trained, and in which step: none comes again (I4). The newest are known."""
 
-    tokens_bt: NDArray[np.int64]
-    answer_bt: NDArray[np.bool_]
-    rollout_logprobs_n: NDArray[np.float32]
-    advantages_n: NDArray[np.float32]
+    def __init__(self) -> None:
+        self._steps: dict[int, int] = {}
+
+    def add(self, batch: Batch) -> None:
+        self._steps.update((group.group_id, batch.step) for group in batch.groups)
+        while len(self._steps) > TRAINED_MAX:
+            del self._steps[next(iter(self._steps))]
+
+    def fault(self, group_id: int) -> str:
+        step = self._steps.get(group_id)
+        return "" if step is None else f"it was trained in step {step}"
 
 
-def faults(batch: Batch, step: int, rules: BatchRules) -> dict[int, str]:
+def faults(batch: Batch, step: int, rules: BatchRules, trained: Trained) -> dict[int, str]:
     """Why groups may not be trained in this step, by group id; empty where all may.
 
-    PeerFault: another step, another number of groups, or a group twice. No refusal mends that.
+    PeerFault: another step or another number of groups. No refusal mends that.
     """
-    ids = [group.group_id for group in batch.groups]
-    if batch.step != step or len(ids) != rules.groups or len(set(ids)) != len(ids):
-        raise PeerFault(
-            f"asked for batch {step} of {rules.groups} groups; got batch {batch.step} of {len(set(ids))} different ones"
-        )
-    found = ((group.group_id, _group_fault(group, step, rules)) for group in batch.groups)
-    return {group_id: fault for group_id, fault in found if fault}
+    if batch.step != step or len(batch.groups) != rules.groups:
+        asked, came = f"batch {step} of {rules.groups} groups", f"batch {batch.step} of {len(batch.groups)}"
+        raise PeerFault(f"asked for {asked}; got {came}")
+    found: dict[int, str] = {}
+    seen: set[int] = set()
+    for group in batch.groups:
+        again = "it is in the batch twice" if group.group_id in seen else trained.fault(group.group_id)
+        if fault := again or _group_fault(group, step, rules):
+            found[group.group_id] = fault
+        seen.add(group.group_id)
+    return found
 
 
 def staleness(trajectory: Trajectory, step: int) -> int:
@@ -70,53 +76,6 @@ def staleness_histogram(batch: Batch) -> dict[int, int]:
     """How many trajectories have which staleness."""
     counts = Counter(staleness(trajectory, batch.step) for group in batch.groups for trajectory in group.trajectories)
     return dict(sorted(counts.items()))
-
-
-def micro_batches(batch: Batch, tokens_max: int, rules: BatchRules) -> list[MicroBatch]:
-    """The rows with tokens that count, longest first, in micro-batches of at most `tokens_max` (or one row)."""
-    rows = sorted(_rows(batch, rules), key=lambda row: len(row.tokens), reverse=True)
-    micro: list[MicroBatch] = []
-    while rows:
-        count = max(1, tokens_max // len(rows[0].tokens))
-        micro.append(_collate(rows[:count]))
-        rows = rows[count:]
-    return micro
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    tokens: NDArray[np.int32]  # prompt and answer
-    counts: NDArray[np.bool_]  # which of them are in the loss
-    logprobs: NDArray[np.float32]  # of those
-    advantage: np.float32
-
-
-def _rows(batch: Batch, rules: BatchRules) -> Iterator[_Row]:
-    for group in batch.groups:
-        advantages = group_advantages(np.array([t.reward for t in group.trajectories], dtype=np.float32))
-        for trajectory, advantage in zip(group.trajectories, advantages, strict=True):
-            fresh = np.zeros(len(trajectory.tokens), dtype=np.bool_)
-            for span in trajectory.spans:
-                fresh[span.start : span.end] = rules.fresh(span, batch.step)
-            if fresh.any():
-                tokens = np.concatenate([group.prompt, trajectory.tokens])
-                counts = np.concatenate([np.zeros(len(group.prompt), dtype=np.bool_), fresh])
-                yield _Row(tokens, counts, trajectory.logprobs[fresh], advantage)
-
-
-def _collate(rows: list[_Row]) -> MicroBatch:
-    shape = (len(rows), len(rows[0].tokens))
-    tokens_bt = np.full(shape, PAD, dtype=np.int64)
-    answer_bt = np.zeros(shape, dtype=np.bool_)
-    for index, row in enumerate(rows):
-        tokens_bt[index, : len(row.tokens)] = row.tokens
-        answer_bt[index, : len(row.tokens)] = row.counts
-    return MicroBatch(
-        tokens_bt,
-        answer_bt,
-        np.concatenate([row.logprobs for row in rows]),
-        np.repeat([row.advantage for row in rows], [len(row.logprobs) for row in rows]).astype(np.float32),
-    )
 
 
 def _group_fault(group: Group, step: int, rules: BatchRules) -> str:

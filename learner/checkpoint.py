@@ -1,27 +1,41 @@
 """Checkpoints: what a learner needs to go on after any crash, one directory per step.
 
-    <directory>/step-00000010-epoch-3/    state.pt    state.blake3: the digest of state.pt
+    <directory>/step-00000010-epoch-3/    .metadata  __0_0.distcp        model and optimizer, by torch's DCP
+                                          progress-0.pt                  the step, and what else `Policy.progress` has
+                                          digests.blake3                 of all these
 
-A damaged newest one is said, and the one before it is used. So a step is reported to the coordinator as durable, which
-deletes its batches, only when it is the oldest of all that are kept: whichever is used, its next batches are there.
-Kept true: at most `keep` stay, and a kill at any moment leaves each of them whole, or not there.
+Model and optimizer are copied when `save` is called and written while training goes on. A damaged newest checkpoint is
+said, and the one before it is used. So a step is reported to the coordinator as durable, which deletes its batches,
+only when it is the oldest of all that are kept: whichever is used, its next batches are there.
+Kept true: at most `keep` stay once a save is over, and a kill at any moment leaves each of them whole, or not there.
+They are pickled, in part: read only those that a learner of yours has made.
 """
 
+import contextlib
 import logging
 import pickle
 import re
 import shutil
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 from blake3 import blake3
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from echo2d.client import OperatorFault
 from learner.files import ASIDE, remove_directory, store_faults, whole_directory
 
-STATE = "state.pt"
-DIGEST = "state.blake3"
+PROGRESS = "progress-0.pt"
+DIGESTS = "digests.blake3"
+LINE_MAX = 200  # characters of what torch says, which may be a list of all tensors
 _NAME = re.compile(r"step-(\d+)-epoch-(\d+)")
 _UNREADABLE = (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError)
 
@@ -34,6 +48,7 @@ class Checkpoints:
     def __init__(self, directory: Path, keep: int) -> None:
         self._directory = directory
         self._keep = keep
+        self._saving: Future[None] | None = None
 
     def __bool__(self) -> bool:
         return bool(self._all())
@@ -44,34 +59,59 @@ class Checkpoints:
         steps = [_place(path)[0] for path in self._all()]
         return steps[0] if len(steps) >= self._keep else 0
 
-    def save(self, step: int, epoch: int, state: dict[str, Any]) -> None:
-        """Durable when this returns. StoreFault: the disk refused; all that was there still is.
+    def save(self, step: int, epoch: int, state: dict[str, Any], progress: dict[str, Any]) -> None:
+        """Begin to save, after the save before is over. What is given may change as soon as this returns.
 
-        What a learner before saved of this step or later ones is of no use any more.
+        state: tensors and what else of model and optimizer; progress: small and plain. What a learner before saved of
+        this step or later ones is of no use any more.
         """
+        self.settle()
+        copy = DefaultStager(StagingOptions(*[False] * 4)).stage(state)
+        pool = ThreadPoolExecutor(1, "checkpoint")
+        self._saving = pool.submit(self._save, step, epoch, copy, {"step": step, **progress})
+        pool.shutdown(wait=False)  # the process does not end before the save does
+
+    def settle(self, *, wait: bool = True) -> bool:
+        """Whether a save is over now and was not before: durable. StoreFault: the disk refused it.
+
+        All that was there before then still is.
+        """
+        if self._saving is None or not (wait or self._saving.done()):
+            return False
+        saving, self._saving = self._saving, None
+        saving.result()
+        return True
+
+    def load_newest(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Fill `state` from the newest whole one; its progress.
+
+        OperatorFault: there is none, or it is another model's.
+        """
+        for path in reversed(self._all()):
+            try:
+                progress = _progress(path)
+            except _UNREADABLE as error:
+                log.warning("cannot read the checkpoint %s: %s", path, " ".join(str(error).split()))
+                continue
+            _load(path, state)
+            return progress
+        raise OperatorFault(f"cannot read any checkpoint in {self._directory}")
+
+    def _save(self, step: int, epoch: int, state: Any, progress: dict[str, Any]) -> None:
         target = self._directory / f"step-{step:08d}-epoch-{epoch}"
-        with store_faults("cannot write the checkpoint", target):
+        with store_faults("cannot write the checkpoint", target), _plain_errors():
             self._sweep()
             with whole_directory(target) as aside:
-                _write(aside / STATE, state)
-                (aside / DIGEST).write_text(_digest(aside / STATE))
+                with (aside / PROGRESS).open("wb") as file:
+                    torch.save(progress, file)
+                _one_process_is_meant()
+                save(state, storage_writer=FileSystemWriter(aside, sync_files=False), no_dist=True)
+                (aside / DIGESTS).write_text(_digests(aside))
         earlier = [path for path in self._all() if _place(path)[0] < step]
         kept = {target, *earlier[max(0, len(earlier) + 1 - self._keep) :]}
         for path in self._all():
             if path not in kept:
                 remove_directory(path)
-
-    def load_newest(self) -> dict[str, Any] | None:
-        """The state of the newest whole one on the CPU, None where there is none. OperatorFault: none can be read."""
-        found = self._all()
-        for path in reversed(found):
-            try:
-                return _load(path)
-            except _UNREADABLE as error:
-                log.warning("cannot read the checkpoint %s: %s", path, " ".join(str(error).split()))
-        if found:
-            raise OperatorFault(f"cannot read any checkpoint in {self._directory}")
-        return None
 
     def _all(self) -> list[Path]:
         """Oldest first."""
@@ -90,20 +130,56 @@ def _place(path: Path) -> tuple[int, int]:
     return int(named[1]), int(named[2])
 
 
-def _write(path: Path, state: dict[str, Any]) -> None:
-    with path.open("wb") as file:
-        try:
-            torch.save(state, file)
-        except RuntimeError as error:  # torch's, about what a write that failed has left
-            raise error.__context__ if isinstance(error.__context__, OSError) else error from None
+@contextlib.contextmanager
+def _plain_errors() -> Iterator[None]:
+    """What torch says about a disk that refused, as the OSError that it was."""
+    try:
+        yield
+    except CheckpointException as error:
+        (cause, _), *_ = error.failures.values()
+        raise _os_error(cause) from None
+    except RuntimeError as error:
+        raise _os_error(error) from None
 
 
-def _load(path: Path) -> dict[str, Any]:
-    if _digest(path / STATE) != (path / DIGEST).read_text():
+def _one_process_is_meant() -> None:
+    """torch warns where no process group is. For all threads: filters are the process's."""
+    warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized", UserWarning)
+
+
+def _os_error(error: BaseException) -> BaseException:
+    """torch closes a file after a write that failed, fails again, and tells only that."""
+    return error.__context__ if isinstance(error.__context__, OSError) else error
+
+
+def _progress(path: Path) -> dict[str, Any]:
+    """Of a checkpoint whose bytes are those that were saved."""
+    if _digests(path) != (path / DIGESTS).read_text():
         raise ValueError("its bytes are not those that were saved")
-    state: dict[str, Any] = torch.load(path / STATE, map_location="cpu", weights_only=True)
-    return state
+    progress: dict[str, Any] = torch.load(path / PROGRESS, map_location="cpu", weights_only=True)
+    return progress
 
 
-def _digest(path: Path) -> str:
-    return blake3().update_mmap(path).hexdigest()
+def _load(path: Path, state: dict[str, Any]) -> None:
+    _one_process_is_meant()
+    reader = FileSystemReader(path)
+    try:
+        _same_weights(reader, state)
+        load(state, storage_reader=reader, no_dist=True)
+    except (CheckpointException, RuntimeError, ValueError, KeyError) as error:
+        (cause, _), *_ = error.failures.values() if isinstance(error, CheckpointException) else [(error, None)]
+        line = " ".join(str(cause).split())
+        raise OperatorFault(f"the checkpoint {path} does not fit learner.model: {line[:LINE_MAX]}") from error
+
+
+def _same_weights(reader: FileSystemReader, state: dict[str, Any]) -> None:
+    """ValueError: others were saved. Fewer would be filled in without a word."""
+    saved = {name for name in reader.read_metadata().state_dict_metadata if name.startswith("model.")}
+    if saved != {f"model.{name}" for name in state.get("model", {})}:
+        raise ValueError("other weights were trained")
+
+
+def _digests(directory: Path) -> str:
+    """A line per file, but for the one they are written to."""
+    files = sorted(path for path in directory.iterdir() if path.name != DIGESTS)
+    return "".join(f"{blake3().update_mmap(path).hexdigest()}  {path.name}\n" for path in files)

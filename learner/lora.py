@@ -39,13 +39,6 @@ def trained(model: nn.Module) -> dict[str, Tensor]:
     return {name: state[name] for name in names} if any(map(_is_ours, names)) else state
 
 
-def load_trained(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """What `trained` gave. RuntimeError: it is another model's."""
-    if state.keys() != trained(model).keys():
-        raise RuntimeError("other weights were trained")
-    model.load_state_dict(state, strict=False)
-
-
 class AdapterWriter(SnapshotWriter):
     """Writes versions that are adapters. Their base model is hashed once, here."""
 

@@ -1,35 +1,40 @@
-"""The policy under training: float32 master weights, AdamW, and one optimizer step.
+"""The policy under training: float32 master weights, AdamW, and the optimizer steps of a train step.
 
 Suffixes of names: b = rows, t = positions, v = vocabulary, n = answer tokens of a micro-batch, in row-major order.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from echo2d.client import OperatorFault
 from learner import chance, lora
-from learner.batches import MicroBatch
 from learner.config import LearnerConfig
-from learner.corrections import clip_keeps, importance_ratio, truncate
-from learner.grpo import policy_loss
+from learner.gauges import Means, Tally, add_up, by_staleness, overall, tally
+from learner.objectives import Totals, distance_to_base, policy_loss, token_shares
+from learner.packing import Answer, MicroBatch, micro_batches
+from learner.weights import Seen, weigh
+
+log = logging.getLogger("echo2d.learner")
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What one optimizer step saw. ratio: rho of `corrections`; clip_share: of the tokens, those the clip dropped."""
+    """What a train step saw: loss, largest norm of its optimizer steps' gradients, and the facts of `gauges`."""
 
     loss: float
     grad_norm: float
-    ratio_mean: float
-    ratio_max: float
-    clip_share: float
-    tokens: int
+    means: Means
+    staleness: dict[int, Means]
 
 
 class Policy:
@@ -42,8 +47,13 @@ class Policy:
         self._config = config
         self._device = _device(config.device)
         self.model = load_model(config.model).to(self._device).train()
+        self._packed = config.packing and keeps_answers_apart(self.model)
+        if config.packing and not self._packed:
+            log.warning("answers do not share rows: the model mixes those that do")
+        self._base = _base_model(config, self._device)
         if config.lora_rank:
             lora.attach(self.model, config)
+        self._kept = StateDictOptions(ignore_frozen_params=bool(config.lora_rank), strict=not config.lora_rank)
         trained = [weight for weight in self.model.parameters() if weight.requires_grad]
         self._optimizer = torch.optim.AdamW(trained, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
 
@@ -51,80 +61,139 @@ class Policy:
     def vocab_size(self) -> int:
         return int(self.model.config.vocab_size)
 
-    def train_step(self, step: int, micro: Sequence[MicroBatch]) -> StepReport:
-        """One optimizer step over the micro-batches of train step `step`.
+    def lay_out(self, parts: Sequence[Sequence[Answer]]) -> list[list[MicroBatch]]:
+        """The micro-batches of each optimizer step."""
+        return [micro_batches(part, self._config.micro_batch_tokens, packed=self._packed) for part in parts]
 
-        FloatingPointError: the gradient is not finite; the weights are as before.
+    def train_step(self, step: int, laid_out: Sequence[Sequence[MicroBatch]], staleness_max: int) -> StepReport:
+        """Train step `step`: an optimizer step on each of what `lay_out` gave.
+
+        FloatingPointError: a gradient is not finite. The weights are those of the last optimizer step before.
         """
         config = self._config
-        step_tokens = sum(len(part.advantages_n) for part in micro)
-        tallies = [self._accumulate(part, step_tokens) for part in micro]
-        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.grad_clip))
+        for group in self._optimizer.param_groups:
+            group["lr"] = config.lr * min(1.0, step / max(1, config.warmup_steps))
+        proximal = self._proximal(laid_out)
+        tallies, norms = [], []
+        for micro in laid_out:
+            totals = Totals(sum(each.tokens for each in micro), sum(each.answers for each in micro))
+            tallies += [self._accumulate(each, totals, staleness_max, proximal.get(id(each))) for each in micro]
+            norms.append(self._optimize(step))
+        return _report(add_up(tallies), max(norms), len(laid_out))
+
+    def _optimize(self, step: int) -> float:
+        """One optimizer step; the norm of its gradient."""
+        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._config.grad_clip))
         if not norm < float("inf"):
             self._optimizer.zero_grad()
             raise FloatingPointError(f"train step {step}: the gradient's norm is {norm}")
-        for group in self._optimizer.param_groups:
-            group["lr"] = config.lr * min(1.0, step / max(1, config.warmup_steps))
         self._optimizer.step()
         self._optimizer.zero_grad()
-        loss, ratio_sum, ratio_max, dropped = zip(*tallies, strict=True)
-        return StepReport(
-            loss=sum(loss),
-            grad_norm=norm,
-            ratio_mean=sum(ratio_sum) / step_tokens,
-            ratio_max=max(ratio_max),
-            clip_share=sum(dropped) / step_tokens,
-            tokens=step_tokens,
-        )
+        return norm
+
+    def _proximal(self, laid_out: Sequence[Sequence[MicroBatch]]) -> dict[int, Tensor]:
+        """The logprobs with the weights that this train step starts from, by id of the micro-batch.
+
+        The first optimizer step has them anyway.
+        """
+        if self._config.proximal != "recomputed":
+            return {}
+        with torch.no_grad():
+            return {id(each): self._logprobs(self.model, each) for micro in laid_out[1:] for each in micro}
 
     def weights(self) -> dict[str, Tensor]:
         """What trains, and is published."""
         return lora.trained(self.model)
 
     def state(self) -> dict[str, Any]:
-        return {
-            "model": self.weights(),
-            "optimizer": self._optimizer.state_dict(),
-            "rng": chance.state(),
-        }
+        """What trains, and its optimizer: tensors as they are. What fills it in place goes back by `restore`."""
+        model, optimizer = get_state_dict(self.model, self._optimizer, options=self._kept)
+        trained = self.weights()  # tied weights have two names, and only one of them counts as frozen
+        return {"model": {name: model[name] for name in trained}, "optimizer": optimizer}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """OperatorFault: the state is another model's."""
-        try:
-            lora.load_trained(self.model, state["model"])
-            self._optimizer.load_state_dict(state["optimizer"])
-            chance.restore(state["rng"])
-        except (RuntimeError, ValueError, KeyError, TypeError) as error:
-            raise OperatorFault(f"the checkpoint does not fit {self._config.model}: {error}") from error
+    def progress(self) -> dict[str, Any]:
+        """What else must come back after a crash."""
+        return {"rng": chance.state()}
 
-    def _accumulate(self, micro: MicroBatch, step_tokens: int) -> tuple[float, float, float, int]:
-        """Add the micro-batch's gradient; returns (loss, sum of ratios, largest ratio, tokens dropped by the clip)."""
+    def restore(self, state: dict[str, Any], progress: dict[str, Any]) -> None:
+        set_state_dict(
+            self.model,
+            self._optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+            options=self._kept,
+        )
+        chance.restore(progress["rng"])
+
+    def _accumulate(self, micro: MicroBatch, totals: Totals, staleness_max: int, proximal_n: Tensor | None) -> Tally:
+        """Add the micro-batch's gradient to that of its optimizer step."""
         config = self._config
-        logprobs_n = answer_logprobs(self.model, micro, config.temperature)
-        advantages_n = torch.from_numpy(micro.advantages_n).to(self._device)
-        ratio_n = importance_ratio(logprobs_n, torch.from_numpy(micro.rollout_logprobs_n).to(self._device))
-        weights_n = truncate(ratio_n, config.tis_cap)
-        dropped = 0
-        if config.objective == "clip":
-            keeps_n = clip_keeps(ratio_n, advantages_n, config.clip_eps_low, config.clip_eps_high)
-            weights_n = weights_n * keeps_n
-            dropped = int((~keeps_n).sum())
-        loss = policy_loss(logprobs_n, weights_n, advantages_n, step_tokens)
+        logprobs_n = self._logprobs(self.model, micro)
+        seen = Seen(
+            logprobs_n,
+            self._here(micro.rollout_logprobs_n),
+            self._here(micro.advantages_n),
+            self._here(micro.staleness_n),
+            self._here(micro.answers_n),
+            proximal_n,
+        )
+        found = weigh(config, seen)
+        shares_n = token_shares(config.mean, totals, seen.answers_n, constant=config.loss_tokens)
+        loss = policy_loss(logprobs_n, found.weights_n, seen.advantages_n, shares_n)
+        if self._base is not None:
+            with torch.no_grad():
+                base_n = self._logprobs(self._base, micro)
+            loss = loss + config.kl_coef * (shares_n * distance_to_base(logprobs_n, base_n)).sum()
         torch.autograd.backward(loss)
-        return float(loss.detach()), float(ratio_n.sum()), float(ratio_n.max()), dropped
+        return tally(loss, found.log_ratio_n, found.keeps_n, found.corrected_n, seen.staleness_n, staleness_max + 1)
+
+    def _logprobs(self, model: Any, micro: MicroBatch) -> Tensor:
+        return answer_logprobs(model, micro.tokens_bt, micro.answer_bt, self._config.temperature, micro.positions_bt)
+
+    def _here(self, values: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(values).to(self._device)
 
 
-def answer_logprobs(model: Any, micro: MicroBatch, temperature: float) -> Tensor:
+def _report(tallied: Tally, norm: float, optimizer_steps: int) -> StepReport:
+    """Of a train step; its loss is the mean of its optimizer steps'."""
+    return StepReport(float(tallied.loss) / optimizer_steps, norm, overall(tallied), by_staleness(tallied))
+
+
+def answer_logprobs(
+    model: Any,
+    tokens_bt: NDArray[np.int64],
+    answer_bt: NDArray[np.bool_],
+    temperature: float,
+    positions_bt: NDArray[np.int64] | None = None,
+) -> Tensor:
     """log p [n] of each answer token under the model at `temperature`, full vocabulary, float32, with gradient.
 
-    No attention mask: rows are padded on the right, and attention is causal.
+    No attention mask: rows are padded on the right, attention is causal, and where positions_bt begins at 0 again the
+    model lets nobody look further back (`keeps_answers_apart`).
     """
     device = next(model.parameters()).device
-    tokens_bt = torch.from_numpy(micro.tokens_bt).to(device)
-    answer_bt = torch.from_numpy(micro.answer_bt).to(device)[:, 1:]  # the logits at t are about the token at t + 1
-    logits_btv = model(input_ids=tokens_bt, use_cache=False).logits[:, :-1]
-    logits_nv = logits_btv[answer_bt].float() / temperature
-    return -torch.nn.functional.cross_entropy(logits_nv, tokens_bt[:, 1:][answer_bt], reduction="none")
+    tokens = torch.from_numpy(tokens_bt).to(device)
+    marked = torch.from_numpy(answer_bt).to(device)[:, 1:]  # the logits at t are about the token at t + 1
+    positions = {} if positions_bt is None else {"position_ids": torch.from_numpy(positions_bt).to(device)}
+    logits_btv = model(input_ids=tokens, use_cache=False, **positions).logits[:, :-1]
+    logits_nv = logits_btv[marked].float() / temperature
+    return -torch.nn.functional.cross_entropy(logits_nv, tokens[:, 1:][marked], reduction="none")
+
+
+def keeps_answers_apart(model: Any) -> bool:
+    """Whether what stands before in the same row leaves an answer's logits as they are."""
+    first, second = np.array([[1, 2, 3]]), np.array([[3, 1, 2]])
+    together = np.concatenate([first, second], axis=1)
+    positions = torch.from_numpy(np.array([[0, 1, 2, 0, 1, 2]])).to(next(model.parameters()).device)
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        logits = [
+            model(input_ids=torch.from_numpy(tokens).to(positions.device), use_cache=False, **keywords).logits[0, -1]
+            for tokens, keywords in ((second, {}), (together, {"position_ids": positions}))
+        ]
+    model.train(was_training)
+    return bool(torch.allclose(logits[0], logits[1], rtol=1e-3, atol=1e-4))
 
 
 def load_model(directory: Path) -> Any:
@@ -145,6 +214,11 @@ def load_model(directory: Path) -> Any:
     if missing := sorted(info["missing_keys"]):
         raise OperatorFault(f"learner.model: {directory} lacks {', '.join(missing[:3])}; nothing is made up")
     return model
+
+
+def _base_model(config: LearnerConfig, device: torch.device) -> Any:
+    """For the distance to the base; None where the loss does not have it."""
+    return load_model(config.model).to(device).requires_grad_(requires_grad=False).eval() if config.kl_coef else None
 
 
 def _device(name: str) -> torch.device:

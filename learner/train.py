@@ -3,8 +3,8 @@
     session --> publish resume_step --> | take n: faults? refuse, take again
                                         | train n; commit n (it answers kappa)
                                         | n - last published >= kappa, or the last step: publish n
-                                        | every checkpoint_every steps, and at the end: checkpoint n, then say what
-                                        |   is durable: the oldest one kept (`checkpoint`)
+                                        | every checkpoint_every steps, and at the end: begin to save checkpoint n
+                                        | when one is whole: say what is durable, the oldest one kept (`checkpoint`)
                                         +-- n + 1
 
 Told to stop, it ends after the step at hand, with a checkpoint; a coordinator that is away then is not waited for.
@@ -20,15 +20,20 @@ import shutil
 import time
 from pathlib import Path
 
-from echo2d.client import Batch, Coordinator, Notifier, NotResumable, OperatorFault, Session, Unanswered
-from learner.batches import BatchRules, faults, micro_batches, staleness_histogram
+from echo2d.client import Batch, Coordinator, IntegrityFault, Notifier, NotResumable, OperatorFault, Session, Unanswered
+from learner.batches import BatchRules, Trained, faults, staleness_histogram
 from learner.checkpoint import Checkpoints
 from learner.config import LearnerConfig
 from learner.files import store_faults
+from learner.gauges import answers_by_staleness
 from learner.intake import Intake
 from learner.lora import AdapterWriter
 from learner.model import Policy, StepReport
+from learner.packing import Answer, answers_of, parts
 from learner.publish import SnapshotWriter
+from learner.stopwatch import TRAIN, WAIT, Stopwatch
+
+DAMAGED_MAX = 3  # times that a batch may come damaged: on its way that happens once, at its source always
 
 log = logging.getLogger("echo2d.learner")
 
@@ -51,6 +56,7 @@ class Learner:
         self._config = config
         self._coordinator = coordinator
         self._intake = intake
+        self.watch = Stopwatch()
         directory = config.out_dir / "checkpoints"
         self._checkpoints = Checkpoints(directory, config.checkpoints_kept)
         self._service = service or Notifier()
@@ -62,27 +68,28 @@ class Learner:
         self._writer = AdapterWriter(config) if config.lora_rank else SnapshotWriter(config.model, config.snapshot_root)
         self._writer.check(self._policy.weights())
         self._resume = resume
-        self._step = self._durable = self._published = self._restore() if resume else 0
+        self._step = self._saved = self._published = self._restore() if resume else 0
 
     def run(self) -> None:
         """Train until the last step, or finish the current one after `intake.stop`. Checkpointed when it returns."""
         with contextlib.suppress(Unanswered):
             self._train()
-        if self._step > self._durable:
-            with contextlib.suppress(Unanswered):  # the next session's resume_step says the same
-                self._checkpoint()
+        if self._step > self._saved:
+            self._checkpoint()
+        with contextlib.suppress(Unanswered):  # the next session's resume_step says the same
+            self._tell_durable(wait=True)
 
     def _train(self) -> None:
         self._service.starting(f"opening a session at {self._config.url}")
         session = self._open_session()
-        self._durable = self._published = self._step
+        self._saved = self._published = self._step
         self._epoch, self._publish_every = session.epoch, session.publish_every
-        self._rules = _rules(session, self._policy.vocab_size)
+        self._rules, self._trained = _rules(session, self._policy.vocab_size), Trained()
         log.info("session epoch=%d resume_step=%d steps=%d", self._epoch, self._step, self._config.steps)
         self._alive()
         self._writer.clean(self._epoch)
         self._publish(self._step)
-        self._intake.start(self._coordinator.take_batch)
+        self._intake.start(self._fetch)
         self._ask(self._step + 1)
         self._mark = time.monotonic()  # when the last commit was ready, or the session
         while self._step < self._config.steps and not self._intake.stopped:
@@ -98,8 +105,8 @@ class Learner:
         return self._service.wait_s(None)
 
     def _words(self) -> str:
-        done, published, durable = self._step, self._published, self._durable
-        return f"step {done} of {self._config.steps} done, version {published} published, checkpoint {durable}"
+        done, published, saved = self._step, self._published, self._saved
+        return f"step {done} of {self._config.steps} done, version {published} published, checkpoint {saved}"
 
     def _open_session(self) -> Session:
         """At the newest checkpoint: an older learner may go on making them until this one has its session."""
@@ -115,10 +122,24 @@ class Learner:
         if step <= self._config.steps:
             self._intake.request(step)
 
+    def _fetch(self, step: int) -> Batch:
+        """IntegrityFault: again and again its bytes are not what its digest says."""
+        for _ in range(DAMAGED_MAX - 1):
+            try:
+                return self._coordinator.take_batch(step)
+            except IntegrityFault as fault:
+                log.warning("refused step=%d reason=%s", step, fault)
+        return self._coordinator.take_batch(step)
+
+    def _arrived(self) -> Batch | None:
+        with self.watch(WAIT):
+            return self._intake.wait(self._alive)
+
     def _take(self, step: int) -> Batch | None:
         """The batch of `step`, already asked for, without faults; None when the learner is to stop."""
-        while (batch := self._intake.wait(self._alive)) is not None:
-            reasons = faults(batch, step, self._rules)
+        while (batch := self._arrived()) is not None:
+            with self.watch("check"):
+                reasons = faults(batch, step, self._rules, self._trained)
             if not reasons:
                 return batch
             log.warning("refused step=%d reasons=%s", step, reasons)
@@ -130,18 +151,33 @@ class Learner:
         """Train on the batch, commit it, and publish and checkpoint if it is time."""
         step = batch.step
         self._ask(step + 1)
-        micro = micro_batches(batch, self._config.micro_batch_tokens, self._rules)
-        report = self._policy.train_step(step, micro)
+        with self.watch("layout"):
+            laid_out = self._policy.lay_out(self._parts(batch))
+        with self.watch(TRAIN):
+            report = self._policy.train_step(step, laid_out, self._rules.staleness_max)
+        self._trained.add(batch)
         self._step = step  # also if no answer to the commit comes: who resumes here commits it
-        self._pace(wait_s)
+        with self.watch("pace"):
+            self._pace(wait_s)
         now = time.monotonic()
         t_train_s, self._mark = now - self._mark - wait_s, now
-        self._publish_every = self._coordinator.commit(batch, t_train_s=t_train_s)
+        with self.watch("commit"):
+            self._publish_every = self._coordinator.commit(batch, t_train_s=t_train_s)
         if step - self._published >= self._publish_every or step == self._config.steps:
-            self._publish(step)
+            with self.watch("publish"):
+                self._publish(step)
         self._record(batch, report, t_train_s=t_train_s, wait_s=wait_s)  # first: what is durable is not trained again
-        if step - self._durable >= self._config.checkpoint_every:
-            self._checkpoint()
+        if step - self._saved >= self._config.checkpoint_every:
+            with self.watch("checkpoint"):
+                self._tell_durable(wait=True)
+                self._checkpoint()
+        self._tell_durable(wait=False)
+
+    def _parts(self, batch: Batch) -> list[list[Answer]]:
+        """The answers of each optimizer step."""
+        config = self._config
+        groups = answers_of(batch, self._rules, scaled=config.scaled)
+        return parts(groups, config.optimizer_steps, step=batch.step, rng_seed=config.rng_seed)
 
     def _pace(self, wait_s: float) -> None:
         time.sleep(max(0.0, self._mark + wait_s + self._config.step_floor_s - time.monotonic()))
@@ -153,17 +189,21 @@ class Learner:
         self._published = version
 
     def _checkpoint(self) -> None:
-        state = {"step": self._step, **self._policy.state()}
-        self._checkpoints.save(self._step, self._epoch, state)
-        self._coordinator.checkpoint(self._checkpoints.durable)
-        self._durable = self._step
+        self._checkpoints.save(self._step, self._epoch, self._policy.state(), self._policy.progress())
+        self._saved = self._step
+
+    def _tell_durable(self, *, wait: bool) -> None:
+        """If a checkpoint is whole by now."""
+        if self._checkpoints.settle(wait=wait):
+            self._coordinator.checkpoint(self._checkpoints.durable)
 
     def _restore(self) -> int:
-        state = self._checkpoints.load_newest()
-        if state is None:
+        if not self._checkpoints:
             return 0
-        self._policy.restore(state)
-        return int(state["step"])
+        state = self._policy.state()
+        progress = self._checkpoints.load_newest(state)
+        self._policy.restore(state, progress)
+        return int(progress["step"])
 
     def _record(self, batch: Batch, report: StepReport, *, t_train_s: float, wait_s: float) -> None:
         rewards = [trajectory.reward for group in batch.groups for trajectory in group.trajectories]
@@ -173,11 +213,15 @@ class Learner:
             "batch": batch.digest,
             "reward_mean": sum(rewards) / len(rewards),
             "staleness": staleness_histogram(batch),
-            **dataclasses.asdict(report),
+            "loss": report.loss,
+            "grad_norm": report.grad_norm,
+            **dataclasses.asdict(report.means),
+            "by_staleness": _by_staleness(batch, report),
             "t_train_s": t_train_s,
             "wait_s": wait_s,
             "bubble": wait_s / (t_train_s + wait_s),
             "published": self._published,
+            "seconds": self.watch.lap(),
         }
         path = self._config.out_dir / "metrics.jsonl"
         with store_faults("cannot write", path), path.open("a", encoding="utf-8") as file:
@@ -185,6 +229,13 @@ class Learner:
         groups = " ".join(f"group={group.group_id}" for group in batch.groups)  # the id they have in every other log
         facts = f"reward={row['reward_mean']:.3f} loss={report.loss:.4f} t_train_s={t_train_s:.3f}"
         log.info("trained step=%d epoch=%d digest=%s %s %s", batch.step, self._epoch, batch.digest[:12], facts, groups)
+
+
+def _by_staleness(batch: Batch, report: StepReport) -> dict[int, dict[str, float]]:
+    """Tokens by their own staleness, answers by that of their oldest token."""
+    tokens = {key: dataclasses.asdict(means) for key, means in report.staleness.items()}
+    answers = answers_by_staleness(batch)
+    return {key: {**tokens.get(key, {}), **answers.get(key, {})} for key in sorted(tokens.keys() | answers)}
 
 
 def _rules(session: Session, vocab_size: int) -> BatchRules:

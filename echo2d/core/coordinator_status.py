@@ -79,6 +79,7 @@ def _figures(figures: Figures, now: float) -> dict[str, Any]:
         "tokens_accepted": figures.tokens_accepted,
         "handed_over": {"partials": figures.partials_handed_over, "tokens": figures.tokens_handed_over},
         "groups_dropped": dict(figures.dropped_groups),
+        "answer_tokens": figures.lengths,
         "results_refused": dict(figures.refused_results),
         "rewards": [[step, reward] for step, reward in figures.batch_rewards],
         "t_train_s": list(figures.t_train_s),

@@ -5,7 +5,7 @@ Not here: anything that decides what happens next but `publish_every_auto`; noth
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from echo2d.core.bounded import keep_newest
@@ -64,10 +64,13 @@ class Figures:
         self.fault_counts: Counter[str] = Counter()
         self.staleness: Counter[int] = Counter()
         self.dropped_groups: Counter[str] = Counter()
+        self.dropped_answers: Counter[str] = Counter()  # whole or not, by why their groups were dropped
+        self.dropped_tokens: Counter[str] = Counter()  # of these
         self.refused_results: Counter[str] = Counter()
         self.seed_copies: dict[int, float] = {}
         self.trajectories_trained = 0
         self.trajectories_dropped = 0
+        self.tokens_trained = 0
         self.tokens_accepted = 0
         self.partials_handed_over = 0
         self.tokens_handed_over = 0
@@ -90,6 +93,7 @@ class Figures:
         trajectories = [trajectory for group in groups for trajectory in group.record.trajectories]
         self.t_train_s.append(t_train_s)
         self.trajectories_trained += len(trajectories)
+        self.tokens_trained += sum(trajectory.length for trajectory in trajectories)
         self.staleness.update(step - 1 - trajectory.version_min for trajectory in trajectories)
         if trajectories:
             self.batch_rewards.append((step, sum(each.reward for each in trajectories) / len(trajectories)))
@@ -99,9 +103,19 @@ class Figures:
         self.partials_handed_over += tokens > 0
         self.tokens_handed_over += tokens
 
-    def dropped(self, reason: str, trajectories: int) -> None:
+    def dropped(self, reason: str, trajectories: int, lengths: Sequence[int]) -> None:
+        """A group. lengths: of its trajectories, and of what there is of unfinished ones."""
         self.dropped_groups[reason] += 1
         self.trajectories_dropped += trajectories
+        self.dropped_answers[reason] += len(lengths)
+        self.dropped_tokens[reason] += sum(lengths)
+
+    @property
+    def lengths(self) -> dict[str, float]:
+        """Mean tokens of an answer that was "trained", and of one that was dropped, by the reason of its group."""
+        counts = {"trained": self.trajectories_trained, **self.dropped_answers}
+        tokens = {"trained": self.tokens_trained, **self.dropped_tokens}
+        return {kind: tokens[kind] / count for kind, count in counts.items() if count}
 
     def seed_sent(self, version: int, copies: float) -> None:
         """The seed has sent so many times the version's wire bytes."""

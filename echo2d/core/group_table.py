@@ -55,6 +55,14 @@ class Group:
         trajectories = tuple(self.kept[sample] for sample in sorted(self.kept))
         return StoredGroup(GroupRecord(self.group, self.prompt.tokens, trajectories), self.prompt.cursor)
 
+    def lengths(self) -> list[int]:
+        """Tokens of each sample that has any; of an unfinished one those that were reported."""
+        unfinished = [waiting.partial.length for waiting in self.partials.values()]
+        for lease in self.running.values():
+            added = {sample: output.length for sample, output in lease.outputs.items() if output is not None}
+            unfinished += [lease.given.base.length + added.get(sample, 0) for sample in lease.samples]
+        return [length for length in [*(kept.length for kept in self.kept.values()), *unfinished] if length]
+
     def unscored(self) -> list[TrajectoryRecord]:
         return [kept for kept in self.kept.values() if math.isnan(kept.reward)]
 

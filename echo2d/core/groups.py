@@ -266,9 +266,16 @@ class Groups:
 
     def discard(self, stored: StoredGroup, reason: str, detail: str = "", *, again: bool = False) -> list[Action]:
         """A complete group is of no use. again: for no fault of its prompt, which is used once more."""
+        lengths = [trajectory.length for trajectory in stored.record.trajectories]
+        return self._discard(stored, reason, detail, lengths, again=again)
+
+    def _discard(
+        self, stored: StoredGroup, reason: str, detail: str, lengths: Sequence[int], *, again: bool
+    ) -> list[Action]:
+        """lengths: of all its samples, those that are not in `stored` among them."""
         if again:
             self._prompts.give_back(Prompt(stored.cursor, stored.record.prompt))
-        self._figures.dropped(reason, len(stored.record.trajectories))
+        self._figures.dropped(reason, len(stored.record.trajectories), lengths)
         return [Persist(GroupDropped(stored.record.group, f"{reason}: {detail}" if detail else reason))]
 
     # --- inside: results
@@ -370,9 +377,10 @@ class Groups:
         return [] if peer is None else _send(peer, LeaseCancelled(lease.key.lease, lease.key.attempt))
 
     def _drop(self, group: Group, reason: str, detail: str, *, again: bool = False) -> list[Action]:
+        lengths = group.lengths()
         cancelled = [self._cancel(lease) for lease in self._groups.remove(group)]
         actions = [action for actions in cancelled for action in actions]
-        return [*actions, *self.discard(group.stored(), reason, detail, again=again)]
+        return [*actions, *self._discard(group.stored(), reason, detail, lengths, again=again)]
 
     def _recover_group(self, stored: StoredGroup, given: Sequence[LeaseGiven], now: float) -> list[Action]:
         record, size = stored.record, self._rules.group_size

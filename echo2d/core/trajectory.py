@@ -36,6 +36,10 @@ class TrajectoryRecord:
     worker: PeerId
 
     @property
+    def length(self) -> int:
+        return len(self.tokens) // 4
+
+    @property
     def version_min(self) -> Version:
         """The oldest version that wrote one of its tokens: versions never decrease along a trajectory."""
         return self.spans[0].version

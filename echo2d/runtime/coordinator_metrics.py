@@ -92,6 +92,12 @@ FAMILIES = (
     ),
     Family("echo2d_trajectories_trained", "In committed steps", number("trajectories.trained"), counter=True),
     Family("echo2d_trajectories_dropped", "Given up with their groups", number("trajectories.dropped"), counter=True),
+    Family(
+        "echo2d_answer_tokens",
+        "Mean tokens of answers that were trained, and of those dropped with their groups, by reason",
+        by_key("answer_tokens"),
+        ("fate",),
+    ),
     Family("echo2d_tokens_accepted", "Tokens of accepted results", number("tokens_accepted"), counter=True),
     Family("echo2d_wire_bytes", "Of all encoded versions, once each", number("wire_bytes"), counter=True),
     Family("echo2d_full_bytes", "Of the snapshots these were made from", number("full_bytes"), counter=True),

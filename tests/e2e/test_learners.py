@@ -57,7 +57,7 @@ def test_a_damaged_checkpoint_costs_a_step_that_is_trained_again_alike(site: Sit
     site.coordinate()
     site.join("box", "--threads=1")
     assert site.learn(4).wait(START_S) == 0
-    os.truncate(checkpoints(site)[-1] / "state.pt", 1000)
+    os.truncate(checkpoints(site)[-1] / "__0_0.distcp", 1000)
     again = site.learn(5, "--resume")
     assert again.wait(START_S) == 0
     said = again.log.read_text()

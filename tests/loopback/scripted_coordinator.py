@@ -15,7 +15,6 @@ import torch
 
 from echo2d.client import Batch, Group, NotResumable, Published, Session, Span, Trajectory
 from echo2d.tasks.sort_digits import EOS, SortDigits, answer
-from learner.batches import MicroBatch
 from learner.model import answer_logprobs, load_model
 
 GROUPS = GROUP_SIZE = 4
@@ -118,16 +117,15 @@ class ScriptedCoordinator:
             trajectories = [
                 _trajectory(model, prompt.tokens, tokens, task.reward(prompt, tokens), version) for tokens in outputs
             ]
-            groups.append(Group(index, np.array(prompt.tokens, dtype=np.int32), tuple(trajectories)))
+            groups.append(Group(GROUPS * step + index, np.array(prompt.tokens, dtype=np.int32), tuple(trajectories)))
         return Batch(step=step, epoch=0, digest=f"batch-{step}", groups=tuple(groups))
 
 
 def _trajectory(model: Any, prompt: Any, output: tuple[int, ...], reward: float, version: int) -> Trajectory:
     tokens_bt = np.array([[*prompt, *output]], dtype=np.int64)
     answer_bt = np.arange(tokens_bt.shape[1])[None] >= len(prompt)
-    nothing = np.zeros(len(output), dtype=np.float32)
     with torch.inference_mode():
-        logprobs = answer_logprobs(model, MicroBatch(tokens_bt, answer_bt, nothing, nothing), temperature=1.0)
+        logprobs = answer_logprobs(model, tokens_bt, answer_bt, temperature=1.0)
     return Trajectory(
         tokens=np.array(output, dtype=np.int32),
         logprobs=logprobs.numpy(),

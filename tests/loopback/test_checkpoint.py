@@ -13,15 +13,30 @@ import pytest
 import torch
 
 from echo2d.client import OperatorFault, StoreFault
-from learner.checkpoint import DIGEST, STATE, Checkpoints
+from learner.checkpoint import DIGESTS, PROGRESS, Checkpoints
 from tests.disk_kit import files_up_to
 
 DISK_CALLS = {"open", "os.mkdir", "os.rename", "os.rmdir", "os.remove"}
 SAVED, REFUSED, UNTOUCHED, KILLED = 0, 3, 4, 9
 
 
+TENSORS = "__0_0.distcp"
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """A fork does not inherit torch's others, and would wait for them."""
+    torch.set_num_threads(1)
+
+
 def state(step: int) -> dict[str, Any]:
-    return {"step": step, "model": {"w": torch.full((100, 100), float(step))}, "rng": [(1, None, "x")]}
+    return {"model": {"w": torch.full((100, 100), float(step))}, "groups": [{"lr": step / 2, "params": ["w"]}]}
+
+
+def save(checkpoints: Checkpoints, step: int, epoch: int) -> None:
+    """Durable when this returns."""
+    checkpoints.save(step, epoch, state(step), {"rng": [(step, None, "x")]})
+    assert checkpoints.settle()
 
 
 def names(directory: Path) -> list[str]:
@@ -30,10 +45,13 @@ def names(directory: Path) -> list[str]:
 
 def step_of(checkpoints: Checkpoints) -> int:
     """The step that a learner goes on from, having looked at all of its state."""
-    found = checkpoints.load_newest()
-    assert found is not None
-    assert torch.equal(found["model"]["w"], state(found["step"])["model"]["w"])
-    return int(found["step"])
+    found = state(-1)
+    progress = checkpoints.load_newest(found)
+    step = int(progress["step"])
+    assert progress["rng"] == [(step, None, "x")]
+    assert torch.equal(found["model"]["w"], state(step)["model"]["w"])
+    assert found["groups"] == state(step)["groups"]
+    return step
 
 
 def in_a_child(job: Callable[[], None]) -> int:
@@ -80,7 +98,7 @@ def refused() -> None:
 
 def save_third(directory: Path, number: int, strike: Callable[[], None]) -> None:
     calls = at_call(number, strike)
-    Checkpoints(directory, 2).save(3, 2, state(3))
+    save(Checkpoints(directory, 2), 3, 2)
     if len(calls) < number:
         os._exit(UNTOUCHED)
 
@@ -92,15 +110,15 @@ def test_a_fault_at_any_call_leaves_the_old_or_the_new(tmp_path: Path, strike: C
     for number in range(1, 100):
         directory = tmp_path / str(number)
         checkpoints = Checkpoints(directory, 2)
-        checkpoints.save(1, 1, state(1))
-        checkpoints.save(2, 1, state(2))
+        save(checkpoints, 1, 1)
+        save(checkpoints, 2, 1)
         (directory / ".tmp-step-00000003-epoch-1").mkdir()
 
         if (code := in_a_child(partial(save_third, directory, number, strike))) == UNTOUCHED:
             break
         found = step_of(checkpoints)
         outcomes.add((code, found))
-        checkpoints.save(4, 3, state(4))
+        save(checkpoints, 4, 3)
         assert names(directory) == [f"step-0000000{found}-epoch-{found - 1}", "step-00000004-epoch-3"]
         assert step_of(checkpoints) == 4
     assert number > 20
@@ -111,45 +129,46 @@ def test_a_fault_at_any_call_leaves_the_old_or_the_new(tmp_path: Path, strike: C
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.7, 0.999])
 def test_a_kill_in_the_middle_of_a_write_leaves_the_old(tmp_path: Path, share: float) -> None:
     checkpoints = Checkpoints(tmp_path, 2)
-    checkpoints.save(1, 1, state(1))
-    size = (tmp_path / "step-00000001-epoch-1" / STATE).stat().st_size
+    save(checkpoints, 1, 1)
+    size = (tmp_path / "step-00000001-epoch-1" / TENSORS).stat().st_size
 
-    def save() -> None:
+    def save_second() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
         with files_up_to(int(share * size)):
-            checkpoints.save(2, 1, state(2))
+            save(checkpoints, 2, 1)
 
-    assert in_a_child(save) == KILLED
+    assert in_a_child(save_second) == KILLED
     assert step_of(checkpoints) == 1
-    checkpoints.save(2, 2, state(2))
+    save(checkpoints, 2, 2)
     assert names(tmp_path) == ["step-00000001-epoch-1", "step-00000002-epoch-2"]
 
 
 @pytest.mark.parametrize("size", [0, 100, 20_000, 41_000])
 def test_a_full_disk_is_one_line_and_costs_nothing(tmp_path: Path, size: int) -> None:
     checkpoints = Checkpoints(tmp_path, 2)
-    checkpoints.save(1, 1, state(1))
+    save(checkpoints, 1, 1)
     with files_up_to(size), pytest.raises(StoreFault, match=r"cannot write the checkpoint .*step-00000002.*: File too"):
-        checkpoints.save(2, 1, state(2))
+        save(checkpoints, 2, 1)
     assert names(tmp_path) == ["step-00000001-epoch-1"]
     assert step_of(checkpoints) == 1
-    checkpoints.save(2, 1, state(2))
+    save(checkpoints, 2, 1)
     assert step_of(checkpoints) == 2
 
 
 def flip_a_bit(path: Path) -> None:
     """In the middle of the weights, where reading alone notices nothing."""
-    data = bytearray((path / STATE).read_bytes())
+    data = bytearray((path / TENSORS).read_bytes())
     data[len(data) // 2] ^= 1
-    (path / STATE).write_bytes(data)
+    (path / TENSORS).write_bytes(data)
 
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "bytes are not those that were saved": flip_a_bit,
-    "were saved": lambda path: os.truncate(path / STATE, 1000),
-    "those": lambda path: (path / DIGEST).write_text("x"),
-    "No such file": lambda path: (path / STATE).unlink(),
-    "No such": lambda path: (path / DIGEST).unlink(),
+    "were saved": lambda path: os.truncate(path / TENSORS, 1000),
+    "those": lambda path: (path / DIGESTS).write_text("x"),
+    "its bytes are not": lambda path: (path / TENSORS).unlink(),
+    "No such": lambda path: (path / DIGESTS).unlink(),
+    "bytes are not": lambda path: (path / PROGRESS).unlink(),
 }
 
 
@@ -159,21 +178,21 @@ def test_a_damaged_newest_one_is_said_and_the_one_before_is_used(
 ) -> None:
     checkpoints = Checkpoints(tmp_path, 2)
     for step in (10, 20):
-        checkpoints.save(step, 1, state(step))
+        save(checkpoints, step, 1)
     DAMAGES[line](tmp_path / "step-00000020-epoch-1")
     assert step_of(checkpoints) == 10
-    (said,) = caplog.messages
+    (said,) = [each.getMessage() for each in caplog.records if each.name == "echo2d.learner"]
     assert said.startswith(f"cannot read the checkpoint {tmp_path}/step-00000020-epoch-1: ")
     assert line in said
     DAMAGES[line](tmp_path / "step-00000010-epoch-1")
     with pytest.raises(OperatorFault, match="cannot read any checkpoint in"):
-        checkpoints.load_newest()
+        step_of(checkpoints)
 
 
 def test_without_any_there_is_nothing_to_go_on_from(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "none", 2)
     assert not checkpoints
-    assert checkpoints.load_newest() is None
+    assert not checkpoints.settle()
     assert checkpoints.durable == 0
 
 
@@ -181,7 +200,7 @@ def test_without_any_there_is_nothing_to_go_on_from(tmp_path: Path) -> None:
 def test_the_oldest_one_kept_is_durable(tmp_path: Path, keep: int, durable: list[int]) -> None:
     checkpoints, found = Checkpoints(tmp_path, keep), []
     for step in (10, 20, 30, 40):
-        checkpoints.save(step, 1, state(step))
+        save(checkpoints, step, 1)
         found.append(checkpoints.durable)
     assert found == durable
     assert len(names(tmp_path)) == keep
@@ -191,10 +210,30 @@ def test_what_was_saved_beyond_the_step_resumed_at_goes(tmp_path: Path) -> None:
     """A learner went back to 10, because 20 is damaged, and comes to 15 and 20 again."""
     checkpoints = Checkpoints(tmp_path, 2)
     for step in (10, 20):
-        checkpoints.save(step, 1, state(step))
+        save(checkpoints, step, 1)
     flip_a_bit(tmp_path / "step-00000020-epoch-1")
-    checkpoints.save(15, 2, state(15))
+    save(checkpoints, 15, 2)
     assert names(tmp_path) == ["step-00000010-epoch-1", "step-00000015-epoch-2"]
-    checkpoints.save(20, 2, state(20))
-    checkpoints.save(20, 3, state(20))
+    save(checkpoints, 20, 2)
+    save(checkpoints, 20, 3)
     assert names(tmp_path) == ["step-00000015-epoch-2", "step-00000020-epoch-3"]
+
+
+def test_what_is_saved_is_what_it_was_when_saving_began(tmp_path: Path) -> None:
+    """Training goes on meanwhile, in place."""
+    checkpoints, changing = Checkpoints(tmp_path, 2), state(1)
+    checkpoints.save(1, 1, changing, {"rng": [(1, None, "x")]})
+    changing["model"]["w"].fill_(9.0)
+    changing["groups"][0]["lr"] = 9.0
+    checkpoints.settle()
+    assert step_of(checkpoints) == 1
+
+
+def test_another_models_checkpoint_is_one_line(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, 2)
+    save(checkpoints, 1, 1)
+    for other in ({"model": {"w": torch.zeros(3)}}, {"model": {"v": torch.zeros(100, 100)}}):
+        with pytest.raises(
+            OperatorFault, match=r"the checkpoint .*step-00000001-epoch-1 does not fit learner\.model: \S"
+        ):
+            checkpoints.load_newest(other)

@@ -5,21 +5,24 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from echo2d.bench.tiny_model import TinyRecipe, held_out_prompts, make_tiny_model, sampled_accuracy
-from echo2d.client import Batch, Coordinator, NotResumable, OperatorFault, PeerFault, StoreFault
+from echo2d.client import Batch, Coordinator, IntegrityFault, NotResumable, OperatorFault, PeerFault, StoreFault
 from learner.__main__ import main, stop_on_signals
 from learner.checkpoint import Checkpoints
 from learner.config import LearnerConfig
 from learner.intake import Intake
-from learner.model import load_model
+from learner.model import Policy, answer_logprobs, keeps_answers_apart, load_model
+from learner.packing import Answer, micro_batches
 from learner.train import Learner
 from tests.disk_kit import files_up_to
 from tests.loopback.scripted_coordinator import GROUP_SIZE, GROUPS, ScriptedCoordinator
@@ -77,15 +80,18 @@ def test_a_run_publishes_commits_and_checkpoints_in_order(
     config: LearnerConfig, coordinator: ScriptedCoordinator
 ) -> None:
     rows = learn(config, coordinator)
-    assert coordinator.events == [
+    assert [event for event in coordinator.events if event[0] != "checkpoint"] == [
         *[("session", 0), ("publish", 0)],
         *[("commit", 1), ("publish", 1), ("commit", 2), ("publish", 2)],
-        *[("commit", 3), ("publish", 3), ("checkpoint", 0)],
-        *[("commit", 4), ("publish", 4), ("checkpoint", 3)],
+        *[("commit", 3), ("publish", 3), ("commit", 4), ("publish", 4)],
     ]
+    assert coordinator.said("checkpoint") == [0, 3]
+    assert coordinator.events.index(("publish", 3)) < coordinator.events.index(("checkpoint", 0))
+    assert coordinator.events[-1] == ("checkpoint", 3)
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     assert [row["staleness"] for row in rows] == [{"0": 16}, *[{"1": 16}] * 3]
     assert {(row["reward_mean"], row["tokens"]) for row in rows} == {(0.5, GROUPS * GROUP_SIZE * 9)}
+    assert {"train", "layout", "publish", "commit", "check", "wait"} <= rows[1]["seconds"].keys()
     assert not list(config.snapshot_root.iterdir())
 
 
@@ -95,7 +101,7 @@ def test_a_step_is_recorded_before_it_is_durable(config: LearnerConfig, coordina
         len((config.out_dir / "metrics.jsonl").read_text().splitlines())
     )
     learn(config, coordinator)
-    assert rows == [3, 4]
+    assert rows in ([3, 4], [4, 4])  # it is written while training goes on
 
 
 def test_published_files_are_the_bases_in_bfloat16(
@@ -147,7 +153,7 @@ def test_a_bad_group_is_refused_and_never_trained(config: LearnerConfig, coordin
 
     coordinator.spoil[3] = too_old
     rows = learn(config, coordinator)
-    assert coordinator.refused == {1: "trajectory 2: version -2 in step 3 with staleness bound 2"}
+    assert coordinator.refused == {13: "trajectory 2: version -2 in step 3 with staleness bound 2"}
     assert coordinator.said("commit") == [1, 2, 3, 4]
     assert [row["staleness"] for row in rows[1:]] == [{"1": 16}] * 3
 
@@ -214,7 +220,7 @@ def test_after_a_damaged_checkpoint_the_one_before_is_used(
 ) -> None:
     """The same batches are there for it, because the damaged one was not said to be durable."""
     learn(config, coordinator)
-    os.truncate(config.out_dir / "checkpoints" / "step-00000004-epoch-1" / "state.pt", 1000)
+    os.truncate(config.out_dir / "checkpoints" / "step-00000004-epoch-1" / "__0_0.distcp", 1000)
     rows = learn(config, coordinator, resume=True)
     assert coordinator.said("session") == [0, 3]
     assert max(coordinator.said("checkpoint")) == 3
@@ -238,8 +244,11 @@ def test_killed_and_resumed_is_the_same_as_straight(
     config = dataclasses.replace(config, model=model, steps=6, checkpoint_every=2)
     straight = learn(config, coordinator)
 
+    last = (killed_at - 1) // 2 * 2
+
     def kill(step: int) -> None:
         if step == killed_at:
+            wait_for(lambda: not last or (other.out_dir / "checkpoints" / f"step-{last:08d}-epoch-1").exists())
             raise KilledError
 
     other = dataclasses.replace(config, out_dir=tmp_path / "other")
@@ -251,15 +260,28 @@ def test_killed_and_resumed_is_the_same_as_straight(
     again.on_commit = lambda step: None
     torch.rand(3)  # the process that goes on is another one
     rows = {row["step"]: row for row in learn(other, again, resume=True)}
-    assert again.said("session") == [0, (killed_at - 1) // 2 * 2]
+    assert again.said("session") == [0, last]
     told = ("loss", "grad_norm", "ratio_mean", "reward_mean", "tokens")
     assert [[rows[row["step"]][name] for name in told] for row in straight] == [
         [row[name] for name in told] for row in straight
     ]
     for name in ("model.safetensors", "config.json"):
         assert (again.published(6) / name).read_bytes() == (coordinator.published(6) / name).read_bytes()
-    ends = [Checkpoints(each.out_dir / "checkpoints", 2).load_newest() for each in (config, other)]
-    assert _same(ends[0], ends[1])
+    assert _same(*(checkpointed(each) for each in (config, other)))
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30.0
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def checkpointed(config: LearnerConfig) -> dict[str, Any]:
+    """All that a learner would go on with."""
+    state = Policy(config).state()
+    progress = Checkpoints(config.out_dir / "checkpoints", 2).load_newest(state)
+    return {**state, **progress}
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -315,6 +337,24 @@ def test_a_learner_that_comes_late_takes_the_newest_checkpoint(
     shutil.rmtree(config.out_dir)
     with pytest.raises(NotResumable, match="cannot resume"):
         learn(config, coordinator)
+
+
+def test_groups_that_were_trained_are_refused_and_damaged_bytes_asked_for_again(
+    config: LearnerConfig, coordinator: ScriptedCoordinator
+) -> None:
+    damaged = [IntegrityFault("a batch's bytes are not what its digest says")] * 2
+
+    def spoil(batch: Batch) -> Batch:
+        if damaged:
+            raise damaged.pop()
+        trained = dataclasses.replace(batch.groups[2], group_id=7)
+        return dataclasses.replace(batch, groups=(*batch.groups[:2], trained, batch.groups[3]))
+
+    coordinator.spoil[3] = spoil
+    learn(config, coordinator)
+    assert coordinator.refused == {7: "it was trained in step 1"}
+    assert not damaged
+    assert coordinator.said("commit") == [1, 2, 3, 4]
 
 
 def test_a_fault_while_taking_ends_the_learner(config: LearnerConfig, coordinator: ScriptedCoordinator) -> None:
@@ -377,15 +417,55 @@ def test_a_directory_that_cannot_be_made_is_named_before_the_session(
     assert coordinator.events == []
 
 
-def test_both_objectives_and_micro_batches_train_alike_on_fresh_rollouts(
+def test_every_recipe_trains_alike_on_fresh_rollouts(
     config: LearnerConfig, coordinator: ScriptedCoordinator, tmp_path: Path
 ) -> None:
+    """All answers are as long as each other, so every mean is the same, and no ratio is far from 1."""
     coordinator.lag = 0
-    whole = learn(dataclasses.replace(config, steps=1), coordinator)
-    cut = dataclasses.replace(config, steps=1, objective="tis", micro_batch_tokens=50, out_dir=tmp_path / "cut")
-    (parts,) = learn(cut, coordinator)
-    assert parts["grad_norm"] == pytest.approx(whole[0]["grad_norm"], rel=1e-4)
-    assert parts["loss"] == pytest.approx(whole[0]["loss"], abs=1e-5)
+    (plain,) = learn(dataclasses.replace(config, steps=1), coordinator)
+    recipes: list[dict[str, Any]] = [
+        {"proximal": "recomputed", "micro_batch_tokens": 50},
+        {"proximal": "loglinear", "correction": "icepop"},
+        {"correction": "none", "packing": False},
+        {"objective": "gspo", "correction": "sequence_mask", "kl_coef": 0.1},
+    ]
+    for number, recipe in enumerate(recipes):
+        changed = dataclasses.replace(config, steps=1, out_dir=tmp_path / str(number), **recipe)
+        (row,) = learn(changed, coordinator)
+        assert row["grad_norm"] == pytest.approx(plain["grad_norm"], rel=1e-2)
+        assert row["loss"] == pytest.approx(plain["loss"], abs=1e-4)
+        assert row["by_staleness"]["0"]["answers"] == GROUPS * GROUP_SIZE
+
+
+def test_dr_grpo_and_several_optimizer_steps_train(config: LearnerConfig, coordinator: ScriptedCoordinator) -> None:
+    choices: dict[str, Any] = {"objective": "dr_grpo", "loss_tokens": 9, "proximal": "recomputed", "optimizer_steps": 2}
+    rows = learn(dataclasses.replace(config, steps=2, kl_coef=0.1, **choices), coordinator)
+    assert coordinator.said("commit") == [1, 2]
+    assert rows[0]["ratio_max"] > 1.0  # the second optimizer step finds other weights than the rollouts'
+    assert rows[0]["by_staleness"]["0"]["tokens"] == rows[0]["tokens"] == GROUPS * GROUP_SIZE * 9
+
+
+def test_rows_shared_by_several_answers_give_the_same_logprobs(base: Path) -> None:
+    model = load_model(base).eval()
+    assert keeps_answers_apart(model)
+    rng = np.random.default_rng(0)
+    answers = [
+        Answer(
+            rng.integers(0, 17, length, dtype=np.int32),
+            np.arange(length) > 2,
+            np.zeros(length - 3, dtype=np.float32),
+            np.zeros(length - 3, dtype=np.int64),
+            np.float32(index),
+        )
+        for index, length in enumerate((20, 4, 9, 7, 12, 5))
+    ]
+    found = []
+    for packed in (False, True):
+        (micro,) = micro_batches(answers, 1000, packed=packed)
+        with torch.inference_mode():
+            logprobs = answer_logprobs(model, micro.tokens_bt, micro.answer_bt, 1.0, micro.positions_bt)
+        found.append({index: logprobs[micro.advantages_n == index] for index in range(6)})
+    assert all(torch.allclose(found[0][index], found[1][index], atol=1e-5) for index in range(6))
 
 
 def write_config(path: Path, config: LearnerConfig, **changes: object) -> Path:
@@ -410,8 +490,8 @@ def test_the_file_is_read_back_as_written(config: LearnerConfig, tmp_path: Path)
         ({"steps": True}, "learner.steps: expected an integer, at least 1; found True"),
         ({"betas": [0.9]}, "learner.betas: expected [a number, a number]"),
         ({"betas": [0.9, 1.0]}, "learner.betas: expected [a number, a number]"),
-        ({"objective": "ppo"}, 'learner.objective: expected "clip" or "tis"; found \'ppo\''),
-        ({"speed": 1}, "learner.speed: unknown key; expected one of url, "),
+        ({"objective": "ppo"}, 'learner.objective: expected "grpo" or "dr_grpo" or "gspo"; found \'ppo\''),
+        ({"speed": 1}, "learner.speed: unknown key; expected one of objective, "),
     ],
 )
 def test_a_wrong_key_is_one_line_and_exit_code_2(

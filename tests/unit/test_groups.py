@@ -223,6 +223,8 @@ def test_groups_without_variance_are_filtered_so_often() -> None:
     status = world.state.status()
     assert status["groups_dropped"] == {"filtered": 8}  # 4 R = 16 trajectories
     assert status["trajectories"]["dropped"] == 16
+    kept = {each.length for stored in world.ledger.groups.values() for each in stored.record.trajectories}
+    assert [status["answer_tokens"]] == [{"filtered": length} for length in kept]  # all are as long as each other
 
 
 def test_prompts_beyond_the_vocabulary_stop_the_run() -> None:

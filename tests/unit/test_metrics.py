@@ -37,7 +37,7 @@ def trained() -> dict[str, Any]:
     world.handle(CallAsked(CallId(0), b"\1\0\0\0", 1, 8, 1.0, 1.0, (), None, Version(99), ""))
     figures = world.state._figures
     figures.fault("lease", "x")
-    figures.dropped("stale", 2)
+    figures.dropped("stale", 2, [40, 60, 80])
     figures.refused_results["bad"] += 1
     figures.seed_sent(3, 1.25)
     return {**world.state.status(now=world.now), **SHELL}

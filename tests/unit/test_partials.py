@@ -386,3 +386,15 @@ def test_failures_of_one_moment_are_one_rest() -> None:
     world.pass_time(1.5)
     world.say(two, LeaseProgress(key.lease, 99, ()))
     assert len(two.leases) == 4
+
+
+def test_what_is_dropped_counts_by_all_that_was_written_for_it() -> None:
+    """The length bias shows only if unfinished answers count: it is the long ones that are cut off by their age."""
+    world, _, new, _ = two_versions()
+    key = next(iter(new.leases))
+    world.say(new, new.wrote(key, 0, 7, 8))
+    group = world.state._groups._groups.owner(new.peer, key, 0)
+    assert group is not None
+    assert group.lengths() == [2]
+    world.state._groups._drop(group, "stale", "")
+    assert world.state.status()["answer_tokens"]["stale"] == 2.0

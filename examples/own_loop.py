@@ -1,0 +1,70 @@
+"""GRPO in plain torch on echo2d: `python examples/own_loop.py URL TOKEN_FILE BASE_MODEL SNAPSHOT_ROOT STEPS`."""
+
+import copy
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from echo2d.client import Batch, Coordinator, Group, Session
+
+LR, CLIP, STD_FLOOR = 1e-5, 0.2, 1e-4
+
+
+def too_old(batch: Batch, session: Session) -> dict[int, str]:
+    """The groups that must not be trained (bounded staleness is the trainer's to keep, too), and why."""
+    oldest = batch.step - 1 - session.staleness_max
+    spans = ((group.group_id, span) for group in batch.groups for each in group.trajectories for span in each.spans)
+    return {group: f"version {span.version}" for group, span in spans if not oldest <= span.version < batch.step}
+
+
+def loss_of(model: Any, group: Group) -> torch.Tensor:
+    """PPO's clipped surrogate with the rollout's logprobs as the old ones, summed over the group's tokens."""
+    rewards = torch.tensor([each.reward for each in group.trajectories])
+    advantages = (rewards - rewards.mean()) / (rewards.std(correction=0) + STD_FLOOR)
+    losses = []
+    for each, advantage in zip(group.trajectories, advantages, strict=True):
+        prompt, answer = torch.from_numpy(group.prompt.copy()).long(), torch.from_numpy(each.tokens.copy()).long()
+        logits = model(input_ids=torch.cat([prompt, answer])[None]).logits[0, len(prompt) - 1 : -1]
+        logprobs = logits.float().log_softmax(-1).gather(1, answer[:, None])[:, 0]
+        ratio = (logprobs - torch.from_numpy(each.logprobs.copy())).exp()
+        losses.append(-torch.minimum(ratio * advantage, ratio.clamp(1 - CLIP, 1 + CLIP) * advantage).sum())
+    return torch.stack(losses).sum()
+
+
+def publish(coordinator: Coordinator, model: Any, base: Path, root: Path, version: int) -> None:
+    """As bf16, with the base model's other files. The coordinator has taken it when the call returns."""
+    folder = root / f"own-{version}"
+    shutil.copytree(base, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    copy.deepcopy(model).to(torch.bfloat16).save_pretrained(folder)
+    coordinator.publish(version, folder)
+    shutil.rmtree(folder)
+
+
+def main(url: str, token_file: str, base: str, root: str, steps: str) -> None:
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, local_files_only=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
+    with Coordinator(url, token_file=Path(token_file)) as coordinator:
+        session, published = coordinator.open_session(resume_step=0), 0
+        publish(coordinator, model, Path(base), Path(root), 0)
+        for step in range(1, int(steps) + 1):
+            while reasons := too_old(batch := coordinator.take_batch(step), session):
+                coordinator.refuse(batch, reasons)
+            start = time.monotonic()
+            tokens = sum(len(each.tokens) for group in batch.groups for each in group.trajectories)
+            for group in batch.groups:
+                torch.autograd.backward(loss_of(model, group) / tokens)
+            optimizer.step()
+            optimizer.zero_grad()
+            every = coordinator.commit(batch, t_train_s=time.monotonic() - start)
+            if step - published >= every or step == int(steps):
+                publish(coordinator, model, Path(base), Path(root), step)
+                published = step
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

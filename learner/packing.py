@@ -1,0 +1,148 @@
+"""How a batch is laid out for the model: answers in rows, rows in micro-batches, micro-batches in optimizer steps.
+
+    parts        whole groups, dealt at random by (rng_seed, step): one optimizer step each
+    rows         longest answers first, each into the row where it leaves least room (best fit); a row is never longer
+                 than the longest answer, so that no attention gets longer by sharing a row
+    micro-batch  rows of similar length, at most `tokens_max` tokens with padding, or one row
+
+The same batch gives the same layout. Only answers with tokens that count are laid out.
+
+Suffixes of names: b = rows of a micro-batch, t = positions, n = its answer tokens that count, in row-major order.
+"""
+
+import bisect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from echo2d.client import Batch, Group
+from learner.batches import BatchRules
+from learner.objectives import group_advantages
+
+PAD = 0  # any id will do: attention is causal, so what stands right of a row is never seen by it
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One trajectory behind its prompt [t]. counts [t]: which tokens are in the loss, the n of all that follows."""
+
+    tokens: NDArray[np.int32]
+    counts: NDArray[np.bool_]
+    logprobs_n: NDArray[np.float32]
+    staleness_n: NDArray[np.int64]
+    advantage: np.float32
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Rows of one forward pass, padded on the right.
+
+    answer_bt marks the tokens that count in the loss, the n. positions_bt: from 0 in each answer; None where no two
+    answers share a row. answers_n: whose token it is, numbered as the answers follow. answers: how many.
+    """
+
+    tokens_bt: NDArray[np.int64]
+    answer_bt: NDArray[np.bool_]
+    positions_bt: NDArray[np.int64] | None
+    rollout_logprobs_n: NDArray[np.float32]
+    staleness_n: NDArray[np.int64]
+    advantages_n: NDArray[np.float32]
+    answers_n: NDArray[np.int64]
+    answers: int
+
+    @property
+    def tokens(self) -> int:
+        """How many count."""
+        return len(self.advantages_n)
+
+
+def answers_of(batch: Batch, rules: BatchRules, *, scaled: bool) -> list[list[Answer]]:
+    """The answers with tokens that count, by group. scaled: `objectives.group_advantages`."""
+    return [list(_answers(group, batch.step, rules, scaled=scaled)) for group in batch.groups]
+
+
+def parts(groups: Sequence[list[Answer]], count: int, *, step: int, rng_seed: int) -> list[list[Answer]]:
+    """The answers of each optimizer step, without empty ones. One part: all, in order."""
+    order = np.random.default_rng((rng_seed, step)).permutation(len(groups)) if count > 1 else range(len(groups))
+    dealt: list[list[Answer]] = [[] for _ in range(count)]
+    for place, index in enumerate(order):
+        dealt[place % count] += groups[index]
+    return [part for part in dealt if part]
+
+
+def micro_batches(answers: Sequence[Answer], tokens_max: int, *, packed: bool) -> list[MicroBatch]:
+    """packed: answers may share rows."""
+    by_length = sorted(answers, key=lambda answer: len(answer.tokens), reverse=True)
+    rows = _best_fit(by_length) if packed else [[answer] for answer in by_length]
+    rows.sort(key=_width, reverse=True)
+    micro: list[MicroBatch] = []
+    while rows:
+        count = max(1, tokens_max // _width(rows[0]))
+        micro.append(_collate(rows[:count]))
+        rows = rows[count:]
+    return micro
+
+
+def _answers(group: Group, step: int, rules: BatchRules, *, scaled: bool) -> Iterator[Answer]:
+    rewards = np.array([trajectory.reward for trajectory in group.trajectories], dtype=np.float32)
+    advantages = group_advantages(rewards, scaled=scaled)
+    for trajectory, advantage in zip(group.trajectories, advantages, strict=True):
+        fresh = np.zeros(len(trajectory.tokens), dtype=np.bool_)
+        staleness = np.zeros(len(trajectory.tokens), dtype=np.int64)
+        for span in trajectory.spans:
+            fresh[span.start : span.end] = rules.fresh(span, step)
+            staleness[span.start : span.end] = (step - 1) - span.version
+        if fresh.any():
+            tokens = np.concatenate([group.prompt, trajectory.tokens])
+            counts = np.concatenate([np.zeros(len(group.prompt), dtype=np.bool_), fresh])
+            yield Answer(tokens, counts, trajectory.logprobs[fresh], staleness[fresh], advantage)
+
+
+def _best_fit(answers: Sequence[Answer]) -> list[list[Answer]]:
+    """Rows as long as the first, which is the longest answer, at most."""
+    rows: list[list[Answer]] = []
+    rooms: list[tuple[int, int]] = []  # (room left, row), ascending
+    for answer in answers:
+        length = len(answer.tokens)
+        at = bisect.bisect_left(rooms, (length, 0))
+        if at == len(rooms):
+            room, row = len(answers[0].tokens), len(rows)
+            rows.append([])
+        else:
+            room, row = rooms.pop(at)
+        rows[row].append(answer)
+        bisect.insort(rooms, (room - length, row))
+    return rows
+
+
+def _width(row: Sequence[Answer]) -> int:
+    return sum(len(answer.tokens) for answer in row)
+
+
+def _collate(rows: Sequence[Sequence[Answer]]) -> MicroBatch:
+    shape = (len(rows), _width(rows[0]))
+    tokens_bt = np.full(shape, PAD, dtype=np.int64)
+    answer_bt = np.zeros(shape, dtype=np.bool_)
+    positions_bt = np.tile(np.arange(shape[1]), (shape[0], 1))
+    for index, row in enumerate(rows):
+        start = 0
+        for answer in row:
+            end = start + len(answer.tokens)
+            tokens_bt[index, start:end] = answer.tokens
+            answer_bt[index, start:end] = answer.counts
+            positions_bt[index, start:] -= positions_bt[index, start]  # what follows goes on counting: padding
+            start = end
+    answers = [answer for row in rows for answer in row]
+    lengths = [len(answer.logprobs_n) for answer in answers]
+    return MicroBatch(
+        tokens_bt,
+        answer_bt,
+        positions_bt if len(answers) > len(rows) else None,
+        np.concatenate([answer.logprobs_n for answer in answers]),
+        np.concatenate([answer.staleness_n for answer in answers]),
+        np.repeat([answer.advantage for answer in answers], lengths).astype(np.float32),
+        np.repeat(np.arange(len(answers)), lengths),
+        len(answers),
+    )

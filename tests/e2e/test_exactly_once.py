@@ -1,0 +1,189 @@
+"""A learner killed at any moment, again and again, trains what one does that nobody kills (I4).
+
+Lives are forks of this process, so that a start costs no import of torch; what is killed is a process nevertheless.
+The batches come from a recording: they do not depend on what the learner does.
+"""
+
+import dataclasses
+import json
+import os
+import random
+import signal
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+
+from echo2d.bench.results import read_rows
+from echo2d.bench.tiny_model import TinyRecipe, make_tiny_model
+from echo2d.client import Batch, Coordinator, NotResumable, Published, Session
+from learner.config import LearnerConfig
+from learner.intake import Intake
+from learner.model import load_model
+from learner.train import Learner
+from tests.loopback.scripted_coordinator import GROUP_SIZE, GROUPS, ScriptedCoordinator
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+STEPS = 60  # more than all lives that are killed come to
+KILLS = 10
+LIFE_S_MAX = 60.0
+LOSS_ERROR_MAX = 1e-6
+
+
+def record(base: Path, root: Path) -> list[Batch]:
+    """The batches of all steps, as if each were of the version that its step trains."""
+    source, model = ScriptedCoordinator(root), load_model(base)
+    batches = []
+    for step in range(1, STEPS + 1):
+        source._models[step - 1] = model
+        batches.append(source._make(step, step - 1))
+    return batches
+
+
+class Recording:
+    """The learner's side of a coordinator, whose state is a file of lines that outlives a kill."""
+
+    def __init__(self, path: Path, batches: list[Batch]) -> None:
+        self._path = path
+        self._batches = batches
+
+    def lines(self) -> list[list[Any]]:
+        return [json.loads(line) for line in self._path.read_text().splitlines()] if self._path.exists() else []
+
+    def _say(self, *facts: Any) -> None:
+        with self._path.open("a") as file:
+            file.write(json.dumps(facts) + "\n")
+
+    def open_session(self, resume_step: int) -> Session:
+        durable = max((line[1] for line in self.lines() if line[0] == "checkpoint"), default=0)
+        if resume_step < durable:
+            raise NotResumable(f"batches up to step {durable} are deleted")
+        self._epoch = 1 + sum(line[0] == "session" for line in self.lines())
+        self._say("session", resume_step)
+        return Session(self._epoch, "run", 2, 1, GROUPS * GROUP_SIZE, GROUP_SIZE)
+
+    def publish(self, version: int, directory: Path) -> Published:
+        return Published(version, "00")
+
+    def take_batch(self, step: int) -> Batch:
+        return dataclasses.replace(self._batches[step - 1], epoch=self._epoch)
+
+    def commit(self, batch: Batch, *, t_train_s: float) -> int:
+        self._say("commit", batch.step, batch.digest)
+        return 4
+
+    def checkpoint(self, step: int) -> None:
+        self._say("checkpoint", step)
+
+
+def config_in(directory: Path, base: Path) -> LearnerConfig:
+    """Dropout makes the random number generators count."""
+    model = directory / "model"
+    model.mkdir(parents=True)
+    for path in base.iterdir():
+        (model / path.name).write_bytes(path.read_bytes())
+    facts = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**facts, "attention_dropout": 0.2}))
+    return LearnerConfig(
+        url="http://127.0.0.1:1",
+        token_file=directory / "token",
+        model=model,
+        snapshot_root=directory / "snapshots",
+        out_dir=directory / "out",
+        steps=STEPS,
+        lr=1e-3,
+        threads=1,
+        checkpoint_every=3,
+        step_floor_s=0.02,
+        optimizer_steps=2,
+        proximal="recomputed",
+    )
+
+
+def live(config: LearnerConfig, recording: Recording) -> int:
+    """A new process with a learner that goes on; its process id."""
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        torch.set_num_threads(1)
+        Learner(config, cast("Coordinator", recording), Intake(), resume=True).run()
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def ended(child: int) -> int | None:
+    """Its exit code, None while it lives."""
+    found, status = os.waitpid(child, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if found else None
+
+
+def rows_of(config: LearnerConfig) -> list[dict[str, Any]]:
+    return read_rows(config.out_dir / "metrics.jsonl")
+
+
+def run_to_the_end(config: LearnerConfig, recording: Recording) -> None:
+    assert os.waitpid(live(config, recording), 0)[1] == 0
+
+
+def live_and_kill(config: LearnerConfig, recording: Recording, rng: random.Random) -> None:
+    """A life that ends some moments after the first to sixth step that it trains."""
+    steps, delay_s = rng.randint(0, 5), rng.uniform(0.0, 0.05)
+    before, child = len(rows_of(config)), live(config, recording)
+    deadline = time.monotonic() + LIFE_S_MAX
+    while len(rows_of(config)) < before + steps and time.monotonic() < deadline:
+        assert ended(child) is None, "it ended before it was killed"
+        time.sleep(0.002)
+    time.sleep(delay_s)
+    os.kill(child, signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+def test_ten_kills_change_nothing(tmp_path: Path) -> None:
+    rng_seed = random.randrange(1 << 32)
+    print(f"rng_seed={rng_seed}")  # noqa: T201 - shown when it fails
+    rng = random.Random(rng_seed)
+    torch.set_num_threads(1)
+    base = make_tiny_model(tmp_path / "models", TinyRecipe(accuracy_stop=0.0, batch=8, layers=1))
+    batches = record(base, tmp_path)
+    straight, struck = (config_in(tmp_path / name, base) for name in ("straight", "struck"))
+    run_to_the_end(straight, Recording(tmp_path / "straight.jsonl", batches))
+
+    recording = Recording(tmp_path / "struck.jsonl", batches)
+    for _ in range(KILLS):
+        live_and_kill(struck, recording, rng)
+    run_to_the_end(struck, recording)
+
+    expected = {row["step"]: row for row in rows_of(straight)}
+    found = defaultdict(list)
+    for row in rows_of(struck):
+        found[row["step"]].append(row)
+    assert list(expected) == sorted(found) == list(range(1, STEPS + 1))
+    for step, each in found.items():
+        for row in each:  # also those that were trained again
+            assert row["batch"] == expected[step]["batch"]
+            assert row["loss"] == pytest.approx(expected[step]["loss"], abs=LOSS_ERROR_MAX)
+    committed_in_order(recording.lines())
+
+
+def committed_in_order(lines: list[list[Any]]) -> None:
+    """Each session commits without a gap from where it resumed, a step always with the same digest."""
+    digests: dict[int, set[str]] = defaultdict(set)
+    step = 0
+    for what, number, *rest in lines:
+        if what == "session":
+            assert number <= step
+            step = number
+        elif what == "commit":
+            assert number == step + 1
+            step = number
+            digests[step].add(rest[0])
+    assert step == STEPS
+    assert all(len(each) == 1 for each in digests.values())
+    assert sum(line[0] == "session" for line in lines) <= KILLS + 1

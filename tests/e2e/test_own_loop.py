@@ -1,0 +1,39 @@
+"""The example of a trainer of one's own, against a real coordinator and worker."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.test_by_hand import START_S, Site, poll, site
+
+__all__ = ["site"]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_loop.py"
+STEPS = 3
+
+
+def test_a_loop_of_plain_torch_trains_and_publishes(site: Site) -> None:
+    site.coordinate()
+    site.join("box", "--threads=1")
+    token = site.run_dir / "tokens" / "learner.token"
+    arguments = [site.url(), token, site.facts["model"], site.directory / "snapshots", STEPS]
+    own = site.programs.start("own", str(EXAMPLE), *map(str, arguments))
+    assert own.wait(3 * START_S) == 0, own.tail()
+    poll(lambda: serving(site) == STEPS)
+    facts = site.status()
+    assert (facts["committed_step"], facts["versions_published"]) == (STEPS, STEPS + 1)
+    assert not list((site.directory / "snapshots").iterdir())
+
+
+def serving(site: Site) -> int | None:
+    workers = site.status()["workers"]
+    assert isinstance(workers, list)
+    now = workers[0]["serving"]
+    return None if now is None else int(now["version"])
+
+
+def test_it_is_as_short_as_it_says() -> None:
+    lines = EXAMPLE.read_text().splitlines()
+    assert len(lines) <= 80
+    assert sum(bool(line.strip()) for line in lines) <= 64
