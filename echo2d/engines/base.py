@@ -5,7 +5,7 @@ spans which label wrote each output token (I2: spans come from the engine, never
 It changes version in place (*refit*) while requests are running: they keep their tokens, their KV is recomputed under
 the new weights, and the next token is written by the new version.
 
-Every engine passes the contract suite in `tests/loopback/test_engine_contract.py`.
+Every engine passes the contract suite in `tests/loopback/engine_contract.py`.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -109,5 +109,8 @@ class Engine(Protocol):
     async def load(self) -> EngineLoad:
         """How full the engine is."""
 
-    async def tensor_digests(self) -> Mapping[str, bytes]:
-        """blake3-256 of each weight tensor as read back from the engine's memory, in the snapshot's names and dtype."""
+    async def tensor_digests(self) -> Mapping[str, bytes] | None:
+        """blake3-256 of each weight tensor as read back from the engine's memory, in the snapshot's names and dtype.
+
+        None: this engine cannot read its memory back.
+        """

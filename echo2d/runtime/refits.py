@@ -1,6 +1,7 @@
 """The engines of one worker, and what it takes to change all of them from one version to another.
 
-A refit counts as done when every engine has loaded the snapshot and its memory, read back, is the snapshot's. What
+A refit counts as done when every engine has loaded the snapshot and its memory, where it can be read back, is the
+snapshot's. What
 stands in the slot is verified first: it may have been written long ago, and a disk may rot (I3). Engines
 take turns: the others go on generating, and one copy of the weights at a time is in host memory. If one fails, those
 after it are not touched, and the worker serves what all of them hold: the old version, or nothing (I3).
@@ -74,10 +75,16 @@ class Refits:
         snapshot, loop = Path(order.path), asyncio.get_running_loop()
         await asyncio.to_thread(self._slots.require_intact, snapshot, order.digest)
         expected = await asyncio.to_thread(file_tensor_digests, snapshot)
-        pause_s, memory_ok = 0.0, True
+        pause_s, memory_ok = 0.0, list[bool | None]()
         for engine in self._engines:
             report = await engine.refit(snapshot, label)
             reading_since = loop.time()
-            memory_ok &= await engine.tensor_digests() == expected
+            digests = await engine.tensor_digests()
+            memory_ok.append(None if digests is None else digests == expected)
             pause_s = max(pause_s, report.pause_s + loop.time() - reading_since)
-        return EngineRefitted(order.version, order.digest, pause_s, memory_ok)
+        return EngineRefitted(order.version, order.digest, pause_s, _all(memory_ok))
+
+
+def _all(checks: Sequence[bool | None]) -> bool | None:
+    """False: one failed; None: one could not be made."""
+    return next((each for each in (False, None) if each in checks), True)
