@@ -72,6 +72,8 @@ class SglangDouble:
         self._resumed = asyncio.Event()
         self._resumed.set()
         self._runner: web.AppRunner | None = None
+        self.asked = asyncio.Event()  # for an update
+        self._closing = asyncio.Event()
         self.url = ""
 
     @staticmethod
@@ -112,6 +114,7 @@ class SglangDouble:
     async def die(self) -> None:
         """Gone, with every connection."""
         runner, self._runner = self._runner, None
+        self._closing.set()
         if runner is not None:
             for protocol in list(runner.server.connections if runner.server else ()):
                 if protocol.transport is not None:
@@ -132,7 +135,7 @@ class SglangDouble:
         return web.json_response({"version": self.version, "api_key": "secret"})
 
     async def _paths(self, request: web.Request) -> web.Response:
-        paths = {resource.canonical: {} for resource in request.app.router.resources()}
+        paths = {resource.canonical: str(resource) for resource in request.app.router.resources()}
         return web.json_response({"paths": paths})
 
     async def _model_info(self, _: web.Request) -> web.Response:
@@ -281,12 +284,14 @@ class SglangDouble:
         self.label = self.shown = body["new_version"]
         return web.json_response({"success": True})
 
-    async def _update(self, http: web.Request) -> web.StreamResponse:
+    async def _update(self, http: web.Request) -> web.StreamResponse:  # noqa: C901 - one trap after the other
         body = await http.json()
         self.calls.append("update")
         self.updates.append(body)
+        self.asked.set()
         while self.paused is None and self.live:
-            await asyncio.sleep(0.001)  # for ever, while there are requests
+            await self._resumed.wait()  # for ever, while there are requests
+            await asyncio.sleep(0)
         trap = self.traps.pop(0) if self.traps else None
         if (body.get("load_format") or self.load_format) == "dummy":
             return _answer(False, "Failed to get model loader")
@@ -296,7 +301,7 @@ class SglangDouble:
         if trap == "die":
             await self.die()
         if trap == "hang":
-            await asyncio.Event().wait()
+            await self._closing.wait()
         path, label = body["model_path"], body["weight_version"]
         self.digests = await asyncio.to_thread(file_tensor_digests, Path(path))
         if trap == "files_change":
@@ -314,7 +319,9 @@ class SglangDouble:
             assert http.transport is not None
             http.transport.abort()
         if body["flush_cache"] and (trap == "updated_anyway" or not self._flushed()):
-            return _answer(False, "Weights were updated, but the cache was not flushed because requests are still running")
+            return _answer(
+                False, "Weights were updated, but the cache was not flushed because requests are still running"
+            )
         self.shown = label
         return _answer(True, "Succeeded to update model weights.")
 

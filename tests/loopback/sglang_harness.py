@@ -16,7 +16,7 @@ from echo2d.engines.sglang.engine import Running, SglangEngine
 from echo2d.engines.sglang.swap import RefitMode
 from echo2d.engines.sglang.wire import Lost, Server
 from echo2d.errors import EngineFault
-from tests.loopback.engine_harness import FakeHarness, TorchHarness
+from tests.loopback.engine_harness import FakeHarness, TorchHarness, save_random_model, tiny_config
 from tests.sglang_double import SglangDouble
 
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
@@ -73,6 +73,13 @@ class SglangHarness(TorchHarness):
     def engine(self, *, slots: int = 64, rng_seed: int = 0) -> SglangEngine:  # type: ignore[override]
         return SglangEngine(next(self._next), slots=slots, rng_seed=rng_seed, refit_mode=self._mode)
 
+    def snapshot(self, version: int) -> Path:
+        """Of a width that SGLang does not pad on a CPU."""
+        folder = self._folder / str(version)
+        if not folder.exists():
+            save_random_model(folder, tiny_config(intermediate_size=64), rng_seed=version)
+        return folder
+
     @contextmanager
     def doubtful_refits(self, engine: Engine) -> Iterator[None]:
         """The answer of an update that was done is lost."""
@@ -100,7 +107,9 @@ class SglangHarness(TorchHarness):
             fused = next((whole for whole, parts in FUSED.items() for part in parts if f".{part}." in name), None)
             part = name.split(".")[-2]
             joined.setdefault(name.replace(part, fused) if fused else name, []).append(tensors[name].float().numpy())
-        return {name: sha256(b"".join(part.tobytes() for part in parts)).hexdigest()[:16] for name, parts in joined.items()}
+        return {
+            name: sha256(b"".join(part.tobytes() for part in parts)).hexdigest()[:16] for name, parts in joined.items()
+        }
 
     async def check(self, engine: Engine) -> None:
         assert isinstance(engine, SglangEngine)

@@ -10,7 +10,7 @@ import pytest
 from echo2d.core.ids import GroupId, LeaseId, Version
 from echo2d.core.messages import LeaseGranted
 from echo2d.core.trajectory import pack_tokens
-from echo2d.core.worker_io import GenerationFailed, SampleProgressed
+from echo2d.core.worker_io import EngineLost, GenerationFailed, SampleProgressed
 from echo2d.engines.base import Engine, GenerateRequest, SampleDelta
 from echo2d.engines.fake import FakeEngine
 from echo2d.runtime.rollouts import Rollouts
@@ -36,11 +36,15 @@ class Shift:
 
     def __init__(self, engines: Sequence[Engine], tasks: asyncio.TaskGroup) -> None:
         self.events: list[SampleProgressed | GenerationFailed] = []
+        self.lost: list[str] = []
         self.rollouts = Rollouts(engines, tasks, self._take)
         self._changed = asyncio.Event()
 
-    def _take(self, event: SampleProgressed | GenerationFailed) -> None:
-        self.events.append(event)
+    def _take(self, event: SampleProgressed | GenerationFailed | EngineLost) -> None:
+        if isinstance(event, EngineLost):
+            self.lost.append(event.reason)
+        else:
+            self.events.append(event)
         self._changed.set()
 
     async def until(self, count: int) -> None:

@@ -1,11 +1,11 @@
 """A SGLang server as an engine: started and watched here, or one that runs already. Spoken to over HTTP on loopback.
 
-    engine.py    SglangEngine: requests in, deltas out; which version is served
-    swap.py      a refit: pause, update, flush, check, go on; what each answer means
-    piece.py     chunks of one streamed request -> tokens, each under the version that wrote it (pure)
-    room.py      how many samples run at once, by what the server says of itself (pure)
-    dialect.py   what differs between SGLang's versions, found by probing (pure)
-    wire.py      its HTTP: calls, streams, keys
-    process.py   a server as a process: started, killed whole, its log
-    guard.py     the process between: ends the server with this one, keeps its log
+engine.py    SglangEngine: requests in, deltas out; which version is served
+swap.py      a refit: pause, update, flush, check, go on; what each answer means
+piece.py     chunks of one streamed request -> tokens, each under the version that wrote it (pure)
+room.py      how many samples run at once, by what the server says of itself (pure)
+dialect.py   what differs between SGLang's versions, found by probing (pure)
+wire.py      its HTTP: calls, streams, keys
+process.py   a server as a process: started, killed whole, its log
+guard.py     the process between: ends the server with this one, keeps its log
 """

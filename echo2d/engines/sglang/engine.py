@@ -96,7 +96,12 @@ class SglangEngine:
     """`where`: how to start a server, or one that runs. `slots`: samples at once at most; fewer when it is full."""
 
     def __init__(
-        self, where: Launch | Running, *, slots: int = 64, refit_mode: RefitMode = "retract", rng_seed: int | None = None
+        self,
+        where: Launch | Running,
+        *,
+        slots: int = 64,
+        refit_mode: RefitMode = "retract",
+        rng_seed: int | None = None,
     ) -> None:
         self._where = where
         self._mode: RefitMode = refit_mode
@@ -150,7 +155,7 @@ class SglangEngine:
         """Files are checked before the server sees them: it may die of what it cannot read."""
         async with self._refits:
             self._require_running()
-            snapshot = snapshot.absolute()
+            snapshot = await asyncio.to_thread(snapshot.absolute)
             layout = await asyncio.to_thread(_read, snapshot)
             files = await asyncio.to_thread(_files, snapshot)
             same = self._layout is not None and layout.config == self._layout.config
@@ -374,7 +379,7 @@ class SglangEngine:
                 elif piece.label != self._label and not self._updating and self._mode != "in_place" and not told:
                     told = True  # it got past the refit uncut
                     await server.abort(rid)
-            raise Lost("SGLang ended a stream in the middle")
+            raise Lost("SGLang ended a stream in the middle")  # noqa: TRY301 - as if the connection had broken
         except Foreign as fault:
             await self._doubt(str(fault))
             raise

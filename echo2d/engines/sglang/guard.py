@@ -41,7 +41,7 @@ class Log:
         with contextlib.suppress(OSError):
             for line in lines:
                 for secret in self._secrets:
-                    line = line.replace(secret, b"***")  # noqa: PLW2901
+                    line = line.replace(secret, b"***")
                 self._file.write(line + b"\n")
             if self._file.tell() > LOG_BYTES_MAX:
                 self._file.close()
@@ -76,7 +76,7 @@ def _start(argv: Sequence[str], environment: dict[str, str]) -> subprocess.Popen
         stderr=subprocess.STDOUT,
         env=environment,
         start_new_session=True,
-        preexec_fn=_obey,  # noqa: PLW1509 - one thread
+        preexec_fn=_obey,
     )
 
 

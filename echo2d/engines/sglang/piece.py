@@ -1,13 +1,14 @@
 """One request to the server while its output streams in: which tokens, and which version wrote each. Pure.
 
-A sample's output is made by one request, or by several when refits cut it: a *piece* each. A server names versions only
-in the last chunk of a request (`weight_versions`); chunks before it carry a label that the HTTP process made up when it
-passed them on. So a token is given out at once only while it is *certain*: the piece began under the version served, and
-no update was asked for since, so no other version can have written it. All others are held until the last chunk, whose
-spans also must bear out what was given out before (I2).
+A sample's output is made by one request, or by several when refits cut it: a *piece* each. A server names versions
+only in the last chunk of a request (`weight_versions`); chunks before it carry a label that the HTTP process made up
+when it passed them on. So a token is given out at once only while it is *certain*: the piece began under the version
+served, and no update was asked for since, so no other version can have written it. All others are held until the last
+chunk, whose spans also must bear out what was given out before (I2).
 
-Streams are cumulative or incremental, by the server's flags; `completion_tokens` says where a chunk ends. A request that
-ends in the queue repeats its last token, alone or behind others: what does not add up in an aborted one is left out.
+Streams are cumulative or incremental, by the server's flags; `completion_tokens` says where a chunk ends. A request
+that ends in the queue repeats its last token, alone or behind others: what does not add up in an aborted one is left
+out.
 """
 
 import math
@@ -21,7 +22,7 @@ from echo2d.errors import EngineFault
 _FINISHES: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 
 
-class Foreign(EngineFault):  # noqa: N818 - a fault
+class Foreign(EngineFault):
     """Another version than this engine loaded wrote tokens."""
 
 

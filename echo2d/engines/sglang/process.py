@@ -11,6 +11,7 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from echo2d.errors import EngineFault, OperatorFault
@@ -43,7 +44,7 @@ class Launch:
 def launches(base: Launch, count: int) -> list[Launch]:
     """For `count` engines of one box: each has its folder and, on GPUs, those after the ones before it."""
     flags = base.arguments
-    gpus = next((int(flags[at + 1]) for at, flag in enumerate(flags[:-1]) if flag in _TP and flags[at + 1].isdigit()), 1)
+    gpus = next((int(size) for flag, size in pairwise(flags) if flag in _TP and size.isdigit()), 1)
     placed = count > 1 and "cpu" not in flags and "--base-gpu-id" not in flags
     return [
         Launch(

@@ -7,7 +7,8 @@
 
 *retract* (the default): running requests give their KV back, then they are cut, so that the server says who wrote
 their tokens; each goes on as a new request under the new version. *abort*: pausing itself ends them, which SGLang does
-in steps of a second. *in_place*: they go on with the KV of the old weights; whose the tokens are is known when they end.
+in steps of a second. *in_place*: they go on with the KV of the old weights; who wrote their tokens is known when they
+end.
 
 An update that was refused is doubtful too: SGLang says that it rolls back, and loads the new directory again. Only one
 answer is not what it seems: "Weights were updated, but the cache was not flushed" is an update that worked.
@@ -32,7 +33,7 @@ LOAD_S_MIN = 30.0  # so long at least: moving weights into their layout takes ti
 _UPDATED_ANYWAY = "Weights were updated, but"
 
 
-class Doubtful(EngineFault):  # noqa: N818 - a fault
+class Doubtful(EngineFault):
     """Neither surely done nor surely not."""
 
 

@@ -22,11 +22,11 @@ CHUNK_BYTES_MAX = 64 << 20  # of one event of a stream: a cumulative one repeats
 _EVENT_END = b"\n\n"
 
 
-class Refused(EngineFault):  # noqa: N818 - a fault
+class Refused(EngineFault):
     """The server answered, and it is no."""
 
 
-class Lost(EngineFault):  # noqa: N818 - a fault
+class Lost(EngineFault):
     """There is no answer: it may or may not have been done."""
 
 
