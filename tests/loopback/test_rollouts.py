@@ -1,6 +1,7 @@
 """Leases on fake engines: every sample ends, aborts are silent, an engine that misbehaves fails its lease once."""
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -121,6 +122,15 @@ async def test_an_engine_without_a_version_fails_the_lease() -> None:
         shift.rollouts.start(a_lease(1))
         await shift.until(1)
     assert shift.events == [GenerationFailed(LeaseId(1), 1, "no version is served")]
+    assert len(shift.lost) == 1
+
+
+async def test_an_engine_that_still_serves_is_not_lost(engine: FakeEngine) -> None:
+    async with a_shift(engine) as shift:
+        shift.rollouts.start(dataclasses.replace(a_lease(1), top_p=0.0))
+        await shift.until(1)
+    assert isinstance(shift.events[0], GenerationFailed)
+    assert shift.lost == []
 
 
 @pytest.mark.parametrize(

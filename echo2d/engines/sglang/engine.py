@@ -59,6 +59,7 @@ class _Call:
     seed: int
     begun: asyncio.Event = field(default_factory=asyncio.Event)  # the prompt's KV is there, or never will be
     rids: set[str] = field(default_factory=set)
+    outputs: "list[_Sample]" = field(default_factory=list)
     aborted: bool = False
     cached_tokens: int = 0
 
@@ -283,8 +284,8 @@ class SglangEngine:
         call, eos = self._admit(request)
         try:
             async with asyncio.TaskGroup() as tasks:
-                samples = [_Sample(call, index, eos) for index in range(request.samples)]
-                written = [tasks.create_task(self._write(call, sample)) for sample in samples]
+                call.outputs = [_Sample(call, index, eos) for index in range(request.samples)]
+                written = [tasks.create_task(self._write(call, sample)) for sample in call.outputs]
                 while (delta := await call.stream.get()) is not None:
                     yield delta
                 for task in written:
@@ -376,7 +377,7 @@ class SglangEngine:
                 if tokens:
                     call.begun.set()
                     call.stream.put(sample.buffer.take())
-                elif piece.label != self._label and not self._updating and self._mode != "in_place" and not told:
+                elif not (piece.certain or self._updating or self._mode == "in_place" or told):
                     told = True  # it got past the refit uncut
                     await server.abort(rid)
             raise Lost("SGLang ended a stream in the middle")  # noqa: TRY301 - as if the connection had broken

@@ -49,6 +49,9 @@ class Log:
         if len(self._rest) > LOG_BYTES_MAX:
             self._rest = b""
 
+    def close(self) -> None:
+        self._file.close()
+
 
 def main() -> int:
     os.umask(0o077)
@@ -65,6 +68,7 @@ def main() -> int:
         _watch(server, log)
     finally:
         _end(server)
+        log.close()
     return server.wait()
 
 

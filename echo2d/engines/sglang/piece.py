@@ -39,6 +39,7 @@ class Piece:
     def __init__(self, label: str) -> None:
         self.label = label
         self.finish: FinishReason | None = None
+        self.certain = True  # so far; what comes after something uncertain is uncertain too
         self.cached_tokens = 0  # of the prompt, not computed again
         self._given = 0
         self._held: list[tuple[int, float]] = []
@@ -59,7 +60,8 @@ class Piece:
         self._held += self._fresh(chunk["output_ids"], meta)
         if self.finish is not None:
             return self._settle(meta.get("weight_versions"))
-        if not certain or len(self._held) == 0:
+        self.certain &= certain
+        if not self.certain or not self._held:
             return []
         return self._give([(len(self._held), self.label)])
 
