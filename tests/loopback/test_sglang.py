@@ -241,3 +241,18 @@ async def test_a_request_during_a_refit_waits_for_the_new_version(tmp_path: Path
         await refit
         output = await late
     check_logprobs(pair.harness, output)
+
+
+async def test_an_abort_ends_samples_that_wait_for_a_place(tmp_path: Path) -> None:
+    async with SglangDouble.serving() as double:
+        harness = DoubleHarness(tmp_path, [double])
+        engine = harness.engine(slots=2)
+        await engine.start()
+        await engine.refit(harness.snapshot(0), label(0))
+        async with running(engine, ENDLESS), asyncio.TaskGroup() as tasks:
+            waiting = tasks.create_task(generated(engine, replace(SHORT, request_id="waits")))
+            while (await engine.load()).waiting == 0:  # noqa: ASYNC110 - nobody is told
+                await asyncio.sleep(0)
+            await engine.abort("waits")
+            assert (await waiting).finishes() == ["abort"] * SHORT.samples
+        await engine.close()

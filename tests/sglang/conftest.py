@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.sglang)
-            item.add_marker(pytest.mark.timeout(600))
+            item.add_marker(pytest.mark.timeout(1800))
             if not READY.exists():
                 item.add_marker(pytest.mark.skip(reason="no SGLang here: `make sglang-test` installs it"))
 

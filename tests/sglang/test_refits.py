@@ -107,10 +107,13 @@ def alive(pids: set[int]) -> set[int]:
     return {pid for pid in pids if Path(f"/proc/{pid}").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text()}
 
 
-async def test_a_server_killed_in_the_middle_of_a_refit(
+async def test_a_server_killed_in_the_middle_of_a_refit_then_given_a_corrupt_file(
     harness: SglangHarness, managed: SglangEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also: it is started with keys of its own, keeps a log without them, and leaves no process behind."""
+    """Nothing is served until a whole version is loaded, whatever the server makes of it.
+
+    Also: it is started with keys of its own, keeps a log without them, and leaves no process behind.
+    """
     await managed.refit(harness.snapshot(0), label(0))
     process = managed.process
     assert process is not None
@@ -149,31 +152,24 @@ async def test_a_server_killed_in_the_middle_of_a_refit(
     check_logprobs(harness, await generated(managed, SHORT))
     assert process.log.with_suffix(".log.1").exists(), "the log of the one before is kept"
 
-
-async def test_a_corrupt_snapshot_that_reaches_the_server(
-    harness: SglangHarness, managed: SglangEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Whatever the server makes of it, nothing is served until a whole version is loaded."""
-    await managed.refit(harness.snapshot(0), label(0))
-    whole = harness.snapshot(1) / "model.safetensors"
-    content = whole.read_bytes()
-    update = Server.update
+    whole = harness.snapshot(2) / "model.safetensors"
+    content = await asyncio.to_thread(whole.read_bytes)
 
     async def rotten(self: Server, body: Any, *, timeout_s: float) -> tuple[bool, str]:
-        await asyncio.to_thread(BREAKS["truncated"], harness.snapshot(1))
+        await asyncio.to_thread(BREAKS["truncated"], harness.snapshot(2))
         return await update(self, body, timeout_s=timeout_s)
 
     async with running(managed, ENDLESS) as (output,):
         with monkeypatch.context() as patch:
             patch.setattr(Server, "update", rotten)
             with pytest.raises(EngineFault):
-                await managed.refit(harness.snapshot(1), label(1))
+                await managed.refit(harness.snapshot(2), label(2))
         assert managed.label is None
         await output.until(lambda sample: sample.finish == "abort")
     check_logprobs(harness, output)
-    whole.write_bytes(content)
-    await managed.refit(harness.snapshot(1), label(1))
-    assert await harness.in_memory(managed) == harness.in_files(harness.snapshot(1))
+    await asyncio.to_thread(whole.write_bytes, content)
+    await managed.refit(harness.snapshot(2), label(2))
+    assert await harness.in_memory(managed) == harness.in_files(harness.snapshot(2))
     check_logprobs(harness, await generated(managed, SHORT))
 
 

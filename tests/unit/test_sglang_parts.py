@@ -273,7 +273,12 @@ def _group(pid: int) -> int | None:
 
 # --- config ---
 
-WHERE: dict[str, Any] = {"url": "http://127.0.0.1:1", "token_file": Path("t"), "state_dir": Path("s"), "engine": "sglang"}
+WHERE: dict[str, Any] = {
+    "url": "http://127.0.0.1:1",
+    "token_file": Path("t"),
+    "state_dir": Path("s"),
+    "engine": "sglang",
+}
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "nothing": ({}, "engine_python"),
     "both": ({"engine_python": Path("p"), "engine_url": "http://127.0.0.1:2"}, "engine_python"),

@@ -58,7 +58,7 @@ class _Call:
     stream: RequestStream
     seed: int
     begun: asyncio.Event = field(default_factory=asyncio.Event)  # the prompt's KV is there, or never will be
-    rids: set[str] = field(default_factory=set)
+    rids: dict[int, str] = field(default_factory=dict)  # of each sample that the server has
     outputs: "list[_Sample]" = field(default_factory=list)
     aborted: bool = False
     cached_tokens: int = 0
@@ -301,7 +301,10 @@ class SglangEngine:
             return
         call.aborted = True
         call.begun.set()
-        for rid in sorted(call.rids):
+        for sample in call.outputs:
+            if sample.index not in call.rids:  # it waits for a place or for a refit
+                call.stream.put(sample.buffer.take("abort"))
+        for rid in list(call.rids.values()):
             with suppress(EngineFault):
                 await self._server.abort(rid)
 
@@ -366,7 +369,7 @@ class SglangEngine:
 
     async def _stream(self, server: Server, call: _Call, sample: _Sample, piece: Piece) -> None:
         rid = f"{self._nonce}{next(self._numbers):015d}"
-        call.rids.add(rid)
+        call.rids[sample.index] = rid
         told = False
         try:
             async for chunk in server.stream(_body(rid, piece.label, call, sample)):
@@ -377,8 +380,8 @@ class SglangEngine:
                 if tokens:
                     call.begun.set()
                     call.stream.put(sample.buffer.take())
-                elif not (piece.certain or self._updating or self._mode == "in_place" or told):
-                    told = True  # it got past the refit uncut
+                if not told and (call.aborted or self._uncut(piece)):
+                    told = True
                     await server.abort(rid)
             raise Lost("SGLang ended a stream in the middle")  # noqa: TRY301 - as if the connection had broken
         except Foreign as fault:
@@ -388,11 +391,15 @@ class SglangEngine:
             await self._examine(server)
             raise
         finally:
-            call.rids.discard(rid)
+            del call.rids[sample.index]
             call.cached_tokens += piece.cached_tokens
             if piece.finish is None and server is self._server:
                 with suppress(EngineFault):
                     await server.abort(rid)
+
+    def _uncut(self, piece: Piece) -> bool:
+        """It got past a refit: the server is asked to say now who wrote its tokens."""
+        return not (piece.certain or self._updating or self._mode == "in_place")
 
     async def _served(self) -> tuple[Server, str]:
         """Once no refit is under way."""

@@ -114,7 +114,9 @@ class Server:
         return dict(answer["ranks"][0]["checksums"])
 
     async def stream(self, body: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
-        """The chunks of one request. Ends without a last one only by a fault."""
+        """The chunks of one request."""
+        if self._work.closed:
+            raise Lost("SGLang /generate: its server was given up")
         try:
             async with self._work.post(self.url + "/generate", json=body) as response:
                 if response.status != 200:
@@ -141,6 +143,8 @@ class Server:
     async def _ask(
         self, session: aiohttp.ClientSession, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float
     ) -> tuple[int, Any]:
+        if session.closed:
+            raise Lost(f"SGLang {path}: its server was given up")
         try:
             async with asyncio.timeout(timeout_s), session.request(method, self.url + path, json=body) as response:
                 answer = await response.content.read(BODY_BYTES_MAX)
