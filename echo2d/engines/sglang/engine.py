@@ -15,22 +15,23 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from random import Random
-from typing import Any
 
 from echo2d.engines.base import EngineLoad, FinishReason, GenerateRequest, RefitReport, SampleDelta
-from echo2d.engines.layout import Layout, read_layout, weight_files
+from echo2d.engines.layout import Layout
 from echo2d.engines.sglang import swap
+from echo2d.engines.sglang.calls import Call, Sample, request_body
 from echo2d.engines.sglang.dialect import Dialect
-from echo2d.engines.sglang.piece import Foreign, Piece, Token
+from echo2d.engines.sglang.files import limits_of, list_files, read_model, require_unchanged
+from echo2d.engines.sglang.piece import Foreign, Piece
 from echo2d.engines.sglang.process import Launch, ServerProcess
 from echo2d.engines.sglang.room import Room
-from echo2d.engines.sglang.swap import Doubtful, Files, Order, RefitMode
+from echo2d.engines.sglang.swap import Doubtful, Order, RefitMode
 from echo2d.engines.sglang.wire import Lost, Server
-from echo2d.engines.stream import SAMPLES_OPEN_MAX, RequestStream, SampleBuffer, check_request
+from echo2d.engines.stream import SAMPLES_OPEN_MAX, RequestStream, check_request
 from echo2d.errors import EngineFault
 
 START_S_MAX = 900.0  # of a large model from a slow disk, with kernels to compile
@@ -48,49 +49,6 @@ class Running:
     url: str
     api_key: str = ""
     admin_key: str = ""
-
-
-@dataclass(slots=True)
-class _Call:
-    """One request while it runs."""
-
-    request: GenerateRequest
-    stream: RequestStream
-    seed: int
-    begun: asyncio.Event = field(default_factory=asyncio.Event)  # the prompt's KV is there, or never will be
-    rids: dict[int, str] = field(default_factory=dict)  # of each sample that the server has
-    outputs: "list[_Sample]" = field(default_factory=list)
-    aborted: bool = False
-    cached_tokens: int = 0
-
-
-class _Sample:
-    """One continuation: what it has so far."""
-
-    def __init__(self, call: _Call, index: int, eos: frozenset[int]) -> None:
-        self._request = call.request
-        self.index = index
-        self.stop = eos.union(call.request.stop_token_ids)
-        self.output: list[int] = []
-        self.buffer = SampleBuffer(index)
-        self.fruitless = 0
-
-    @property
-    def room(self) -> int:
-        """Tokens that may still come."""
-        return self._request.max_new_tokens - len(self.output)
-
-    def extend(self, tokens: list[Token]) -> None:
-        for each in tokens:
-            self.output.append(each.token)
-            self.buffer.add(each.token, each.logprob, each.label)
-        self.fruitless = 0 if tokens else self.fruitless
-
-    def finish(self) -> FinishReason | None:
-        """By what it has, whatever cut it."""
-        if self.output and self.output[-1] in self.stop:
-            return "stop"
-        return None if self.room else "length"
 
 
 class SglangEngine:
@@ -111,7 +69,7 @@ class SglangEngine:
         self._looked_at = float("-inf")
         self._numbers = count()
         self._nonce = secrets.token_hex(6)
-        self._calls: dict[str, _Call] = {}
+        self._calls: dict[str, Call] = {}
         self._process: ServerProcess | None = None
         self._server: Server | None = None
         self._dialect: Dialect | None = None
@@ -157,8 +115,8 @@ class SglangEngine:
         async with self._refits:
             self._require_running()
             snapshot = await asyncio.to_thread(snapshot.absolute)
-            layout = await asyncio.to_thread(_read, snapshot)
-            files = await asyncio.to_thread(_files, snapshot)
+            layout = await asyncio.to_thread(read_model, snapshot)
+            files = await asyncio.to_thread(list_files, snapshot)
             same = self._layout is not None and layout.config == self._layout.config
             if self._layout is not None and same:
                 layout.require_tensors_of(self._layout)
@@ -186,7 +144,7 @@ class SglangEngine:
             await process.started()
             self._dialect = await server.probe()
             await swap.identify(server, order)
-            await _require_unchanged(order)
+            await require_unchanged(order)
             await self._measure(server)
         except BaseException:
             await asyncio.shield(self._leave_server())
@@ -235,7 +193,7 @@ class SglangEngine:
                 raise
             self._updating = True
             await swap.update(server, self._dialect, order)
-            await _require_unchanged(order)
+            await require_unchanged(order)
             self._label = order.label
             await swap.go_on(server)
             done = True
@@ -284,7 +242,7 @@ class SglangEngine:
         call, eos = self._admit(request)
         try:
             async with asyncio.TaskGroup() as tasks:
-                call.outputs = [_Sample(call, index, eos) for index in range(request.samples)]
+                call.outputs = [Sample(call, index, eos) for index in range(request.samples)]
                 written = [tasks.create_task(self._write(call, sample)) for sample in call.outputs]
                 while (delta := await call.stream.get()) is not None:
                     yield delta
@@ -321,7 +279,7 @@ class SglangEngine:
         if not self._running:
             raise EngineFault("the engine is not running")
 
-    def _admit(self, request: GenerateRequest) -> tuple[_Call, frozenset[int]]:
+    def _admit(self, request: GenerateRequest) -> tuple[Call, frozenset[int]]:
         self._require_running()
         if self._label is None or self._layout is None:
             raise EngineFault("no version is served")
@@ -329,14 +287,14 @@ class SglangEngine:
             raise EngineFault(f"request {request.request_id} is running already")
         if sum(call.stream.samples_open for call in self._calls.values()) + request.samples > SAMPLES_OPEN_MAX:
             raise EngineFault(f"more than {SAMPLES_OPEN_MAX} samples are running or waiting")
-        vocab_size, context_max = _limits(self._layout)
+        vocab_size, context_max = limits_of(self._layout)
         check_request(request, vocab_size=vocab_size, context_max=context_max)
         seed = self._seeds.getrandbits(31) if request.rng_seed is None else request.rng_seed
-        call = _Call(request, RequestStream(request.samples), seed)
+        call = Call(request, RequestStream(request.samples), seed)
         self._calls[request.request_id] = call
         return call, self._layout.eos_token_ids
 
-    async def _write(self, call: _Call, sample: _Sample) -> None:
+    async def _write(self, call: Call, sample: Sample) -> None:
         """One sample to its end."""
         finish: FinishReason | None = None
         try:
@@ -352,7 +310,7 @@ class SglangEngine:
                 call.begun.set()
         call.stream.put(sample.buffer.take(finish))
 
-    async def _piece(self, call: _Call, sample: _Sample) -> FinishReason | None:
+    async def _piece(self, call: Call, sample: Sample) -> FinishReason | None:
         """One request to the server; None: the sample goes on with another one."""
         async with self._inside():
             server, label = await self._served()
@@ -367,12 +325,12 @@ class SglangEngine:
             raise EngineFault("SGLang aborts every request at once")
         return "abort" if call.aborted else sample.finish()
 
-    async def _stream(self, server: Server, call: _Call, sample: _Sample, piece: Piece) -> None:
+    async def _stream(self, server: Server, call: Call, sample: Sample, piece: Piece) -> None:
         rid = f"{self._nonce}{next(self._numbers):015d}"
         call.rids[sample.index] = rid
         told = False
         try:
-            async for chunk in server.stream(_body(rid, piece.label, call, sample)):
+            async for chunk in server.stream(request_body(rid, piece.label, call, sample)):
                 tokens = piece.take(chunk, certain=piece.label == self._label and not self._updating)
                 sample.extend(tokens)
                 if piece.finish is not None:
@@ -450,60 +408,6 @@ class SglangEngine:
         self._room.check()
         assert self._label is None or self._server is not None
         assert self._room.inside <= sum(call.stream.samples_open for call in self._calls.values())
-
-
-def _body(rid: str, label: str, call: _Call, sample: _Sample) -> dict[str, Any]:
-    request = call.request
-    return {
-        "rid": rid,
-        "input_ids": [*request.prompt, *sample.output],
-        "sampling_params": {
-            "max_new_tokens": sample.room,
-            "temperature": request.temperature,
-            "top_p": request.top_p,
-            "top_k": -1,
-            "stop_token_ids": sorted(sample.stop),
-            "no_stop_trim": True,
-            "skip_special_tokens": False,
-            "sampling_seed": (call.seed * 1_000_003 + sample.index + len(sample.output) * 7919) & 0x7FFFFFFF,
-        },
-        "return_logprob": True,
-        "cache_salt": label,
-        "stream": True,
-        "no_logs": True,
-    }
-
-
-async def _require_unchanged(order: Order) -> None:
-    """Doubtful: the files are not those that were verified any more."""
-    if order.files != await asyncio.to_thread(_files, order.snapshot):
-        raise Doubtful("the snapshot changed while it was loaded")
-
-
-def _read(snapshot: Path) -> Layout:
-    layout = read_layout(snapshot)
-    if not layout.tensors:
-        raise EngineFault("the snapshot holds no safetensors weights")
-    return layout
-
-
-def _files(snapshot: Path) -> Files:
-    """Name, size, time and inode of what is loaded: another one of these is another snapshot."""
-    try:
-        found = [(path.name, path.stat()) for path in [*weight_files(snapshot), snapshot / "config.json"]]
-    except OSError as error:
-        raise EngineFault(f"the snapshot cannot be read: {error}") from error
-    return [(name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in found]
-
-
-def _limits(layout: Layout) -> tuple[int, int | None]:
-    """Vocabulary size and context length."""
-    text = layout.config.get("text_config")
-    facts = {**layout.config, **(text if isinstance(text, dict) else {})}
-    vocab_size, context = facts.get("vocab_size"), facts.get("max_position_embeddings")
-    if not isinstance(vocab_size, int):
-        raise EngineFault("config.json does not say how many tokens there are")
-    return vocab_size, context if isinstance(context, int) else None
 
 
 def _now() -> float:
