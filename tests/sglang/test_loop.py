@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from echo2d.bench.demo import CACHE
 from echo2d.bench.programs import Programs, wait_for
 from echo2d.bench.tiny_model import make_tiny_model
 from echo2d.client import Coordinator
@@ -49,7 +50,7 @@ threads = 1
 
 def test_some_steps_of_grpo(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    model = make_tiny_model(tmp_path / "cache")
+    model = make_tiny_model(CACHE)
     (run / "snapshots").mkdir(parents=True)
     config = run / "run.toml"
     config.write_text(CONFIG.format(run=run, model=model))

@@ -20,6 +20,7 @@ from tests.loopback.engine_contract import BREAKS, ENDLESS, SHORT, Collected, ch
 from tests.loopback.engine_harness import VOCAB_SIZE, label
 from tests.loopback.sglang_harness import SglangHarness
 from tests.sglang.conftest import launch
+from tests.sglang.quiet import OTHERS_MAX, Others, children
 
 REFITS, REQUESTS = 20, 64
 TOKENS = 4000  # of each request at most: none ends before the last refit
@@ -44,6 +45,7 @@ async def test_twenty_refits_with_64_long_requests(harness: SglangHarness, tmp_p
         for number in range(REQUESTS)
     ]
     pauses: list[float] = []
+    others = Others()
     async with running(engine, *requests) as outputs:
         for version in range(1, REFITS + 1):
             pauses.append((await engine.refit(harness.snapshot(version), label(version))).pause_s)
@@ -51,6 +53,7 @@ async def test_twenty_refits_with_64_long_requests(harness: SglangHarness, tmp_p
                 await output.until(
                     lambda sample, version=version: sample.labels.count(label(version)) >= BETWEEN  # type: ignore[misc]
                 )
+    share = others.share()
     assert all(output.finishes() == ["abort"] for output in outputs), "none was lost before it was told to end"
     tokens, worst = await asyncio.to_thread(score_all, harness, outputs)
     size = (harness.snapshot(0) / "model.safetensors").stat().st_size
@@ -58,12 +61,15 @@ async def test_twenty_refits_with_64_long_requests(harness: SglangHarness, tmp_p
     facts = {
         "refits": REFITS, "requests": REQUESTS, "tokens": tokens, "logprob_error_max": worst, "bytes": size,
         "pause_s_median": statistics.median(ordered), "pause_s_p95": ordered[18], "pause_s_max": ordered[-1],
+        "others_share": share,
     }  # fmt: skip
     print(json.dumps(facts))  # noqa: T201 - the figures of docs/sglang.md
     assert worst < LOGPROB_ERROR_MAX
+    await engine.close()
+    if share > OTHERS_MAX:
+        pytest.skip(f"every token is right; others used {share:.0%} of this machine, so the pause is not judged")
     assert facts["pause_s_median"] <= 0.3 + size / DISK_BYTES_PER_S
     assert facts["pause_s_p95"] <= 1.0
-    await engine.close()
 
 
 def score_all(harness: SglangHarness, outputs: list[Collected]) -> tuple[int, float]:
@@ -88,15 +94,6 @@ async def managed(tmp_path: Path) -> AsyncIterator[SglangEngine]:
     await engine.start()
     yield engine
     await engine.close()
-
-
-def children(pid: int) -> set[int]:
-    """All processes below this one."""
-    found: set[int] = set()
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, task.read_text().split()):
-            found |= {child, *children(child)}
-    return found
 
 
 def command(pid: int) -> str:
