@@ -66,10 +66,10 @@ async def test_twenty_refits_with_64_long_requests(harness: SglangHarness, tmp_p
     print(json.dumps(facts))  # noqa: T201 - the figures of docs/sglang.md
     assert worst < LOGPROB_ERROR_MAX
     await engine.close()
-    if share > OTHERS_MAX:
-        pytest.skip(f"every token is right; others used {share:.0%} of this machine, so the pause is not judged")
-    assert facts["pause_s_median"] <= 0.3 + size / DISK_BYTES_PER_S
-    assert facts["pause_s_p95"] <= 1.0
+    fast = facts["pause_s_median"] <= 0.3 + size / DISK_BYTES_PER_S and facts["pause_s_p95"] <= 1.0
+    if not fast and share > OTHERS_MAX:
+        pytest.skip(f"every token is right, the pause is not judged: others used {share:.0%} of this machine; {facts}")
+    assert fast, facts
 
 
 def score_all(harness: SglangHarness, outputs: list[Collected]) -> tuple[int, float]:
