@@ -5,7 +5,7 @@ READY := .venv/.ready
 ARGS ?=
 SEARCHES ?= 20  # times that a soak runs the property tests, by chance
 
-.PHONY: setup demo test lab bench bench-delta soak figures mutants check coverage clean
+.PHONY: setup demo test lab sglang-test bench bench-delta soak figures mutants check coverage clean
 
 setup: $(READY)
 
@@ -37,6 +37,10 @@ bench-delta: $(READY)
 soak: $(READY)
 	$(BIN)/pytest -m soak $(ARGS)
 	for i in $$(seq $(SEARCHES)); do $(BIN)/pytest tests/property --hypothesis-profile=search --timeout 0 || exit 1; done
+
+sglang-test: $(READY)
+	bash tools/sglang_cpu/setup.sh
+	$(BIN)/pytest -m sglang tests/sglang -rs $(ARGS)
 
 figures: $(READY)
 	$(BIN)/python tools/figures.py $(ARGS)

@@ -98,7 +98,12 @@ def coordinate(
     "--base-model", type=DIRECTORY, help="Model directory here: what it holds is not fetched; adapters need it."
 )
 @click.option("--name", help="Shown by status; the host's name if left out.")
-@click.option("--engine", help="What generates: torch or fake.")
+@click.option("--engine", help="What generates: torch, sglang or fake.")
+@click.option("--engine-python", type=FILE, help="Python of the environment that SGLang is in: start its servers.")
+@click.option("--engine-args", metavar="FLAGS", help="For these servers, as on a command line.")
+@click.option("--engine-url", metavar="URL,...", help="SGLang servers that run already, one per engine.")
+@click.option("--engine-key-file", type=FILE, help="Their API key, then their admin key, a line each.")
+@click.option("--refit-mode", help="How SGLang pauses for a new version: retract, abort or in_place.")
 @click.option("--engines", type=int, help="Engines of this worker, one per GPU; they share one download.")
 @click.option("--slots", type=int, help="Samples each engine runs at once.")
 @click.option("--tokens-per-s-max", type=float, help="Generate at most so many tokens per second.")

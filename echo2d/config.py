@@ -133,7 +133,12 @@ class WorkerConfig(Table):
     disk_bytes_max: int = key("bytes of frames and snapshots here; older frames make room", DISK_BYTES_MAX, low=1)
     base_model: Path | None = key("model directory here; what it holds is not fetched, and adapters need it", None)
     name: str = key("shown by status; empty: the host's name", "")
-    engine: Literal["torch", "fake"] = key("what generates", "torch")
+    engine: Literal["torch", "sglang", "fake"] = key("what generates", "torch")
+    engine_python: Path | None = key("of the environment that SGLang is in; its servers are started here", None)
+    engine_args: str = key("flags for the SGLang servers that are started, as on a command line", "")
+    engine_url: str = key("SGLang servers that run, one per engine, with commas; empty: they are started here", "")
+    engine_key_file: Path | None = key("file with the API key of those, then their admin key, a line each", None)
+    refit_mode: Literal["retract", "abort", "in_place"] = key("how SGLang pauses (docs/sglang.md)", "retract")
     engines: int = key("engines of this worker, one per GPU; they share one download", 1, low=1, high=ENGINES_MAX)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = key("of the torch engine; auto: by device", "auto")
     device: str = key("of the torch engines: auto, cpu, cuda (several: one each from cuda:0 on) or cuda:N", "auto")
@@ -153,6 +158,8 @@ class WorkerConfig(Table):
         Table.__post_init__(self)
         if self.relay_only and self.receive_only:
             raise OperatorFault("worker.receive_only: of a worker with relay_only nobody would have anything")
+        if self.engine == "sglang" and not self.relay_only and (self.engine_python is None) == (self.engine_url == ""):
+            raise OperatorFault("worker.engine_python: SGLang needs either this or worker.engine_url")
         _ = self.uplink_bytes_per_s_max, self.announced  # or a fault
 
     @property
@@ -243,6 +250,11 @@ class CoordinatorConfig:
 def notifier() -> Notifier:
     """Of whoever started this process and wants to be told how it is doing."""
     return Notifier(os.environ)
+
+
+def engine_environment() -> dict[str, str]:
+    """What servers that a worker starts are given of its own environment."""
+    return dict(os.environ)
 
 
 def print_config() -> str:

@@ -133,6 +133,13 @@ class GenerationFailed:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class EngineLost:
+    """An engine serves nothing any more, and no refit is to blame."""
+
+    reason: str
+
+
 # --- events: operator ----------------------------------------
 
 
@@ -144,8 +151,9 @@ class StopAsked:
 
 
 VersionEvent = (
-    RootVerified | ArrivalFailed | SnapshotReady | ApplyRejected | ApplyCancelled | EngineRefitted | EngineRefitFailed
-)  # those for `Versions`
+    RootVerified | ArrivalFailed | SnapshotReady | ApplyRejected | ApplyCancelled
+    | EngineRefitted | EngineRefitFailed | EngineLost
+)  # fmt: skip  # those for `Versions`
 
 
 # --- actions ----------------------------------------

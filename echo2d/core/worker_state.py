@@ -53,6 +53,7 @@ from echo2d.core.worker_io import (
     ControlDown,
     ControlUp,
     DropForm,
+    EngineLost,
     EngineRefitFailed,
     EngineRefitted,
     GenerationFailed,
@@ -74,7 +75,8 @@ from echo2d.core.worker_versions import Versions
 
 Event = (
     SampleProgressed | GenerationFailed | Said | ControlUp | ControlDown | RootVerified | ArrivalFailed
-    | SnapshotReady | ApplyRejected | ApplyCancelled | EngineRefitted | EngineRefitFailed | StopAsked | relay_io.Event
+    | SnapshotReady | ApplyRejected | ApplyCancelled | EngineRefitted | EngineRefitFailed | EngineLost
+    | StopAsked | relay_io.Event
 )  # fmt: skip
 Action = LeaseAction | VersionAction | relay_io.LinkAction | ShutDown
 
@@ -169,7 +171,7 @@ class WorkerState:
                 if self.stands_mostly(root.form):
                     self._relay.search(root.form)
                 return self._versioned(announced, now)
-            case ArrivalFailed() | SnapshotReady() | ApplyRejected() | ApplyCancelled():
+            case ArrivalFailed() | SnapshotReady() | ApplyRejected() | ApplyCancelled() | EngineLost():
                 return self._versioned(self._on_version_event(event, now), now)
             case EngineRefitted() | EngineRefitFailed():
                 return self._on_refit(event, now)
@@ -199,6 +201,8 @@ class WorkerState:
                 return self._versions.refitted(event, now=now)
             case EngineRefitFailed():
                 return self._versions.refit_failed(event, now=now)
+            case EngineLost(reason):
+                return self._versions.engine_lost(reason, now=now)
             case _:
                 assert_never(event)
 

@@ -229,6 +229,13 @@ class Versions:
         failed = RefitFailed(event.version, event.digest, self.serving, event.reason)
         return [SendControl(failed), *self.choose(now=now)]
 
+    def engine_lost(self, reason: str, *, now: float) -> list[VersionAction]:
+        """As if the last refit had failed, so that it is done again; one under way tells by itself."""
+        if self.serving is None or self._refitting is not None:
+            return []
+        key = self.serving
+        return self.refit_failed(EngineRefitFailed(key.version, key.digest, reason, None), now=now)
+
     def revoked(self, epoch: Epoch, keys: Collection[VersionKey], *, now: float) -> list[VersionAction]:
         """Publishes of these versions in epochs below `epoch` are void."""
         actions: list[VersionAction] = []

@@ -8,7 +8,7 @@ the new weights, and the next token is written by the new version.
 A version is a whole model, or a LoRA adapter and the base model it belongs to. The label names either: it is what an
 engine that serves adapters by name calls this one.
 
-Every engine passes the contract suite in `tests/loopback/test_engine_contract.py`.
+Every engine passes the contract suite in `tests/loopback/engine_contract.py`.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -126,8 +126,8 @@ class Engine(Protocol):
     async def load(self) -> EngineLoad:
         """How full the engine is."""
 
-    async def tensor_digests(self) -> Mapping[str, bytes]:
+    async def tensor_digests(self) -> Mapping[str, bytes] | None:
         """blake3-256 of each weight tensor as read back from the engine's memory, in the snapshot's names and dtype.
 
-        Of an adapter only its own tensors.
+        Of an adapter only its own tensors. None: this engine cannot read its memory back.
         """

@@ -1,6 +1,7 @@
 """The engines of one worker, and what it takes to change all of them from one version to another.
 
-A refit counts as done when every engine has loaded the snapshot and its memory, read back, is the snapshot's. What
+A refit counts as done when every engine has loaded the snapshot and its memory, where it can be read back, is the
+snapshot's. What
 stands in the slot is verified first: it may have been written long ago, and a disk may rot (I3). Engines
 take turns: the others go on generating, and one copy of the weights at a time is in host memory. If one fails, those
 after it are not touched, and the worker serves what all of them hold: the old version, or nothing (I3).
@@ -10,10 +11,12 @@ An adapter is loaded beside the base model that it names, which was verified too
 import asyncio
 import os
 import secrets
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from echo2d.config import WorkerConfig
+from echo2d.config import WorkerConfig, engine_environment
 from echo2d.core.ids import version_label
 from echo2d.core.worker_io import EngineRefitFailed, EngineRefitted, RefitEngines
 from echo2d.engines.base import Engine
@@ -22,6 +25,10 @@ from echo2d.engines.layout import file_tensor_digests
 from echo2d.errors import EngineFault, IntegrityFault, OperatorFault, StoreFault
 from echo2d.runtime.adapter_base import BaseOfAdapters
 from echo2d.store.slots import SlotStore
+
+if TYPE_CHECKING:
+    from echo2d.engines.sglang.engine import Running
+    from echo2d.engines.sglang.process import Launch
 
 
 def make_engines(config: WorkerConfig) -> list[Engine]:
@@ -32,6 +39,8 @@ def make_engines(config: WorkerConfig) -> list[Engine]:
     if config.engine == "fake":
         numbers = range(config.engines)
         return [FakeEngine(rng_seed=secrets.randbits(32), tokens_per_s=pace, slots=config.slots) for _ in numbers]
+    if config.engine == "sglang":
+        return list(sglang_engines(config))
     try:
         from echo2d.engines.torch_engine import TorchEngine, devices_of
     except ImportError as error:
@@ -47,6 +56,48 @@ def make_engines(config: WorkerConfig) -> list[Engine]:
         )
         for device in devices_of(config.device, config.engines)
     ]
+
+
+def sglang_engines(config: WorkerConfig) -> Iterator[Engine]:
+    """Each with a server of its own."""
+    from echo2d.engines.sglang.engine import SglangEngine
+
+    for where in _servers(config):
+        yield SglangEngine(where, slots=config.slots, refit_mode=config.refit_mode)
+
+
+def _servers(config: WorkerConfig) -> "Sequence[Launch] | Sequence[Running]":
+    from echo2d.engines.sglang.engine import Running
+    from echo2d.engines.sglang.process import Launch, launches, require_arguments
+
+    if config.tokens_per_s_max:
+        raise OperatorFault("worker.tokens_per_s_max: SGLang has no pace; use --max-running-requests in engine_args")
+    if config.engine_python is None:
+        urls = [url.strip() for url in config.engine_url.split(",")]
+        if len(urls) != config.engines or not all(url.startswith(("http://", "https://")) for url in urls):
+            raise OperatorFault(
+                f"worker.engine_url: expected {config.engines} http:// URLs; found {config.engine_url!r}"
+            )
+        return [Running(url, *_keys(config.engine_key_file)) for url in urls]
+    if not config.engine_python.exists():
+        raise OperatorFault(f"worker.engine_python: {config.engine_python} does not exist")
+    try:
+        arguments = shlex.split(config.engine_args)
+    except ValueError as error:
+        raise OperatorFault(f"worker.engine_args: {error}") from error
+    require_arguments(arguments)
+    python, folder = config.engine_python.absolute(), config.state_dir.absolute() / "engines"
+    return launches(Launch(python, arguments, folder, engine_environment()), config.engines)
+
+
+def _keys(file: Path | None) -> list[str]:
+    """The API key and the admin key, as far as there are any."""
+    if file is None:
+        return []
+    try:
+        return file.read_text().split()[:2]
+    except (OSError, UnicodeDecodeError) as error:
+        raise OperatorFault(f"worker.engine_key_file: cannot read {file}: {error}") from error
 
 
 def threads_each(config: WorkerConfig) -> int | None:
@@ -77,10 +128,16 @@ class Refits:
         await asyncio.to_thread(self._slots.require_intact, snapshot, order.digest)
         base = await asyncio.to_thread(self._base.of, snapshot)
         expected = await asyncio.to_thread(file_tensor_digests, snapshot)
-        pause_s, memory_ok = 0.0, True
+        pause_s, memory_ok = 0.0, list[bool | None]()
         for engine in self._engines:
             report = await engine.refit(snapshot, label, base)
             reading_since = loop.time()
-            memory_ok &= await engine.tensor_digests() == expected
+            digests = await engine.tensor_digests()
+            memory_ok.append(None if digests is None else digests == expected)
             pause_s = max(pause_s, report.pause_s + loop.time() - reading_since)
-        return EngineRefitted(order.version, order.digest, pause_s, memory_ok)
+        return EngineRefitted(order.version, order.digest, pause_s, _all(memory_ok))
+
+
+def _all(checks: Sequence[bool | None]) -> bool | None:
+    """False: one failed; None: one could not be made."""
+    return next((each for each in (False, None) if each in checks), True)

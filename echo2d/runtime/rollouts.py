@@ -15,7 +15,7 @@ from typing import cast
 from echo2d.core.ids import LeaseId, lease_name
 from echo2d.core.messages import LeaseGranted
 from echo2d.core.trajectory import unpack_tokens
-from echo2d.core.worker_io import GenerationFailed, LabelSpan, SampleProgressed
+from echo2d.core.worker_io import EngineLost, GenerationFailed, LabelSpan, SampleProgressed
 from echo2d.engines.base import Engine, GenerateRequest, SampleDelta
 from echo2d.errors import EngineFault
 from echo2d.runtime.logs import STORY, say
@@ -32,13 +32,13 @@ class _Call:
 
 
 class Rollouts:
-    """`emit` takes SampleProgressed and GenerationFailed. Tasks run in the owner's group."""
+    """`emit` takes SampleProgressed, GenerationFailed and EngineLost. Tasks run in the owner's group."""
 
     def __init__(
         self,
         engines: Sequence[Engine],
         tasks: asyncio.TaskGroup,
-        emit: Callable[[SampleProgressed | GenerationFailed], None],
+        emit: Callable[[SampleProgressed | GenerationFailed | EngineLost], None],
     ) -> None:
         self._engines, self._tasks, self._emit = engines, tasks, emit
         self._calls: dict[tuple[LeaseId, int], _Call] = {}
@@ -76,6 +76,8 @@ class Rollouts:
         except EngineFault as fault:
             say(log, logging.WARNING, "generation failed", str(fault), **facts)
             self._emit(GenerationFailed(lease.lease, lease.attempt, str(fault)))
+            if engine.label is None:
+                self._emit(EngineLost(f"an engine serves nothing any more: {fault}"))
         finally:
             self._calls.pop((lease.lease, lease.attempt), None)
 

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from echo2d.engines.base import Engine
 from echo2d.engines.fake import FakeEngine, fake_logprob
-from echo2d.engines.layout import Layout
+from echo2d.engines.layout import Layout, file_tensor_digests
 from echo2d.engines.torch_engine import TorchEngine
 from echo2d.engines.torch_engine.policy import Policy
 
@@ -27,7 +27,12 @@ CONTEXT_MAX = 16_384  # so long that a request goes on until the test ends it
 
 
 class Harness(Protocol):
-    """Version n is named `label(n)` and lies in `snapshot(n)`; none of them ends a sample by itself."""
+    """Version n is named `label(n)` and lies in `snapshot(n)`; none of them ends a sample by itself.
+
+    repeats: the same seed gives the same tokens to an engine that does nothing else.
+    """
+
+    repeats: bool
 
     def engine(self, *, slots: int = 64, rng_seed: int = 0) -> Engine: ...
 
@@ -39,15 +44,35 @@ class Harness(Protocol):
     def doubtful_refits(self, engine: Engine) -> AbstractContextManager[None]:
         """The next refit inside ends neither done nor undone."""
 
+    async def in_memory(self, engine: Engine) -> Mapping[str, object]:
+        """What the engine's memory holds, comparable with `in_files`. EngineFault: nothing."""
+
+    def in_files(self, snapshot: Path) -> Mapping[str, object]:
+        """What these files would make of it."""
+
     async def check(self, engine: Engine) -> None:
         """Assert what the engine can assert about itself."""
+
+
+class _Digests:
+    """Of an engine that reads its memory back."""
+
+    repeats = True
+
+    async def in_memory(self, engine: Engine) -> Mapping[str, object]:
+        digests = await engine.tensor_digests()
+        assert digests is not None
+        return digests
+
+    def in_files(self, snapshot: Path) -> Mapping[str, object]:
+        return file_tensor_digests(snapshot)
 
 
 def label(version: int) -> str:
     return f"{version}-{version:012x}"
 
 
-class FakeHarness:
+class FakeHarness(_Digests):
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
@@ -82,7 +107,7 @@ class FakeHarness:
         """Nothing: its requests are consistent by construction."""
 
 
-class TorchHarness:
+class TorchHarness(_Digests):
     def __init__(self, folder: Path, *, device: str = "cpu") -> None:
         self._folder = folder
         self._device = device

@@ -1,5 +1,7 @@
 """Every engine keeps the contract of `echo2d.engines.base`."""
 
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,8 @@ import pytest
 from tests.adapter_kit import AdapterHarness
 from tests.loopback.engine_contract import EngineContract
 from tests.loopback.engine_harness import FakeHarness, Harness, TorchHarness
+from tests.loopback.sglang_harness import DoubleHarness
+from tests.sglang_double import SglangDouble
 
 
 class TestFakeEngine(EngineContract):
@@ -33,3 +37,14 @@ class TestTorchEngineWithAdapters:
     @pytest.fixture
     def harness(self, tmp_path: Path) -> Harness:
         return AdapterHarness(tmp_path)
+
+
+class TestSglangEngineOnADouble(EngineContract):
+    """Over HTTP; `make sglang-test` does the same with real servers."""
+
+    @pytest.fixture(params=["incremental", "cumulative"])
+    async def harness(self, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Harness]:
+        async with AsyncExitStack() as stack:
+            incremental = request.param == "incremental"
+            serving = [SglangDouble.serving(incremental=incremental) for _ in range(2)]
+            yield DoubleHarness(tmp_path, [await stack.enter_async_context(each) for each in serving])

@@ -1,6 +1,7 @@
 """Leases on fake engines: every sample ends, aborts are silent, an engine that misbehaves fails its lease once."""
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from echo2d.core.ids import GroupId, LeaseId, Version
 from echo2d.core.messages import LeaseGranted
 from echo2d.core.trajectory import pack_tokens
-from echo2d.core.worker_io import GenerationFailed, SampleProgressed
+from echo2d.core.worker_io import EngineLost, GenerationFailed, SampleProgressed
 from echo2d.engines.base import Engine, GenerateRequest, SampleDelta
 from echo2d.engines.fake import FakeEngine
 from echo2d.runtime.rollouts import Rollouts
@@ -36,11 +37,15 @@ class Shift:
 
     def __init__(self, engines: Sequence[Engine], tasks: asyncio.TaskGroup) -> None:
         self.events: list[SampleProgressed | GenerationFailed] = []
+        self.lost: list[str] = []
         self.rollouts = Rollouts(engines, tasks, self._take)
         self._changed = asyncio.Event()
 
-    def _take(self, event: SampleProgressed | GenerationFailed) -> None:
-        self.events.append(event)
+    def _take(self, event: SampleProgressed | GenerationFailed | EngineLost) -> None:
+        if isinstance(event, EngineLost):
+            self.lost.append(event.reason)
+        else:
+            self.events.append(event)
         self._changed.set()
 
     async def until(self, count: int) -> None:
@@ -117,6 +122,15 @@ async def test_an_engine_without_a_version_fails_the_lease() -> None:
         shift.rollouts.start(a_lease(1))
         await shift.until(1)
     assert shift.events == [GenerationFailed(LeaseId(1), 1, "no version is served")]
+    assert len(shift.lost) == 1
+
+
+async def test_an_engine_that_still_serves_is_not_lost(engine: FakeEngine) -> None:
+    async with a_shift(engine) as shift:
+        shift.rollouts.start(dataclasses.replace(a_lease(1), top_p=0.0))
+        await shift.until(1)
+    assert isinstance(shift.events[0], GenerationFailed)
+    assert shift.lost == []
 
 
 @pytest.mark.parametrize(

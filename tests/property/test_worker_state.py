@@ -45,6 +45,7 @@ from echo2d.core.worker_io import (
     CancelApply,
     ControlDown,
     ControlUp,
+    EngineLost,
     EngineRefitFailed,
     EngineRefitted,
     GenerationFailed,
@@ -234,6 +235,12 @@ class WorkerMachine(RuleBasedStateMachine):
             damaged = outcome == "damaged"
             self.label = self.label if damaged or outcome == "kept" else None
             self.on(EngineRefitFailed(order.version, order.digest, "engine died", self.label, damaged=damaged))
+
+    @rule()
+    @precondition(lambda self: self.label is not None)
+    def an_engine_dies(self) -> None:
+        self.label = None
+        self.on(EngineLost("it died"))
 
     @rule()
     @precondition(lambda self: self.refitting is not None)

@@ -324,3 +324,16 @@ def test_revoking_other_bytes_with_the_same_label_changes_nothing(versions: Vers
     versions.revoked(Epoch(2), (twin,), now=0.0)
     assert versions.serving == a_key(1)
     assert a_key(1) in versions.labels.values()
+
+
+def test_a_version_whose_engine_died_is_loaded_again(versions: Versions) -> None:
+    arrive(versions, 1)
+    versions.refitted(a_refit(1), now=0.0)
+    [report] = said(versions.engine_lost("it died", now=10.0), RefitFailed)
+    assert isinstance(report, RefitFailed)
+    assert (report.serving, report.reason) == (None, "it died")
+    assert versions.serving is None
+    assert versions.engine_lost("noticed again", now=10.0) == []
+    assert versions.wake_at() == 10.0 + REFIT_RETRY_S
+    assert versions.choose(now=10.0 + REFIT_RETRY_S) == [an_order(1)]
+    assert versions.engine_lost("while it is loaded", now=16.0) == [], "the refit under way will tell"

@@ -1,0 +1,73 @@
+"""How many samples run in a server at once: full, not thrashing. Pure.
+
+A sample beyond the server's memory is not merely late: to make room, a running one loses its KV and is computed again.
+So the limit follows what the server says of itself: it shrinks while requests wait for memory, and grows again, slowly,
+while there is some left. New samples wait here instead, in order.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+USAGE_FULL = 0.9  # share of the KV memory in use, above which waiting requests wait for memory
+USAGE_FREE = 0.8  # below it there is room for more; in between nothing changes
+SHRINK = 0.85
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLoad:
+    """All data-parallel ranks together; token_usage of the fullest."""
+
+    running: int
+    waiting: int
+    token_usage: float
+    running_max: int
+
+
+def next_limit(limit: int, slots: int, load: ServerLoad) -> int:
+    """The limit after one look at the server; at least 1, at most `slots` and what the server runs at once."""
+    most = max(1, min(slots, load.running_max))
+    if load.waiting and load.token_usage > USAGE_FULL:
+        return max(1, min(most, int(min(limit, load.running + load.waiting) * SHRINK)))
+    if load.token_usage < USAGE_FREE:
+        return min(most, limit + max(1, limit // 16))
+    return min(most, limit)
+
+
+class Room:
+    """Samples inside and those waiting to enter, first come, first served. `enter` calls back when one may."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots = self.limit = slots
+        self.inside = 0
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def look(self, load: ServerLoad) -> None:
+        self.limit = next_limit(self.limit, self.slots, load)
+        self._admit()
+
+    def enter(self, admitted: Callable[[], None]) -> None:
+        self._waiting.append(admitted)
+        self._admit()
+
+    def give_up(self, admitted: Callable[[], None]) -> None:
+        """It does not wait any more."""
+        self._waiting.remove(admitted)
+
+    def leave(self) -> None:
+        self.inside -= 1
+        self._admit()
+
+    def _admit(self) -> None:
+        while self._waiting and self.inside < self.limit:
+            self.inside += 1
+            self._waiting.popleft()()
+
+    def check(self) -> None:
+        assert 0 <= self.inside <= self.slots
+        assert 1 <= self.limit <= self.slots
+        assert not self._waiting or self.inside >= self.limit

@@ -1,0 +1,97 @@
+"""The whole loop as processes: coordinator, two workers with a real SGLang server each, learner; steps of GRPO."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from echo2d.bench.demo import CACHE
+from echo2d.bench.programs import Programs, wait_for
+from echo2d.bench.tiny_model import make_tiny_model
+from echo2d.client import Coordinator
+from echo2d.runtime.tokens import create_token
+from tests.sglang.conftest import FLAGS, PYTHON
+
+STEPS, WORKERS = 5, 2
+ROUND_S = 500.0  # servers start in half a minute on a machine that does nothing else
+CONFIG = """\
+[run]
+run_dir = "{run}/coordinator"
+snapshot_root = "{run}/snapshots"
+base_model = "{model}"
+
+[coordinator]
+port = 0
+
+[policy]
+staleness_max = 2
+trajectories_per_step = 64
+group_size = 8
+
+[sampling]
+max_new_tokens = 12
+
+[task]
+name = "sort_digits"
+processes = 1
+"""
+LEARNER = """
+[learner]
+url = "{url}"
+token_file = "{run}/coordinator/tokens/learner.token"
+model = "{model}"
+snapshot_root = "{run}/snapshots"
+out_dir = "{run}/learner"
+steps = {steps}
+lr = 2e-4
+threads = 1
+"""
+
+
+def test_some_steps_of_grpo(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    model = make_tiny_model(CACHE)
+    (run / "snapshots").mkdir(parents=True)
+    config = run / "run.toml"
+    config.write_text(CONFIG.format(run=run, model=model))
+    with Programs(run / "logs") as programs:
+        programs.start("coordinator", "-m", "echo2d", "coordinate", "--config", str(config))
+        url = json.loads(wait_for(run / "coordinator" / "coordinator.json", programs, 60.0))["url"]
+        config.write_text(config.read_text() + LEARNER.format(run=run, model=model, url=url, steps=STEPS))
+        for number in range(1, WORKERS + 1):
+            start_worker(programs, run, url, f"worker-{number}")
+        learner = programs.start("learner", "-m", "learner", "--config", str(config))
+        with Coordinator(url, token_file=run / "coordinator" / "tokens" / "viewer.token") as coordinator:
+            facts = until_done(programs, coordinator, lambda _: learner.returncode is not None)
+            facts = until_done(programs, coordinator, all_serve)
+    rows = [json.loads(line) for line in (run / "learner" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    assert facts["trajectories"]["trained"] == STEPS * 64
+    assert all(worker["accepted"] > 0 for worker in facts["workers"]), "both made rollouts"
+    assert not list((run / "worker-1" / "engines").glob("*/keys.yaml"))
+
+
+def start_worker(programs: Programs, run: Path, url: str, name: str) -> None:
+    token = run / f"{name}.token"
+    create_token(run / "coordinator", name, role="worker", url=url, out=token, max_workers=1, expires="1d")
+    flags = {
+        "token-file": token, "state-dir": run / name, "name": name, "slots": 32,
+        "engine": "sglang", "engine-python": PYTHON, "engine-args": " ".join(FLAGS),
+    }  # fmt: skip
+    programs.start(name, "-m", "echo2d", "join", url, *(f"--{flag}={value}" for flag, value in flags.items()))
+
+
+def all_serve(facts: dict[str, Any]) -> bool:
+    served = [worker["serving"] for worker in facts["workers"]]
+    return len(served) == WORKERS and all(each is not None and each["version"] == STEPS for each in served)
+
+
+def until_done(programs: Programs, coordinator: Coordinator, done: Any) -> dict[str, Any]:
+    deadline = time.monotonic() + ROUND_S
+    while True:
+        facts = coordinator.status()
+        programs.check()
+        if done(facts):
+            return facts
+        assert time.monotonic() < deadline, json.dumps(facts)
+        time.sleep(0.5)
