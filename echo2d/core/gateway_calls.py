@@ -226,7 +226,9 @@ class GatewayCalls:
         """Leases whose worker was silent, and calls that have waited for too long."""
         actions: list[Action] = []
         for lease in self._leases.expired(now=now):
-            choice = self._running[lease.key]
+            choice = self._running.get(lease.key)
+            if choice is None:  # its call has just been given up
+                continue
             cancelled = self._cancel(lease)
             actions += [*cancelled, *self._go_on(choice, "its worker was silent or stuck", now, failures=1)]
         late: dict[CallId, _Choice] = {}

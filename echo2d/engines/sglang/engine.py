@@ -345,7 +345,8 @@ class SglangEngine:
                     await server.abort(rid)
             raise Lost("SGLang ended a stream in the middle")  # noqa: TRY301 - as if the connection had broken
         except Foreign as fault:
-            await self._doubt(str(fault))
+            if server is self._server:
+                await self._doubt(str(fault))
             raise
         except Lost:
             await self._examine(server)
@@ -375,6 +376,7 @@ class SglangEngine:
                 return
             try:
                 model = await server.model()
+                await server.load()  # which its scheduler answers: it may hang while HTTP does not
             except EngineFault as fault:
                 reason = str(fault)
             else:

@@ -60,7 +60,7 @@ class Piece:
         self._held += self._fresh(chunk["output_ids"], meta)
         if self.finish is not None:
             return self._settle(meta.get("weight_versions"))
-        self.certain &= certain
+        self.certain &= certain and meta.get("weight_version", self.label) == self.label
         if not self.certain or not self._held:
             return []
         return self._give([(len(self._held), self.label)])

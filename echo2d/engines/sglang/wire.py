@@ -17,6 +17,7 @@ from echo2d.errors import EngineFault
 
 CALL_S_MAX = 30.0  # of a call that has nothing to wait for; a busy scheduler answers between two batches
 CONNECT_S_MAX = 10.0  # it is on this machine
+STREAM_S_MAX = 100.0  # between two chunks of a request: below the 120 s after which a worker gives a lease back
 BODY_BYTES_MAX = 64 << 20  # of an answer; /server_info and checksums of thousands of tensors are below a megabyte
 CHUNK_BYTES_MAX = 64 << 20  # of one event of a stream: a cumulative one repeats all tokens, 40 bytes each
 _EVENT_END = b"\n\n"
@@ -56,7 +57,7 @@ class Server:
 
     async def probe(self) -> Dialect:
         """Only the version is kept of /server_info: it holds the keys."""
-        info = await self.call("GET", "/server_info")
+        info = await self._facts("/server_info")
         try:
             paths = (await self.call("GET", "/openapi.json"))["paths"].keys()
         except (Refused, KeyError, AttributeError, TypeError):
@@ -64,7 +65,7 @@ class Server:
         return dialect_of(str(info.get("version", "")), paths)
 
     async def model(self) -> Mapping[str, Any]:
-        return dict(await self.call("GET", "/model_info"))
+        return await self._facts("/model_info")
 
     async def load(self) -> ServerLoad:
         """EngineFault also where the answer has no such numbers."""
@@ -118,7 +119,8 @@ class Server:
         if self._work.closed:
             raise Lost("SGLang /generate: its server was given up")
         try:
-            async with self._work.post(self.url + "/generate", json=body) as response:
+            silence = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S_MAX, sock_read=STREAM_S_MAX)
+            async with self._work.post(self.url + "/generate", json=body, timeout=silence) as response:
                 if response.status != 200:
                     raise Refused(f"SGLang /generate: {response.status} {error_text(_decoded(await response.read()))}")
                 async for event in _events(response.content):
@@ -133,6 +135,12 @@ class Server:
         status, answer = await self._ask(self._work, method, path, None, CALL_S_MAX)
         if status != 200:
             raise Refused(f"SGLang {path}: {status} {error_text(answer)}")
+        return answer
+
+    async def _facts(self, path: str) -> Mapping[str, Any]:
+        answer = await self.call("GET", path)
+        if not isinstance(answer, dict):
+            raise Refused(f"SGLang {path}: no JSON object; is this a SGLang server?")
         return answer
 
     async def _order(self, path: str, body: Mapping[str, Any]) -> None:

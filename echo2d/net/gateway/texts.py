@@ -45,7 +45,8 @@ class Texts:
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         """special: with the tokens that the tokenizer puts around a text."""
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=special).ids
+        (encoded,) = self.tokenizer.encode_batch([text], add_special_tokens=special)  # `encode` keeps the GIL
+        ids: list[int] = encoded.ids
         return ids
 
     def render(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> str:
