@@ -20,7 +20,7 @@ demo: $(READY)
 	$(BIN)/echo2d demo $(ARGS)
 
 test: $(READY)
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest --numprocesses 2 $(ARGS)
 	$(BIN)/pytest -m e2e $(ARGS)
 
 lab: $(READY)

@@ -176,7 +176,13 @@ class WorkerState:
             case EngineRefitted() | EngineRefitFailed():
                 return self._on_refit(event, now)
             case _:
-                return self._relayed(event, now)
+                return [*self._relayed(event, now), *self._made_room(event, now)]
+
+    def _made_room(self, event: relay_io.Event, now: float) -> list[Action]:
+        """A form that gave way to another one on a full disk is not waited for."""
+        if not isinstance(event, relay_io.FormForgotten):
+            return []
+        return self._versioned(self._versions.forgotten(event.form, now=now), now)
 
     def _on_refit(self, event: EngineRefitted | EngineRefitFailed, now: float) -> Sequence[Action]:
         key = VersionKey(event.version, event.digest)

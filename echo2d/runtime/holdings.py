@@ -345,8 +345,8 @@ class Holdings:
 
     def _oldest_before(self, form: FormId) -> FormId | None:
         mine, serving = self._known(form).facts, self._serving()
-        older = (facts for facts in self._store.forms() if facts.publish_seq <= mine.publish_seq)
-        return next((facts.form for facts in older if facts.form != form and facts.version != serving), None)
+        older = (facts for facts in self._store.forms() if facts.publish_seq < mine.publish_seq)
+        return next((facts.form for facts in older if facts.version != serving), None)
 
     # --- frames that are needed
 

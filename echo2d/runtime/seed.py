@@ -122,6 +122,8 @@ class Seed:
                 self._receiver.blame(event, fault)
                 continue
             self._receiver.noticed(event)
+            if isinstance(event, relay_io.FormForgotten) and event.form in self._orders:
+                self._say(event.form, EncodeFailed(event.form, "the disk is full: it made room for a newer one"))
             for action in actions:
                 self._perform(action)
 

@@ -163,6 +163,19 @@ def test_preparing_touches_no_weight(tmp_path: Path) -> None:
     assert policy.digests() == file_tensor_digests(tmp_path / "1")
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_what_becomes_of_the_files_does_not_matter_any_more(tmp_path: Path, dtype: torch.dtype) -> None:
+    """A later version is written into them while this one may still be served."""
+    snapshot = saved(tmp_path / "one")
+    policy = build(prepare(snapshot, None, dtype), dtype, CPU)
+    before = policy.digests()
+    weights = snapshot / "model.safetensors"
+    with weights.open("r+b") as file:
+        file.seek(weights.stat().st_size // 2)
+        file.write(bytes(weights.stat().st_size // 2))
+    assert policy.digests() == before
+
+
 def test_weights_under_other_names_are_built_anew(tmp_path: Path) -> None:
     """transformers computes with the experts of a layer in one tensor; the files hold one each."""
     save_random_model(tmp_path, FAMILIES["experts"], rng_seed=0)

@@ -46,6 +46,7 @@ from echo2d.core.relay import Relay
 from echo2d.core.trajectory import pack_tokens
 from echo2d.core.worker_io import (
     AbortGeneration,
+    ApplyCancelled,
     ApplyForm,
     ArrivalFailed,
     ControlDown,
@@ -223,6 +224,14 @@ def test_a_form_that_cannot_be_kept_is_forgotten_by_the_relay(machine: Machine) 
     actions = machine.on(ArrivalFailed(root.form, "disk full"))
     assert actions[:2] == [SendControl(ApplyFailed(root.form, "disk full")), DropForm(root.form)]
     assert relay_io.ForgetPeer(PARENT) in actions
+
+
+def test_a_form_that_gave_way_to_another_is_not_waited_for(machine: Machine) -> None:
+    """Its apply would be cancelled at once, and begun again, for ever."""
+    root = a_root(2)
+    assert machine.on(RootVerified(root), Said(a_plan(root.form)))
+    assert DropForm(root.form) in machine.on(relay_io.FormForgotten(root.form))
+    assert ApplyForm(root.form) not in machine.on(ApplyCancelled(root.form), relay_io.DeadlinePassed())
 
 
 def test_a_drained_worker_leaves_when_all_is_answered(machine: Machine) -> None:

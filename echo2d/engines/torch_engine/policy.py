@@ -142,6 +142,8 @@ def _built(directory: Path, layout: Layout, dtype: torch.dtype, device: torch.de
                 use_safetensors=True,
                 output_loading_info=True,
             )
+        if device.type == "cpu":
+            _leave_files(model)
         policy = Policy(model.eval().requires_grad_(requires_grad=False).to(device), layout)
         _prove_decoding(policy)
     except (
@@ -153,6 +155,12 @@ def _built(directory: Path, layout: Layout, dtype: torch.dtype, device: torch.de
         for name in sorted(info[kind], key=str):
             raise EngineFault(f"the snapshot does not fit its config.json: {kind} {name}")
     return policy
+
+
+def _leave_files(model: Any) -> None:
+    """Weights that need no other type may be pages of the files, which a later version is written into."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone()
 
 
 def _prove_decoding(policy: Policy) -> None:
