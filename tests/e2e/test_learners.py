@@ -102,7 +102,8 @@ def test_a_run_whose_versions_are_adapters(site: Site) -> None:
 
     def box() -> dict[str, Any]:
         workers: Any = site.status()["workers"]
-        return next(worker for worker in workers if worker["name"] == "box")
+        (worker,) = workers
+        return dict(worker)
 
     poll(lambda: (box()["serving"] or {}).get("version") == 2)
     assert box()["memory_ok"] is True
