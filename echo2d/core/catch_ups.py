@@ -25,6 +25,7 @@ from echo2d.core.spread import Spread
 from echo2d.core.versions import Versions, key_of
 
 FULLS_MAX = 2  # each costs the seed an encoding, and its uplink a copy at most; newcomers of one version share one
+FULL_LAG_MAX = 8  # publishes that a full form is behind the newest: then it gives way to who waits (I6)
 DELTAS_MAX = 2  # each costs an encoding, and hardly any bytes
 HELPERS_MAX = 2  # who have the version and encode it again: half a core for as long as the wire takes
 
@@ -179,6 +180,13 @@ class CatchUps:
     def full_took(self, wire_bytes: int, full_bytes: int) -> None:
         """A full form was encoded."""
         self._full_share = wire_bytes / max(1, full_bytes)
+
+    def outdated(self, main: Spread) -> Spread | None:
+        """The full form that gives way: else FULLS_MAX workers that never end would keep every newcomer waiting."""
+        fulls = sorted((spread for spread in self if spread.base is None), key=lambda each: each.record.publish_seq)
+        if not self._waiting or len(fulls) < FULLS_MAX:
+            return None
+        return fulls[0] if main.record.publish_seq > fulls[0].record.publish_seq + FULL_LAG_MAX else None
 
     def idle(self) -> list[Spread]:
         """Those that nobody takes any more."""

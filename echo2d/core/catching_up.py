@@ -12,7 +12,7 @@ Not here: which form suits whom (`catch_ups`), and the version that spreads (`pu
 from collections.abc import Collection, Iterator, Sequence
 
 from echo2d.core.announcer import Announcer
-from echo2d.core.catch_ups import CatchUps, Way, is_stuck
+from echo2d.core.catch_ups import FULL_LAG_MAX, CatchUps, Way, is_stuck
 from echo2d.core.coordinator_io import Action, CoordinatorRules, Note, VersionPublished
 from echo2d.core.delta_chain import DELTAS_KEPT_MAX, KeptDelta
 from echo2d.core.figures import Figures
@@ -115,7 +115,7 @@ class CatchingUp:
 
         needed: the snapshot copies that others need.
         """
-        return [*self._free_stuck(main), *self._free_disk(needed)]
+        return [*self._free_stuck(main), *self._free_outdated(main), *self._free_disk(needed)]
 
     def paths(self) -> list[str]:
         """The snapshot copies that are still needed."""
@@ -156,6 +156,14 @@ class CatchingUp:
                 if peer is not None and is_stuck(peer, spread):
                     actions += self.settle(peer, main)
         return actions
+
+    def _free_outdated(self, main: Spread | None) -> list[Action]:
+        spread = None if main is None else self._catch_ups.outdated(main)
+        if spread is None:
+            return []
+        self._catch_ups.give_up(spread)
+        text = f"version {spread.record.version} is not sent on: it is {FULL_LAG_MAX} publishes old, and others wait"
+        return [self._figures.fault("catch_up", text)]
 
     def _free_disk(self, needed: Collection[str]) -> list[Action]:
         """The oldest go first; one of which all copies are needed anyway would free nothing."""

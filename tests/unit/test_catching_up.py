@@ -2,6 +2,7 @@
 
 import pytest
 
+from echo2d.core.catch_ups import FULL_LAG_MAX, FULLS_MAX
 from echo2d.core.coordinator_io import DeleteVersion
 from echo2d.core.delta_chain import KeptDelta
 from echo2d.core.ids import Version
@@ -163,6 +164,29 @@ def test_catch_ups_end_when_the_disk_has_no_room_for_their_copies() -> None:
     assert messages(late, ForgetForm)[-1].form == full.form
     texts = [fault["text"] for fault in world.state.status()["faults"]]
     assert "version 2 is not sent on: run.disk_bytes_max has no room for its copies" in texts
+
+
+def test_workers_that_never_end_do_not_keep_newcomers_waiting_for_ever() -> None:
+    world = running("a", "b", "c", "d", steps=1)
+    for step in range(2, 2 + FULLS_MAX):
+        publish_step(world, step)
+        world.work()
+        world.slow |= {f"slow {step}"}
+        newcomer(world, f"slow {step}")
+    publish_step(world, 2 + FULLS_MAX)
+    world.work()
+    late = newcomer(world, "late")
+    world.work()
+    assert late.serving is None, "FULLS_MAX older full forms are under way"
+    for step in range(3 + FULLS_MAX, 3 + FULL_LAG_MAX):
+        publish_step(world, step)
+        world.work()
+    assert late.serving is None
+    publish_step(world, 3 + FULL_LAG_MAX)
+    world.work()
+    assert late.serving == version_key(3 + FULL_LAG_MAX)
+    texts = [fault["text"] for fault in world.state.status()["faults"]]
+    assert "version 2 is not sent on: it is 8 publishes old, and others wait" in texts
 
 
 def test_the_full_form_of_a_newcomer_is_for_all_when_the_delta_fails() -> None:
