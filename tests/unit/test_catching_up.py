@@ -177,11 +177,11 @@ def test_workers_that_never_end_do_not_keep_newcomers_waiting_for_ever() -> None
     world.work()
     late = newcomer(world, "late")
     world.work()
-    assert late.serving is None, "FULLS_MAX older full forms are under way"
+    assert world.peers["late"].serving is None, "FULLS_MAX older full forms are under way"
     for step in range(3 + FULLS_MAX, 3 + FULL_LAG_MAX):
         publish_step(world, step)
         world.work()
-    assert late.serving is None
+    assert world.peers["late"].serving is None
     publish_step(world, 3 + FULL_LAG_MAX)
     world.work()
     assert late.serving == version_key(3 + FULL_LAG_MAX)
