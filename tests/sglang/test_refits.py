@@ -104,7 +104,7 @@ def command(pid: int) -> str:
 async def all_gone(pids: set[int]) -> None:
     """Who was killed gives its memory back first, and a server has gigabytes."""
     async with asyncio.timeout(GONE_S):
-        while alive(pids):
+        while alive(pids):  # noqa: ASYNC110 - nobody says when another process' child is gone
             await asyncio.sleep(0.05)
 
 
