@@ -40,6 +40,11 @@ class ServiceManager:
                 return message
         raise AssertionError(f"{key} {words!r} was not told within {timeout_s:g} s")
 
+    def read_all(self) -> None:
+        """What has come so far: the kernel keeps ten messages, and drops what comes then."""
+        while self.told() is not None:
+            pass
+
     def until_silent(self, silence_s: float, *, timeout_s: float = 60.0) -> None:
         """Nothing more comes for so long."""
         deadline = time.monotonic() + timeout_s
