@@ -1,7 +1,8 @@
 """`echo2d bench broadcast`: how long versions take to spread. Real daemons (`swarm`) on emulated links (`netlab`).
 
 Round 0 is cold: peers have just joined, there are no links and no rates. A few follow that do not count, for the first
-versions also make the files that later ones reuse. Then come as many warm rounds as asked for.
+versions also make the files that later ones reuse. Then come as many warm rounds as asked for, with one between that
+does not count if each makes trouble.
 Not here: what goes wrong in a round (`troubles`), what becomes of the figures (`broadcast_result`).
 T_verify is the coordinator's own figure; bytes are counted at the emulator. Seconds, from the accepted publish.
 """
@@ -95,6 +96,10 @@ class Broadcast:
             raise OperatorFault(f"--against: expected some of {', '.join(RIVALS)}; found {', '.join(self.against)}")
 
     @property
+    def makes_trouble(self) -> bool:
+        return bool(self.scenario.faults) or (self.kill, self.partition, self.corrupt) != (None, None, None)
+
+    @property
     def fastest(self) -> int:
         """A peer of the fastest uplink."""
         return max(range(1, len(self.scenario.peers)), key=lambda node: (self.scenario.peers[node].uplink, -node))
@@ -184,7 +189,10 @@ def result_of(
 def _kinds(wanted: Broadcast) -> Iterator[Kind]:
     yield "cold"
     yield from repeat("warming up", wanted.warm_up)
-    yield from repeat("warm", wanted.rounds)
+    for index in range(wanted.rounds):
+        if index and wanted.makes_trouble:
+            yield "warming up"  # whoever has come back has links again
+        yield "warm"
 
 
 def best_plan(scenario: Scenario, lost: frozenset[int] = frozenset()) -> Plan:

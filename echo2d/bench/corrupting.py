@@ -1,4 +1,4 @@
-"""`python -m echo2d.bench.corrupting SHARE join ...`: `echo2d join`, which spoils frames between two SIGUSR1.
+"""`python -m echo2d.bench.corrupting SHARE join ...`: `echo2d join`, which spoils frames from a SIGUSR1 on.
 
 An enemy for measurements: it holds a valid credential and keeps the protocol; only, in that share of the frames that it
 passes on, a bit is wrong.
@@ -22,9 +22,9 @@ class Enemy:
         self._awake = False
         self._sent = 0
 
-    def turn(self, *_: object) -> None:
-        """Awake or asleep again: a signal handler."""
-        self._awake = not self._awake
+    def wake(self, *_: object) -> None:
+        """A signal handler."""
+        self._awake = True
 
     def spoilt(self, payload: memoryview | None) -> memoryview | None:
         """The payload, or one of which the last bit is wrong."""
@@ -47,7 +47,7 @@ class Enemy:
             return honest(links, *others, enemy.spoilt(payload))
 
         PeerLinks.send_frame = send_frame  # type: ignore[assignment, method-assign]
-        signal.signal(signal.SIGUSR1, self.turn)
+        signal.signal(signal.SIGUSR1, self.wake)
 
 
 if __name__ == "__main__":

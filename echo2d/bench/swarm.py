@@ -142,7 +142,7 @@ class Swarm:
             scheme = "https" if self._tls else "http"
             token, url = self._run / f"{name}.token", f"{scheme}://{self._lab.address(0)}:{PORT}"
             create_token(
-                self._run / "coordinator", name, role="worker", url=url, out=token, max_workers=1, expires="1d"
+                self._run / "coordinator", name, role="worker", url=url, out=token, max_workers=None, expires="1d"
             )
             config.write_text(
                 WORKER.format(
@@ -161,8 +161,16 @@ class Swarm:
         """SIGKILL."""
         self._programs.kill(self._peers.pop(node))
 
+    def replace(self, node: int) -> None:
+        """Another box takes its place, of which nothing is known."""
+        name = f"peer-{node}"
+        self.kill(node)
+        self._wait(f"{name} is gone", lambda facts: name not in names(alive(facts)))
+        shutil.rmtree(self._run / name)
+        self.join(node)
+
     def spoil(self, node: int) -> None:
-        """From now on it spoils some of the frames that it passes on; said again, no more."""
+        """From now on it spoils some of the frames that it passes on."""
         assert self._corrupt is not None
         os.kill(self._peers[node].pid, signal.SIGUSR1)
 

@@ -68,11 +68,11 @@ class Troubles:
             each.strike(self._busiest(before, counts) if each.node is None else each.node)
 
     def mend(self) -> None:
-        """For the next round everybody is there, and honest."""
+        """For the next round everybody is there, and honest: another box replaces one that may be quarantined."""
         for node in range(1, len(self._scenario.peers)):
             self._bring_back(node)
         for node in self._spoiling:
-            self._swarm.spoil(node)
+            self._swarm.replace(node)
 
     def _busiest(self, before: Counts, counts: Counts) -> int:
         """Of the peers with the fastest uplink, the one that has passed on most in this round."""

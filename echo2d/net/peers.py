@@ -64,7 +64,8 @@ class PeerLinks:
         self._strangers: dict[PeerConnection, asyncio.TimerHandle] = {}  # accepted, oldest first
         self._live: dict[PeerId, PeerConnection] = {}
         self._paces: dict[PeerId, float] = {}
-        self._share_at = 0.0  # when the paces of those that send are looked at next
+        self._sending: set[PeerId] = set()  # who was found to send at the last look
+        self._share_at = 0.0  # when it is looked next
         self._can_pace = True
         self._uplink = None if uplink_limit is None else Uplink(uplink_limit, self._allowed)
         self._server: asyncio.Server | None = None
@@ -93,9 +94,12 @@ class PeerLinks:
             self._set_pace(self._live[peer], bytes_per_s)
 
     def _share_out(self, now: float) -> None:
-        """What links that are quiet do not need is for the others."""
-        sending = {peer for peer in self._paces if peer in self._live and self._live[peer].is_sending(now - SHARE_S)}
-        for peer, pace in share_out(self._paces, sending).items():
+        """What links that are quiet do not need is for the others, until they send again."""
+        self._share_at = now + SHARE_S
+        self._sending = {
+            peer for peer in self._paces if peer in self._live and self._live[peer].is_sending(now - SHARE_S)
+        }
+        for peer, pace in share_out(self._paces, self._sending).items():
             if peer in self._live:
                 self._set_pace(self._live[peer], pace)
 
@@ -186,8 +190,7 @@ class PeerLinks:
         if self._uplink is not None:
             self._uplink.sent(sum(map(len, buffers)))
         now = connection.write_frame(buffers)
-        if now >= self._share_at and self._paces:
-            self._share_at = now + SHARE_S
+        if peer in self._paces and (now >= self._share_at or peer not in self._sending):
             self._share_out(now)
         return True
 
