@@ -27,8 +27,9 @@ The rate follows the samples so, where s is a held-up sample of at least BEHIND_
 
 A sample of REACHED * pace or more has *reached* the pace and shows only that the uplink is no slower. Only two held-up
 samples in a row lower a rate, to the higher one, and the second is one without pace: a pace that confirms itself would
-shrink for ever. What is not held up only raises. A peer that passes nothing on has its rate raised by RAISE a version,
-up to the usual one: it was perhaps misjudged, and nobody would notice.
+shrink for ever. What is not held up only raises, to what two samples in a row have shown: a burst out of buffers passes
+for more than a link can do, and nothing would ever set that right. A peer that passes nothing on has its rate raised by
+RAISE a version, up to the usual one: it was perhaps misjudged, and nobody would notice.
 
 A rate never seen held up is a least one: what nobody is asked for, nobody shows. To plan with it counts as the usual
 one if that is higher, and as the root's up to EXPLORE times as much, for then a chain does. Not here: who is told the
@@ -132,6 +133,7 @@ class Uplink:
     """One peer's rate, see the module docstring.
 
     rest: samples until the next try. raises: None if steady. behind: the last sample, if it was one that lowers.
+    shown: the last one that was not held up; inf while the rate is that of a first sample.
     """
 
     rate: float
@@ -140,12 +142,13 @@ class Uplink:
     rest: int = 1  # the first sample has a cold start in it
     raises: int | None = None
     behind: float | None = None
+    shown: float = 0.0
 
     @staticmethod
     def of(sample: Sample) -> "Uplink":
         """The first one is believed as it is."""
         known = sample.held_up and sample.seconds >= FIRST_S
-        return Uplink(max(UPLINK_MIN, sample.bytes_per_s), known, free=not known)
+        return Uplink(max(UPLINK_MIN, sample.bytes_per_s), known, free=not known, shown=0.0 if known else math.inf)
 
     @property
     def pace(self) -> float | None:
@@ -169,7 +172,13 @@ class Uplink:
                 self.held_up = True
             self.behind = sample.bytes_per_s if self.free else None
         elif pace is None:
-            self._set(max(self.rate, sample.bytes_per_s))
+            self._show(sample.bytes_per_s)
+
+    def _show(self, bytes_per_s: float) -> None:
+        """It can do so much at least, if the sample before says so too."""
+        first, twice = self.shown == math.inf, min(bytes_per_s, self.shown)
+        self._set(min(self.rate, twice) if first else max(self.rate, twice))
+        self.shown = bytes_per_s
 
     def _reached(self) -> None:
         if self.raises is None:

@@ -130,9 +130,18 @@ def test_a_first_sample_without_backlog_is_a_least_rate_and_counts_as_the_usual_
     assert rates.to_plan_with(C, [A, D]) == {A: 100.0, C: 100.0, D: 100.0}
     version(rates, A, {B: 130.0}, backlog=0.0)
     version(rates, A, {B: 120.0}, backlog=0.0)
-    assert (rates.uplink(A), rates.pace(A)) == (130.0, None)
+    assert (rates.uplink(A), rates.pace(A)) == (120.0, None)
     version(rates, A, {B: 120.0})
     assert (rates.uplink(A), rates.pace(A)) == (120.0, PACE * 120.0)
+
+
+def test_what_only_one_version_has_shown_is_not_believed() -> None:
+    """It came out of buffers, the first time or later."""
+    rates = Rates([PeerRate(C, 50.0, held_up=False)])
+    for mbytes in (200.0, 100.0, 90.0, 300.0, 95.0):
+        version(rates, A, {B: mbytes}, backlog=0.0)
+        version(rates, C, {B: 40.0}, backlog=0.0)
+    assert [rates.uplink(peer) for peer in (A, C)] == [100.0, 50.0]
 
 
 def test_least_rates_count_for_more_as_far_as_it_is_of_use() -> None:
