@@ -69,6 +69,7 @@ def line(row: Row, result: dict[str, Any]) -> str:
     ratios = f"**{result['ratio']:.2f}** ({times['min'] / bound_s:.2f}-{times['max'] / bound_s:.2f})"
     cells = (
         row.number, row.what, must, ratios, f"{result['ratio_cold']:.2f}", f"{result['predicted_s'] / bound_s:.2f}",
+        "" if result["simulated_s"] is None else f"{result['simulated_s'] / bound_s:.2f}",
         f"{result['seed_copies']:.2f}", f"{result['load'][0]:.1f}", "yes" if reached(row, result) else "**no**",
         f"`{row.arguments}`",
     )  # fmt: skip
@@ -77,8 +78,8 @@ def line(row: Row, result: dict[str, Any]) -> str:
 
 def table(results: dict[str, dict[str, Any]]) -> str:
     head = (
-        "| row | scenario | must | T_verify / bound, warm (least-most) | cold | predicted | seed copies | load before "
-        "| reached | `echo2d bench broadcast` |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
+        "| row | scenario | must | T_verify / bound, warm (least-most) | cold | predicted | simulated | seed copies | load before "
+        "| reached | `echo2d bench broadcast` |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
     )
     rows = "".join(line(row, results[row.arguments]) for row in ROWS if row.arguments in results)
     rivals = results.get(ROWS[0].arguments, {}).get("against", {})

@@ -46,6 +46,7 @@ from echo2d.core.shapes import plan_auto, plan_chains, plan_star
 from echo2d.core.topology import Job, PeerFacts, Plan
 from echo2d.errors import Fault, OperatorFault
 from echo2d.sim.scenario import Scenario
+from echo2d.sim.world import World
 
 LOOK_S = 0.02  # between two looks at the emulator's counters: when half of the bytes have come
 STATUS_S = 0.1  # between two looks at the status: as exact as the times of single peers are
@@ -183,7 +184,14 @@ def result_of(
         load=load,
         against={rival: Rival.of(each, plan.bound_s) for rival, each in against.items() if each},
         delta=DeltaTarget.of(warm, peers, wanted.scenario.peers[0].uplink, cores),
+        simulated_s=None if wanted.makes_trouble else simulated_s(wanted.scenario, wire_bytes),
     )
+
+
+def simulated_s(scenario: Scenario, wire_bytes: int) -> float:
+    """T_verify of the same relays in virtual time, by a planner that knows every rate."""
+    played = replace(scenario, wire_bytes=wire_bytes, frame_bytes=frame_bytes_for(wire_bytes))
+    return World(played).run().t_verify_s
 
 
 def _kinds(wanted: Broadcast) -> Iterator[Kind]:

@@ -95,7 +95,8 @@ class BroadcastResult:
     """What `--json` prints. Medians over the warm rounds; without any, of the cold one.
 
     bound_s: no algorithm is faster; the survivors' if one was killed or cut off. predicted_s: by the planner's cost
-    model if it knew every rate. ratio, ratio_cold: T_verify over bound_s, warm and in round 0 (whose wire bytes are
+    model if it knew every rate. simulated_s: T_verify in virtual time, likewise; None: there is trouble. Neither counts
+    headers. ratio, ratio_cold: T_verify over bound_s, warm and in round 0 (whose wire bytes are
     others if deltas follow it). verified_peers: the fewest of any round. load: of the machine, before and after.
     """
 
@@ -116,6 +117,7 @@ class BroadcastResult:
     load: tuple[float, float]
     against: Mapping[str, Rival]
     delta: DeltaTarget | None = None
+    simulated_s: float | None = None
 
 
 def exit_code(result: BroadcastResult) -> int:
@@ -133,6 +135,7 @@ def print_result(result: BroadcastResult) -> None:
     for name, text in (
         ("peers, bytes", f"{result.peers}, {result.wire_bytes:,}"),
         ("bound, predicted", f"{result.bound_s:.2f} s, {result.predicted_s:.2f} s"),
+        ("simulated", "-" if result.simulated_s is None else f"{result.simulated_s:.2f} s"),
         ("T_verify median (min-max)", f"{times.median:.2f} s ({times.min:.2f}-{times.max:.2f})"),
         ("ratio to the bound, cold", f"{result.ratio:.2f}, {result.ratio_cold:.2f}"),
         ("the median peer after", f"{result.median_peer_s:.2f} s"),
