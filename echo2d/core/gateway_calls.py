@@ -5,8 +5,8 @@
      refused             +---- lease ended -----+    with the tokens it has: the next worker goes on from them
 
 A lease of choices is like any other: kept alive by progress, judged by the same rules, cancelled when nobody wants it.
-Nothing is durable: calls end with the process. Not here: whose turn it is (`gateway_queue`), slots (`gateway_granting`),
-which tokens are believed (`gateway_choice`), HTTP, text, records.
+Nothing is durable: calls end with the process. Not here: whose turn it is (`gateway_queue`), slots
+(`gateway_granting`), which tokens are believed (`gateway_choice`), HTTP, text, records.
 """
 
 from collections import Counter

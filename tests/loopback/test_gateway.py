@@ -4,9 +4,10 @@ import asyncio
 import io
 import json
 import os
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from echo2d.core.ids import Digest, Version, version_label
 from echo2d.engines.fake import FakeEngine, fake_token
 from echo2d.net.auth import write_token_file
 from echo2d.runtime import coordinator_loop
+from echo2d.runtime import gateway as runtime_gateway
 from echo2d.runtime.coordinator import Opened, open_coordinator
 from echo2d.runtime.coordinator_loop import Machine
 from echo2d.runtime.seed import Seed
@@ -304,6 +306,48 @@ async def test_who_hangs_up_or_is_revoked_holds_no_slot(site: Site) -> None:
     with pytest.raises(openai.APIError, match="revoked"):
         [chunk async for chunk in stream]
     await site.calls_ended()
+
+
+async def test_who_does_not_read_is_given_up(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its slots are free at once, and nothing more is kept for it."""
+    monkeypatch.setattr(runtime_gateway, "UNREAD_BYTES_MAX", 4096)
+    await site.worker("box", answer_tokens=(4000, 4000), slots=64)
+    await site.serve(1)
+    body = {"model": "policy", "prompt": [6, 14], "max_tokens": 4000, "n": 16, "stream": True, "logprobs": 0}
+    data = json.dumps(body).encode()
+    host, port = site.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 10)
+    small_window(writer)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {await site.secret()}\r\n"
+    writer.write(head.encode() + f"Content-Length: {len(data)}\r\n\r\n".encode() + data)
+    await until(lambda: site.facts["ended"] == {"slow": 1})
+    assert not site.facts["running"]
+    with suppress(ConnectionError):
+        assert b"[DONE]" not in await reader.read()
+    writer.close()
+
+
+def small_window(writer: asyncio.StreamWriter) -> None:
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+
+
+async def test_what_makes_no_prompt_is_refused(site: Site) -> None:
+    """400 in every case, never 500."""
+    template = "{% if messages[0].role == 'bad' %}{{ none.x }}{% endif %}{{ messages[0].content }}"
+    await asyncio.to_thread((site.directory / "chat.jinja").write_text, template)
+    url, secret = f"{site.url}/v1/chat/completions", await site.secret()
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {secret}"}) as http:
+        for body in [
+            b'{"model": "policy", "messages": [{"role": "user", "content": "\\ud800"}]}',
+            b'{"model": "policy", "messages": [{"role": "\\ud800", "content": ""}]}',
+            b'{"model": "policy", "messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"a": 1e999}}',
+            b'{"model": "policy", "messages": [{"role": "user", "content": "1"}], "temperature": 1' + b"0" * 400 + b"}",
+            b'{"model": "policy", "messages": [{"role": "user", "content": "1"}], "n": 32, "max_tokens": 4097}',
+        ]:
+            async with http.post(url, data=body) as response:
+                told = await response.json()
+                assert response.status == 400, told
+                assert told["error"]["message"]
 
 
 async def test_a_call_that_waits_for_too_long_is_told_to_come_back(tmp_path: Path) -> None:

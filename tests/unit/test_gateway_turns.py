@@ -123,7 +123,11 @@ def costs(waiting: int, *, unserved: bool) -> dict[str, int]:
         "a choice grew": PeerSaid(worker.session, worker.wrote(key_of(one), 0, 7)),
         "a heartbeat": PeerSaid(worker.session, Heartbeat(3)),
         "a deadline": DeadlinePassed(),
-        **({} if unserved else {"a slot is free": PeerSaid(worker.session, worker.finish(key_of(last), 0, tokens=(7,)))}),
+        **(
+            {}
+            if unserved
+            else {"a slot is free": PeerSaid(worker.session, worker.finish(key_of(last), 0, tokens=(7,)))}
+        ),
     }
     spent = {
         name: functions_called(lambda event=event: world.state.handle(event, now=world.now))  # type: ignore[misc]
