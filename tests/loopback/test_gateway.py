@@ -4,10 +4,9 @@ import asyncio
 import io
 import json
 import os
-import socket
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from echo2d.core.coordinator_state import PLAN_SECRET_BYTES, CoordinatorState
 from echo2d.core.ids import Digest, Version, version_label
 from echo2d.engines.fake import FakeEngine, fake_token
 from echo2d.net.auth import write_token_file
+from echo2d.net.gateway import answering
 from echo2d.runtime import coordinator_loop
 from echo2d.runtime import gateway as runtime_gateway
 from echo2d.runtime.coordinator import Opened, open_coordinator
@@ -111,10 +111,10 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 @asynccontextmanager
-async def a_site(directory: Path, **changes: Any) -> AsyncIterator[Site]:
-    template = directory / "chat.jinja"
-    await asyncio.to_thread(template.write_text, TEMPLATE)
-    gateway = {"gateway.enabled": True, "gateway.chat_template": template, "gateway.share": 0.5, **changes}
+async def a_site(directory: Path, template: str = TEMPLATE, **changes: Any) -> AsyncIterator[Site]:
+    path = directory / "chat.jinja"
+    await asyncio.to_thread(path.write_text, template)
+    gateway = {"gateway.enabled": True, "gateway.chat_template": path, "gateway.share": 0.5, **changes}
     config = make_config(directory, **gateway)
     async with AsyncExitStack() as stack:
         opened = await stack.enter_async_context(open_coordinator(config, make_machine=checked))
@@ -310,44 +310,47 @@ async def test_who_hangs_up_or_is_revoked_holds_no_slot(site: Site) -> None:
 
 async def test_who_does_not_read_is_given_up(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its slots are free at once, and nothing more is kept for it."""
-    monkeypatch.setattr(runtime_gateway, "UNREAD_BYTES_MAX", 4096)
-    await site.worker("box", answer_tokens=(4000, 4000), slots=64)
+
+    async def stuck(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(answering, "_send", stuck)  # as when all buffers on the way are full
+    monkeypatch.setattr(runtime_gateway, "UNREAD_BYTES_MAX", 600)
+    await site.worker("box")
     await site.serve(1)
-    body = {"model": "policy", "prompt": [6, 14], "max_tokens": 4000, "n": 16, "stream": True, "logprobs": 0}
-    data = json.dumps(body).encode()
-    host, port = site.url.removeprefix("http://").split(":")
-    reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 10)
-    small_window(writer)
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {await site.secret()}\r\n"
-    writer.write(head.encode() + f"Content-Length: {len(data)}\r\n\r\n".encode() + data)
-    await until(lambda: site.facts["ended"] == {"slow": 1})
-    assert not site.facts["running"]
-    with suppress(ConnectionError):
-        assert b"[DONE]" not in await reader.read()
-    writer.close()
-
-
-def small_window(writer: asyncio.StreamWriter) -> None:
-    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {await site.secret()}"}) as http:
+        body = {"model": "policy", "prompt": [6, 14], "max_tokens": 4, "n": 8, "stream": True}
+        async with http.post(f"{site.url}/v1/completions", json=body) as response:
+            assert response.status == 200
+            with pytest.raises(aiohttp.ClientError):
+                await response.read()
+    await site.calls_ended()
+    assert sum(site.facts["ended"].values()) == 1
+    assert site.facts["running"] == 0
+    assert [record["outcome"] for record in await records_of(site)] == ["slow"]
 
 
 async def test_what_makes_no_prompt_is_refused(site: Site) -> None:
     """400 in every case, never 500."""
-    template = "{% if messages[0].role == 'bad' %}{{ none.x }}{% endif %}{{ messages[0].content }}"
-    await asyncio.to_thread((site.directory / "chat.jinja").write_text, template)
-    url, secret = f"{site.url}/v1/chat/completions", await site.secret()
-    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {secret}"}) as http:
-        for body in [
-            b'{"model": "policy", "messages": [{"role": "user", "content": "\\ud800"}]}',
-            b'{"model": "policy", "messages": [{"role": "\\ud800", "content": ""}]}',
-            b'{"model": "policy", "messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"a": 1e999}}',
-            b'{"model": "policy", "messages": [{"role": "user", "content": "1"}], "temperature": 1' + b"0" * 400 + b"}",
-            b'{"model": "policy", "messages": [{"role": "user", "content": "1"}], "n": 32, "max_tokens": 4097}',
+    url, chat = f"{site.url}/v1/chat/completions", b'{"model": "policy", "messages": [{"role": "user", "content": '
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {await site.secret()}"}) as http:
+        for rest in [
+            b'"\\ud800"}]}',
+            b'"x"}], "chat_template_kwargs": []}',
+            b'"1"}], "temperature": 1' + b"0" * 400 + b"}",
+            b'"1"}], "n": 32, "max_tokens": 4097}',
         ]:
-            async with http.post(url, data=body) as response:
+            async with http.post(url, data=chat + rest) as response:
                 told = await response.json()
                 assert response.status == 400, told
                 assert told["error"]["message"]
+
+
+async def test_a_template_that_makes_nothing_is_refused(tmp_path: Path) -> None:
+    async with a_site(tmp_path, template="{{ messages[0].name }}") as site:
+        client = await site.client()
+        with pytest.raises(openai.BadRequestError, match="makes no tokens"):
+            await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "1"}])
 
 
 async def test_a_call_that_waits_for_too_long_is_told_to_come_back(tmp_path: Path) -> None:
@@ -362,15 +365,21 @@ async def test_calls_are_recorded(site: Site) -> None:
     client = await site.client()
     await site.serve(1)
     said = await client.completions.create(model="policy", prompt="5>", max_tokens=3, user="me")
-    path = site.directory / "run" / "gateway.jsonl"
-    async with asyncio.timeout(10.0):
-        while not await asyncio.to_thread(lambda: path.exists() and path.stat().st_size):
-            pass
-    [record] = map(json.loads, (await asyncio.to_thread(path.read_text)).splitlines())
+    [record] = await records_of(site)
     assert (record["id"], record["caller"], record["outcome"]) == (said.id, "user", "done")
     assert (record["prompt"], record["choices"][0]["text"]) == ([8, 14], said.choices[0].text)
     assert record["choices"][0]["version_spans"][0]["version"] == 0
+    path = site.directory / "run" / "gateway.jsonl"
     assert (await asyncio.to_thread(path.stat)).st_mode & 0o777 == 0o600
+
+
+async def records_of(site: Site) -> list[dict[str, Any]]:
+    """Once there are any."""
+    path = site.directory / "run" / "gateway.jsonl"
+    async with asyncio.timeout(30.0):
+        while not await asyncio.to_thread(lambda: path.exists() and path.stat().st_size):
+            pass
+    return [json.loads(line) for line in (await asyncio.to_thread(path.read_text)).splitlines()]
 
 
 async def test_it_is_off_by_default(tmp_path: Path) -> None:
