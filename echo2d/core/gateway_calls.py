@@ -9,7 +9,6 @@ Nothing is durable: calls end with the process. Not here: whose turn it is (`gat
 (`gateway_granting`), which tokens are believed (`gateway_choice`), HTTP, text, records.
 """
 
-from collections import Counter
 from collections.abc import Collection
 
 from echo2d.core.coordinator_io import Action, CoordinatorRules, Send
@@ -26,6 +25,7 @@ from echo2d.core.gateway_io import (
     GatewayRules,
     RefusedCode,
 )
+from echo2d.core.gateway_open import OpenCalls
 from echo2d.core.gateway_queue import CallQueue
 from echo2d.core.granting import Granting
 from echo2d.core.ids import Version
@@ -44,9 +44,6 @@ from echo2d.core.messages import (
 from echo2d.core.trajectory import NOTHING, Partial
 from echo2d.core.versions import Versions
 
-CHOICES_MAX = 32  # of one call, ...
-CHOICES_OF_CALLER_MAX = 256  # ... of all calls of one caller: half of ...
-CHOICES_OPEN_MAX = 512  # ... all; each may be a call of its own, with 512 KiB of prompt
 FAILURES_MAX = 3  # leases of one choice that ended without it; then something is wrong with what it asks for
 
 
@@ -73,18 +70,16 @@ class GatewayCalls:
         self._granting = CallGranting(
             rules, mine.share, queue=self._queue, leases=leases, members=members, versions=versions, slots=slots
         )
-        self._calls: dict[CallId, dict[int, Choice]] = {}  # the choices that are not ended
-        self._open: Counter[str] = Counter()  # choices, by caller
-        self._ended: Counter[str] = Counter()
+        self._open = OpenCalls()
         self._tokens = 0
 
     def facts(self) -> dict[str, object]:
         """For the status. ended: calls, by how."""
         return {
-            "calls": len(self._calls),
+            "calls": len(self._open),
             "waiting": len(self._queue),
             "running": self._granting.running,
-            "ended": dict(self._ended),
+            "ended": dict(self._open.ended),
             "tokens": self._tokens,
             "handed_over": self._granting.handed_over,
         }
@@ -97,30 +92,24 @@ class GatewayCalls:
 
     def asked(self, event: CallAsked, *, now: float) -> list[Action]:
         """Take the call, or say at once why not."""
-        assert 0 < event.choices <= CHOICES_MAX
         newest = self._versions.newest
         if newest is None:
             return self._refuse(event.call, "late", "no version is published yet")
         if event.min_version > newest.version:
             return self._refuse(event.call, "version", f"version {newest.version} is the newest one")
-        if (open_now := self._open[event.caller]) + event.choices > CHOICES_OF_CALLER_MAX:
-            detail = f"{open_now} choices of yours are open; at most {CHOICES_OF_CALLER_MAX} are taken"
-            return self._refuse(event.call, "busy", detail)
-        if (open_now := self._open.total()) + event.choices > CHOICES_OPEN_MAX:
-            return self._refuse(event.call, "busy", f"{open_now} choices are open; at most {CHOICES_OPEN_MAX} are")
-        self._calls[event.call] = {index: Choice(event, index) for index in range(event.choices)}
-        self._open[event.caller] += event.choices
-        for choice in self._calls[event.call].values():
+        if too_many := self._open.too_many(event):
+            return self._refuse(event.call, "busy", too_many)
+        for choice in self._open.open(event):
             self._queue.put(choice, now=now)
         return []
 
     def stopped(self, event: ChoiceStopped, *, now: float) -> list[Action]:
         """The caller has cut this choice off."""
-        choice = self._calls.get(event.call, {}).get(event.choice)
+        choice = self._open.get(event.call, event.choice)
         return [] if choice is None else self._done(choice, now)
 
     def gone(self, event: CallGone, *, now: float) -> list[Action]:
-        return self._end_call(event.call, event.how, now) if event.call in self._calls else []
+        return self._end_call(event.call, event.how, now) if event.call in self._open else []
 
     # --- workers
 
@@ -186,11 +175,8 @@ class GatewayCalls:
 
     def revoked(self, *, now: float) -> list[Action]:
         """A caller that was told tokens of a version that is void is told so."""
-        void = [
-            call
-            for call, choices in self._calls.items()
-            if any(self._versions.live(span.key) is None for each in choices.values() for span in each.told.spans)
-        ]
+        told = ((choice.call.call, span.key) for choice in self._open for span in choice.told.spans)
+        void = dict.fromkeys(call for call, version in told if self._versions.live(version) is None)
         return [each for call in void for each in self._give_up(call, "revoked", "its version is void", now)]
 
     def deadlines(self, *, now: float) -> list[Action]:
@@ -201,7 +187,7 @@ class GatewayCalls:
                 actions += self._granting.call_off(lease)
                 actions += self._go_on(lease, "its worker was silent or stuck", now, failures=1)
         for choice in self._queue.late(self._wait_s, now=now):
-            actions += self._too_late(choice, now) if choice.call.call in self._calls else []
+            actions += self._too_late(choice, now) if choice.call.call in self._open else []
         return actions
 
     def wake_at(self) -> float | None:
@@ -258,7 +244,7 @@ class GatewayCalls:
         return [each for choice in choices for each in self._look_at(choice, reason, now)]
 
     def _look_at(self, choice: Choice, reason: str, now: float) -> list[Action]:
-        if choice.call.call not in self._calls:
+        if choice.call.call not in self._open:
             return []  # it has been given up for another of its choices
         if choice.failures >= FAILURES_MAX:
             return self._give_up(choice.call.call, "failed", f"{FAILURES_MAX} workers failed: {reason}", now)
@@ -273,21 +259,14 @@ class GatewayCalls:
 
     def _done(self, choice: Choice, now: float) -> list[Action]:
         """The choice is over, and with the last one the call."""
-        choices = self._calls[choice.call.call]
-        if len(choices) == 1:
-            return self._end_call(choice.call.call, "done", now)
-        del choices[choice.index]
+        self._open.end(choice)
         return self._release(choice, now)
 
     def _end_call(self, call: CallId, how: str, now: float) -> list[Action]:
-        self._ended[how] += 1
-        return [each for choice in self._calls.pop(call).values() for each in self._release(choice, now)]
+        return [each for choice in self._open.end_call(call, how) for each in self._release(choice, now)]
 
     def _release(self, choice: Choice, now: float) -> list[Action]:
         """It neither runs nor waits any more."""
-        self._open[choice.call.caller] -= 1
-        if not self._open[choice.call.caller]:
-            del self._open[choice.call.caller]
         self._queue.discard(choice)
         return self._granting.unwanted(choice, now=now)
 
@@ -296,7 +275,7 @@ class GatewayCalls:
 
     def _refuse(self, call: CallId, code: RefusedCode, detail: str) -> list[Action]:
         """It was never taken."""
-        self._ended[code] += 1
+        self._open.ended[code] += 1
         return [CallRefused(call, code, detail, self._served())]
 
     def _served(self) -> Version | None:
@@ -308,13 +287,9 @@ class GatewayCalls:
         self._leases.check()
         self._queue.check()
         self._granting.check()
-        assert all(choices for choices in self._calls.values())
-        choices = [choice for choices in self._calls.values() for choice in choices.values()]
-        assert Counter(choice.call.caller for choice in choices) == self._open
-        assert self._open.total() <= CHOICES_OPEN_MAX
-        assert max(self._open.values(), default=0) <= CHOICES_OF_CALLER_MAX
-        assert len(self._queue) + self._granting.running == len(choices)
-        for choice in choices:
+        self._open.check()
+        assert len(self._queue) + self._granting.running == len(list(self._open))
+        for choice in self._open:
             assert choice.failures < FAILURES_MAX
             base = NOTHING if choice.lease is None else choice.lease.given.base
             assert choice.told.first(base.length) == base

@@ -7,10 +7,11 @@ import pytest
 
 from echo2d.core import gateway_granting
 from echo2d.core.coordinator_io import CommitAsked, Persist, Send
-from echo2d.core.gateway_calls import CHOICES_OF_CALLER_MAX, CHOICES_OPEN_MAX, FAILURES_MAX
+from echo2d.core.gateway_calls import FAILURES_MAX
 from echo2d.core.gateway_choice import AVOID_S
 from echo2d.core.gateway_granting import GROUP_FIRST, PATIENCE_S, REPORT_S
 from echo2d.core.gateway_io import CallAsked, CallGone, CallId, CallRefused, ChoiceGrew, ChoiceStopped, GatewayRules
+from echo2d.core.gateway_open import CHOICES_OF_CALLER_MAX, CHOICES_OPEN_MAX
 from echo2d.core.ids import Version
 from echo2d.core.messages import Goodbye, HeldLease, LeaseCancelled, LeaseFailed, LeaseGranted, SampleAnswered
 from echo2d.core.trajectory import pack_tokens, unpack_tokens

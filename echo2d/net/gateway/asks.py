@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from echo2d.core.gateway_calls import CHOICES_MAX
+from echo2d.core.gateway_open import CHOICES_MAX
 from echo2d.net.gateway.errors import unusable
 
 STOPS_MAX = 4  # as OpenAI allows
