@@ -67,6 +67,7 @@ class SglangDouble:
         self.running_max = 4096
         self.token_usage = 0.0
         self.waiting_extra = 0
+        self.silent_until: int | None = None  # so many tokens of a request are made, and nothing is sent
         self.live: dict[str, _Request] = {}
         self.cache: dict[tuple[str, tuple[int, ...]], str] = {}  # salted prompts -> whose KV
         self._resumed = asyncio.Event()
@@ -177,8 +178,12 @@ class SglangDouble:
     async def _write(self, request: _Request, response: web.StreamResponse) -> None:
         sent = 0
         while True:
+            silent = self.silent_until is not None
+            if self.silent_until is not None and len(request.output) >= self.silent_until:
+                await asyncio.sleep(0)
+                continue
             finish = self._step(request)
-            if finish is None and (len(request.output) - sent < 4 and len(request.output) > 1):
+            if finish is None and (silent or (len(request.output) - sent < 4 and len(request.output) > 1)):
                 await asyncio.sleep(0)
                 continue
             chunk = self._chunk(request, sent, finish)

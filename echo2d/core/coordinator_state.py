@@ -44,7 +44,7 @@ from echo2d.core.coordinator_io import (
 from echo2d.core.coordinator_status import make_status
 from echo2d.core.figures import Figures
 from echo2d.core.gateway_calls import GatewayCalls
-from echo2d.core.gateway_io import CallAsked, CallGone, ChoiceStopped
+from echo2d.core.gateway_io import CallAsked, CallGone, ChoiceGrew, ChoiceStopped
 from echo2d.core.groups import Groups
 from echo2d.core.learner_calls import LearnerCalls
 from echo2d.core.leases import Leases
@@ -84,6 +84,7 @@ from echo2d.errors import PeerFault
 PLAN_SECRET_BYTES = 32
 HOLDING_MAX = 8  # versions of one hello that are looked at; a worker has two slots
 TAG_BITS = 31  # of this process, in front of lease and plan ids, which are 63 bits long
+SIGNS_OF_LIFE = Heartbeat | LeaseProgress  # nine of ten events
 
 
 class CoordinatorState:
@@ -125,8 +126,8 @@ class CoordinatorState:
             actions += self._start[1]
             self._start = None
         actions += self._route(event, now)
-        if _is_sign_of_life(event) and not actions and not self._members.changed:
-            return []
+        if self._only_lives(event, actions):
+            return actions
         return [*actions, *self._advance(now)]
 
     def wake_at(self) -> float | None:
@@ -162,11 +163,11 @@ class CoordinatorState:
             case DialBackEnded():
                 return self._reachability.ended(event, now=now)
             case SessionAsked():
-                return [*self._calls.session_asked(event, now=now), *self._gateway.revoked()]
+                return [*self._calls.session_asked(event, now=now), *self._gateway.revoked(now=now)]
             case EpochAsked():
                 return self._calls.epoch_asked(event)
             case PublishAsked():
-                return [*self._calls.publish_asked(event, now=now), *self._gateway.revoked()]
+                return [*self._calls.publish_asked(event, now=now), *self._gateway.revoked(now=now)]
             case BatchAsked():
                 return self._calls.batch_asked(event)
             case CommitAsked():
@@ -185,9 +186,9 @@ class CoordinatorState:
             case CallAsked():
                 return self._gateway.asked(event, now=now)
             case ChoiceStopped():
-                return self._gateway.stopped(event)
+                return self._gateway.stopped(event, now=now)
             case CallGone():
-                return self._gateway.gone(event)
+                return self._gateway.gone(event, now=now)
             case DeadlinePassed():
                 return self._deadlines(now)
             case _:
@@ -214,6 +215,8 @@ class CoordinatorState:
         peer, returned = self._members.heard(session, now=now)
         if peer is None:
             return []
+        if not isinstance(message, SIGNS_OF_LIFE):
+            self._members.changed.add(peer.peer)
         back = self._publishing.joined(peer, renewed=False, now=now) if returned else []
         try:
             return [*back, *self._message(peer, message, now)]
@@ -311,6 +314,11 @@ class CoordinatorState:
             actions += self._gateway.advance(now=now)
         return [*actions, *self._groups.advance(now=now), *self._gateway.advance(now=now)]
 
+    def _only_lives(self, event: Event, actions: list[Action]) -> bool:
+        """It has changed nothing that batches, versions or leases wait for."""
+        lives = isinstance(event, PeerSaid) and isinstance(event.message, SIGNS_OF_LIFE)
+        return lives and not self._members.changed and all(isinstance(action, ChoiceGrew) for action in actions)
+
     def check(self) -> None:
         """All invariants of all parts."""
         for part in (self._figures, self._members, self._versions, self._staleness, self._groups, self._publishing):
@@ -318,8 +326,3 @@ class CoordinatorState:
         self._reachability.check()
         self._gateway.check()
         self._calls.check()
-
-
-def _is_sign_of_life(event: Event) -> bool:
-    """It changes nothing that batches, versions or leases wait for."""
-    return isinstance(event, PeerSaid) and isinstance(event.message, Heartbeat | LeaseProgress)

@@ -29,12 +29,14 @@ class GatewayRules:
 
 @dataclass(frozen=True, slots=True)
 class CallAsked:
-    """Somebody wants `choices` samples of this prompt. min_version: the oldest version that may write a token.
+    """Somebody wants `choices` samples of this prompt (int32). min_version: the oldest version that may write a token.
 
-    session: calls with the same one go to the same worker while it has room, for what it has cached.
+    caller: whoever shares with others. session: calls with the same one go to the same worker while it has room, for
+    what it has cached.
     """
 
     call: CallId
+    caller: str
     prompt: bytes
     choices: int
     max_new_tokens: int
@@ -56,9 +58,10 @@ class ChoiceStopped:
 
 @dataclass(frozen=True, slots=True)
 class CallGone:
-    """The caller hung up; it must not be answered any more."""
+    """The caller hung up, or does not read; it must not be answered any more."""
 
     call: CallId
+    how: Literal["gone", "slow"] = "gone"
 
 
 CallEvent = CallAsked | ChoiceStopped | CallGone

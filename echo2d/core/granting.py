@@ -61,6 +61,16 @@ class Granting:
         """Of all alive workers."""
         return self._ranking.slots
 
+    @property
+    def free_slots(self) -> int:
+        """Of those that have rested and serve a version."""
+        return self._ranking.free
+
+    @property
+    def changes(self) -> int:
+        """One more whenever a worker is another than before."""
+        return self._ranking.changes
+
     def wake_at(self) -> float | None:
         """When a worker has rested, or a partial has waited for long enough."""
         return min((at for at in (self._ranking.wake_at(), self._patient_until) if at is not None), default=None)
@@ -82,12 +92,12 @@ class Granting:
 
     def rooms(self, oldest: Version, now: float) -> Choice:
         """The workers that may write for a group, best first: newest version, then most room."""
-        self.refresh()
-        self._ranking.rested(now=now)
+        self.refresh(now=now)
         return self._ranking.choose(oldest, self._versions.live)
 
-    def refresh(self) -> None:
+    def refresh(self, *, now: float) -> None:
         """Take note of what has changed of the workers and of what they hold."""
+        self._ranking.rested(now=now)
         for worker in self._members.changed | self._leases.changed | self._lent.changed:
             peer = self._members.get(worker)
             self._ranking.refresh(worker, peer, self._leases.load(worker), self._lent.load(worker))

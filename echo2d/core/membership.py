@@ -188,8 +188,8 @@ class Membership:
             return None, False
         returned = peer.state == "suspected"
         peer.state, peer.heard_at = "joined", now
-        self.changed.add(peer.peer)
         if returned:
+            self.changed.add(peer.peer)
             self._silences.set(peer.peer)
         return peer, returned
 

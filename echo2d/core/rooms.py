@@ -93,12 +93,14 @@ class Ranking:
         self._now = 0.0
         self.slots = 0  # of all alive, active workers
         self.free = 0  # of those that are ranked
+        self.changes = 0  # one more whenever a worker is another than before
 
     def refresh(self, worker: PeerId, peer: Peer | None, load: int, lent: int = 0) -> None:
         """The worker as it is now; None: it is forgotten. lent: slots that are as good as not there."""
         before, after = self._rows.get(worker), _row(peer, load, lent)
         if before == after:
             return
+        self.changes += 1
         if before is not None:
             self._leave(worker, before)
         if after is not None:
@@ -109,6 +111,7 @@ class Ranking:
         self._now = now
         while (first := self._rests.first()) is not None and first[0] <= now:
             worker = first[1]
+            self.changes += 1
             del self._resting[worker]
             self._rank(worker, self._rows[worker])
 

@@ -25,7 +25,8 @@ class GenerateRequest:
 
     `prompt` may end with output tokens of an earlier attempt; then `max_new_tokens` was already reduced by them.
     temperature 0 means greedy. Sampling ends at an end-of-sequence token (which is part of the output, finish "stop")
-    or after `max_new_tokens` (finish "length").
+    or after `max_new_tokens` (finish "length"). rng_seed: of the first sample; the i-th draws as if it were alone in a
+    request with rng_seed + i. None: the engine's choice.
     """
 
     request_id: str

@@ -180,6 +180,12 @@ class _Policy:
     eos_token_id: int
     answer_tokens: tuple[int, int]
 
+    def draw(self, request: GenerateRequest, index: int) -> tuple[int, int]:
+        """The seed under which a sample draws, and as which sample."""
+        if request.temperature == 0:
+            return 0, 0
+        return (self.rng_seed, index) if request.rng_seed is None else (request.rng_seed + index, 0)
+
     def answer_length(self, prompt: Sequence[int], sample: int, rng_seed: int) -> int:
         least, most = self.answer_tokens
         return least + _hash(f"length {rng_seed} {sample}", prompt) % (most - least + 1)
@@ -189,12 +195,9 @@ class _Request:
     """The samples of one request that go on; `aborted` ends them with the next step."""
 
     def __init__(self, request: GenerateRequest, policy: _Policy, bundle_tokens: int) -> None:
-        seed = policy.rng_seed if request.rng_seed is None else request.rng_seed
-        greedy = request.temperature == 0
         stop = frozenset({policy.eos_token_id, *request.stop_token_ids})
         self.samples = [
-            _Sample(request, policy, index, stop, draw=(0, 0) if greedy else (seed, index))
-            for index in range(request.samples)
+            _Sample(request, policy, index, stop, draw=policy.draw(request, index)) for index in range(request.samples)
         ]
         self.aborted = asyncio.Event()
         self._bundle_tokens = bundle_tokens

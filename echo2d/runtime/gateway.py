@@ -31,31 +31,49 @@ from echo2d.core.gateway_io import (
 from echo2d.errors import Fault, OperatorFault, StoreFault
 from echo2d.net.auth import Caller
 from echo2d.net.fields import secret_of
-from echo2d.net.gateway.errors import CallRefusal
+from echo2d.net.gateway.errors import CallRefusal, Unread
 from echo2d.net.gateway.texts import TEXT_FILES, Texts
 from echo2d.runtime.version_files import VersionFiles
 from echo2d.store.call_log import CallLog
 
 TEXT_BYTES_MAX = 64 << 20  # tokenizers of 250,000 tokens take 20 MB
 TEMPLATE_BYTES_MAX = 1 << 20
-RECORDS_WAITING_MAX = 256  # as many calls as are open at once; with a slower disk than that records are lost
+RECORDS_WAITING_MAX = 256  # half as many calls as may be open; with a slower disk than that records are lost
+UNREAD_BYTES_MAX = 512 << 10  # of one call: 25 s of 32 choices, or a minute of what waits behind one unread piece
+EVENT_BYTES = 256  # of the least that a call is told
 
 log = logging.getLogger("echo2d.gateway")
 
 
 class _Call:
-    """One open call. Its queue needs no limit: the core tells each token once, and calls have token limits."""
+    """One open call. unread: is told when its caller is too far behind."""
 
-    def __init__(self, number: CallId, emit: Callable[[Event], Awaitable[None]]) -> None:
+    def __init__(self, number: CallId, emit: Callable[[Event], Awaitable[None]], unread: asyncio.Timeout) -> None:
         self.number = number
         self._emit = emit
-        self.queue: asyncio.Queue[CallAction] = asyncio.Queue()
+        self._unread = unread
+        self._unread_bytes = 0
+        self._queue: asyncio.Queue[CallAction] = asyncio.Queue()
+
+    def put(self, action: CallAction) -> None:
+        if self._unread_bytes > UNREAD_BYTES_MAX:
+            return
+        self._unread_bytes += _size(action)
+        self._queue.put_nowait(action)
+        if self._unread_bytes > UNREAD_BYTES_MAX:
+            self._unread.reschedule(0.0)
 
     async def next(self) -> ChoiceGrew | CallRefused:
-        return await self.queue.get()
+        action = await self._queue.get()
+        self._unread_bytes -= _size(action)
+        return action
 
     async def stop(self, choice: int) -> None:
         await self._emit(ChoiceStopped(self.number, choice))
+
+
+def _size(action: CallAction) -> int:
+    return EVENT_BYTES + (len(action.tokens) + len(action.logprobs) if isinstance(action, ChoiceGrew) else 0)
 
 
 class Gateway:
@@ -95,7 +113,7 @@ class Gateway:
         """Whoever has gone is not told."""
         call = self._calls.get(action.call)
         if call is not None:
-            call.queue.put_nowait(action)
+            call.put(action)
 
     def durable(self, record: Record) -> None:
         if isinstance(record, VersionPublished):
@@ -105,7 +123,7 @@ class Gateway:
         """Tell all callers, now and from now on, to come back later."""
         self._closed = True
         for call in self._calls.values():
-            call.queue.put_nowait(_stopping(call.number))
+            call.put(_stopping(call.number))
 
     async def keep_records(self) -> None:
         """Until cancelled; what waits then is still written."""
@@ -124,17 +142,21 @@ class Gateway:
 
     @asynccontextmanager
     async def open(self, make: Callable[[CallId], CallAsked]) -> AsyncIterator[_Call]:
-        call = _Call(CallId(next(self._ids)), self._emit)
-        asked = make(call.number)
-        if self._closed:
-            call.queue.put_nowait(_stopping(call.number))
-        self._calls[call.number] = call
+        number, slow = CallId(next(self._ids)), False
         try:
-            await self._emit(asked)
-            yield call
+            async with asyncio.timeout(None) as unread:
+                call = self._calls[number] = _Call(number, self._emit, unread)
+                if self._closed:
+                    call.put(_stopping(number))
+                await self._emit(make(number))
+                yield call
+        except (TimeoutError, Unread) as error:
+            slow = True
+            log.info("call given up call=%d: its caller does not read", number)
+            raise Unread("the caller does not read") from error
         finally:
-            del self._calls[call.number]
-            await self._emit(CallGone(call.number))
+            del self._calls[number]
+            await self._emit(CallGone(number, "slow" if slow else "gone"))
 
     async def texts(self) -> Texts:
         newest = self._newest

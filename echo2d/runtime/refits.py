@@ -27,8 +27,8 @@ from echo2d.runtime.adapter_base import BaseOfAdapters
 from echo2d.store.slots import SlotStore
 
 if TYPE_CHECKING:
-    from echo2d.engines.sglang.engine import Running
     from echo2d.engines.sglang.process import Launch
+    from echo2d.engines.sglang.serving import Running
 
 
 def make_engines(config: WorkerConfig) -> list[Engine]:
@@ -67,8 +67,8 @@ def sglang_engines(config: WorkerConfig) -> Iterator[Engine]:
 
 
 def _servers(config: WorkerConfig) -> "Sequence[Launch] | Sequence[Running]":
-    from echo2d.engines.sglang.engine import Running
     from echo2d.engines.sglang.process import Launch, launches, require_arguments
+    from echo2d.engines.sglang.serving import Running
 
     if config.tokens_per_s_max:
         raise OperatorFault("worker.tokens_per_s_max: SGLang has no pace; use --max-running-requests in engine_args")

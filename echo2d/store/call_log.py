@@ -9,12 +9,18 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from echo2d.store.disk import opened, store_faults
 
 NAME = "gateway.jsonl"
 FILES = 4  # a full disk budget loses its oldest quarter
+
+
+class Numbers(Protocol):
+    """Of an array or numpy: a fifth of a list's memory while it waits."""
+
+    def tolist(self) -> list[Any]: ...
 
 
 class CallLog:
@@ -30,7 +36,7 @@ class CallLog:
         with store_faults("writing", path):
             size = path.stat().st_size if path.exists() else 0
             for record in records:
-                line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
+                line = json.dumps(record, separators=(",", ":"), default=_plain).encode() + b"\n"
                 if len(line) > self._file_bytes_max:
                     continue
                 if size + len(line) > self._file_bytes_max:
@@ -43,6 +49,10 @@ class CallLog:
         for older, newer in zip(names[:0:-1], names[-2::-1], strict=True):
             if (self._directory / newer).exists():
                 (self._directory / newer).replace(self._directory / older)
+
+
+def _plain(numbers: Numbers) -> list[Any]:
+    return numbers.tolist()
 
 
 def _append(path: Path, line: bytes) -> int:

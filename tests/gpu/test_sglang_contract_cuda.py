@@ -12,8 +12,8 @@ import pytest_asyncio
 import torch
 
 from echo2d.engines.base import Engine
-from echo2d.engines.sglang.engine import Running
 from echo2d.engines.sglang.process import Launch, ServerProcess
+from echo2d.engines.sglang.serving import Running
 from tests.loopback.engine_contract import EngineContract
 from tests.loopback.engine_harness import Harness, save_random_model, tiny_config
 from tests.loopback.sglang_harness import SglangHarness

@@ -233,6 +233,15 @@ class EngineContract:
             await engine.close()
         assert outputs[0] == outputs[1]
 
+    async def test_a_sample_has_a_seed_of_its_own(self, harness: Harness, engine: Engine) -> None:
+        """Whoever it shares a request with."""
+        if not harness.repeats:
+            pytest.skip("this engine draws from a generator that all its requests share")
+        together = await generated(engine, replace(SHORT, request_id="all", samples=3, rng_seed=5))
+        for index, sample in enumerate(together.samples):
+            alone = await generated(engine, replace(SHORT, request_id=str(index), samples=1, rng_seed=5 + index))
+            assert alone.samples[0].tokens == sample.tokens
+
     async def test_a_stop_token_ends_a_sample_and_belongs_to_it(self, harness: Harness, engine: Engine) -> None:
         stop = frozenset(range(0, VOCAB_SIZE, 4))
         output = await generated(engine, replace(SHORT, samples=16, max_new_tokens=6, stop_token_ids=tuple(stop)))

@@ -12,7 +12,8 @@ import pytest
 from safetensors.torch import load_file
 
 from echo2d.engines.base import Engine
-from echo2d.engines.sglang.engine import Running, SglangEngine
+from echo2d.engines.sglang.engine import SglangEngine
+from echo2d.engines.sglang.serving import Running
 from echo2d.engines.sglang.swap import RefitMode
 from echo2d.engines.sglang.wire import Lost, Server
 from echo2d.errors import EngineFault

@@ -19,7 +19,9 @@ from echo2d.core.coordinator_state import PLAN_SECRET_BYTES, CoordinatorState
 from echo2d.core.ids import Digest, Version, version_label
 from echo2d.engines.fake import FakeEngine, fake_token
 from echo2d.net.auth import write_token_file
+from echo2d.net.gateway import answering
 from echo2d.runtime import coordinator_loop
+from echo2d.runtime import gateway as runtime_gateway
 from echo2d.runtime.coordinator import Opened, open_coordinator
 from echo2d.runtime.coordinator_loop import Machine
 from echo2d.runtime.seed import Seed
@@ -109,10 +111,10 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 @asynccontextmanager
-async def a_site(directory: Path, **changes: Any) -> AsyncIterator[Site]:
-    template = directory / "chat.jinja"
-    await asyncio.to_thread(template.write_text, TEMPLATE)
-    gateway = {"gateway.enabled": True, "gateway.chat_template": template, "gateway.share": 0.5, **changes}
+async def a_site(directory: Path, template: str = TEMPLATE, **changes: Any) -> AsyncIterator[Site]:
+    path = directory / "chat.jinja"
+    await asyncio.to_thread(path.write_text, template)
+    gateway = {"gateway.enabled": True, "gateway.chat_template": path, "gateway.share": 0.5, **changes}
     config = make_config(directory, **gateway)
     async with AsyncExitStack() as stack:
         opened = await stack.enter_async_context(open_coordinator(config, make_machine=checked))
@@ -306,6 +308,51 @@ async def test_who_hangs_up_or_is_revoked_holds_no_slot(site: Site) -> None:
     await site.calls_ended()
 
 
+async def test_who_does_not_read_is_given_up(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its slots are free at once, and nothing more is kept for it."""
+
+    async def stuck(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(answering, "_send", stuck)  # as when all buffers on the way are full
+    monkeypatch.setattr(runtime_gateway, "UNREAD_BYTES_MAX", 600)
+    await site.worker("box")
+    await site.serve(1)
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {await site.secret()}"}) as http:
+        body = {"model": "policy", "prompt": [6, 14], "max_tokens": 4, "n": 8, "stream": True}
+        async with http.post(f"{site.url}/v1/completions", json=body) as response:
+            assert response.status == 200
+            with pytest.raises(aiohttp.ClientError):
+                await response.read()
+    await site.calls_ended()
+    assert sum(site.facts["ended"].values()) == 1
+    assert site.facts["running"] == 0
+    assert [record["outcome"] for record in await records_of(site)] == ["slow"]
+
+
+async def test_what_makes_no_prompt_is_refused(site: Site) -> None:
+    """400 in every case, never 500."""
+    url, chat = f"{site.url}/v1/chat/completions", b'{"model": "policy", "messages": [{"role": "user", "content": '
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {await site.secret()}"}) as http:
+        for rest in [
+            b'"\\ud800"}]}',
+            b'"x"}], "chat_template_kwargs": []}',
+            b'"1"}], "temperature": 1' + b"0" * 400 + b"}",
+            b'"1"}], "n": 32, "max_tokens": 4097}',
+        ]:
+            async with http.post(url, data=chat + rest) as response:
+                told = await response.json()
+                assert response.status == 400, told
+                assert told["error"]["message"]
+
+
+async def test_a_template_that_makes_nothing_is_refused(tmp_path: Path) -> None:
+    async with a_site(tmp_path, template="{{ messages[0].name }}") as site:
+        client = await site.client()
+        with pytest.raises(openai.BadRequestError, match="makes no tokens"):
+            await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "1"}])
+
+
 async def test_a_call_that_waits_for_too_long_is_told_to_come_back(tmp_path: Path) -> None:
     async with a_site(tmp_path, **{"gateway.wait_s": 0.1}) as site:
         client = await site.client()
@@ -318,15 +365,21 @@ async def test_calls_are_recorded(site: Site) -> None:
     client = await site.client()
     await site.serve(1)
     said = await client.completions.create(model="policy", prompt="5>", max_tokens=3, user="me")
-    path = site.directory / "run" / "gateway.jsonl"
-    async with asyncio.timeout(10.0):
-        while not await asyncio.to_thread(lambda: path.exists() and path.stat().st_size):
-            pass
-    [record] = map(json.loads, (await asyncio.to_thread(path.read_text)).splitlines())
+    [record] = await records_of(site)
     assert (record["id"], record["caller"], record["outcome"]) == (said.id, "user", "done")
     assert (record["prompt"], record["choices"][0]["text"]) == ([8, 14], said.choices[0].text)
     assert record["choices"][0]["version_spans"][0]["version"] == 0
+    path = site.directory / "run" / "gateway.jsonl"
     assert (await asyncio.to_thread(path.stat)).st_mode & 0o777 == 0o600
+
+
+async def records_of(site: Site) -> list[dict[str, Any]]:
+    """Once there are any."""
+    path = site.directory / "run" / "gateway.jsonl"
+    async with asyncio.timeout(30.0):
+        while not await asyncio.to_thread(lambda: path.exists() and path.stat().st_size):
+            pass
+    return [json.loads(line) for line in (await asyncio.to_thread(path.read_text)).splitlines()]
 
 
 async def test_it_is_off_by_default(tmp_path: Path) -> None:

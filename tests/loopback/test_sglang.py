@@ -11,7 +11,8 @@ import pytest
 
 from echo2d.engines.base import GenerateRequest
 from echo2d.engines.sglang import swap
-from echo2d.engines.sglang.engine import Running, SglangEngine
+from echo2d.engines.sglang.engine import SglangEngine
+from echo2d.engines.sglang.serving import Running
 from echo2d.engines.sglang.swap import RefitMode
 from echo2d.errors import EngineFault
 from tests.loopback.engine_contract import ENDLESS, PROMPT, SHORT, check_logprobs, generated, running
@@ -153,6 +154,27 @@ async def test_in_place_says_who_wrote_a_token_at_the_end(tmp_path: Path) -> Non
         assert list(dict.fromkeys(sample.labels)) == [label(0), label(1)]
 
 
+async def test_there_and_back_in_place_between_two_chunks(tmp_path: Path) -> None:
+    """The version served is the one under which the request began, and yet it did not write all tokens."""
+    async with a_pair(tmp_path, "in_place") as pair:
+        request = replace(ENDLESS, max_new_tokens=400, samples=1)
+        async with running(pair.engine, request) as (output,):
+            [live] = pair.double.live.values()
+            pair.double.silent_until = len(live.output)
+            await pair.refit(1)
+            pair.double.silent_until += 20
+            while len(live.output) < pair.double.silent_until:  # noqa: ASYNC110 - nobody is told
+                await asyncio.sleep(0)
+            await pair.refit(0)
+            pair.double.silent_until = None
+            await output.until(lambda sample: sample.finish is not None)
+        (sample,) = output.samples
+        assert (sample.finish, len(sample.tokens)) == ("length", 400)
+        labels = [name for name, before in zip(sample.labels, [None, *sample.labels], strict=False) if name != before]
+        assert labels == [label(0), label(1), label(0)]
+        assert pair.engine.label == label(0)
+
+
 async def test_somebody_else_updates_the_server(tmp_path: Path) -> None:
     """Its own word at the end of a request gives it away; what it wrote meanwhile is nobody's."""
     async with a_pair(tmp_path) as pair:
@@ -196,12 +218,12 @@ async def test_a_dead_server_is_noticed_by_the_next_request(tmp_path: Path) -> N
 async def test_a_full_server_gets_less(tmp_path: Path) -> None:
     async with a_pair(tmp_path) as pair:
         pair.double.token_usage, pair.double.waiting_extra = 0.97, 3
-        pair.engine._looked_at = float("-inf")
+        pair.engine._writing._looked_at = float("-inf")
         async with running(pair.engine, ENDLESS):
             assert pair.engine._room.limit < 64
             pair.double.token_usage, pair.double.waiting_extra = 0.2, 0
             before = pair.engine._room.limit
-            pair.engine._looked_at = float("-inf")
+            pair.engine._writing._looked_at = float("-inf")
             await generated(pair.engine, SHORT)
             assert pair.engine._room.limit > before
 

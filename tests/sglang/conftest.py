@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from echo2d.engines.sglang.engine import Running
 from echo2d.engines.sglang.process import Launch, ServerProcess
+from echo2d.engines.sglang.serving import Running
 from echo2d.engines.sglang.wire import Server
 from tests.loopback.engine_harness import save_random_model, tiny_config
 

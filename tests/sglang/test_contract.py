@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from echo2d.engines.sglang.engine import Running
+from echo2d.engines.sglang.serving import Running
 from tests.loopback.engine_contract import EngineContract
 from tests.loopback.engine_harness import Harness
 from tests.loopback.sglang_harness import SglangHarness

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from echo2d.core.messages import LeaseProgress, RefitDone
-from echo2d.engines.sglang.engine import Running
+from echo2d.engines.sglang.serving import Running
 from echo2d.store.snapshots import build_manifest
 from tests.coordinator_kit import CoordinatorDouble
 from tests.loopback.engine_harness import CONTEXT_MAX

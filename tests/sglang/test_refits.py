@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from echo2d.engines.base import GenerateRequest
-from echo2d.engines.sglang.engine import Running, SglangEngine
+from echo2d.engines.sglang.engine import SglangEngine
+from echo2d.engines.sglang.serving import Running
 from echo2d.engines.sglang.wire import Server
 from echo2d.errors import EngineFault
 from tests.loopback.engine_contract import BREAKS, ENDLESS, SHORT, Collected, check_logprobs, generated, running

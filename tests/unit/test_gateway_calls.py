@@ -5,9 +5,13 @@ from typing import Any
 
 import pytest
 
+from echo2d.core import gateway_granting
 from echo2d.core.coordinator_io import CommitAsked, Persist, Send
-from echo2d.core.gateway_calls import AVOID_S, CALLS_MAX, FAILURES_MAX, GROUP_FIRST, PATIENCE_S, REPORT_S
+from echo2d.core.gateway_calls import FAILURES_MAX
+from echo2d.core.gateway_choice import AVOID_S
+from echo2d.core.gateway_granting import GROUP_FIRST, PATIENCE_S, REPORT_S
 from echo2d.core.gateway_io import CallAsked, CallGone, CallId, CallRefused, ChoiceGrew, ChoiceStopped, GatewayRules
+from echo2d.core.gateway_open import CHOICES_OF_CALLER_MAX, CHOICES_OPEN_MAX
 from echo2d.core.ids import Version
 from echo2d.core.messages import Goodbye, HeldLease, LeaseCancelled, LeaseFailed, LeaseGranted, SampleAnswered
 from echo2d.core.trajectory import pack_tokens, unpack_tokens
@@ -23,7 +27,7 @@ def gateway_world(*slots: int, share: float = 1.0, **changes: Any) -> tuple[Worl
 
 
 def call(number: int, **changes: Any) -> CallAsked:
-    made = CallAsked(CallId(number), pack_tokens([5, 6]), 1, 8, 0.7, 0.9, (1,), 3, Version(0), f"s{number}")
+    made = CallAsked(CallId(number), "app", pack_tokens([5, 6]), 1, 8, 0.7, 0.9, (1,), 3, Version(0), f"s{number}")
     return replace(made, **changes)
 
 
@@ -226,27 +230,97 @@ def test_a_call_whose_version_is_revoked_is_told_so() -> None:
     assert refused(world) == [("revoked", None)] or world.state.status()["gateway"]["ended"] == {"revoked": 1}
 
 
-def test_a_stopped_choice_is_called_off_and_the_others_go_on() -> None:
+def test_choices_of_one_prompt_share_a_lease() -> None:
+    world, (worker,) = gateway_world(4)
+    world.handle(call(1, choices=3))
+    [lease] = of_calls(worker)
+    assert (lease.samples, lease.rng_seed) == ((0, 1, 2), 3)
+    world.say(worker, worker.finish(key_of(lease), 1, tokens=(7, 1)))
+    world.handle(call(2, choices=3))
+    assert [granted.samples for granted in of_calls(worker)] == [(0, 1, 2), (0,)]
+    world.handle(CallGone(CallId(1)))
+    assert [granted.samples for granted in of_calls(worker)] == [(0, 1, 2), (0,), (1, 2)]
+    assert of_calls(worker)[-1].rng_seed == 4  # the sample's own, whoever it shares a lease with
+
+
+def test_of_a_shared_lease_each_choice_goes_on_from_its_own_tokens() -> None:
+    world, peers = gateway_world(6, 6)
+    world.handle(call(1, choices=4))
+    one, two = sorted(peers, key=lambda peer: not of_calls(peer))
+    [lease] = of_calls(one)
+    world.say(one, one.wrote(key_of(lease), 1, 7, 8))
+    world.say(one, Goodbye("SIGTERM"))
+    again = {granted.samples: unpack_tokens(granted.prompt).tolist() for granted in of_calls(two)}
+    assert again == {(1,): [5, 6, 7, 8], (0,): [5, 6], (2, 3): [5, 6]}
+    assert {granted.samples[0]: granted.rng_seed for granted in of_calls(two)} == {0: 3, 1: 4, 2: 5}
+
+
+def test_a_stopped_choice_goes_and_the_others_go_on() -> None:
     world, (worker,) = gateway_world(4)
     world.handle(call(1, choices=2))
-    first, second = of_calls(worker)
-    assert (first.rng_seed, second.rng_seed, second.samples) == (3, 4, (1,))
+    [lease] = of_calls(worker)
     world.handle(ChoiceStopped(CallId(1), 0))
-    assert [a.message for a in world.actions if isinstance(a, Send)] == [LeaseCancelled(first.lease, first.attempt)]
+    assert [a for a in world.actions if isinstance(a, Send)] == []  # its lease is another one's, too
     world.handle(ChoiceStopped(CallId(1), 0))  # again is nothing
-    world.say(worker, worker.finish(key_of(second), 1, tokens=(7, 1)))
+    world.say(worker, worker.finish(key_of(lease), 1, tokens=(7, 1)))
+    assert LeaseCancelled(lease.lease, lease.attempt) in [a.message for a in world.actions if isinstance(a, Send)]
     assert world.state.status()["gateway"] == {
         "calls": 0, "waiting": 0, "running": 0, "ended": {"done": 1}, "tokens": 2, "handed_over": 0,
     }  # fmt: skip
 
 
-def test_so_many_calls_and_no_more() -> None:
-    world, _ = gateway_world(2)
-    for number in range(CALLS_MAX):
-        world.handle(call(number))
+def test_a_slot_is_free_when_its_sample_is_written_wanted_or_not() -> None:
+    world, (worker,) = gateway_world(3, share=0.67)
+    world.handle(call(1, choices=2))
+    world.handle(call(2))
+    [lease] = of_calls(worker)
+    world.handle(ChoiceStopped(CallId(1), 0))
+    assert len(of_calls(worker)) == 1
+    world.say(worker, worker.finish(key_of(lease), 0, tokens=(7, 1)))
+    assert answers(worker)[-1] == (False, "nobody waits for it")
+    assert len(of_calls(worker)) == 2
+
+
+def test_one_bad_sample_ends_the_lease_and_the_others_are_not_to_blame() -> None:
+    world, peers = gateway_world(2, 2)
+    world.handle(call(1, choices=2))
+    for _ in range(FAILURES_MAX):
         assert refused(world) == []
-    world.handle(call(CALLS_MAX))
+        worker, lease = next((peer, key) for peer in peers for key in peer.leases if 0 in peer.leases[key].samples
+                             and peer.leases[key].group >= GROUP_FIRST)  # fmt: skip
+        world.say(worker, worker.finish(lease, 0, tokens=(99,)))
+        ended = refused(world)
+        world.pass_time(AVOID_S)
+    assert ended == [("failed", 0)]
+
+
+def test_so_many_choices_and_no_more() -> None:
+    world, _ = gateway_world(2)
+    for number in range(CHOICES_OF_CALLER_MAX // 32):
+        world.handle(call(number, choices=32))
+        assert refused(world) == []
+    world.handle(call(100))
     assert refused(world) == [("busy", 0)]
+    world.handle(CallGone(CallId(0)))
+    world.handle(call(101, choices=32))
+    assert refused(world) == []
+    for number in range(200, 200 + (CHOICES_OPEN_MAX - CHOICES_OF_CALLER_MAX) // 32):
+        world.handle(call(number, choices=32, caller=f"other {number}"))
+        assert refused(world) == []
+    world.handle(call(300, caller="late"))
+    assert refused(world) == [("busy", 0)]
+
+
+def test_prompts_of_calls_never_fill_a_workers_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its outbox has a limit, past which the whole link is given up."""
+    monkeypatch.setattr(gateway_granting, "PROMPT_BYTES_MAX", 100)
+    world, peers = gateway_world(8, 8)
+    for number in range(5):
+        world.handle(call(number, prompt=pack_tokens([5] * 12)))  # 48 bytes
+    assert [len(of_calls(peer)) for peer in peers] == [2, 2]
+    [held] = [peer for peer in peers if of_calls(peer)[0].group == GROUP_FIRST]
+    world.handle(CallGone(CallId(0)))
+    assert len(of_calls(held)) == 3
 
 
 def test_calls_end_with_the_process_and_their_leases_with_them() -> None:

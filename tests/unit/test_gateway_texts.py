@@ -1,6 +1,7 @@
 """Requests, text, stops and templates of the gateway, without a socket."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from echo2d.errors import OperatorFault
 from echo2d.net.gateway.asks import read_ask, read_messages
 from echo2d.net.gateway.errors import CallRefusal
 from echo2d.net.gateway.outputs import Output
-from echo2d.net.gateway.texts import Reader, Texts
+from echo2d.net.gateway.reading import UNREADABLE_TOKENS_MAX, Reader, TextStream
+from echo2d.net.gateway.texts import Texts
 from echo2d.store.call_log import FILES, CallLog
 
 NONE = frozenset[str]()
@@ -76,6 +78,58 @@ def test_a_stop_ends_it_and_is_not_part_of_it(
     assert stopped == (told != text)
 
 
+class Counted(Texts):
+    """It counts the tokens that it reads."""
+
+    read = 0
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        self.read += len(tokens)
+        return super().decode(tokens)
+
+
+def counted() -> Counted:
+    tokenizer = bytes_tokenizer()
+    tokenizer.add_special_tokens(["<pad>"])
+    return Counted({"tokenizer.json": tokenizer.to_str().encode()})
+
+
+BYTE_80, PAD = 222, 256  # of bytes_tokenizer's alphabet: never a character alone; of `counted`
+
+
+@pytest.mark.parametrize("token", [PAD, BYTE_80, 9999, 65])
+@pytest.mark.parametrize("special", [False, True])
+def test_a_token_costs_the_same_however_many_came_before_it(token: int, special: bool) -> None:
+    """Special ones, halves of characters, ids that no tokenizer knows, and letters."""
+    costs = []
+    for count in (100, 1000):
+        made = counted()
+        reader = Reader(made, ("never",), special=special)
+        for _ in range(count):
+            reader.put([token])
+        reader.end()
+        costs.append(made.read)
+    assert costs[1] <= 10.5 * costs[0] + 10
+
+
+def test_text_goes_on_behind_what_is_none() -> None:
+    made = counted()
+    stream = TextStream(made, special=False)
+    word = made.encode("a漢b", special=False)
+    told = [stream.put(token) for token in (*[BYTE_80] * UNREADABLE_TOKENS_MAX, *word, PAD, *word)]
+    assert "".join(told).endswith("a漢ba漢b")
+    assert "<pad>" not in "".join(told)
+    shown = TextStream(made, special=True)
+    assert "".join(shown.put(token) for token in (*word, PAD, *word)) == "a漢b<pad>a漢b"
+
+
+def test_half_a_character_at_the_end_is_told_as_such() -> None:
+    made = texts()
+    reader = Reader(made, (), special=False)
+    assert reader.put(made.encode("漢", special=False)[:2]).text == ""
+    assert reader.end() == "\ufffd"
+
+
 def test_output_that_is_cut_names_its_own_tokens_only() -> None:
     made = texts()
     ids = made.encode("one END two", special=False)
@@ -99,10 +153,16 @@ def test_a_template_is_rendered_in_a_sandbox() -> None:
         "{{ raise_exception('roles must alternate') }}",
         "{{ messages | nonsense }}",
         "{% if %}",
+        "{{ none.x.y }}",
+        "{{ [1] | map('nonsense') | list }}",
+        "{{ raise_exception('a\nb') }}",
+        "{{ '\\ud800' }}",
+        "{{ messages[0].content * 9999999 }}",
         None,
     ):
-        with pytest.raises(CallRefusal):
+        with pytest.raises(CallRefusal) as refused:
             texts(template).render(messages, {})
+        assert (refused.value.status, refused.value.detail.count("\n")) == (400, 0)
     assert texts(max_position_embeddings=128).context_max == 128
     assert texts(text_config={"max_position_embeddings": 64}).context_max == 64
     assert texts().context_max is None
@@ -110,9 +170,18 @@ def test_a_template_is_rendered_in_a_sandbox() -> None:
         Texts({"tokenizer.json": b"{}"})
 
 
+def test_a_template_that_is_no_text_is_a_fault_of_chat_only() -> None:
+    files = {"tokenizer.json": bytes_tokenizer().to_str().encode(), "chat_template.jinja": b"\xff{{ messages }}"}
+    made = Texts(files)
+    assert made.encode("a", special=False)
+    with pytest.raises(CallRefusal, match="chat template"):
+        made.render(read_messages([{"role": "user", "content": "x"}]), {})
+
+
 @pytest.mark.parametrize(
     "body",
     [
+        {"temperature": 10**400},
         {"n": 0}, {"n": True}, {"n": 1.0}, {"temperature": float("nan")}, {"temperature": "hot"}, {"top_p": 0},
         {"seed": -1},
         {"stop": 3}, {"stop": ["a"] * 5}, {"stop": "\ud800"}, {"stop_token_ids": ["a"]}, {"stream": 1}, {"tools": [{}]},

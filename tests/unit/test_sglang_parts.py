@@ -2,8 +2,11 @@
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
+import threading
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +14,10 @@ import pytest
 
 from echo2d.config import WorkerConfig
 from echo2d.engines.sglang.dialect import dialect_of
+from echo2d.engines.sglang.engine import SglangEngine
 from echo2d.engines.sglang.guard import Log
 from echo2d.engines.sglang.piece import Foreign, Piece, Token
-from echo2d.engines.sglang.process import Launch, launches, require_arguments
+from echo2d.engines.sglang.process import Launch, ServerProcess, launches, require_arguments
 from echo2d.engines.sglang.room import Room, ServerLoad, next_limit
 from echo2d.errors import EngineFault, OperatorFault
 from echo2d.runtime.refits import make_engines
@@ -248,6 +252,8 @@ time.sleep(99)
 
 def test_the_guard_ends_all_when_its_owner_is_gone(tmp_path: Path) -> None:
     told = {"argv": [sys.executable, "-c", SERVER], "environment": {}, "log": str(tmp_path / "log"), "secrets": []}
+    told["keys"] = str(tmp_path / "keys-a.yaml")
+    (tmp_path / "keys-a.yaml").touch()
     guard = subprocess.Popen([sys.executable, "-m", "echo2d.engines.sglang.guard"], stdin=subprocess.PIPE)
     assert guard.stdin is not None
     guard.stdin.write(json.dumps(told).encode() + b"\n")
@@ -309,5 +315,64 @@ async def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(EngineFault, match="the driver is missing"):
         await engine.refit(await asyncio.to_thread(FakeHarness(tmp_path).snapshot, 0), "0-a")
     assert engine.label is None
-    assert not list((tmp_path / "state").rglob("keys.yaml"))
+    assert not list((tmp_path / "state").rglob("keys*"))
     await engine.close()
+
+
+def sleeping_server(folder: Path) -> Launch:
+    python = folder / "python"
+    python.write_text("#!/bin/sh\nexec sleep 600\n")
+    python.chmod(0o755)
+    return Launch(python, [], folder / "state", {"PATH": os.environ["PATH"], "PYTHONPATH": os.environ["PYTHONPATH"]})
+
+
+async def test_two_servers_of_one_folder_have_keys_of_their_own(tmp_path: Path) -> None:
+    """One ends while the next one starts."""
+    launch = await asyncio.to_thread(sleeping_server, tmp_path)
+    first, second = ServerProcess(launch), ServerProcess(launch)
+    await first.start(tmp_path, "0-a")
+    await second.start(tmp_path, "1-b")
+    await first.stop()
+    [keys] = (tmp_path / "state").glob("keys*")
+    assert second.api_key in await asyncio.to_thread(keys.read_text)
+    await second.stop()
+    assert not list((tmp_path / "state").glob("keys*"))
+
+
+async def test_a_server_that_just_starts_ends_with_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.loopback.engine_harness import FakeHarness
+
+    begun, go, write = asyncio.Event(), threading.Event(), ServerProcess._write_keys
+    loop = asyncio.get_running_loop()
+
+    def slow(process: ServerProcess) -> None:
+        loop.call_soon_threadsafe(begun.set)
+        assert go.wait(30)
+        write(process)
+
+    monkeypatch.setattr(ServerProcess, "_write_keys", slow)
+    engine = SglangEngine(await asyncio.to_thread(sleeping_server, tmp_path))
+    snapshot = await asyncio.to_thread(FakeHarness(tmp_path).snapshot, 0)
+    await engine.start()
+    async with asyncio.TaskGroup() as tasks:
+        refit = tasks.create_task(fault_of(engine.refit(snapshot, "0-a")))
+        await begun.wait()
+        process = engine.process
+        closing = tasks.create_task(engine.close())
+        while engine.process is not None:  # noqa: ASYNC110 - closing has come to the process
+            await asyncio.sleep(0)
+        go.set()
+        await closing
+        assert process is not None
+        assert process._guard is not None
+        assert process._guard.returncode is not None
+        assert await refit
+    assert engine.label is None
+
+
+async def fault_of(work: Awaitable[object]) -> str:
+    try:
+        await work
+    except EngineFault as fault:
+        return str(fault)
+    return ""

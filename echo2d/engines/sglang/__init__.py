@@ -1,6 +1,8 @@
 """A SGLang server as an engine: started and watched here, or one that runs already. Spoken to over HTTP on loopback.
 
-engine.py    SglangEngine: requests in, deltas out; which version is served
+engine.py    SglangEngine: requests in, deltas out
+serving.py   which server there is, and which version it serves
+writing.py   samples to their ends, piece by piece; how many at once
 calls.py     a call's samples, and what each has so far
 swap.py      a refit: pause, update, flush, check, go on; what each answer means
 files.py     the snapshot, looked at before and after it is loaded

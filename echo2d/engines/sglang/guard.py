@@ -1,7 +1,8 @@
 """The process between a worker and its SGLang server: `python -m echo2d.engines.sglang.guard`.
 
 It starts the server in a process group of its own, keeps its log (without the keys, which the server prints), and ends
-the whole group when its own stdin closes: also when the worker was killed. Its exit code is the server's.
+the whole group when its own stdin closes: also when the worker was killed. Then the file with the keys goes, if the
+server never read it. Its exit code is the server's.
 """
 
 import contextlib
@@ -60,15 +61,22 @@ def main() -> int:
     told = json.loads(sys.stdin.buffer.readline())
     log = Log(Path(told["log"]), told["secrets"])
     try:
-        server = _start(told["argv"], told["environment"])
+        return _guard(told["argv"], told["environment"], log)
+    finally:
+        log.close()
+        Path(told["keys"]).unlink(missing_ok=True)
+
+
+def _guard(argv: Sequence[str], environment: dict[str, str], log: Log) -> int:
+    try:
+        server = _start(argv, environment)
     except OSError as error:
-        log.write(f"{told['argv'][0]}: {error}\n".encode())
+        log.write(f"{argv[0]}: {error}\n".encode())
         return 1
     try:
         _watch(server, log)
     finally:
         _end(server)
-        log.close()
     return server.wait()
 
 

@@ -73,7 +73,9 @@ class ServerProcess:
         self.api_key, self.admin_key = secrets.token_hex(16), secrets.token_hex(16)
         self.url = ""
         self._guard: asyncio.subprocess.Process | None = None
-        self._keys = launch.folder / "keys.yaml"
+        self._keys = launch.folder / f"keys-{secrets.token_hex(4)}.yaml"  # another server may just be ending
+        self._wanted = True
+        self._starting = asyncio.Lock()
 
     @property
     def ended(self) -> bool:
@@ -85,6 +87,12 @@ class ServerProcess:
 
     async def start(self, model: Path, label: str) -> None:
         """Begin to start it. EngineFault: this machine cannot."""
+        async with self._starting:
+            if not self._wanted:
+                raise EngineFault("the SGLang server is not wanted any more")
+            await self._start(model, label)
+
+    async def _start(self, model: Path, label: str) -> None:
         port = _free_port()
         self.url = f"http://{HOST}:{port}"
         try:
@@ -108,7 +116,12 @@ class ServerProcess:
         await asyncio.to_thread(self._keys.unlink, missing_ok=True)
 
     async def stop(self) -> None:
-        """End it and all its children."""
+        """End it and all its children; one that is just being started, too."""
+        self._wanted = False
+        async with self._starting:
+            await self._stop()
+
+    async def _stop(self) -> None:
         if self._guard is None:
             return
         assert self._guard.stdin is not None
@@ -155,6 +168,7 @@ class ServerProcess:
             "argv": argv,
             "environment": given | ours,
             "log": str(self.log),
+            "keys": str(self._keys),
             "secrets": [self.api_key, self.admin_key],
         }
 

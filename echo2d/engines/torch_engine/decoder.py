@@ -55,14 +55,14 @@ class Sample:
         self.buffer = SampleBuffer(index)
         self.output: list[int] = []
         self._stop = eos.union(request.stop_token_ids)
-        self._random = Random(f"{seed}/{index}")
+        self._random = Random(f"{seed + index}")
 
     @property
     def context(self) -> list[int]:
         return [*self.request.prompt, *self.output]
 
     def uniform(self) -> float:
-        """The number that decides the next token: a function of seed, sample and position alone."""
+        """The number that decides the next token: a function of the sample's seed and its position alone."""
         return self._random.random()
 
     def append(self, token: int, logprob: float, label: str) -> FinishReason | None:

@@ -4,12 +4,11 @@ What the engines cannot give is refused by name (400); null and the neutral valu
 that are about something else (user, metadata, ...) are ignored; unknown ones are refused. Not here: text and tokens.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from echo2d.core.gateway_calls import CHOICES_MAX
+from echo2d.core.gateway_open import CHOICES_MAX
 from echo2d.net.gateway.errors import unusable
 
 STOPS_MAX = 4  # as OpenAI allows
@@ -170,7 +169,7 @@ def _number(
     found = body.get(name)
     if found is None:
         return default
-    if type(found) not in (int, float) or not math.isfinite(found) or not low <= found <= high:
+    if type(found) not in (int, float) or not low <= found <= high:  # NaN is not
         raise unusable(name, f"expected a number from {low:g} to {high:g}")
     if above and found == low:
         raise unusable(name, f"expected more than {low:g}")

@@ -22,6 +22,10 @@ _TYPES = {
 }
 
 
+class Unread(ConnectionResetError):  # noqa: N818 - an outcome
+    """The caller does not read its answer. There is nobody to tell: the connection is given up."""
+
+
 class CallRefusal(Refusal):
     """A Refusal that names the field at fault, or the version that is served."""
 

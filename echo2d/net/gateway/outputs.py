@@ -4,6 +4,7 @@ Every choice names its tokens' versions: `version_spans`, a list of {start, end,
 tokens so far, the end token included. Not here: where tokens come from, and HTTP.
 """
 
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -12,7 +13,8 @@ from typing import Any
 from echo2d.core.gateway_io import ChoiceGrew
 from echo2d.core.messages import Finish, Span
 from echo2d.core.trajectory import unpack_logprobs, unpack_tokens
-from echo2d.net.gateway.texts import Reader, Texts
+from echo2d.net.gateway.reading import Reader
+from echo2d.net.gateway.texts import Texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +37,8 @@ class Output:
         self._reader = Reader(texts, stops, special=special)
         self._spans: tuple[Span, ...] = ()
         self.text = ""
-        self.tokens: list[int] = []
-        self.logprobs: list[float] = []
+        self.tokens = array("i")
+        self.logprobs = array("f")
         self.finish: Finish | None = None
 
     def take(self, event: ChoiceGrew) -> Step:
@@ -48,8 +50,8 @@ class Output:
         self.finish = "stop" if piece.stopped else event.finish
         text = piece.text + (self._reader.end() if self.finish and not piece.stopped else "")
         self.text += text
-        self.tokens += tokens
-        self.logprobs += logprobs
+        self.tokens.extend(tokens)
+        self.logprobs.extend(logprobs)
         self._spans = event.spans
         return Step(text, tuple(tokens), tuple(logprobs), self.finish, piece.stopped and event.finish is None)
 
@@ -64,7 +66,7 @@ class Output:
 
     def facts(self, *, ids: bool) -> dict[str, Any]:
         """What is the same in every spelling. ids: the tokens themselves, too."""
-        return {"version_spans": self.spans, **({"token_ids": self.tokens} if ids else {})}
+        return {"version_spans": self.spans, **({"token_ids": self.tokens.tolist()} if ids else {})}
 
     def record(self) -> dict[str, Any]:
         """All of it, for the records."""
@@ -101,21 +103,24 @@ class Output:
         content = [{"token": f"token_id:{t}", "logprob": p} for t, p in zip(self.tokens, self.logprobs, strict=True)]
         return {
             "index": self.index,
-            "token_ids": self.tokens,
+            "token_ids": self.tokens.tolist(),
             "logprobs": {"content": content} if logprobs else None,
             "finish_reason": self.finish,
         }
 
     # --- inside
 
+    def _read_alone(self, tokens: Iterable[int]) -> list[str]:
+        return [self._texts.decode([token]) for token in tokens]
+
     def _chat_logprobs(self, tokens: Sequence[int], logprobs: Sequence[float]) -> dict[str, Any]:
         content = []
-        for text, logprob in zip(map(self._texts.token_text, tokens), logprobs, strict=True):
+        for text, logprob in zip(self._read_alone(tokens), logprobs, strict=True):
             content.append({"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []})
         return {"content": content, "refusal": None}
 
     def _legacy_logprobs(self, tokens: Sequence[int], logprobs: Sequence[float], offset: int) -> dict[str, Any]:
-        texts = [self._texts.token_text(token) for token in tokens]
+        texts = self._read_alone(tokens)
         offsets = list(accumulate(map(len, texts), initial=offset))[: len(texts)]
         return {"tokens": texts, "token_logprobs": list(logprobs), "top_logprobs": None, "text_offset": offsets}
 

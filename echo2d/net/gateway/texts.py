@@ -6,7 +6,6 @@ tokenized again: what engines write is only made readable. Not here: which snaps
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,13 +13,14 @@ from jinja2 import TemplateError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
+from echo2d.core.figures import printable
 from echo2d.errors import OperatorFault
 from echo2d.net.gateway.errors import unusable
 
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json")
 PROMPT_CHARS_MAX = 4 << 20  # of a rendered template; a request is 1 MiB
+TEMPLATE_WORDS_MAX = 300  # of what it says is wrong
 LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")
 
 
@@ -40,8 +40,11 @@ class Texts:
         inner = model.get("text_config")
         lengths = [of.get(key) for of in (model, inner) if isinstance(of, dict) for key in LENGTH_KEYS]
         self.context_max = next((found for found in lengths if type(found) is int and found > 0), None)
+        self.special = frozenset(
+            each for each, token in self.tokenizer.get_added_tokens_decoder().items() if token.special
+        )
         self._template = template or _template_of(files, settings)
-        self._special = {name: _token_text(settings.get(name)) for name in ("bos_token", "eos_token", "pad_token")}
+        self._named = {name: _token_text(settings.get(name)) for name in ("bos_token", "eos_token", "pad_token")}
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         """special: with the tokens that the tokenizer puts around a text."""
@@ -49,21 +52,24 @@ class Texts:
         ids: list[int] = encoded.ids
         return ids
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        """With the text of special tokens."""
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=False))
+
     def render(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> str:
         """The messages as the model knows them, up to where its answer begins. options: for the template."""
         if self._template is None:
             raise unusable("messages", "this model has no chat template; use /v1/completions", "no_chat_template")
-        values = {**options, **self._special, "messages": messages, "add_generation_prompt": True}
+        values = {**options, **self._named, "messages": messages, "add_generation_prompt": True}
         try:
             text = _environment().from_string(self._template).render(values)
-        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
-            raise unusable("messages", f"the chat template says: {str(error)[:300]}", "chat_template") from error
+            text.encode()  # it may spell halves of characters
+        except Exception as error:  # somebody else's program: it may raise what it likes
+            detail = f"the chat template says: {printable(str(error), TEMPLATE_WORDS_MAX)}"
+            raise unusable("messages", detail, "chat_template") from error
         if len(text) > PROMPT_CHARS_MAX:
             raise unusable("messages", f"the chat template makes more than {PROMPT_CHARS_MAX} characters of them")
         return text
-
-    def token_text(self, token: int) -> str:
-        return str(self.tokenizer.decode([token], skip_special_tokens=False))
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
@@ -85,7 +91,7 @@ def _object(data: bytes | None) -> dict[str, Any]:
 
 def _template_of(files: Mapping[str, bytes], settings: Mapping[str, Any]) -> str | None:
     if "chat_template.jinja" in files:
-        return files["chat_template.jinja"].decode()
+        return files["chat_template.jinja"].decode(errors="surrogateescape")  # what is no text renders to none
     found = settings.get("chat_template")
     if isinstance(found, list):  # several by name
         named = [each for each in found if isinstance(each, dict) and each.get("name") == "default"]
@@ -96,57 +102,3 @@ def _template_of(files: Mapping[str, bytes], settings: Mapping[str, Any]) -> str
 def _token_text(value: Any) -> str:
     found = value.get("content") if isinstance(value, dict) else value
     return found if isinstance(found, str) else ""
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """What has become readable. tokens: how many of those put in belong to the choice; stopped: a stop has come."""
-
-    text: str
-    tokens: int
-    stopped: bool
-
-
-class Reader:
-    """The output of one choice as text, as it comes: never half a character, never a part of a stop."""
-
-    def __init__(self, texts: Texts, stops: Sequence[str], *, special: bool) -> None:
-        self._texts = texts
-        self._stops = stops
-        self._stream = DecodeStream(skip_special_tokens=not special)
-        self._special = special
-        self._ids: list[int] = []
-        self._text = ""  # all of it
-        self._given = 0  # characters of it that were handed out
-
-    def put(self, tokens: Sequence[int]) -> Piece:
-        for count, token in enumerate(tokens, 1):
-            self._ids.append(token)
-            self._text += self._stream.step(self._texts.tokenizer, token) or ""
-            if (at := self._stop_at()) is not None:
-                return Piece(self._take(at), count, stopped=True)
-        return Piece(self._take(len(self._text) - self._held_back()), len(tokens), stopped=False)
-
-    def end(self) -> str:
-        """The rest: what only looked like the beginning of a stop, or is half a character."""
-        whole = str(self._texts.tokenizer.decode(self._ids, skip_special_tokens=not self._special))
-        if whole.startswith(self._text):
-            self._text = whole
-        at = self._stop_at()
-        return self._take(len(self._text) if at is None else at)
-
-    def _stop_at(self) -> int | None:
-        """Where the first stop begins; it cannot lie before what was handed out."""
-        places = (self._text.find(stop, self._given) for stop in self._stops)
-        return min((place for place in places if place >= 0), default=None)
-
-    def _held_back(self) -> int:
-        """How many characters at the end may be the beginning of a stop."""
-        longest = max(map(len, self._stops), default=1) - 1
-        ends = range(min(longest, len(self._text) - self._given), 0, -1)
-        return next((n for n in ends if any(stop.startswith(self._text[-n:]) for stop in self._stops)), 0)
-
-    def _take(self, end: int) -> str:
-        text = self._text[self._given : end]
-        self._given = max(self._given, end)
-        return text

@@ -1,0 +1,69 @@
+"""How much the gateway takes on at once. Past it a caller is told to come back (429, Retry-After), never kept waiting.
+
+    request --Requests--> read, rendered and tokenized at the Desk --> a call, which the core limits (`gateway_calls`)
+
+Not here: what a request says.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from typing import TypeVar
+
+from echo2d.net.gateway.errors import CallRefusal
+
+REQUESTS_MAX = 768  # half as many again as choices may be open: a body of 1 MiB and its answer each
+REQUESTS_OF_CALLER_MAX = 384  # so that nobody shuts the others out
+RENDERING_MAX = 2  # templates and tokenizers at work: threads that compete with the coordinator's loop
+RENDER_QUEUE_MAX = 64  # waiting for these; a long prompt takes some 100 ms
+
+T = TypeVar("T")
+
+
+def busy(detail: str) -> CallRefusal:
+    return CallRefusal(HTTPStatus.TOO_MANY_REQUESTS, "busy", f"{detail}; try again")
+
+
+class Requests:
+    """Those that are open, from their first byte to the last one of their answer."""
+
+    def __init__(self) -> None:
+        self._open: Counter[str] = Counter()
+
+    @contextmanager
+    def one_of(self, caller: str) -> Iterator[None]:
+        """CallRefusal: there are too many."""
+        if self._open[caller] >= REQUESTS_OF_CALLER_MAX:
+            raise busy(f"{REQUESTS_OF_CALLER_MAX} requests of yours are open")
+        if self._open.total() >= REQUESTS_MAX:
+            raise busy(f"{REQUESTS_MAX} requests are open")
+        self._open[caller] += 1
+        try:
+            yield
+        finally:
+            self._open[caller] -= 1
+            if not self._open[caller]:
+                del self._open[caller]
+
+
+class Desk:
+    """Blocking work on prompts, RENDERING_MAX at a time. A thread cannot be stopped: who hangs up frees no place."""
+
+    def __init__(self) -> None:
+        self._places = asyncio.Semaphore(RENDERING_MAX)
+        self._waiting = 0
+
+    async def do(self, work: Callable[[], T]) -> T:
+        """CallRefusal: too much waits already."""
+        if self._waiting >= RENDER_QUEUE_MAX:
+            raise busy(f"{RENDER_QUEUE_MAX} prompts wait to be rendered")
+        self._waiting += 1
+        try:
+            await self._places.acquire()
+        finally:
+            self._waiting -= 1
+        working = asyncio.get_running_loop().run_in_executor(None, work)
+        working.add_done_callback(lambda _: self._places.release())
+        return await asyncio.shield(working)
