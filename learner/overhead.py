@@ -143,7 +143,7 @@ def report(rows: Sequence[dict[str, Any]], source: Source) -> None:
 
 
 def overhead(row: dict[str, Any]) -> float:
-    worked = {doing: seconds for doing, seconds in row["seconds"].items() if doing != WAIT}
+    worked: dict[str, float] = {doing: seconds for doing, seconds in row["seconds"].items() if doing != WAIT}
     return 1.0 - worked[TRAIN] / sum(worked.values())
 
 

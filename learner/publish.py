@@ -9,10 +9,10 @@ import json
 import shutil
 from collections import deque
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -75,7 +75,7 @@ class SnapshotWriter:
 
 
 class Publisher:
-    """Versions go out in a thread of their own, one after the other, while training goes on."""
+    """Versions go out in a thread of their own, one after the other, while training goes on. It ends with the block."""
 
     def __init__(self, writer: SnapshotWriter, coordinator: Coordinator, ranks: Ranks) -> None:
         self._writer = writer
@@ -92,11 +92,18 @@ class Publisher:
         self._going = pool.submit(self._publish, epoch, version, shards)
         pool.shutdown(wait=False)  # the process does not end before the version is out
 
-    def settle(self, *, wait: bool = True) -> None:
+    def settle(self, *, patient: bool = True) -> None:
         """Raises what publishing raised, as soon as it is over."""
-        if self._going is not None and (wait or self._going.done()):
+        if self._going is not None and (patient or self._going.done()):
             going, self._going = self._going, None
             going.result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._going is not None:
+            wait([self._going])
 
     def _publish(self, epoch: int, version: int, shards: Shards) -> None:
         stream = shards.stream(self._writer.names, self._channel)
@@ -120,7 +127,7 @@ def write_safetensors(path: Path, names: Mapping[str, str], shards: Shards, stre
     with path.open("wb") as file:
         file.write(_header(names, shards))
         for part in islice(stream, len(names) * shards.ranks):
-            file.write(memoryview(part.numpy()))
+            file.write(part.numpy().data)
 
 
 def _header(names: Mapping[str, str], shards: Shards) -> bytes:

@@ -86,6 +86,10 @@ class Learner:
 
     def run(self) -> None:
         """Train until the last step, or finish the current one after `intake.stop`. Checkpointed when it returns."""
+        with self._publisher:
+            self._run()
+
+    def _run(self) -> None:
         with contextlib.suppress(Unanswered):
             self._train()
         if self._step > self._saved:
@@ -128,7 +132,7 @@ class Learner:
 
     def _alive(self) -> float:
         """While rank 0 waits for a batch. For how many seconds it may go on."""
-        self._publisher.settle(wait=False)  # a batch may wait for that version
+        self._publisher.settle(patient=False)  # a batch may wait for that version
         if self._ranks.beat(stopped=self._intake.stopped):
             self._intake.stop()
         self._service.turned(self._words)

@@ -13,6 +13,7 @@ import signal
 import sys
 from pathlib import Path
 from typing import Any, Self
+from unittest.mock import patch
 
 import learner.__main__ as program
 from echo2d.client import Batch, Published
@@ -57,8 +58,8 @@ def main(directory: Path, arguments: list[str]) -> int:
         assert os.environ["RANK"] == "0", "rank 0 alone speaks to the coordinator"
         return Source(directory, batches)
 
-    program.Coordinator = source  # type: ignore[assignment, misc]
-    return program.main(arguments)
+    with patch.object(program, "Coordinator", source):
+        return program.main(arguments)
 
 
 if __name__ == "__main__":

