@@ -14,7 +14,7 @@ from echo2d.client import Notifier, OperatorFault, Table, key, read_toml, table_
 Mean = Literal["token", "sequence", "constant"]
 MEANS: dict[str, Mean] = {"grpo": "token", "dr_grpo": "constant", "gspo": "sequence"}  # where none is chosen
 
-_TORCHRUN = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0}
+_OF_TORCHRUN = "TORCHELASTIC_RUN_ID"  # RANK and WORLD_SIZE have other uses elsewhere
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,8 +119,10 @@ class Place(NamedTuple):
 
 
 def place() -> Place:
-    """As torchrun says; alone where nothing is said."""
-    return Place(*(int(os.environ.get(name, default)) for name, default in _TORCHRUN.items()))
+    """As torchrun says; alone where it did not start this."""
+    if _OF_TORCHRUN not in os.environ:
+        return Place()
+    return Place(*(int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")))
 
 
 def notifier(here: Place) -> Notifier:

@@ -86,6 +86,7 @@ class Publisher:
 
     def begin(self, epoch: int, version: int, weights: Mapping[str, Tensor]) -> None:
         """On every rank. The weights may change when this returns; the version before is out by then."""
+        self._ranks.share(self.settle)
         self.settle()
         shards = Shards({name: weights[name] for name in self._writer.names}, self._ranks)
         pool = ThreadPoolExecutor(1, "publish")

@@ -2,14 +2,13 @@
 
     torchrun --nproc-per-node 2 tests/e2e/recorded_learner.py DIRECTORY ARGUMENTS...
 
-DIRECTORY/batches.pickle: the batches. DIRECTORY/kill: "STEP RANK", if that rank is to be killed when that step is
-committed.
+DIRECTORY/batches.pickle: the batches. DIRECTORY/signal: "STEP RANK NUMBER", if that rank is to get that signal when
+that step is committed.
 """
 
 import os
 import pickle
 import shutil
-import signal
 import sys
 from pathlib import Path
 from typing import Any, Self
@@ -33,11 +32,11 @@ class Source(Recording):
 
     def commit(self, batch: Batch, *, t_train_s: float) -> int:
         super().commit(batch, t_train_s=t_train_s)
-        strike = self._directory / "kill"
+        strike = self._directory / "signal"
         if strike.exists():
-            step, rank = strike.read_text().split()
-            if batch.step == int(step):
-                os.kill(int((self._directory / f"pid-{rank}").read_text()), signal.SIGKILL)
+            step, rank, number = map(int, strike.read_text().split())
+            if batch.step == step:
+                os.kill(int((self._directory / f"pid-{rank}").read_text()), number)
         return 2
 
     def hurry(self) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pickle
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -82,7 +83,10 @@ def together(directory: Path, config: LearnerConfig, batches: list[Batch]) -> "s
 
 
 def test_two_ranks_go_on_where_one_was_and_one_where_two_were(tmp_path: Path, base: Path, batches: list[Batch]) -> None:
-    """One process trains steps 1 and 2, two train 3 and 4, one trains 5 and 6: as one that trains all."""
+    """One process trains steps 1 and 2, two train 3 and 4, one trains 5 and 6: as one that trains all.
+
+    The two are ended by a signal to the second of them.
+    """
     straight, handed = tmp_path / "straight", tmp_path / "handed"
     straight.mkdir()
     handed.mkdir()
@@ -91,7 +95,9 @@ def test_two_ranks_go_on_where_one_was_and_one_where_two_were(tmp_path: Path, ba
 
     config = config_of(handed, base)
     alone(handed, dataclasses.replace(config, steps=2), batches)
-    done = together(handed, dataclasses.replace(config, steps=4, gradient_checkpointing=True), batches)
+    (handed / "signal").write_text(f"4 1 {signal.SIGTERM}")
+    done = together(handed, dataclasses.replace(config, gradient_checkpointing=True), batches)
+    (handed / "signal").unlink()
     assert done.returncode == 0, done.stderr
     shards = sorted(path.name for path in (config.out_dir / "checkpoints" / "step-00000004-epoch-2").iterdir())
     assert shards == [
@@ -111,6 +117,12 @@ def test_two_ranks_go_on_where_one_was_and_one_where_two_were(tmp_path: Path, ba
         same_weights(*(directory / "taken" / str(version) for directory in (straight, handed)))
 
 
+def last_word(done: "subprocess.CompletedProcess[str]") -> str:
+    """There is one, whoever said it; torchrun has its own."""
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("learner: ")]
+    return line.removeprefix("learner: ").removeprefix("rank 1: ")
+
+
 def same_weights(one: Path, other: Path) -> None:
     assert {path.name for path in one.iterdir()} == {path.name for path in other.iterdir()}
     weights, others = (load_file(path / "model.safetensors") for path in (one, other))
@@ -120,11 +132,16 @@ def same_weights(one: Path, other: Path) -> None:
 
 
 def test_a_rank_that_is_killed_ends_the_others_in_one_line(tmp_path: Path, base: Path, batches: list[Batch]) -> None:
-    (tmp_path / "kill").write_text("3 1")
+    (tmp_path / "signal").write_text(f"3 1 {signal.SIGKILL}")
     done = together(tmp_path, config_of(tmp_path, base), batches)
     assert done.returncode == 1
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("learner: ")]
-    assert line.startswith("learner: lost another rank: ")
-    (tmp_path / "kill").unlink()
+    assert last_word(done).startswith("lost another rank: ")
+    (tmp_path / "signal").unlink()
     alone(tmp_path, config_of(tmp_path, base), batches)  # who resumes finds a whole checkpoint
     assert {row["step"] for row in rows_of(config_of(tmp_path, base))} == set(range(1, STEPS + 1))
+
+
+def test_what_is_wrong_on_every_rank_is_one_line(tmp_path: Path, base: Path) -> None:
+    done = together(tmp_path, config_of(tmp_path, base, lora_rank=2, lora_targets=("none",)), [])
+    assert done.returncode == 1
+    assert last_word(done) == f"learner.lora_targets: {base} has no linear layers named 'none'"
