@@ -86,6 +86,10 @@ class DisseminationTable(Table):
 
     shape: Literal["auto", "star", "chain"] = key("how versions spread; auto: relay trees by uplink", "auto")
     chains: int = key("stripes of the chain shape", 1, low=1, high=16)
+    mode: Literal["background", "exclusive"] = key(
+        "whether workers generate while a version comes (background), or stop for it (exclusive, as in ECHO-2)",
+        "background",
+    )
     delta: bool = key("send what differs from a version that most workers have; false: versions in full, always", True)
 
 

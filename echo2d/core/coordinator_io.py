@@ -8,6 +8,7 @@ A *session* is one WebSocket connection of a peer; a *request* is one waiting HT
 from dataclasses import dataclass
 from typing import Any, NewType
 
+from echo2d.core.capacity import Mode
 from echo2d.core.gateway_io import CallAction, CallEvent, GatewayRules
 from echo2d.core.ids import Digest, Epoch, GroupId, LeaseId, PeerId, PublishSeq, RunId, Version
 from echo2d.core.messages import Address, HeldLease, Hello, ToCoordinator, ToPeer, VersionKey
@@ -36,6 +37,7 @@ class CoordinatorRules:
     filter_zero_variance: bool
     shape: str  # "auto" | "star" | "chain"
     chains: int
+    mode: Mode = "background"  # "exclusive": a worker generates nothing while a version is on its way to it
     delta: bool = True  # versions spread as differences from one that most workers have
     disk_bytes_max: int = 1 << 62  # that copies of versions may take; past it bases go
     lease_silence_s: float = 15.0

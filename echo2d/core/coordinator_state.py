@@ -204,7 +204,8 @@ class CoordinatorState:
         keep, cancel, ended = self._groups.rejoined(peer, [key for key in hello.leases if key not in calls], now=now)
         seq = self._versions.publish_seq
         rules, epoch = self._rules, self._calls.epoch
-        welcome = Welcome(peer.peer, rules.run_id, epoch, seq, rules.heartbeat_s, (*kept, *keep), cancel)
+        exclusive = rules.mode == "exclusive"
+        welcome = Welcome(peer.peer, rules.run_id, epoch, seq, rules.heartbeat_s, (*kept, *keep), cancel, exclusive)
         void = self._tell_void(peer, [hello.serving, *hello.holding[:HOLDING_MAX]], now)
         placed = self._publishing.joined(peer, renewed=joined.renewed, now=now)
         dialled = self._reachability.joined(peer, now=now)

@@ -57,7 +57,7 @@ from echo2d.core.prompts import Prompt, Prompts, prompt_fault
 from echo2d.core.results import result_fault
 from echo2d.core.staleness import Staleness
 from echo2d.core.trajectory import GroupRecord, Partial, TrajectoryRecord
-from echo2d.core.versions import Versions
+from echo2d.core.versions import Versions, key_of
 
 LEASE_FAILURES_MAX = 8  # leases of one sample that failed or fell silent; then its group's prompt is given up
 BAD_RESULTS_MAX = 3  # refused results of one group; then its prompt is given up
@@ -160,7 +160,8 @@ class Groups:
         lease = self.leases.get(HeldLease(message.lease, message.attempt))
         if lease is None or lease.worker != peer.peer:
             return _send(peer, LeaseCancelled(message.lease, message.attempt))
-        self.leases.renew(lease, tokens=any(sample.tokens for sample in message.samples), now=now)
+        tokens = any(sample.tokens for sample in message.samples) or self._stands_still(peer)
+        self.leases.renew(lease, tokens=tokens, now=now)
         return [*self._partials.gather(peer, lease, message.samples)]
 
     def finished(self, peer: Peer, message: SampleFinished, *, now: float) -> list[Action]:
@@ -398,6 +399,11 @@ class Groups:
     def _fits_rules(self, given: LeaseGiven) -> bool:
         """It may be from before a restart with others."""
         return max(given.samples) < self._rules.group_size and given.base.length < self._rules.max_new_tokens
+
+    def _stands_still(self, peer: Peer) -> bool:
+        """Whether it may make no token for a newer version's sake."""
+        newest = self._versions.newest
+        return self._rules.mode == "exclusive" and newest is not None and peer.serving != key_of(newest)
 
     def _may_count(self, given: LeaseGiven) -> bool:
         """Whether what this attempt makes may still become part of a batch."""

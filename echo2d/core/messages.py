@@ -355,7 +355,10 @@ class LeaseFailed:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The connection is accepted. keep / cancel answer Hello.leases. publish_seq: the newest ever published."""
+    """The connection is accepted. keep / cancel answer Hello.leases. publish_seq: the newest ever published.
+
+    exclusive: engines generate nothing while a version that they do not serve yet is on its way.
+    """
 
     peer: PeerId
     run_id: RunId
@@ -364,6 +367,7 @@ class Welcome:
     heartbeat_s: float
     keep: tuple[HeldLease, ...]
     cancel: tuple[HeldLease, ...]
+    exclusive: bool = False
 
 
 @dataclass(frozen=True, slots=True)

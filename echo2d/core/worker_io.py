@@ -182,6 +182,13 @@ class AbortGeneration:
 
 
 @dataclass(frozen=True, slots=True)
+class HoldEngines:
+    """No token from now on, or (hold=False) tokens again; refits may come between."""
+
+    hold: bool
+
+
+@dataclass(frozen=True, slots=True)
 class IndexRoot:
     """The root is accepted: judge the form's segments by it."""
 

@@ -158,6 +158,7 @@ def make_rules(config: CoordinatorConfig, run_id: RunId, stop_token_ids: tuple[i
         filter_zero_variance=policy.filter_zero_variance,
         shape=config.dissemination.shape,
         chains=config.dissemination.chains,
+        mode=config.dissemination.mode,
         delta=config.dissemination.delta,
         disk_bytes_max=config.run.disk_bytes_max,
         gateway=GatewayRules(config.gateway.share, config.gateway.wait_s) if config.gateway.enabled else None,

@@ -47,6 +47,7 @@ from echo2d.core.worker_io import (
     ControlDown,
     ControlUp,
     DropForm,
+    HoldEngines,
     IndexRoot,
     KeepPublishSeq,
     Note,
@@ -246,7 +247,7 @@ class Worker:
         where = "waiting for" if self._disconnected.is_set() else "connected to"
         return f"{version}, {self._state.running} samples running, {where} {self._config.url}"
 
-    def _perform(self, action: Action) -> None:
+    def _perform(self, action: Action) -> None:  # noqa: C901 - one line per action
         match action:
             case SendControl(message):
                 self._control.send(message)
@@ -254,6 +255,8 @@ class Worker:
                 self._rollouts.start(lease)
             case AbortGeneration(lease, attempt):
                 self._rollouts.abort(lease, attempt)
+            case HoldEngines(hold):
+                self._rollouts.hold(hold=hold)
             case IndexRoot(root):
                 self._spawn(self._receiver.holdings.accept_root(root))
             case KeepPublishSeq(publish_seq):

@@ -36,6 +36,7 @@ from echo2d.core.worker_io import (
     ControlDown,
     ControlUp,
     DropForm,
+    HoldEngines,
     IndexRoot,
     KeepPublishSeq,
     Note,
@@ -223,6 +224,8 @@ class Worker(Peer):
                 self._engine.start(lease)
             case AbortGeneration(lease, attempt):
                 self._engine.abort(lease, attempt)
+            case HoldEngines(hold):
+                self._engine.hold(hold=hold)
             case IndexRoot(root):
                 self._index(root)
             case KeepPublishSeq(publish_seq):

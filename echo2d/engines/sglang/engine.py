@@ -77,7 +77,8 @@ class SglangEngine:
         self._label: str | None = None
         self._updating = False  # an update may have been asked for: no token is certain
         self._running = False
-        self._quiet = asyncio.Event()  # no refit is under way
+        self._held = False
+        self._quiet = asyncio.Event()  # no refit is under way, and it is not held
         self._quiet.set()
         self._refits = asyncio.Lock()
         self._examining = asyncio.Lock()
@@ -187,7 +188,8 @@ class SglangEngine:
         self._quiet.clear()
         try:
             try:
-                await swap.stop(server, order.mode)
+                if not self._held:
+                    await swap.stop(server, order.mode)
             except Doubtful:
                 raise
             except EngineFault:
@@ -197,7 +199,8 @@ class SglangEngine:
             await swap.update(server, self._dialect, order)
             await require_unchanged(order)
             self._label = order.label
-            await swap.go_on(server)
+            if not self._held:
+                await swap.go_on(server)
             done = True
             return RefitReport(order.label, _now() - began)
         except Doubtful as fault:
@@ -207,7 +210,38 @@ class SglangEngine:
             if not done:
                 self._serve_nothing()
             self._updating = False
-            self._quiet.set()
+            if not self._held:
+                self._quiet.set()
+
+    async def hold(self) -> None:
+        """As a refit begins: requests are cut, and go on as new ones."""
+        async with self._refits:
+            if self._held or self._server is None or self._label is None:
+                return
+            self._quiet.clear()
+            try:
+                await swap.stop(self._server, self._mode)
+                self._held = True
+            except Doubtful as fault:
+                await self._doubt(str(fault))
+                raise
+            finally:
+                if not self._held:
+                    self._quiet.set()
+
+    async def release(self) -> None:
+        async with self._refits:
+            if not self._held:
+                return
+            self._held = False
+            try:
+                if self._server is not None:
+                    await swap.go_on(self._server)
+            except Doubtful as fault:
+                await self._doubt(str(fault))
+                raise
+            finally:
+                self._quiet.set()
 
     async def _doubt(self, reason: str) -> None:
         """Nobody knows what the server's weights are."""
