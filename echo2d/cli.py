@@ -68,10 +68,20 @@ def _end(code: int) -> NoReturn:
 @click.option("--config", type=FILE, help="TOML file; see --print-config.")
 @click.option("--no-tls", is_flag=True, help="No TLS beyond loopback: whoever is on the path reads and takes over.")
 @click.option("--no-delta", is_flag=True, help="Send versions in full, whatever the workers have.")
+@click.option("--no-p2p", is_flag=True, help="Send every version to every worker from here: workers pass nothing on.")
+@click.option("--no-cost", is_flag=True, help="Activate workers in an order that has nothing to do with their prices.")
 @click.option("--print-config", is_flag=True, help="Print every key with its default and meaning, and end.")
 @log_options
 def coordinate(
-    config: Path | None, *, no_tls: bool, no_delta: bool, print_config: bool, log_level: str, log_json: bool
+    config: Path | None,
+    *,
+    no_tls: bool,
+    no_delta: bool,
+    no_p2p: bool,
+    no_cost: bool,
+    print_config: bool,
+    log_level: str,
+    log_json: bool,
 ) -> None:
     """Run the coordinator of a run: members, plans, leases, batches, the seed of every broadcast."""
     from echo2d.config import CoordinatorConfig
@@ -82,8 +92,9 @@ def coordinate(
         return
     if config is None:
         raise OperatorFault("coordinate needs --config FILE (echo2d coordinate --print-config shows one)")
-    tls = {"coordinator.tls": "off"} if no_tls else {}
-    loaded = CoordinatorConfig.load(config, {**tls, **({"dissemination.delta": False} if no_delta else {})})
+    left_out = {"dissemination.delta": no_delta, "dissemination.p2p": no_p2p, "activation.by_cost": no_cost}
+    overrides: dict[str, Any] = {key: False for key, out in left_out.items() if out}
+    loaded = CoordinatorConfig.load(config, {**overrides, **({"coordinator.tls": "off"} if no_tls else {})})
     from echo2d.runtime.coordinator import run_coordinator
 
     _serve(lambda: run_coordinator(loaded), log_level, log_json=log_json)
@@ -110,6 +121,7 @@ def coordinate(
 @click.option("--threads", type=int, help="CPU threads of all torch engines.")
 @click.option("--relay-only", is_flag=True, default=None, help="Forward versions, generate nothing.")
 @click.option("--receive-only", is_flag=True, default=None, help="Pass nothing on to other workers.")
+@click.option("--usd-per-h", type=float, help="What this worker costs, where the run's config says nothing of it.")
 @click.option("--uplink-limit", metavar="RATE", help="Send at most so much to other workers, such as 50mbit.")
 @click.option("--listen-host", help="Address the peer listener binds.")
 @click.option("--listen-port", type=int, help="Port of the peer listener; 0: any free one.")

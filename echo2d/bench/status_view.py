@@ -12,7 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from echo2d.core.figures import quantile
+from echo2d.core.estimators import quantile
 
 BAR_CELLS = 24
 SPARK = "▁▂▃▄▅▆▇█"

@@ -115,6 +115,11 @@ class Groups:
     def in_flight(self) -> int:
         return len(self._groups)
 
+    @property
+    def unscored(self) -> int:
+        """Groups that are whole but for rewards that have been asked for."""
+        return sum(len(group.kept) == self._rules.group_size for group in self._groups)
+
     def recover(self, recovered: Recovered, *, now: float) -> list[Action]:
         """Take the stored groups that are in no batch: complete ones are buffered, the others go on."""
         actions: list[Action] = []
@@ -285,6 +290,8 @@ class Groups:
         """whole: the result behind what its attempt went on from."""
         record = TrajectoryRecord(message.sample, whole.tokens, whole.logprobs, whole.spans, math.nan, peer.peer)
         key = HeldLease(message.lease, message.attempt)
+        lease = group.running.get(key)
+        self._figures.measures.accepted(peer.peer, None if lease is None else lease.since, now=now)
         ended = self._groups.keep(group, record)
         if key in group.running:
             self.leases.renew(group.running[key], tokens=True, now=now)

@@ -150,6 +150,13 @@ class StopAsked:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class LeaveAsked:
+    """The machine will be taken away soon: finish what is leased, then end."""
+
+    reason: str
+
+
 VersionEvent = (
     RootVerified | ArrivalFailed | SnapshotReady | ApplyRejected | ApplyCancelled
     | EngineRefitted | EngineRefitFailed | EngineLost

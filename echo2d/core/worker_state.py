@@ -32,6 +32,7 @@ from echo2d.core.messages import (
     LeaseCancelled,
     LeaseFailed,
     LeaseGranted,
+    Leaving,
     PeerKind,
     PlanEdges,
     RefitDone,
@@ -59,6 +60,7 @@ from echo2d.core.worker_io import (
     GenerationFailed,
     HoldEngines,
     LeaseAction,
+    LeaveAsked,
     Note,
     RootVerified,
     Said,
@@ -77,7 +79,7 @@ from echo2d.core.worker_versions import Versions
 Event = (
     SampleProgressed | GenerationFailed | Said | ControlUp | ControlDown | RootVerified | ArrivalFailed
     | SnapshotReady | ApplyRejected | ApplyCancelled | EngineRefitted | EngineRefitFailed | EngineLost
-    | StopAsked | relay_io.Event
+    | StopAsked | LeaveAsked | relay_io.Event
 )  # fmt: skip
 Action = LeaseAction | VersionAction | HoldEngines | relay_io.LinkAction | ShutDown
 
@@ -100,6 +102,7 @@ class WorkerState:
         self._run_id, self._slots = run_id, slots
         self._up = False
         self._draining = False
+        self._leaving: Leaving | None = None  # by its own wish
         self._exclusive = False  # as the coordinator said last
         self._still = False
         self._undialable: str | None = None  # why others cannot dial it; empty: they can, None: not told yet
@@ -149,7 +152,7 @@ class WorkerState:
         times = (self._relay.wake_at(), self._leases.wake_at(), self._versions.wake_at())
         return min((time for time in times if time is not None), default=None)
 
-    def _on_event(self, event: Event, now: float) -> Sequence[Action]:
+    def _on_event(self, event: Event, now: float) -> Sequence[Action]:  # noqa: C901 - one line per event
         match event:
             case SampleProgressed():
                 return self._leases.progressed(event, self._versions.labels, now=now)
@@ -158,7 +161,8 @@ class WorkerState:
             case ControlUp(welcome):
                 self._up, self._exclusive = True, welcome.exclusive
                 told = [SendControl(message) for message in self._since_hello]  # results may name these versions
-                return [*told, *self._leases.welcomed(welcome, now=now)]
+                leaving = [] if self._leaving is None else [SendControl(self._leaving)]
+                return [*told, *leaving, *self._leases.welcomed(welcome, now=now)]
             case ControlDown():
                 self._up = False
                 return []
@@ -166,6 +170,9 @@ class WorkerState:
                 return self._on_message(message, now)
             case StopAsked(reason):
                 return [*self._leases.give_back(reason), SendControl(Goodbye(reason)), ShutDown(reason)]
+            case LeaveAsked(reason):
+                self._draining, self._leaving = True, Leaving(reason)
+                return [SendControl(self._leaving)]
             case relay_io.DeadlinePassed():
                 due = [*self._leases.report(now=now), *self._versioned(self._versions.choose(now=now), now)]
                 return [*due, *self._relayed(event, now)]
