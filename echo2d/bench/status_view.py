@@ -22,7 +22,7 @@ TILES_PER_ROW = 4
 FAULTS_SHOWN = 5
 WORKERS_SHOWN_MIN = 4  # however small the terminal is
 SENTENCES_SHOWN = 8  # on a terminal; all of them elsewhere
-OTHER_LINES = 17  # of a picture, besides its workers, sentences and faults
+OTHER_LINES = 20  # of a picture, besides its workers, sentences and faults
 COLOURS = {"joined": "green", "suspected": "yellow", "gone": "red"}
 Facts = Mapping[str, Any]
 
@@ -48,6 +48,7 @@ def status_picture(facts: Facts, *, tokens_per_s: float | None = None, lines: in
         room = max(WORKERS_SHOWN_MIN, lines - OTHER_LINES - len(sentences) - len(faults))
     parts: list[RenderableType] = [
         Panel(_tiles(facts, tokens_per_s), title=_title(facts), title_align="left", border_style="cyan"),
+        Text.assemble(_label("bottleneck"), facts["provision"]["bottleneck"]["text"]),
         *_reward_and_staleness(facts),
         *_spreading(facts),
         Text(),
@@ -72,6 +73,7 @@ def _tiles(facts: Facts, tokens_per_s: float | None) -> Table:
         grid.add_column(ratio=1, no_wrap=True)
     newest, groups, counts = facts["newest_version"], facts["groups"], facts["trajectories"]
     bubble, t_bcast_s = facts.get("bubble_ratio"), facts["t_bcast_s"]
+    provision, workers = facts["provision"], facts["workers"]
     tiles = {
         "step": f"{facts['committed_step']} committed",
         "version": "-" if newest is None else str(newest["version"]),
@@ -89,11 +91,23 @@ def _tiles(facts: Facts, tokens_per_s: float | None) -> Table:
         "dropped": f"{counts['dropped']:,}",
         "refused": f"{sum(facts['results_refused'].values()):,}",
         "published": f"{facts['versions_published']:,}",
+        "mu_pool": _per_h(provision["mu_pool"]),
+        "mu_min": _per_h(provision["mu_min"]),
+        "active": f"{sum(map(_works, workers))} of {sum(worker['state'] == 'joined' for worker in workers)}",
+        "activation": provision["activation"],
     }
     cells = [cell for tile in tiles.items() for cell in tile]
     for at in range(0, len(cells), 2 * TILES_PER_ROW):
         grid.add_row(*cells[at : at + 2 * TILES_PER_ROW])
     return grid
+
+
+def _works(worker: Facts) -> bool:
+    return bool(worker["active"] and worker["state"] == "joined")
+
+
+def _per_h(mu: float | None) -> str:
+    return "-" if mu is None else f"{3600.0 * mu:,.0f}/h"
 
 
 def _reward_and_staleness(facts: Facts) -> Iterable[Text]:
@@ -149,7 +163,7 @@ def workers_table(facts: Facts, *, rows: int | None = None) -> Table:
     return table
 
 
-COLUMNS = ("worker", "state", "serves", "lag", "running", "leases", "accepted", "refit", "heard")
+COLUMNS = ("worker", "state", "serves", "lag", "running", "leases", "mu", "accepted", "refit", "heard")
 WORDS = {"worker", "state"}
 
 
@@ -164,15 +178,22 @@ def _worker_cells(worker: Facts) -> list[Text]:
     colour = COLOURS[state] if worker["alive"] or state == "gone" else COLOURS["suspected"]
     return [
         Text.assemble(("● ", colour), worker["name"]),
-        Text((state if worker["alive"] or state != "joined" else "away") + dialled, style=colour),
+        Text(_state(worker) + dialled, style=colour),
         Text("-" if serving is None else f"v{serving['version']}"),
         Text("-" if lag is None else str(lag)),
         Text(f"{worker['running']}/{worker['slots']}"),
         Text(str(worker["leases"])),
+        Text(_per_h(worker["mu"])),
         Text(f"{worker['accepted']:,}"),
         Text(seconds(worker["refit_pause_s"])),
         Text(age(worker["silent_s"]), style="dim"),
     ]
+
+
+def _state(worker: Facts) -> str:
+    if worker["state"] != "joined" or not worker["alive"]:
+        return "away" if worker["state"] == "joined" else str(worker["state"])
+    return "leaving" if worker["leaving"] else "joined" if worker["active"] else "standby"
 
 
 def _arrival(peer: Facts | None, broadcast: Facts | None) -> Text:

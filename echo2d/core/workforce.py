@@ -111,6 +111,7 @@ class Workforce:
         )  # fmt: skip
         return {
             "activation": self.rules.activation,
+            "learner_usd_per_h": self.rules.learner_usd_per_h,
             **facts,
             "shortfall": provisioning.shortfall(candidates, kappa),
             "bubble": bubble,
