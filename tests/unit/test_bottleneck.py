@@ -21,7 +21,7 @@ BUSY = Situation(0.01, DEMAND, 3.5, active=7, standby=2, unscored=0, missing=4, 
         (
             {"bubble": 0.1, "mu_pool": 2.8},
             "dissemination",
-            "a broadcast takes 60 s, kappa = 3 train steps 300 s, S = 4",
+            "takes 60 s, kappa = 3 train steps 300 s, S = 4",
         ),
         ({"bubble": 0.1, "waits": True, "unscored": 4}, "reward", "4 groups lack only rewards, the batch lacks 4"),
         ({"bubble": 0.1, "unscored": 4, "demand": None}, "rollout", "what it needs is not measured yet"),
