@@ -22,7 +22,7 @@ TILES_PER_ROW = 4
 FAULTS_SHOWN = 5
 WORKERS_SHOWN_MIN = 4  # however small the terminal is
 SENTENCES_SHOWN = 8  # on a terminal; all of them elsewhere
-OTHER_LINES = 21  # of a picture, besides its workers, sentences and faults
+OTHER_LINES = 22  # of a picture, besides its workers, sentences and faults
 COLOURS = {"joined": "green", "suspected": "yellow", "gone": "red"}
 Facts = Mapping[str, Any]
 

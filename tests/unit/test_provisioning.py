@@ -9,7 +9,10 @@ from echo2d.core.provisioning import Candidate, Provisioning, ProvisionRules, Sa
 RULES = ProvisionRules(100, 4, 1)  # with T = 10 s, kappa = 1 and quick broadcasts 10 trajectories/s are needed
 
 
-def provisioning(said: Said = Said(10.0, 0.0), rules: ProvisionRules = RULES) -> Provisioning:
+SAID = Said(10.0, 0.0)
+
+
+def provisioning(said: Said = SAID, rules: ProvisionRules = RULES) -> Provisioning:
     return Provisioning(rules, Measures(1), said)
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from echo2d.core.membership import HEARTBEATS_MISSED_MAX
-from echo2d.core.messages import Goodbye, Heartbeat, Leaving
+from echo2d.core.messages import Goodbye, Heartbeat, LeaseGranted, Leaving
 from echo2d.core.prices import NamedPrice, Price
 from tests.coordinator_world import RULES, World, train
 
@@ -24,6 +24,9 @@ def settled(names: str = "abc") -> World:
         measures.t_train.add(T_TRAIN_S)
         measures.t_bcast.add(T_BCAST_S)
     measures.settle(T_TRAIN_S, dict.fromkeys(measures._work, 1.0), now=world.now)
+    for work in measures._work.values():
+        assert work.rate is not None
+        work.rate.made = work.rate.leased_s = 1e4
     for name in names:
         world.refit(world.peers[name])
     world.drain()
@@ -56,10 +59,14 @@ def test_the_cheapest_stays_and_who_stands_by_gets_no_leases() -> None:
     assert active(world) == ["a"]
     assert world.state.shortfall is not None
     assert world.state.shortfall < 0
-    for name in "bc":
-        world.peers[name].leases.clear()
-        world.peers[name].open.clear()
-    assert all(peer.name in ("a", "seed") or not peer.leases for peer in world.peers.values())
+    for name in "abc":
+        world.peers[name].inbox.clear()
+    world.pass_time(20.0)  # all that they held falls silent, and goes to somebody else
+    for name in ("seed", "a", "b", "c"):
+        world.say(world.peers[name], Heartbeat(0))
+    world.pass_time(40.0)
+    granted = {name: sum(isinstance(each, LeaseGranted) for each in world.peers[name].inbox) for name in "abc"}
+    assert granted["b"] == granted["c"] == 0
 
 
 def test_a_lost_one_is_replaced_at_once() -> None:
