@@ -22,7 +22,7 @@ TILES_PER_ROW = 4
 FAULTS_SHOWN = 5
 WORKERS_SHOWN_MIN = 4  # however small the terminal is
 SENTENCES_SHOWN = 8  # on a terminal; all of them elsewhere
-OTHER_LINES = 22  # of a picture, besides its workers, sentences and faults
+OTHER_LINES = 19  # of a picture, besides its workers, sentences and faults
 COLOURS = {"joined": "green", "suspected": "yellow", "gone": "red"}
 Facts = Mapping[str, Any]
 
@@ -73,7 +73,6 @@ def _tiles(facts: Facts, tokens_per_s: float | None) -> Table:
         grid.add_column(ratio=1, no_wrap=True)
     newest, groups, counts = facts["newest_version"], facts["groups"], facts["trajectories"]
     bubble, t_bcast_s = facts.get("bubble_ratio"), facts["t_bcast_s"]
-    provision, workers = facts["provision"], facts["workers"]
     tiles = {
         "step": f"{facts['committed_step']} committed",
         "version": "-" if newest is None else str(newest["version"]),
@@ -91,19 +90,11 @@ def _tiles(facts: Facts, tokens_per_s: float | None) -> Table:
         "dropped": f"{counts['dropped']:,}",
         "refused": f"{sum(facts['results_refused'].values()):,}",
         "published": f"{facts['versions_published']:,}",
-        "mu_pool": _per_h(provision["mu_pool"]),
-        "mu_min": _per_h(provision["mu_min"]),
-        "active": f"{sum(map(_works, workers))} of {sum(worker['state'] == 'joined' for worker in workers)}",
-        "activation": provision["activation"],
     }
     cells = [cell for tile in tiles.items() for cell in tile]
     for at in range(0, len(cells), 2 * TILES_PER_ROW):
         grid.add_row(*cells[at : at + 2 * TILES_PER_ROW])
     return grid
-
-
-def _works(worker: Facts) -> bool:
-    return bool(worker["active"] and worker["state"] == "joined")
 
 
 def _per_h(mu: float | None) -> str:
