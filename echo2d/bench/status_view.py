@@ -97,10 +97,6 @@ def _tiles(facts: Facts, tokens_per_s: float | None) -> Table:
     return grid
 
 
-def _per_h(mu: float | None) -> str:
-    return "-" if mu is None else f"{3600.0 * mu:,.0f}/h"
-
-
 def _reward_and_staleness(facts: Facts) -> Iterable[Text]:
     rewards = [reward for _, reward in facts["rewards"]]
     if rewards:
@@ -154,7 +150,7 @@ def workers_table(facts: Facts, *, rows: int | None = None) -> Table:
     return table
 
 
-COLUMNS = ("worker", "state", "serves", "lag", "running", "leases", "mu", "accepted", "refit", "heard")
+COLUMNS = ("worker", "state", "serves", "lag", "running", "leases", "accepted", "refit", "heard")
 WORDS = {"worker", "state"}
 
 
@@ -174,7 +170,6 @@ def _worker_cells(worker: Facts) -> list[Text]:
         Text("-" if lag is None else str(lag)),
         Text(f"{worker['running']}/{worker['slots']}"),
         Text(str(worker["leases"])),
-        Text(_per_h(worker["mu"])),
         Text(f"{worker['accepted']:,}"),
         Text(seconds(worker["refit_pause_s"])),
         Text(age(worker["silent_s"]), style="dim"),
