@@ -10,12 +10,15 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from echo2d import __version__
 from echo2d.errors import Fault, OperatorFault
+
+if TYPE_CHECKING:
+    from echo2d.sim.fleet import Fleet
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 DIRECTORY = click.Path(path_type=Path, file_okay=False)
@@ -68,10 +71,20 @@ def _end(code: int) -> NoReturn:
 @click.option("--config", type=FILE, help="TOML file; see --print-config.")
 @click.option("--no-tls", is_flag=True, help="No TLS beyond loopback: whoever is on the path reads and takes over.")
 @click.option("--no-delta", is_flag=True, help="Send versions in full, whatever the workers have.")
+@click.option("--no-p2p", is_flag=True, help="Send every version to every worker from here: workers pass nothing on.")
+@click.option("--no-cost", is_flag=True, help="Activate workers in an order that has nothing to do with their prices.")
 @click.option("--print-config", is_flag=True, help="Print every key with its default and meaning, and end.")
 @log_options
 def coordinate(
-    config: Path | None, *, no_tls: bool, no_delta: bool, print_config: bool, log_level: str, log_json: bool
+    config: Path | None,
+    *,
+    no_tls: bool,
+    no_delta: bool,
+    no_p2p: bool,
+    no_cost: bool,
+    print_config: bool,
+    log_level: str,
+    log_json: bool,
 ) -> None:
     """Run the coordinator of a run: members, plans, leases, batches, the seed of every broadcast."""
     from echo2d.config import CoordinatorConfig
@@ -82,8 +95,9 @@ def coordinate(
         return
     if config is None:
         raise OperatorFault("coordinate needs --config FILE (echo2d coordinate --print-config shows one)")
-    tls = {"coordinator.tls": "off"} if no_tls else {}
-    loaded = CoordinatorConfig.load(config, {**tls, **({"dissemination.delta": False} if no_delta else {})})
+    left_out = {"dissemination.delta": no_delta, "dissemination.p2p": no_p2p, "activation.by_cost": no_cost}
+    overrides: dict[str, Any] = {key: False for key, out in left_out.items() if out}
+    loaded = CoordinatorConfig.load(config, {**overrides, **({"coordinator.tls": "off"} if no_tls else {})})
     from echo2d.runtime.coordinator import run_coordinator
 
     _serve(lambda: run_coordinator(loaded), log_level, log_json=log_json)
@@ -110,6 +124,7 @@ def coordinate(
 @click.option("--threads", type=int, help="CPU threads of all torch engines.")
 @click.option("--relay-only", is_flag=True, default=None, help="Forward versions, generate nothing.")
 @click.option("--receive-only", is_flag=True, default=None, help="Pass nothing on to other workers.")
+@click.option("--usd-per-h", type=float, help="What this worker costs, where the run's config says nothing of it.")
 @click.option("--uplink-limit", metavar="RATE", help="Send at most so much to other workers, such as 50mbit.")
 @click.option("--listen-host", help="Address the peer listener binds.")
 @click.option("--listen-port", type=int, help="Port of the peer listener; 0: any free one.")
@@ -224,7 +239,7 @@ def _coordinator_at(run_dir: Path | None, url: str | None, token_file: Path | No
 
         return partial(find_coordinator, run_dir)
     if url is None or token_file is None:
-        raise OperatorFault("status needs --run-dir, or --url and --token-file")
+        raise OperatorFault("the coordinator's run directory is needed, or its URL and --token-file")
     at = (url, token_file)
     return lambda: at
 
@@ -247,7 +262,9 @@ def demo(steps: int | None, **options: Any) -> None:
 
 
 @main.command()
-@click.argument("scenario", type=FILE)
+@click.argument("scenario", type=FILE, required=False)
+@click.option("--live", metavar="WHERE", help="With what a coordinator has measured: its run directory, or URL.")
+@click.option("--token-file", type=FILE, help="For a URL: a learner, gateway or viewer token.")
 @click.option("--no-p2p", is_flag=True, help="As if the learner's host sent every version to every worker itself.")
 @click.option("--no-cost", is_flag=True, help="As if workers were taken in random order, whatever they cost.")
 @click.option("--no-delta", is_flag=True, help="As if versions went out in full.")
@@ -255,7 +272,16 @@ def demo(steps: int | None, **options: Any) -> None:
 @click.option("--plot", type=FILE, help="Also draw bubble and cost over throughput (.png, .svg, .pdf).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 def plan(
-    scenario: Path, *, no_p2p: bool, no_cost: bool, no_delta: bool, rng_seed: int, plot: Path | None, as_json: bool
+    scenario: Path | None,
+    *,
+    live: str | None,
+    token_file: Path | None,
+    no_p2p: bool,
+    no_cost: bool,
+    no_delta: bool,
+    rng_seed: int,
+    plot: Path | None,
+    as_json: bool,
 ) -> None:
     """Say how many workers keep the learner busy, which ones, and what a step costs, before any money is spent.
 
@@ -263,14 +289,13 @@ def plan(
     """
     from dataclasses import asdict
 
-    from echo2d.sim.fleet import load_fleet
     from echo2d.sim.provision import Ablation, provision, what_if
 
     if plot is not None:
         from echo2d.bench.broadcast_plot import check_plot
 
         check_plot(plot)
-    fleet, ablation = load_fleet(scenario), Ablation(not no_p2p, not no_cost, not no_delta, rng_seed)
+    fleet, ablation = _fleet(scenario, live, token_file), Ablation(not no_p2p, not no_cost, not no_delta, rng_seed)
     found, cells = provision(fleet, ablation), what_if(fleet, ablation)
     if as_json:
         click.echo(json.dumps({**found.facts(), "what_if": [asdict(cell) for cell in cells]}))
@@ -282,6 +307,25 @@ def plan(
         from echo2d.bench.provision_view import draw_provision
 
         draw_provision(found, plot)
+
+
+def _fleet(scenario: Path | None, live: str | None, token_file: Path | None) -> "Fleet":
+    """Of a file, or of a coordinator that runs."""
+    from echo2d.sim.fleet import load_fleet
+
+    if (scenario is None) == (live is None):
+        raise OperatorFault("plan needs either a file or --live")
+    if scenario is not None:
+        return load_fleet(scenario)
+    import asyncio
+
+    from echo2d.bench.watch import status_once
+    from echo2d.sim.live_fleet import fleet_of
+
+    assert live is not None
+    is_url = live.startswith(("http://", "https://"))
+    find = _coordinator_at(None if is_url else Path(live), live if is_url else None, token_file)
+    return fleet_of(asyncio.run(status_once(find)))
 
 
 @main.command()

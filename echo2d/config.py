@@ -23,6 +23,8 @@ NEW_TOKENS_MAX = 131072  # with logprobs 1 MiB on the control link, well below a
 PORT_MAX = 65535
 DISK_BYTES_MAX = 256 << 30  # frames of four versions and two snapshots of a model of 50 GB
 ENGINES_MAX = 16  # GPUs of the largest boxes
+USD_MAX = 1e6  # an hour, or 10^9 bytes: a mistake
+PRICES_MAX = 256  # kinds of workers; each worker's name is compared with all of them
 UPLINK_LIMIT_MIN = 125e3  # bytes/s, 1mbit: with less, a frame takes seconds
 
 OTHER_TABLES = frozenset({"learner", "worker"})
@@ -86,7 +88,38 @@ class DisseminationTable(Table):
 
     shape: Literal["auto", "star", "chain"] = key("how versions spread; auto: relay trees by uplink", "auto")
     chains: int = key("stripes of the chain shape", 1, low=1, high=16)
+    mode: Literal["background", "exclusive"] = key(
+        "whether workers generate while a version comes (background), or stop for it (exclusive, as in ECHO-2)",
+        "background",
+    )
+    p2p: bool = key("workers pass versions on; false: this host sends every version to every worker, to compare", True)
     delta: bool = key("send what differs from a version that most workers have; false: versions in full, always", True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivationTable(Table):
+    TABLE: ClassVar[str] = "activation"
+
+    mode: Literal["all", "auto"] = key(
+        "who gets leases: all workers, or (auto) the cheapest that keep the learner busy; the others stand by", "all"
+    )
+    by_cost: bool = key("take the cheapest; false: in an order that has nothing to do with prices, to compare", True)
+    gamma: float = key("throughput that is provided, over what the learner needs", 1.1, low=1.0, high=10.0)
+    learner_usd_per_h: float = key("of the learner's host, for `echo2d plan --live`", 0.0, low=0.0, high=USD_MAX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceTable(Table):
+    """One [[price]]: of several, the first whose pattern fits a worker's name counts."""
+
+    TABLE: ClassVar[str] = "price"
+
+    workers: str = key('names that it is of, such as "spot-*"')
+    usd_per_h: float = key("of one worker", 0.0, low=0.0, high=USD_MAX)
+    usd_per_gb_down: float = key("usd per 10^9 bytes that it receives", 0.0, low=0.0, high=USD_MAX)
+    usd_per_gb_up: float = key("usd per 10^9 bytes that it sends", 0.0, low=0.0, high=USD_MAX)
+    availability: float = key("share of the time that it is there", 1.0, above=0.0, high=1.0)
+    trajectories_per_h: float = key("expected of one until it is measured; 0: as much as the others", 0.0, low=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +180,7 @@ class WorkerConfig(Table):
     threads: int = key("CPU threads of all torch engines together; 0: torch decides", 0, low=0, high=1024)
     relay_only: bool = key("forward versions, generate nothing", False)
     receive_only: bool = key("pass no version on to other workers", False)
+    usd_per_h: float = key("what this worker costs, where the run says nothing of it", 0.0, low=0.0, high=USD_MAX)
     uplink_limit: str = key("what is sent to other workers at most, such as 50mbit; empty: no limit", "")
     listen_host: str = key("address the peer listener binds", "127.0.0.1")
     listen_port: int = key("TCP port of the peer listener; 0: any free one", 0, low=0, high=PORT_MAX)
@@ -193,7 +227,7 @@ class WorkerConfig(Table):
 
 
 _COORDINATOR_TABLES: tuple[type[Table], ...] = (
-    RunTable, ServeTable, PolicyTable, SamplingTable, TaskTable, DisseminationTable, LinkTable,
+    RunTable, ServeTable, PolicyTable, SamplingTable, TaskTable, DisseminationTable, ActivationTable, LinkTable,
     GatewayTable,
 )  # fmt: skip
 
@@ -208,8 +242,10 @@ class CoordinatorConfig:
     sampling: SamplingTable
     task: TaskTable
     dissemination: DisseminationTable
+    activation: ActivationTable
     link: LinkTable
     gateway: GatewayTable
+    prices: tuple[PriceTable, ...] = ()
 
     def __post_init__(self) -> None:
         _ = self.link.networks  # or a fault
@@ -238,13 +274,22 @@ class CoordinatorConfig:
         """From a parsed TOML document."""
         tables = {cls.TABLE: dict(table_of(document, cls.TABLE)) for cls in _COORDINATOR_TABLES}
         for name in document:
-            if name not in tables and name not in OTHER_TABLES:
-                raise OperatorFault(f"[{name}]: unknown table; expected {', '.join((*tables, *sorted(OTHER_TABLES)))}")
+            if name not in tables and name not in OTHER_TABLES and name != PriceTable.TABLE:
+                expected = (*tables, f"[{PriceTable.TABLE}]", *sorted(OTHER_TABLES))
+                raise OperatorFault(f"[{name}]: unknown table; expected {', '.join(expected)}")
         for dotted, value in (overrides or {}).items():
             table, _, name = dotted.partition(".")
             tables[table][name] = value
         checked: dict[str, Any] = {cls.TABLE: cls.read(tables[cls.TABLE]) for cls in _COORDINATOR_TABLES}
-        return CoordinatorConfig(**checked)
+        return CoordinatorConfig(**checked, prices=_prices(document))
+
+
+def _prices(document: Mapping[str, Any]) -> tuple[PriceTable, ...]:
+    """Of [[price]]."""
+    rows = document.get(PriceTable.TABLE, [])
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows) or len(rows) > PRICES_MAX:
+        raise OperatorFault(f"[[{PriceTable.TABLE}]]: expected at most {PRICES_MAX} tables with double brackets")
+    return tuple(map(PriceTable.read, rows))
 
 
 def notifier() -> Notifier:
@@ -259,4 +304,5 @@ def engine_environment() -> dict[str, str]:
 
 def print_config() -> str:
     """The commented TOML of every key of the coordinator and of a worker."""
-    return print_tables(*_COORDINATOR_TABLES, WorkerConfig)
+    prices = "".join(f"# {line}\n" if line else "\n" for line in print_tables(PriceTable).splitlines())
+    return f"{print_tables(*_COORDINATOR_TABLES, WorkerConfig)}\n{prices.replace('[price]', '[[price]]')}"

@@ -31,7 +31,7 @@ from echo2d.bench.results import (
 )
 from echo2d.bench.tiny_model import TinyRecipe, greedy_accuracy, held_out_prompts, make_tiny_model
 from echo2d.client import Coordinator
-from echo2d.core.figures import quantile
+from echo2d.core.estimators import quantile
 from echo2d.errors import OperatorFault
 from echo2d.runtime.tokens import create_token
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from echo2d.core.figures import quantile
+from echo2d.core.estimators import quantile
 
 PARTS = 5  # of the measured time; the spread of their figures says how steady it was
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")

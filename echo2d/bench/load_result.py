@@ -10,7 +10,7 @@ from rich.table import Table
 
 from echo2d.bench.load import GROUP_SIZE, Load
 from echo2d.bench.load_meter import LoadMeter
-from echo2d.core.figures import quantile
+from echo2d.core.estimators import quantile
 from echo2d.errors import Fault
 
 STALE_SLOT_S = 1.0  # a slot that has been empty for so long at the end was forgotten, not slow

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from echo2d.core.figures import quantile
+from echo2d.core.estimators import quantile
 
 GAIN_MIN = 0.15  # held-out greedy accuracy, last version minus version 0
 STALE_SHARE_MIN = 0.10  # trained trajectories with staleness >= 1: the overlap is real

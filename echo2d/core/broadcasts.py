@@ -15,9 +15,13 @@ PENDING_MAX = 8  # publishes not yet served everywhere; older ones are not measu
 
 @dataclass(slots=True)
 class _Pending:
-    """One clock: who is still awaited, and when the last one so far arrived (None: nobody yet)."""
+    """One clock: who is still awaited, and when the last one so far arrived (None: nobody yet).
+
+    cold: some of them served nothing when it began.
+    """
 
     awaited: set[PeerId]
+    cold: bool
     arrived_at: float | None = None
 
 
@@ -29,26 +33,34 @@ class Broadcasts:
         self._verify: dict[PublishSeq, tuple[float, _Pending]] = {}
         self._bcast: dict[PublishSeq, tuple[float, _Pending]] = {}
 
-    def started(self, seq: PublishSeq, workers: set[PeerId], *, now: float) -> None:
-        """The publish was accepted while these workers were alive."""
+    def started(self, seq: PublishSeq, workers: set[PeerId], *, cold: bool = False, now: float) -> None:
+        """The publish was accepted while these workers were active. cold: some of them serve nothing yet."""
         if workers:
-            self._verify[seq] = (now, _Pending(set(workers)))
-            self._bcast[seq] = (now, _Pending(set(workers)))
+            self._verify[seq] = (now, _Pending(set(workers), cold))
+            self._bcast[seq] = (now, _Pending(set(workers), cold))
         for clocks in (self._verify, self._bcast):
             keep_newest(clocks, PENDING_MAX)
 
     def verified(self, peer: PeerId, seq: PublishSeq, *, now: float) -> None:
-        self._figures.t_verify_s.extend(_arrived(self._verify, peer, seq, now))
+        self._have_verified(_arrived(self._verify, peer, seq, now))
 
     def served(self, peer: PeerId, seq: PublishSeq, *, now: float) -> None:
-        self._figures.t_bcast_s.extend(_arrived(self._bcast, peer, seq, now))
+        self._have_served(_arrived(self._bcast, peer, seq, now))
 
     def lost(self, peer: PeerId) -> None:
         """A worker that is gone is not waited for."""
-        for clocks, values in ((self._verify, self._figures.t_verify_s), (self._bcast, self._figures.t_bcast_s)):
+        for clocks in (self._verify, self._bcast):
             for _, pending in clocks.values():
                 pending.awaited.discard(peer)
-            values.extend(_take_done(clocks))
+        self._have_verified(_take_done(self._verify))
+        self._have_served(_take_done(self._bcast))
+
+    def _have_verified(self, ended: list[tuple[float, bool]]) -> None:
+        self._figures.t_verify_s.extend(seconds for seconds, _ in ended)
+
+    def _have_served(self, ended: list[tuple[float, bool]]) -> None:
+        for seconds, cold in ended:
+            self._figures.broadcast(seconds, cold=cold)
 
     def check(self) -> None:
         for clocks in (self._verify, self._bcast):
@@ -58,7 +70,7 @@ class Broadcasts:
 
 def _arrived(
     clocks: dict[PublishSeq, tuple[float, _Pending]], peer: PeerId, seq: PublishSeq, now: float
-) -> list[float]:
+) -> list[tuple[float, bool]]:
     for started, (_, pending) in clocks.items():
         if started <= seq and peer in pending.awaited:
             pending.awaited.remove(peer)
@@ -66,8 +78,12 @@ def _arrived(
     return _take_done(clocks)
 
 
-def _take_done(clocks: dict[PublishSeq, tuple[float, _Pending]]) -> list[float]:
-    """The seconds of the clocks for which nobody is awaited any more; those that nobody reached are forgotten."""
+def _take_done(clocks: dict[PublishSeq, tuple[float, _Pending]]) -> list[tuple[float, bool]]:
+    """Of the clocks for which nobody is awaited any more: seconds, and whether it was a cold one.
+
+    Those that nobody reached are forgotten.
+    """
     done = [seq for seq, (_, pending) in clocks.items() if not pending.awaited]
     ended = [clocks.pop(seq) for seq in done]
-    return [pending.arrived_at - started for started, pending in ended if pending.arrived_at is not None]
+    reached = [(started, each.arrived_at, each.cold) for started, each in ended if each.arrived_at is not None]
+    return [(arrived_at - started, cold) for started, arrived_at, cold in reached]

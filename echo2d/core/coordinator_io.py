@@ -6,11 +6,13 @@ A *session* is one WebSocket connection of a peer; a *request* is one waiting HT
 """
 
 from dataclasses import dataclass
-from typing import Any, NewType
+from typing import Any, Literal, NewType
 
+from echo2d.core.capacity import GAMMA, Mode
 from echo2d.core.gateway_io import CallAction, CallEvent, GatewayRules
 from echo2d.core.ids import Digest, Epoch, GroupId, LeaseId, PeerId, PublishSeq, RunId, Version
 from echo2d.core.messages import Address, HeldLease, Hello, ToCoordinator, ToPeer, VersionKey
+from echo2d.core.prices import NamedPrice
 from echo2d.core.rates import PeerRate
 from echo2d.core.trajectory import NOTHING, GroupRecord, Partial, TrajectoryRecord
 
@@ -36,6 +38,13 @@ class CoordinatorRules:
     filter_zero_variance: bool
     shape: str  # "auto" | "star" | "chain"
     chains: int
+    mode: Mode = "background"  # "exclusive": a worker generates nothing while a version is on its way to it
+    p2p: bool = True  # workers pass versions on
+    activation: Literal["all", "auto"] = "all"  # who gets leases: everybody, or the cheapest that are enough
+    by_cost: bool = True  # or in any order
+    gamma: float = GAMMA  # throughput that is provided, over what is needed
+    prices: tuple[NamedPrice, ...] = ()
+    learner_usd_per_h: float = 0.0  # shown, decides nothing
     delta: bool = True  # versions spread as differences from one that most workers have
     disk_bytes_max: int = 1 << 62  # that copies of versions may take; past it bases go
     lease_silence_s: float = 15.0

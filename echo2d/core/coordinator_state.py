@@ -27,6 +27,7 @@ from echo2d.core.coordinator_io import (
     DialBackEnded,
     EpochAsked,
     Event,
+    Note,
     PeerConnected,
     PeerDisconnected,
     PeerRevoked,
@@ -42,12 +43,13 @@ from echo2d.core.coordinator_io import (
     SessionId,
 )
 from echo2d.core.coordinator_status import make_status
-from echo2d.core.figures import Figures
+from echo2d.core.figures import FAULT_CHARS_MAX, Figures, printable
 from echo2d.core.gateway_calls import GatewayCalls
 from echo2d.core.gateway_io import CallAsked, CallGone, ChoiceGrew, ChoiceStopped
 from echo2d.core.groups import Groups
 from echo2d.core.learner_calls import LearnerCalls
 from echo2d.core.leases import Leases
+from echo2d.core.measures import Measures
 from echo2d.core.membership import Membership, Peer
 from echo2d.core.messages import (
     ApplyFailed,
@@ -62,6 +64,7 @@ from echo2d.core.messages import (
     Hello,
     LeaseFailed,
     LeaseProgress,
+    Leaving,
     RefitDone,
     RefitFailed,
     Refused,
@@ -79,6 +82,7 @@ from echo2d.core.publishing import Publishing
 from echo2d.core.reachability import Reachability
 from echo2d.core.staleness import Staleness
 from echo2d.core.versions import Versions
+from echo2d.core.workforce import Workforce
 from echo2d.errors import PeerFault
 
 PLAN_SECRET_BYTES = 32
@@ -94,8 +98,8 @@ class CoordinatorState:
         assert len(plan_secret) == PLAN_SECRET_BYTES
         tag = int.from_bytes(blake3(b"tag" + plan_secret).digest(8), "big") >> (64 - TAG_BITS)
         self._rules = rules
-        self._figures = Figures(now)
-        self._members = Membership(rules.run_id, rules.heartbeat_s)
+        self._figures = Figures(now, Measures(rules.group_size))
+        self._members = Membership(rules.run_id, rules.heartbeat_s, p2p=rules.p2p)
         self._reachability = Reachability(self._members)
         self._versions = Versions(recovered.published, recovered.publish_seq, lost=recovered.lost)
         self._staleness = Staleness(rules, recovered)
@@ -116,6 +120,9 @@ class CoordinatorState:
             rules, recovered, members=self._members, versions=self._versions, staleness=self._staleness,
             groups=self._groups, publishing=self._publishing, figures=self._figures,
         )  # fmt: skip
+        self._workforce = Workforce(
+            rules, self._members, self._staleness, self._groups, self._publishing, self._calls, self._figures
+        )
         self._start: tuple[float, list[Action]] | None = (now, self._groups.recover(recovered, now=now))
 
     def handle(self, event: Event, *, now: float) -> list[Action]:
@@ -134,7 +141,9 @@ class CoordinatorState:
         """When a DeadlinePassed is due; None: not before another event."""
         if self._start is not None:
             return self._start[0]
-        parts = (self._members, self._reachability, self._groups, self._gateway, self._publishing)
+        parts = (
+            self._members, self._reachability, self._groups, self._gateway, self._publishing, self._workforce,
+        )  # fmt: skip
         return min((at for at in (part.wake_at() for part in parts) if at is not None), default=None)
 
     def status(self, *, now: float | None = None) -> dict[str, Any]:
@@ -143,8 +152,16 @@ class CoordinatorState:
             self._rules, now=self._figures.now if now is None else now, members=self._members,
             versions=self._versions, staleness=self._staleness,
             groups=self._groups, gateway=self._gateway, publishing=self._publishing, calls=self._calls,
-            figures=self._figures,
+            figures=self._figures, workforce=self._workforce,
         )  # fmt: skip
+
+    @property
+    def shortfall(self) -> float | None:
+        """Trajectories/s that all workers together make less than gamma mu_min, as of the last look; negative: more.
+
+        None: it is not known, or no throughput would be enough.
+        """
+        return self._workforce.shortfall
 
     # --- routes
 
@@ -199,13 +216,15 @@ class CoordinatorState:
         if joined is None:
             return actions
         peer, hello = joined.peer, event.hello
+        self._workforce.changed()
         mine = [key for key in hello.leases if self._gateway.owns(key)]
         kept, called_off = self._gateway.rejoined(peer, mine, now=now)
         calls = frozenset(kept)
         keep, cancel, ended = self._groups.rejoined(peer, [key for key in hello.leases if key not in calls], now=now)
         seq = self._versions.publish_seq
         rules, epoch = self._rules, self._calls.epoch
-        welcome = Welcome(peer.peer, rules.run_id, epoch, seq, rules.heartbeat_s, (*kept, *keep), cancel)
+        exclusive = rules.mode == "exclusive"
+        welcome = Welcome(peer.peer, rules.run_id, epoch, seq, rules.heartbeat_s, (*kept, *keep), cancel, exclusive)
         void = self._tell_void(peer, [hello.serving, *hello.holding[:HOLDING_MAX]], now)
         placed = self._publishing.joined(peer, renewed=joined.renewed, now=now)
         dialled = self._reachability.joined(peer, now=now)
@@ -230,6 +249,10 @@ class CoordinatorState:
             case Heartbeat(running):
                 peer.running = running
                 return []
+            case Leaving(reason):
+                peer.leaving = True
+                self._workforce.changed()
+                return [Note("leaving", f"{peer.name}: {printable(reason, FAULT_CHARS_MAX)}")]
             case Goodbye():
                 return [*self._members.left(peer), *self._gone(peer, now)]
             case SegmentEncoded():
@@ -256,6 +279,7 @@ class CoordinatorState:
                 return self._refitted(peer, message, now)
             case RefitFailed(version, _, serving, reason):
                 peer.serving = serving if serving in peer.acknowledged else None
+                self._workforce.changed()
                 return [self._figures.fault("refit", f"{peer.name}, version {version}: {reason}")]
             case LeaseProgress():
                 return self._granted_by(message).progressed(peer, message, now=now)
@@ -279,8 +303,10 @@ class CoordinatorState:
         if void := self._tell_void(peer, [peer.serving], now):
             note = self._figures.fault("refit", f"{peer.name}: version {message.version} is not published")
             return [note, *void]
-        if not first_load:  # then nothing was generating that could pause
-            self._figures.refit_pause_s.append(message.pause_s)
+        if first_load:  # then nothing was generating that could pause
+            self._workforce.changed()
+        else:
+            self._workforce.refitted(peer, message, now=now)
         self._publishing.served(peer, now=now)
         return []
 
@@ -293,12 +319,14 @@ class CoordinatorState:
 
     def _gone(self, peer: Peer, now: float, *, revoked: bool = False) -> list[Action]:
         """It will not come back soon: its work goes to others."""
+        self._workforce.changed()
         calls = self._gateway.worker_left(peer, now=now)
         return [*calls, *self._groups.worker_left(peer, revoked=revoked, now=now), *self._publishing.lost(peer)]
 
     def _deadlines(self, now: float) -> list[Action]:
         suspected, actions = self._members.deadlines(now=now)
         for peer in suspected:
+            self._workforce.changed()
             actions += self._publishing.lost(peer)
         actions += self._reachability.deadlines(now=now)
         return [
@@ -309,7 +337,7 @@ class CoordinatorState:
         ]
 
     def _advance(self, now: float) -> list[Action]:
-        actions = [*self._calls.advance(), *self._publishing.advance(now=now)]
+        actions = [*self._calls.advance(), *self._workforce.advance(now=now), *self._publishing.advance(now=now)]
         if self._gateway.impatient(now=now):
             actions += self._gateway.advance(now=now)
         return [*actions, *self._groups.advance(now=now), *self._gateway.advance(now=now)]
@@ -326,3 +354,4 @@ class CoordinatorState:
         self._reachability.check()
         self._gateway.check()
         self._calls.check()
+        self._workforce.check()

@@ -3,7 +3,9 @@
 Digests are hex, durations seconds, uplinks bytes/s, `lag` in versions; `leased` counts samples. `leases_end_s`: when
 the first of a worker's leases goes to somebody else, if it stays silent. `reachable`: whether others can dial the peer,
 null: not known yet. `duplicates`: frames that came though held. `catch_ups`: forms for peers that cannot use what
-spreads. `version_bytes`: of what spread. `attention`: sentences for people.
+spreads. `version_bytes`: of what spread. `active`: whether it gets leases; `mu`: trajectories/s that it makes with
+them, the share that is thrown away taken off. `provision`: what is needed and what there is, in trajectories/s, and
+`bottleneck`. `bubble_ratio`: of the last RECENT_MAX steps. `attention`: sentences for people.
 """
 
 from collections.abc import Iterable
@@ -22,6 +24,7 @@ from echo2d.core.publishing import Publishing
 from echo2d.core.spread import Spread
 from echo2d.core.staleness import Staleness
 from echo2d.core.versions import Versions, facts_of
+from echo2d.core.workforce import Workforce
 
 
 def make_status(
@@ -36,6 +39,7 @@ def make_status(
     publishing: Publishing,
     calls: LearnerCalls,
     figures: Figures,
+    workforce: Workforce,
 ) -> dict[str, Any]:
     """Of one moment; `now` is monotonic seconds."""
     newest, leases = versions.newest, _by_worker(groups.leases)
@@ -61,10 +65,14 @@ def make_status(
         "broadcast": _broadcast(publishing.spreading, publishing.waiting, members),
         "catch_ups": [_form(spread) for spread in publishing.catching_up],
         "workers": [
-            _worker(peer, versions, groups, leases.get(peer.peer, []), now) for peer in members if peer.kind == "worker"
+            {**_worker(peer, versions, groups, leases.get(peer.peer, []), now), **workforce.of(peer)}
+            for peer in members
+            if peer.kind == "worker"
         ],
+        "provision": workforce.facts(),
         "relays": [_peer(peer, now) for peer in members if peer.kind == "relay"],
         "seed_alive": members.seed is not None,
+        "seed_uplink": None if members.seed is None else members.seed.uplink,
         "gateway": gateway.facts(),
         **_figures(figures, now),
     }
@@ -73,6 +81,9 @@ def make_status(
 
 def _figures(figures: Figures, now: float) -> dict[str, Any]:
     return {
+        "bubble_ratio": figures.bubble_ratio,
+        "learner_train_s": figures.learner_train_s,
+        "learner_wait_s": figures.learner_wait_s,
         "versions_published": figures.versions_published,
         "staleness": {str(staleness): count for staleness, count in sorted(figures.staleness.items())},
         "trajectories": {"trained": figures.trajectories_trained, "dropped": figures.trajectories_dropped},

@@ -18,10 +18,9 @@ Not here: who reports these, and what follows from them. Prices are not measured
 
 import math
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import median
-
-from echo2d.core.figures import quantile
 
 MEMORY = 8  # samples that count in a `Smoothed`: an eighth each
 AGREEING = 4  # samples in a row that are no outliers, but a change
@@ -29,6 +28,12 @@ OUTLIER = 3.0  # usual deviations that one sample may move the estimate's target
 TAIL_SAMPLES = 32  # of which the 95th percentile is taken: the second largest
 PRIOR_TRAJECTORIES = 4.0  # what is said of a newcomer beforehand counts as so many that it made
 RATE_FACTOR_MAX = 1e3  # a rate so many times the prior is a clock's mistake
+
+
+def quantile(values: Iterable[float], share: float) -> float | None:
+    """The smallest value that at least `share` of all values do not exceed; None without values."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
 
 
 @dataclass(frozen=True, slots=True)

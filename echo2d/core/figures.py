@@ -10,19 +10,15 @@ from dataclasses import dataclass
 
 from echo2d.core.bounded import keep_newest
 from echo2d.core.coordinator_io import Note, StoredGroup
+from echo2d.core.estimators import quantile
 from echo2d.core.ids import GroupId
+from echo2d.core.measures import Measures
 
 RECENT_MAX = 256  # measurements kept of each kind: more steps than any p95 here needs
 FAULTS_MAX = 32  # different ones, the newest; older ones are in the log
 VERSIONS_MEASURED_MAX = 64  # versions whose bytes and seed_copies are kept
 QUANTILE_WINDOW = 16  # "auto" follows the last so many steps and broadcasts
 FAULT_CHARS_MAX = 300  # one line for a person
-
-
-def quantile(values: Iterable[float], share: float) -> float | None:
-    """The smallest value that at least `share` of all values do not exceed; None without values."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
 
 
 def publish_every_auto(t_train_s: float | None, t_bcast_s: float | None, staleness_max: int) -> int:
@@ -50,11 +46,20 @@ class FaultSeen:
 class Figures:
     """Counters and the newest measurements. Seconds and bytes; `staleness` counts trained trajectories by staleness.
 
-    now: of the event that is being handled. faults: by kind and text, the newest last.
+    now: of the event that is being handled. faults: by kind and text, the newest last. measures: what decisions take
+    from it. learner_train_s, learner_wait_s: of all steps of a session but its first, which began at no commit;
+    starved_s: in which it had asked for its next batch, and there was none.
     """
 
-    def __init__(self, now: float = 0.0) -> None:
+    def __init__(self, now: float = 0.0, measures: Measures | None = None) -> None:
         self.now = now
+        self.measures = measures or Measures(1)
+        self.learner_train_s = self.learner_wait_s = 0.0
+        self.starved_s = 0.0
+        self._steps: deque[tuple[float, float, float]] = deque(maxlen=RECENT_MAX)  # seconds trained, waited, starved
+        self._starved_at_commit = 0.0
+        self._starves_since: float | None = None
+        self._committed_at: float | None = None
         self.t_train_s: deque[float] = deque(maxlen=RECENT_MAX)
         self.t_verify_s: deque[float] = deque(maxlen=RECENT_MAX)
         self.t_bcast_s: deque[float] = deque(maxlen=RECENT_MAX)
@@ -92,11 +97,64 @@ class Figures:
         """Batch `step` was committed for the first time."""
         trajectories = [trajectory for group in groups for trajectory in group.record.trajectories]
         self.t_train_s.append(t_train_s)
+        self.measures.discards.add(len(trajectories), 0)
+        if t_train_s > 0:
+            self._stepped(t_train_s)
         self.trajectories_trained += len(trajectories)
         self.tokens_trained += sum(trajectory.length for trajectory in trajectories)
         self.staleness.update(step - 1 - trajectory.version_min for trajectory in trajectories)
         if trajectories:
             self.batch_rewards.append((step, sum(each.reward for each in trajectories) / len(trajectories)))
+
+    def _stepped(self, t_train_s: float) -> None:
+        self.measures.t_train.add(t_train_s)
+        if self._committed_at is not None:
+            wait_s = max(0.0, self.now - self._committed_at - t_train_s)
+            self.learner_train_s += t_train_s
+            self.learner_wait_s += wait_s
+            self._steps.append((t_train_s, wait_s, self.starved_s - self._starved_at_commit))
+        self._committed_at, self._starved_at_commit = self.now, self.starved_s
+
+    def session_opened(self) -> None:
+        """What lies before is no waiting."""
+        self._committed_at = None
+
+    def learner_waits(self, *, waits: bool) -> None:
+        """From now on it waits for its next batch, or not."""
+        if self._starves_since is not None:
+            self.starved_s += self.now - self._starves_since
+        self._starves_since = self.now if waits else None
+
+    @property
+    def bubble_ratio(self) -> float | None:
+        """Share of the learner's time without training, whatever it did; None before the second step."""
+        trained_s, waited_s, _ = self._newest(RECENT_MAX)
+        return waited_s / (trained_s + waited_s) if trained_s else None
+
+    def bubble(self, steps: int) -> float | None:
+        """Share of its time that it waited for data, of the last steps and since; None before the second step."""
+        trained_s, waited_s, starved_s = self._newest(steps)
+        if not trained_s or self._committed_at is None:
+            return None
+        now_s = self.starved_s - self._starved_at_commit
+        if self._starves_since is not None:
+            now_s += self.now - self._starves_since
+        return (starved_s + now_s) / (trained_s + waited_s + now_s)
+
+    def _newest(self, steps: int) -> tuple[float, float, float]:
+        newest = [(0.0, 0.0, 0.0), *list(self._steps)[-steps:]]
+        return sum(each[0] for each in newest), sum(each[1] for each in newest), sum(each[2] for each in newest)
+
+    def broadcast(self, t_bcast_s: float, *, cold: bool) -> None:
+        """A version is served by all that were counted. cold: some had to load their first one."""
+        self.t_bcast_s.append(t_bcast_s)
+        if not cold:
+            self.measures.t_bcast.add(t_bcast_s)
+
+    def paused(self, seconds: float) -> None:
+        """A refit took so long."""
+        self.refit_pause_s.append(seconds)
+        self.measures.pause.add(seconds)
 
     def handed_over(self, tokens: int) -> None:
         """A lease goes on from so many tokens; 0: it starts anew."""
@@ -107,6 +165,7 @@ class Figures:
         """A group. lengths: of its trajectories, and of what there is of unfinished ones."""
         self.dropped_groups[reason] += 1
         self.trajectories_dropped += trajectories
+        self.measures.discards.add(0, trajectories)
         self.dropped_answers[reason] += len(lengths)
         self.dropped_tokens[reason] += sum(lengths)
 
@@ -125,6 +184,7 @@ class Figures:
 
     def encoded(self, version: int, wire_bytes: int, full_bytes: int) -> None:
         """The form in which the version spreads is whole."""
+        self.measures.wire_bytes.add(float(wire_bytes))
         self.wire_bytes += wire_bytes
         self.full_bytes += full_bytes
         self.version_bytes.pop(version, None)

@@ -100,7 +100,10 @@ class Granting:
         self._ranking.rested(now=now)
         for worker in self._members.changed | self._leases.changed | self._lent.changed:
             peer = self._members.get(worker)
-            self._ranking.refresh(worker, peer, self._leases.load(worker), self._lent.load(worker))
+            load = self._leases.load(worker)
+            self._ranking.refresh(worker, peer, load, self._lent.load(worker))
+            if peer is not None and peer.kind == "worker":
+                self._figures.measures.holds(worker, peer.slots, load, now=self._figures.now)
         for changed in (self._members.changed, self._leases.changed, self._lent.changed):
             changed.clear()
 

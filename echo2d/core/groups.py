@@ -57,7 +57,7 @@ from echo2d.core.prompts import Prompt, Prompts, prompt_fault
 from echo2d.core.results import result_fault
 from echo2d.core.staleness import Staleness
 from echo2d.core.trajectory import GroupRecord, Partial, TrajectoryRecord
-from echo2d.core.versions import Versions
+from echo2d.core.versions import Versions, key_of
 
 LEASE_FAILURES_MAX = 8  # leases of one sample that failed or fell silent; then its group's prompt is given up
 BAD_RESULTS_MAX = 3  # refused results of one group; then its prompt is given up
@@ -115,6 +115,11 @@ class Groups:
     def in_flight(self) -> int:
         return len(self._groups)
 
+    @property
+    def unscored(self) -> int:
+        """Groups that are whole but for rewards that have been asked for."""
+        return sum(len(group.kept) == self._rules.group_size for group in self._groups)
+
     def recover(self, recovered: Recovered, *, now: float) -> list[Action]:
         """Take the stored groups that are in no batch: complete ones are buffered, the others go on."""
         actions: list[Action] = []
@@ -160,7 +165,8 @@ class Groups:
         lease = self.leases.get(HeldLease(message.lease, message.attempt))
         if lease is None or lease.worker != peer.peer:
             return _send(peer, LeaseCancelled(message.lease, message.attempt))
-        self.leases.renew(lease, tokens=any(sample.tokens for sample in message.samples), now=now)
+        tokens = any(sample.tokens for sample in message.samples) or self._stands_still(peer)
+        self.leases.renew(lease, tokens=tokens, now=now)
         return [*self._partials.gather(peer, lease, message.samples)]
 
     def finished(self, peer: Peer, message: SampleFinished, *, now: float) -> list[Action]:
@@ -284,6 +290,8 @@ class Groups:
         """whole: the result behind what its attempt went on from."""
         record = TrajectoryRecord(message.sample, whole.tokens, whole.logprobs, whole.spans, math.nan, peer.peer)
         key = HeldLease(message.lease, message.attempt)
+        lease = group.running.get(key)
+        self._figures.measures.accepted(peer.peer, None if lease is None else lease.since, now=now)
         ended = self._groups.keep(group, record)
         if key in group.running:
             self.leases.renew(group.running[key], tokens=True, now=now)
@@ -398,6 +406,11 @@ class Groups:
     def _fits_rules(self, given: LeaseGiven) -> bool:
         """It may be from before a restart with others."""
         return max(given.samples) < self._rules.group_size and given.base.length < self._rules.max_new_tokens
+
+    def _stands_still(self, peer: Peer) -> bool:
+        """Whether it may make no token for a newer version's sake."""
+        newest = self._versions.newest
+        return self._rules.mode == "exclusive" and newest is not None and peer.serving != key_of(newest)
 
     def _may_count(self, given: LeaseGiven) -> bool:
         """Whether what this attempt makes may still become part of a batch."""

@@ -79,6 +79,11 @@ class LearnerCalls:
             return self._rules.publish_every
         return self._figures.publish_every(self._rules.staleness_max)
 
+    @property
+    def waits(self) -> bool:
+        """Whether the learner waits for the batch of its next step."""
+        return self._staleness.committed + 1 in self._waiting.values()
+
     # --- calls
 
     def session_asked(self, event: SessionAsked, *, now: float) -> list[Action]:
@@ -91,6 +96,7 @@ class LearnerCalls:
             detail = f"this run has come to step {highest}; step {event.resume_step} must be another run's"
             return [_error(event.request, "resume", detail, highest=highest)]
         self.epoch, self._resume_step, self._asked_step = Epoch(self.epoch + 1), event.resume_step, 0
+        self._figures.session_opened()
         actions: list[Action] = [Persist(EpochOpened(self.epoch, event.resume_step)), *self._fence_waiting()]
         passed, unfinished = self._staleness.resume(event.resume_step)
         for batch in passed:
@@ -209,6 +215,7 @@ class LearnerCalls:
             if full is not None:
                 del self._waiting[request]
                 actions.append(_batch_reply(request, full))
+        self._figures.learner_waits(waits=self.waits)
         return actions
 
     # --- inside

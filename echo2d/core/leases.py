@@ -31,6 +31,7 @@ class Lease:
     key: HeldLease
     given: LeaseGiven
     samples: set[int]
+    since: float
     silent_at: float
     stuck_at: float
     outputs: dict[int, Partial | None] = field(default_factory=dict)
@@ -117,7 +118,7 @@ class Leases:
         return self._run(given, samples, now)
 
     def _run(self, given: LeaseGiven, samples: Iterable[int], now: float) -> Lease:
-        lease = Lease(given.key, given, set(samples), now + self._silence_s, now + STUCK_S)
+        lease = Lease(given.key, given, set(samples), now, now + self._silence_s, now + STUCK_S)
         self._running[lease.key] = lease
         self._by_worker.setdefault(lease.worker, {})[lease.key] = lease
         self._ends.set(lease.key)

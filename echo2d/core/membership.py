@@ -41,6 +41,7 @@ FLIP_WINDOW_S = 60.0  # ... within a minute
 NAME_CHARS_MAX = 64  # as long as a host's name may be
 SLOTS_MAX = 4096  # per worker; more is a mistake in its configuration
 ACKNOWLEDGED_MAX = 64  # versions whose tokens may still be on their way from one worker; really two or three
+USD_MAX = 1e6  # an hour: more is a mistake
 REST_S = 1.0  # a worker that failed a lease gets no other one for so long, doubling with each failure in a row ...
 REST_S_MAX = 30.0  # ... up to this
 
@@ -78,6 +79,8 @@ class Peer:
     uplink_limit: int | None = None  # bytes/s that it sends at most, as it says
     receive_only: bool = False
     active: bool = True
+    leaving: bool = False  # it said that it will be taken away
+    usd_per_h: float | None = None  # as its owner says
     reachable: bool | None = None
     dial_back_secret: bytes = b""
     dial_back_at: float | None = None  # when it is dialled next; None: it is being dialled, or there is nothing to dial
@@ -130,7 +133,9 @@ class Joined:
 class Membership:
     """See the module docstring. `now` is monotonic seconds."""
 
-    def __init__(self, run_id: str, heartbeat_s: float) -> None:
+    def __init__(self, run_id: str, heartbeat_s: float, *, p2p: bool = True) -> None:
+        """p2p: peers pass versions on; False: nobody but the seed does."""
+        self._p2p = p2p
         self._run_id = run_id
         self._silence_s = HEARTBEATS_MISSED_MAX * heartbeat_s
         self._peers: dict[PeerId, Peer] = {}
@@ -261,7 +266,7 @@ class Membership:
         renewed = old is None or (old.boot_id, old.listen) != (event.hello.boot_id, event.hello.listen)
         peer = _peer(event, now) if old is None else old
         peer.quarantined = event.peer in self._quarantine
-        _take_hello(peer, event.hello)
+        _take_hello(peer, event.hello, p2p=self._p2p)
         peer.session, peer.state, peer.heard_at = event.session, "joined", now
         self.changed.add(event.peer)
         self._peers[event.peer] = peer
@@ -320,15 +325,17 @@ def _peer(event: PeerConnected, now: float) -> Peer:
     return Peer(event.peer, hello.name, hello.kind, hello.boot_id, 0, hello.listen, event.session, now)
 
 
-def _take_hello(peer: Peer, hello: Hello) -> None:
+def _take_hello(peer: Peer, hello: Hello, *, p2p: bool) -> None:
     if peer.boot_id != hello.boot_id:
         peer.acknowledged.clear()
-        peer.failures, peer.rest_until = 0, 0.0
+        peer.failures, peer.rest_until, peer.leaving = 0, 0.0, False
     if peer.listen != hello.listen:
         peer.reachable = None
     peer.name = printable(hello.name, NAME_CHARS_MAX)
     peer.kind, peer.boot_id, peer.listen = hello.kind, hello.boot_id, hello.listen
-    peer.receive_only, peer.uplink_limit = hello.receive_only, hello.uplink_limit or None
+    peer.receive_only = hello.receive_only or not (p2p or hello.kind == "seed")
+    peer.uplink_limit = hello.uplink_limit or None
+    peer.usd_per_h = None if hello.usd_per_h is None or not 0 <= hello.usd_per_h <= USD_MAX else hello.usd_per_h
     peer.dial_back_secret = hello.dial_back_secret[:SECRET_BYTES]
     peer.slots = min(hello.slots, SLOTS_MAX) if hello.kind == "worker" else 0
     peer.forms = frozenset(hello.forms[:FORMS_MAX])

@@ -12,7 +12,7 @@ first message is the peer's `Hello`; the coordinator answers `Welcome` or `Refus
     EdgeBroken, FrameAccused, TransferReport                PlanEdges
     VersionVerified, ApplyFailed, RefitDone, RefitFailed    VersionsRevoked
     LeaseProgress, SampleFinished, LeaseFailed              LeaseGranted, LeaseCancelled, SampleAnswered
-    Goodbye                                                 Drain, DialledBack
+    Leaving, Goodbye                                        Drain, DialledBack
 
 Tokens travel as little-endian int32, logprobs as little-endian float32, both as bytes (`trajectory.pack_tokens`).
 Durations are seconds left or measured, never clock values. Versions are named together with their snapshot digest.
@@ -153,7 +153,8 @@ class Hello:
     serving: the version all its engines serve, None when they serve nothing or differ. holding: versions that stand
     verified in its slots, the one that deltas can be made from last. forms: forms whose frames are all on its disk.
     served: the versions that wrote for `leases` and were served by all its engines. receive_only: it passes nothing on.
-    uplink_limit: bytes/s that it sends to other peers at most, whatever a plan says. dial_back_secret: whoever answers
+    uplink_limit: bytes/s that it sends to other peers at most, whatever a plan says. usd_per_h: what it costs, as its
+    owner says; the run's operator may know better. dial_back_secret: whoever answers
     at `listen` proves to know it.
     """
 
@@ -172,6 +173,7 @@ class Hello:
     receive_only: bool = False
     uplink_limit: int | None = None
     dial_back_secret: bytes = b""
+    usd_per_h: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +186,13 @@ class Heartbeat:
 @dataclass(frozen=True, slots=True)
 class Goodbye:
     """The peer leaves on purpose; what it still holds may be given to others at once."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """The peer will be taken away soon (a spot notice): it takes no more leases, and says Goodbye when it has none."""
 
     reason: str
 
@@ -355,7 +364,10 @@ class LeaseFailed:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The connection is accepted. keep / cancel answer Hello.leases. publish_seq: the newest ever published."""
+    """The connection is accepted. keep / cancel answer Hello.leases. publish_seq: the newest ever published.
+
+    exclusive: engines generate nothing while a version that they do not serve yet is on its way.
+    """
 
     peer: PeerId
     run_id: RunId
@@ -364,6 +376,7 @@ class Welcome:
     heartbeat_s: float
     keep: tuple[HeldLease, ...]
     cancel: tuple[HeldLease, ...]
+    exclusive: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -505,7 +518,7 @@ class Drain:
 
 
 ToCoordinator = (
-    Hello | Heartbeat | Goodbye | SegmentEncoded | FormEncoded | EncodeFailed | DeltasKept | SegmentsWanted
+    Hello | Heartbeat | Leaving | Goodbye | SegmentEncoded | FormEncoded | EncodeFailed | DeltasKept | SegmentsWanted
     | EdgeBroken | FrameAccused | TransferReport | VersionVerified | ApplyFailed | RefitDone | RefitFailed
     | LeaseProgress | SampleFinished | LeaseFailed
 )  # fmt: skip

@@ -3,7 +3,7 @@
     accepted --> waits (an older waiting one is dropped) --> spreads --> stays for newcomers until the next one is whole
                                                                +--(its forms fail)--> given up, older ones are served
 
-The spreading one ends when all alive workers that take it and are not quarantined have verified it or could not apply
+The spreading one ends when all active workers that take it and are not quarantined have verified it or could not apply
 it; or, if another one waits and at least one worker has verified, twice the predicted time and FIXED_S after it was
 whole at the seed. Who is left over goes straight to the next. A peer that cannot use the spreading form, a delta, takes
 another (`catching_up`).
@@ -110,8 +110,9 @@ class Publishing:
 
     def published(self, record: VersionPublished, *, now: float) -> None:
         """A publish was accepted."""
-        workers = {peer.peer for peer in self._members.workers() if not peer.quarantined}
-        self._broadcasts.started(record.publish_seq, workers, now=now)
+        workers = [peer for peer in self._members.workers() if peer.active and not peer.quarantined]
+        cold = any(peer.serving is None for peer in workers)
+        self._broadcasts.started(record.publish_seq, {peer.peer for peer in workers}, cold=cold, now=now)
         self._waiting = record
 
     def revoked(self, keys: Collection[VersionKey]) -> None:
@@ -127,6 +128,13 @@ class Publishing:
         record = self._versions.live(peer.serving)
         if record is not None:
             self._broadcasts.served(peer.peer, record.publish_seq, now=now)
+
+    def came_s(self, peer: Peer, *, now: float) -> float | None:
+        """How long what the peer serves was on its way; None: that is not what spreads."""
+        for spread in (self.spreading, self._catching_up.takes(peer.peer)):
+            if spread is not None and key_of(spread.record) == peer.serving:
+                return now - spread.began_at
+        return None
 
     def advance(self, *, now: float) -> list[Action]:
         """Let the waiting version spread once the present one has ended; encode again what failed."""
@@ -413,10 +421,9 @@ class Publishing:
         return self._awaited is not None
 
     def _awaits(self, spread: Spread, peer: Peer) -> bool:
-        counts = (
-            peer.kind == "worker" and peer.alive and not peer.quarantined and not self._catching_up.apart(peer.peer)
-        )
-        return counts and not (peer.peer in spread.verified or peer.peer in spread.failed)
+        counts = peer.kind == "worker" and peer.alive and peer.active
+        awaited = counts and not (peer.quarantined or self._catching_up.apart(peer.peer))
+        return awaited and not (peer.peer in spread.verified or peer.peer in spread.failed)
 
     def _impatient_at(self, spread: Spread) -> float:
         predicted_s = 0.0 if spread.plan is None else spread.plan.predicted_s

@@ -170,6 +170,6 @@ class Ranking:
 
 
 def _row(peer: Peer | None, load: int, lent: int) -> _Row | None:
-    if peer is None or peer.kind != "worker" or not peer.alive or not peer.active:
+    if peer is None or peer.kind != "worker" or not peer.alive or not peer.active or peer.leaving:
         return None
     return _Row(peer.serving, max(0, peer.slots - lent), load, peer.rest_until)

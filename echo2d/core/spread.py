@@ -57,6 +57,7 @@ class Spread:
     facts: FormFacts
     writer: RootWriter
     secret: Secret
+    began_at: float
     whole_at: float  # at the seed; before that, when it began
     plan: Plan | None = None
     learn_at: float | None = None  # when the plan is looked at again; None: nothing has come yet, inf: it stays
@@ -98,7 +99,7 @@ class Spread:
             None if base is None else base.digest,
             frame_bytes or frame_bytes_for(expected),
         )
-        return Spread(record, base, max(1, expected), facts, RootWriter(facts), secret, now, via=via)
+        return Spread(record, base, max(1, expected), facts, RootWriter(facts), secret, now, now, via=via)
 
     @property
     def form(self) -> FormId:

@@ -150,6 +150,13 @@ class StopAsked:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class LeaveAsked:
+    """The machine will be taken away soon: finish what is leased, then end."""
+
+    reason: str
+
+
 VersionEvent = (
     RootVerified | ArrivalFailed | SnapshotReady | ApplyRejected | ApplyCancelled
     | EngineRefitted | EngineRefitFailed | EngineLost
@@ -179,6 +186,13 @@ class AbortGeneration:
 
     lease: LeaseId
     attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class HoldEngines:
+    """No token from now on, or (hold=False) tokens again; refits may come between."""
+
+    hold: bool
 
 
 @dataclass(frozen=True, slots=True)

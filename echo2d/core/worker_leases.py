@@ -96,6 +96,7 @@ class Leases:
         self._held: dict[HeldLease, _Held] = {}  # in order of arrival
         self._results: dict[tuple[HeldLease, int], SampleFinished] = {}
         self._confirmed: dict[VersionKey, None] = {}
+        self._still = False
 
     @property
     def running(self) -> int:
@@ -200,6 +201,12 @@ class Leases:
             held.token_at = now  # generation stood still for the refit
         return [SendControl(result) for result in waiting if self._believed(result)]
 
+    def stand_still(self, *, still: bool, now: float) -> None:
+        """The engines write nothing for a while, on purpose; or they go on."""
+        self._still = still
+        for held in self._held.values():
+            held.token_at = now
+
     def doubted(self, key: VersionKey, *, now: float) -> list[LeaseAction]:
         """A refit to this version failed: tokens that an engine says are its own are nobody's."""
         doubtful = [at for at, result in self._results.items() if not self._believed(result)]
@@ -220,7 +227,7 @@ class Leases:
         """Progress of the leases whose time has come; a lease whose engine is stuck goes back."""
         actions: list[LeaseAction] = []
         for held in list(self._held.values()):
-            if held.started and now >= held.token_at + ENGINE_STALL_S:
+            if held.started and not self._still and now >= held.token_at + ENGINE_STALL_S:
                 actions += self.failed(held.key, f"no token for {ENGINE_STALL_S:.0f} s", now=now)
             elif now >= held.report_at:
                 held.report_at = now + _report_s(held.grant)

@@ -32,6 +32,7 @@ from echo2d.core.messages import (
     LeaseCancelled,
     LeaseFailed,
     LeaseGranted,
+    Leaving,
     PeerKind,
     PlanEdges,
     RefitDone,
@@ -57,7 +58,9 @@ from echo2d.core.worker_io import (
     EngineRefitFailed,
     EngineRefitted,
     GenerationFailed,
+    HoldEngines,
     LeaseAction,
+    LeaveAsked,
     Note,
     RootVerified,
     Said,
@@ -76,9 +79,9 @@ from echo2d.core.worker_versions import Versions
 Event = (
     SampleProgressed | GenerationFailed | Said | ControlUp | ControlDown | RootVerified | ArrivalFailed
     | SnapshotReady | ApplyRejected | ApplyCancelled | EngineRefitted | EngineRefitFailed | EngineLost
-    | StopAsked | relay_io.Event
+    | StopAsked | LeaveAsked | relay_io.Event
 )  # fmt: skip
-Action = LeaseAction | VersionAction | relay_io.LinkAction | ShutDown
+Action = LeaseAction | VersionAction | HoldEngines | relay_io.LinkAction | ShutDown
 
 REFITS_MAX = 64  # between a hello and its welcome, which take seconds; a refit takes one
 UNDIALABLE = (
@@ -99,6 +102,9 @@ class WorkerState:
         self._run_id, self._slots = run_id, slots
         self._up = False
         self._draining = False
+        self._leaving: Leaving | None = None  # by its own wish
+        self._exclusive = False  # as the coordinator said last
+        self._still = False
         self._undialable: str | None = None  # why others cannot dial it; empty: they can, None: not told yet
         self._since_hello: deque[RefitDone | RefitFailed] = deque(maxlen=REFITS_MAX)
 
@@ -134,9 +140,9 @@ class WorkerState:
             frames: list[Action] = [action for action in relayed if isinstance(action, relay_io.SendFrame)]
             if len(frames) == len(relayed):
                 return frames  # most events of a day: nobody but the relay is concerned
-            actions = [*self._routed(relayed, now), *self._after()]
+            actions = [*self._routed(relayed, now), *self._after(now)]
         else:
-            actions = [*self._on_event(event, now), *self._after()]
+            actions = [*self._on_event(event, now), *self._after(now)]
         refits = [action.message for action in actions if isinstance(action, SendControl)]
         self._since_hello += [message for message in refits if isinstance(message, RefitDone | RefitFailed)]
         return [action for action in actions if self._up or not isinstance(action, SendControl)]
@@ -146,16 +152,17 @@ class WorkerState:
         times = (self._relay.wake_at(), self._leases.wake_at(), self._versions.wake_at())
         return min((time for time in times if time is not None), default=None)
 
-    def _on_event(self, event: Event, now: float) -> Sequence[Action]:
+    def _on_event(self, event: Event, now: float) -> Sequence[Action]:  # noqa: C901 - one line per event
         match event:
             case SampleProgressed():
                 return self._leases.progressed(event, self._versions.labels, now=now)
             case GenerationFailed(lease, attempt, reason):
                 return self._leases.failed(HeldLease(lease, attempt), reason, now=now)
             case ControlUp(welcome):
-                self._up = True
+                self._up, self._exclusive = True, welcome.exclusive
                 told = [SendControl(message) for message in self._since_hello]  # results may name these versions
-                return [*told, *self._leases.welcomed(welcome, now=now)]
+                leaving = [] if self._leaving is None else [SendControl(self._leaving)]
+                return [*told, *leaving, *self._leases.welcomed(welcome, now=now)]
             case ControlDown():
                 self._up = False
                 return []
@@ -163,6 +170,9 @@ class WorkerState:
                 return self._on_message(message, now)
             case StopAsked(reason):
                 return [*self._leases.give_back(reason), SendControl(Goodbye(reason)), ShutDown(reason)]
+            case LeaveAsked(reason):
+                self._draining, self._leaving = True, Leaving(reason)
+                return [SendControl(self._leaving)]
             case relay_io.DeadlinePassed():
                 due = [*self._leases.report(now=now), *self._versioned(self._versions.choose(now=now), now)]
                 return [*due, *self._relayed(event, now)]
@@ -279,9 +289,13 @@ class WorkerState:
                     done.append(action)
         return done
 
-    def _after(self) -> list[Action]:
+    def _after(self, now: float) -> list[Action]:
         """Consequences that hold after every event: nothing served, nothing leased; drained, gone."""
         actions: list[Action] = []
+        if self._still != (self._exclusive and self._versions.awaits):
+            self._still = not self._still
+            self._leases.stand_still(still=self._still, now=now)
+            actions.append(HoldEngines(self._still))
         if self._versions.serving is None:
             actions += self._leases.give_back("no version is served")
         if self._draining and self._leases.idle:

@@ -94,12 +94,24 @@ class Versions:
         self._failures: dict[VersionKey, int] = {}
         self._retry_at = 0.0
         self._labels: dict[str, VersionKey] = {}
+        self._served_seq = PublishSeq(-1)  # the newest publish that was served
         self.serving: VersionKey | None = None
 
     @property
     def labels(self) -> Mapping[str, VersionKey]:
         """What the engines' labels mean; revoked versions have none."""
         return self._labels
+
+    @property
+    def awaits(self) -> bool:
+        """Whether something newer than what is served is on its way, or about to be loaded: nothing has failed yet."""
+        served = max(self._served_seq, self._published.get(self.serving, -1)) if self.serving is not None else -1
+        return self.serving is not None and any(
+            form.seq > served
+            and not form.rejected
+            and (form.key is None or not (form.key == self.serving or form.key in self._revoked | self._failures))
+            for form in self._forms.values()
+        )
 
     def refuses(self, form: FormId) -> bool:
         """Whether a root of this form was refused: then its frames are not wanted either."""
@@ -212,6 +224,7 @@ class Versions:
             return self.choose(now=now)
         self._learn_label(key)
         self.serving = key
+        self._served_seq = max(self._served_seq, self._published.get(key, self._served_seq))
         done = RefitDone(event.version, event.digest, event.pause_s, event.memory_ok)
         return [SendControl(done), *self.choose(now=now)]
 

@@ -118,6 +118,15 @@ class Engine(Protocol):
         EngineFault: not done. Then either the old version is still served (`label` unchanged) or none (`label` None).
         """
 
+    async def hold(self) -> None:
+        """Write no token until `release`: requests keep what they have, and wait. Refits may come between.
+
+        EngineFault: it goes on as before, or nothing is served.
+        """
+
+    async def release(self) -> None:
+        """End a `hold`; without one, nothing."""
+
     def generate(self, request: GenerateRequest) -> AsyncIterator[SampleDelta]:
         """Stream the samples' output as it is made, interleaved. Closing the iterator aborts what is left."""
 

@@ -82,6 +82,7 @@ class FakeEngine:
         self._digests: dict[str, bytes] = {}
         self._requests: dict[str, _Request] = {}
         self._weights = asyncio.Lock()  # a refit pauses generation by holding it
+        self._held = False
         self._free_at = 0.0  # when the engine has spent the time of the tokens made so far
 
     @property
@@ -112,11 +113,23 @@ class FakeEngine:
             self._label, self._layout, self._digests = label, layout, digests
         return RefitReport(label, self._refit_s)
 
+    async def hold(self) -> None:
+        self._held = True
+        for request in self._requests.values():
+            request.moves.clear()
+
+    async def release(self) -> None:
+        self._held = False
+        for request in self._requests.values():
+            request.moves.set()
+
     async def generate(self, request: GenerateRequest) -> AsyncIterator[SampleDelta]:
         running = self._admit(request)
         try:
             while running.samples:
                 await self._pace(running)
+                if not running.aborted.is_set():
+                    await running.moves.wait()
                 async with self._weights:
                     deltas = running.step(self._label)
                 for delta in deltas:
@@ -126,7 +139,7 @@ class FakeEngine:
 
     async def abort(self, request_id: str) -> None:
         if request_id in self._requests:
-            self._requests[request_id].aborted.set()
+            self._requests[request_id].abort()
 
     async def load(self) -> EngineLoad:
         samples = self._samples_open()
@@ -151,7 +164,10 @@ class FakeEngine:
         if self._samples_open() + request.samples > SAMPLES_OPEN_MAX:
             raise EngineFault(f"more than {SAMPLES_OPEN_MAX} samples are running or waiting")
         check_request(request, vocab_size=self._policy.vocab_size, context_max=None)
-        return self._requests.setdefault(request.request_id, _Request(request, self._policy, self._bundle_tokens))
+        running = _Request(request, self._policy, self._bundle_tokens)
+        if not self._held:
+            running.moves.set()
+        return self._requests.setdefault(request.request_id, running)
 
     def _samples_open(self) -> int:
         return sum(len(request.samples) for request in self._requests.values())
@@ -159,7 +175,7 @@ class FakeEngine:
     def _serve_nothing(self) -> None:
         self._label = self._layout = None
         for request in self._requests.values():
-            request.aborted.set()
+            request.abort()
 
     async def _pace(self, request: "_Request") -> None:
         """Let the others run; with a pace, wait until the engine has had the time for one more token of each sample."""
@@ -192,7 +208,7 @@ class _Policy:
 
 
 class _Request:
-    """The samples of one request that go on; `aborted` ends them with the next step."""
+    """The samples of one request that go on, while it `moves`; `aborted` ends them with the next step."""
 
     def __init__(self, request: GenerateRequest, policy: _Policy, bundle_tokens: int) -> None:
         stop = frozenset({policy.eos_token_id, *request.stop_token_ids})
@@ -200,7 +216,12 @@ class _Request:
             _Sample(request, policy, index, stop, draw=policy.draw(request, index)) for index in range(request.samples)
         ]
         self.aborted = asyncio.Event()
+        self.moves = asyncio.Event()
         self._bundle_tokens = bundle_tokens
+
+    def abort(self) -> None:
+        self.aborted.set()
+        self.moves.set()
 
     def step(self, label: str | None) -> list[SampleDelta]:
         """One more token of every sample; what is to be handed out now."""

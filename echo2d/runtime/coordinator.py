@@ -19,11 +19,12 @@ from pathlib import Path
 from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from echo2d.config import CoordinatorConfig, LinkTable, ServeTable, notifier
+from echo2d.config import CoordinatorConfig, LinkTable, PriceTable, ServeTable, notifier
 from echo2d.core.coordinator_io import CoordinatorRules, Recovered
 from echo2d.core.coordinator_state import CoordinatorState
 from echo2d.core.gateway_io import GatewayRules
 from echo2d.core.ids import RunId
+from echo2d.core.prices import NamedPrice, Price
 from echo2d.errors import OperatorFault
 from echo2d.net.api import make_app, make_runner, read_page
 from echo2d.net.auth import Caller, public_bytes
@@ -158,10 +159,24 @@ def make_rules(config: CoordinatorConfig, run_id: RunId, stop_token_ids: tuple[i
         filter_zero_variance=policy.filter_zero_variance,
         shape=config.dissemination.shape,
         chains=config.dissemination.chains,
+        mode=config.dissemination.mode,
+        p2p=config.dissemination.p2p,
+        activation=config.activation.mode,
+        by_cost=config.activation.by_cost,
+        gamma=config.activation.gamma,
+        prices=tuple(map(_named_price, config.prices)),
+        learner_usd_per_h=config.activation.learner_usd_per_h,
         delta=config.dissemination.delta,
         disk_bytes_max=config.run.disk_bytes_max,
         gateway=GatewayRules(config.gateway.share, config.gateway.wait_s) if config.gateway.enabled else None,
     )
+
+
+def _named_price(row: PriceTable) -> NamedPrice:
+    price = Price(
+        row.usd_per_h, row.usd_per_gb_down, row.usd_per_gb_up, row.availability, row.trajectories_per_h or None
+    )
+    return NamedPrice(row.workers, price)
 
 
 def _vocab_size(model: Path | None) -> int:

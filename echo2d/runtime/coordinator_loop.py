@@ -201,7 +201,6 @@ class Coordinator:
             with self._metrics.persist_s.time():
                 await self._ledger.append(records)
             for record in records:
-                self._metrics.durable(record, now=time.monotonic())
                 if self.gateway is not None:
                     self.gateway.durable(record)
             self._published_paths.update(record.path for record in records if isinstance(record, VersionPublished))
@@ -310,7 +309,7 @@ class Coordinator:
 
     def status(self) -> dict[str, Any]:
         faults = sum(self.sessions.faults.values())
-        shell = {"run_id": self.run_id, "peer_faults": faults, **self._metrics.status()}
+        shell = {"run_id": self.run_id, "peer_faults": faults}
         return {**self._machine.status(now=time.monotonic()), **shell}
 
     def metrics(self) -> bytes:

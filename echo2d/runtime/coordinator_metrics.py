@@ -1,17 +1,16 @@
 """The coordinator's numbers for Prometheus: `GET /metrics`, with any credential that may read the status."""
 
-from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from prometheus_client import Counter as Total
 from prometheus_client import Gauge, Histogram
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from echo2d.core.coordinator_io import BatchCommitted, EpochOpened, Record
-from echo2d.core.figures import RECENT_MAX, quantile
+from echo2d.core.bottleneck import KINDS
+from echo2d.core.estimators import quantile
+from echo2d.core.figures import RECENT_MAX
 from echo2d.runtime.metrics import PERSIST_BUCKETS_S, Facts, Family, LoopMetrics, Samples, by_key, number
 
 QUANTILES = (0.5, 0.95, 0.99)
@@ -53,6 +52,14 @@ def _broadcast_peers(status: Facts) -> Samples:
     peers = status["broadcast"]["peers"] if status["broadcast"] else ()
     states = Counter("verified" if peer["verified"] else "failed" if peer["failed"] else "receiving" for peer in peers)
     return [((state,), states[state]) for state in ("receiving", "verified", "failed")]
+
+
+def _active(status: Facts) -> Samples:
+    return [((), sum(worker["active"] for worker in status["workers"]))]
+
+
+def _bottleneck(status: Facts) -> Samples:
+    return [((kind,), kind == status["provision"]["bottleneck"]["kind"]) for kind in KINDS]
 
 
 def _of_worker(name: str, help_text: str, key: str, *, counter: bool = False) -> Family:
@@ -98,6 +105,18 @@ FAMILIES = (
         by_key("answer_tokens"),
         ("fate",),
     ),
+    Family("echo2d_learner_train_seconds", "Time the learner trained", number("learner_train_s"), counter=True),
+    Family(
+        "echo2d_learner_wait_seconds",
+        "Time between its commits in which the learner did not train; its share is the bubble",
+        number("learner_wait_s"),
+        counter=True,
+    ),
+    Family("echo2d_mu_pool", "Trajectories per second of the active workers", number("provision.mu_pool")),
+    Family("echo2d_mu_min", "Trajectories per second with which the learner never waits", number("provision.mu_min")),
+    Family("echo2d_active_workers", "Workers that get leases", _active),
+    Family("echo2d_activation_changes", "Changes of who is active", number("provision.changes"), counter=True),
+    Family("echo2d_bottleneck", "1 for what the run waits for at present", _bottleneck, ("kind",)),
     Family("echo2d_tokens_accepted", "Tokens of accepted results", number("tokens_accepted"), counter=True),
     Family("echo2d_wire_bytes", "Of all encoded versions, once each", number("wire_bytes"), counter=True),
     Family("echo2d_full_bytes", "Of the snapshots these were made from", number("full_bytes"), counter=True),
@@ -120,6 +139,8 @@ FAMILIES = (
     _of_worker("running_samples", "Samples now in its engines, as its last heartbeat said", "running"),
     _of_worker("leased_samples", "Samples it holds", "leased"),
     _of_worker("silent_seconds", "Since it was last heard", "silent_s"),
+    _of_worker("active", "1 while it gets leases; 0: it stands by", "active"),
+    _of_worker("trajectories_per_second", "What it makes while its slots are leased", "mu"),
     _of_worker("accepted", "Its accepted results", "accepted", counter=True),
 )
 
@@ -149,36 +170,6 @@ class CoordinatorMetrics(LoopMetrics):
             "echo2d_persist_seconds", "One ledger transaction", buckets=PERSIST_BUCKETS_S, registry=registry
         )
         self._ledger_bytes = Gauge("echo2d_ledger_bytes", "Size of the ledger and its log", registry=registry)
-        self._train_s = Total("echo2d_learner_train_seconds", "Time the learner trained", registry=registry)
-        self._wait_s = Total(
-            "echo2d_learner_wait_seconds",
-            "Time between its commits in which the learner did not train; its share is the bubble",
-            registry=registry,
-        )
-        self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT_MAX)
-        self._committed_at: float | None = None
-
-    def durable(self, record: Record, *, now: float) -> None:
-        """A record was written; `now` is monotonic seconds."""
-        match record:
-            case EpochOpened():
-                self._committed_at = None  # what lies before is no waiting
-            case BatchCommitted(t_train_s=t_train_s) if t_train_s > 0:
-                if self._committed_at is not None:
-                    self._stepped(t_train_s, max(0.0, now - self._committed_at - t_train_s))
-                self._committed_at = now
-            case _:
-                pass
-
-    def _stepped(self, train_s: float, wait_s: float) -> None:
-        self._train_s.inc(train_s)
-        self._wait_s.inc(wait_s)
-        self._recent.append((train_s, wait_s))
-
-    def status(self) -> Mapping[str, Any]:
-        """What only the shell can measure. bubble_ratio: of the last RECENT_MAX steps; None before the second."""
-        total = sum(map(sum, self._recent))
-        return {"bubble_ratio": sum(wait_s for _, wait_s in self._recent) / total if total else None}
 
     def _measure(self, path: Path) -> None:
         super()._measure(path)

@@ -68,8 +68,10 @@ class Ending:
         self._timer: threading.Timer | None = None
         self._loop = asyncio.get_running_loop()
 
-    def by_signals(self, stop: Callable[[str], None]) -> None:
-        """From now on the first signal calls `stop` with its name."""
+    def by_signals(self, stop: Callable[[str], None], leave: Callable[[str], None] | None = None) -> None:
+        """From now on the first signal calls `stop` with its name, and each SIGUSR1 `leave`."""
+        if leave is not None:
+            self._loop.add_signal_handler(signal.SIGUSR1, leave, signal.SIGUSR1.name)
         for number in SIGNALS:
             self._loop.add_signal_handler(number, self._first, number, stop)
 

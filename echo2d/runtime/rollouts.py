@@ -42,6 +42,26 @@ class Rollouts:
     ) -> None:
         self._engines, self._tasks, self._emit = engines, tasks, emit
         self._calls: dict[tuple[LeaseId, int], _Call] = {}
+        self._hold = self._held = False  # as it is to be; as it is, or is about to be
+        self._holding = False
+
+    def hold(self, *, hold: bool) -> None:
+        """No token from now on, or tokens again; what was said last counts."""
+        self._hold = hold
+        if not self._holding:
+            self._holding = True
+            self._tasks.create_task(self._follow())
+
+    async def _follow(self) -> None:
+        while self._held != self._hold:
+            self._held = self._hold
+            for engine in self._engines:
+                try:
+                    await (engine.hold() if self._held else engine.release())
+                except EngineFault as fault:
+                    say(log, logging.WARNING, "engine not held" if self._held else "engine not released", str(fault))
+                    self._lost(engine, fault)
+        self._holding = False
 
     def start(self, lease: LeaseGranted) -> None:
         key = (lease.lease, lease.attempt)
@@ -76,10 +96,13 @@ class Rollouts:
         except EngineFault as fault:
             say(log, logging.WARNING, "generation failed", str(fault), **facts)
             self._emit(GenerationFailed(lease.lease, lease.attempt, str(fault)))
-            if engine.label is None:
-                self._emit(EngineLost(f"an engine serves nothing any more: {fault}"))
+            self._lost(engine, fault)
         finally:
             self._calls.pop((lease.lease, lease.attempt), None)
+
+    def _lost(self, engine: Engine, fault: EngineFault) -> None:
+        if engine.label is None:
+            self._emit(EngineLost(f"an engine serves nothing any more: {fault}"))
 
     def _progress(self, lease: LeaseGranted, delta: SampleDelta, unfinished: set[int]) -> None:
         if delta.sample not in unfinished:

@@ -47,8 +47,10 @@ from echo2d.core.worker_io import (
     ControlDown,
     ControlUp,
     DropForm,
+    HoldEngines,
     IndexRoot,
     KeepPublishSeq,
+    LeaveAsked,
     Note,
     RefitEngines,
     RootVerified,
@@ -117,6 +119,10 @@ class Worker:
         """Leave in order: leases go back, the coordinator is told."""
         self._service.stopping(f"stopping ({reason})")
         self._mailbox.put(StopAsked(reason))
+
+    def leave(self, reason: str) -> None:
+        """The machine will be taken away: no more leases, and then stop."""
+        self._mailbox.put(LeaveAsked(reason))
 
     def status(self) -> dict[str, Any]:
         """Numbers for people who watch."""
@@ -246,7 +252,7 @@ class Worker:
         where = "waiting for" if self._disconnected.is_set() else "connected to"
         return f"{version}, {self._state.running} samples running, {where} {self._config.url}"
 
-    def _perform(self, action: Action) -> None:
+    def _perform(self, action: Action) -> None:  # noqa: C901 - one line per action
         match action:
             case SendControl(message):
                 self._control.send(message)
@@ -254,6 +260,8 @@ class Worker:
                 self._rollouts.start(lease)
             case AbortGeneration(lease, attempt):
                 self._rollouts.abort(lease, attempt)
+            case HoldEngines(hold):
+                self._rollouts.hold(hold=hold)
             case IndexRoot(root):
                 self._spawn(self._receiver.holdings.accept_root(root))
             case KeepPublishSeq(publish_seq):
@@ -327,6 +335,7 @@ class Worker:
             receive_only=self._config.receive_only,
             uplink_limit=self._config.uplink_bytes_per_s_max,
             dial_back_secret=self._dial_back_secret,
+            usd_per_h=self._config.usd_per_h or None,
         )
 
     def heartbeat(self) -> Heartbeat:
@@ -371,7 +380,7 @@ async def run_worker(config: WorkerConfig) -> int:
         rng = random.Random(secrets.randbits(64))
         worker = Worker(config, identity, state_dir, engines, rng=rng, token=token, service=notifier())
         with Ending() as ending:
-            await worker.run(lambda: ending.by_signals(worker.stop))
+            await worker.run(lambda: ending.by_signals(worker.stop, worker.leave))
     except BaseExceptionGroup as group:
         return outcome(group)
     finally:

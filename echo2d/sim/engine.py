@@ -58,6 +58,7 @@ class Engine:
         self._emit, self._read = emit, read
         self.loaded: VersionKey | None = None
         self._running: dict[tuple[LeaseId, int], set[int]] = {}
+        self._held: list[tuple[LeaseGranted, int, int, int, int]] | None = None  # what is to be written later
 
     def start(self, lease: LeaseGranted) -> None:
         self._running[lease.lease, lease.attempt] = set(lease.samples)
@@ -67,6 +68,11 @@ class Engine:
 
     def abort(self, lease: LeaseId, attempt: int) -> None:
         self._running.pop((lease, attempt), None)
+
+    def hold(self, *, hold: bool) -> None:
+        held, self._held = self._held or [], [] if hold else None
+        for one in held:
+            self._process.later(0.0, self._write, *one)
 
     def refit(self, order: RefitEngines) -> None:
         self._process.later(self._random.uniform(0.05, 0.5), self._load, order)
@@ -81,6 +87,9 @@ class Engine:
     def _write(self, lease: LeaseGranted, sample: int, start: int, stop: int, end: int) -> None:
         key = (lease.lease, lease.attempt)
         if sample not in self._running.get(key, ()):
+            return
+        if self._held is not None:
+            self._held.append((lease, sample, start, stop, end))
             return
         if self._pace.hung:
             self._process.later(1.0, self._write, lease, sample, start, stop, end)

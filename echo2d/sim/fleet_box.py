@@ -9,7 +9,6 @@ import math
 import random
 from dataclasses import dataclass, field
 
-from echo2d.core.estimators import WorkerRate
 from echo2d.core.membership import Peer
 from echo2d.core.messages import HeldLease, LeaseGranted, SampleFinished, Span, VersionKey
 from echo2d.core.trajectory import pack_logprobs, pack_tokens
@@ -27,10 +26,8 @@ class Sample:
     lease: HeldLease
     sample: int
     began: VersionKey
-    began_at: float
     due: float
     paused_s: float
-    paused_before_s: float
 
 
 @dataclass(slots=True)
@@ -42,7 +39,6 @@ class Box:
     peer: Peer
     speed: float
     usd_per_h: float
-    rate: WorkerRate
     here: bool = True
     leaving: bool = False
     paused_s: float = 0.0
@@ -65,7 +61,7 @@ class Box:
         start = max(now, self.paused_until)
         for sample in granted.samples:
             takes_s = self.sample_s * chance.lognormvariate(-sigma * sigma / 2, sigma)
-            one = Sample(key, sample, serving, start, start + takes_s, self.paused_s, self.paused_s)
+            one = Sample(key, sample, serving, start + takes_s, self.paused_s)
             self.samples[key, sample] = one
             begun.append(one)
         return begun
@@ -76,16 +72,17 @@ class Box:
         sample.due, sample.paused_s = sample.due + late_s, self.paused_s
         return late_s > 0
 
-    def pause(self, seconds: float, now: float) -> None:
-        """It generates nothing for so long, or as long as it does anyway."""
+    def pause(self, seconds: float, now: float) -> float:
+        """It generates nothing for so long, or as long as it does anyway; by how much longer that is."""
         until = max(self.paused_until, now + seconds)
-        self.paused_s += until - max(now, self.paused_until)
+        longer_s = until - max(now, self.paused_until)
+        self.paused_s += longer_s
         self.paused_until = until
+        return longer_s
 
     def finish(self, sample: Sample) -> SampleFinished:
-        """Its result; the time it took counts for mu."""
+        """Its result."""
         del self.samples[sample.lease, sample.sample]
-        self.rate.add(1, self._leased_s(sample, sample.due))
         ended = self.peer.serving
         assert ended is not None
         keys = (sample.began,) if ended == sample.began else (sample.began, ended)
@@ -95,17 +92,13 @@ class Box:
             lease.lease, lease.attempt, sample.sample, _TOKENS[count], _LOGPROBS[count], spans, "stop"
         )
 
-    def cancel(self, lease: HeldLease, now: float) -> None:
-        """Its samples are not wanted any more: they took time, and made nothing."""
+    def cancel(self, lease: HeldLease) -> None:
+        """Its samples are not wanted any more."""
         for key in [key for key in self.samples if key[0] == lease]:
-            self.rate.add(0, self._leased_s(self.samples.pop(key), now))
+            del self.samples[key]
 
     def pay(self, now: float) -> None:
         """The hours since it was activated, or paid last."""
         if self.active_since is not None:
             self.usd += self.usd_per_h * (now - self.active_since) / 3600.0
             self.active_since = now
-
-    def _leased_s(self, sample: Sample, until: float) -> float:
-        """Of all slots, without pauses."""
-        return max(0.0, until - sample.began_at - (self.paused_s - sample.paused_before_s)) / self.peer.slots

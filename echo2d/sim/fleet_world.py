@@ -10,9 +10,9 @@ rng_seed gives the same run. Not here: what one box does (`fleet_box`), frames a
 import math
 import random
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
-from echo2d.core.activation import Activation, ActivationRules
 from echo2d.core.capacity import Demand, mu_min
 from echo2d.core.coordinator_io import (
     Action,
@@ -30,14 +30,15 @@ from echo2d.core.coordinator_io import (
     StopRun,
     VersionPublished,
 )
-from echo2d.core.estimators import Smoothed, Tail, WorkerRate
 from echo2d.core.figures import Figures, publish_every_auto
 from echo2d.core.groups import Groups
 from echo2d.core.ids import Digest, Epoch, PeerId, PublishSeq, RunId, Version
 from echo2d.core.leases import Leases
+from echo2d.core.measures import Measures
 from echo2d.core.membership import PEERS_MAX, Membership
 from echo2d.core.messages import PROTOCOL_VERSION, HeldLease, Hello, LeaseCancelled, LeaseGranted, RefitDone, VersionKey
-from echo2d.core.offers import Offer, bandwidth_usd_per_h
+from echo2d.core.prices import Price
+from echo2d.core.provisioning import Candidate, Provisioning, ProvisionRules, Said
 from echo2d.core.staleness import PREFETCH_STEPS, Staleness
 from echo2d.core.trajectory import pack_tokens
 from echo2d.core.versions import Versions, key_of
@@ -53,7 +54,6 @@ ADVANCE_S_MAX = 1.0  # ... and never longer
 SILENCE_S = 15.0  # until a worker that left without a word is given up, as in a run
 FOREVER_S = 1e12
 WARM_STEPS = 2  # times S + 1: steps before the bubble counts
-MEMORY_PERIODS = 3.0  # publish periods of leased time that a worker's rate remembers
 CHECK_EVERY = 2000  # grants between two checks of the machines
 PREDICTION_SHARE = 0.05  # of a kind that may come or go before a broadcast is predicted anew
 _PROMPT = pack_tokens([2])
@@ -76,7 +76,8 @@ class FleetWorld:
             TOKENS_MAX, 1.0, 1.0, (), 8, "drop", True, "auto", 1, lease_silence_s=FOREVER_S, heartbeat_s=FOREVER_S,
         )  # fmt: skip
         nothing = Recovered.nothing()
-        self.figures = Figures()
+        self.measures = Measures(self._simulate.group_size)
+        self.figures = Figures(measures=self.measures)
         self.members = Membership(self._rules.run_id, FOREVER_S)
         self.versions = Versions((), PublishSeq(0))
         self.staleness = Staleness(self._rules, nothing)
@@ -87,8 +88,16 @@ class FleetWorld:
         self._planner = Planner(fleet, self._ablation)
         self._relays: Relays = "all" if self._ablation.p2p else "none"
         self._predicted: tuple[dict[str, int], Broadcast] | None = None
-        self.activation = Activation()
-        self._t_train, self._t_bcast, self._t_gen = Smoothed(), Tail(), Tail()
+        policy = fleet.policy
+        self.provisioning = Provisioning(
+            ProvisionRules(
+                learner.trajectories_per_step, learner.staleness_max, self._simulate.group_size, policy.mode,
+                policy.gamma, self._ablation.by_cost, self._ablation.rng_seed,
+            ),
+            self.measures,
+            Said(learner.t_train_s, 0.0, policy.pause_s, policy.t_gen_s),
+        )  # fmt: skip
+        self.measures.wire_bytes.add(float(fleet.model.wire_bytes(delta=self._ablation.delta)))
         self.boxes: dict[PeerId, Box] = {}
         self._sessions = 0
         self._spreading: VersionPublished | None = None
@@ -134,7 +143,7 @@ class FleetWorld:
     def publish_every(self) -> int:
         if self._rules.publish_every is not None:
             return self._rules.publish_every
-        t_train, t_bcast = self._t_train.estimate, self._t_bcast.estimate
+        t_train, t_bcast = self.measures.t_train.estimate, self.measures.t_bcast.estimate
         known = t_train is not None and t_bcast is not None
         return publish_every_auto(
             t_train.value if known and t_train else None, t_bcast.value if known and t_bcast else None,
@@ -176,6 +185,8 @@ class FleetWorld:
         if self._predicted is not None and _near(counts, self._predicted[0]):
             return self._predicted[1]
         self._predicted = counts, self._planner.broadcast(counts, self._relays)
+        known_s = self._predicted[1].planned_s + self._fleet.policy.pause_s
+        self.provisioning.said = replace(self.provisioning.said, t_bcast_s=known_s)
         return self._predicted[1]
 
     def _verified(self, record: VersionPublished, receivers: list[Box]) -> None:
@@ -189,7 +200,7 @@ class FleetWorld:
         self._spread()
 
     def _served(self, record: VersionPublished, receivers: list[Box]) -> None:
-        self._t_bcast.add(self._clock.now - self._publish_at[record.version])
+        self.figures.broadcast(self._clock.now - self._publish_at[record.version], cold=False)
         for box in receivers:
             if box.here:
                 self._refit(box, key_of(record))
@@ -200,13 +211,18 @@ class FleetWorld:
         if box.peer.serving is not None and box.peer.serving.version >= key.version:
             return
         box.peer.refitted(RefitDone(key.version, key.digest, self._fleet.policy.pause_s, memory_ok=None))
+        self.figures.paused(self._fleet.policy.pause_s)
         self.members.changed.add(box.peer.peer)
 
     def _pause(self, box: Box, seconds: float) -> None:
         """No leases meanwhile, until `_served`: what they start is written by the next version."""
-        box.pause(seconds, self._clock.now)
+        longer_s = box.pause(seconds, self._clock.now)
+        self._clock.after(seconds, self._goes_on, box, longer_s)
         box.peer.rest_until = max(box.peer.rest_until, box.paused_until)
         self.members.changed.add(box.peer.peer)
+
+    def _goes_on(self, box: Box, paused_s: float) -> None:
+        self.measures.stood_still(box.peer.peer, paused_s, now=self._clock.now)
 
     # --- workers
 
@@ -230,10 +246,7 @@ class FleetWorld:
             if before is None
             else before.speed
         )
-        period_s = self._fleet.learner.t_train_s * self.publish_every
-        prior = max(kind.trajectories_per_h, 1e-3) / 3600.0
-        rate = WorkerRate(prior, self._simulate.group_size, MEMORY_PERIODS * max(period_s, self._fleet.policy.t_gen_s))
-        box = Box(name, kind, peer, speed, kind.usd_per_h if price is None else price, rate)
+        box = Box(name, kind, peer, speed, kind.usd_per_h if price is None else price)
         if before is not None:
             box.usd = before.usd
         self.boxes[peer_id] = box
@@ -286,47 +299,30 @@ class FleetWorld:
 
     # --- who is active
 
-    def _offers(self, period_s: float) -> list[Offer]:
-        offers = []
+    def _candidates(self) -> list[Candidate]:
         copies = {} if self._predicted is None else self._predicted[1].copies
-        for box in self.boxes.values():
-            if box.here and box.peer.serving is not None:
-                usd = box.usd_per_h + bandwidth_usd_per_h(
-                    publishes_per_h=3600.0 / period_s,
-                    wire_bytes=self._fleet.model.wire_bytes(delta=self._ablation.delta),
-                    copies_sent=copies.get(box.kind.name, 0.0),
-                    usd_per_gb_down=box.kind.usd_per_gb_down,
-                    usd_per_gb_up=box.kind.usd_per_gb_up,
-                )
-                offers.append(Offer(box.name, box.rate.estimate.value, usd, box.kind.availability))
-        if not self._ablation.by_cost:
-            random.Random(self._ablation.rng_seed).shuffle(offers)
-        return offers
+        return [
+            Candidate(box.name, self._mu(box), _price(box), copies.get(box.kind.name, 0.0), box.leaving)
+            for box in self.boxes.values()
+            if box.here and box.peer.serving is not None
+        ]
+
+    def _mu(self, box: Box) -> float:
+        return self.measures.mu(box.peer.peer, box.peer.slots, _expected(box))
 
     def demand(self) -> Demand:
         """By what was measured; before that, by what the file and the planner say."""
-        learner, policy = self._fleet.learner, self._fleet.policy
-        t_train, t_bcast, t_gen = self._t_train.estimate, self._t_bcast.estimate, self._t_gen.estimate
-        known_s = 0.0 if self._predicted is None else self._predicted[1].planned_s + policy.pause_s
-        return Demand(
-            learner.t_train_s if t_train is None else t_train.value, learner.trajectories_per_step,
-            learner.staleness_max, self.publish_every, known_s if t_bcast is None else t_bcast.value, policy.mode,
-            policy.pause_s, policy.t_gen_s if t_gen is None else t_gen.value, self._simulate.group_size, policy.gamma,
-        )  # fmt: skip
+        demand = self.provisioning.demand(self.publish_every)
+        assert demand is not None
+        return demand
 
     def _decide(self, *, lost: bool = False) -> None:
         now = self._clock.now
-        if not lost and now < self.activation.waits_until():
+        if not lost and now < self.provisioning.activation.waits_until():
             return
-        demand = self.demand()
-        rules = ActivationRules(
-            review_s=demand.period_s, cool_down_s=demand.t_bcast_s + demand.pause_s, hold_s=2 * demand.period_s,
-            gamma=demand.gamma, by_cost=self._ablation.by_cost,
-        )  # fmt: skip
-        leaving = {box.name for box in self.boxes.values() if box.leaving}
-        decision = self.activation.decide(
-            rules, self._offers(demand.period_s), mu_min(demand), now=now, leaving=leaving
-        )
+        said = {key: _expected(box) for key, box in self.boxes.items()}
+        self.measures.settle(self.demand().period_s, said, now=now)
+        decision = self.provisioning.review(self._candidates(), self.publish_every, now=now)
         for names, active in ((decision.activate, True), (decision.deactivate, False)):
             for name in names:
                 self._set_active(self.boxes[PeerId(name)], active=active)
@@ -348,6 +344,7 @@ class FleetWorld:
 
     def _advance(self) -> None:
         self._advancing = False
+        self.figures.now = self._clock.now
         self._advances += 1
         asked = self.staleness.committed + PREFETCH_STEPS
         while self.staleness.freeze(asked) is not None:
@@ -367,7 +364,7 @@ class FleetWorld:
                     self._granted(session, granted)
                 case Send(session, LeaseCancelled(lease, attempt)):
                     if (peer := self.members.of_session(session)) is not None:
-                        self.boxes[peer.peer].cancel(HeldLease(lease, attempt), self._clock.now)
+                        self.boxes[peer.peer].cancel(HeldLease(lease, attempt))
                 case DrawPrompt(cursor):
                     self.groups.prompt_drawn(PromptDrawn(cursor, _PROMPT))
                 case ScoreSample(group, sample):
@@ -390,7 +387,7 @@ class FleetWorld:
         if box.moved(sample):
             self._clock.at(max(sample.due, self._clock.now), self._finished, box, sample)
             return
-        self._t_gen.add(self._clock.now - sample.began_at)
+        self.figures.now = self._clock.now
         self._perform(self.groups.finished(box.peer, box.finish(sample), now=self._clock.now))
         self._advance_soon()
 
@@ -410,10 +407,10 @@ class FleetWorld:
     def _trained(self, step: int, t_train_s: float) -> None:
         batch = self.staleness.batch(step)
         assert batch is not None
+        self.figures.now = self._clock.now
         self.staleness.commit(step)
         self.figures.trained(step, batch.groups, t_train_s)
         self.staleness.keep_checkpoint(step)
-        self._t_train.add(t_train_s)
         self.learner_s, self._idle_since = self.learner_s + t_train_s, self._clock.now
         if step == WARM_STEPS * (self._rules.staleness_max + 1):
             self.waited_s, self.measured_from = 0.0, self._clock.now
@@ -428,7 +425,7 @@ class FleetWorld:
     @property
     def mu_pool(self) -> float:
         """As measured, of those that are active and here."""
-        return sum(box.rate.estimate.value for box in self.boxes.values() if box.here and box.peer.active)
+        return sum(self._mu(box) for box in self.boxes.values() if box.here and box.peer.active)
 
     def facts(self) -> dict[str, Any]:
         """The keys of `plan`, as measured, and what only a run has."""
@@ -459,7 +456,7 @@ class FleetWorld:
             },
             "egress_gb": self.egress_gb,
             "relayed_gb": self.relayed_gb,
-            "activation_changes": self.activation.changes,
+            "activation_changes": self.provisioning.activation.changes,
             "usd": usd,
         }
 
@@ -468,16 +465,26 @@ class FleetWorld:
         rows = []
         for kind in self._fleet.workers:
             active = [box for box in self.boxes.values() if box.kind is kind and box.here and box.peer.active]
-            mu = sum(box.rate.estimate.value for box in active) * kind.availability
+            mu = sum(map(self._mu, active)) * kind.availability
             usd = sum(box.usd_per_h for box in active)
             rows.append({"name": kind.name, "count": len(active), "rho": usd / (3600.0 * mu) if mu else None})
         return rows
 
     def _check(self) -> None:
-        for part in (self.figures, self.members, self.versions, self.staleness, self.groups):
+        parts = (self.figures, self.measures, self.members, self.versions, self.staleness, self.groups)
+        for part in (*parts, self.provisioning.activation):
             part.check()
-        self.activation.check()
         assert max(self.figures.staleness, default=0) <= self._rules.staleness_max
+
+
+def _price(box: Box) -> Price:
+    kind = box.kind
+    return Price(box.usd_per_h, kind.usd_per_gb_down, kind.usd_per_gb_up, kind.availability)
+
+
+def _expected(box: Box) -> float:
+    """Trajectories/s, as the file says."""
+    return max(box.kind.trajectories_per_h, 1e-3) / 3600.0
 
 
 def _near(counts: dict[str, int], others: dict[str, int]) -> bool:

@@ -36,8 +36,10 @@ from echo2d.core.worker_io import (
     ControlDown,
     ControlUp,
     DropForm,
+    HoldEngines,
     IndexRoot,
     KeepPublishSeq,
+    LeaveAsked,
     Note,
     RefitEngines,
     RootVerified,
@@ -157,6 +159,10 @@ class Worker(Peer):
         """The operator ends it in order."""
         self.call(self.boots, self.feed, StopAsked("SIGTERM"))
 
+    def leave(self) -> None:
+        """Its machine will be taken away."""
+        self.call(self.boots, self.feed, LeaveAsked("notice"))
+
     # --- its loop
 
     def wake_at(self) -> float | None:
@@ -223,6 +229,8 @@ class Worker(Peer):
                 self._engine.start(lease)
             case AbortGeneration(lease, attempt):
                 self._engine.abort(lease, attempt)
+            case HoldEngines(hold):
+                self._engine.hold(hold=hold)
             case IndexRoot(root):
                 self._index(root)
             case KeepPublishSeq(publish_seq):

@@ -271,6 +271,33 @@ class EngineContract:
                 assert sample.labels == sorted(sample.labels)
             check_logprobs(harness, output)
 
+    async def test_an_engine_that_is_held_writes_nothing_until_it_is_released(
+        self, harness: Harness, engine: Engine
+    ) -> None:
+        async with running(engine, ENDLESS, replace(ENDLESS, request_id="other")) as (output, other):
+            await engine.hold()
+            late = asyncio.create_task(generated(engine, SHORT))
+            await asyncio.sleep(0.2)  # what had been written before has come out
+            seen = [len(sample.tokens) for sample in output.samples]
+            await engine.refit(harness.snapshot(1), label(1))
+            await engine.abort(other.request.request_id)
+            await other.until(lambda sample: sample.finish == "abort")
+            await asyncio.sleep(0.1)
+            assert [len(sample.tokens) for sample in output.samples] == seen
+            await engine.release()
+            await output.until(lambda sample: label(1) in sample.labels)
+            assert (await late).finishes() == ["length"] * SHORT.samples
+            await engine.release()  # without a hold, nothing
+        for sample in output.samples:
+            assert list(dict.fromkeys(sample.labels)) == [label(0), label(1)]
+        check_logprobs(harness, output)
+
+    async def test_a_held_engine_closes(self, engine: Engine) -> None:
+        async with running(engine, ENDLESS) as (output,):
+            await engine.hold()
+            await engine.close()
+            await output.until(lambda sample: sample.finish == "abort")
+
     async def test_requests_are_admitted_while_others_run(self, harness: Harness) -> None:
         engine = harness.engine(slots=16)
         await engine.start()

@@ -44,6 +44,13 @@ def test_the_run_survives(rng_seed: int) -> None:
     play(rng_seed)
 
 
+@pytest.mark.parametrize("rng_seed", range(2000, 2040))
+def test_the_run_survives_exclusive_broadcasts(rng_seed: int) -> None:
+    """Workers stand still for each version: none may do so for ever."""
+    schedule = Schedule.draw(rng_seed)
+    Loop(replace(schedule, rules=replace(schedule.rules, mode="exclusive"))).run()
+
+
 @pytest.mark.parametrize("rng_seed", FOUND)
 def test_what_was_found_stays_mended(rng_seed: int) -> None:
     play(rng_seed)

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from echo2d.core.coordinator_io import CoordinatorRules
-from echo2d.core.figures import quantile
+from echo2d.core.estimators import quantile
 from echo2d.core.ids import RunId
 from echo2d.sim.engine import STOP, VOCAB
 from echo2d.sim.faults import Schedule, WorkerSpec

@@ -2,7 +2,8 @@
 
 import pytest
 
-from echo2d.core.figures import FAULTS_MAX, VERSIONS_MEASURED_MAX, Figures, publish_every_auto, quantile
+from echo2d.core.estimators import quantile
+from echo2d.core.figures import FAULTS_MAX, VERSIONS_MEASURED_MAX, Figures, publish_every_auto
 
 
 @pytest.mark.parametrize(
@@ -59,3 +60,24 @@ def test_the_same_fault_again_is_one_line_and_the_newest() -> None:
         ("b", 10.0, 1),
         ("a", 12.0, 2),
     ]
+
+
+def test_the_bubble() -> None:
+    figures = Figures()
+    assert (figures.bubble_ratio, figures.bubble(1)) == (None, None)
+    for _ in range(2):
+        figures.session_opened()
+        figures.now += 1000.0  # the learner starts; that is no waiting
+        for step in range(3):
+            figures.trained(step, (), 3.0)
+            figures.now += 4.0
+    assert figures.bubble_ratio == 0.25
+    assert (figures.learner_train_s, figures.learner_wait_s) == (12.0, 4.0)
+    assert figures.bubble(1) == 0.0, "it did not wait for data"
+    figures.learner_waits(waits=True)
+    figures.now += 4.0
+    assert figures.bubble(1) == 0.5
+    figures.learner_waits(waits=False)
+    assert figures.bubble(1) == 0.5
+    assert figures.starved_s == 4.0
+    assert figures.measures.t_train.value == 3.0

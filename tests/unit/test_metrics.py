@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from echo2d.core.coordinator_io import BatchCommitted, EpochOpened
 from echo2d.core.gateway_io import CallAsked, CallId
-from echo2d.core.ids import Digest, Epoch, LeaseId, Version
+from echo2d.core.ids import Digest, LeaseId, PeerId, Version
 from echo2d.core.worker_io import EngineRefitFailed, EngineRefitted, GenerationFailed, SampleProgressed
 from echo2d.runtime import metrics as metrics_module
 from echo2d.runtime.coordinator_metrics import CoordinatorMetrics
@@ -36,6 +35,7 @@ def trained() -> dict[str, Any]:
     world.drain()
     world.handle(CallAsked(CallId(0), b"\1\0\0\0", 1, 8, 1.0, 1.0, (), None, Version(99), ""))
     figures = world.state._figures
+    figures.measures.settle(1.0, {PeerId("a"): 1.0}, now=world.now)
     figures.fault("lease", "x")
     figures.dropped("stale", 2, [40, 60, 80])
     figures.refused_results["bad"] += 1
@@ -119,21 +119,6 @@ def test_what_is_not_known_has_no_sample(tmp_path: Path) -> None:
     assert "echo2d_newest_version" not in seen
     assert not any(name.startswith("echo2d_recent_") for name in seen)
     assert "echo2d_serving_version" not in values(WorkerMetrics().render({**WORKER, "serving_version": None}))
-
-
-def test_the_bubble(tmp_path: Path) -> None:
-    made = coordinator(tmp_path)
-    assert made.status() == {"bubble_ratio": None}
-    at = 100.0
-    for epoch in (1, 2):
-        made.durable(EpochOpened(Epoch(epoch), 0), now=at)
-        at += 1000.0  # the learner starts; that is no waiting
-        for step in range(3):
-            made.durable(BatchCommitted(step, Epoch(epoch), DIGEST, 3.0), now=at)
-            at += 4.0
-    assert made.status() == {"bubble_ratio": 0.25}
-    seen = values(made.render(trained()))
-    assert (seen["echo2d_learner_train_seconds_total"], seen["echo2d_learner_wait_seconds_total"]) == (12.0, 4.0)
 
 
 def test_what_a_worker_counts() -> None:

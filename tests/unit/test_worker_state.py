@@ -1,6 +1,7 @@
 """The worker's machine as a whole: its parts meet here."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -26,12 +27,14 @@ from echo2d.core.messages import (
     ApplyFailed,
     Drain,
     EdgePeer,
+    ForgetForm,
     FrameAccused,
     Goodbye,
     HeldLease,
     LeaseCancelled,
     LeaseFailed,
     LeaseGranted,
+    LeaseProgress,
     PlanEdges,
     RefitDone,
     RefitFailed,
@@ -48,11 +51,14 @@ from echo2d.core.worker_io import (
     AbortGeneration,
     ApplyCancelled,
     ApplyForm,
+    ApplyRejected,
     ArrivalFailed,
     ControlDown,
     ControlUp,
     DropForm,
+    EngineRefitFailed,
     GenerationFailed,
+    HoldEngines,
     LabelSpan,
     RootVerified,
     Said,
@@ -63,6 +69,7 @@ from echo2d.core.worker_io import (
     StartGeneration,
     StopAsked,
 )
+from echo2d.core.worker_leases import ENGINE_STALL_S
 from echo2d.core.worker_state import Action, Event, WorkerState
 from tests.worker_kit import RUN, a_key, a_refit, a_refit_failure, a_root, a_snapshot, an_order
 
@@ -232,6 +239,40 @@ def test_a_form_that_gave_way_to_another_is_not_waited_for(machine: Machine) -> 
     assert machine.on(RootVerified(root), Said(a_plan(root.form)))
     assert DropForm(root.form) in machine.on(relay_io.FormForgotten(root.form))
     assert ApplyForm(root.form) not in machine.on(ApplyCancelled(root.form), relay_io.DeadlinePassed())
+
+
+def test_in_exclusive_mode_engines_stand_still_while_a_version_comes() -> None:
+    machine = Machine()
+    machine.on(ControlUp(replace(WELCOME, exclusive=True)))
+    machine.serve(0)
+    machine.on(Said(LEASE))
+    root = a_root(1)
+    assert HoldEngines(True) in machine.on(RootVerified(root))
+    machine.now = 10 * ENGINE_STALL_S  # which counts for nothing meanwhile
+    assert machine.said(relay_io.DeadlinePassed()) == [LeaseProgress(LeaseId(1), 1, ())]
+    assert HoldEngines(False) not in machine.on(a_snapshot(root))
+    assert HoldEngines(False) in machine.on(a_refit(1))
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        a_refit_failure(1, LABEL),
+        ApplyRejected(a_root(1).form, "disk full"),
+        ArrivalFailed(a_root(1).form, "disk full"),
+        Said(VersionsRevoked(Epoch(2), (a_key(1),))),
+        Said(ForgetForm(a_root(1).form)),
+    ],
+)
+def test_engines_go_on_when_the_version_does_not_come(end: Event) -> None:
+    machine, root = Machine(), a_root(1)
+    machine.on(ControlUp(replace(WELCOME, exclusive=True)))
+    machine.serve(0)
+    machine.on(Said(LEASE), RootVerified(root))
+    if isinstance(end, EngineRefitFailed):
+        machine.on(a_snapshot(root))
+    assert HoldEngines(False) in machine.on(end)
+    assert machine.state.running == 1
 
 
 def test_a_drained_worker_leaves_when_all_is_answered(machine: Machine) -> None:

@@ -63,6 +63,12 @@ class SglangEngine:
             raise EngineFault("adapters are served by the torch engine only")
         return await self._serving.refit(snapshot, label)
 
+    async def hold(self) -> None:
+        await self._serving.hold()
+
+    async def release(self) -> None:
+        await self._serving.release()
+
     async def generate(self, request: GenerateRequest) -> AsyncIterator[SampleDelta]:
         call, eos = self._admit(request)
         try:

@@ -68,14 +68,15 @@ class Serving:
         self.updates = 0
         self._dialect: Dialect | None = None
         self._running = False
-        self._quiet = asyncio.Event()  # no refit is under way
+        self._held = False
+        self._quiet = asyncio.Event()  # no refit is under way, and it is not held
         self._quiet.set()
         self._refits = asyncio.Lock()
         self._examining = asyncio.Lock()
 
     @property
     def quiet(self) -> bool:
-        """No refit is under way."""
+        """No refit is under way, and it is not held."""
         return self._quiet.is_set()
 
     def start(self) -> None:
@@ -112,6 +113,36 @@ class Serving:
                 report = await self._swap(await self._attached(), order)
             self.layout = layout
             return report
+
+    async def hold(self) -> None:
+        """As a refit begins: requests are cut, and go on as new ones."""
+        async with self._refits:
+            if self._held or self.server is None or self.label is None:
+                return
+            self._quiet.clear()
+            try:
+                await swap.stop(self.server, self.mode)
+                self._held = True
+            except Doubtful as fault:
+                await self.doubt(str(fault))
+                raise
+            finally:
+                if not self._held:
+                    self._quiet.set()
+
+    async def release(self) -> None:
+        async with self._refits:
+            if not self._held:
+                return
+            self._held = False
+            try:
+                if self.server is not None:
+                    await swap.go_on(self.server)
+            except Doubtful as fault:
+                await self.doubt(str(fault))
+                raise
+            finally:
+                self._quiet.set()
 
     # --- for requests
 
@@ -202,7 +233,8 @@ class Serving:
         self._quiet.clear()
         try:
             try:
-                await swap.stop(server, order.mode)
+                if not self._held:
+                    await swap.stop(server, order.mode)
             except Doubtful:
                 raise
             except EngineFault:
@@ -212,7 +244,8 @@ class Serving:
             await swap.update(server, self._dialect, order)
             await require_unchanged(order)
             self.label = order.label
-            await swap.go_on(server)
+            if not self._held:
+                await swap.go_on(server)
             done = True
             return RefitReport(order.label, _now() - began)
         except Doubtful as fault:
@@ -221,7 +254,8 @@ class Serving:
         finally:
             if not done:
                 self._serve_nothing()
-            self._quiet.set()
+            if not self._held:
+                self._quiet.set()
 
     def _serve_nothing(self) -> None:
         self.label = None

@@ -88,6 +88,7 @@ class Decoder:
         self._output: Output = []
         self._emitted_at = 0.0
         self._next_step_at = 0.0
+        self._still = False  # no token until it is told to go on
         self._stopping = False
 
     def post(self, call: Callable[[], None]) -> None:
@@ -135,6 +136,13 @@ class Decoder:
         self.label = label
         return RefitReport(label, time.monotonic() - started)
 
+    def hold(self) -> None:
+        self._emit_held()
+        self._still = True
+
+    def release(self) -> None:
+        self._still = False
+
     def digests(self) -> dict[str, bytes]:
         if self.policy is None:
             raise EngineFault("no version is loaded")
@@ -154,7 +162,7 @@ class Decoder:
     def _do_posted(self) -> None:
         """Run all posted calls; wait for more while there is nothing to decode or the pace forbids it."""
         while not self._stopping:
-            idle = not (self.running or self._waiting)
+            idle = self._still or not (self.running or self._waiting)
             pause_s = self._next_step_at - time.monotonic()
             try:
                 call = self._posted.get(block=idle or pause_s > 0, timeout=None if idle else max(pause_s, 0.0))

@@ -89,6 +89,12 @@ class TorchEngine:
             prepared = await asyncio.to_thread(prepare, snapshot, decoder.policy, self._options.dtype, base)
             return await self._on_decoder(partial(decoder.swap, prepared, label))
 
+    async def hold(self) -> None:
+        await self._on_decoder(self._started().hold)
+
+    async def release(self) -> None:
+        await self._on_decoder(self._started().release)
+
     async def generate(self, request: GenerateRequest) -> AsyncIterator[SampleDelta]:
         decoder = self._started()
         stream = self._submit(decoder, request)
