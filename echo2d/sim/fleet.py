@@ -24,6 +24,9 @@
     gamma = 1.1
     mode = "background"          # or "exclusive"
     pause_s = 5                  # of a refit; also t_gen_s, the seconds that one trajectory takes
+    [centralized]                # optional: the same training, rollouts and all, in one data centre, to compare with
+    step_s = 200
+    usd_per_h = 24
     [simulate]                   # for `echo2d simulate` alone, as are stay_h, notice_s, ... of a fleet
     hours = 24
     gen_sigma = 0.5
@@ -111,6 +114,20 @@ class PolicyTable(Table):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CentralizedTable(Table):
+    """What the fleet is compared with."""
+
+    TABLE: ClassVar[str] = "centralized"
+
+    step_s: float = key("seconds of a train step, rollouts included", above=0.0, high=SECONDS_MAX)
+    usd_per_h: float = key("of all machines, learner included", low=0.0, high=USD_MAX)
+
+    @property
+    def usd_per_step(self) -> float:
+        return self.usd_per_h * self.step_s / 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SimulateTable(Table):
     """What only `simulate` asks."""
 
@@ -132,6 +149,7 @@ class Fleet:
     workers: tuple[WorkersTable, ...]
     policy: PolicyTable
     simulate: SimulateTable
+    centralized: CentralizedTable | None = None
 
     def __post_init__(self) -> None:
         kappa, kappa_max = self.learner.publish_every, self.learner.staleness_max + 1
@@ -167,7 +185,7 @@ def load_fleet(path: Path) -> Fleet:
 
 def read_fleet(document: Mapping[str, Any]) -> Fleet:
     """From a parsed file."""
-    tables = ("learner", "model", "fleet", "policy", "simulate")
+    tables = ("learner", "model", "fleet", "policy", "centralized", "simulate")
     for name in document:
         if name not in tables:
             raise OperatorFault(f"[{name}]: unknown table; expected {', '.join(tables)}")
@@ -180,6 +198,7 @@ def read_fleet(document: Mapping[str, Any]) -> Fleet:
         tuple(WorkersTable.read(kind) for kind in kinds),
         PolicyTable.read(table_of(document, "policy")),
         SimulateTable.read({"group_size": _divisor(document), **table_of(document, "simulate")}),
+        CentralizedTable.read(table_of(document, "centralized")) if "centralized" in document else None,
     )
 
 

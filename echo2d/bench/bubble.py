@@ -1,0 +1,263 @@
+"""One point of bubble over throughput, from a real run on this machine: only engines and learner are stand-ins.
+
+    this process                                   other processes, as in any run
+    a learner that sleeps T_train a step --HTTP--> echo2d coordinate: ledger, task process, seed
+                                                     | seed -> relay -> worker -> worker: a chain of lines of UPLINK
+                                                   echo2d join --relay-only, echo2d join --engine fake, twice
+
+The learner is an ordinary client: it takes batch n + 1 while step n "trains", commits, publishes random bytes. The
+engines make TOKENS tokens a trajectory at a set rate, so mu_pool is what was asked for; T_bcast, T_train and the bubble
+are measured. The relay's line makes both workers wait equally long for a version. A publish period in which this
+machine stood still for a moment does not count, nor do the next few. Not here: what the bubble should be
+(`core.capacity`).
+"""
+
+import json
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from echo2d.bench.programs import Programs, wait_for
+from echo2d.client import Batch, Coordinator
+from echo2d.core.capacity import Demand, Mode
+from echo2d.errors import Fault
+from echo2d.runtime.tokens import create_token
+
+T_TRAIN_S = 0.8
+PER_STEP, STALENESS, KAPPA = 12, 4, 3
+PERIODS = 30  # publish periods that count
+WARM_PERIODS = 4  # that do not, at the start and after a stall: more than twice S + 1 steps
+PERIODS_MAX = 8 * PERIODS  # then this machine has too much else to do
+WORKERS, SLOTS = 2, 3  # so many that an engine is never without one
+TOKENS = 8  # of each trajectory: the fewest of the fake engine
+VERSION_BYTES, UPLINK = 500_000, 20e6  # a version takes so many bits over so many bits/s
+START_S = 120.0  # three daemons on a busy machine
+STALL_S_MAX = 0.5  # longer than this no thread waits for a core, unless the machine stands still
+POLL_S = 0.05
+
+CONFIG = """\
+[run]
+run_dir = "{run}/coordinator"
+snapshot_root = "{run}/snapshots"
+[coordinator]
+port = 0
+[policy]
+staleness_max = {staleness}
+publish_every = {kappa}
+trajectories_per_step = {per_step}
+group_size = 1
+filter_zero_variance = false
+[sampling]
+max_new_tokens = {tokens}
+vocab_size = 512
+[task]
+name = "echo2d.bench.cheap_task:CheapTask"
+options = {{ prompt_tokens = 4, vocab_size = 512 }}
+processes = 1
+[dissemination]
+shape = "chain"
+delta = false
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One point. mu_pool: as set, trajectories/s; t_bcast_s, pause_s: medians; spoiled: periods that did not count."""
+
+    mode: Mode
+    mu_pool: float
+    t_train_s: float
+    t_bcast_s: float
+    pause_s: float
+    bubble: float
+    periods: int
+    max_staleness: int
+    dropped: int
+    spoiled: int
+
+    @property
+    def demand(self) -> Demand:
+        return demand(self.mode, self.t_train_s, self.t_bcast_s, self.pause_s, self.mu_pool)
+
+
+def demand(mode: Mode, t_train_s: float, t_bcast_s: float, pause_s: float, mu_pool: float) -> Demand:
+    """Of the learner here. A trajectory takes as long as all slots' worth of them at the pool's rate."""
+    t_gen_s = WORKERS * SLOTS / mu_pool
+    return Demand(t_train_s, PER_STEP, STALENESS, KAPPA, t_bcast_s, mode, pause_s, t_gen_s)
+
+
+def measure(mode: Mode, mu_pool: float) -> Measured:
+    """The point. Fault: this machine stood still again and again."""
+    with tempfile.TemporaryDirectory(prefix="echo2d-bubble-") as folder, _Run(Path(folder), mode, mu_pool) as run:
+        return run.measure()
+
+
+class _Stalls:
+    """A thread that wants to look every POLL_S, and notes how much later it got to."""
+
+    def __init__(self) -> None:
+        self._worst_s = 0.0
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="stalls", daemon=True)
+        self._thread.start()
+
+    def take(self) -> float:
+        """Seconds of the worst one since it was asked last."""
+        worst_s, self._worst_s = self._worst_s, 0.0
+        return worst_s
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        seen = time.monotonic()
+        while not self._stopped.wait(POLL_S):
+            now = time.monotonic()
+            self._worst_s, seen = max(self._worst_s, now - seen - POLL_S), now
+
+
+class _Run:
+    """The programs of one point, in a directory of its own."""
+
+    def __init__(self, folder: Path, mode: Mode, mu_pool: float) -> None:
+        self._folder, self._mode, self._mu_pool = folder, mode, mu_pool
+        self._programs = Programs(folder / "logs")
+        self._rng = np.random.default_rng(0)
+        self._cleanup = ExitStack()
+
+    def __enter__(self) -> Self:
+        (self._folder / "snapshots").mkdir()
+        config = self._folder / "run.toml"
+        config.write_text(
+            CONFIG.format(run=self._folder, staleness=STALENESS, kappa=KAPPA, per_step=PER_STEP, tokens=TOKENS)
+        )
+        with ExitStack() as cleanup:
+            cleanup.callback(self._programs.stop)
+            self._programs.start("coordinator", "-m", "echo2d", "coordinate", "--config", str(config))
+            run = self._folder / "coordinator"
+            announced = json.loads(wait_for(run / "coordinator.json", self._programs, START_S))
+            self._url = str(announced["url"])
+            self._join("relay", "--relay-only")
+            for number in range(1, WORKERS + 1):
+                pace = TOKENS * self._mu_pool / WORKERS
+                self._join(f"worker-{number}", "--engine=fake", f"--slots={SLOTS}", f"--tokens-per-s-max={pace}")
+            self._intake = cleanup.enter_context(ThreadPoolExecutor(1))
+            token = run / "tokens" / "learner.token"
+            self._client = cleanup.enter_context(Coordinator(self._url, token_file=token))
+            self._cleanup = cleanup.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._cleanup.close()
+
+    def measure(self) -> Measured:
+        """Whole publish periods, from one publish to another."""
+        self._wait_for_workers()
+        self._client.open_session(0)
+        self._publish(0)
+        learner, stalls = _Learner(self._client, self._intake, self._publish), _Stalls()
+        self._cleanup.callback(stalls.stop)
+        counted = self._periods(learner, stalls)
+        facts = self._client.status()
+        waited_s, trained_s = (sum(each) for each in zip(*counted, strict=True))
+        return Measured(
+            self._mode,
+            self._mu_pool,
+            trained_s / (KAPPA * PERIODS),
+            median(facts["t_bcast_s"][-PERIODS:]),
+            median(facts["refit_pause_s"][-WORKERS * PERIODS :]),
+            waited_s / (waited_s + trained_s),
+            PERIODS,
+            max(map(int, facts["staleness"])),
+            facts["trajectories"]["dropped"],
+            learner.steps // KAPPA - WARM_PERIODS - PERIODS,
+        )
+
+    def _periods(self, learner: "_Learner", stalls: _Stalls) -> list[tuple[float, float]]:
+        """Seconds waited and trained in each one that counts."""
+        counted: list[tuple[float, float]] = []
+        rest = WARM_PERIODS
+        for _ in range(PERIODS_MAX):
+            waited_s, trained_s = learner.period()
+            self._programs.check()
+            if stalls.take() > STALL_S_MAX:
+                rest = WARM_PERIODS
+            elif rest:
+                rest -= 1
+            else:
+                counted.append((waited_s, trained_s))
+            if len(counted) == PERIODS:
+                return counted
+        raise Fault(f"of {PERIODS_MAX} publish periods this machine stood still in too many")
+
+    def _join(self, name: str, *flags: str) -> None:
+        token, run = self._folder / f"{name}.token", self._folder / "coordinator"
+        create_token(run, name, role="worker", url=self._url, out=token, max_workers=1, expires="1d")
+        where = (f"--token-file={token}", f"--state-dir={self._folder / name}", f"--name={name}")
+        limit = f"--uplink-limit={UPLINK / 1e6:g}mbit"
+        self._programs.start(name, "-m", "echo2d", "join", self._url, *where, limit, *flags)
+
+    def _wait_for_workers(self) -> None:
+        deadline = time.monotonic() + START_S
+        while not _all_here(self._client.status()):
+            self._programs.check()
+            if time.monotonic() > deadline:
+                raise Fault(f"the workers have not joined within {START_S:.0f} s")
+            time.sleep(POLL_S)
+
+    def _publish(self, version: int) -> None:
+        folder = self._folder / "snapshots" / f"v{version}"
+        folder.mkdir()
+        for name in ("config.json", "tokenizer.json"):
+            (folder / name).write_text("{}")
+        weights = self._rng.integers(1 << 16, size=VERSION_BYTES // 2, dtype="<u2")
+        save_file({"weights": weights}, folder / "model.safetensors")
+        self._client.publish(version, folder)
+
+
+def _all_here(facts: dict[str, Any]) -> bool:
+    return [one["alive"] for one in (*facts["workers"], *facts["relays"])] == [True] * (WORKERS + 1)
+
+
+class _Learner:
+    """Takes, "trains", commits, publishes. _mark: when the last step was ready."""
+
+    def __init__(self, client: Coordinator, intake: ThreadPoolExecutor, publish: Callable[[int], None]) -> None:
+        self._client, self._intake, self._publish = client, intake, publish
+        self.steps = 0
+        self._coming: Future[Batch] = intake.submit(client.take_batch, 1)
+        self._mark = time.monotonic()
+
+    def period(self) -> tuple[float, float]:
+        """From one publish to the next: seconds waited, and trained."""
+        steps = [self._step() for _ in range(KAPPA)]
+        self._publish(self.steps)
+        self._client.checkpoint(self.steps)
+        return sum(waited_s for waited_s, _ in steps), sum(trained_s for _, trained_s in steps)
+
+    def _step(self) -> tuple[float, float]:
+        """What commits and publishes take is part of T_train, as in a learner whose steps have a floor."""
+        asked = time.monotonic()
+        batch = self._coming.result()
+        waited_s = time.monotonic() - asked
+        self.steps += 1
+        self._coming = self._intake.submit(self._client.take_batch, self.steps + 1)
+        time.sleep(max(0.0, self._mark + waited_s + T_TRAIN_S - time.monotonic()))
+        now = time.monotonic()
+        trained_s, self._mark = now - self._mark - waited_s, now
+        self._client.commit(batch, t_train_s=trained_s)
+        return waited_s, trained_s

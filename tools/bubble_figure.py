@@ -1,0 +1,144 @@
+"""Bubble over mu_pool / mu_min by the formula, simulated, and in a real run: docs/figures/bubble.{csv,png}.
+
+`python -m tools.bubble_figure` computes the first two columns anew for the points that docs/figures/bubble_run.csv has;
+`--run` first measures those that it lacks (`echo2d.bench.bubble`: programs on loopback, about a minute and a half each,
+so half an hour for all; it goes on where it was stopped). What a run measured (T_train, T_bcast, the pause of a refit)
+goes into formula and simulation: what they predict is the bubble.
+"""
+
+import argparse
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from echo2d.bench.bubble import SLOTS, T_TRAIN_S, WORKERS, Measured, demand, measure
+from echo2d.core.capacity import Demand, Mode, bubble, mu_min
+from echo2d.sim.fleet import Fleet, read_fleet
+from echo2d.sim.fleet_world import FleetWorld
+from echo2d.sim.scenario import MBIT
+from tools.artefacts import FIGURES, cell, read, write
+
+MODES: tuple[Mode, ...] = ("background",)
+RATIOS = (0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3)  # aimed at, with T_bcast as it usually is; the CSV has what they were
+T_BCAST_S = 0.33
+RUNS, BUBBLES, PICTURE = (FIGURES / name for name in ("bubble_run.csv", "bubble.csv", "bubble.png"))
+SIMULATED_PERIODS = 200
+LINK_MBPS = 1000.0  # of the simulated workers; the version is as large as makes T_bcast
+GEN_SIGMA = 0.1  # samples of the real engine are equally long, but share its pace with others
+
+
+def pool(mode: Mode, ratio: float) -> float:
+    """mu_pool to set for this ratio."""
+    needed = mu_min(demand(mode, T_TRAIN_S, T_BCAST_S, 0.0, 20.0))  # the rate of generation does not bind here
+    assert needed is not None
+    return ratio * needed
+
+
+def run(path: Path) -> None:
+    """Measure what the file lacks."""
+    rows: list[dict[str, Any]] = list(read(path))
+    for ratio in RATIOS:
+        for mode in MODES:
+            if any(row["mode"] == mode and row["aimed_at"] == str(ratio) for row in rows):
+                continue
+            print(f"{mode} {ratio}: point {len(rows) + 1} of {len(RATIOS) * len(MODES)}", file=sys.stderr, flush=True)
+            rows.append({"aimed_at": str(ratio), **asdict(measure(mode, pool(mode, ratio)))})
+            write(path, rows)
+
+
+def measured(row: Mapping[str, str]) -> Measured:
+    floats = ("mu_pool", "t_train_s", "t_bcast_s", "pause_s", "bubble")
+    ints = ("periods", "max_staleness", "dropped", "spoiled")
+    numbers: dict[str, Any] = {name: float(row[name]) for name in floats} | {name: int(row[name]) for name in ints}
+    return Measured(mode="exclusive" if row["mode"] == "exclusive" else "background", **numbers)
+
+
+def compared(points: Sequence[Measured]) -> Iterator[dict[str, Any]]:
+    """The rows of the figure."""
+    for point in sorted(points, key=lambda one: (one.mode, one.mu_pool)):
+        needs = point.demand
+        needed = mu_min(needs)
+        assert needed is not None
+        found = {
+            "formula": bubble(needs, point.mu_pool),
+            "simulated": simulated(needs, point.mu_pool),
+            "measured": point.bubble,
+        }
+        yield {
+            "mode": point.mode,
+            "mu_pool_over_mu_min": point.mu_pool / needed,
+            "t_bcast_over_period": needs.t_bcast_s / needs.period_s,
+            **found,
+            "spread": max(found.values()) - min(found.values()),
+        }
+
+
+def simulated(needs: Demand, mu_pool: float) -> float:
+    """The bubble of the same workers in virtual time."""
+    return float(FleetWorld(_fleet(needs, mu_pool)).run()["bubble"])
+
+
+def _fleet(needs: Demand, mu_pool: float) -> Fleet:
+    spread_s = max(1e-3, needs.t_bcast_s - needs.pause_s)
+    worker = {"name": "w", "count": WORKERS, "trajectories_per_h": 3600.0 * mu_pool / WORKERS, "rtt_ms": 1}
+    return read_fleet(
+        {
+            "learner": {
+                "t_train_s": needs.t_train_s,
+                "trajectories_per_step": needs.trajectories_per_step,
+                "staleness_max": needs.staleness_max,
+                "publish_every": needs.publish_every,
+                "uplink_mbps": 10 * LINK_MBPS,
+            },
+            "model": {"params": spread_s * LINK_MBPS * MBIT, "bytes_per_param": 1},
+            "fleet": [{**worker, "downlink_mbps": LINK_MBPS, "uplink_mbps": 10 * LINK_MBPS}],
+            "policy": {
+                "mode": needs.mode,
+                "pause_s": needs.pause_s,
+                "t_gen_s": WORKERS * SLOTS / mu_pool,
+                "gamma": 10.0,  # all work
+            },
+            "simulate": {
+                "hours": SIMULATED_PERIODS * needs.period_s / 3600.0,
+                "group_size": 1,
+                "gen_sigma": GEN_SIGMA,
+                "train_sigma": 0.0,
+            },
+        }
+    )
+
+
+def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    for axes, mode in zip(figure.subplots(1, len(MODES), sharey=True), MODES, strict=True):
+        mine = [row for row in rows if row["mode"] == mode]
+        across = [row["mu_pool_over_mu_min"] for row in mine]
+        for kind, style in {"formula": "k--", "simulated": "s-", "measured": "o-"}.items():
+            axes.plot(across, [100 * row[kind] for row in mine], style, label=kind, markersize=5)
+        axes.axvline(1.0, color="#999999", linewidth=0.8)
+        axes.set(title=f"{mode}: {len(mine)} runs", xlabel="mu_pool / mu_min", ylabel="bubble, %")
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.savefig(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--run", action="store_true", help="measure the points that bubble_run.csv lacks")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # nothing is left running either way
+    if parser.parse_args().run:
+        run(RUNS)
+    rows = list(compared([measured(row) for row in read(RUNS)]))
+    write(BUBBLES, rows)
+    draw(rows, PICTURE)
+    for row in rows:
+        print(*(cell(value) for value in row.values()))
+
+
+if __name__ == "__main__":
+    main()
