@@ -44,7 +44,9 @@ sglang-test: $(READY)
 
 figures: $(READY)
 	$(BIN)/python tools/figures.py $(ARGS)
-	$(BIN)/python tools/capacity_figures.py
+	$(BIN)/python -m tools.broadcast_figure
+	$(BIN)/python -m tools.bubble_figure $(if $(RUN),--run)
+	$(BIN)/python -m tools.cost_table
 
 mutants: $(READY)
 	$(BIN)/python tools/mutants.py $(ARGS)

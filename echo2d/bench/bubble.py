@@ -42,7 +42,7 @@ PERIODS_MAX = 8 * PERIODS  # then this machine has too much else to do
 WORKERS, SLOTS = 2, 3  # so many that an engine is never without one
 TOKENS = 8  # of each trajectory: the fewest of the fake engine
 VERSION_BYTES, UPLINK = 500_000, 20e6  # a version takes so many bits over so many bits/s
-START_S = 120.0  # three daemons on a busy machine
+PATIENCE_S = 900.0  # for daemons and answers: machines that others use may stand still for minutes
 STALL_S_MAX = 0.5  # longer than this no thread waits for a core, unless the machine stands still
 POLL_S = 0.05
 
@@ -67,6 +67,7 @@ options = {{ prompt_tokens = 4, vocab_size = 512 }}
 processes = 1
 [dissemination]
 shape = "chain"
+mode = "{mode}"
 delta = false
 """
 
@@ -140,14 +141,13 @@ class _Run:
     def __enter__(self) -> Self:
         (self._folder / "snapshots").mkdir()
         config = self._folder / "run.toml"
-        config.write_text(
-            CONFIG.format(run=self._folder, staleness=STALENESS, kappa=KAPPA, per_step=PER_STEP, tokens=TOKENS)
-        )
+        facts = {"staleness": STALENESS, "kappa": KAPPA, "per_step": PER_STEP, "tokens": TOKENS, "mode": self._mode}
+        config.write_text(CONFIG.format(run=self._folder, **facts))
         with ExitStack() as cleanup:
             cleanup.callback(self._programs.stop)
             self._programs.start("coordinator", "-m", "echo2d", "coordinate", "--config", str(config))
             run = self._folder / "coordinator"
-            announced = json.loads(wait_for(run / "coordinator.json", self._programs, START_S))
+            announced = json.loads(wait_for(run / "coordinator.json", self._programs, PATIENCE_S))
             self._url = str(announced["url"])
             self._join("relay", "--relay-only")
             for number in range(1, WORKERS + 1):
@@ -155,7 +155,7 @@ class _Run:
                 self._join(f"worker-{number}", "--engine=fake", f"--slots={SLOTS}", f"--tokens-per-s-max={pace}")
             self._intake = cleanup.enter_context(ThreadPoolExecutor(1))
             token = run / "tokens" / "learner.token"
-            self._client = cleanup.enter_context(Coordinator(self._url, token_file=token))
+            self._client = cleanup.enter_context(Coordinator(self._url, token_file=token, timeout_s=PATIENCE_S))
             self._cleanup = cleanup.pop_all()
         return self
 
@@ -212,11 +212,11 @@ class _Run:
         self._programs.start(name, "-m", "echo2d", "join", self._url, *where, limit, *flags)
 
     def _wait_for_workers(self) -> None:
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + PATIENCE_S
         while not _all_here(self._client.status()):
             self._programs.check()
             if time.monotonic() > deadline:
-                raise Fault(f"the workers have not joined within {START_S:.0f} s")
+                raise Fault(f"the workers have not joined within {PATIENCE_S:.0f} s")
             time.sleep(POLL_S)
 
     def _publish(self, version: int) -> None:

@@ -10,6 +10,7 @@ Reviews, one a publish period, compare mu_pool, the measured throughput of the a
     the cheapest set costs SAVING less        likewise: it replaces the present one
     anything else                             nothing: noise in mu must not move workers about
 
+mu_pool is of those that are here, each in full: who goes is replaced at once, so its availability counts in rho alone.
 After a change there is none for cool_down_s (a broadcast and a warm-up: until then it does not show), and who was
 activated stays for hold_s. At the start, and when an active worker is lost, nothing is waited with: until the target
 has been met, whoever is here or comes is activated at once. Where no throughput is enough, all work. Without `by_cost`
@@ -77,7 +78,7 @@ class Activation:
 
         leaving: those that said that they will be taken away: they take no more leases.
         """
-        here = {offer.name: offer for offer in offers if offer.name not in leaving}
+        here = {offer.name: offer.present for offer in offers if offer.name not in leaving}
         lost = [name for name in self.active if name not in here]
         for name in lost:
             del self.active[name]
@@ -172,7 +173,7 @@ class Activation:
             return None
         come = tuple(name for name in here if name in wanted and name not in self.active)
         go = tuple(name for name in self.active if name not in wanted)
-        return Decision(come, go, f"{cost:.2f} usd/h instead of {present:.2f}")
+        return Decision(come, go, f"{1 - cost / present:.0%} cheaper, by rho")
 
     def check(self) -> None:
         assert all(since <= self._changed_at for since in self.active.values())

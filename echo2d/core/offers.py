@@ -46,6 +46,11 @@ class Offer:
         return self.mu * self.availability
 
     @property
+    def present(self) -> "Offer":
+        """While it is there it makes all of mu; that it may go makes it dearer, and rho is the same."""
+        return Offer(self.name, self.mu, self.usd_per_h / self.availability)
+
+    @property
     def rho(self) -> float:
         """usd per trajectory; infinite for a worker that makes none."""
         return self.usd_per_h / (3600.0 * self.counts) if self.counts > 0 else float("inf")

@@ -465,7 +465,7 @@ class FleetWorld:
         rows = []
         for kind in self._fleet.workers:
             active = [box for box in self.boxes.values() if box.kind is kind and box.here and box.peer.active]
-            mu = sum(map(self._mu, active)) * kind.availability
+            mu = sum(map(self._mu, active))
             usd = sum(box.usd_per_h for box in active)
             rows.append({"name": kind.name, "count": len(active), "rho": usd / (3600.0 * mu) if mu else None})
         return rows
