@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from echo2d.bench.bubble import T_TRAIN_S, demand
 from echo2d.core.capacity import mu_min
 from tools import bubble_figure, cost_table
 from tools.artefacts import cell, read, write
@@ -36,7 +37,7 @@ def test_formula_simulation_and_run_agree_within_three_points() -> None:
 
 
 def test_the_pool_is_set_for_the_ratio() -> None:
-    needed = mu_min(bubble_figure.demand("exclusive", bubble_figure.T_TRAIN_S, bubble_figure.T_BCAST_S, 0.0, 15.0))
+    needed = mu_min(demand("exclusive", T_TRAIN_S, bubble_figure.T_BCAST_S, 0.0, 15.0))
     assert needed is not None
     assert bubble_figure.pool("exclusive", 1.1) == pytest.approx(1.1 * needed)
 
