@@ -78,8 +78,8 @@ def line(row: Row, result: dict[str, Any]) -> str:
 
 def table(results: dict[str, dict[str, Any]]) -> str:
     head = (
-        "| row | scenario | must | T_verify / bound, warm (least-most) | cold | predicted | simulated | seed copies | load before "
-        "| reached | `echo2d bench broadcast` |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
+        "| row | scenario | must | T_verify / bound, warm (least-most) | cold | predicted | simulated | seed copies "
+        f"| load before | reached | `echo2d bench broadcast` |\n{'| --- ' * 11}|\n"
     )
     rows = "".join(line(row, results[row.arguments]) for row in ROWS if row.arguments in results)
     rivals = results.get(ROWS[0].arguments, {}).get("against", {})

@@ -354,7 +354,7 @@ async def test_a_template_that_makes_nothing_is_refused(tmp_path: Path) -> None:
 
 
 async def test_a_call_that_waits_for_too_long_is_told_to_come_back(tmp_path: Path) -> None:
-    async with a_site(tmp_path, **{"gateway.wait_s": 0.1}) as site:
+    async with a_site(tmp_path, TEMPLATE, **{"gateway.wait_s": 0.1}) as site:
         client = await site.client()
         with pytest.raises(openai.ConflictError, match="no worker served 0, nothing"):
             await client.completions.create(model="policy", prompt="5>")
@@ -383,7 +383,7 @@ async def records_of(site: Site) -> list[dict[str, Any]]:
 
 
 async def test_it_is_off_by_default(tmp_path: Path) -> None:
-    async with a_site(tmp_path, **{"gateway.enabled": False}) as site:
+    async with a_site(tmp_path, TEMPLATE, **{"gateway.enabled": False}) as site:
         client = await site.client()
         with pytest.raises(openai.NotFoundError):
             await client.models.list()

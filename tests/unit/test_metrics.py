@@ -33,7 +33,7 @@ def trained() -> dict[str, Any]:
     world.connect("a")
     train(world, 3)
     world.drain()
-    world.handle(CallAsked(CallId(0), b"\1\0\0\0", 1, 8, 1.0, 1.0, (), None, Version(99), ""))
+    world.handle(CallAsked(CallId(0), "app", b"\1\0\0\0", 1, 8, 1.0, 1.0, (), None, Version(99), ""))
     figures = world.state._figures
     figures.measures.settle(1.0, {PeerId("a"): 1.0}, now=world.now)
     figures.fault("lease", "x")
