@@ -35,6 +35,7 @@ def test_text_from_the_policy_that_is_trained(site: Site) -> None:
         learner.open_session(0)
         learner.publish(0, Path(shutil.copytree(str(site.facts["model"]), site.directory / "snapshots" / "0")))
         client = openai.OpenAI(base_url=f"{site.url()}/v1", api_key=secret(site), max_retries=0)
+        poll(lambda: is_known(client))  # coordinators look for new tokens once a second
         [model] = client.models.list().data
         assert model.id == "policy"
 
@@ -67,6 +68,14 @@ def secret(site: Site) -> str:
     out = site.directory / "app.token"
     create_token(site.run_dir, "app", role="gateway", url=site.url(), out=out, max_workers=None, expires="1d")
     return str(json.loads(out.read_text())["secret"])
+
+
+def is_known(client: openai.OpenAI) -> bool:
+    try:
+        client.models.list()
+    except openai.AuthenticationError:
+        return False
+    return True
 
 
 def records(site: Site) -> list[dict[str, Any]]:
