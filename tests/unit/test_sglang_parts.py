@@ -323,7 +323,8 @@ def sleeping_server(folder: Path) -> Launch:
     python = folder / "python"
     python.write_text("#!/bin/sh\nexec sleep 600\n")
     python.chmod(0o755)
-    return Launch(python, [], folder / "state", {"PATH": os.environ["PATH"], "PYTHONPATH": os.environ["PYTHONPATH"]})
+    kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+    return Launch(python, [], folder / "state", kept)
 
 
 async def test_two_servers_of_one_folder_have_keys_of_their_own(tmp_path: Path) -> None:
