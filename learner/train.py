@@ -14,7 +14,6 @@ believes durable is on disk, and after any crash the newest checkpoint says wher
 
 import contextlib
 import dataclasses
-import json
 import logging
 import shutil
 import time
@@ -24,7 +23,6 @@ from echo2d.client import Batch, Coordinator, IntegrityFault, Notifier, NotResum
 from learner.batches import BatchRules, Trained, faults, staleness_histogram
 from learner.checkpoint import Checkpoints
 from learner.config import LearnerConfig
-from learner.files import store_faults
 from learner.gauges import answers_by_staleness
 from learner.intake import Intake
 from learner.lora import AdapterWriter
@@ -32,6 +30,7 @@ from learner.model import Policy, StepReport
 from learner.packing import Answer, answers_of, parts
 from learner.publish import SnapshotWriter
 from learner.stopwatch import TRAIN, WAIT, Stopwatch
+from learner.tracking import Tracking, makers
 
 DAMAGED_MAX = 3  # times that a batch may come damaged: on its way that happens once, at its source always
 
@@ -62,6 +61,7 @@ class Learner:
         self._service = service or Notifier()
         _make("out_dir", config.out_dir)
         _make("snapshot_root", config.snapshot_root)
+        self._tracking = Tracking(config.out_dir, makers(config.track, config.out_dir))
         if not resume and self._checkpoints:
             raise OperatorFault(f"{directory} is not empty; use --resume or another learner.out_dir")
         self._policy = Policy(config)
@@ -78,6 +78,7 @@ class Learner:
             self._checkpoint()
         with contextlib.suppress(Unanswered):  # the next session's resume_step says the same
             self._tell_durable(wait=True)
+        self._tracking.close()
 
     def _train(self) -> None:
         self._service.starting(f"opening a session at {self._config.url}")
@@ -223,9 +224,7 @@ class Learner:
             "published": self._published,
             "seconds": self.watch.lap(),
         }
-        path = self._config.out_dir / "metrics.jsonl"
-        with store_faults("cannot write", path), path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        self._tracking.note(row)
         groups = " ".join(f"group={group.group_id}" for group in batch.groups)  # the id they have in every other log
         facts = f"reward={row['reward_mean']:.3f} loss={report.loss:.4f} t_train_s={t_train_s:.3f}"
         log.info("trained step=%d epoch=%d digest=%s %s %s", batch.step, self._epoch, batch.digest[:12], facts, groups)
