@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bench": {"core", "config", "errors", "client", "runtime", "sim"} | SHELLS,
     "cli": {"config", "quantities", "runtime", "client", "sim", "bench", "errors"},
     "learner": {"client"},
-    "tools": {"client", "core", "store", "sim", "bench", "errors"},
+    "tools": {"client", "core", "store", "sim", "bench", "tasks", "errors"},
 }
 CORE_BANS = {
     "asyncio",

@@ -125,7 +125,8 @@ def test_a_missing_package_is_told_at_the_start(name: str, tmp_path: Path, monke
         makers([name], tmp_path)
 
 
-def test_tensorboard_reads_what_was_shown(tmp_path: Path) -> None:
+def test_tensorboard_reads_what_was_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracking, "CLOSE_S", 50.0)  # torch is imported meanwhile
     reason = "tensorboard is not installed: pip install 'echo2d[tensorboard]'"
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason=reason)
     books = Tracking(tmp_path, makers(["tensorboard"], tmp_path))
