@@ -22,7 +22,7 @@ from examples.own_loop import publish, too_old
 LR, MICRO_BATCH = 1e-4, 64
 
 
-class Feed(TrainerCallback):
+class Feed(TrainerCallback):  # type: ignore[misc]  # it has no types
     """The batches of a session, in the order of train steps."""
 
     def __init__(self, coordinator: Coordinator, session: Session, base: Path, root: Path) -> None:
@@ -54,7 +54,7 @@ class Feed(TrainerCallback):
             self._published = step
 
 
-class StaleGRPOTrainer(GRPOTrainer):
+class StaleGRPOTrainer(GRPOTrainer):  # type: ignore[misc]  # nor has TRL
     """The clip counts from the rollout's logprobs; without vLLM, TRL takes the data for its own, and fresh."""
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -1,17 +1,20 @@
 """`python -m learner --config run.toml [--resume]`: train until the last step.
 
+On N GPUs, or with N processes on a CPU: `torchrun --nproc-per-node N -m learner --config run.toml` (`ranks`).
 Exit code 0: done, or stopped by SIGINT or SIGTERM after the step at hand, checkpointed; 1: failed while running, and
 `--resume` goes on; 2: the operator's mistake, among them a second learner: the older one ends, and to start it again
 would end the newer one. A second signal ends it at once.
 """
 
 import argparse
+import contextlib
 import gc
 import logging
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from echo2d.client import (
     Coordinator,
@@ -22,8 +25,11 @@ from echo2d.client import (
     StoreFault,
     print_tables,
 )
-from learner.config import LearnerConfig, notifier
+from learner.config import LearnerConfig, Place, notifier, place
 from learner.intake import Intake
+
+if TYPE_CHECKING:
+    from learner.ranks import Rendezvous
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -31,39 +37,72 @@ def main(arguments: list[str] | None = None) -> int:
     if options.print_config:
         print(print_tables(LearnerConfig), end="")  # noqa: T201 - it was asked for
         return 0
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    here = place()
+    which = f"rank={here.rank} " if here.rank else ""
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s %(levelname)s %(name)s {which}%(message)s")
+    ranks = _OneLine(here)
     try:
-        _run(options.config, resume=options.resume, profile=options.profile)
+        _run(options, here, ranks)
     except Fenced as fault:
-        return _last_word(f"a newer learner has the run ({fault}); this one is over", 2)
+        return ranks.last_word(f"a newer learner has the run ({fault}); this one is over", 2)
     except OperatorFault as fault:
-        return _last_word(str(fault), 2)
+        return ranks.last_word(str(fault), 2)
     except (PeerFault, IntegrityFault, StoreFault, OSError, FloatingPointError) as fault:
-        return _last_word(str(fault), 1)
+        return ranks.last_word(str(fault), 1)
+    except RuntimeError as error:
+        if not ranks.is_loss(error):
+            raise
+        return ranks.last_word(f"lost another rank: {error}", 1)
     return 0
 
 
-def _last_word(line: str, code: int) -> int:
-    print(f"learner: {line}", file=sys.stderr)  # noqa: T201
-    return code
+class _OneLine:
+    """The last word is of the rank that failed first; before they have met, of the first on each host."""
+
+    def __init__(self, here: Place) -> None:
+        self._here = here
+        self.met: Rendezvous | None = None
+
+    def last_word(self, line: str, code: int) -> int:
+        is_first = self._here.local_rank == 0 if self.met is None else self.met.first_to_say(line)
+        if is_first:
+            who = f"rank {self._here.rank}: " if self._here.rank else ""
+            print(f"learner: {who}{' '.join(line.split())}", file=sys.stderr)  # noqa: T201
+        return code
+
+    def is_loss(self, error: RuntimeError) -> bool:
+        return self.met is not None and self.met.is_loss(error)
 
 
-def _run(path: Path, *, resume: bool, profile: bool) -> None:
-    config, service, intake = LearnerConfig.load(path), notifier(), Intake()
-    with Coordinator(config.url, token_file=config.token_file, timeout_s=config.patience_s) as coordinator:
+def _run(options: argparse.Namespace, here: Place, ranks: _OneLine) -> None:
+    config, intake = LearnerConfig.load(options.config), Intake()
+    service = notifier(here)
+    if here.size > 1:
+        from learner.ranks import Rendezvous
+
+        ranks.met = Rendezvous(here)
+    with contextlib.ExitStack() as stack:
+        coordinator = None
+        if here.rank == 0:
+            opened = Coordinator(config.url, token_file=config.token_file, timeout_s=config.patience_s)
+            coordinator = stack.enter_context(opened)
 
         def stop(reason: str) -> None:
             service.stopping(f"stopping ({reason}) after the step at hand")
-            coordinator.hurry()
+            if coordinator is not None:
+                coordinator.hurry()
             intake.stop()
 
         stop_on_signals(stop)
         service.starting("loading the model")
         from learner.train import Learner  # torch takes seconds; a wrong configuration is told before
 
-        learner = Learner(config, coordinator, intake, resume=resume, service=service)
+        joined = None if ranks.met is None else ranks.met.join(config)
+        learner = Learner(
+            config, cast("Coordinator", coordinator), intake, resume=options.resume, service=service, ranks=joined
+        )
         learner.run()
-        if profile:
+        if options.profile and here.rank == 0:
             print(f"profile: {learner.watch}")  # noqa: T201 - it was asked for
 
 

@@ -4,6 +4,8 @@
                                           progress-0.pt                  the step, and what else `Policy.progress` has
                                           digests.blake3                 of all these
 
+Each rank writes its shards (__1_0.distcp ...) and has a progress of its own (progress-1.pt ...), so several hosts need
+a directory that all of them see. Another number of ranks can go on from it, without what else is in `progress`.
 Model and optimizer are copied when `save` is called and written while training goes on. A damaged newest checkpoint is
 said, and the one before it is used. So a step is reported to the coordinator as durable, which deletes its batches,
 only when it is the oldest of all that are kept: whichever is used, its next batches are there.
@@ -32,8 +34,9 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from echo2d.client import OperatorFault
 from learner.files import ASIDE, remove_directory, store_faults, whole_directory
+from learner.ranks import Channel, Ranks
 
-PROGRESS = "progress-0.pt"
+PROGRESS = "progress-{}.pt"  # of a rank
 DIGESTS = "digests.blake3"
 LINE_MAX = 200  # characters of what torch says, which may be a list of all tensors
 _NAME = re.compile(r"step-(\d+)-epoch-(\d+)")
@@ -45,9 +48,11 @@ log = logging.getLogger("echo2d.learner")
 class Checkpoints:
     """The checkpoints in one directory; the newest `keep` stay. An epoch saves a step once."""
 
-    def __init__(self, directory: Path, keep: int) -> None:
+    def __init__(self, directory: Path, keep: int, ranks: Ranks | None = None) -> None:
         self._directory = directory
         self._keep = keep
+        self._ranks = ranks or Ranks()
+        self._channel = self._ranks.channel()
         self._saving: Future[None] | None = None
 
     def __bool__(self) -> bool:
@@ -87,26 +92,43 @@ class Checkpoints:
 
         OperatorFault: there is none, or it is another model's.
         """
+        path, progress = self._ranks.share(self._newest)
+        _load(path, state, self._channel)
+        return progress[self._ranks.rank] if len(progress) == self._ranks.size else {"step": progress[0]["step"]}
+
+    def _newest(self) -> tuple[Path, list[dict[str, Any]]]:
+        """The newest whole one, with the progress of each rank that made it."""
         for path in reversed(self._all()):
             try:
-                progress = _progress(path)
+                return path, _progress(path)
             except _UNREADABLE as error:
                 log.warning("cannot read the checkpoint %s: %s", path, " ".join(str(error).split()))
-                continue
-            _load(path, state)
-            return progress
         raise OperatorFault(f"cannot read any checkpoint in {self._directory}")
 
     def _save(self, step: int, epoch: int, state: Any, progress: dict[str, Any]) -> None:
+        """In step on all ranks; all that is not shards is rank 0's."""
         target = self._directory / f"step-{step:08d}-epoch-{epoch}"
-        with store_faults("cannot write the checkpoint", target), _plain_errors():
-            self._sweep()
-            with whole_directory(target) as aside:
-                with (aside / PROGRESS).open("wb") as file:
-                    torch.save(progress, file)
-                _one_process_is_meant()
-                save(state, storage_writer=FileSystemWriter(aside, sync_files=False), no_dist=True)
-                (aside / DIGESTS).write_text(_digests(aside))
+        each = self._channel.gather(progress)
+        with store_faults("cannot write the checkpoint", target), _plain_errors(), contextlib.ExitStack() as stack:
+            aside = self._channel.share(lambda: self._begin(target, each, stack))
+            _save_shards(aside, state, self._channel)
+            self._channel.share(lambda: self._finish(aside, stack))
+        if self._ranks.leads:
+            self._prune(step, target)
+
+    def _begin(self, target: Path, progress: list[dict[str, Any]], stack: contextlib.ExitStack) -> Path:
+        self._sweep()
+        aside = stack.enter_context(whole_directory(target))
+        for rank, each in enumerate(progress):
+            with (aside / PROGRESS.format(rank)).open("wb") as file:
+                torch.save(each, file)
+        return aside
+
+    def _finish(self, aside: Path, stack: contextlib.ExitStack) -> None:
+        (aside / DIGESTS).write_text(_digests(aside))
+        stack.close()
+
+    def _prune(self, step: int, target: Path) -> None:
         earlier = [path for path in self._all() if _place(path)[0] < step]
         kept = {target, *earlier[max(0, len(earlier) + 1 - self._keep) :]}
         for path in self._all():
@@ -152,20 +174,27 @@ def _os_error(error: BaseException) -> BaseException:
     return error.__context__ if isinstance(error.__context__, OSError) else error
 
 
-def _progress(path: Path) -> dict[str, Any]:
-    """Of a checkpoint whose bytes are those that were saved."""
+def _save_shards(directory: Path, state: Any, channel: Channel) -> None:
+    """Each rank syncs its own files: another one's host may not have them."""
+    _one_process_is_meant()
+    writer = FileSystemWriter(directory, sync_files=channel.group is not None)
+    save(state, storage_writer=writer, process_group=channel.group, no_dist=channel.group is None)
+
+
+def _progress(path: Path) -> list[dict[str, Any]]:
+    """Of each rank of a checkpoint whose bytes are those that were saved."""
     if _digests(path) != (path / DIGESTS).read_text():
         raise ValueError("its bytes are not those that were saved")
-    progress: dict[str, Any] = torch.load(path / PROGRESS, map_location="cpu", weights_only=True)
-    return progress
+    files = [path / PROGRESS.format(rank) for rank in range(len(list(path.glob(PROGRESS.format("*")))))]
+    return [torch.load(file, map_location="cpu", weights_only=True) for file in files or [path / PROGRESS.format(0)]]
 
 
-def _load(path: Path, state: dict[str, Any]) -> None:
+def _load(path: Path, state: dict[str, Any], channel: Channel) -> None:
     _one_process_is_meant()
     reader = FileSystemReader(path)
     try:
         _same_weights(reader, state)
-        load(state, storage_reader=reader, no_dist=True)
+        load(state, storage_reader=reader, process_group=channel.group, no_dist=channel.group is None)
     except (CheckpointException, RuntimeError, ValueError, KeyError) as error:
         (cause, _), *_ = error.failures.values() if isinstance(error, CheckpointException) else [(error, None)]
         line = " ".join(str(cause).split())

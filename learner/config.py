@@ -7,12 +7,14 @@ Relative paths count from the working directory. Anything wrong is an OperatorFa
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 from echo2d.client import Notifier, OperatorFault, Table, key, read_toml, table_of
 
 Mean = Literal["token", "sequence", "constant"]
 MEANS: dict[str, Mean] = {"grpo": "token", "dr_grpo": "constant", "gspo": "sequence"}  # where none is chosen
+
+_OF_TORCHRUN = "TORCHELASTIC_RUN_ID"  # RANK and WORLD_SIZE have other uses elsewhere
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +92,12 @@ class LearnerConfig(Recipe):
     grad_clip: float = key("the gradient's norm is clipped to this", 1.0, above=0.0)
     micro_batch_tokens: int = key("of one forward and backward pass, padding included", 16384, low=1)
     packing: bool = key("several short answers share a row, if the model keeps them apart", True)
+    gradient_checkpointing: bool = key(
+        "keep only what enters a layer, and run it again in the backward pass: less memory, a third more work", False
+    )
     rng_seed: int = key("of all chance: dropout, and which part of a batch comes first", 0, low=0)
 
-    device: str = key("auto, cpu, cuda or cuda:N", "auto")
+    device: str = key("auto, cpu, cuda or cuda:N; under torchrun cuda is a GPU for each rank", "auto")
     threads: int = key("CPU threads of torch; 0: torch decides", 0, low=0, high=1024)
     patience_s: float = key("seconds to wait for a coordinator that is away", 60.0, above=0.0)
     checkpoint_every: int = key("train steps between checkpoints", 10, low=1, high=250)
@@ -108,6 +113,21 @@ class LearnerConfig(Recipe):
         return LearnerConfig.read(table_of(document, LearnerConfig.TABLE))
 
 
-def notifier() -> Notifier:
-    """Of whoever started this process and wants to be told how it is doing."""
-    return Notifier(os.environ)
+class Place(NamedTuple):
+    """This process among those that torchrun started; local_rank: among those on this host."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+
+
+def place() -> Place:
+    """As torchrun says; alone where it did not start this."""
+    if _OF_TORCHRUN not in os.environ:
+        return Place()
+    return Place(*(int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")))
+
+
+def notifier(here: Place) -> Notifier:
+    """Of whoever started this process and wants to be told how it is doing: by the first of them."""
+    return Notifier({} if here.rank else os.environ)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from echo2d.client import Batch
 from learner.batches import staleness
+from learner.ranks import Ranks
 
 SUMS = ("tokens", "ratio", "clipped", "corrected", "kl")
 
@@ -49,6 +50,18 @@ def add_up(tallies: Sequence[Tally]) -> Tally:
         torch.stack([each.ratio_max_s for each in tallies]).amax(0),
         torch.stack([each.loss for each in tallies]).sum(),
     )
+
+
+def nothing(count: int, device: torch.device) -> Tally:
+    """Of a micro-batch without answers."""
+    zeros_s = torch.zeros(count, device=device)
+    return Tally(zeros_s.expand(len(SUMS), count), zeros_s, zeros_s.sum())
+
+
+def over_ranks(tallied: Tally, ranks: Ranks) -> Tally:
+    """The tally of all ranks, on each of them."""
+    sums = ranks.add_up(torch.cat([tallied.sums_s.flatten(), tallied.loss[None]]))
+    return Tally(sums[:-1].view_as(tallied.sums_s), ranks.maxima(tallied.ratio_max_s.clone()), sums[-1])
 
 
 @dataclass(frozen=True, slots=True)

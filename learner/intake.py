@@ -29,22 +29,21 @@ class Intake:
     def wait(self, alive: Callable[[], float | None]) -> Batch | None:
         """The batch of the last `request`, None if the learner is to stop; raises what taking it raised.
 
-        alive: called now and then; it tells for how many seconds it need not be called (None: ever).
+        alive: called at first, then now and then; it tells for how many seconds it need not be called (None: ever).
         """
-        arrived = None if self.stopped else self._next(alive)
-        if isinstance(arrived, Exception):
-            raise arrived
-        return arrived
+        while not self.stopped:
+            patience_s = alive()
+            with contextlib.suppress(queue.Empty):
+                arrived = self._arrived.get(timeout=patience_s)
+                if isinstance(arrived, Exception):
+                    raise arrived
+                return arrived
+        return None
 
     def stop(self) -> None:
         """Make `wait` return None, now and later. May be called from a signal handler."""
         self.stopped = True
         self._arrived.put(None)
-
-    def _next(self, alive: Callable[[], float | None]) -> Batch | Exception | None:
-        while True:
-            with contextlib.suppress(queue.Empty):
-                return self._arrived.get(timeout=alive())
 
     def _run(self, take: Callable[[int], Batch]) -> None:
         while True:

@@ -14,9 +14,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from echo2d.client import OperatorFault, base_digest, pin_base
+from echo2d.client import OperatorFault, pin_base
 from learner.config import LearnerConfig
-from learner.publish import SnapshotWriter, save_tensors
+from learner.publish import Layout, SnapshotWriter
 
 _PEFT_PREFIX = "base_model.model."
 
@@ -40,21 +40,20 @@ def trained(model: nn.Module) -> dict[str, Tensor]:
 
 
 class AdapterWriter(SnapshotWriter):
-    """Writes versions that are adapters. Their base model is hashed once, here."""
+    """Writes versions that are adapters. base_digest: of their base model."""
 
-    def __init__(self, config: LearnerConfig) -> None:
-        super().__init__(config.model, config.snapshot_root)
+    def __init__(self, config: LearnerConfig, weights: Mapping[str, Tensor], base_digest: str) -> None:
+        super().__init__(config.model, config.snapshot_root, weights)
         self._config = _peft_config(config)
-        self._base_digest = base_digest(config.model)
+        self._base_digest = base_digest
 
-    def check(self, state: Mapping[str, Tensor]) -> None:
-        """Nothing: the names are our own."""
+    def _files(self, weights: Mapping[str, Tensor]) -> Layout:
+        """The names are our own."""
+        return {"adapter_model.safetensors": {_PEFT_PREFIX + name: name for name in weights}}
 
-    def _fill(self, directory: Path, state: Mapping[str, Tensor]) -> None:
+    def _accompany(self, directory: Path) -> None:
         (directory / "adapter_config.json").write_text(json.dumps(self._config, indent=2) + "\n")
         pin_base(directory, self._base_digest)
-        tensors = {_PEFT_PREFIX + name: tensor for name, tensor in state.items()}
-        save_tensors(tensors, directory / "adapter_model.safetensors")
 
 
 def _attach(layer: Any, rank: int, scale: float) -> None:

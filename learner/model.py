@@ -15,14 +15,18 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.tensor import DTensor
 
 from echo2d.client import OperatorFault
 from learner import chance, lora
 from learner.config import LearnerConfig
-from learner.gauges import Means, Tally, add_up, by_staleness, overall, tally
+from learner.gauges import Means, Tally, add_up, by_staleness, nothing, over_ranks, overall, tally
 from learner.objectives import Totals, distance_to_base, policy_loss, token_shares
 from learner.packing import Answer, MicroBatch, micro_batches
+from learner.ranks import Ranks
 from learner.weights import Seen, weigh
+
+RANKS_APART = 1_000_003  # of the seeds of two ranks: far more than those of two runs
 
 log = logging.getLogger("echo2d.learner")
 
@@ -37,35 +41,51 @@ class StepReport:
     staleness: dict[int, Means]
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What an optimizer step trains: its totals over all ranks, and the micro-batches of this rank."""
+
+    totals: Totals
+    micro: Sequence[MicroBatch]
+
+
 class Policy:
     """Model and optimizer. Everything that a checkpoint must bring back is in `state` and `restore`."""
 
-    def __init__(self, config: LearnerConfig) -> None:
+    def __init__(self, config: LearnerConfig, ranks: Ranks) -> None:
         chance.seed(config.rng_seed)
         if config.threads:
             torch.set_num_threads(config.threads)
         self._config = config
-        self._device = _device(config.device)
-        self.model = load_model(config.model).to(self._device).train()
+        self._ranks = ranks
+        model = load_model(config.model)
+        if config.lora_rank:
+            lora.attach(model, config)
+        if config.gradient_checkpointing:
+            _checkpoint_layers(model, config.model)
+        self.model = ranks.place(model).train()
         self._packed = config.packing and keeps_answers_apart(self.model)
         if config.packing and not self._packed:
             log.warning("answers do not share rows: the model mixes those that do")
-        self._base = _base_model(config, self._device)
-        if config.lora_rank:
-            lora.attach(self.model, config)
+        self._base = ranks.place(_base_model(config)) if config.kl_coef else None
         self._kept = StateDictOptions(ignore_frozen_params=bool(config.lora_rank), strict=not config.lora_rank)
         trained = [weight for weight in self.model.parameters() if weight.requires_grad]
         self._optimizer = torch.optim.AdamW(trained, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
+        chance.seed(config.rng_seed + ranks.rank * RANKS_APART)
 
     @property
     def vocab_size(self) -> int:
         return int(self.model.config.vocab_size)
 
-    def lay_out(self, parts: Sequence[Sequence[Answer]]) -> list[list[MicroBatch]]:
-        """The micro-batches of each optimizer step."""
-        return [micro_batches(part, self._config.micro_batch_tokens, packed=self._packed) for part in parts]
+    def lay_out(self, parts: Sequence[Sequence[Answer]]) -> list[Part]:
+        """One for each optimizer step."""
+        return [Part(_totals(part), self._micro_batches(part)) for part in parts]
 
-    def train_step(self, step: int, laid_out: Sequence[Sequence[MicroBatch]], staleness_max: int) -> StepReport:
+    def _micro_batches(self, answers: Sequence[Answer]) -> list[MicroBatch]:
+        tokens_max, ranks = self._config.micro_batch_tokens, self._ranks
+        return micro_batches(answers, tokens_max, packed=self._packed, rank=ranks.rank, ranks=ranks.size)
+
+    def train_step(self, step: int, parts: Sequence[Part], staleness_max: int) -> StepReport:
         """Train step `step`: an optimizer step on each of what `lay_out` gave.
 
         FloatingPointError: a gradient is not finite. The weights are those of the last optimizer step before.
@@ -73,17 +93,18 @@ class Policy:
         config = self._config
         for group in self._optimizer.param_groups:
             group["lr"] = config.lr * min(1.0, step / max(1, config.warmup_steps))
-        proximal = self._proximal(laid_out)
+        proximal = self._proximal(parts)
         tallies, norms = [], []
-        for micro in laid_out:
-            totals = Totals(sum(each.tokens for each in micro), sum(each.answers for each in micro))
-            tallies += [self._accumulate(each, totals, staleness_max, proximal.get(id(each))) for each in micro]
+        for part in parts:
+            tallies += [
+                self._accumulate(each, part.totals, staleness_max, proximal.get(id(each))) for each in part.micro
+            ]
             norms.append(self._optimize(step))
-        return _report(add_up(tallies), max(norms), len(laid_out))
+        return _report(over_ranks(add_up(tallies), self._ranks), max(norms), len(parts))
 
     def _optimize(self, step: int) -> float:
         """One optimizer step; the norm of its gradient."""
-        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._config.grad_clip))
+        norm = float(_whole(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._config.grad_clip)))
         if not norm < float("inf"):
             self._optimizer.zero_grad()
             raise FloatingPointError(f"train step {step}: the gradient's norm is {norm}")
@@ -91,7 +112,7 @@ class Policy:
         self._optimizer.zero_grad()
         return norm
 
-    def _proximal(self, laid_out: Sequence[Sequence[MicroBatch]]) -> dict[int, Tensor]:
+    def _proximal(self, parts: Sequence[Part]) -> dict[int, Tensor]:
         """The logprobs with the weights that this train step starts from, by id of the micro-batch.
 
         The first optimizer step has them anyway.
@@ -99,7 +120,7 @@ class Policy:
         if self._config.proximal != "recomputed":
             return {}
         with torch.no_grad():
-            return {id(each): self._logprobs(self.model, each) for micro in laid_out[1:] for each in micro}
+            return {id(each): self._logprobs(self.model, each) for part in parts[1:] for each in part.micro}
 
     def weights(self) -> dict[str, Tensor]:
         """What trains, and is published."""
@@ -112,7 +133,7 @@ class Policy:
         return {"model": {name: model[name] for name in trained}, "optimizer": optimizer}
 
     def progress(self) -> dict[str, Any]:
-        """What else must come back after a crash."""
+        """What else must come back after a crash, if there are as many ranks then."""
         return {"rng": chance.state()}
 
     def restore(self, state: dict[str, Any], progress: dict[str, Any]) -> None:
@@ -123,12 +144,17 @@ class Policy:
             optim_state_dict=state["optimizer"],
             options=self._kept,
         )
-        chance.restore(progress["rng"])
+        if "rng" in progress:
+            chance.restore(progress["rng"])
 
     def _accumulate(self, micro: MicroBatch, totals: Totals, staleness_max: int, proximal_n: Tensor | None) -> Tally:
         """Add the micro-batch's gradient to that of its optimizer step."""
         config = self._config
         logprobs_n = self._logprobs(self.model, micro)
+        base_n = self._base_logprobs(micro)
+        if not micro.tokens:  # other ranks have answers, and all run together
+            torch.autograd.backward(logprobs_n.sum())
+            return nothing(staleness_max + 1, self._ranks.device)
         seen = Seen(
             logprobs_n,
             self._here(micro.rollout_logprobs_n),
@@ -140,23 +166,35 @@ class Policy:
         found = weigh(config, seen)
         shares_n = token_shares(config.mean, totals, seen.answers_n, constant=config.loss_tokens)
         loss = policy_loss(logprobs_n, found.weights_n, seen.advantages_n, shares_n)
-        if self._base is not None:
-            with torch.no_grad():
-                base_n = self._logprobs(self._base, micro)
+        if base_n is not None:
             loss = loss + config.kl_coef * (shares_n * distance_to_base(logprobs_n, base_n)).sum()
-        torch.autograd.backward(loss)
+        torch.autograd.backward(loss * self._ranks.size)  # the mean of the ranks' gradients, FSDP's, becomes their sum
         return tally(loss, found.log_ratio_n, found.keeps_n, found.corrected_n, seen.staleness_n, staleness_max + 1)
+
+    def _base_logprobs(self, micro: MicroBatch) -> Tensor | None:
+        if self._base is None:
+            return None
+        with torch.no_grad():
+            return self._logprobs(self._base, micro)
 
     def _logprobs(self, model: Any, micro: MicroBatch) -> Tensor:
         return answer_logprobs(model, micro.tokens_bt, micro.answer_bt, self._config.temperature, micro.positions_bt)
 
     def _here(self, values: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(values).to(self._device)
+        return torch.from_numpy(values).to(self._ranks.device)
 
 
 def _report(tallied: Tally, norm: float, optimizer_steps: int) -> StepReport:
     """Of a train step; its loss is the mean of its optimizer steps'."""
     return StepReport(float(tallied.loss) / optimizer_steps, norm, overall(tallied), by_staleness(tallied))
+
+
+def _totals(answers: Sequence[Answer]) -> Totals:
+    return Totals(sum(len(each.logprobs_n) for each in answers), len(answers))
+
+
+def _whole(value: Tensor) -> Tensor:
+    return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def answer_logprobs(
@@ -216,15 +254,13 @@ def load_model(directory: Path) -> Any:
     return model
 
 
-def _base_model(config: LearnerConfig, device: torch.device) -> Any:
-    """For the distance to the base; None where the loss does not have it."""
-    return load_model(config.model).to(device).requires_grad_(requires_grad=False).eval() if config.kl_coef else None
+def _base_model(config: LearnerConfig) -> Any:
+    """For the distance to the base."""
+    return load_model(config.model).requires_grad_(requires_grad=False).eval()
 
 
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+def _checkpoint_layers(model: Any, directory: Path) -> None:
     try:
-        return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:
-        raise OperatorFault(f"learner.device: {name!r} is not available: {error}") from error
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    except ValueError as error:
+        raise OperatorFault(f"learner.gradient_checkpointing: {directory} is a model that cannot: {error}") from error

@@ -3,7 +3,9 @@
     parts        whole groups, dealt at random by (rng_seed, step): one optimizer step each
     rows         longest answers first, each into the row where it leaves least room (best fit); a row is never longer
                  than the longest answer, so that no attention gets longer by sharing a row
-    micro-batch  rows of similar length, at most `tokens_max` tokens with padding, or one row
+    ranks        rows are dealt to them, longest first: each gets as much, but for a row
+    micro-batch  rows of similar length, at most `tokens_max` tokens with padding, or one row. All ranks have as many,
+                 if need be with some without answers at the end: they run each of them together
 
 The same batch gives the same layout. Only answers with tokens that count are laid out.
 
@@ -58,6 +60,18 @@ class MicroBatch:
         return len(self.advantages_n)
 
 
+_NOTHING = MicroBatch(
+    np.full((1, 2), PAD, dtype=np.int64),
+    np.zeros((1, 2), dtype=np.bool_),
+    None,
+    np.zeros(0, dtype=np.float32),
+    np.zeros(0, dtype=np.int64),
+    np.zeros(0, dtype=np.float32),
+    np.zeros(0, dtype=np.int64),
+    0,
+)
+
+
 def answers_of(batch: Batch, rules: BatchRules, *, scaled: bool) -> list[list[Answer]]:
     """The answers with tokens that count, by group. scaled: `objectives.group_advantages`."""
     return [list(_answers(group, batch.step, rules, scaled=scaled)) for group in batch.groups]
@@ -72,15 +86,24 @@ def parts(groups: Sequence[list[Answer]], count: int, *, step: int, rng_seed: in
     return [part for part in dealt if part]
 
 
-def micro_batches(answers: Sequence[Answer], tokens_max: int, *, packed: bool) -> list[MicroBatch]:
-    """packed: answers may share rows."""
+def micro_batches(
+    answers: Sequence[Answer], tokens_max: int, *, packed: bool, rank: int = 0, ranks: int = 1
+) -> list[MicroBatch]:
+    """Those of one rank. packed: answers may share rows."""
     by_length = sorted(answers, key=lambda answer: len(answer.tokens), reverse=True)
     rows = _best_fit(by_length) if packed else [[answer] for answer in by_length]
     rows.sort(key=_width, reverse=True)
-    micro: list[MicroBatch] = []
+    dealt = [_cut(rows[each::ranks], tokens_max) for each in range(ranks)]
+    mine = [_collate(micro) for micro in dealt[rank]]
+    return mine + [_NOTHING] * (max(map(len, dealt)) - len(mine))
+
+
+def _cut(rows: Sequence[list[Answer]], tokens_max: int) -> list[Sequence[list[Answer]]]:
+    """The rows of each micro-batch. rows: the longest first."""
+    micro = []
     while rows:
         count = max(1, tokens_max // _width(rows[0]))
-        micro.append(_collate(rows[:count]))
+        micro.append(rows[:count])
         rows = rows[count:]
     return micro
 

@@ -17,6 +17,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -110,7 +111,7 @@ def makers(names: Sequence[str], out_dir: Path) -> dict[str, Callable[[], Board]
     for name in names:
         if importlib.util.find_spec(name) is None:
             raise OperatorFault(f"learner.track: {name} is not installed; pip install 'echo2d[{name}]' brings it")
-    return {name: lambda make=known[name]: make(out_dir) for name in names}
+    return {name: partial(known[name], out_dir) for name in names}
 
 
 def numbers_in(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:

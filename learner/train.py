@@ -8,30 +8,43 @@
                                         +-- n + 1
 
 Told to stop, it ends after the step at hand, with a checkpoint; a coordinator that is away then is not waited for.
-While step n trains, batch n + 1 is being taken. The order keeps I4: what is committed was trained, what the coordinator
-believes durable is on disk, and after any crash the newest checkpoint says where to go on.
+While step n trains, batch n + 1 is being taken, and version n - 1 written and published; it is out before version n is
+begun. All ranks run this loop in step (`ranks`); rank 0 alone speaks and writes. The order keeps I4: what is committed
+was trained, what the coordinator believes durable is on disk, and after any crash the newest checkpoint says where to
+go on.
 """
 
 import contextlib
 import dataclasses
 import logging
-import shutil
 import time
 from pathlib import Path
 
-from echo2d.client import Batch, Coordinator, IntegrityFault, Notifier, NotResumable, OperatorFault, Session, Unanswered
+from echo2d.client import (
+    Batch,
+    Coordinator,
+    IntegrityFault,
+    Notifier,
+    NotResumable,
+    OperatorFault,
+    Session,
+    Unanswered,
+    base_digest,
+)
 from learner.batches import BatchRules, Trained, faults, staleness_histogram
 from learner.checkpoint import Checkpoints
-from learner.config import LearnerConfig
+from learner.config import LearnerConfig, Place
 from learner.gauges import answers_by_staleness
 from learner.intake import Intake
 from learner.lora import AdapterWriter
 from learner.model import Policy, StepReport
 from learner.packing import Answer, answers_of, parts
-from learner.publish import SnapshotWriter
+from learner.publish import Publisher, SnapshotWriter
+from learner.ranks import Ranks, device_of
 from learner.stopwatch import TRAIN, WAIT, Stopwatch
 from learner.tracking import Tracking, makers
 
+BEAT_S = 1.0  # how soon a waiting learner hears of a version that could not be published, or of a rank that is to stop
 DAMAGED_MAX = 3  # times that a batch may come damaged: on its way that happens once, at its source always
 
 log = logging.getLogger("echo2d.learner")
@@ -51,34 +64,41 @@ class Learner:
         *,
         resume: bool,
         service: Notifier | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self._config = config
         self._coordinator = coordinator
         self._intake = intake
+        self._ranks = ranks or Ranks(device=device_of(config.device, Place()))
         self.watch = Stopwatch()
         directory = config.out_dir / "checkpoints"
-        self._checkpoints = Checkpoints(directory, config.checkpoints_kept)
+        self._checkpoints = Checkpoints(directory, config.checkpoints_kept, self._ranks)
         self._service = service or Notifier()
-        _make("out_dir", config.out_dir)
-        _make("snapshot_root", config.snapshot_root)
-        self._tracking = Tracking(config.out_dir, makers(config.track, config.out_dir))
-        if not resume and self._checkpoints:
+        self._ranks.share(self._open_books)
+        if not resume and self._has_checkpoints():
             raise OperatorFault(f"{directory} is not empty; use --resume or another learner.out_dir")
-        self._policy = Policy(config)
-        self._writer = AdapterWriter(config) if config.lora_rank else SnapshotWriter(config.model, config.snapshot_root)
-        self._writer.check(self._policy.weights())
+        self._policy = Policy(config, self._ranks)
+        self._writer = self._make_writer()
+        self._publisher = Publisher(self._writer, coordinator, self._ranks)
         self._resume = resume
         self._step = self._saved = self._published = self._restore() if resume else 0
 
     def run(self) -> None:
         """Train until the last step, or finish the current one after `intake.stop`. Checkpointed when it returns."""
+        with self._publisher:
+            self._run()
+
+    def _run(self) -> None:
         with contextlib.suppress(Unanswered):
             self._train()
         if self._step > self._saved:
             self._checkpoint()
         with contextlib.suppress(Unanswered):  # the next session's resume_step says the same
+            self._ranks.share(self._publisher.settle)
+        with contextlib.suppress(Unanswered):
             self._tell_durable(wait=True)
-        self._tracking.close()
+        if self._ranks.leads:
+            self._tracking.close()
 
     def _train(self) -> None:
         self._service.starting(f"opening a session at {self._config.url}")
@@ -86,24 +106,45 @@ class Learner:
         self._saved = self._published = self._step
         self._epoch, self._publish_every = session.epoch, session.publish_every
         self._rules, self._trained = _rules(session, self._policy.vocab_size), Trained()
-        log.info("session epoch=%d resume_step=%d steps=%d", self._epoch, self._step, self._config.steps)
-        self._alive()
-        self._writer.clean(self._epoch)
         self._publish(self._step)
-        self._intake.start(self._fetch)
-        self._ask(self._step + 1)
+        self._ranks.share(self._begin)
         self._mark = time.monotonic()  # when the last commit was ready, or the session
-        while self._step < self._config.steps and not self._intake.stopped:
+        while self._step < self._config.steps:
             waiting = time.monotonic()
-            batch = self._take(self._step + 1)
+            batch = self._ranks.share(lambda: self._take(self._step + 1), stopped=lambda: self._intake.stopped)
             if batch is None:
                 break
             self._advance(batch, wait_s=time.monotonic() - waiting)
 
-    def _alive(self) -> float | None:
-        """Tell the service manager, if there is one; for how many seconds that is enough."""
+    def _open_books(self) -> None:
+        """On rank 0, which alone notes anything."""
+        config = self._config
+        _make("out_dir", config.out_dir)
+        _make("snapshot_root", config.snapshot_root)
+        self._tracking = Tracking(config.out_dir, makers(config.track, config.out_dir))
+
+    def _make_writer(self) -> SnapshotWriter:
+        config, weights = self._config, self._policy.weights()
+        if config.lora_rank:
+            return AdapterWriter(config, weights, self._ranks.share(lambda: base_digest(config.model)))
+        return SnapshotWriter(config.model, config.snapshot_root, weights)
+
+    def _begin(self) -> None:
+        """What rank 0 does when it has its session, and the version to begin with is on its way."""
+        log.info("session epoch=%d resume_step=%d steps=%d", self._epoch, self._step, self._config.steps)
+        self._publisher.settle()
         self._service.turned(self._words)
-        return self._service.wait_s(None)
+        self._writer.clean(self._epoch)
+        self._intake.start(self._fetch)
+        self._ask(self._step + 1)
+
+    def _alive(self) -> float:
+        """While rank 0 waits for a batch. For how many seconds it may go on."""
+        self._publisher.settle(patient=False)  # a batch may wait for that version
+        if self._ranks.beat(stopped=self._intake.stopped):
+            self._intake.stop()
+        self._service.turned(self._words)
+        return self._service.wait_s(BEAT_S) or 0.0
 
     def _words(self) -> str:
         done, published, saved = self._step, self._published, self._saved
@@ -113,7 +154,7 @@ class Learner:
         """At the newest checkpoint: an older learner may go on making them until this one has its session."""
         while True:
             try:
-                return self._coordinator.open_session(self._step)
+                return self._ranks.share(lambda: self._coordinator.open_session(self._step))
             except NotResumable:
                 tried, self._step = self._step, self._restore() if self._resume else 0
                 if self._step <= tried:
@@ -163,11 +204,12 @@ class Learner:
         now = time.monotonic()
         t_train_s, self._mark = now - self._mark - wait_s, now
         with self.watch("commit"):
-            self._publish_every = self._coordinator.commit(batch, t_train_s=t_train_s)
+            self._publish_every = self._ranks.share(lambda: self._coordinator.commit(batch, t_train_s=t_train_s))
         if step - self._published >= self._publish_every or step == self._config.steps:
             with self.watch("publish"):
                 self._publish(step)
-        self._record(batch, report, t_train_s=t_train_s, wait_s=wait_s)  # first: what is durable is not trained again
+        # first: what is durable is not trained again
+        self._ranks.share(lambda: self._record(batch, report, t_train_s=t_train_s, wait_s=wait_s))
         if step - self._saved >= self._config.checkpoint_every:
             with self.watch("checkpoint"):
                 self._tell_durable(wait=True)
@@ -184,9 +226,7 @@ class Learner:
         time.sleep(max(0.0, self._mark + wait_s + self._config.step_floor_s - time.monotonic()))
 
     def _publish(self, version: int) -> None:
-        directory = self._writer.write(self._epoch, version, self._policy.weights())
-        self._coordinator.publish(version, directory)
-        shutil.rmtree(directory)
+        self._publisher.begin(self._epoch, version, self._policy.weights())
         self._published = version
 
     def _checkpoint(self) -> None:
@@ -195,11 +235,18 @@ class Learner:
 
     def _tell_durable(self, *, wait: bool) -> None:
         """If a checkpoint is whole by now."""
-        if self._checkpoints.settle(wait=wait):
-            self._coordinator.checkpoint(self._checkpoints.durable)
+
+        def tell() -> None:
+            if self._checkpoints.settle(wait=wait):
+                self._coordinator.checkpoint(self._checkpoints.durable)
+
+        self._ranks.share(tell)
+
+    def _has_checkpoints(self) -> bool:
+        return self._ranks.share(lambda: bool(self._checkpoints))
 
     def _restore(self) -> int:
-        if not self._checkpoints:
+        if not self._has_checkpoints():
             return 0
         state = self._policy.state()
         progress = self._checkpoints.load_newest(state)

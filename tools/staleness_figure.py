@@ -25,7 +25,7 @@ def final(row: Mapping[str, Any]) -> float:
 
 
 def fall(row: Mapping[str, Any]) -> float:
-    seen = [accuracy for _, accuracy in row["looks"]]
+    seen: list[float] = [accuracy for _, accuracy in row["looks"]]
     return max(best - now for best, now in zip(accumulate(seen, max), seen, strict=True))
 
 
@@ -73,7 +73,7 @@ def _spread(values: Sequence[float]) -> float | str:
 
 
 def _mean_age(rows: Rows) -> float:
-    ages = [(int(age), count) for row in rows for age, count in row["ages"].items()]
+    ages: list[tuple[int, int]] = [(int(age), count) for row in rows for age, count in row["ages"].items()]
     return sum(age * count for age, count in ages) / sum(count for _, count in ages)
 
 

@@ -31,6 +31,7 @@ from learner.batches import BatchRules, Trained, faults, staleness_histogram
 from learner.config import LearnerConfig
 from learner.model import Policy
 from learner.packing import answers_of
+from learner.ranks import Ranks
 from tools.staleness_figure import FIGURES, draw
 
 REPO = Path(__file__).parents[1]
@@ -88,7 +89,7 @@ class Run:
         recipe = TinyRecipe(rng_seed=case.seed)
         model = make_tiny_model(CACHE, recipe)
         self._held_out = held_out_prompts(recipe)
-        self._policy = Policy(_config(case, model))
+        self._policy = Policy(_config(case, model), Ranks())
         self._rules = BatchRules(case.staleness, PER_STEP // GROUP_SIZE, GROUP_SIZE, len(VOCABULARY))
         self._writer = TorchWriter(model, frozenset({EOS}), MAX_NEW_TOKENS, case.seed)
         self._swarm = InProcess(_rules(case), SortDigits(case.seed), self._writer, slots=PER_STEP)

@@ -46,6 +46,7 @@ from echo2d.core.messages import (
     PROTOCOL_VERSION,
     Address,
     EncodeVersion,
+    Finish,
     FormEncoded,
     Hello,
     LeaseGranted,
@@ -97,8 +98,8 @@ class InProcess:
         self._serving: VersionKey | None = None
         secret = bytes(PLAN_SECRET_BYTES)
         self.state = CoordinatorState(rules, Recovered.nothing(), plan_secret=secret, now=self._now)
-        for session, kind in ((SEED, "seed"), (WORKER, "worker")):
-            self._handle(_connected(session, kind, slots if kind == "worker" else 0))
+        self._handle(_connected(SEED, "seed", 0))
+        self._handle(_connected(WORKER, "worker", slots))
 
     def open_session(self) -> None:
         self._ask(lambda number: SessionAsked(number, 0))
@@ -205,7 +206,7 @@ class InProcess:
         assert self._serving is not None
         spans = (Span(0, len(written.tokens), self._serving.version, self._serving.digest),)
         tokens, logprobs = pack_tokens(written.tokens), pack_logprobs(written.logprobs)
-        finish = "stop" if written.tokens[-1] in self._rules.stop_token_ids else "length"
+        finish: Finish = "stop" if written.tokens[-1] in self._rules.stop_token_ids else "length"
         return SampleFinished(lease.lease, lease.attempt, sample, tokens, logprobs, spans, finish)
 
 

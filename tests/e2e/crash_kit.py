@@ -13,7 +13,7 @@ import random
 import sqlite3
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -75,11 +75,15 @@ def read_story(path: Path) -> Story:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What is killed when: so long after this train step (0: after the start), then so long after its new start."""
+    """What is killed when: so long after this train step (0: after the start), then so long after its new start.
+
+    also: killed at the same moment, before anything starts again.
+    """
 
     kind: Kind
     step: int
     delays_s: tuple[float, ...] = (0.1,)
+    also: tuple[Kind, ...] = ()
 
     @staticmethod
     def draw(rng_seed: int) -> "Point":
@@ -134,7 +138,7 @@ def run_with_crashes(site: CrashSite, *points: Point, workers: int) -> None:
         seen: list[Story | None] = []
         for point in points:
             site.wait_until_trained(point.step)
-            struck = [strike(site, point.kind, delay_s, learner) for delay_s in point.delays_s]
+            struck = [strike(site, (point.kind, *point.also), delay_s, learner) for delay_s in point.delays_s]
             assert struck[0] is not None, f"no {point.kind} was killed"
             seen += struck
         site.wait_until(lambda: learner.returncode is not None)
@@ -147,14 +151,16 @@ def run_with_crashes(site: CrashSite, *points: Point, workers: int) -> None:
         balance(story, site.rows, site.tap.acknowledged)
 
 
-def strike(site: CrashSite, kind: Kind, delay_s: float, learner: Program) -> Story | None:
+def strike(site: CrashSite, kinds: Sequence[Kind], delay_s: float, learner: Program) -> Story | None:
     """Kill, and start again what has no supervisor; what the ledger had gone through just before, None: too late."""
     time.sleep(delay_s)  # a moment like any other
-    name = {"worker": "worker-1", "learner": learner.name}.get(kind, kind)
+    names = {kind: {"worker": "worker-1", "learner": learner.name}.get(kind, kind) for kind in kinds}
     while learner.returncode is None:
         seen = read_story(site.ledger)
-        if kill_process(kind, name, site.programs) is not None:
-            start_again(kind, name, site.programs)
+        struck = [kind for kind, name in names.items() if kill_process(kind, name, site.programs) is not None]
+        for kind in struck:
+            start_again(kind, names[kind], site.programs)
+        if struck:
             return seen
         time.sleep(0.01)
     return None

@@ -3,14 +3,16 @@
 `-m soak` does it at 50 moments more, each drawn from an rng_seed: `--soak-from N` begins with another one.
 """
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from echo2d.bench.chaos import Kind
 from echo2d.bench.programs import Programs
 from echo2d.bench.tiny_model import make_tiny_model
-from tests.e2e.crash_kit import CrashSite, Point, run_with_crashes
+from tests.e2e.crash_kit import STEP_FLOOR_S, STEPS, CrashSite, Point, run_with_crashes
 
 SEED_WORKER = (Point("seed", 1), Point("worker", 4))
 TASK_COORDINATOR_LEARNER = (
@@ -38,6 +40,23 @@ def site(tmp_path: Path) -> Iterator[CrashSite]:
 def test_a_run_survives(site: CrashSite, points: tuple[Point, ...], workers: int) -> None:
     """The steps between two kills need what the first one took: the second brings nothing back."""
     run_with_crashes(site, *points, workers=workers)
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(300)
+def test_learner_and_coordinator_die_by_themselves_and_together(site: CrashSite) -> None:
+    """At drawn moments: no step is missing, none has two digests, and what is trained again is the same batch."""
+    rng_seed = random.randrange(1 << 32)
+    print(f"rng_seed={rng_seed}")  # noqa: T201 - shown when it fails
+    rng = random.Random(rng_seed)
+    steps = sorted(rng.sample(range(1, STEPS - 1), 3))
+    delays_s = [(rng.uniform(0.0, STEP_FLOOR_S),) for _ in steps]
+    deaths: list[tuple[Kind, tuple[Kind, ...]]] = [("learner", ()), ("coordinator", ()), ("coordinator", ("learner",))]
+    rng.shuffle(deaths)
+    points = [
+        Point(kind, step, delay_s, also) for (kind, also), step, delay_s in zip(deaths, steps, delays_s, strict=True)
+    ]
+    run_with_crashes(site, *points, workers=1)
 
 
 @pytest.mark.soak

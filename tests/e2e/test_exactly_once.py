@@ -34,11 +34,11 @@ LIFE_S_MAX = 60.0
 LOSS_ERROR_MAX = 1e-6
 
 
-def record(base: Path, root: Path) -> list[Batch]:
+def record(base: Path, root: Path, steps: int = STEPS) -> list[Batch]:
     """The batches of all steps, as if each were of the version that its step trains."""
     source, model = ScriptedCoordinator(root), load_model(base)
     batches = []
-    for step in range(1, STEPS + 1):
+    for step in range(1, steps + 1):
         source._models[step - 1] = model
         batches.append(source._make(step, step - 1))
     return batches

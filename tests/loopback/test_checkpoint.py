@@ -20,7 +20,7 @@ DISK_CALLS = {"open", "os.mkdir", "os.rename", "os.rmdir", "os.remove"}
 SAVED, REFUSED, UNTOUCHED, KILLED = 0, 3, 4, 9
 
 
-TENSORS = "__0_0.distcp"
+TENSORS, PROGRESS_0 = "__0_0.distcp", PROGRESS.format(0)
 
 
 @pytest.fixture(autouse=True)
@@ -168,7 +168,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "those": lambda path: (path / DIGESTS).write_text("x"),
     "its bytes are not": lambda path: (path / TENSORS).unlink(),
     "No such": lambda path: (path / DIGESTS).unlink(),
-    "bytes are not": lambda path: (path / PROGRESS).unlink(),
+    "bytes are not": lambda path: (path / PROGRESS_0).unlink(),
 }
 
 

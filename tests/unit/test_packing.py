@@ -57,6 +57,19 @@ def test_every_token_that_counts_is_there_once_and_the_budget_holds(lengths: lis
     assert [micro.tokens_bt.tolist() for micro in again] == [micro.tokens_bt.tolist() for micro in packed]
 
 
+@settings(max_examples=40)
+@given(st.lists(st.integers(2, 30), min_size=1, max_size=20), st.integers(1, 200), st.integers(1, 5))
+def test_ranks_share_the_rows_and_run_as_many_micro_batches(lengths: list[int], tokens_max: int, ranks: int) -> None:
+    given_answers = answers(*lengths)
+    whole = micro_batches(given_answers, tokens_max, packed=True)
+    dealt = [micro_batches(given_answers, tokens_max, packed=True, rank=rank, ranks=ranks) for rank in range(ranks)]
+    assert laid_out([micro for mine in dealt for micro in mine]) == laid_out(whole)
+    assert len({len(mine) for mine in dealt}) == 1
+    loads = [sum(micro.tokens for micro in mine) for mine in dealt]
+    longest = max(int(micro.answer_bt.sum(1).max()) for micro in whole)
+    assert max(loads) - min(loads) <= 2 * max(longest, max(lengths))
+
+
 def test_short_answers_share_a_row_with_positions_of_their_own() -> None:
     (micro,) = micro_batches(answers(6, 3, 2, 5), 100, packed=True)
     assert micro.tokens_bt.tolist() == [

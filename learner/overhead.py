@@ -1,0 +1,169 @@
+"""What a learner's step costs beyond forward, backward and optimizer: `python -m learner.overhead OUT [--steps 24]`.
+
+The real learner trains a model of 50 M parameters on recorded batches, whose source stands in for the coordinator: it
+links and hashes a version, as that does on one host, and answers a publish period that makes every other step publish.
+So each step that runs while a version is written has a neighbour that runs alone, and a busy machine is fair to both.
+Not in it: what the coordinator does later with a version, in its own process.
+
+    overhead   share of a step that is not `train`, where a version is begun in each step
+    ratio      t_train_s of a step with a version on its way to that of the step before, without
+"""
+
+import argparse
+import json
+import shutil
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from blake3 import blake3
+
+from echo2d.client import Batch, Coordinator, Group, Published, Session, Span, Trajectory
+from learner.config import LearnerConfig
+from learner.intake import Intake
+from learner.stopwatch import TRAIN, WAIT
+from learner.train import Learner
+
+VOCABULARY, HIDDEN, LAYERS = 8192, 512, 15  # 51 M parameters
+GROUPS = GROUP_SIZE = 4
+PROMPT_TOKENS = 16
+WARM_UP = 2  # steps that are not counted
+NEVER = 1 << 30  # steps between two versions
+
+
+class Source:
+    """The learner's side of a coordinator. All batches are the same but for their numbers.
+
+    tokens: of the longest answer.
+    """
+
+    def __init__(self, root: Path, tokens: int) -> None:
+        self._root = root
+        self._tokens = tokens
+        self.t_train_s: dict[int, float] = {}
+        self.publish_s: list[float] = []
+
+    def open_session(self, resume_step: int) -> Session:
+        assert resume_step == 0
+        return Session(1, "run", 2, NEVER, GROUPS * GROUP_SIZE, GROUP_SIZE)
+
+    def publish(self, version: int, directory: Path) -> Published:
+        copy, begun = self._root / "taken", time.monotonic()
+        shutil.rmtree(copy, ignore_errors=True)
+        copy.mkdir()
+        for path in directory.iterdir():
+            (copy / path.name).hardlink_to(path)
+            blake3().update_mmap(path)
+        self.publish_s.append(time.monotonic() - begun)
+        return Published(version, "00")
+
+    def take_batch(self, step: int) -> Batch:
+        rng = np.random.default_rng(0)
+        groups = [self._group(step * GROUPS + index, step, rng) for index in range(GROUPS)]
+        return Batch(step, 1, f"batch-{step}", tuple(groups))
+
+    def commit(self, batch: Batch, *, t_train_s: float) -> int:
+        self.t_train_s[batch.step] = t_train_s
+        return 1 if publishes(batch.step) else NEVER
+
+    def checkpoint(self, step: int) -> None:
+        """Nothing is kept."""
+
+    def _group(self, group_id: int, step: int, rng: np.random.Generator) -> Group:
+        prompt = rng.integers(0, VOCABULARY, PROMPT_TOKENS, dtype=np.int32)
+        members = [self._trajectory(step, rng) for _ in range(GROUP_SIZE)]
+        return Group(group_id, prompt, tuple(members))
+
+    def _trajectory(self, step: int, rng: np.random.Generator) -> Trajectory:
+        length = int(rng.integers(self._tokens // 2, self._tokens + 1))
+        tokens = rng.integers(0, VOCABULARY, length, dtype=np.int32)
+        logprobs = np.full(length, -np.log(VOCABULARY), dtype=np.float32)
+        return Trajectory(tokens, logprobs, (Span(0, length, step - 1, "00"),), float(rng.integers(0, 2)), "recorded")
+
+
+def publishes(step: int) -> bool:
+    """Whether a version is begun after this step, and so is on its way in the next one."""
+    return step % 2 == 1
+
+
+def make_model(directory: Path) -> None:
+    """Qwen3 with weights as they are drawn: the time of a step does not depend on them."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    facts: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64}
+    shape = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=HIDDEN,
+        intermediate_size=3 * HIDDEN,
+        num_hidden_layers=LAYERS,
+        tie_word_embeddings=True,
+        **facts,
+    )
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(shape).to(torch.bfloat16)
+    print(f"parameters={model.num_parameters() / 1e6:.1f}M")  # noqa: T201 - a command's output
+    model.save_pretrained(directory)
+    (directory / "tokenizer.json").write_text("{}")  # is copied, not read
+
+
+def measure(out: Path, steps: int, tokens: int, threads: int) -> None:
+    out.mkdir(parents=True)
+    make_model(out / "model")
+    config = LearnerConfig(
+        url="http://127.0.0.1:1",
+        token_file=out / "token",
+        model=out / "model",
+        snapshot_root=out / "snapshots",
+        out_dir=out / "out",
+        steps=steps,
+        threads=threads,
+        micro_batch_tokens=1024,
+        checkpoint_every=250,
+    )
+    source = Source(out, tokens)
+    learner = Learner(config, cast("Coordinator", source), Intake(), resume=False)
+    learner.run()
+    print(f"profile: {learner.watch}")  # noqa: T201
+    rows = [json.loads(line) for line in (config.out_dir / "metrics.jsonl").read_text().splitlines()]
+    report(rows[WARM_UP : steps - 1], source)  # the last one publishes whatever its number
+
+
+def report(rows: Sequence[dict[str, Any]], source: Source) -> None:
+    t = source.t_train_s
+    pairs = [
+        t[row["step"]] / t[row["step"] - 1] for row in rows if publishes(row["step"] - 1) and row["step"] > WARM_UP
+    ]
+    say("t_train_s without a version on its way", [t[row["step"]] for row in rows if publishes(row["step"])])
+    say("t_train_s with one", [t[row["step"]] for row in rows if not publishes(row["step"])])
+    say("ratio", pairs)
+    say("overhead of a step that begins a version", [overhead(row) for row in rows if publishes(row["step"])])
+    say("seconds in which it is begun", [row["seconds"]["publish"] for row in rows if publishes(row["step"])])
+    say("seconds in which the source takes it", source.publish_s)
+
+
+def overhead(row: dict[str, Any]) -> float:
+    worked: dict[str, float] = {doing: seconds for doing, seconds in row["seconds"].items() if doing != WAIT}
+    return 1.0 - worked[TRAIN] / sum(worked.values())
+
+
+def say(what: str, values: Sequence[float]) -> None:
+    low, middle, high = statistics.quantiles(values, n=4)
+    print(f"{what}: median={middle:.4g} quartiles={low:.4g}..{high:.4g} n={len(values)}")  # noqa: T201
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m learner.overhead", description="What steps cost beyond training.")
+    parser.add_argument("out", type=Path, help="a directory that is not there yet")
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--tokens", type=int, default=150, help="of the longest answer")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads of torch; 0: torch decides")
+    options = parser.parse_args()
+    measure(options.out, options.steps, options.tokens, options.threads)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""A learner of two processes, started by torchrun: it trains what one process trains, and they end together."""
+
+import dataclasses
+import pickle
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from echo2d.bench.tiny_model import TinyRecipe, make_tiny_model
+from echo2d.client import Batch, Coordinator
+from learner.config import LearnerConfig
+from learner.intake import Intake
+from learner.train import Learner
+from tests.e2e.recorded_learner import Source
+from tests.e2e.test_exactly_once import record, rows_of
+from tests.loopback.test_learner import write_config
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+RANKS = 2
+STEPS = 6
+LOSS_ERROR_MAX = 1e-5  # absolute, of losses around 0.1: sums of float32 in another order, twelve optimizer steps long
+NORM_ERROR_MAX = 1e-3  # relative
+WEIGHT_ERROR_MAX = 2e-3  # absolute, of bfloat16 weights that moved by 1e-3 a step
+SCRIPT = Path(__file__).with_name("recorded_learner.py")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    recipe = TinyRecipe(accuracy_stop=0.0, batch=8, layers=2)
+    return make_tiny_model(tmp_path_factory.mktemp("models"), recipe)
+
+
+@pytest.fixture(scope="module")
+def batches(base: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Batch]:
+    return record(base, tmp_path_factory.mktemp("recorded"), STEPS)
+
+
+def config_of(directory: Path, base: Path, **changes: Any) -> LearnerConfig:
+    """Rows of a batch that do not come out even, so that one rank has less to do."""
+    return LearnerConfig(
+        url="http://127.0.0.1:1",
+        token_file=directory / "token",
+        model=base,
+        snapshot_root=directory / "snapshots",
+        out_dir=directory / "out",
+        lr=1e-3,
+        warmup_steps=0,
+        threads=1,
+        checkpoint_every=2,
+        optimizer_steps=2,
+        proximal="recomputed",
+        micro_batch_tokens=60,
+        kl_coef=0.05,
+        **{"steps": STEPS, **changes},
+    )
+
+
+def alone(directory: Path, config: LearnerConfig, batches: list[Batch]) -> None:
+    source = cast("Coordinator", Source(directory, batches))
+    Learner(config, source, Intake(), resume=True).run()
+
+
+def together(directory: Path, config: LearnerConfig, batches: list[Batch]) -> "subprocess.CompletedProcess[str]":
+    """Two ranks, resumed."""
+    (directory / "batches.pickle").write_bytes(pickle.dumps(batches))
+    path = write_config(directory / "run.toml", config)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+    return subprocess.run(
+        [*torchrun, str(SCRIPT), str(directory), "--config", str(path), "--resume"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+
+
+def test_two_ranks_go_on_where_one_was_and_one_where_two_were(tmp_path: Path, base: Path, batches: list[Batch]) -> None:
+    """One process trains steps 1 and 2, two train 3 and 4, one trains 5 and 6: as one that trains all.
+
+    The two are ended by a signal to the second of them.
+    """
+    straight, handed = tmp_path / "straight", tmp_path / "handed"
+    straight.mkdir()
+    handed.mkdir()
+    expected = config_of(straight, base)
+    alone(straight, expected, batches)
+
+    config = config_of(handed, base)
+    alone(handed, dataclasses.replace(config, steps=2), batches)
+    (handed / "signal").write_text(f"4 1 {signal.SIGTERM}")
+    done = together(handed, dataclasses.replace(config, gradient_checkpointing=True), batches)
+    (handed / "signal").unlink()
+    assert done.returncode == 0, done.stderr
+    shards = sorted(path.name for path in (config.out_dir / "checkpoints" / "step-00000004-epoch-2").iterdir())
+    assert shards == [
+        *(".metadata", "__0_0.distcp", "__1_0.distcp", "digests.blake3", "progress-0.pt", "progress-1.pt"),
+    ]
+    alone(handed, config, batches)
+
+    rows = [rows_of(each) for each in (expected, config)]
+    assert [row["step"] for row in rows[1]] == list(range(1, STEPS + 1))
+    for one, other in zip(*rows, strict=True):
+        assert other["loss"] == pytest.approx(one["loss"], abs=LOSS_ERROR_MAX)
+        for name in ("grad_norm", "ratio_mean", "ratio_max", "kl"):
+            assert other[name] == pytest.approx(one[name], rel=NORM_ERROR_MAX, abs=1e-6)
+        for name in ("batch", "tokens", "clip_share", "reward_mean"):
+            assert other[name] == one[name]
+    for version in (4, STEPS):
+        same_weights(*(directory / "taken" / str(version) for directory in (straight, handed)))
+
+
+def last_word(done: "subprocess.CompletedProcess[str]") -> str:
+    """There is one, whoever said it; torchrun has its own."""
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("learner: ")]
+    return line.removeprefix("learner: ").removeprefix("rank 1: ")
+
+
+def same_weights(one: Path, other: Path) -> None:
+    assert {path.name for path in one.iterdir()} == {path.name for path in other.iterdir()}
+    weights, others = (load_file(path / "model.safetensors") for path in (one, other))
+    for name, weight in weights.items():
+        assert (others[name].dtype, others[name].shape) == (torch.bfloat16, weight.shape)
+        assert torch.allclose(others[name].float(), weight.float(), rtol=1e-2, atol=WEIGHT_ERROR_MAX), name
+
+
+def test_a_rank_that_is_killed_ends_the_others_in_one_line(tmp_path: Path, base: Path, batches: list[Batch]) -> None:
+    (tmp_path / "signal").write_text(f"3 1 {signal.SIGKILL}")
+    done = together(tmp_path, config_of(tmp_path, base), batches)
+    assert done.returncode == 1
+    assert last_word(done).startswith("lost another rank: ")
+    (tmp_path / "signal").unlink()
+    alone(tmp_path, config_of(tmp_path, base), batches)  # who resumes finds a whole checkpoint
+    assert {row["step"] for row in rows_of(config_of(tmp_path, base))} == set(range(1, STEPS + 1))
+
+
+def test_what_is_wrong_on_every_rank_is_one_line(tmp_path: Path, base: Path) -> None:
+    done = together(tmp_path, config_of(tmp_path, base, lora_rank=2, lora_targets=("none",)), [])
+    assert done.returncode == 1
+    assert last_word(done) == f"learner.lora_targets: {base} has no linear layers named 'none'"
