@@ -118,5 +118,5 @@ def _picture(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
     compared.sort(key=lambda line: line["final"])
     side.barh([line["correction"] for line in compared], [line["final"] for line in compared], color="#2d8a57")
     side.axvline(fmean(line["start"] for line in compared) if compared else 0.0, color="#888888", linestyle="--")
-    side.set_title("final accuracy at S = 11, kappa = 1 (dashed: start)", fontsize=10)
+    side.set_title("final, S = 11, kappa = 1 (dashed: start)", fontsize=10)
     figure.savefig(path, dpi=110)
