@@ -5,7 +5,7 @@ READY := .venv/.ready
 ARGS ?=
 SEARCHES ?= 20  # times that a soak runs the property tests, by chance
 
-.PHONY: setup demo test lab sglang-test bench bench-delta soak figures mutants check coverage clean
+.PHONY: setup demo test lab sglang-test trl-example staleness-sweep bench bench-delta soak figures mutants check coverage clean
 
 setup: $(READY)
 
@@ -41,6 +41,13 @@ soak: $(READY)
 sglang-test: $(READY)
 	bash tools/sglang_cpu/setup.sh
 	$(BIN)/pytest -m sglang tests/sglang -rs $(ARGS)
+
+trl-example: $(READY)
+	bash tools/trl/setup.sh
+	$(BIN)/pytest -m trl tests/trl -rs $(ARGS)
+
+staleness-sweep: $(READY)
+	$(BIN)/python -m tools.staleness_sweep $(ARGS)
 
 figures: $(READY)
 	$(BIN)/python tools/figures.py $(ARGS)

@@ -51,7 +51,7 @@ from echo2d.tables import Table, key, print_tables, read_toml, table_of
 __all__ = [
     "AsyncCoordinator", "Batch", "Coordinator", "Fenced", "Group", "IntegrityFault", "NotResumable", "Notifier",
     "OperatorFault", "PeerFault", "Published", "Session", "Span", "StoreFault", "Table", "Trajectory", "Unanswered",
-    "Unreachable", "base_digest", "key", "pin_base", "print_tables", "read_toml", "table_of",
+    "Unreachable", "base_digest", "key", "pin_base", "print_tables", "read_batch", "read_toml", "table_of",
 ]  # fmt: skip
 
 CONNECT_TIMEOUT_S = 10.0
@@ -189,7 +189,7 @@ class AsyncCoordinator:
         while True:
             status, headers, body = await self._repeat("GET", path, None)
             if status != HTTPStatus.NO_CONTENT:
-                return _batch(self._epoch, headers.get(DIGEST_HEADER, ""), body)
+                return read_batch(self._epoch, headers.get(DIGEST_HEADER, ""), body)
 
     async def commit(self, batch: Batch, *, t_train_s: float) -> int:
         """The optimizer step was applied. Returns the publish period now in force."""
@@ -397,7 +397,8 @@ def _refusal(status: int, answer: bytes) -> Exception:
     return PeerFault(f"{code}: {detail}")
 
 
-def _batch(epoch: int, digest: str, body: bytes) -> Batch:
+def read_batch(epoch: int, digest: str, body: bytes) -> Batch:
+    """What a batch's bytes say. IntegrityFault: they are not those of this digest."""
     if batch_digest(body).hex() != digest:
         raise IntegrityFault("a batch's bytes are not what its digest says")
     found = unpack_batch(body)

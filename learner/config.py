@@ -70,6 +70,9 @@ class LearnerConfig(Recipe):
     model: Path = key("base model: a Hugging Face directory with safetensors and a tokenizer")
     snapshot_root: Path = key("the coordinator's run.snapshot_root; versions are published from here")
     out_dir: Path = key("metrics.jsonl and checkpoints/")
+    track: tuple[Literal["tensorboard", "wandb"], ...] = key(
+        "boards that are shown what metrics.jsonl says, each a package of its own", ()
+    )
     steps: int = key("train until this step", low=1)
 
     temperature: float = key("the coordinator's sampling.temperature", 1.0, above=0.0)

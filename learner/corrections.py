@@ -10,7 +10,7 @@ A token's weight is a constant in the gradient of `-w A log p`. `weights` puts i
 
 | part | weight | source |
 | --- | --- | --- |
-| truncated importance sampling | min(x, cap) | Ionides 2008; rho-bar of IMPALA, arXiv 1802.01561 |
+| truncated importance sampling | min(x, cap) | rho-bar of IMPALA, arXiv 1802.01561 |
 | IcePop, masked importance sampling | x where low <= x <= high, else 0 | arXiv 2510.18855 |
 | sequence mask | 0 for an answer whose geometric mean of x leaves low..high | `rollout_rs` of verl, MIS of slime |
 | clip, clip-higher | 0 where x is above 1 + high (A > 0) or below 1 - low (A < 0) | arXiv 1707.06347, 2503.14476 |
@@ -36,7 +36,7 @@ def loglinear_share(staleness_n: Tensor) -> Tensor:
 
     alpha = (v_m - v_q) / (v_p - v_q) with the versions of the token (v_q, from its span), of the weights that train
     step n starts from (v_m = n-1), and of those that it makes (v_p = n): s / (s + 1) for staleness s. So fresh tokens
-    are judged by the clip alone, old ones mostly by their importance. (`loglinear` of AReaL's `prox_logp_method`)
+    are judged by the clip alone, old ones mostly by their importance. (A-3PO, arXiv 2512.06547; AReaL has it)
     """
     return staleness_n / (staleness_n + 1.0)
 

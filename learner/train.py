@@ -16,7 +16,6 @@ go on.
 
 import contextlib
 import dataclasses
-import json
 import logging
 import time
 from pathlib import Path
@@ -35,7 +34,6 @@ from echo2d.client import (
 from learner.batches import BatchRules, Trained, faults, staleness_histogram
 from learner.checkpoint import Checkpoints
 from learner.config import LearnerConfig, Place
-from learner.files import store_faults
 from learner.gauges import answers_by_staleness
 from learner.intake import Intake
 from learner.lora import AdapterWriter
@@ -44,6 +42,7 @@ from learner.packing import Answer, answers_of, parts
 from learner.publish import Publisher, SnapshotWriter
 from learner.ranks import Ranks, device_of
 from learner.stopwatch import TRAIN, WAIT, Stopwatch
+from learner.tracking import Tracking, makers
 
 BEAT_S = 1.0  # how soon a waiting learner hears of a version that could not be published, or of a rank that is to stop
 DAMAGED_MAX = 3  # times that a batch may come damaged: on its way that happens once, at its source always
@@ -75,7 +74,7 @@ class Learner:
         directory = config.out_dir / "checkpoints"
         self._checkpoints = Checkpoints(directory, config.checkpoints_kept, self._ranks)
         self._service = service or Notifier()
-        self._ranks.share(lambda: _make_directories(config))
+        self._ranks.share(self._open_books)
         if not resume and self._has_checkpoints():
             raise OperatorFault(f"{directory} is not empty; use --resume or another learner.out_dir")
         self._policy = Policy(config, self._ranks)
@@ -98,6 +97,8 @@ class Learner:
             self._ranks.share(self._publisher.settle)
         with contextlib.suppress(Unanswered):
             self._tell_durable(wait=True)
+        if self._ranks.leads:
+            self._tracking.close()
 
     def _train(self) -> None:
         self._service.starting(f"opening a session at {self._config.url}")
@@ -114,6 +115,13 @@ class Learner:
             if batch is None:
                 break
             self._advance(batch, wait_s=time.monotonic() - waiting)
+
+    def _open_books(self) -> None:
+        """On rank 0, which alone notes anything."""
+        config = self._config
+        _make("out_dir", config.out_dir)
+        _make("snapshot_root", config.snapshot_root)
+        self._tracking = Tracking(config.out_dir, makers(config.track, config.out_dir))
 
     def _make_writer(self) -> SnapshotWriter:
         config, weights = self._config, self._policy.weights()
@@ -263,9 +271,7 @@ class Learner:
             "published": self._published,
             "seconds": self.watch.lap(),
         }
-        path = self._config.out_dir / "metrics.jsonl"
-        with store_faults("cannot write", path), path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        self._tracking.note(row)
         groups = " ".join(f"group={group.group_id}" for group in batch.groups)  # the id they have in every other log
         facts = f"reward={row['reward_mean']:.3f} loss={report.loss:.4f} t_train_s={t_train_s:.3f}"
         log.info("trained step=%d epoch=%d digest=%s %s %s", batch.step, self._epoch, batch.digest[:12], facts, groups)
@@ -286,11 +292,6 @@ def _rules(session: Session, vocab_size: int) -> BatchRules:
         vocab_size,
         masks=session.over_stale == "mask",
     )
-
-
-def _make_directories(config: LearnerConfig) -> None:
-    _make("out_dir", config.out_dir)
-    _make("snapshot_root", config.snapshot_root)
 
 
 def _make(key: str, directory: Path) -> None:

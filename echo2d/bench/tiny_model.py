@@ -79,12 +79,12 @@ def held_out_prompts(recipe: TinyRecipe | None = None) -> list[Prompt]:
 
 def greedy_accuracy(directory: Path, prompts: Sequence[Prompt]) -> float:
     """The share of prompts that the model in `directory`, computing in float32, answers exactly right when greedy."""
-    return _accuracies(_load(directory), prompts)[0]
+    return accuracies(_load(directory), prompts)[0]
 
 
 def sampled_accuracy(directory: Path, prompts: Sequence[Prompt]) -> float:
     """The probability that the model in `directory` answers exactly right at temperature 1, mean over the prompts."""
-    return _accuracies(_load(directory), prompts)[1]
+    return accuracies(_load(directory), prompts)[1]
 
 
 def _key(recipe: TinyRecipe) -> str:
@@ -149,13 +149,13 @@ def _pretrain(recipe: TinyRecipe) -> Any:
         torch.autograd.backward(-loss.sum() / loss.count_nonzero())
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        if step % STOP_CHECK_STEPS == 0 and _accuracies(model, checks)[1] >= recipe.accuracy_stop:
+        if step % STOP_CHECK_STEPS == 0 and accuracies(model, checks)[1] >= recipe.accuracy_stop:
             return model
     raise RuntimeError(f"no accuracy of {recipe.accuracy_stop} in {recipe.steps_max} steps of {recipe}")
 
 
-def _accuracies(model: Any, prompts: Sequence[Prompt]) -> tuple[float, float]:
-    """(greedy, at temperature 1)."""
+def accuracies(model: Any, prompts: Sequence[Prompt]) -> tuple[float, float]:
+    """The share of prompts answered right when greedy, and the mean probability of a right answer at temperature 1."""
     import torch
 
     greedy = sampled = 0.0

@@ -6,7 +6,8 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from echo2d.bench.tiny_model import TinyRecipe, held_out_prompts, make_tiny_model, sampled_accuracy
 from echo2d.client import Batch, Coordinator, IntegrityFault, NotResumable, OperatorFault, PeerFault, StoreFault
+from learner import train
 from learner.__main__ import main, stop_on_signals
 from learner.checkpoint import Checkpoints
 from learner.config import LearnerConfig
@@ -94,6 +96,27 @@ def test_a_run_publishes_commits_and_checkpoints_in_order(
     assert {(row["reward_mean"], row["tokens"]) for row in rows} == {(0.5, GROUPS * GROUP_SIZE * 9)}
     assert {"train", "layout", "publish", "commit", "check", "wait"} <= rows[1]["seconds"].keys()
     assert not list(config.snapshot_root.iterdir())
+
+
+def test_every_row_reaches_the_boards_that_were_asked_for(
+    config: LearnerConfig, coordinator: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: dict[str, list[object]] = {"tensorboard": [], "wandb": []}
+
+    class Board:
+        def __init__(self, name: str) -> None:
+            self._seen = shown[name]
+
+        def show(self, step: int, numbers: Mapping[str, float]) -> None:
+            self._seen.append((step, numbers["loss"]))
+
+        def close(self) -> None:
+            self._seen.append("closed")
+
+    monkeypatch.setattr(train, "makers", lambda names, _: {name: partial(Board, name) for name in names})
+    rows = learn(dataclasses.replace(config, track=("tensorboard", "wandb")), coordinator)
+    losses = [(row["step"], row["loss"]) for row in rows]
+    assert shown == {"tensorboard": [*losses, "closed"], "wandb": [*losses, "closed"]}
 
 
 def test_a_step_is_recorded_before_it_is_durable(config: LearnerConfig, coordinator: ScriptedCoordinator) -> None:

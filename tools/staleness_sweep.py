@@ -1,0 +1,184 @@
+"""What staleness does to learning, and which correction bears it: `make staleness-sweep`, on one core.
+
+The real coordinator core and the real learner's train step in one process (`echo2d.bench.in_process`): a worker that is
+always ahead makes the data as stale as the staleness bound S and the publish period kappa let it be. The task and the
+model are the demo's. Every finished run is a line of `--out`, and is not made again; remove the file to measure anew.
+
+    every S x kappa x {none, BEST}    and every correction where it is hardest, S = 11 with kappa = 1; seeds 0 to 2
+
+Draws docs/figures/staleness.png and .csv of what there is (`staleness_figure`). A run is its seed's: the same machine
+gives the same numbers again.
+"""
+
+import argparse
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from echo2d.bench.demo import CACHE
+from echo2d.bench.in_process import InProcess
+from echo2d.bench.tiny_model import TinyRecipe, accuracies, held_out_prompts, make_tiny_model
+from echo2d.bench.torch_writer import TorchWriter
+from echo2d.client import read_batch
+from echo2d.core.coordinator_io import CoordinatorRules
+from echo2d.core.ids import RunId
+from echo2d.tasks.sort_digits import EOS, VOCABULARY, SortDigits
+from learner.batches import BatchRules, Trained, faults, staleness_histogram
+from learner.config import LearnerConfig
+from learner.model import Policy
+from learner.packing import answers_of
+from learner.ranks import Ranks
+from tools.staleness_figure import FIGURES, draw
+
+REPO = Path(__file__).parents[1]
+RUNS = REPO / "docs" / "staleness.jsonl"
+
+STEPS, LR = 60, 1e-4
+PER_STEP, GROUP_SIZE, MAX_NEW_TOKENS = 128, 8, 12
+LOOK_EVERY = 6  # steps between two looks at the accuracy
+SEEDS = (0, 1, 2)
+BOUNDS = (0, 1, 3, 6, 11)
+HARDEST = (11, 1)
+PURE = {"proximal": "recomputed"}  # with one optimizer step a train step: no clip, importance p / q
+CORRECTIONS: dict[str, dict[str, Any]] = {
+    "none": {**PURE, "correction": "none"},
+    "tis": {**PURE, "correction": "tis"},
+    "icepop": {**PURE, "correction": "icepop"},
+    "sequence_mask": {**PURE, "correction": "sequence_mask"},
+    "loglinear": {"proximal": "loglinear", "correction": "tis"},
+    "clip": {"proximal": "rollout", "correction": "none"},
+    "clip_tis": {"proximal": "rollout", "correction": "tis"},
+}
+BEST = "clip_tis"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """staleness: S. publish_every: kappa."""
+
+    staleness: int
+    publish_every: int
+    correction: str
+    seed: int
+
+    def __str__(self) -> str:
+        return f"S={self.staleness} kappa={self.publish_every} {self.correction} seed={self.seed}"
+
+
+def cases() -> Iterator[Case]:
+    """Each once, seed by seed: the corrections side by side, then the table."""
+    compared = [(*HARDEST, correction) for correction in CORRECTIONS]
+    table = [(bound, kappa, each) for bound in BOUNDS for kappa in kappas(bound) for each in ("none", BEST)]
+    for seed in SEEDS:
+        yield from (Case(*setting, seed) for setting in dict.fromkeys([*compared, *table]))
+
+
+def kappas(bound: int) -> list[int]:
+    return sorted({1, max(1, bound - 1)})
+
+
+class Run:
+    """One learner and one swarm."""
+
+    def __init__(self, case: Case) -> None:
+        self._case = case
+        recipe = TinyRecipe(rng_seed=case.seed)
+        model = make_tiny_model(CACHE, recipe)
+        self._held_out = held_out_prompts(recipe)
+        self._policy = Policy(_config(case, model), Ranks())
+        self._rules = BatchRules(case.staleness, PER_STEP // GROUP_SIZE, GROUP_SIZE, len(VOCABULARY))
+        self._writer = TorchWriter(model, frozenset({EOS}), MAX_NEW_TOKENS, case.seed)
+        self._swarm = InProcess(_rules(case), SortDigits(case.seed), self._writer, slots=PER_STEP)
+
+    def train(self) -> dict[str, Any]:
+        """The facts of the run."""
+        began, cpu = time.monotonic(), time.process_time()
+        rows, ages, trained = [], Counter[int](), Trained()
+        looks = [self._look(0)]
+        self._swarm.open_session()
+        self._publish(0)
+        for step in range(1, STEPS + 1):
+            body, digest = self._swarm.take(step)
+            batch = read_batch(1, digest.hex(), body)
+            assert not faults(batch, step, self._rules, trained), "I1"
+            trained.add(batch)
+            ages.update(staleness_histogram(batch))
+            answers = [each for group in answers_of(batch, self._rules, scaled=True) for each in group]
+            report = self._policy.train_step(step, self._policy.lay_out([answers]), self._case.staleness)
+            rewards = [one.reward for group in batch.groups for one in group.trajectories]
+            rows.append({**asdict(report.means), "reward": sum(rewards) / len(rewards), "norm": report.grad_norm})
+            if step % LOOK_EVERY == 0:
+                looks.append(self._look(step))
+            every = self._swarm.commit(step, digest)
+            if step % every == 0 or step == STEPS:
+                self._publish(step)
+        seconds = {"wall_s": round(time.monotonic() - began, 1), "cpu_s": round(time.process_time() - cpu, 1)}
+        return {"looks": looks, "ages": dict(sorted(ages.items())), **_summary(rows), **seconds}
+
+    def _publish(self, version: int) -> None:
+        self._swarm.publish(version, self._writer.offer(self._policy.weights()))
+
+    def _look(self, step: int) -> tuple[int, float]:
+        """The mean probability of a right answer to the held-out prompts; no chance in it."""
+        return step, round(accuracies(self._policy.model, self._held_out)[1], 4)
+
+
+def _summary(rows: list[dict[str, float]]) -> dict[str, Any]:
+    """rewards: of the batches, by step. The rest: means over the train steps, and the largest ones."""
+    facts: dict[str, Any] = {"rewards": [round(row["reward"], 3) for row in rows]}
+    for name in ("kl", "clip_share", "corrected_share"):
+        facts[name] = round(sum(row[name] for row in rows) / len(rows), 5)
+    return {**facts, "ratio_max": max(row["ratio_max"] for row in rows), "norm_max": max(row["norm"] for row in rows)}
+
+
+def _config(case: Case, model: Path) -> LearnerConfig:
+    """Of the learner's parts that run here; the coordinator's address and the directories are nobody's."""
+    return LearnerConfig(
+        url="http://127.0.0.1:1", token_file=Path("none"), model=model, snapshot_root=Path("none"),
+        out_dir=Path("none"), steps=STEPS, lr=LR, threads=1, packing=False, device="cpu", rng_seed=case.seed,
+        **CORRECTIONS[case.correction],
+    )  # fmt: skip
+
+
+def _rules(case: Case) -> CoordinatorRules:
+    """Groups whose rewards are all equal are not replaced: they teach nothing, in every run alike."""
+    return CoordinatorRules(
+        RunId("sweep"), case.staleness, case.publish_every, PER_STEP, GROUP_SIZE, MAX_NEW_TOKENS, 1.0, 1.0, (EOS,),
+        len(VOCABULARY), "drop", filter_zero_variance=False, shape="star", chains=1, delta=False,
+    )  # fmt: skip
+
+
+def finished(path: Path) -> list[dict[str, Any]]:
+    """The runs that are there. A last line that was cut short is none."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    return [json.loads(line) for line in lines]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=RUNS, help="a line per finished run")
+    parser.add_argument("--figures", type=Path, default=FIGURES, help="where staleness.png and .csv go")
+    parser.add_argument("--runs", type=int, help="make at most so many")
+    wanted = parser.parse_args()
+    rows = finished(wanted.out)
+    there = {Case(*(row[name] for name in Case.__slots__)) for row in rows}
+    planned = list(cases())
+    missing = [case for case in planned if case not in there][: wanted.runs]
+    for number, case in enumerate(missing, len(planned) - len([c for c in planned if c not in there]) + 1):
+        row = {**asdict(case), **Run(case).train()}
+        with wanted.out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        rows.append(row)
+        first, last = row["looks"][0][1], row["looks"][-1][1]
+        print(f"{number}/{len(planned)} {case}: {first:.3f} -> {last:.3f}, staleness {row['ages']}, {row['wall_s']} s")
+    draw(rows, wanted.figures)
+
+
+if __name__ == "__main__":
+    main()
