@@ -1,6 +1,7 @@
 """A learner of two processes, started by torchrun: it trains what one process trains, and they end together."""
 
 import dataclasses
+import os
 import pickle
 import signal
 import subprocess
@@ -75,6 +76,7 @@ def together(directory: Path, config: LearnerConfig, batches: list[Batch]) -> "s
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
     return subprocess.run(
         [*torchrun, str(SCRIPT), str(directory), "--config", str(path), "--resume"],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},  # it needs this test's neighbours
         capture_output=True,
         text=True,
         check=False,
