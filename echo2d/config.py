@@ -314,4 +314,5 @@ def command_environment() -> dict[str, str]:
 def print_config() -> str:
     """The commented TOML of every key of the coordinator and of a worker."""
     prices = "".join(f"# {line}\n" if line else "\n" for line in print_tables(PriceTable).splitlines())
-    return f"{print_tables(*_COORDINATOR_TABLES, WorkerConfig)}\n{prices.replace('[price]', '[[price]]')}\n{print_providers()}"
+    tables = print_tables(*_COORDINATOR_TABLES, WorkerConfig)
+    return f"{tables}\n{prices.replace('[price]', '[[price]]')}\n{print_providers()}"

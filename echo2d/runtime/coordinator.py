@@ -37,6 +37,7 @@ from echo2d.runtime.data_plane import DataPlane
 from echo2d.runtime.gateway import Gateway, read_template
 from echo2d.runtime.ledger_thread import LedgerThread
 from echo2d.runtime.providers import open_renter
+from echo2d.runtime.rent_setup import prices_of
 from echo2d.runtime.seed_process import SeedHandover, supervise_seed
 from echo2d.runtime.tokens import AccessTable, RunDirectory, announce, own_token, withdraw
 from echo2d.runtime.version_files import VersionFiles
@@ -179,7 +180,7 @@ def make_rules(config: CoordinatorConfig, run_id: RunId, stop_token_ids: tuple[i
         activation=config.activation.mode,
         by_cost=config.activation.by_cost,
         gamma=config.activation.gamma,
-        prices=tuple(map(_named_price, config.prices)),
+        prices=(*map(_named_price, config.prices), *prices_of(config.providers, run_id)),
         learner_usd_per_h=config.activation.learner_usd_per_h,
         delta=config.dissemination.delta,
         disk_bytes_max=config.run.disk_bytes_max,

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from echo2d.config import CoordinatorConfig, command_environment
+from echo2d.core.prices import NamedPrice, Price
 from echo2d.core.rentals import HOUR_S, Budget, Rental, RentOffer, Terms
 from echo2d.core.renting_io import RentRules
 from echo2d.errors import OperatorFault
@@ -45,6 +46,20 @@ def _offer(provider: ProviderConfig, each: OfferTable) -> RentOffer:
     return RentOffer(
         provider.table.name, each.name, each.usd_per_h, each.trajectories_per_h, each.max, each.availability, usd_per_gb
     )
+
+
+def prices_of(providers: Iterable[ProviderConfig], run_id: str) -> list[NamedPrice]:
+    """What the workers of boxes cost that go by their label, or of static ones that have such a name."""
+    return [_price(provider, each, prefix_of(run_id)) for provider in providers for each in provider.offers]
+
+
+def _price(provider: ProviderConfig, each: OfferTable, prefix: str) -> NamedPrice:
+    rented = provider.table.kind == "exec"
+    names = f"{prefix}{provider.table.name}-{each.name}-*" if rented else each.name
+    price = Price(
+        each.usd_per_h, each.usd_per_gb_down, each.usd_per_gb_up, each.availability, each.trajectories_per_h or None
+    )
+    return NamedPrice(names, price)
 
 
 def make_provider(config: ProviderConfig, prefix: str) -> Provider:

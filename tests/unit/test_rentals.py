@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 
 from echo2d.core.rentals import Budget, Label, Moment, Rental, RentOffer, Terms, life_s, passed_s
@@ -24,8 +26,7 @@ def test_two_boxes_under_one_label_cost_twice() -> None:
 
 
 def life(committed_usd: float = 0.0, usd_per_h: float = 0.0, longest_s: float = 1e9) -> float | None:
-    found = life_s(0, OFFER, TERMS, BUDGET, committed_usd=committed_usd, usd_per_h=usd_per_h, longest_s=longest_s)
-    return found
+    return life_s(0, OFFER, TERMS, BUDGET, committed_usd=committed_usd, usd_per_h=usd_per_h, longest_s=longest_s)
 
 
 def test_the_worked_example() -> None:
@@ -40,7 +41,7 @@ def test_the_worked_example() -> None:
 def test_those_that_start_together_do_not_end_together() -> None:
     lives = [life_s(n, OFFER, TERMS, BUDGET, committed_usd=0, usd_per_h=0, longest_s=7200.0) for n in range(100)]
     known = sorted(each for each in lives if each is not None)
-    gaps = [later - sooner for sooner, later in zip(known, known[1:], strict=False)]
+    gaps = [later - sooner for sooner, later in pairwise(known)]
     assert len(known) == 100
     assert known[0] >= 0.75 * 7200
     assert max(gaps) < 3 * 0.25 * 7200 / 100
