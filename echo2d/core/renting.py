@@ -166,7 +166,8 @@ class Renting:
         if now >= box.served_at + rules.join_s:
             return f"its worker has not served for {now - box.served_at:.0f} s"
         idle_s = need.serving.get(rental.label, 0.0)
-        if idle_s >= rules.idle_s and not (need.wanted and (need.shortfall_mu or 0.0) > 0):
+        enough = need.shortfall_mu is not None and need.shortfall_mu <= 0
+        if idle_s >= rules.idle_s and (enough or not need.wanted):
             return f"nothing was asked of it for {idle_s:.0f} s"
         return ""
 

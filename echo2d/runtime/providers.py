@@ -102,7 +102,7 @@ class Renter:
         self._clock = clock
         self._providers = providers
         self._access = access
-        self._run = run
+        self._directory = run
         self._url = url
         self._ended: asyncio.Queue[RentEvent] = asyncio.Queue()  # bounded by the commands under way
         self._asked_at: dict[Label, float] = {}
@@ -200,13 +200,13 @@ class Renter:
     def _make_token(self, rental: Rental) -> Path:
         expires_at = time.time() + rental.life_s + rental.grace_s
         token = self._access.create(rental.label, "worker", max_workers=1, expires_at=expires_at)
-        path = self._run.token_path(rental.label)
+        path = self._directory.token_path(rental.label)
         write_token_file(path, replace(token, url=self._url))
         return path
 
     def _retire(self, label: Label) -> None:
         self._access.retire(label)
-        self._run.token_path(label).unlink(missing_ok=True)
+        self._directory.token_path(label).unlink(missing_ok=True)
 
     def _tidy(self) -> None:
         """Credentials of boxes that had gone when this was killed, or were never started."""

@@ -29,7 +29,7 @@ group_size = 2
 filter_zero_variance = false
 [sampling]
 max_new_tokens = 4
-vocab_size = 100
+vocab_size = 32000
 [task]
 name = "echo2d.bench.cheap_task:CheapTask"
 options = {{ prompt_tokens = 4, vocab_size = 100 }}
