@@ -122,6 +122,7 @@ async def run_command(command: Sequence[str], environment: Mapping[str, str], *,
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
+        process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001 - others may hold its output open
 
 
 async def _output(process: asyncio.subprocess.Process) -> str:

@@ -52,7 +52,7 @@ billed_by_s = 1.0
 name = "process"
 usd_per_h = 0.5
 trajectories_per_h = 3600
-max = 2
+max = 1
 """
 
 
@@ -116,32 +116,32 @@ def test_a_box_is_rented_used_found_again_and_given_back(site: Site) -> None:
     learner = site.learner()
     learner.start()
     poll(lambda: learner.steps >= 2)
-    learner.stop()
     (label,) = site.labels()
     assert site.renting()["boxes"][0]["label"] == label
     token = site.root / "run" / "tokens" / f"{label}.token"
     assert token.stat().st_mode & 0o777 == 0o600
 
     first.kill()
+    learner.stop()
     nobodys = label.rpartition("-")[0] + "-99"
     told = {"ECHO2D_LABEL": nobodys, "ECHO2D_COORDINATOR_URL": url, "ECHO2D_LIFE_S": "60"}
     told["ECHO2D_TOKEN_FILE"] = str(token)
     subprocess.run([sys.executable, SCRIPT, "start"], env={**os.environ, **told}, check=True)
     site.configure(port=int(url.rpartition(":")[2]))
     (site.root / "run" / "coordinator.json").unlink()
-    second = site.coordinate("second", "--rent")
+    first.start()
     assert site.url() == url
-    assert "1 boxes, 0.5 usd/h" in second.log.read_text()
+    assert "1 boxes, 0.5 usd/h" in first.log.read_text()
     poll(lambda: nobodys not in site.labels())
     poll(lambda: site.labels() == set())  # no learner is there: nothing was asked of it
     poll(lambda: site.renting()["boxes"] == [])
     assert not token.exists()
-    said = second.log.read_text()
+    said = first.log.read_text()
     assert f"{nobodys}: nobody knows it" in said
     assert f"{label}: nothing was asked of it for" in said
 
-    second.terminate()
-    assert second.wait(WAIT_S) == 0
+    first.terminate()
+    assert first.wait(WAIT_S) == 0
     book = site.command("rented", f"--config={site.config}")
     assert book["boxes"] == []
     assert 0 < book["spent_usd"] < 0.1
@@ -152,8 +152,8 @@ def test_everything_is_given_back_without_a_coordinator(site: Site) -> None:
     learner = site.learner()
     learner.start()
     poll(lambda: learner.steps >= 1)
-    learner.stop()
     coordinator.kill()
+    learner.stop()
     assert len(site.labels()) == 1
     left = site.command("rented", f"--config={site.config}", "--stop")
     assert (left["boxes"], site.labels()) == ([], set())
