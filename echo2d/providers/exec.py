@@ -35,6 +35,7 @@ REASON_CHARS_MAX = 300
 DRAIN_S = 1.0  # after its end: what it left running may hold its output open
 WATCHDOG_S = 5.0  # beyond its time; then `timeout` ends it, should this process not have done so
 READ_BYTES = 1 << 16
+POLL_S = 0.02  # commands take seconds
 LABEL = re.compile(r"[a-z][a-z0-9-]{0,62}")  # what every cloud takes for a name or tag
 ID = re.compile(r"[\x21-\x7e]{1,256}")
 
@@ -121,7 +122,7 @@ async def run_command(command: Sequence[str], environment: Mapping[str, str], *,
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+            await _ended(process)
         process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001 - others may hold its output open
 
 
@@ -134,7 +135,7 @@ async def _output(process: asyncio.subprocess.Process) -> str:
             readers.create_task(_read(process.stdout, printed)),
             readers.create_task(_read(process.stderr, complained)),
         ]
-        code = await process.wait()
+        code = await _ended(process)
         await asyncio.wait(tasks, timeout=DRAIN_S)
         for task in tasks:
             task.cancel()
@@ -144,6 +145,13 @@ async def _output(process: asyncio.subprocess.Process) -> str:
         words = " ".join(complained[-4 * REASON_CHARS_MAX :].decode(errors="replace").split())
         raise ProviderFault(f"it ended with {code}: {words[-REASON_CHARS_MAX:]}")
     return printed.decode(errors="replace")
+
+
+async def _ended(process: asyncio.subprocess.Process) -> int:
+    """Its exit code. `process.wait()` would also wait for whoever holds its output open."""
+    while process.returncode is None:  # noqa: ASYNC110 - nothing tells it
+        await asyncio.sleep(POLL_S)
+    return process.returncode
 
 
 async def _read(stream: asyncio.StreamReader, into: bytearray) -> None:
