@@ -10,12 +10,15 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from echo2d import __version__
 from echo2d.errors import Fault, OperatorFault
+
+if TYPE_CHECKING:
+    from echo2d.sim.fleet import Fleet
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 DIRECTORY = click.Path(path_type=Path, file_okay=False)
@@ -270,7 +273,7 @@ def _coordinator_at(run_dir: Path | None, url: str | None, token_file: Path | No
 
         return partial(find_coordinator, run_dir)
     if url is None or token_file is None:
-        raise OperatorFault("status needs --run-dir, or --url and --token-file")
+        raise OperatorFault("the coordinator's run directory is needed, or its URL and --token-file")
     at = (url, token_file)
     return lambda: at
 
@@ -293,7 +296,9 @@ def demo(steps: int | None, **options: Any) -> None:
 
 
 @main.command()
-@click.argument("scenario", type=FILE)
+@click.argument("scenario", type=FILE, required=False)
+@click.option("--live", metavar="WHERE", help="With what a coordinator has measured: its run directory, or URL.")
+@click.option("--token-file", type=FILE, help="For a URL: a learner, gateway or viewer token.")
 @click.option("--no-p2p", is_flag=True, help="As if the learner's host sent every version to every worker itself.")
 @click.option("--no-cost", is_flag=True, help="As if workers were taken in random order, whatever they cost.")
 @click.option("--no-delta", is_flag=True, help="As if versions went out in full.")
@@ -301,7 +306,16 @@ def demo(steps: int | None, **options: Any) -> None:
 @click.option("--plot", type=FILE, help="Also draw bubble and cost over throughput (.png, .svg, .pdf).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 def plan(
-    scenario: Path, *, no_p2p: bool, no_cost: bool, no_delta: bool, rng_seed: int, plot: Path | None, as_json: bool
+    scenario: Path | None,
+    *,
+    live: str | None,
+    token_file: Path | None,
+    no_p2p: bool,
+    no_cost: bool,
+    no_delta: bool,
+    rng_seed: int,
+    plot: Path | None,
+    as_json: bool,
 ) -> None:
     """Say how many workers keep the learner busy, which ones, and what a step costs, before any money is spent.
 
@@ -309,14 +323,13 @@ def plan(
     """
     from dataclasses import asdict
 
-    from echo2d.sim.fleet import load_fleet
     from echo2d.sim.provision import Ablation, provision, what_if
 
     if plot is not None:
         from echo2d.bench.broadcast_plot import check_plot
 
         check_plot(plot)
-    fleet, ablation = load_fleet(scenario), Ablation(not no_p2p, not no_cost, not no_delta, rng_seed)
+    fleet, ablation = _fleet(scenario, live, token_file), Ablation(not no_p2p, not no_cost, not no_delta, rng_seed)
     found, cells = provision(fleet, ablation), what_if(fleet, ablation)
     if as_json:
         click.echo(json.dumps({**found.facts(), "what_if": [asdict(cell) for cell in cells]}))
@@ -328,6 +341,25 @@ def plan(
         from echo2d.bench.provision_view import draw_provision
 
         draw_provision(found, plot)
+
+
+def _fleet(scenario: Path | None, live: str | None, token_file: Path | None) -> "Fleet":
+    """Of a file, or of a coordinator that runs."""
+    from echo2d.sim.fleet import load_fleet
+
+    if (scenario is None) == (live is None):
+        raise OperatorFault("plan needs either a file or --live")
+    if scenario is not None:
+        return load_fleet(scenario)
+    import asyncio
+
+    from echo2d.bench.watch import status_once
+    from echo2d.sim.live_fleet import fleet_of
+
+    assert live is not None
+    is_url = live.startswith(("http://", "https://"))
+    find = _coordinator_at(None if is_url else Path(live), live if is_url else None, token_file)
+    return fleet_of(asyncio.run(status_once(find)))
 
 
 @main.command()

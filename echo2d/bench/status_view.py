@@ -22,7 +22,7 @@ TILES_PER_ROW = 4
 FAULTS_SHOWN = 5
 WORKERS_SHOWN_MIN = 4  # however small the terminal is
 SENTENCES_SHOWN = 8  # on a terminal; all of them elsewhere
-OTHER_LINES = 17  # of a picture, besides its workers, sentences and faults
+OTHER_LINES = 19  # of a picture, besides its workers, sentences and faults
 COLOURS = {"joined": "green", "suspected": "yellow", "gone": "red"}
 Facts = Mapping[str, Any]
 
@@ -48,6 +48,7 @@ def status_picture(facts: Facts, *, tokens_per_s: float | None = None, lines: in
         room = max(WORKERS_SHOWN_MIN, lines - OTHER_LINES - len(sentences) - len(faults))
     parts: list[RenderableType] = [
         Panel(_tiles(facts, tokens_per_s), title=_title(facts), title_align="left", border_style="cyan"),
+        Text.assemble(_label("bottleneck"), facts["provision"]["bottleneck"]["text"]),
         *_reward_and_staleness(facts),
         *_spreading(facts),
         Text(),
@@ -164,7 +165,7 @@ def _worker_cells(worker: Facts) -> list[Text]:
     colour = COLOURS[state] if worker["alive"] or state == "gone" else COLOURS["suspected"]
     return [
         Text.assemble(("● ", colour), worker["name"]),
-        Text((state if worker["alive"] or state != "joined" else "away") + dialled, style=colour),
+        Text(_state(worker) + dialled, style=colour),
         Text("-" if serving is None else f"v{serving['version']}"),
         Text("-" if lag is None else str(lag)),
         Text(f"{worker['running']}/{worker['slots']}"),
@@ -173,6 +174,12 @@ def _worker_cells(worker: Facts) -> list[Text]:
         Text(seconds(worker["refit_pause_s"])),
         Text(age(worker["silent_s"]), style="dim"),
     ]
+
+
+def _state(worker: Facts) -> str:
+    if worker["state"] != "joined" or not worker["alive"]:
+        return "away" if worker["state"] == "joined" else str(worker["state"])
+    return "leaving" if worker["leaving"] else "joined" if worker["active"] else "standby"
 
 
 def _arrival(peer: Facts | None, broadcast: Facts | None) -> Text:

@@ -81,7 +81,7 @@ def make_status(
 
 def _figures(figures: Figures, now: float) -> dict[str, Any]:
     return {
-        "bubble_ratio": figures.bubble(),
+        "bubble_ratio": figures.bubble_ratio,
         "learner_train_s": figures.learner_train_s,
         "learner_wait_s": figures.learner_wait_s,
         "versions_published": figures.versions_published,

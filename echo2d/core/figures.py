@@ -47,14 +47,18 @@ class Figures:
     """Counters and the newest measurements. Seconds and bytes; `staleness` counts trained trajectories by staleness.
 
     now: of the event that is being handled. faults: by kind and text, the newest last. measures: what decisions take
-    from it. learner_train_s, learner_wait_s: of all steps of a session but its first, which began at no commit.
+    from it. learner_train_s, learner_wait_s: of all steps of a session but its first, which began at no commit;
+    starved_s: in which it had asked for its next batch, and there was none.
     """
 
     def __init__(self, now: float = 0.0, measures: Measures | None = None) -> None:
         self.now = now
         self.measures = measures or Measures(1)
         self.learner_train_s = self.learner_wait_s = 0.0
-        self._steps: deque[tuple[float, float]] = deque(maxlen=RECENT_MAX)  # seconds trained and waited
+        self.starved_s = 0.0
+        self._steps: deque[tuple[float, float, float]] = deque(maxlen=RECENT_MAX)  # seconds trained, waited, starved
+        self._starved_at_commit = 0.0
+        self._starves_since: float | None = None
         self._committed_at: float | None = None
         self.t_train_s: deque[float] = deque(maxlen=RECENT_MAX)
         self.t_verify_s: deque[float] = deque(maxlen=RECENT_MAX)
@@ -108,24 +112,38 @@ class Figures:
             wait_s = max(0.0, self.now - self._committed_at - t_train_s)
             self.learner_train_s += t_train_s
             self.learner_wait_s += wait_s
-            self._steps.append((t_train_s, wait_s))
-        self._committed_at = self.now
+            self._steps.append((t_train_s, wait_s, self.starved_s - self._starved_at_commit))
+        self._committed_at, self._starved_at_commit = self.now, self.starved_s
 
     def session_opened(self) -> None:
         """What lies before is no waiting."""
         self._committed_at = None
 
-    def bubble(self, steps: int = RECENT_MAX, *, waits: bool = False) -> float | None:
-        """Share of the learner's time without training, of the last steps; None before the second.
+    def learner_waits(self, *, waits: bool) -> None:
+        """From now on it waits for its next batch, or not."""
+        if self._starves_since is not None:
+            self.starved_s += self.now - self._starves_since
+        self._starves_since = self.now if waits else None
 
-        waits: it waits for its next batch now, which counts too.
-        """
-        newest = list(self._steps)[-steps:]
-        trained_s, waited_s = (sum(each) for each in zip((0.0, 0.0), *newest, strict=True))
-        if waits and self._committed_at is not None:
-            waited_s += max(0.0, self.now - self._committed_at)
-        total_s = trained_s + waited_s
-        return waited_s / total_s if total_s else None
+    @property
+    def bubble_ratio(self) -> float | None:
+        """Share of the learner's time without training, whatever it did; None before the second step."""
+        trained_s, waited_s, _ = self._newest(RECENT_MAX)
+        return waited_s / (trained_s + waited_s) if trained_s else None
+
+    def bubble(self, steps: int) -> float | None:
+        """Share of its time that it waited for data, of the last steps and since; None before the second step."""
+        trained_s, waited_s, starved_s = self._newest(steps)
+        if not trained_s or self._committed_at is None:
+            return None
+        now_s = self.starved_s - self._starved_at_commit
+        if self._starves_since is not None:
+            now_s += self.now - self._starves_since
+        return (starved_s + now_s) / (trained_s + waited_s + now_s)
+
+    def _newest(self, steps: int) -> tuple[float, float, float]:
+        newest = [(0.0, 0.0, 0.0), *list(self._steps)[-steps:]]
+        return sum(each[0] for each in newest), sum(each[1] for each in newest), sum(each[2] for each in newest)
 
     def broadcast(self, t_bcast_s: float, *, cold: bool) -> None:
         """A version is served by all that were counted. cold: some had to load their first one."""

@@ -215,6 +215,7 @@ class LearnerCalls:
             if full is not None:
                 del self._waiting[request]
                 actions.append(_batch_reply(request, full))
+        self._figures.learner_waits(waits=self.waits)
         return actions
 
     # --- inside

@@ -104,13 +104,14 @@ class Workforce:
         facts = provisioning.facts(offers, active, kappa)
         standby = sum(offer.name not in active for offer in offers)
         waits = self.calls.waits
-        bubble = self.figures.bubble(BUBBLE_STEPS, waits=waits)
+        bubble = self.figures.bubble(BUBBLE_STEPS)
         situation = Situation(
             bubble, demand, facts["mu_pool"], len(offers) - standby, standby, self.groups.unscored,
             self.rules.trajectories_per_step // self.rules.group_size - self.staleness.buffered, waits,
         )  # fmt: skip
         return {
             "activation": self.rules.activation,
+            "learner_usd_per_h": self.rules.learner_usd_per_h,
             **facts,
             "shortfall": provisioning.shortfall(candidates, kappa),
             "bubble": bubble,

@@ -250,7 +250,8 @@ def gb_per_h(facts: Facts) -> float:
     sizes, steps = [each["wire_bytes"] for each in facts["version_bytes"].values()], facts["t_train_s"]
     if not sizes or not steps or median(steps) <= 0:
         return 0.0
-    return float(median(sizes)) / 1e9 * HOUR_S / (facts["publish_every"] * median(steps))
+    period_s: float = facts["publish_every"] * median(steps)
+    return float(median(sizes)) / 1e9 * HOUR_S / period_s
 
 
 # --- put together

@@ -105,6 +105,9 @@ class PolicyTable(Table):
     mode: Literal["exclusive", "background"] = key("whether workers stop for a broadcast", "background")
     pause_s: float = key("seconds of a refit in which nothing is generated", 0.0, low=0.0, high=SECONDS_MAX)
     t_gen_s: float = key("seconds that a trajectory takes, lease to result", 0.0, low=0.0, high=SECONDS_MAX)
+    t_bcast_s: float = key(
+        "seconds from a publish until all serve it, as measured; 0: predicted", 0.0, low=0.0, high=SECONDS_MAX
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

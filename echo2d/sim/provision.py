@@ -222,7 +222,7 @@ class Planner:
         """Which workers are needed if versions go to this many."""
         learner, policy = self.fleet.learner, self.fleet.policy
         broadcast = self.broadcast(counts, relays)
-        t_bcast_s = broadcast.planned_s + policy.pause_s
+        t_bcast_s = policy.t_bcast_s or broadcast.planned_s + policy.pause_s
         every = kappa if isinstance(kappa, int) else publish_every_auto(learner.t_train_s, t_bcast_s, bound)
         demand = Demand(
             learner.t_train_s, learner.trajectories_per_step, bound, every, t_bcast_s, policy.mode, policy.pause_s,

@@ -39,6 +39,7 @@ from echo2d.core.worker_io import (
     HoldEngines,
     IndexRoot,
     KeepPublishSeq,
+    LeaveAsked,
     Note,
     RefitEngines,
     RootVerified,
@@ -157,6 +158,10 @@ class Worker(Peer):
     def stop(self) -> None:
         """The operator ends it in order."""
         self.call(self.boots, self.feed, StopAsked("SIGTERM"))
+
+    def leave(self) -> None:
+        """Its machine will be taken away."""
+        self.call(self.boots, self.feed, LeaveAsked("notice"))
 
     # --- its loop
 

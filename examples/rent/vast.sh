@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Boxes on Vast.ai. Not run: check it before you trust it (docs/renting.md). IMAGE has echo2d; SEARCH is what to rent.
-# Nothing there ends a box by itself: after its life it stops working, and is billed until `stop` has destroyed it.
+# Nothing there ends a box by itself: after its life it stops working, and is billed until `stop` has destroyed it. If no
+# coordinator comes back to do that, the budget does not hold.
 set -euo pipefail
 IMAGE=${IMAGE:-example/echo2d-box:latest}
 SEARCH=${SEARCH:-gpu_name=RTX_4090 num_gpus=1 rentable=true dph<0.5}

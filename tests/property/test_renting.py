@@ -73,15 +73,15 @@ class Due:
 class World(RuleBasedStateMachine):
     """A coordinator and two clouds. true: seconds that nobody can see."""
 
-    @initialize(usd_per_h=st.floats(0.1, 6.0), usd_total=st.floats(0.05, 30.0), life_h=st.floats(0.3, 6.0))
-    def begin(self, usd_per_h: float, usd_total: float, life_h: float) -> None:
-        budget = Budget(usd_per_h, usd_total)
-        self.rules = RentRules("run-", budget, life_h * 3600, idle_s=300.0, join_s=900.0, patience_s=20.0)
+    @initialize(usd_per_h=st.floats(0.1, 6.0), lasts_h=st.floats(0.3, 10.0), life_h=st.floats(0.3, 6.0))
+    def begin(self, usd_per_h: float, lasts_h: float, life_h: float) -> None:
+        budget = Budget(usd_per_h, usd_per_h * lasts_h)  # so that both ends of it are reached
+        self.rent_rules = RentRules("run-", budget, life_h * 3600, idle_s=300.0, join_s=900.0, patience_s=20.0)
         self.true, self.boot, self.booted_at, self.unix_off = 1000.0, 0, 0.0, 0.0
         self.rows: dict[Label, Rental] = {}
         self.machines: list[Machine] = []
         self.due: list[Due] = []
-        self.need = NeedMeasured(None, wanted=False, workers=0)
+        self.need = NeedMeasured(3.0, wanted=True, workers=0)
         self.cut: int | None = None
         self.kept_clock = (0.0, self.moment())
         self.start_process()
@@ -108,7 +108,7 @@ class World(RuleBasedStateMachine):
         self.clock_base = max([clock, *(rental.until for rental in live)]) if passed is None else clock + passed
         self.process_began = self.true
         self.due = []
-        self.renting = Renting(self.rules, TERMS, OFFERS, self.rows.values(), now=self.now)
+        self.renting = Renting(self.rent_rules, TERMS, OFFERS, self.rows.values(), now=self.now)
         self.keep_clock()
 
     def feed(self, event: RentEvent, rng: random.Random) -> None:
@@ -118,8 +118,9 @@ class World(RuleBasedStateMachine):
             if isinstance(action, Keep):
                 self.rows[action.rental.label] = action.rental
         self.keep_clock()
-        if self.cut is not None:
-            self.perform(actions[: self.cut], rng)
+        if self.cut is not None and any(isinstance(action, Start | Stop) for action in actions):
+            doing = [action for action in actions if not isinstance(action, Keep)]
+            self.perform(doing[: self.cut], rng)
             self.cut = None
             self.start_process()
         else:
@@ -186,9 +187,9 @@ class World(RuleBasedStateMachine):
 
     @rule(shortfall=st.none() | st.floats(0, 3.0), wanted=st.booleans(), workers=st.integers(0, 3))
     def need_changes(self, shortfall: float | None, wanted: bool, workers: int) -> None:
-        self.need = NeedMeasured(shortfall, wanted=wanted or (shortfall or 0) > 1, workers=workers)
+        self.need = NeedMeasured(shortfall, wanted=wanted or (shortfall or 0) > 0.1, workers=workers)
 
-    @rule(seconds=st.floats(1, 4000), seed=SEEDS)
+    @rule(seconds=st.floats(600, 8000), seed=SEEDS)
     def time_passes(self, seconds: float, seed: int) -> None:
         rng, end = random.Random(seed), self.true + seconds
         while self.true < end:
@@ -207,15 +208,17 @@ class World(RuleBasedStateMachine):
             self.feed(need, rng)
             self.within_budget()
 
-    @rule(actions=st.integers(0, 3))
-    def it_is_killed_in_its_next_turn(self, actions: int) -> None:
+    @rule(actions=st.integers(0, 3), seconds=st.floats(600, 3000), seed=SEEDS)
+    def it_is_killed_in_a_turn(self, actions: int, seconds: float, seed: int) -> None:
         """After the rows were kept, and some of what follows was done."""
         self.cut = actions
+        self.time_passes(seconds, seed)
 
-    @rule(off_s=st.floats(0, 20_000))
-    def it_is_killed(self, off_s: float) -> None:
+    @rule(off_s=st.floats(0, 20_000), seed=SEEDS)
+    def it_is_killed(self, off_s: float, seed: int) -> None:
         self.true += off_s
         self.start_process()
+        self.time_passes(1500.0, seed)
 
     @rule(off_s=st.floats(0, 5000), step_s=st.floats(0, 1e6), back=st.booleans())
     def the_machine_restarts(self, off_s: float, step_s: float, back: bool) -> None:
@@ -231,19 +234,20 @@ class World(RuleBasedStateMachine):
 
     @invariant()
     def within_budget(self) -> None:
-        if not hasattr(self, "rules"):
+        if not hasattr(self, "rent_rules"):
             return
         there = [machine for machine in self.machines if machine.began <= self.true < machine.ended]
         rate = sum(machine.rental.usd_per_h for machine in there)
-        assert rate <= self.rules.budget.usd_per_h * (1 + 1e-6)
+        assert rate <= self.rent_rules.budget.usd_per_h * (1 + 1e-6)
         billed = sum(machine.bill(self.true) for machine in self.machines)
-        assert billed <= self.rules.budget.usd_total * (1 + 1e-6)
+        if_nobody_came_back = sum(machine.bill(math.inf) for machine in self.machines)
+        assert billed <= if_nobody_came_back <= self.rent_rules.budget.usd_total * (1 + 1e-6)
         facts = self.renting.facts(now=self.now)
         assert billed <= facts["spent_usd"] * (1 + 1e-6) + 1e-6
 
     def teardown(self) -> None:
         """The clouds get well: with nothing wanted any more, nothing stays."""
-        if not hasattr(self, "rules"):
+        if not hasattr(self, "rent_rules"):
             return
         self.need = NeedMeasured(0.0, wanted=True, workers=1)
         self.cut = None
@@ -256,4 +260,16 @@ class World(RuleBasedStateMachine):
 
 
 TestRenting = World.TestCase
-TestRenting.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
+TestRenting.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
+
+
+def test_the_worlds_budgets_are_used() -> None:
+    """Nothing would be shown by budgets that nobody comes near."""
+    world = World()
+    world.begin(usd_per_h=2.0, lasts_h=3.0, life_h=1.0)
+    for seed in range(15):
+        world.time_passes(2000.0, seed)
+    budget = world.rent_rules.budget
+    assert len(world.machines) > 10
+    assert world.renting.facts(now=world.now)["committed_usd"] > 0.9 * budget.usd_total
+    assert sum(machine.bill(world.true) for machine in world.machines) > 0.4 * budget.usd_total

@@ -128,6 +128,18 @@ def test_networks_that_peers_may_announce() -> None:
     assert [str(network) for network in config.link.networks] == ["10.8.0.0/16", "203.0.113.7/32", "fd00::/8"]
 
 
+def test_prices_are_of_workers_by_name() -> None:
+    rows = [{"workers": "spot-*", "usd_per_h": 0.3}, {"workers": "*", "trajectories_per_h": 60}]
+    config = CoordinatorConfig.read({**MINIMAL, "price": rows})
+    assert [(row.workers, row.usd_per_h, row.trajectories_per_h) for row in config.prices] == [
+        ("spot-*", 0.3, 0.0),
+        ("*", 0.0, 60),
+    ]
+    for wrong, words in (({"workers": "*"}, "double brackets"), ([{"usd_per_h": 1.0}], "price.workers: expected text")):
+        with pytest.raises(OperatorFault, match=words):
+            CoordinatorConfig.read({**MINIMAL, "price": wrong})
+
+
 def test_printed_config_is_toml_with_every_default() -> None:
     document = tomllib.loads(print_config())
     assert CoordinatorConfig.read({**document, **MINIMAL}) == CoordinatorConfig.read(MINIMAL)

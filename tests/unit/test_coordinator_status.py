@@ -11,11 +11,13 @@ KEYS = {
     "groups_dropped", "version_bytes", "catch_ups", "gateway", "answer_tokens",
     "results_refused", "rewards", "t_train_s", "t_verify_s", "t_bcast_s", "refit_pause_s", "seed_copies",
     "wire_bytes", "full_bytes", "faults", "fault_counts", "attention", "heartbeat_s",
+    "provision", "bubble_ratio", "learner_train_s", "learner_wait_s", "seed_uplink",
 }  # fmt: skip
 WORKER_KEYS = {
     "id", "name", "kind", "state", "alive", "silent_s", "uplink", "leases", "leases_end_s", "slots", "running",
     "leased", "serving", "lag", "accepted",
     "refit_pause_s", "memory_ok", "quarantined", "reachable",
+    "active", "leaving", "mu", "mu_sd", "usd_per_h", "usd_per_gb_down", "usd_per_gb_up", "availability", "rho",
 }  # fmt: skip
 
 

@@ -64,14 +64,20 @@ def test_the_same_fault_again_is_one_line_and_the_newest() -> None:
 
 def test_the_bubble() -> None:
     figures = Figures()
-    assert figures.bubble() is None
+    assert (figures.bubble_ratio, figures.bubble(1)) == (None, None)
     for _ in range(2):
         figures.session_opened()
         figures.now += 1000.0  # the learner starts; that is no waiting
         for step in range(3):
             figures.trained(step, (), 3.0)
             figures.now += 4.0
-    assert figures.bubble() == 0.25
+    assert figures.bubble_ratio == 0.25
     assert (figures.learner_train_s, figures.learner_wait_s) == (12.0, 4.0)
-    assert figures.bubble(1, waits=True) == 5.0 / 8.0
+    assert figures.bubble(1) == 0.0, "it did not wait for data"
+    figures.learner_waits(waits=True)
+    figures.now += 4.0
+    assert figures.bubble(1) == 0.5
+    figures.learner_waits(waits=False)
+    assert figures.bubble(1) == 0.5
+    assert figures.starved_s == 4.0
     assert figures.measures.t_train.value == 3.0

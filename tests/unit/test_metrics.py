@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from echo2d.core.gateway_io import CallAsked, CallId
-from echo2d.core.ids import Digest, LeaseId, Version
+from echo2d.core.ids import Digest, LeaseId, PeerId, Version
 from echo2d.core.worker_io import EngineRefitFailed, EngineRefitted, GenerationFailed, SampleProgressed
 from echo2d.runtime import metrics as metrics_module
 from echo2d.runtime.coordinator_metrics import CoordinatorMetrics
@@ -35,6 +35,7 @@ def trained() -> dict[str, Any]:
     world.drain()
     world.handle(CallAsked(CallId(0), b"\1\0\0\0", 1, 8, 1.0, 1.0, (), None, Version(99), ""))
     figures = world.state._figures
+    figures.measures.settle(1.0, {PeerId("a"): 1.0}, now=world.now)
     figures.fault("lease", "x")
     figures.dropped("stale", 2, [40, 60, 80])
     figures.refused_results["bad"] += 1

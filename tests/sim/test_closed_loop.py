@@ -1,0 +1,109 @@
+"""The loop of a running coordinator, closed on what it measures: the real CoordinatorState, workers and messages."""
+
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from echo2d.core.coordinator_io import CoordinatorRules
+from echo2d.core.ids import RunId
+from echo2d.core.prices import NamedPrice, Price
+from echo2d.sim.engine import STOP, VOCAB
+from echo2d.sim.faults import Schedule, WorkerSpec
+from echo2d.sim.live_fleet import fleet_of
+from echo2d.sim.loop import Loop
+from echo2d.sim.provision import provision
+
+WORKERS, SLOTS, TOKEN_S, TOKENS_MAX = 6, 4, 2.0, 4  # a sample takes 5 s on average: 0.8 trajectories/s a worker
+PER_STEP, PERIOD_S = 32, 20.0  # 1.6 trajectories/s are needed, at kappa = 1
+SETTLED = 15  # periods
+PRICES = tuple(NamedPrice(f"w{number}", Price(usd_per_h=0.2 + 0.05 * number)) for number in range(1, WORKERS + 1))
+
+
+def closed(rng_seed: int, periods: int, **changes: Any) -> Loop:
+    rules = CoordinatorRules(
+        RunId("run-1"), 3, 1, PER_STEP, 2, TOKENS_MAX, 1.0, 1.0, (STOP,), VOCAB, "drop", False, "auto", 1,
+        activation="auto", prices=PRICES, **changes,
+    )  # fmt: skip
+    worker = WorkerSpec(SLOTS, 0.005, TOKEN_S, 0.0, 0.0, 0.0, "")
+    return Loop(Schedule(rng_seed, rules, (worker,) * WORKERS, (), periods * PERIOD_S, PERIOD_S, 1, 0.0))
+
+
+def status(loop: Loop) -> dict[str, Any]:
+    found: dict[str, Any] = loop.coordinator.state.status()
+    return found
+
+
+def active(loop: Loop) -> list[str]:
+    return sorted(each["name"] for each in status(loop)["workers"] if each["active"] and each["state"] == "joined")
+
+
+def at_period(loop: Loop, period: float, act: Callable[[], None]) -> None:
+    loop._clock.at(period * PERIOD_S, act)
+
+
+def test_the_cheapest_that_are_enough_work_and_a_plan_comes_of_it() -> None:
+    loop = closed(0, 30)
+    loop.run()
+    seen = status(loop)
+    assert active(loop) == ["w1", "w2", "w3"]
+    provision_, standby = seen["provision"], [each for each in seen["workers"] if not each["active"]]
+    assert provision_["mu_min"] == pytest.approx(PER_STEP / PERIOD_S, rel=0.15)
+    assert provision_["mu_pool"] == pytest.approx(3 * 0.8, rel=0.25)
+    assert provision_["shortfall"] < 0
+    assert all(each["serving"]["version"] >= seen["newest_version"]["version"] - 1 for each in standby)
+    assert all(each["leases"] == 0 for each in standby)
+    assert provision_["bottleneck"]["kind"] == "learner"
+    planned = provision(fleet_of(seen)).facts()
+    assert planned["feasible"]
+    assert len(planned["workers"]) == 3
+    assert planned["t_bcast_s"] == provision_["estimates"]["t_bcast_s"]["value"]
+
+
+@pytest.mark.parametrize("rng_seed", range(3))
+def test_half_of_the_active_workers_lost_is_made_good_within_three_periods(rng_seed: int) -> None:
+    loop, waited = closed(rng_seed, 30), list[float]()
+
+    def strike() -> None:
+        for name in active(loop)[: (len(active(loop)) + 1) // 2]:
+            worker = loop.workers[int(name[1:]) - 1]
+            loop._control.vanish(worker)
+            loop._kill_worker(worker, None)
+            loop._gone.add(worker.number)
+
+    at_period(loop, SETTLED, strike)
+    for period in (SETTLED + 3, SETTLED + 13):
+        at_period(loop, period, lambda: waited.append(loop.coordinator.state._figures.starved_s))
+    loop.run()
+    assert (waited[1] - waited[0]) / (10 * PERIOD_S) < 0.05
+    assert len(active(loop)) >= 3
+
+
+@pytest.mark.parametrize("rng_seed", range(3))
+def test_noise_in_what_workers_make_moves_hardly_anybody(rng_seed: int) -> None:
+    """Each is up to 30 % faster or slower from one period to the next."""
+    periods, chance, changes = 70, random.Random(rng_seed), list[int]()
+    loop = closed(rng_seed, periods)
+
+    def shake() -> None:
+        for worker in loop.workers:
+            worker.pace.token_s = TOKEN_S / chance.uniform(0.7, 1.3)
+
+    for period in range(1, periods):
+        at_period(loop, period, shake)
+    for period in (SETTLED, periods - 1):
+        at_period(loop, period, lambda: changes.append(status(loop)["provision"]["changes"]))
+    loop.run()
+    assert changes[1] - changes[0] <= (periods - SETTLED) / 10
+
+
+def test_who_will_be_taken_away_gets_no_more_leases_and_is_replaced_at_once() -> None:
+    loop = closed(1, 20)
+    at_period(loop, SETTLED, partial(loop.workers[0].leave))
+    seen = list[list[str]]()
+    at_period(loop, SETTLED + 0.1, lambda: seen.append(active(loop)))
+    loop.run()
+    assert "w1" not in seen[0]
+    assert len(seen[0]) >= 3

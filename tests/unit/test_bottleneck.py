@@ -1,0 +1,33 @@
+"""What a run waits for, in one sentence."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from echo2d.core.bottleneck import Situation, bottleneck
+from echo2d.core.capacity import Demand
+
+DEMAND = Demand(100.0, 256, 4, 3, 60.0, "exclusive")  # needs 3.2/s; with broadcasts that take no time 2.56/s
+BUSY = Situation(0.01, DEMAND, 3.5, active=7, standby=2, unscored=0, missing=4, waits=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "words"),
+    [
+        ({}, "learner", "it waits 1.0% of its time; 7 workers make 12,600 trajectories/h, it needs 11,520"),
+        ({"bubble": None}, "unknown", "has not done two train steps"),
+        ({"bubble": 0.3, "mu_pool": 2.0}, "rollout", "waits 30.0% .* make 7,200 .* 2 workers stand by"),
+        (
+            {"bubble": 0.1, "mu_pool": 2.8},
+            "dissemination",
+            "takes 60 s, kappa = 3 train steps 300 s, S = 4",
+        ),
+        ({"bubble": 0.1, "waits": True, "unscored": 4}, "reward", "4 groups lack only rewards, the batch lacks 4"),
+        ({"bubble": 0.1, "unscored": 4, "demand": None}, "rollout", "what it needs is not measured yet"),
+    ],
+)
+def test_sentences(change: dict[str, object], kind: str, words: str) -> None:
+    said = bottleneck(replace(BUSY, **change))  # type: ignore[arg-type]
+    assert said["kind"] == kind
+    assert re.search(words, said["text"]), said["text"]

@@ -1,0 +1,54 @@
+"""What workers make, by what they hold and what of it was accepted."""
+
+import pytest
+
+from echo2d.core.ids import PeerId
+from echo2d.core.measures import Measures
+
+A, B = PeerId("a"), PeerId("b")
+
+
+def test_a_rate_is_what_was_accepted_over_leased_slots() -> None:
+    measures = Measures(1)
+    measures.holds(A, 4, 4, now=0.0)
+    for number in range(100):
+        measures.accepted(A, float(number), now=number + 8.0)
+    measures.holds(A, 4, 0, now=100.0)  # and then nothing: that is not its fault
+    measures.settle(10.0, {}, now=1000.0)
+    rate = measures.rate(A)
+    assert rate is not None
+    assert rate.value == pytest.approx(1.0, rel=0.01)
+    assert measures.t_gen.estimate is not None
+    assert measures.t_gen.estimate.value == 8.0
+    assert measures.mu(B, 8, None) == pytest.approx(2.0, rel=0.01)
+    assert measures.mu(B, 8, 0.5) == 0.5
+    measures.check()
+
+
+def test_a_standstill_is_no_slowness() -> None:
+    measures = Measures(1)
+    measures.holds(A, 2, 2, now=0.0)
+    measures.stood_still(A, 50.0, now=100.0)
+    for _ in range(50):
+        measures.accepted(A, 40.0, now=100.0)
+    measures.settle(10.0, {}, now=100.0)
+    assert measures.mu(A, 2, None) == pytest.approx(1.0)
+    assert measures.t_gen.estimate is not None
+    assert measures.t_gen.estimate.value == 10.0
+
+
+def test_who_cannot_be_used_makes_nothing() -> None:
+    measures = Measures(1)
+    measures.holds(A, 2, 0, now=0.0)
+    measures.settle(10.0, {A: 1.0}, now=0.0)
+    measures.useless(A, 300.0)
+    measures.settle(10.0, {A: 1.0}, now=300.0)
+    assert measures.mu(A, 2, None) < 0.05
+
+
+def test_nothing_is_known_before_the_first_result() -> None:
+    measures = Measures(4)
+    measures.holds(A, 2, 2, now=0.0)
+    measures.settle(10.0, {}, now=100.0)
+    assert measures.rate(A) is None
+    assert measures.mu(A, 2, None) == 0.0
