@@ -73,6 +73,7 @@ def _end(code: int) -> NoReturn:
 @click.option("--no-delta", is_flag=True, help="Send versions in full, whatever the workers have.")
 @click.option("--no-p2p", is_flag=True, help="Send every version to every worker from here: workers pass nothing on.")
 @click.option("--no-cost", is_flag=True, help="Activate workers in an order that has nothing to do with their prices.")
+@click.option("--rent", is_flag=True, help="Rent boxes from [[provider]]s within the budget of [rent]. Costs money.")
 @click.option("--print-config", is_flag=True, help="Print every key with its default and meaning, and end.")
 @log_options
 def coordinate(
@@ -82,6 +83,7 @@ def coordinate(
     no_delta: bool,
     no_p2p: bool,
     no_cost: bool,
+    rent: bool,
     print_config: bool,
     log_level: str,
     log_json: bool,
@@ -98,9 +100,41 @@ def coordinate(
     left_out = {"dissemination.delta": no_delta, "dissemination.p2p": no_p2p, "activation.by_cost": no_cost}
     overrides: dict[str, Any] = {key: False for key, out in left_out.items() if out}
     loaded = CoordinatorConfig.load(config, {**overrides, **({"coordinator.tls": "off"} if no_tls else {})})
+    if rent:
+        from echo2d.runtime.providers import print_rent_plan
+
+        print_rent_plan(loaded, click.echo)
     from echo2d.runtime.coordinator import run_coordinator
 
-    _serve(lambda: run_coordinator(loaded), log_level, log_json=log_json)
+    _serve(lambda: run_coordinator(loaded, rent=rent), log_level, log_json=log_json)
+
+
+@main.command()
+@click.option("--config", type=FILE, required=True, help="The coordinator's.")
+@click.option("--stop", is_flag=True, help="Stop all that the run has rented; no coordinator may run meanwhile.")
+@click.option(
+    "--within", type=click.FloatRange(1.0), default=900.0, show_default=True, help="Seconds that --stop takes at most."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def rented(config: Path, *, stop: bool, within: float, as_json: bool) -> None:
+    """Show what a run has rented and spent, by its own book; or give everything back.
+
+    Exit code 1: with --stop, something may still be there.
+    """
+    import asyncio
+
+    from echo2d.config import CoordinatorConfig
+    from echo2d.runtime import providers
+
+    loaded = CoordinatorConfig.load(config)
+    facts = asyncio.run(providers.give_back(loaded, within)) if stop else providers.rented(loaded)
+    if as_json:
+        click.echo(json.dumps(facts))
+    else:
+        click.echo(f"spent {facts['spent_usd']:.2f} usd; now {len(facts['boxes'])} boxes, {facts['usd_per_h']:g} usd/h")
+        for box in facts["boxes"]:
+            click.echo(f"{box['label']}  {box['age_s'] / 3600:.1f} h  {box['cost_usd']:.2f} usd")
+    sys.exit(1 if stop and facts["boxes"] else 0)
 
 
 @main.command()

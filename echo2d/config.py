@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 
 from echo2d.errors import OperatorFault
 from echo2d.quantities import parse_rate
+from echo2d.rent_config import ProviderConfig, RentTable, print_providers, read_providers
 from echo2d.sd_notify import Notifier
 from echo2d.tables import Table, key, print_tables, read_toml, table_of
 
@@ -27,7 +28,7 @@ USD_MAX = 1e6  # an hour, or 10^9 bytes: a mistake
 PRICES_MAX = 256  # kinds of workers; each worker's name is compared with all of them
 UPLINK_LIMIT_MIN = 125e3  # bytes/s, 1mbit: with less, a frame takes seconds
 
-OTHER_TABLES = frozenset({"learner", "worker"})
+OTHER_TABLES = frozenset({"learner", "worker", "provider"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +229,7 @@ class WorkerConfig(Table):
 
 _COORDINATOR_TABLES: tuple[type[Table], ...] = (
     RunTable, ServeTable, PolicyTable, SamplingTable, TaskTable, DisseminationTable, ActivationTable, LinkTable,
-    GatewayTable,
+    GatewayTable, RentTable,
 )  # fmt: skip
 
 
@@ -245,7 +246,9 @@ class CoordinatorConfig:
     activation: ActivationTable
     link: LinkTable
     gateway: GatewayTable
+    rent: RentTable
     prices: tuple[PriceTable, ...] = ()
+    providers: tuple[ProviderConfig, ...] = ()
 
     def __post_init__(self) -> None:
         _ = self.link.networks  # or a fault
@@ -281,7 +284,7 @@ class CoordinatorConfig:
             table, _, name = dotted.partition(".")
             tables[table][name] = value
         checked: dict[str, Any] = {cls.TABLE: cls.read(tables[cls.TABLE]) for cls in _COORDINATOR_TABLES}
-        return CoordinatorConfig(**checked, prices=_prices(document))
+        return CoordinatorConfig(**checked, prices=_prices(document), providers=read_providers(document))
 
 
 def _prices(document: Mapping[str, Any]) -> tuple[PriceTable, ...]:
@@ -302,7 +305,14 @@ def engine_environment() -> dict[str, str]:
     return dict(os.environ)
 
 
+def command_environment() -> dict[str, str]:
+    """What a provider's commands are given of the coordinator's: all but the service manager's."""
+    ours = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_FDS", "LISTEN_PID")
+    return {name: value for name, value in os.environ.items() if name not in ours}
+
+
 def print_config() -> str:
     """The commented TOML of every key of the coordinator and of a worker."""
     prices = "".join(f"# {line}\n" if line else "\n" for line in print_tables(PriceTable).splitlines())
-    return f"{print_tables(*_COORDINATOR_TABLES, WorkerConfig)}\n{prices.replace('[price]', '[[price]]')}"
+    tables = print_tables(*_COORDINATOR_TABLES, WorkerConfig)
+    return f"{tables}\n{prices.replace('[price]', '[[price]]')}\n{print_providers()}"

@@ -5,6 +5,7 @@
      +-- PeerFault        another process broke the protocol: drop that peer
      +-- IntegrityFault   bytes do not verify: drop the chunk, blame its source
      +-- EngineFault      the engine could not do it: keep serving the old version
+     +-- ProviderFault    a command that rents boxes did not end well: believe what lists show, and nothing else
      +-- StoreFault       this machine's disk could not do it (full, read-only): say so, try again later
 
 Catch one of these only where you react to it; everything else is our own bug and ends the process.
@@ -29,6 +30,10 @@ class IntegrityFault(Fault):
 
 class EngineFault(Fault):
     """An engine refused, failed or died."""
+
+
+class ProviderFault(Fault):
+    """A provider's command failed, hung or printed nonsense; what it did is not known."""
 
 
 class StoreFault(Fault):

@@ -11,10 +11,11 @@ import random
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -35,6 +36,8 @@ from echo2d.runtime.daemon import Ending, collect_rarely
 from echo2d.runtime.data_plane import DataPlane
 from echo2d.runtime.gateway import Gateway, read_template
 from echo2d.runtime.ledger_thread import LedgerThread
+from echo2d.runtime.providers import open_renter
+from echo2d.runtime.rent_setup import prices_of
 from echo2d.runtime.seed_process import SeedHandover, supervise_seed
 from echo2d.runtime.tokens import AccessTable, RunDirectory, announce, own_token, withdraw
 from echo2d.runtime.version_files import VersionFiles
@@ -60,17 +63,30 @@ class Opened:
     coordinator: Coordinator
     url: str
     seed: SeedHandover
+    run: RunDirectory
+    access: AccessTable
 
 
-async def run_coordinator(config: CoordinatorConfig) -> int:
+async def run_coordinator(config: CoordinatorConfig, *, rent: bool = False) -> int:
     """Serve until SIGTERM or SIGINT: 0. OperatorFault: it cannot start like this. Fault: the run cannot go on."""
     with Ending() as ending:
-        async with open_coordinator(config) as opened:
+        async with open_coordinator(config) as opened, AsyncExitStack() as stack:
+            helpers = [supervise_seed(opened.seed, rng=random.Random())]
+            if rent:
+                helpers.append(await stack.enter_async_context(_renting(config, opened)))
             collect_rarely()
             ending.by_signals(opened.coordinator.stop)
-            await opened.coordinator.serve(supervise_seed(opened.seed, rng=random.Random()))
+            await opened.coordinator.serve(*helpers)
     log.info("stopped")
     return 0
+
+
+@asynccontextmanager
+async def _renting(config: CoordinatorConfig, opened: Opened) -> AsyncIterator[Coroutine[Any, Any, None]]:
+    """What rents boxes beside this coordinator, to be run."""
+    async with open_renter(config, opened.run, opened.access, url=opened.url) as renter:
+        opened.coordinator.renting = renter.facts
+        yield renter.rent(opened.coordinator.status)
 
 
 @asynccontextmanager
@@ -138,7 +154,7 @@ async def open_coordinator(
         await asyncio.to_thread(_tell_this_host, run, access, url)
         stack.push_async_callback(asyncio.to_thread, withdraw, run)
         log.info("listening url=%s run=%s run_dir=%s", url, run.run_id, run.path)
-        yield Opened(coordinator, url, _seed_handover(config, run, access, url))
+        yield Opened(coordinator, url, _seed_handover(config, run, access, url), run, access)
 
 
 def make_rules(config: CoordinatorConfig, run_id: RunId, stop_token_ids: tuple[int, ...]) -> CoordinatorRules:
@@ -164,7 +180,7 @@ def make_rules(config: CoordinatorConfig, run_id: RunId, stop_token_ids: tuple[i
         activation=config.activation.mode,
         by_cost=config.activation.by_cost,
         gamma=config.activation.gamma,
-        prices=tuple(map(_named_price, config.prices)),
+        prices=(*map(_named_price, config.prices), *prices_of(config.providers, run_id)),
         learner_usd_per_h=config.activation.learner_usd_per_h,
         delta=config.dissemination.delta,
         disk_bytes_max=config.run.disk_bytes_max,

@@ -11,7 +11,7 @@ all others to come back. Not here: any decision about the run.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, assert_never
 
 from echo2d.core.addresses import Network
@@ -123,6 +123,8 @@ class Coordinator:
         self._stop = asyncio.Event()
         self._stop_reason: str | None = None
         self._publishing = asyncio.Lock()
+        self._learner_heard_at: float | None = None
+        self.renting: Callable[[], Mapping[str, Any]] | None = None  # its facts, where boxes are rented
         self._published_paths: set[str] = set()
 
     # --- the loop ------------------------------------------------------------
@@ -278,7 +280,11 @@ class Coordinator:
         return peer, self._run.authority.certify_peer(public_key)
 
     async def ask(self, make: Callable[[RequestId], Event], *, timeout_s: float) -> Reply | None:
-        return await self._requests.ask(make, timeout_s=timeout_s)
+        self._learner_heard_at = time.monotonic()
+        try:
+            return await self._requests.ask(make, timeout_s=timeout_s)
+        finally:
+            self._learner_heard_at = time.monotonic()
 
     async def publish(self, epoch: Epoch, version: Version, path: str | None) -> Reply | None:
         """Goes on when the caller hangs up, so that no half-adopted version stays behind."""
@@ -309,8 +315,12 @@ class Coordinator:
 
     def status(self) -> dict[str, Any]:
         faults = sum(self.sessions.faults.values())
+        now, heard_at = time.monotonic(), self._learner_heard_at
         shell = {"run_id": self.run_id, "peer_faults": faults}
-        return {**self._machine.status(now=time.monotonic()), **shell}
+        shell["learner_silent_s"] = None if heard_at is None else now - heard_at
+        if self.renting is not None:
+            shell["renting"] = self.renting()
+        return {**self._machine.status(now=now), **shell}
 
     def metrics(self) -> bytes:
         self._metrics.events_waiting.set(len(self._mailbox))

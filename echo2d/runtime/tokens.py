@@ -169,6 +169,13 @@ class AccessTable:
             database.execute("DELETE FROM tokens WHERE name = ?", (name,))
         self.reload()
 
+    def retire(self, name: str) -> None:
+        """It and its peers were never there: for tokens that are made and used up by the thousand."""
+        with self._database() as database:
+            database.execute("DELETE FROM peers WHERE token = ?", (name,))
+            database.execute("DELETE FROM tokens WHERE name = ?", (name,))
+        self.reload()
+
     def tokens(self) -> list[Token]:
         return sorted(self._tokens.values(), key=lambda token: token.name)
 
@@ -195,6 +202,10 @@ class AccessTable:
         if fault := token.fault(now_s):
             raise fault
         return KnownPeer(peer, public_key, token.role)
+
+    def token_of(self, peer: PeerId) -> str | None:
+        """The name of the token that it enrolled with."""
+        return self._peers[peer][1].name if peer in self._peers else None
 
     def enrol(self, secret: str, public_key: bytes, proof: bytes, *, now_s: float) -> PeerId:
         """`enrol_all` of one. Denied: not with this secret, key or proof."""

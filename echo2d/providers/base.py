@@ -1,0 +1,38 @@
+"""Where boxes come from: the protocol of a provider.
+
+`start` and `stop` say only that a command ended well; what there is, `list` says. A label names a box for ever: the
+provider keeps it with the box (a tag, a name), and shows it in its list. Implementations: `static`, `exec`.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from echo2d.core.rentals import Label
+from echo2d.core.renting_io import Instance
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A box to be started. offer: the operator's name of its kind. url: of the coordinator.
+
+    token_file: lets one worker join, until the box's time is over. life_s: after so long it has to end by itself.
+    """
+
+    label: Label
+    offer: str
+    url: str
+    token_file: Path
+    life_s: float
+
+
+class Provider(Protocol):
+    """All methods raise ProviderFault: it did not end well, and what it did is not known."""
+
+    async def start(self, order: Order) -> None: ...
+
+    async def stop(self, label: Label, ids: tuple[str, ...]) -> None:
+        """Also of one that is not there, or was stopped before. ids: the provider's own, as far as lists showed."""
+
+    async def list(self) -> tuple[Instance, ...]:
+        """All that is there, or on its way, with the labels of any run."""

@@ -1,0 +1,160 @@
+"""Boxes that the operator's own commands start, stop and list: any cloud that has a command line.
+
+A command is an argument list, no shell line. It gets the operator's environment and, as far as they are known:
+
+    ECHO2D_LABEL            names the box; `start` tags it with this, `stop` ends whatever is tagged so
+    ECHO2D_LABEL_PREFIX     of all labels of this run; `list` may show others
+    ECHO2D_OFFER            the name of its kind
+    ECHO2D_COORDINATOR_URL  what the box's `echo2d join` is given, ...
+    ECHO2D_TOKEN_FILE       ... and the file with its credential: a secret for one worker, until its time is over
+    ECHO2D_LIFE_S           seconds; the box has to end by itself when they are over
+    ECHO2D_ID               the provider's own name of the box, if a list has shown it (several: with blanks between)
+
+Exit code 0: it ended well. `list` prints one JSON object a line, {"label": ..., "id": ...}; other keys are ignored, as
+are lines whose label is nobody's. A command that takes too long is killed with its process group; what it has left
+running on purpose (`setsid`) stays. Should this process die, `timeout` (coreutils) does that in its stead.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from echo2d.core.rentals import Label
+from echo2d.core.renting_io import Instance
+from echo2d.errors import ProviderFault
+from echo2d.providers.base import Order
+
+OUTPUT_BYTES_MAX = 4 << 20  # of stdout, and of stderr: a list of all boxes of a large account
+LINES_MAX = 20_000  # of a list: as many boxes as a run can have
+REASON_CHARS_MAX = 300
+DRAIN_S = 1.0  # after its end: what it left running may hold its output open
+WATCHDOG_S = 5.0  # beyond its time; then `timeout` ends it, should this process not have done so
+READ_BYTES = 1 << 16
+POLL_S = 0.02  # commands take seconds
+LABEL = re.compile(r"[a-z][a-z0-9-]{0,62}")  # what every cloud takes for a name or tag
+ID = re.compile(r"[\x21-\x7e]{1,256}")
+
+
+@dataclass(frozen=True, slots=True)
+class Commands:
+    """Argument lists. timeout_s: each may take. environment: of all of them, to which ours is added."""
+
+    start: Sequence[str]
+    stop: Sequence[str]
+    list: Sequence[str]
+    timeout_s: float
+    environment: Mapping[str, str]
+
+
+class ExecProvider:
+    """See the module docstring. prefix: of all labels of this run."""
+
+    def __init__(self, commands: Commands, prefix: str) -> None:
+        self._commands = commands
+        self._prefix = prefix
+
+    async def start(self, order: Order) -> None:
+        told = {
+            "ECHO2D_LABEL": order.label,
+            "ECHO2D_OFFER": order.offer,
+            "ECHO2D_COORDINATOR_URL": order.url,
+            "ECHO2D_TOKEN_FILE": str(order.token_file),
+            "ECHO2D_LIFE_S": str(int(order.life_s)),
+        }
+        await self._run(self._commands.start, told)
+
+    async def stop(self, label: Label, ids: tuple[str, ...]) -> None:
+        await self._run(self._commands.stop, {"ECHO2D_LABEL": label, "ECHO2D_ID": " ".join(ids)})
+
+    async def list(self) -> tuple[Instance, ...]:
+        printed = await self._run(self._commands.list, {})
+        lines = [line for line in printed.splitlines() if line.strip()]
+        if len(lines) > LINES_MAX:
+            raise ProviderFault(f"it printed more than {LINES_MAX} lines")
+        return tuple(instance for line in lines if (instance := read_instance(line)) is not None)
+
+    async def _run(self, command: Sequence[str], told: Mapping[str, str]) -> str:
+        environment = {**self._commands.environment, "ECHO2D_LABEL_PREFIX": self._prefix, **told}
+        return await run_command(command, environment, timeout_s=self._commands.timeout_s)
+
+
+def read_instance(line: str) -> Instance | None:
+    """None: of something that is not ours. ProviderFault: no such line can be in a list."""
+    try:
+        facts = json.loads(line)
+        label, name = facts["label"], facts["id"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ProviderFault(f'expected {{"label": ..., "id": ...}}; found {line!r:.100}') from error
+    if not isinstance(label, str) or LABEL.fullmatch(label) is None:
+        return None
+    if not isinstance(name, str) or ID.fullmatch(name) is None:
+        raise ProviderFault(f"the id of {label} is none: {name!r:.100}")
+    return Instance(Label(label), name)
+
+
+async def run_command(command: Sequence[str], environment: Mapping[str, str], *, timeout_s: float) -> str:
+    """Its stdout. ProviderFault: it could not be run, failed, took too long or printed too much."""
+    guard = ("timeout", "--signal=KILL", str(timeout_s + WATCHDOG_S))
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *guard,
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=dict(environment),
+            start_new_session=True,
+            limit=READ_BYTES,
+        )
+    except OSError as error:
+        raise ProviderFault(f"cannot run {command[0]}: {error.strerror or error}") from error
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _output(process)
+    except TimeoutError as error:
+        raise ProviderFault(f"it took longer than {timeout_s:g} s") from error
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await _ended(process)
+        process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001 - others may hold its output open
+
+
+async def _output(process: asyncio.subprocess.Process) -> str:
+    assert process.stdout is not None
+    assert process.stderr is not None
+    printed, complained = bytearray(), bytearray()
+    async with asyncio.TaskGroup() as readers:
+        tasks = [
+            readers.create_task(_read(process.stdout, printed)),
+            readers.create_task(_read(process.stderr, complained)),
+        ]
+        code = await _ended(process)
+        await asyncio.wait(tasks, timeout=DRAIN_S)
+        for task in tasks:
+            task.cancel()
+    if max(len(printed), len(complained)) > OUTPUT_BYTES_MAX:
+        raise ProviderFault(f"it printed more than {OUTPUT_BYTES_MAX} bytes")
+    if code != 0:
+        words = " ".join(complained[-4 * REASON_CHARS_MAX :].decode(errors="replace").split())
+        raise ProviderFault(f"it ended with {code}: {words[-REASON_CHARS_MAX:]}")
+    return printed.decode(errors="replace")
+
+
+async def _ended(process: asyncio.subprocess.Process) -> int:
+    """Its exit code. `process.wait()` would also wait for whoever holds its output open."""
+    while process.returncode is None:  # noqa: ASYNC110 - nothing tells it
+        await asyncio.sleep(POLL_S)
+    return process.returncode
+
+
+async def _read(stream: asyncio.StreamReader, into: bytearray) -> None:
+    """All of it, but keep no more than is one too much."""
+    while data := await stream.read(READ_BYTES):
+        into += data[: OUTPUT_BYTES_MAX + 1 - len(into)]

@@ -1,0 +1,333 @@
+"""Renting beside a running coordinator: looks, asks the core, keeps what it says, and runs the providers' commands.
+
+    status, once a second --> need --+--> core.renting --> rows kept, all of a turn in one transaction
+    commands that ended -------------+                 --> then commands are started, each in a task of its own
+
+A box's credential is made for it before its start command is run, lets one worker in until its time is over, and is
+deleted with it. A failing row ends the process: nothing was started. Not here: any decision (`core/renting.py`), how
+commands are run (`providers`). `shortfall_of` is where the activation loop's number comes in.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any, assert_never
+
+from echo2d.config import CoordinatorConfig
+from echo2d.core.ids import PeerId
+from echo2d.core.rentals import HOUR_S, Label, Moment, Rental, passed_s
+from echo2d.core.renting import Renting
+from echo2d.core.renting_io import (
+    Keep,
+    List,
+    Listed,
+    NeedMeasured,
+    RentAction,
+    RentEvent,
+    RentNote,
+    RentRules,
+    Retire,
+    Start,
+    StartEnded,
+    Stop,
+    StopEnded,
+)
+from echo2d.errors import OperatorFault, ProviderFault, StoreFault
+from echo2d.net.auth import write_token_file
+from echo2d.net.urls import coordinator_url
+from echo2d.providers.base import Order, Provider
+from echo2d.runtime.ledger_thread import LedgerThread
+from echo2d.runtime.rent_setup import make_provider, offers_of, prefix_of, rent_plan, rules_of, terms_of
+from echo2d.runtime.tokens import AccessTable, RunDirectory
+from echo2d.store.rentals import RentalStore
+
+LEDGER_FILE = "ledger.sqlite"
+RENTALS_FILE = "rentals.sqlite"  # in the run directory
+TICK_S = 1.0  # between two looks at the run
+CLOCK_KEPT_S = 30.0  # the rent clock is durable at least so often
+WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+NOBODY = NeedMeasured(None, wanted=False, workers=0)
+
+log = logging.getLogger("echo2d.renting")
+
+Facts = Mapping[str, Any]
+
+
+def moment() -> Moment:
+    """Now, by this machine's clocks."""
+    return Moment(BOOT_ID.read_text().strip(), time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
+
+
+class RentClock:
+    """Seconds since the run first rented; goes on where it was."""
+
+    def __init__(self, kept: tuple[float, Moment] | None, rentals: Iterable[Rental]) -> None:
+        self._began = moment()
+        at, before = (0.0, self._began) if kept is None else kept
+        passed = passed_s(before, self._began)
+        if passed is None:  # nobody knows how long they have been there: it counts as long as can be
+            log.warning("clock_set_back: everything that is rented is given back")
+            passed = max([0.0, *(rental.until - at for rental in rentals if rental.gone_at is None)])
+        self._at = at + passed
+
+    def now(self) -> float:
+        return self._at + time.clock_gettime(time.CLOCK_BOOTTIME) - self._began.since_boot_s
+
+
+class Renter:
+    """See the module docstring."""
+
+    def __init__(
+        self,
+        renting: Renting,
+        rules: RentRules,
+        store: RentalStore,
+        clock: RentClock,
+        providers: Mapping[str, Provider],
+        *,
+        run: RunDirectory,
+        access: AccessTable,
+        url: str,
+    ) -> None:
+        self._renting = renting
+        self._rules = rules
+        self._store = store
+        self._clock = clock
+        self._providers = providers
+        self._access = access
+        self._directory = run
+        self._url = url
+        self._ended: asyncio.Queue[RentEvent] = asyncio.Queue()  # bounded by the commands under way
+        self._asked_at: dict[Label, float] = {}
+        self._kept_at = clock.now()
+
+    def facts(self) -> Facts:
+        return self._renting.facts(now=self._clock.now())
+
+    async def rent(self, status: Callable[[], Facts]) -> None:
+        """Until cancelled."""
+        await self._run(lambda: self._need(status()), until=lambda: False)
+
+    async def give_all_back(self, within_s: float) -> bool:
+        """Of a run that is closing: whether nothing is left."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._run(lambda: NOBODY, until=lambda: self._renting.over)
+        return self._renting.over
+
+    async def _run(self, look: Callable[[], NeedMeasured], *, until: Callable[[], bool]) -> None:
+        await asyncio.to_thread(self._tidy)
+        async with asyncio.TaskGroup() as tasks:
+            while not until():
+                events: list[RentEvent] = [look()]
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(TICK_S):
+                        events.append(await self._ended.get())
+                while not self._ended.empty():
+                    events.append(self._ended.get_nowait())
+                await self._turn(events, tasks)
+
+    async def _turn(self, events: Iterable[RentEvent], tasks: asyncio.TaskGroup) -> None:
+        now = self._clock.now()
+        actions = [action for event in events for action in self._renting.handle(event, now=now)]
+        rows = [action.rental for action in actions if isinstance(action, Keep)]
+        if rows or now >= self._kept_at + CLOCK_KEPT_S:
+            await asyncio.to_thread(self._store.keep, rows, now, moment())
+            self._kept_at = now
+        for action in actions:
+            self._perform(action, tasks)
+
+    def _perform(self, action: RentAction, tasks: asyncio.TaskGroup) -> None:
+        match action:
+            case Start(rental):
+                log.info("start label=%s usd_per_h=%g life_s=%.0f", rental.label, rental.usd_per_h, rental.life_s)
+                tasks.create_task(self._start(rental))
+            case Stop(rental, ids):
+                log.info("stop label=%s ids=%s", rental.label, ",".join(ids))
+                tasks.create_task(self._stop(rental, ids))
+            case List(provider):
+                tasks.create_task(self._list(provider, self._clock.now()))
+            case Retire(label):
+                self._asked_at.pop(label, None)
+                tasks.create_task(asyncio.to_thread(self._retire, label))
+            case RentNote(kind, text):
+                log.info("%s %s", kind, text)
+            case Keep():
+                pass
+            case _:
+                assert_never(action)
+
+    # --- commands
+
+    async def _start(self, rental: Rental) -> None:
+        ok = await self._did(f"start {rental.label}", self._order(rental))
+        await self._ended.put(StartEnded(rental.label, ok=ok))
+
+    async def _order(self, rental: Rental) -> None:
+        path = await asyncio.to_thread(self._make_token, rental)
+        order = Order(rental.label, rental.offer, self._url, path, rental.life_s)
+        await self._providers[rental.provider].start(order)
+
+    async def _stop(self, rental: Rental, ids: tuple[str, ...]) -> None:
+        ok = await self._did(f"stop {rental.label}", self._providers[rental.provider].stop(rental.label, ids))
+        await self._ended.put(StopEnded(rental.label, ok=ok))
+
+    async def _did(self, what: str, doing: Awaitable[None]) -> bool:
+        try:
+            await doing
+        except (ProviderFault, OperatorFault, StoreFault) as fault:
+            log.warning("%s failed: %s", what, fault)
+            return False
+        return True
+
+    async def _list(self, provider: str, began_at: float) -> None:
+        instances = None
+        try:
+            instances = await self._providers[provider].list()
+        except ProviderFault as fault:
+            log.warning("list %s failed: %s", provider, fault)
+        await self._ended.put(Listed(provider, began_at, instances))
+
+    # --- credentials
+
+    def _make_token(self, rental: Rental) -> Path:
+        expires_at = time.time() + rental.life_s + rental.grace_s
+        token = self._access.create(rental.label, "worker", max_workers=1, expires_at=expires_at)
+        path = self._directory.token_path(rental.label)
+        write_token_file(path, replace(token, url=self._url))
+        return path
+
+    def _retire(self, label: Label) -> None:
+        self._access.retire(label)
+        self._directory.token_path(label).unlink(missing_ok=True)
+
+    def _tidy(self) -> None:
+        """Credentials of boxes that had gone when this was killed, or were never started."""
+        for token in self._access.tokens():
+            if token.name.startswith(self._rules.prefix) and token.name not in self._renting.live:
+                self._retire(Label(token.name))
+
+    # --- the need
+
+    def _need(self, facts: Facts) -> NeedMeasured:
+        now, silent_s = self._clock.now(), facts["learner_silent_s"]
+        workers = [worker for worker in facts["workers"] if worker["alive"]]
+        return NeedMeasured(
+            shortfall_of(facts),
+            wanted=silent_s is not None and silent_s < self._rules.idle_s,
+            workers=len(workers),
+            serving=self._serving(workers, now),
+            gb_per_h=gb_per_h(facts),
+        )
+
+    def _serving(self, workers: Iterable[Facts], now: float) -> dict[Label, float]:
+        """For how long nothing was asked of the rented ones."""
+        live, serving = self._renting.live, dict[Label, float]()
+        for worker in workers:
+            label = Label(self._access.token_of(PeerId(worker["id"])) or "")
+            if label in live and worker["serving"] is not None:
+                if worker["leased"] or label not in self._asked_at:
+                    self._asked_at[label] = now
+                serving[label] = now - self._asked_at[label]
+        return serving
+
+
+def shortfall_of(facts: Facts) -> float | None:
+    """Trajectories/s that all workers here lack of the target, as the activation loop has it; None: not known."""
+    found: float | None = facts.get("provision", {}).get("shortfall")
+    return found
+
+
+def gb_per_h(facts: Facts) -> float:
+    """Of versions, to each worker; 0 until a few are known."""
+    sizes, steps = [each["wire_bytes"] for each in facts["version_bytes"].values()], facts["t_train_s"]
+    if not sizes or not steps or median(steps) <= 0:
+        return 0.0
+    period_s: float = facts["publish_every"] * median(steps)
+    return float(median(sizes)) / 1e9 * HOUR_S / period_s
+
+
+# --- put together
+
+
+@asynccontextmanager
+async def open_renter(
+    config: CoordinatorConfig, run: RunDirectory, access: AccessTable, *, url: str = "", closing: bool = False
+) -> AsyncIterator[Renter]:
+    """url: of the coordinator, as this host reaches it. OperatorFault: it cannot rent like this."""
+    prefix = prefix_of(run.run_id)
+    rules = rules_of(config, prefix, closing=closing)
+    store = await asyncio.to_thread(RentalStore, run.path / RENTALS_FILE)
+    try:
+        kept = await asyncio.to_thread(store.rentals)
+        clock = RentClock(await asyncio.to_thread(store.clock), kept)
+        await asyncio.to_thread(store.keep, (), clock.now(), moment())
+        offers = [offer for provider in config.providers for offer in offers_of(provider)]
+        renting = Renting(rules, list(map(terms_of, config.providers)), offers, kept, now=clock.now())
+        providers = {each.table.name: make_provider(each, prefix) for each in config.providers}
+        url_of_boxes = "" if closing else _url_of_boxes(config, url)
+        yield Renter(renting, rules, store, clock, providers, run=run, access=access, url=url_of_boxes)
+    finally:
+        await asyncio.to_thread(store.close)
+
+
+def _url_of_boxes(config: CoordinatorConfig, url: str) -> str:
+    if not config.rent.url and config.coordinator.host in WILDCARDS:
+        raise OperatorFault("rent.url: expected how rented boxes reach this coordinator, https://HOST:PORT")
+    return coordinator_url(config.rent.url or url)
+
+
+# --- the commands
+
+
+def print_rent_plan(config: CoordinatorConfig, say: Callable[[str], None]) -> None:
+    """What `echo2d coordinate --rent` is about to do. OperatorFault: it cannot."""
+    rules_of(config, "")
+    run = RunDirectory(config.run.run_dir)
+    rentals, now = _kept(run)
+    for line in rent_plan(config, prefix_of(run.run_id), rentals, now):
+        say(line)
+
+
+def _kept(run: RunDirectory) -> tuple[tuple[Rental, ...], float]:
+    store = RentalStore(run.path / RENTALS_FILE)
+    try:
+        rentals = store.rentals()
+        return rentals, RentClock(store.clock(), rentals).now()
+    finally:
+        store.close()
+
+
+async def give_back(config: CoordinatorConfig, within_s: float) -> Facts:
+    """Stop everything that this run has rented, in place of a coordinator; what is left. OperatorFault: one runs."""
+    run = await asyncio.to_thread(RunDirectory, config.run.run_dir)
+    ledger = LedgerThread(run.path / LEDGER_FILE)
+    try:
+        await ledger.open()
+        access = await asyncio.to_thread(AccessTable, run)
+        async with open_renter(config, run, access, closing=True) as renter:
+            await renter.give_all_back(within_s)
+            return renter.facts()
+    finally:
+        await ledger.close()
+
+
+def rented(config: CoordinatorConfig) -> Facts:
+    """What the book of the run says; the providers are not asked."""
+    rentals, now = _kept(RunDirectory(config.run.run_dir))
+    live = [rental for rental in rentals if rental.gone_at is None]
+    return {
+        "spent_usd": sum(rental.cost_usd(now) for rental in rentals),
+        "usd_per_h": sum(rental.rate for rental in live),
+        "boxes": [
+            {"label": rental.label, "usd_per_h": rental.rate, "age_s": now - rental.sent_at,
+             "cost_usd": rental.cost_usd(now)} for rental in live
+        ],
+    }  # fmt: skip

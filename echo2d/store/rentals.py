@@ -1,0 +1,97 @@
+"""Which boxes a run has rented, and how far its rent clock has come: what must survive `kill -9`, in one SQLite file.
+
+A row stands before the start command of its box is sent, so no box is ever forgotten; none is deleted. Blocking: one
+thread at a time. The ledger's lock keeps a second coordinator away. Prices and times are checked as they are read.
+"""
+
+import math
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import astuple, fields
+from pathlib import Path
+
+from echo2d.core.rentals import Moment, Rental
+from echo2d.errors import OperatorFault, StoreFault
+
+SCHEMA_VERSION = 1
+SCHEMA = """
+CREATE TABLE rentals (
+    label TEXT PRIMARY KEY, provider TEXT NOT NULL, offer TEXT NOT NULL, usd_per_h REAL NOT NULL,
+    billed_by_s REAL NOT NULL, sent_at REAL NOT NULL, life_s REAL NOT NULL, grace_s REAL NOT NULL,
+    copies INTEGER NOT NULL, gone_at REAL) WITHOUT ROWID;
+CREATE TABLE clock (one INTEGER PRIMARY KEY, at REAL NOT NULL, boot TEXT NOT NULL, since_boot_s REAL NOT NULL,
+    unix_s REAL NOT NULL);
+"""
+_COLUMNS = ", ".join(each.name for each in fields(Rental))
+_MARKS = ", ".join("?" for _ in fields(Rental))
+
+
+class RentalStore:
+    """One open file."""
+
+    def __init__(self, path: Path) -> None:
+        """Open or make it. OperatorFault: damaged, or of another version of echo2d."""
+        self._path = path
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = FULL")
+            found = self._db.execute("PRAGMA user_version").fetchone()[0]
+            if found == 0:
+                self._db.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+        except sqlite3.Error as error:
+            raise OperatorFault(f"cannot open {path}: {error}") from error
+        if found not in (0, SCHEMA_VERSION):
+            raise OperatorFault(f"{path} has format {found}; this echo2d reads format {SCHEMA_VERSION}")
+        path.chmod(0o600)
+
+    def close(self) -> None:
+        self._db.close()
+
+    def keep(self, rentals: Sequence[Rental], at: float, moment: Moment) -> None:
+        """These rows in place of those with their labels, and the rent clock; all or nothing."""
+        with self._faults():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                insert = f"INSERT OR REPLACE INTO rentals ({_COLUMNS}) VALUES ({_MARKS})"  # noqa: S608 - our own names
+                self._db.executemany(insert, [astuple(rental) for rental in rentals])
+                clock = (at, moment.boot, moment.since_boot_s, moment.unix_s)
+                self._db.execute("INSERT OR REPLACE INTO clock VALUES (0, ?, ?, ?, ?)", clock)
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+
+    def rentals(self) -> tuple[Rental, ...]:
+        """All of the run. OperatorFault: a row is damaged."""
+        with self._faults():
+            rows = self._db.execute(f"SELECT {_COLUMNS} FROM rentals ORDER BY sent_at").fetchall()  # noqa: S608
+        return tuple(map(self._checked, rows))
+
+    def clock(self) -> tuple[float, Moment] | None:
+        """How far the rent clock was, and when; None in a new run."""
+        with self._faults():
+            row = self._db.execute("SELECT at, boot, since_boot_s, unix_s FROM clock").fetchone()
+        return None if row is None else (row[0], Moment(*row[1:]))
+
+    def _checked(self, row: tuple[object, ...]) -> Rental:
+        rental = Rental(*row)  # type: ignore[arg-type]
+        texts = (rental.label, rental.provider, rental.offer)
+        numbers = (rental.usd_per_h, rental.billed_by_s, rental.life_s, rental.grace_s, rental.sent_at)
+        sound = all(isinstance(text, str) for text in texts) and all(map(_is_amount, numbers))
+        if not sound or rental.billed_by_s == 0 or rental.copies < 1:
+            raise OperatorFault(f"{self._path}: the row of {rental.label!r:.80} is damaged; restore it from a copy")
+        return rental
+
+    @contextmanager
+    def _faults(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise StoreFault(f"{self._path}: {error}") from error
+
+
+def _is_amount(value: object) -> bool:
+    return isinstance(value, float) and 0 <= value < math.inf

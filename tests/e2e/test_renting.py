@@ -1,0 +1,163 @@
+"""Boxes of a provider of kind "exec" that are processes of this machine: rented, used, given back, never forgotten."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from echo2d.bench.programs import Program, Programs, wait_for
+from echo2d.bench.scripted_learner import ScriptedLearner
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+WAIT_S = 60.0
+SCRIPT = Path(__file__).parents[2] / "examples" / "local_boxes.py"
+CONFIG = """
+[run]
+run_dir = "{root}/run"
+snapshot_root = "{root}/snapshots"
+[coordinator]
+port = {port}
+[policy]
+trajectories_per_step = 8
+group_size = 2
+filter_zero_variance = false
+[sampling]
+max_new_tokens = 4
+vocab_size = 32000
+[task]
+name = "echo2d.bench.cheap_task:CheapTask"
+options = {{ prompt_tokens = 4, vocab_size = 100 }}
+processes = 1
+[rent]
+usd_per_h = 1.0
+usd_total = 2.0
+idle_s = 2.0
+patience_s = 0.0
+[[provider]]
+name = "here"
+kind = "exec"
+start = ["{python}", "{script}", "start"]
+stop = ["{python}", "{script}", "stop"]
+list = ["{python}", "{script}", "list"]
+timeout_s = 2.0
+settle_s = 0.5
+list_every_s = 0.5
+billed_by_s = 1.0
+[[provider.offer]]
+name = "process"
+usd_per_h = 0.5
+trajectories_per_h = 3600
+max = 1
+"""
+
+
+class Site:
+    def __init__(self, root: Path, programs: Programs) -> None:
+        self.root, self.programs = root, programs
+        self.boxes = root / "boxes"
+        self.planted: list[subprocess.Popen[bytes]] = []
+        self.config = root / "run.toml"
+        (root / "snapshots").mkdir()
+        self.configure(port=0)
+
+    def configure(self, port: int) -> None:
+        facts = {"root": self.root, "port": port, "python": sys.executable, "script": SCRIPT}
+        self.config.write_text(CONFIG.format(**facts))
+
+    def coordinate(self, name: str, *options: str) -> Program:
+        return self.programs.start(name, "-m", "echo2d", "coordinate", f"--config={self.config}", *options)
+
+    def url(self) -> str:
+        return str(json.loads(wait_for(self.root / "run" / "coordinator.json", self.programs, WAIT_S))["url"])
+
+    def learner(self) -> ScriptedLearner:
+        return ScriptedLearner(self.url(), self.root / "run" / "tokens" / "learner.token", self.root / "snapshots")
+
+    def command(self, *arguments: str) -> dict[str, Any]:
+        done = subprocess.run([sys.executable, "-m", "echo2d", *arguments, "--json"], capture_output=True, check=True)
+        facts: dict[str, Any] = json.loads(done.stdout)
+        return facts
+
+    def renting(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.command("status", f"--run-dir={self.root / 'run'}")["renting"]
+        return found
+
+    def plant(self, label: str) -> None:
+        """A box of this run that no book knows, with no worker in it."""
+        box = self.boxes / label
+        box.mkdir()
+        self.planted.append(subprocess.Popen(["sleep", "60"], start_new_session=True))
+        (box / "pid").write_text(str(self.planted[-1].pid))
+
+    def labels(self) -> set[str]:
+        return {box.name for box in self.boxes.glob("*")}
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    monkeypatch.setenv("BOXES_DIR", str(tmp_path / "boxes"))
+    monkeypatch.setenv("BOXES_FLAGS", "--engine=fake --slots=8")
+    with Programs(tmp_path / "logs") as programs:
+        site = Site(tmp_path, programs)
+        yield site
+    for box in (tmp_path / "boxes").glob("*"):
+        subprocess.run([sys.executable, SCRIPT, "stop"], env={**os.environ, "ECHO2D_LABEL": box.name}, check=True)
+    for process in site.planted:
+        process.wait(WAIT_S)
+
+
+def poll(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_a_box_is_rented_used_found_again_and_given_back(site: Site) -> None:
+    first = site.coordinate("first", "--rent")
+    url = site.url()
+    assert "at most 1 usd/h and 2 usd in all" in first.log.read_text()
+    assert site.labels() == set()  # nobody needs anything yet
+
+    learner = site.learner()
+    learner.start()
+    poll(lambda: learner.steps >= 2)
+    (label,) = site.labels()
+    assert site.renting()["boxes"][0]["label"] == label
+    token = site.root / "run" / "tokens" / f"{label}.token"
+    assert token.stat().st_mode & 0o777 == 0o600
+
+    first.kill()
+    learner.stop()
+    nobodys = label.rpartition("-")[0] + "-99"
+    site.plant(nobodys)
+    site.configure(port=int(url.rpartition(":")[2]))
+    (site.root / "run" / "coordinator.json").unlink()
+    first.start()
+    assert site.url() == url
+    assert "1 boxes, 0.5 usd/h" in first.log.read_text()
+    poll(lambda: nobodys not in site.labels())
+    poll(lambda: f"{nobodys} nobody knows it" in first.log.read_text())  # gone, as lists say
+    poll(lambda: f"{label}: nothing was asked of it for" in first.log.read_text())  # no learner is there
+    assert token.exists()
+
+    first.kill()
+    left = site.command("rented", f"--config={site.config}", "--stop")
+    assert (left["boxes"], site.labels()) == ([], set())
+    assert not token.exists()
+    book = site.command("rented", f"--config={site.config}")
+    assert book["boxes"] == []
+    assert 0 < book["spent_usd"] < 0.1
+
+
+def test_nothing_is_rented_without_a_budget(site: Site) -> None:
+    site.config.write_text(site.config.read_text().replace("usd_total = 2.0", ""))
+    coordinator = site.coordinate("coordinator", "--rent")
+    assert coordinator.wait(WAIT_S) == 2
+    assert "rent.usd_total" in coordinator.tail()
