@@ -63,7 +63,8 @@ class RentOffer:
 class Terms:
     """Of one provider. command_s: each of its commands takes at most; list_every_s: between two lists.
 
-    settle_s: what start and stop did is in its lists no later than this after they ended.
+    settle_s: what start and stop did is in its lists no later than this after they ended, and no box that runs is left
+    out for so long, nor again before a list that was read has named it.
     """
 
     provider: str

@@ -168,19 +168,22 @@ class World(RuleBasedStateMachine):
         self.due.append(Due(self.true + takes, StopEnded(rental.label, ok=rng.random() < 0.7)))
 
     def listed(self, provider: str, rng: random.Random) -> None:
-        """As of a moment up to settle_s ago, in any order, some lines twice, some of others, one of nobody."""
+        """As of a moment up to settle_s ago, in any order, some lines twice, some of others, one of nobody.
+
+        A machine may be left out for less than settle_s, and is then in the next list that is read.
+        """
         settle_s, takes = self.terms(provider).settle_s, self.ends_in(provider, rng)
         at = self.true - rng.random() * settle_s * (rng.random() < 0.5)
+        read = rng.random() < 0.8 and takes <= self.terms(provider).command_s
         lines = [Instance(Label("other-7"), "x"), Instance(Label("run-a-x-9"), "y")][: rng.choice([1] * 40 + [0, 2])]
         for machine in self.machines:
-            if machine.rental.provider == provider and machine.began <= at < machine.ended:
+            if read and machine.rental.provider == provider and machine.began <= at < machine.ended:
                 if machine.shown and self.true >= machine.hidden_until and rng.random() < 0.1:
                     machine.hidden_until, machine.shown = self.true + 0.99 * settle_s, False
                 if self.true >= machine.hidden_until:
                     machine.shown = True
                     lines += [Instance(machine.rental.label, machine.id)] * rng.choice([1, 1, 2])
         rng.shuffle(lines)
-        read = rng.random() < 0.8 and takes <= self.terms(provider).command_s
         self.due.append(Due(self.true + takes, Listed(provider, self.now, tuple(lines) if read else None)))
 
     # --- what happens
