@@ -102,6 +102,8 @@ def _run(options: argparse.Namespace, here: Place, ranks: _OneLine) -> None:
             config, cast("Coordinator", coordinator), intake, resume=options.resume, service=service, ranks=joined
         )
         learner.run()
+        if ranks.met is not None:
+            ranks.met.leave()
         if options.profile and here.rank == 0:
             print(f"profile: {learner.watch}")  # noqa: T201 - it was asked for
 

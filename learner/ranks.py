@@ -168,6 +168,10 @@ class Rendezvous:
         dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=place.rank, world_size=place.size)
         return Ranks(place.rank, place.size, device=device, silence_s=SILENCE_S_MAX + config.patience_s)
 
+    def leave(self) -> None:
+        """After the last word to the others: threads of groups that still stand abort a process that ends."""
+        dist.destroy_process_group()
+
     def first_to_say(self, line: str) -> bool:
         """Whether no other rank has had its last word before."""
         mine = f"{self._place.rank}: {line}"

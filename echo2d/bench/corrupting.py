@@ -1,4 +1,4 @@
-"""`python -m echo2d.bench.corrupting SHARE join ...`: `echo2d join`, which spoils frames from a SIGUSR1 on.
+"""`python -m echo2d.bench.corrupting SHARE join ...`: `echo2d join`, which spoils frames from a SIGUSR2 on.
 
 An enemy for measurements: it holds a valid credential and keeps the protocol; only, in that share of the frames that it
 passes on, a bit is wrong.
@@ -47,7 +47,7 @@ class Enemy:
             return honest(links, *others, enemy.spoilt(payload))
 
         PeerLinks.send_frame = send_frame  # type: ignore[assignment, method-assign]
-        signal.signal(signal.SIGUSR1, self.wake)
+        signal.signal(signal.SIGUSR2, self.wake)
 
 
 if __name__ == "__main__":

@@ -172,7 +172,7 @@ class Swarm:
     def spoil(self, node: int) -> None:
         """From now on it spoils some of the frames that it passes on."""
         assert self._corrupt is not None
-        os.kill(self._peers[node].pid, signal.SIGUSR1)
+        os.kill(self._peers[node].pid, signal.SIGUSR2)
 
     def runs(self, node: int) -> bool:
         return node in self._peers

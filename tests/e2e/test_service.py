@@ -29,7 +29,7 @@ LONG = 1000  # steps of a run that does not end by itself
 # A bug of ours that never comes back, on demand: the handler runs in the main thread, which is the loop's.
 MAIN_THREAD_HANGS = """
 import runpy, signal, sys, time
-signal.signal(signal.SIGUSR1, lambda *_: time.sleep(3600))
+signal.signal(signal.SIGUSR2, lambda *_: time.sleep(3600))
 sys.argv = sys.argv[2:]
 runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
@@ -40,7 +40,7 @@ import signal, sys, time
 from echo2d.engines.torch_engine.batch import Batch
 step, hangs = Batch.step, []
 Batch.step = lambda *arguments: time.sleep(3600) if hangs else step(*arguments)
-signal.signal(signal.SIGUSR1, lambda *_: hangs.append(True))
+signal.signal(signal.SIGUSR2, lambda *_: hangs.append(True))
 sys.argv = sys.argv[2:]
 from echo2d.cli import main
 main()
@@ -60,7 +60,7 @@ Service = Callable[[str], ServiceManager]
 
 
 class Hanging(Programs):
-    """Programs that hang, each in its way, after SIGUSR1."""
+    """Programs that hang, each in its way, after SIGUSR2."""
 
     def __init__(self, logs: Path, script: str) -> None:
         super().__init__(logs)
@@ -140,7 +140,7 @@ def test_who_hangs_says_nothing_more(
         site.programs = others
         manager.until("READY")
         manager.until("WATCHDOG")
-        os.kill(program.pid, signal.SIGUSR1)
+        os.kill(program.pid, signal.SIGUSR2)
         manager.until_silent(SILENCE_S)
         assert program.returncode is None
         os.kill(program.pid, signal.SIGABRT)
@@ -209,7 +209,7 @@ def test_ending_while_the_engine_hangs(site: Site, service: Service, tmp_path: P
         service("learner")
         learner = site.learn(LONG)
         of_box.until("STATUS", r"version [1-9]\d* served")
-        os.kill(box.pid, signal.SIGUSR1)
+        os.kill(box.pid, signal.SIGUSR2)
         poll(lambda: " 0 samples" not in of_box.until("STATUS")["STATUS"])
         assert box.returncode is None
         ends_in_order(box)
