@@ -146,7 +146,7 @@ class Uplink:
 
     @staticmethod
     def of(sample: Sample) -> "Uplink":
-        """The first one is believed as it is."""
+        """The first one is all there is; what was not held up gives way to a lower second one."""
         known = sample.held_up and sample.seconds >= FIRST_S
         return Uplink(max(UPLINK_MIN, sample.bytes_per_s), known, free=not known, shown=0.0 if known else math.inf)
 
