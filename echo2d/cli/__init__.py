@@ -1,0 +1,37 @@
+"""The `echo2d` command: parse, build the config, hand over. Heavy imports happen inside the commands (--help is fast).
+
+Exit codes: 0 done, 1 failed while running, 2 the operator's mistake (one clear line, no traceback).
+"""
+
+from typing import Any
+
+import click
+
+from echo2d import __version__
+from echo2d.cli.benches import bench
+from echo2d.cli.daemons import coordinate, join, rented
+from echo2d.cli.foresight import plan, simulate
+from echo2d.cli.tokens import token
+from echo2d.cli.watching import demo, status
+from echo2d.errors import Fault, OperatorFault
+
+
+class Faultless(click.Group):
+    """Turns faults into one line on stderr and the exit code that says whose mistake it was."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Fault as fault:
+            click.echo(f"echo2d: {fault}", err=True)
+            ctx.exit(2 if isinstance(fault, OperatorFault) else 1)
+
+
+@click.group(cls=Faultless, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="echo2d")
+def main() -> None:
+    """RL post-training with one busy learner and rollouts from far-away GPU boxes."""
+
+
+for command in (coordinate, join, status, plan, simulate, demo, token, rented, bench):
+    main.add_command(command)

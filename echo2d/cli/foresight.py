@@ -1,0 +1,167 @@
+"""`echo2d plan` and `echo2d simulate`: what would be, before it costs anything."""
+
+import gc
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from echo2d.cli.parts import FILE, coordinator_at
+from echo2d.errors import Fault, OperatorFault
+
+if TYPE_CHECKING:
+    from echo2d.sim.fleet import Fleet
+
+
+@click.command()
+@click.argument("scenario", type=FILE, required=False)
+@click.option("--live", metavar="WHERE", help="With what a coordinator has measured: its run directory, or URL.")
+@click.option("--token-file", type=FILE, help="For a URL: a learner, gateway or viewer token.")
+@click.option("--no-p2p", is_flag=True, help="As if the learner's host sent every version to every worker itself.")
+@click.option("--no-cost", is_flag=True, help="As if workers were taken in random order, whatever they cost.")
+@click.option("--no-delta", is_flag=True, help="As if versions went out in full.")
+@click.option("--seed", "rng_seed", type=int, default=0, show_default=True, help="Of the random order.")
+@click.option("--plot", type=FILE, help="Also draw bubble and cost over throughput (.png, .svg, .pdf).")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
+def plan(
+    scenario: Path | None,
+    *,
+    live: str | None,
+    token_file: Path | None,
+    no_p2p: bool,
+    no_cost: bool,
+    no_delta: bool,
+    rng_seed: int,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Say how many workers keep the learner busy, which ones, and what a step costs, before any money is spent.
+
+    Exit code 0 whether or not it is feasible: that is the answer.
+    """
+    from dataclasses import asdict
+
+    from echo2d.sim.provision import Ablation, provision, what_if
+
+    if plot is not None:
+        from echo2d.bench.broadcast_plot import check_plot
+
+        check_plot(plot)
+    fleet, ablation = _fleet(scenario, live, token_file), Ablation(not no_p2p, not no_cost, not no_delta, rng_seed)
+    found, cells = provision(fleet, ablation), what_if(fleet, ablation)
+    if as_json:
+        click.echo(json.dumps({**found.facts(), "what_if": [asdict(cell) for cell in cells]}))
+    else:
+        from echo2d.bench.provision_view import print_provision
+
+        print_provision(found, cells)
+    if plot is not None:
+        from echo2d.bench.provision_view import draw_provision
+
+        draw_provision(found, plot)
+
+
+def _fleet(scenario: Path | None, live: str | None, token_file: Path | None) -> "Fleet":
+    """Of a file, or of a coordinator that runs."""
+    from echo2d.sim.fleet import load_fleet
+
+    if (scenario is None) == (live is None):
+        raise OperatorFault("plan needs either a file or --live")
+    if scenario is not None:
+        return load_fleet(scenario)
+    import asyncio
+
+    from echo2d.bench.watch import status_once
+    from echo2d.sim.live_fleet import fleet_of
+
+    assert live is not None
+    is_url = live.startswith(("http://", "https://"))
+    find = coordinator_at(None if is_url else Path(live), live if is_url else None, token_file)
+    return fleet_of(asyncio.run(status_once(find)))
+
+
+@click.command()
+@click.argument("scenario", type=FILE)
+@click.option("--peers", type=click.IntRange(1, 10_000), help="Of a broadcast, beside the seed, instead of the file's.")
+@click.option("--bytes", "size", help="Of a broadcast's version, instead of the file's: 80MB, 1GiB.")
+@click.option("--shape", type=click.Choice(["auto", "star", "chain"]), help="Of a broadcast's plan, likewise.")
+@click.option("--hours", type=click.FloatRange(0, 8760, min_open=True), help="Of a fleet, instead of the file's.")
+@click.option("--no-p2p", is_flag=True, help="Of a fleet: the learner's host sends versions to everybody itself.")
+@click.option("--no-cost", is_flag=True, help="Of a fleet: workers are taken in random order.")
+@click.option("--no-delta", is_flag=True, help="Of a fleet: versions go out in full.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a line for each figure.")
+def simulate(
+    scenario: Path,
+    *,
+    peers: int | None,
+    size: str | None,
+    shape: str | None,
+    hours: float | None,
+    no_p2p: bool,
+    no_cost: bool,
+    no_delta: bool,
+    as_json: bool,
+) -> None:
+    """Play a fleet for hours, or one broadcast, in virtual time: whichever the TOML file describes.
+
+    A fleet (a file with [[fleet]], see `echo2d plan`): the real leases, groups, gates, capacity and activation, with
+    workers that come and go. A broadcast (a file with [[peers]]): the real relays and planner on its links.
+    """
+    import time
+
+    from echo2d.sim.fleet import is_fleet
+
+    began, cpu_began = time.perf_counter(), time.process_time()
+    if is_fleet(scenario):
+        if peers is not None or size is not None or shape is not None:
+            raise OperatorFault("--peers, --bytes and --shape are for broadcasts; this file describes a fleet")
+        facts = _simulate_fleet(scenario, hours, (not no_p2p, not no_cost, not no_delta))
+    else:
+        if hours is not None or no_p2p or no_cost or no_delta:
+            raise OperatorFault("--hours, --no-p2p, --no-cost and --no-delta are for fleets; this file has none")
+        facts = _simulate_broadcast(scenario, peers=peers, bytes=size, shape=shape)
+    facts = {**facts, "wall_s": time.perf_counter() - began, "cpu_s": time.process_time() - cpu_began}
+    if as_json:
+        click.echo(json.dumps(facts))
+        return
+    for name, value in facts.items():
+        shown = f"{value:,.3f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else f"{value}"
+        click.echo(f"{name:20}{shown}")
+
+
+def _simulate_fleet(scenario: Path, hours: float | None, parts: tuple[bool, bool, bool]) -> dict[str, Any]:
+    from dataclasses import replace
+
+    from echo2d.sim.fleet import load_fleet
+    from echo2d.sim.fleet_world import FleetWorld
+    from echo2d.sim.provision import Ablation
+
+    fleet = load_fleet(scenario)
+    if hours is not None:
+        fleet = replace(fleet, simulate=replace(fleet.simulate, hours=hours))
+    gc.disable()  # a fifth of the time; what a day leaves behind in circles is little
+    with _progress() as tell:
+        return FleetWorld(fleet, Ablation(*parts)).run(tell)
+
+
+def _simulate_broadcast(scenario: Path, **instead: Any) -> dict[str, Any]:
+    from echo2d.sim.scenario_file import load_scenario
+    from echo2d.sim.world import CHECK_EVERY_LONG, StuckError, World
+
+    world = World(load_scenario(scenario, **instead), check_every=CHECK_EVERY_LONG)
+    with _progress() as tell:
+        try:
+            return world.run(tell).facts()
+        except StuckError as error:
+            raise Fault(str(error)) from error
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[float], None]]:
+    """A bar on a terminal: is told the share that is done."""
+    with click.progressbar(length=1000, file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
+        yield lambda share: bar.update(max(0, int(1000 * min(share, 1.0)) - bar.pos))

@@ -1,0 +1,66 @@
+"""`echo2d token`: who may do what in a run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from echo2d.cli.parts import DIRECTORY, FILE
+
+
+@click.group()
+def token() -> None:
+    """Create, list and revoke credentials. Works on the run directory, whether or not a coordinator runs."""
+
+
+@token.command("create")
+@click.argument("name")
+@click.option(
+    "--role",
+    type=click.Choice(["worker", "learner", "gateway", "viewer"]),
+    required=True,
+    help="What the holder may do: join, train, generate, or look.",
+)
+@click.option("--run-dir", type=DIRECTORY, required=True, help="run.run_dir of the coordinator's config.")
+@click.option("--url", required=True, help="How the holder reaches the coordinator: https://HOST:PORT.")
+@click.option("--out", type=FILE, help="The token file to write; NAME.token if left out.")
+@click.option(
+    "--max-workers", type=click.IntRange(1), default=1, show_default=True, help="Machines that may enrol with it."
+)
+@click.option("--expires", default="30d", show_default=True, help="From now: 90s, 12h, 30d or never.")
+def token_create(
+    name: str, role: Any, run_dir: Path, url: str, out: Path | None, max_workers: int, expires: str
+) -> None:
+    """Create the credential NAME and write its token file (mode 0600)."""
+    from echo2d.runtime.tokens import create_token
+
+    path = out or Path(f"{name}.token")
+    create_token(run_dir, name, role=role, url=url, out=path, max_workers=max_workers, expires=expires)
+    click.echo(f"wrote {path}")
+
+
+@token.command("list")
+@click.option("--run-dir", type=DIRECTORY, required=True, help="run.run_dir of the coordinator's config.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON array.")
+def token_list(run_dir: Path, *, as_json: bool) -> None:
+    """Show all credentials of a run; never their secrets."""
+    from echo2d.runtime.tokens import list_tokens
+
+    rows = list_tokens(run_dir)
+    if as_json:
+        click.echo(json.dumps(rows))
+        return
+    for row in rows:
+        click.echo("  ".join(f"{key}={value}" for key, value in row.items()))
+
+
+@token.command("revoke")
+@click.argument("name")
+@click.option("--run-dir", type=DIRECTORY, required=True, help="run.run_dir of the coordinator's config.")
+def token_revoke(name: str, run_dir: Path) -> None:
+    """Revoke the credential NAME; its live sessions end within a second."""
+    from echo2d.runtime.tokens import revoke_token
+
+    revoke_token(run_dir, name)
+    click.echo(f"revoked {name}")
