@@ -188,12 +188,12 @@ def _reasons(demand: Demand, mu_available: float) -> Iterator[str]:
             f"data would be too old: it comes {demand.delivery_s:,.1f} s after a publish at the earliest, and is "
             f"needed S + 1 - kappa = {bound + 1 - kappa} train steps ({demand.grace_s:,.1f} s) after it"
         )
-    needed = mu_min(demand)
-    if needed is not None and demand.gamma * needed > mu_available:
-        yield (
-            f"all workers together make {mu_available * 3600:,.0f} trajectories/h; the learner needs "
-            f"{needed * 3600:,.0f}, with a margin {demand.gamma * needed * 3600:,.0f}"
-        )
+    needed, least = mu_min(demand), demand.trajectories_per_step / demand.t_train_s
+    together = f"all workers together make {mu_available * 3600:,.0f} trajectories/h; the learner needs"
+    if needed is None and least > mu_available:
+        yield f"{together} {least * 3600:,.0f} at the very least"
+    elif needed is not None and demand.gamma * needed > mu_available:
+        yield f"{together} {needed * 3600:,.0f}, with a margin {demand.gamma * needed * 3600:,.0f}"
 
 
 def _changes(demand: Demand, mu_available: float) -> Iterator[Change]:

@@ -12,7 +12,7 @@ Not here: the formulas (`capacity`), the choice (`offers`), the trees (`shapes`)
 import random
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -83,9 +83,9 @@ class Provision:
     choice: Choice
     broadcast: Broadcast
     relays: Relays
-    chain_s: float
     usd_per_h: float
     kinds: tuple[WorkersTable, ...]
+    chain_s: float = 0.0  # of one chain through the chosen ones, for comparison; `plan` alone reckons it
 
     @property
     def mu_pool(self) -> float:
@@ -166,7 +166,7 @@ def what_if(fleet: Fleet, ablation: Ablation | None = None) -> list[WhatIf]:
         for bound in range(max(0, here - WHAT_IF_S), here + WHAT_IF_S + 1)
         for kappa in range(1, min(bound + 1, WHAT_IF_KAPPA_MAX) + 1)
     ]
-    return [_cell(planner.plan(bound, kappa)) for bound, kappa in cells]
+    return [_cell(planner.cheapest(bound, kappa)) for bound, kappa in cells]
 
 
 def _cell(found: Provision) -> WhatIf:
@@ -185,7 +185,12 @@ class Planner:
     ablation: Ablation
     _broadcasts: dict[tuple[Relays, tuple[int, ...]], Broadcast] = field(default_factory=dict)
 
-    def plan(self, staleness_max: int | None = None, publish_every: int | None = None) -> Provision:
+    def plan(self) -> Provision:
+        """For the file's S and kappa, with what a chain would take."""
+        found = self.cheapest()
+        return replace(found, chain_s=self._chain_s(found.counts))
+
+    def cheapest(self, staleness_max: int | None = None, publish_every: int | None = None) -> Provision:
         """For the file's S and kappa, or these."""
         bound = self.fleet.learner.staleness_max if staleness_max is None else staleness_max
         kappa = publish_every if publish_every is not None else self.fleet.learner.publish_every
@@ -235,8 +240,8 @@ class Planner:
         )
         usd_per_h = learner.usd_per_h + chosen.usd_per_h
         return Provision(
-            demand, verdict.feasible, verdict.why_not, verdict.mu_min, chosen, broadcast, relays, self._chain_s(counts),
-            usd_per_h, self.fleet.workers,
+            demand, verdict.feasible, verdict.why_not, verdict.mu_min, chosen, broadcast, relays, usd_per_h,
+            self.fleet.workers,
         )  # fmt: skip
 
     def _offers(self, kind: WorkersTable, demand: Demand, broadcast: Broadcast) -> list[Offer]:

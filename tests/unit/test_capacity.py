@@ -52,6 +52,9 @@ def test_what_cannot_be_helped_is_said() -> None:
     hopeless = judge(Demand(1.0, 256, 0, 1, 0.0, "background", pause_s=1000.0), 0.0)
     assert hopeless.changes == ()
     assert hopeless.why_not.endswith("no single change would do")
+    late = judge(replace(PAPER, mode="background", staleness_max=2), 0.5)  # late, and too little at any S
+    assert "data would be too old" in late.why_not
+    assert "make 1,800 trajectories/h; the learner needs 9,216 at the very least: no single" in late.why_not
 
 
 FRESH = ((4, 3, 60.0), (2, 1, 80.0), (1, 1, 40.0), (6, 6, 50.0), (4, 3, 150.0), (7, 1, 250.0))  # S, kappa, T_bcast
