@@ -92,7 +92,7 @@ def _tensor_specs(snapshot: Path) -> Iterator[tuple[str, TensorSpec]]:
 def _read_json(path: Path) -> dict[str, object]:
     try:
         content = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise EngineFault(f"{path.name} cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise EngineFault(f"{path.name} is not an object")

@@ -55,7 +55,7 @@ def test_digests_are_of_the_bytes_in_the_files(tmp_path: Path) -> None:
     assert file_tensor_digests(write(tmp_path, {})) == digests
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"[" * 100_000])
 def test_a_config_that_is_no_object_is_a_fault(tmp_path: Path, content: bytes) -> None:
     (write(tmp_path, {}) / "config.json").write_bytes(content)
     with pytest.raises(EngineFault, match=r"config\.json"):

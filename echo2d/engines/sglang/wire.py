@@ -127,7 +127,7 @@ class Server:
                     if event == b"[DONE]":
                         return
                     yield json.loads(event)
-        except (aiohttp.ClientError, OSError, ValueError) as error:
+        except (aiohttp.ClientError, OSError, ValueError, RecursionError) as error:
             raise Lost(f"SGLang /generate: {type(error).__name__} {error}"[:300]) from error
 
     async def call(self, method: str, path: str) -> Any:
@@ -174,7 +174,7 @@ def _decoded(body: bytes) -> Any:
     """JSON, or the text."""
     try:
         return json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return body.decode(errors="replace")
 
 
