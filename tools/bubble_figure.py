@@ -3,7 +3,7 @@
 `python -m tools.bubble_figure` computes the first two anew for the points that docs/figures/bubble_run.csv has;
 `--run` first measures those that it lacks (`echo2d.bench.bubble`: programs on loopback, both modes at once, two
 minutes a ratio, a quarter of an hour for all; it goes on where it was stopped). What a run measured of T_train,
-T_bcast and the pause of a refit goes into formula and simulation: what they predict is the bubble.
+T_bcast, standing still and the pause of a refit goes into formula and simulation: what they predict is the bubble.
 """
 
 import argparse
@@ -13,9 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from echo2d.bench.bubble import SLOTS, T_TRAIN_S, WORKERS, Measured, demand, measure
+from echo2d.bench.bubble import PER_STEP, SLOTS, T_TRAIN_S, WORKERS, Measured, demand, measure
 from echo2d.core.capacity import Demand, Mode, bubble, mu_min
 from echo2d.sim.fleet import Fleet, read_fleet
 from echo2d.sim.fleet_world import FleetWorld
@@ -23,17 +24,20 @@ from echo2d.sim.scenario import MBIT
 from tools.artefacts import FIGURES, cell, read, write
 
 MODES: tuple[Mode, ...] = ("background", "exclusive")
-RATIOS = (1.1, 0.9, 0.7, 1.0, 1.3, 0.8, 1.2)  # aimed at, with T_bcast as it usually is; the CSV has what they were
-T_BCAST_S = 0.3
+RATIOS = (1.0, 0.7, 1.1, 0.9, 0.8, 1.2, 1.3)  # aimed at, by what was measured before; the CSV has what they were
+T_BCAST_S, STILL_S = 0.41, 0.37  # before anything was
 RUNS, BUBBLES, PICTURE = (FIGURES / name for name in ("bubble_run.csv", "bubble.csv", "bubble.png"))
 SIMULATED_PERIODS = 200
 LINK_MBPS = 1000.0  # of the simulated workers; the version is as large as makes T_bcast
 GEN_SIGMA = 0.1  # samples of the real engine are equally long, but share its pace with others
 
 
-def pool(mode: Mode, ratio: float) -> float:
-    """mu_pool to set for this ratio."""
-    needed = mu_min(demand(mode, T_TRAIN_S, T_BCAST_S, 0.0, 15.0))  # the rate of generation does not bind here
+def pool(mode: Mode, ratio: float, known: Sequence[Measured] = ()) -> float:
+    """mu_pool to set for this ratio, if versions take as long as in the points of this mode that are known."""
+    mine = [one for one in known if one.mode == mode]
+    t_bcast_s = median(one.t_bcast_s for one in mine) if mine else T_BCAST_S
+    still_s = median(one.still_s for one in mine) if mine else STILL_S
+    needed = mu_min(demand(mode, T_TRAIN_S, t_bcast_s, still_s, 0.0, PER_STEP / T_TRAIN_S))
     assert needed is not None
     return ratio * needed
 
@@ -44,16 +48,17 @@ def run(path: Path) -> None:
         rows: list[dict[str, Any]] = list(read(path))
         known = {row["mode"] for row in rows if row["aimed_at"] == str(ratio)}
         missing = [mode for mode in MODES if mode not in known]
+        points = [measured(row) for row in rows]
         print(f"{ratio}, {len(RATIOS) - done} to go: {', '.join(missing) or 'known'}", file=sys.stderr, flush=True)
         with ThreadPoolExecutor(len(MODES)) as side_by_side:
-            found = side_by_side.map(lambda mode, ratio=ratio: measure(mode, pool(mode, ratio)), missing)
+            found = side_by_side.map(measure, missing, [pool(mode, ratio, points) for mode in missing])
         rows += [{"aimed_at": str(ratio), **asdict(each)} for each in found]
         if missing:
             write(path, rows)
 
 
 def measured(row: Mapping[str, str]) -> Measured:
-    floats = ("mu_pool", "t_train_s", "t_bcast_s", "pause_s", "bubble")
+    floats = ("mu_pool", "t_train_s", "t_bcast_s", "still_s", "pause_s", "bubble")
     ints = ("periods", "max_staleness", "dropped", "spoiled")
     numbers: dict[str, Any] = {name: float(row[name]) for name in floats} | {name: int(row[name]) for name in ints}
     return Measured(mode="exclusive" if row["mode"] == "exclusive" else "background", **numbers)
@@ -74,6 +79,7 @@ def compared(points: Sequence[Measured]) -> Iterator[dict[str, Any]]:
             "mode": point.mode,
             "mu_pool_over_mu_min": point.mu_pool / needed,
             "t_bcast_over_period": needs.t_bcast_s / needs.period_s,
+            "lost_over_period": needs.lost_s / needs.period_s,
             **found,
             "spread": max(found.values()) - min(found.values()),
         }
@@ -102,6 +108,7 @@ def _fleet(needs: Demand, mu_pool: float) -> Fleet:
                 "mode": needs.mode,
                 "pause_s": needs.pause_s,
                 "t_gen_s": WORKERS * SLOTS / mu_pool,
+                "still_share": needs.still_share,
                 "gamma": 10.0,  # all work
             },
             "simulate": {

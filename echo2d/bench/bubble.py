@@ -6,10 +6,11 @@
                                                    echo2d join --relay-only, echo2d join --engine fake, twice
 
 The learner is an ordinary client: it takes batch n + 1 while step n "trains", commits, publishes random bytes. The
-engines make TOKENS tokens a trajectory at a set rate, so mu_pool is what was asked for; T_bcast, T_train and the bubble
-are measured. The relay's line makes both workers wait equally long for a version. A publish period in which this
-machine stood still for a moment does not count, nor do the next few. Not here: what the bubble should be
-(`core.capacity`).
+engines make TOKENS tokens a trajectory at a set rate, so mu_pool is what was asked for; T_train, T_bcast, how long
+workers stand still for a version and the bubble are measured. The relay joins first, and lines alike keep that order in
+a chain, so both workers get a version at the rate of a line. With this many trajectories a step freshness never binds.
+A publish period in which this machine stood still for a moment does not count, nor do the next few. Not here: what the
+bubble should be (`core.capacity`).
 """
 
 import json
@@ -23,63 +24,45 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from safetensors.numpy import save_file
 
+from echo2d.bench.cheap_task import config
 from echo2d.bench.programs import Programs, wait_for
 from echo2d.client import Batch, Coordinator
-from echo2d.core.capacity import Demand, Mode
+from echo2d.core.capacity import Demand, Mode, share_of_bcast
+from echo2d.engines.fake import FAKE_VOCAB_SIZE
 from echo2d.errors import Fault
 from echo2d.runtime.tokens import create_token
 
-T_TRAIN_S = 0.8
-PER_STEP, STALENESS, KAPPA = 12, 4, 3
+T_TRAIN_S = 1.0
+PER_STEP, STALENESS, KAPPA = 16, 4, 3
 PERIODS = 30  # publish periods that count
 WARM_PERIODS = 4  # that do not, at the start and after a stall: more than twice S + 1 steps
 PERIODS_MAX = 8 * PERIODS  # then this machine has too much else to do
 WORKERS, SLOTS = 2, 3  # so many that an engine is never without one
 TOKENS = 8  # of each trajectory: the fewest of the fake engine
-VERSION_BYTES, UPLINK = 500_000, 20e6  # a version takes so many bits over so many bits/s
+VERSION_BYTES = 700_000
+UPLINK = 2.0**24  # bits/s: a chain ranks lines by powers of two, and noise in a measurement changes nothing
 PATIENCE_S = 900.0  # for daemons and answers: machines that others use may stand still for minutes
 STALL_S_MAX = 0.5  # longer than this no thread waits for a core, unless the machine stands still
 POLL_S = 0.05
 
-CONFIG = """\
-[run]
-run_dir = "{run}/coordinator"
-snapshot_root = "{run}/snapshots"
-[coordinator]
-port = 0
-[policy]
-staleness_max = {staleness}
-publish_every = {kappa}
-trajectories_per_step = {per_step}
-group_size = 1
-filter_zero_variance = false
-[sampling]
-max_new_tokens = {tokens}
-vocab_size = 512
-[task]
-name = "echo2d.bench.cheap_task:CheapTask"
-options = {{ prompt_tokens = 4, vocab_size = 512 }}
-processes = 1
-[dissemination]
-shape = "chain"
-mode = "{mode}"
-delta = false
-"""
-
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One point. mu_pool: as set, trajectories/s; t_bcast_s, pause_s: medians; spoiled: periods that did not count."""
+    """One point. mu_pool: as set, trajectories/s; spoiled: periods that did not count.
+
+    Of versions the medians: t_bcast_s, pause_s, and still_s, how long workers stood still for one.
+    """
 
     mode: Mode
     mu_pool: float
     t_train_s: float
     t_bcast_s: float
+    still_s: float
     pause_s: float
     bubble: float
     periods: int
@@ -89,19 +72,31 @@ class Measured:
 
     @property
     def demand(self) -> Demand:
-        return demand(self.mode, self.t_train_s, self.t_bcast_s, self.pause_s, self.mu_pool)
+        return demand(self.mode, self.t_train_s, self.t_bcast_s, self.still_s, self.pause_s, self.mu_pool)
 
 
-def demand(mode: Mode, t_train_s: float, t_bcast_s: float, pause_s: float, mu_pool: float) -> Demand:
+def demand(mode: Mode, t_train_s: float, t_bcast_s: float, still_s: float, pause_s: float, mu_pool: float) -> Demand:
     """Of the learner here. A trajectory takes as long as all slots' worth of them at the pool's rate."""
-    t_gen_s = WORKERS * SLOTS / mu_pool
-    return Demand(t_train_s, PER_STEP, STALENESS, KAPPA, t_bcast_s, mode, pause_s, t_gen_s)
+    t_gen_s, share = WORKERS * SLOTS / mu_pool, share_of_bcast(still_s, t_bcast_s)
+    return Demand(t_train_s, PER_STEP, STALENESS, KAPPA, t_bcast_s, mode, pause_s, t_gen_s, still_share=share)
 
 
 def measure(mode: Mode, mu_pool: float) -> Measured:
     """The point. Fault: this machine stood still again and again."""
     with tempfile.TemporaryDirectory(prefix="echo2d-bubble-") as folder, _Run(Path(folder), mode, mu_pool) as run:
         return run.measure()
+
+
+def _config(folder: Path, mode: Mode) -> str:
+    policy = {
+        "staleness_max": STALENESS,
+        "publish_every": KAPPA,
+        "trajectories_per_step": PER_STEP,
+        "group_size": 1,
+        "filter_zero_variance": False,
+    }
+    spread = {"shape": "chain", "mode": mode, "delta": False}
+    return config(folder, {"prompt_tokens": 4, "vocab_size": FAKE_VOCAB_SIZE}, TOKENS, policy, spread)
 
 
 class _Stalls:
@@ -140,22 +135,23 @@ class _Run:
 
     def __enter__(self) -> Self:
         (self._folder / "snapshots").mkdir()
-        config = self._folder / "run.toml"
-        facts = {"staleness": STALENESS, "kappa": KAPPA, "per_step": PER_STEP, "tokens": TOKENS, "mode": self._mode}
-        config.write_text(CONFIG.format(run=self._folder, **facts))
+        path = self._folder / "run.toml"
+        path.write_text(_config(self._folder, self._mode))
         with ExitStack() as cleanup:
             cleanup.callback(self._programs.stop)
-            self._programs.start("coordinator", "-m", "echo2d", "coordinate", "--config", str(config))
+            self._programs.start("coordinator", "-m", "echo2d", "coordinate", "--config", str(path))
             run = self._folder / "coordinator"
             announced = json.loads(wait_for(run / "coordinator.json", self._programs, PATIENCE_S))
             self._url = str(announced["url"])
+            token = run / "tokens" / "learner.token"
+            self._client = cleanup.enter_context(Coordinator(self._url, token_file=token, timeout_s=PATIENCE_S))
             self._join("relay", "--relay-only")
+            self._wait_for("relays", 1)
             for number in range(1, WORKERS + 1):
                 pace = TOKENS * self._mu_pool / WORKERS
                 self._join(f"worker-{number}", "--engine=fake", f"--slots={SLOTS}", f"--tokens-per-s-max={pace}")
             self._intake = cleanup.enter_context(ThreadPoolExecutor(1))
-            token = run / "tokens" / "learner.token"
-            self._client = cleanup.enter_context(Coordinator(self._url, token_file=token, timeout_s=PATIENCE_S))
+            self._wait_for("workers", WORKERS)
             self._cleanup = cleanup.pop_all()
         return self
 
@@ -166,7 +162,6 @@ class _Run:
 
     def measure(self) -> Measured:
         """Whole publish periods, from one publish to another."""
-        self._wait_for_workers()
         self._client.open_session(0)
         self._publish(0)
         learner, stalls = _Learner(self._client, self._intake, self._publish), _Stalls()
@@ -179,6 +174,7 @@ class _Run:
             self._mu_pool,
             trained_s / (KAPPA * PERIODS),
             median(facts["t_bcast_s"][-PERIODS:]),
+            median(facts["still_s"][-PERIODS:]),
             median(facts["refit_pause_s"][-WORKERS * PERIODS :]),
             waited_s / (waited_s + trained_s),
             PERIODS,
@@ -211,12 +207,12 @@ class _Run:
         limit = f"--uplink-limit={UPLINK / 1e6:g}mbit"
         self._programs.start(name, "-m", "echo2d", "join", self._url, *where, limit, *flags)
 
-    def _wait_for_workers(self) -> None:
+    def _wait_for(self, kind: str, count: int) -> None:
         deadline = time.monotonic() + PATIENCE_S
-        while not _all_here(self._client.status()):
+        while [one["alive"] for one in self._client.status()[kind]] != [True] * count:
             self._programs.check()
             if time.monotonic() > deadline:
-                raise Fault(f"the workers have not joined within {PATIENCE_S:.0f} s")
+                raise Fault(f"the {kind} have not joined within {PATIENCE_S:.0f} s")
             time.sleep(POLL_S)
 
     def _publish(self, version: int) -> None:
@@ -227,10 +223,6 @@ class _Run:
         weights = self._rng.integers(1 << 16, size=VERSION_BYTES // 2, dtype="<u2")
         save_file({"weights": weights}, folder / "model.safetensors")
         self._client.publish(version, folder)
-
-
-def _all_here(facts: dict[str, Any]) -> bool:
-    return [one["alive"] for one in (*facts["workers"], *facts["relays"])] == [True] * (WORKERS + 1)
 
 
 class _Learner:

@@ -1,6 +1,12 @@
-"""The task of `echo2d bench coordinator`: prompts of any tokens, a reward that costs nothing and yet has variance."""
+"""A task for measurements: prompts of any tokens, a reward that costs nothing and yet has variance.
 
-from collections.abc import Sequence
+`config` is that of a run with it, in `folder`, on any port.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from echo2d.tasks.base import Prompt
 
@@ -20,3 +26,24 @@ class CheapTask:
 
     def reward(self, prompt: Prompt, output: Sequence[int]) -> float:  # noqa: ARG002 - a task's signature
         return float(output[0] % 2)
+
+
+def config(
+    folder: Path, task: Mapping[str, int], tokens: int, policy: Mapping[str, Any], dissemination: Mapping[str, Any]
+) -> str:
+    """TOML. task: the arguments of `CheapTask`; tokens: of an answer at most; policy, dissemination: these tables."""
+    tables: dict[str, Mapping[str, Any]] = {
+        "run": {"run_dir": str(folder / "coordinator"), "snapshot_root": str(folder / "snapshots")},
+        "coordinator": {"port": 0},
+        "policy": policy,
+        "sampling": {"max_new_tokens": tokens, "vocab_size": task["vocab_size"]},
+        "task": {"name": f"{__name__}:{CheapTask.__name__}", "processes": 1},
+        "task.options": task,
+        "dissemination": dissemination,
+    }
+    return "".join(_written(name, keys) for name, keys in tables.items())
+
+
+def _written(table: str, keys: Mapping[str, Any]) -> str:
+    """Of text, numbers and truth JSON is TOML."""
+    return "".join([f"[{table}]\n", *(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())])

@@ -4,39 +4,13 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from echo2d.bench.cheap_task import config
 from echo2d.errors import OperatorFault
 
 GROUP_SIZE = 8
 STEP_S = 10.0  # of the load become one batch
 VOCAB_SIZE = 32_000
 PROMPT_TOKENS = 128
-
-CONFIG = """\
-[run]
-run_dir = "{run}/coordinator"
-snapshot_root = "{run}/snapshots"
-
-[coordinator]
-port = 0
-
-[policy]
-staleness_max = {staleness}
-publish_every = 1
-trajectories_per_step = {per_step}
-group_size = {group_size}
-
-[sampling]
-max_new_tokens = {tokens}
-vocab_size = {vocab_size}
-
-[task]
-name = "echo2d.bench.cheap_task:CheapTask"
-options = {{ prompt_tokens = {prompt_tokens}, vocab_size = {vocab_size} }}
-processes = 1
-
-[dissemination]
-shape = "{shape}"
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +48,11 @@ class Load:
         return math.ceil(self.groups / self.groups_per_step) + 2
 
     def config(self, run: Path) -> str:
-        return CONFIG.format(
-            run=run,
-            staleness=self.staleness_max,
-            per_step=self.groups_per_step * GROUP_SIZE,
-            group_size=GROUP_SIZE,
-            tokens=self.tokens,
-            vocab_size=VOCAB_SIZE,
-            prompt_tokens=PROMPT_TOKENS,
-            shape=self.shape,
-        )
+        policy = {
+            "staleness_max": self.staleness_max,
+            "publish_every": 1,
+            "trajectories_per_step": self.groups_per_step * GROUP_SIZE,
+            "group_size": GROUP_SIZE,
+        }
+        task = {"prompt_tokens": PROMPT_TOKENS, "vocab_size": VOCAB_SIZE}
+        return config(run, task, self.tokens, policy, {"shape": self.shape})

@@ -7,6 +7,8 @@
     S        train steps          `staleness_max`
     B        s                    `t_bcast_s`: publish accepted until the last worker serves the version
     P        s                    `pause_s`: a refit, the time in which a worker generates nothing
+    H        s                    `still_share` of B: where workers stop for a version, how long they do, each by its
+                                  mu; all of B until it has been measured
     g        s                    `t_gen_s`: one trajectory, from its lease to its acceptance
     mu       trajectories / s     accepted, of all workers that are active
 
@@ -14,9 +16,11 @@ The problem: a learner costs as much as many workers, so it must not wait; a wor
 
 The rule. In a publish period the learner takes kappa * R trajectories and publishes once. Two things can make it wait:
 
-- throughput. Workers generate all the time but for L: B where they stop for a broadcast ("exclusive", as in the paper),
+- throughput. Workers generate all the time but for L: H where they stop for a broadcast ("exclusive", as in the paper),
   P where the download overlaps ("background"). A period takes kappa*R/mu + L and must not exceed kappa*T:
       mu >= kappa*R / (kappa*T - L)
+  H <= B: a worker stops when it hears of a version, not when that is published, and until it serves it, not until the
+  last one does. Where each stands still for H_i, kappa*R = sum mu_i * (period - H_i), so H = (sum mu_i * H_i) / mu.
 - freshness. A version is used from B after it was published; the first batch that no older version may write for is
   trained on S + 1 - kappa steps after the publish. Until then a whole batch of it must be made:
       B + g + R/mu <= (S + 1 - kappa) * T,   which is   kappa*T + B + g + T_queue <= (S + 1)*T   with T_queue = R/mu
@@ -30,7 +34,7 @@ mu_min is the larger of the two; provisioning aims at gamma * mu_min. With a sma
 
 for the wait for freshness comes once a period, and floor((S+1)/kappa) such waits lie between a publish and the batch.
 
-Worked example: T = 100 s, R = 256, S = 4, kappa = 3, B = 60 s. Exclusive: mu_min = 768 / (300 - 60) = 3.2/s; 0.9 of
+Worked example: T = 100 s, R = 256, S = 4, kappa = 3, B = H = 60 s. Exclusive: mu_min = 768 / (300 - 60) = 3.2/s; 0.9 of
 that takes 266.7 + 60 = 326.7 s a period, a bubble of 8.2 %. Background, P = 5 s: 768 / 295 = 2.60/s. Freshness asks
 for 256 / (200 - 60) = 1.83/s: it does not bind. With S = 1, kappa = 1 it does: 256 / (100 - 60) = 6.4/s.
 
@@ -68,10 +72,12 @@ class Demand:
     t_gen_s: float = 0.0
     group_size: int = 1
     gamma: float = GAMMA
+    still_share: float = 1.0
 
     def __post_init__(self) -> None:
         assert 0 < self.t_train_s < math.inf
         assert min(self.t_bcast_s, self.pause_s, self.t_gen_s) >= 0
+        assert 0 <= self.still_share <= 1
         assert self.trajectories_per_step > 0 < self.group_size
         assert 1 <= self.publish_every <= self.staleness_max + 1
         assert self.gamma >= 1
@@ -83,9 +89,12 @@ class Demand:
 
     @property
     def lost_s(self) -> float:
-        """L: in which workers generate nothing, for each publish; versions that are skipped cost no pause."""
+        """L: in which workers generate nothing, for each publish; versions that are skipped cost no pause.
+
+        Where one version comes after the other, those who stop for them always do.
+        """
         if self.mode == "exclusive":
-            return self.t_bcast_s
+            return self.t_bcast_s * (1.0 if self.skips else self.still_share)
         return self.pause_s * (self.period_s / self.t_bcast_s if self.skips else 1.0)
 
     @property
@@ -132,6 +141,11 @@ class Verdict:
             return ""
         helps = " or ".join(change.text for change in self.changes)
         return f"{'; '.join(self.reasons)}: {f'{helps} would do' if helps else 'no single change would do'}"
+
+
+def share_of_bcast(still_s: float | None, t_bcast_s: float) -> float:
+    """`still_share` of a demand, for seconds that were measured; None: they were not."""
+    return 1.0 if still_s is None or t_bcast_s <= 0 else min(1.0, still_s / t_bcast_s)
 
 
 def mu_min(demand: Demand) -> float | None:

@@ -296,7 +296,7 @@ class CoordinatorState:
         return self._gateway if self._gateway.owns(HeldLease(message.lease, message.attempt)) else self._groups
 
     def _refitted(self, peer: Peer, message: RefitDone, now: float) -> list[Action]:
-        if not (math.isfinite(message.pause_s) and message.pause_s >= 0):
+        if not all(math.isfinite(seconds) and seconds >= 0 for seconds in (message.pause_s, message.held_s)):
             raise PeerFault("a pause that is no duration")
         first_load = peer.serving is None
         peer.refitted(message)

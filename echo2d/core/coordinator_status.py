@@ -97,6 +97,7 @@ def _figures(figures: Figures, now: float) -> dict[str, Any]:
         "t_verify_s": list(figures.t_verify_s),
         "t_bcast_s": list(figures.t_bcast_s),
         "refit_pause_s": list(figures.refit_pause_s),
+        "still_s": list(figures.still_s),
         "seed_copies": {str(version): copies for version, copies in figures.seed_copies.items()},
         "wire_bytes": figures.wire_bytes,
         "full_bytes": figures.full_bytes,

@@ -64,6 +64,7 @@ class Figures:
         self.t_verify_s: deque[float] = deque(maxlen=RECENT_MAX)
         self.t_bcast_s: deque[float] = deque(maxlen=RECENT_MAX)
         self.refit_pause_s: deque[float] = deque(maxlen=RECENT_MAX)
+        self.still_s: deque[float] = deque(maxlen=RECENT_MAX)
         self.batch_rewards: deque[tuple[int, float]] = deque(maxlen=RECENT_MAX)
         self.faults: dict[tuple[str, str], FaultSeen] = {}
         self.fault_counts: Counter[str] = Counter()
@@ -150,6 +151,8 @@ class Figures:
         self.t_bcast_s.append(t_bcast_s)
         if not cold:
             self.measures.t_bcast.add(t_bcast_s)
+        if (still_s := self.measures.version_served()) is not None:
+            self.still_s.append(still_s)
 
     def paused(self, seconds: float) -> None:
         """A refit took so long."""

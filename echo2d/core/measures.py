@@ -1,10 +1,11 @@
 """What a run measures of itself, with `estimators`: of the learner, of broadcasts, and of each worker's work.
 
 mu_i is what a worker makes while its slots are leased: accepted trajectories over leased slot-seconds, all slots
-together, without the time in which its engines stood still for a version. What a worker holds is told whenever that
-changes (`holds`); in between it is constant, so the sum is exact. Known of a newcomer beforehand is what the operator
-said, else what the others make with a slot. Nothing of this is durable: after a restart it is measured anew.
-Not here: what follows from it (`provisioning`), and counters for people (`figures`).
+together, without the time in which its engines stood still for a version. The mean of that time over those that are
+active, each worker's by its mu_i, is what a version takes from the pool, if they have work. What a worker holds is told
+whenever that changes (`holds`); in between it is constant, so the sum is exact. Known of a newcomer beforehand is what
+the operator said, else what the others make with a slot. Nothing of this is durable: after a restart it is measured
+anew. Not here: what follows from it (`provisioning`), and counters for people (`figures`).
 """
 
 from collections import deque
@@ -48,9 +49,11 @@ class Measures:
     t_bcast: Tail = field(default_factory=Tail)
     t_gen: Tail = field(default_factory=Tail)  # of a trajectory, from its lease to its acceptance
     pause: Smoothed = field(default_factory=Smoothed)  # of a refit
+    still: Smoothed = field(default_factory=Smoothed)  # of the pool, for one version
     wire_bytes: Smoothed = field(default_factory=Smoothed)  # of a version, as it spreads
     discards: Share = field(default_factory=Share)
     _work: dict[PeerId, _Work] = field(default_factory=dict)
+    _stills: dict[PeerId, float] = field(default_factory=dict)  # seconds, of active ones, for the version that spreads
 
     def holds(self, worker: PeerId, slots: int, samples: int, *, now: float) -> None:
         """From now on it holds so many samples."""
@@ -71,13 +74,28 @@ class Measures:
             still_s = sum(max(0.0, until - max(since, begun)) for begun, until in work.stills)
             self.t_gen.add(max(0.0, now - since - still_s))
 
-    def stood_still(self, worker: PeerId, seconds: float, *, now: float) -> None:
+    def stood_still(self, worker: PeerId, seconds: float, *, active: bool = True, now: float) -> None:
         """Its engines wrote nothing for so long until now, for a version's sake."""
         work = self._work.get(worker)
         if work is not None:
             work.until(now)
             work.slot_s = max(0.0, work.slot_s - work.holds * seconds)
             work.stills.append((now - seconds, now))
+            if active:
+                self._stills[worker] = seconds
+                keep_newest(self._stills, WORKERS_MAX)
+
+    def version_served(self) -> float | None:
+        """By all that were to. Seconds that the active ones stood still for it; None: that is not known."""
+        slots = {worker: self._work[worker].slots for worker in self._stills if worker in self._work}
+        weights = {worker: self.mu(worker, count, None) or count for worker, count in slots.items()}
+        lost = sum(weight * self._stills[worker] for worker, weight in weights.items())
+        self._stills.clear()
+        if not any(weights.values()):
+            return None
+        still_s = lost / sum(weights.values())
+        self.still.add(still_s)
+        return still_s
 
     def useless(self, worker: PeerId, seconds: float) -> None:
         """For so long it was given nothing for a reason of its own: as if it had made nothing of all its slots."""
@@ -121,7 +139,7 @@ class Measures:
         return median(known) * slots if known and slots else None
 
     def check(self) -> None:
-        assert len(self._work) <= WORKERS_MAX
+        assert len(self._work) <= WORKERS_MAX >= len(self._stills)
         assert all(work.holds >= 0 <= work.accepted and work.slot_s >= 0 for work in self._work.values())
 
 

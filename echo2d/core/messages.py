@@ -303,12 +303,14 @@ class RefitDone:
     """Every engine of this worker now serves this version. pause_s: the longest time without generation.
 
     memory_ok: the weights were read back out of the engines' memory and are those of the snapshot; None: not checked.
+    held_s: engines were held until now, since the version's first root or the refit before; 0: they were not.
     """
 
     version: Version
     digest: Digest
     pause_s: float
     memory_ok: bool | None
+    held_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

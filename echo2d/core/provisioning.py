@@ -17,7 +17,7 @@ from typing import Any
 from blake3 import blake3
 
 from echo2d.core.activation import Activation, ActivationRules, Decision
-from echo2d.core.capacity import GAMMA, Demand, Mode, Verdict, bubble, judge, mu_min
+from echo2d.core.capacity import GAMMA, Demand, Mode, Verdict, bubble, judge, mu_min, share_of_bcast
 from echo2d.core.estimators import Estimate
 from echo2d.core.measures import Measures
 from echo2d.core.offers import Offer, bandwidth_usd_per_h
@@ -83,7 +83,7 @@ class Provisioning:
         return Demand(
             t_train_s, rules.trajectories_per_step, rules.staleness_max, kappa, t_bcast_s, rules.mode,
             _value(measures.pause.estimate, said.pause_s) or 0.0, _value(measures.t_gen.estimate, said.t_gen_s) or 0.0,
-            rules.group_size, rules.gamma,
+            rules.group_size, rules.gamma, share_of_bcast(_value(measures.still.estimate, None), t_bcast_s),
         )  # fmt: skip
 
     def offers(self, candidates: Iterable[Candidate], period_s: float | None) -> list[Offer]:
@@ -169,6 +169,7 @@ class Provisioning:
             "t_bcast_s": measures.t_bcast.estimate,
             "t_gen_s": measures.t_gen.estimate,
             "refit_pause_s": measures.pause.estimate,
+            "still_s": measures.still.estimate,
             "wire_bytes": measures.wire_bytes.estimate,
             "discarded": measures.discards.estimate,
         }

@@ -104,7 +104,7 @@ class WorkerState:
         self._draining = False
         self._leaving: Leaving | None = None  # by its own wish
         self._exclusive = False  # as the coordinator said last
-        self._still = False
+        self._still_since: float | None = None  # for the next version; None: the engines run
         self._undialable: str | None = None  # why others cannot dial it; empty: they can, None: not told yet
         self._since_hello: deque[RefitDone | RefitFailed] = deque(maxlen=REFITS_MAX)
 
@@ -198,6 +198,8 @@ class WorkerState:
         key = VersionKey(event.version, event.digest)
         actions = self._versioned(self._on_version_event(event, now), now)
         served = self._versions.serving == key
+        if served and self._still_since is not None:
+            self._still_since = now
         leases = self._leases.confirmed(key, now=now) if served else self._leases.doubted(key, now=now)
         return [*actions, *leases]
 
@@ -214,7 +216,8 @@ class WorkerState:
             case ApplyCancelled(form):
                 return self._versions.apply_cancelled(form, now=now)
             case EngineRefitted():
-                return self._versions.refitted(event, now=now)
+                held_s = 0.0 if self._still_since is None else now - self._still_since
+                return self._versions.refitted(event, held_s=held_s, now=now)
             case EngineRefitFailed():
                 return self._versions.refit_failed(event, now=now)
             case EngineLost(reason):
@@ -292,10 +295,11 @@ class WorkerState:
     def _after(self, now: float) -> list[Action]:
         """Consequences that hold after every event: nothing served, nothing leased; drained, gone."""
         actions: list[Action] = []
-        if self._still != (self._exclusive and self._versions.awaits):
-            self._still = not self._still
-            self._leases.stand_still(still=self._still, now=now)
-            actions.append(HoldEngines(self._still))
+        still = self._exclusive and self._versions.awaits
+        if still != (self._still_since is not None):
+            self._still_since = now if still else None
+            self._leases.stand_still(still=still, now=now)
+            actions.append(HoldEngines(still))
         if self._versions.serving is None:
             actions += self._leases.give_back("no version is served")
         if self._draining and self._leases.idle:

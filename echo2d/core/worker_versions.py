@@ -211,7 +211,7 @@ class Versions:
         dropped = self._forget(form) if form in self._forms else []
         return [*dropped, *self.choose(now=now)]
 
-    def refitted(self, event: EngineRefitted, *, now: float) -> list[VersionAction]:
+    def refitted(self, event: EngineRefitted, *, held_s: float = 0.0, now: float) -> list[VersionAction]:
         """A refit whose memory check failed is a failed one: what the engines hold is nobody's version (I3)."""
         key = VersionKey(event.version, event.digest)
         if event.memory_ok is False:
@@ -225,7 +225,7 @@ class Versions:
         self._learn_label(key)
         self.serving = key
         self._served_seq = max(self._served_seq, self._published.get(key, self._served_seq))
-        done = RefitDone(event.version, event.digest, event.pause_s, event.memory_ok)
+        done = RefitDone(event.version, event.digest, event.pause_s, event.memory_ok, held_s)
         return [SendControl(done), *self.choose(now=now)]
 
     def refit_failed(self, event: EngineRefitFailed, *, now: float) -> list[VersionAction]:

@@ -73,8 +73,8 @@ class Workforce:
         usual = self.figures.measures.pause.estimate
         still_s = min(done.pause_s, PAUSES_MAX * usual.value if usual is not None else 0.0)
         if self.rules.mode == "exclusive":
-            still_s = self.publishing.came_s(peer, now=now) or still_s
-        self.figures.measures.stood_still(peer.peer, still_s, now=now)
+            still_s = max(still_s, min(done.held_s, self.publishing.came_s(peer, now=now) or 0.0))
+        self.figures.measures.stood_still(peer.peer, still_s, active=peer.active, now=now)
 
     def advance(self, *, now: float) -> list[Action]:
         """Look, if it is time to; call it after every event, before leases are granted."""

@@ -82,8 +82,9 @@ class FakeEngine:
         self._digests: dict[str, bytes] = {}
         self._requests: dict[str, _Request] = {}
         self._weights = asyncio.Lock()  # a refit pauses generation by holding it
-        self._held = False
-        self._free_at = 0.0  # when the engine has spent the time of the tokens made so far
+        self._held_at: float | None = None
+        self._held_s = 0.0  # in all holds that have ended
+        self._free_at = 0.0  # when the engine has spent the time of the tokens made so far; see `_time`
 
     @property
     def label(self) -> str | None:
@@ -114,12 +115,15 @@ class FakeEngine:
         return RefitReport(label, self._refit_s)
 
     async def hold(self) -> None:
-        self._held = True
+        if self._held_at is None:
+            self._held_at = asyncio.get_running_loop().time()
         for request in self._requests.values():
             request.moves.clear()
 
     async def release(self) -> None:
-        self._held = False
+        if self._held_at is not None:
+            self._held_s += asyncio.get_running_loop().time() - self._held_at
+            self._held_at = None
         for request in self._requests.values():
             request.moves.set()
 
@@ -165,7 +169,7 @@ class FakeEngine:
             raise EngineFault(f"more than {SAMPLES_OPEN_MAX} samples are running or waiting")
         check_request(request, vocab_size=self._policy.vocab_size, context_max=None)
         running = _Request(request, self._policy, self._bundle_tokens)
-        if not self._held:
+        if self._held_at is None:
             running.moves.set()
         return self._requests.setdefault(request.request_id, running)
 
@@ -178,15 +182,24 @@ class FakeEngine:
             request.abort()
 
     async def _pace(self, request: "_Request") -> None:
-        """Let the others run; with a pace, wait until the engine has had the time for one more token of each sample."""
+        """Let the others run; with a pace, wait until the engine has had the time for one more token of each sample.
+
+        In a hold it has none.
+        """
         if self._tokens_per_s is None:
             await asyncio.sleep(0)
             return
-        now = asyncio.get_running_loop().time()
-        self._free_at = max(self._free_at, now) + len(request.samples) / self._tokens_per_s
-        with suppress(TimeoutError):
-            async with asyncio.timeout_at(self._free_at):
-                await request.aborted.wait()
+        self._free_at = due = max(self._free_at, self._time()) + len(request.samples) / self._tokens_per_s
+        while not request.aborted.is_set() and (left_s := due - self._time()) > 0:
+            await request.moves.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await request.aborted.wait()
+
+    def _time(self) -> float:
+        """Seconds, less those in which it was held."""
+        now = asyncio.get_running_loop().time() if self._held_at is None else self._held_at
+        return now - self._held_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ def _recent(name: str) -> Family:
         "t_verify_s": ("t_verify", "Publish accepted until the last worker has verified the version"),
         "t_bcast_s": ("t_bcast", "Publish accepted until the last worker serves the version"),
         "refit_pause_s": ("refit_pause", "Time in which an engine generated nothing for a refit"),
+        "still_s": ("still", "Time in which workers generated nothing for a version, on average"),
     }[name]
 
     def samples(status: Facts) -> Samples:
@@ -133,7 +134,7 @@ FAMILIES = (
         "Sentences that `echo2d status` has for a person; 0: all is well",
         lambda status: [((), len(status["attention"]))],
     ),
-    *(_recent(name) for name in ("t_train_s", "t_verify_s", "t_bcast_s", "refit_pause_s")),
+    *(_recent(name) for name in ("t_train_s", "t_verify_s", "t_bcast_s", "refit_pause_s", "still_s")),
     _of_worker("lag_versions", "Newest published version minus the one served", "lag"),
     _of_worker("slots", "Samples its engines run at once", "slots"),
     _of_worker("running_samples", "Samples now in its engines, as its last heartbeat said", "running"),

@@ -22,7 +22,7 @@
     usd_per_gb_down = 0.0        # also usd_per_gb_up, availability (share of the time that it is there)
     [policy]
     gamma = 1.1
-    mode = "background"          # or "exclusive"
+    mode = "background"          # or "exclusive"; still_share: the part of T_bcast for which workers then stop
     pause_s = 5                  # of a refit; also t_gen_s, the seconds that one trajectory takes
     [centralized]                # optional: the same training, rollouts and all, in one data centre, to compare with
     step_s = 200
@@ -111,6 +111,7 @@ class PolicyTable(Table):
     t_bcast_s: float = key(
         "seconds from a publish until all serve it, as measured; 0: predicted", 0.0, low=0.0, high=SECONDS_MAX
     )
+    still_share: float = key("share of T_bcast for which a worker stops, if exclusive", 1.0, low=0.0, high=1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -174,9 +174,17 @@ class FleetWorld:
             if box.active_since is not None:
                 sent = broadcast.copies.get(box.kind.name, 0.0)
                 self.bandwidth_usd += gb * (box.kind.usd_per_gb_down + sent * box.kind.usd_per_gb_up)
-            if self._fleet.policy.mode == "exclusive" and box.peer.serving is not None:
-                self._pause(box, takes_s + self._fleet.policy.pause_s)
+        if self._fleet.policy.mode == "exclusive":
+            t_bcast_s = takes_s + self._fleet.policy.pause_s
+            still_s = self._fleet.policy.still_share * t_bcast_s
+            self._clock.after(t_bcast_s - still_s, self._stop, receivers, still_s)
         self._clock.after(takes_s, self._verified, self._spreading, receivers)
+
+    def _stop(self, receivers: list[Box], seconds: float) -> None:
+        """They have heard of the version."""
+        for box in receivers:
+            if box.here and box.peer.serving is not None:
+                self._pause(box, seconds)
 
     def _broadcast(self, receivers: Iterable[Box]) -> Broadcast:
         counts: dict[str, int] = {}
@@ -222,7 +230,7 @@ class FleetWorld:
         self.members.changed.add(box.peer.peer)
 
     def _goes_on(self, box: Box, paused_s: float) -> None:
-        self.measures.stood_still(box.peer.peer, paused_s, now=self._clock.now)
+        self.measures.stood_still(box.peer.peer, paused_s, active=box.peer.active, now=self._clock.now)
 
     # --- workers
 

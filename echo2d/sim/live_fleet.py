@@ -1,13 +1,14 @@
 """The fleet of a running coordinator, by its status: what `echo2d plan --live` plans with.
 
-Measured: T_train, T_bcast (which takes the place of a prediction), the pause of a refit, a trajectory's time, bytes on
-the wire, mu_i, uplinks. As the run's config says: S, kappa, R, prices, availability. Downlinks are not measured; as
-T_bcast is, nothing depends on them but the shapes that are shown beside it.
+Measured: T_train, T_bcast (which takes the place of a prediction), for how much of it workers stop, the pause of a
+refit, a trajectory's time, bytes on the wire, mu_i, uplinks. As the run's config says: S, kappa, R, prices,
+availability. Downlinks are not measured; as T_bcast is, nothing depends on them but the shapes shown beside it.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
+from echo2d.core.capacity import share_of_bcast
 from echo2d.errors import OperatorFault
 from echo2d.sim.fleet import Fleet, read_fleet
 from echo2d.sim.scenario import MBIT
@@ -43,6 +44,7 @@ def fleet_of(status: Facts) -> Fleet:
                 "pause_s": _value(measured, "refit_pause_s"),
                 "t_gen_s": _value(measured, "t_gen_s"),
                 "t_bcast_s": _value(measured, "t_bcast_s"),
+                "still_share": share_of_bcast(_seconds(measured, "still_s"), _value(measured, "t_bcast_s")),
             },
             "simulate": {"group_size": status["group_size"]},
         }
@@ -61,7 +63,11 @@ def _kind(worker: Facts) -> dict[str, Any]:
 
 
 def _value(measured: Facts, name: str) -> float:
-    return 0.0 if measured[name] is None else float(measured[name]["value"])
+    return _seconds(measured, name) or 0.0
+
+
+def _seconds(measured: Facts, name: str) -> float | None:
+    return None if measured[name] is None else float(measured[name]["value"])
 
 
 def _mbps(uplink: float | None) -> float:

@@ -231,7 +231,7 @@ class Planner:
         every = kappa if isinstance(kappa, int) else publish_every_auto(learner.t_train_s, t_bcast_s, bound)
         demand = Demand(
             learner.t_train_s, learner.trajectories_per_step, bound, every, t_bcast_s, policy.mode, policy.pause_s,
-            policy.t_gen_s, gamma=policy.gamma,
+            policy.t_gen_s, gamma=policy.gamma, still_share=policy.still_share,
         )  # fmt: skip
         offers = [offer for kind in self.fleet.workers for offer in self._offers(kind, demand, broadcast)]
         verdict = judge(demand, sum(offer.counts for offer in offers))

@@ -24,6 +24,7 @@ def demands(draw: st.DrawFn) -> Demand:
         draw(st.floats(0.0, 20.0)),
         draw(st.floats(0.0, 50.0)),
         size,
+        still_share=draw(st.floats(0.0, 1.0)),
     )
 
 

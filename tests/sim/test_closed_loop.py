@@ -62,6 +62,18 @@ def test_the_cheapest_that_are_enough_work_and_a_plan_comes_of_it() -> None:
     assert planned["t_bcast_s"] == provision_["estimates"]["t_bcast_s"]["value"]
 
 
+def test_workers_that_stop_for_a_version_are_not_slow_and_lose_what_they_stood_still() -> None:
+    loop = closed(0, 8, mode="exclusive")
+    loop.run()
+    seen = status(loop)
+    provision_, measured = seen["provision"], seen["provision"]["estimates"]
+    still_s, t_bcast_s = measured["still_s"]["value"], measured["t_bcast_s"]["value"]
+    assert 0.05 < still_s < t_bcast_s, "they stop once the version has a root"
+    assert provision_["mu_min"] == pytest.approx(PER_STEP / (measured["t_train_s"]["value"] - still_s))
+    assert provision_["mu_available"] == pytest.approx(WORKERS * 0.8, rel=0.25)
+    assert fleet_of(seen).policy.still_share == pytest.approx(still_s / t_bcast_s)
+
+
 @pytest.mark.parametrize("rng_seed", range(3))
 def test_half_of_the_active_workers_lost_is_made_good_within_three_periods(rng_seed: int) -> None:
     loop, waited = closed(rng_seed, 30), list[float]()

@@ -1,6 +1,7 @@
 """Fleets in virtual time: what comes out is what the formulas say, whatever happens to the workers."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ def fleet(workers: int, *, t_gen_s: float = 20.0, mode: Mode = "background", **c
                     "uplink_mbps": 10_000, "usd_per_h": 12.0, **changes.pop("learner", {})},
         "model": {"params": 1e9},
         "fleet": [{**kind, "uplink_mbps": 1000, **changes.pop("kind", {})}],
-        "policy": {"pause_s": 5, "t_gen_s": t_gen_s, "mode": mode},
+        "policy": {"pause_s": 5, "t_gen_s": t_gen_s, "mode": mode, **changes.pop("policy", {})},
         "simulate": {"hours": 2.6, "gen_sigma": 0.3, "group_size": 1, **changes},
     }  # fmt: skip
     return read_fleet(document)
@@ -35,6 +36,14 @@ def test_too_few_workers_wait_as_long_as_the_formula_says(mode: Mode, workers: i
     assert facts["bubble"] == pytest.approx(bubble(world.demand(), workers * 0.2), abs=0.03)
     assert facts["max_staleness"] <= 4
     assert sum(facts["staleness_histogram"].values()) == facts["trajectories"]["trained"] == 64 * facts["steps"]
+
+
+def test_who_stops_later_than_the_publish_waits_less_and_that_is_measured() -> None:
+    world = FleetWorld(fleet(3, mode="exclusive", policy={"still_share": 0.4}, hours=1.5))
+    facts, demand = world.run(), world.demand()
+    assert demand.still_share == pytest.approx(0.4, abs=0.01)
+    assert facts["bubble"] == pytest.approx(bubble(demand, 3 * 0.2), abs=0.03)
+    assert facts["bubble"] < bubble(replace(demand, still_share=1.0), 3 * 0.2) - 0.04
 
 
 def test_mu_is_found_although_the_file_is_wrong() -> None:

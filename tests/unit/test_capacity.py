@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from echo2d.core.capacity import Demand, Mode, bubble, judge, mu_min, period_s
+from echo2d.core.capacity import Demand, Mode, bubble, judge, mu_min, period_s, share_of_bcast
 
 PAPER = Demand(100.0, 256, 4, 3, 60.0, "exclusive")
 OURS = replace(PAPER, mode="background", pause_s=5.0)
@@ -17,6 +17,17 @@ def test_the_worked_example() -> None:
     assert bubble(PAPER, 0.7 * 3.2) == pytest.approx(0.255, abs=1e-3)
     assert mu_min(OURS) == pytest.approx(768 / 295)
     assert mu_min(replace(OURS, staleness_max=1, publish_every=1)) == pytest.approx(6.4)
+
+
+def test_workers_that_stop_later_than_the_publish_lose_less() -> None:
+    """H = 45 s of B = 60 s; where one version comes after the other they always stand still."""
+    late = replace(PAPER, still_share=share_of_bcast(45.0, 60.0))
+    assert mu_min(late) == pytest.approx(768 / 255)
+    assert bubble(late, 0.9 * 768 / 255) == pytest.approx(1 - 300 / (768 / (0.9 * 768 / 255) + 45))
+    assert replace(late, t_bcast_s=20.0).lost_s == 15.0
+    assert mu_min(replace(late, t_bcast_s=301.0)) is None
+    assert replace(OURS, still_share=0.5).lost_s == 5.0
+    assert (share_of_bcast(None, 60.0), share_of_bcast(61.0, 60.0), share_of_bcast(1.0, 0.0)) == (1.0, 1.0, 1.0)
 
 
 def test_without_overlap_a_step_is_the_sum_of_its_parts() -> None:
@@ -58,13 +69,15 @@ def test_what_cannot_be_helped_is_said() -> None:
 
 
 FRESH = ((4, 3, 60.0), (2, 1, 80.0), (1, 1, 40.0), (6, 6, 50.0), (4, 3, 150.0), (7, 1, 250.0))  # S, kappa, T_bcast
-CASES = [("exclusive", *FRESH[0]), *(("background", *each) for each in FRESH)]
+CASES = [("exclusive", *FRESH[0], 1.0), ("exclusive", *FRESH[0], 0.5), *(("background", *each, 1.0) for each in FRESH)]
 
 
 @pytest.mark.parametrize("share", [0.7, 0.9, 1.0, 1.1])
-@pytest.mark.parametrize(("mode", "bound", "kappa", "t_bcast_s"), CASES)
-def test_a_fluid_run_agrees(mode: Mode, share: float, bound: int, kappa: int, t_bcast_s: float) -> None:
-    demand = Demand(100.0, 256, bound, kappa, t_bcast_s, mode, pause_s=5.0)
+@pytest.mark.parametrize(("mode", "bound", "kappa", "t_bcast_s", "still_share"), CASES)
+def test_a_fluid_run_agrees(
+    mode: Mode, share: float, bound: int, kappa: int, t_bcast_s: float, still_share: float
+) -> None:
+    demand = Demand(100.0, 256, bound, kappa, t_bcast_s, mode, pause_s=5.0, still_share=still_share)
     needed = mu_min(demand)
     assert needed is not None
     assert Fluid(demand, share * needed).bubble() == pytest.approx(bubble(demand, share * needed), abs=0.01)
@@ -96,7 +109,8 @@ class Fluid:
         return self.waited / (self.now - began)
 
     def _generate(self, tick_s: float) -> None:
-        lost_s = self.demand.t_bcast_s if self.demand.mode == "exclusive" else self.demand.pause_s
+        exclusive = self.demand.mode == "exclusive"
+        lost_s = self.demand.still_share * self.demand.t_bcast_s if exclusive else self.demand.pause_s
         silent = self.spreading is not None and self.now >= self.spreading[0] - lost_s
         work = 0.0 if silent else self.mu * tick_s
         for step in range(self.trained + 1, self.serving + self.demand.staleness_max + 2):

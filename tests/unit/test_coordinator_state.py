@@ -45,6 +45,9 @@ def test_a_peer_that_breaks_the_protocol_is_closed() -> None:
     actions = world.say(peer, RefitDone(key.version, key.digest, math.nan, memory_ok=None))
     assert CloseSession(peer.session) in actions
     assert Send(peer.session, Refused("protocol", "a pause that is no duration", permanent=False)) in actions
+    again = world.connect("a")
+    actions = world.say(again, RefitDone(key.version, key.digest, 0.1, memory_ok=None, held_s=-1.0))
+    assert CloseSession(again.session) in actions
     second = world.connect("a")
     actions = world.say(second, second.hello())
     assert CloseSession(second.session) in actions

@@ -9,7 +9,7 @@ KEYS = {
     "trajectories_per_step", "group_size", "dissemination_bound", "newest_version", "groups", "broadcast", "workers",
     "relays", "seed_alive", "versions_published", "staleness", "trajectories", "tokens_accepted", "handed_over",
     "groups_dropped", "version_bytes", "catch_ups", "gateway", "answer_tokens",
-    "results_refused", "rewards", "t_train_s", "t_verify_s", "t_bcast_s", "refit_pause_s", "seed_copies",
+    "results_refused", "rewards", "t_train_s", "t_verify_s", "t_bcast_s", "refit_pause_s", "still_s", "seed_copies",
     "wire_bytes", "full_bytes", "faults", "fault_counts", "attention", "heartbeat_s",
     "provision", "bubble_ratio", "learner_train_s", "learner_wait_s", "seed_uplink",
 }  # fmt: skip

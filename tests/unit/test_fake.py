@@ -1,5 +1,6 @@
 """The fake engine's policy can be computed again, and it fails on request. The contract suite covers the rest."""
 
+import asyncio
 from pathlib import Path
 from time import monotonic
 
@@ -117,3 +118,17 @@ async def test_the_pace_is_kept(snapshot: Path) -> None:
     before = monotonic()
     await deltas(engine, request(samples=6, max_new_tokens=10))
     assert monotonic() - before >= 0.1
+
+
+async def test_a_hold_is_no_time_for_tokens(snapshot: Path) -> None:
+    """Each of ten steps takes 20 ms, whatever was under way when the engine was held."""
+    engine = await serving(FakeEngine(answer_tokens=(99, 99), tokens_per_s=50), snapshot)
+    before = monotonic()
+    output = asyncio.create_task(deltas(engine, request(samples=1, max_new_tokens=10)))
+    await asyncio.sleep(0.01)
+    await engine.hold()
+    await engine.hold()
+    await asyncio.sleep(0.1)
+    await engine.release()
+    await output
+    assert monotonic() - before >= 0.3

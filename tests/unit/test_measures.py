@@ -5,7 +5,7 @@ import pytest
 from echo2d.core.ids import PeerId
 from echo2d.core.measures import Measures
 
-A, B = PeerId("a"), PeerId("b")
+A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 
 
 def test_a_rate_is_what_was_accepted_over_leased_slots() -> None:
@@ -52,3 +52,27 @@ def test_nothing_is_known_before_the_first_result() -> None:
     measures.settle(10.0, {}, now=100.0)
     assert measures.rate(A) is None
     assert measures.mu(A, 2, None) == 0.0
+
+
+def test_the_pool_stands_still_by_what_its_active_workers_make() -> None:
+    """A makes three times as much as B with as many slots; C stands by."""
+    measures = Measures(1)
+    for worker in (A, B, C):
+        measures.holds(worker, 4, 0, now=0.0)
+    assert measures.version_served() is None
+    measures.settle(10.0, {A: 3.0, B: 1.0, C: 9.0}, now=0.0)
+    for worker, seconds in ((A, 1.0), (B, 3.0), (C, 50.0)):
+        measures.stood_still(worker, seconds, active=worker != C, now=100.0)
+    assert measures.version_served() == pytest.approx(1.5)
+    assert measures.version_served() is None, "of the next one nothing is known"
+    assert measures.still.estimate is not None
+    assert measures.still.estimate.value == pytest.approx(1.5)
+    measures.check()
+
+
+def test_before_any_rate_is_known_all_slots_make_the_same() -> None:
+    measures = Measures(1)
+    for worker, slots, seconds in ((A, 1, 1.0), (B, 3, 2.0)):
+        measures.holds(worker, slots, 0, now=0.0)
+        measures.stood_still(worker, seconds, now=10.0)
+    assert measures.version_served() == pytest.approx(1.75)

@@ -40,6 +40,7 @@ def trained() -> dict[str, Any]:
     figures.dropped("stale", 2, [40, 60, 80])
     figures.refused_results["bad"] += 1
     figures.seed_sent(3, 1.25)
+    figures.still_s.append(0.5)
     return {**world.state.status(now=world.now), **SHELL}
 
 

@@ -54,6 +54,21 @@ def test_what_is_measured_takes_the_place_of_what_was_said_and_what_is_thrown_aw
     assert known.offers(fleet(1), None)[0].counts == pytest.approx(1.0, rel=0.05)
 
 
+def test_workers_that_stop_for_a_version_lose_what_was_measured_and_before_that_all_of_a_broadcast() -> None:
+    stopping = provisioning(Said(10.0, 4.0), ProvisionRules(100, 4, 1, mode="exclusive"))
+    before = stopping.demand(1)
+    measures = stopping.measures
+    for _ in range(4):
+        measures.holds("w", 4, 4, now=0.0)  # type: ignore[arg-type]
+        measures.stood_still("w", 1.0, now=9.0)  # type: ignore[arg-type]
+        measures.version_served()
+    after = stopping.demand(1)
+    assert before is not None
+    assert after is not None
+    assert (before.lost_s, after.lost_s, after.t_bcast_s) == (4.0, 1.0, 4.0)
+    assert stopping.facts([], (), 1)["estimates"]["still_s"] == {"value": 1.0, "sd": 0.0, "samples": 4}
+
+
 def test_without_cost_the_order_has_nothing_to_do_with_prices_and_does_not_hang_on_who_else_is_here() -> None:
     known = provisioning(rules=ProvisionRules(100, 4, 1, by_cost=False))
     candidates = [*fleet(20, 2.0, "dear"), *fleet(20)]

@@ -254,6 +254,28 @@ def test_in_exclusive_mode_engines_stand_still_while_a_version_comes() -> None:
     assert HoldEngines(False) in machine.on(a_refit(1))
 
 
+def test_a_refit_says_how_long_engines_were_held_for_it() -> None:
+    machine = Machine()
+    machine.on(ControlUp(replace(WELCOME, exclusive=True)))
+    machine.serve(0)
+    first, second = a_root(1), a_root(2)
+
+    def held_s(version: int, at: float) -> float:
+        machine.now = at
+        [done] = [said for said in machine.said(a_refit(version)) if isinstance(said, RefitDone)]
+        return done.held_s
+
+    machine.now = 10.0
+    machine.on(RootVerified(first), a_snapshot(first))
+    machine.now = 12.0
+    machine.on(RootVerified(second))
+    assert held_s(1, at=13.0) == 3.0
+    machine.on(a_snapshot(second))
+    assert held_s(2, at=17.5) == 4.5, "they were not released in between, and none of it counts twice"
+    machine.on(ControlUp(WELCOME), RootVerified(a_root(3)), a_snapshot(a_root(3)))
+    assert held_s(3, at=20.0) == 0.0, "in background mode they are not held"
+
+
 @pytest.mark.parametrize(
     "end",
     [

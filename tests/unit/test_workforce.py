@@ -2,8 +2,10 @@
 
 from dataclasses import replace
 
+import pytest
+
 from echo2d.core.membership import HEARTBEATS_MISSED_MAX
-from echo2d.core.messages import Goodbye, Heartbeat, LeaseGranted, Leaving
+from echo2d.core.messages import Goodbye, Heartbeat, LeaseGranted, Leaving, RefitDone
 from echo2d.core.prices import NamedPrice, Price
 from tests.coordinator_world import RULES, World, train
 
@@ -43,6 +45,26 @@ def settled(names: str = "abc") -> World:
 def active(world: World) -> list[str]:
     workers = world.state.status(now=world.now)["workers"]
     return [worker["name"] for worker in workers if worker["active"] and worker["state"] == "joined"]
+
+
+def test_workers_say_how_long_they_stopped_for_a_version_but_no_longer_than_it_was_on_its_way() -> None:
+    world = World(replace(RULES, mode="exclusive"))
+    world.connect("seed", kind="seed")
+    for name in "ab":
+        world.connect(name)
+    train(world, 3)
+    world.drain()
+    figures = world.state._figures
+    figures.still_s.clear()
+    world.now += 6.0
+    for name, held_s in (("a", 4.0), ("b", 1e9)):
+        peer = world.peers[name]
+        figures.measures.holds(peer.peer, 4, 4, now=world.now)
+        assert peer.ready is not None
+        peer.serving = peer.ready
+        world.say(peer, RefitDone(peer.serving.version, peer.serving.digest, 0.1, memory_ok=True, held_s=held_s))
+    assert list(figures.still_s) == [pytest.approx(5.0)]
+    assert figures.measures.still.samples
 
 
 def test_without_a_wish_everybody_works() -> None:
