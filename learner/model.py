@@ -260,7 +260,8 @@ def _base_model(config: LearnerConfig) -> Any:
 
 
 def _checkpoint_layers(model: Any, directory: Path) -> None:
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable  # the older
     try:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        enable({"use_reentrant": False})
     except ValueError as error:
         raise OperatorFault(f"learner.gradient_checkpointing: {directory} is a model that cannot: {error}") from error

@@ -15,7 +15,6 @@ go on.
 """
 
 import contextlib
-import dataclasses
 import logging
 import time
 from pathlib import Path
@@ -31,16 +30,16 @@ from echo2d.client import (
     Unanswered,
     base_digest,
 )
-from learner.batches import BatchRules, Trained, faults, staleness_histogram
+from learner.batches import BatchRules, Trained, faults
 from learner.checkpoint import Checkpoints
 from learner.config import LearnerConfig, Place
-from learner.gauges import answers_by_staleness
 from learner.intake import Intake
 from learner.lora import AdapterWriter
 from learner.model import Policy, StepReport
 from learner.packing import Answer, answers_of, parts
 from learner.publish import Publisher, SnapshotWriter
 from learner.ranks import Ranks, device_of
+from learner.rows import line_of, row_of
 from learner.stopwatch import TRAIN, WAIT, Stopwatch
 from learner.tracking import Tracking, makers
 
@@ -254,34 +253,10 @@ class Learner:
         return int(progress["step"])
 
     def _record(self, batch: Batch, report: StepReport, *, t_train_s: float, wait_s: float) -> None:
-        rewards = [trajectory.reward for group in batch.groups for trajectory in group.trajectories]
-        row = {
-            "step": batch.step,
-            "epoch": self._epoch,
-            "batch": batch.digest,
-            "reward_mean": sum(rewards) / len(rewards),
-            "staleness": staleness_histogram(batch),
-            "loss": report.loss,
-            "grad_norm": report.grad_norm,
-            **dataclasses.asdict(report.means),
-            "by_staleness": _by_staleness(batch, report),
-            "t_train_s": t_train_s,
-            "wait_s": wait_s,
-            "bubble": wait_s / (t_train_s + wait_s),
-            "published": self._published,
-            "seconds": self.watch.lap(),
-        }
+        lap, published = self.watch.lap(), self._published
+        row = row_of(batch, report, published=published, t_train_s=t_train_s, wait_s=wait_s, seconds=lap)
         self._tracking.note(row)
-        groups = " ".join(f"group={group.group_id}" for group in batch.groups)  # the id they have in every other log
-        facts = f"reward={row['reward_mean']:.3f} loss={report.loss:.4f} t_train_s={t_train_s:.3f}"
-        log.info("trained step=%d epoch=%d digest=%s %s %s", batch.step, self._epoch, batch.digest[:12], facts, groups)
-
-
-def _by_staleness(batch: Batch, report: StepReport) -> dict[int, dict[str, float]]:
-    """Tokens by their own staleness, answers by that of their oldest token."""
-    tokens = {key: dataclasses.asdict(means) for key, means in report.staleness.items()}
-    answers = answers_by_staleness(batch)
-    return {key: {**tokens.get(key, {}), **answers.get(key, {})} for key in sorted(tokens.keys() | answers)}
+        log.info("trained %s", line_of(row, batch))
 
 
 def _rules(session: Session, vocab_size: int) -> BatchRules:
