@@ -7,14 +7,15 @@ would end the newer one. A second signal ends it at once.
 """
 
 import argparse
+import atexit
 import contextlib
-import gc
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NoReturn, cast
 
 from echo2d.client import (
     Coordinator,
@@ -130,7 +131,17 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-if __name__ == "__main__":
-    code = main()
-    gc.freeze()  # a search for garbage in all of torch takes a second, and the process ends
+def end_with(code: int) -> NoReturn:
+    """When all threads are done, and without what libraries do at the end: a board's waits for its network."""
+    atexit.register(_end, code)  # whoever came last is called first
     sys.exit(code)
+
+
+def _end(code: int) -> None:
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    end_with(main())

@@ -84,8 +84,12 @@ class Learner:
 
     def run(self) -> None:
         """Train until the last step, or finish the current one after `intake.stop`. Checkpointed when it returns."""
-        with self._publisher:
-            self._run()
+        try:
+            with self._publisher:
+                self._run()
+        finally:
+            if self._ranks.leads:
+                self._tracking.close()
 
     def _run(self) -> None:
         with contextlib.suppress(Unanswered):
@@ -96,8 +100,6 @@ class Learner:
             self._ranks.share(self._publisher.settle)
         with contextlib.suppress(Unanswered):
             self._tell_durable(wait=True)
-        if self._ranks.leads:
-            self._tracking.close()
 
     def _train(self) -> None:
         self._service.starting(f"opening a session at {self._config.url}")
