@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, cast
@@ -31,6 +32,8 @@ from learner.intake import Intake
 
 if TYPE_CHECKING:
     from learner.ranks import Rendezvous
+
+ASK_S_MAX = 5.0  # for torchrun's store to say who failed first: it answers within milliseconds, or its host is gone
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -67,9 +70,22 @@ class _OneLine:
     def last_word(self, line: str, code: int) -> int:
         is_first = self._here.local_rank == 0 if self.met is None else self.met.first_to_say(line)
         if is_first:
-            who = f"rank {self._here.rank}: " if self._here.rank else ""
-            print(f"learner: {who}{' '.join(line.split())}", file=sys.stderr)  # noqa: T201
+            self._say(line)
         return code
+
+    def lose(self, reason: str) -> None:
+        """End at once: what waits for a lost rank may wait for ever, as may who asks a lost host."""
+        line = f"lost another rank: {reason}"
+        asks = threading.Thread(target=self.last_word, args=(line, 1), daemon=True)
+        asks.start()
+        asks.join(ASK_S_MAX)
+        if asks.is_alive():
+            self._say(line)
+        os._exit(1)
+
+    def _say(self, line: str) -> None:
+        who = f"rank {self._here.rank}: " if self._here.rank else ""
+        print(f"learner: {who}{' '.join(line.split())}", file=sys.stderr)  # noqa: T201
 
     def is_loss(self, error: RuntimeError) -> bool:
         return self.met is not None and self.met.is_loss(error)
@@ -98,7 +114,7 @@ def _run(options: argparse.Namespace, here: Place, ranks: _OneLine) -> None:
         service.starting("loading the model")
         from learner.train import Learner  # torch takes seconds; a wrong configuration is told before
 
-        joined = None if ranks.met is None else ranks.met.join(config)
+        joined = None if ranks.met is None else ranks.met.join(config, lost=ranks.lose)
         learner = Learner(
             config, cast("Coordinator", coordinator), intake, resume=options.resume, service=service, ranks=joined
         )

@@ -6,6 +6,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +20,7 @@ from learner.config import LearnerConfig
 from learner.intake import Intake
 from learner.train import Learner
 from tests.e2e.recorded_learner import Source
+from tests.e2e.test_by_hand import poll
 from tests.e2e.test_exactly_once import record, rows_of
 from tests.loopback.test_learner import write_config
 
@@ -73,7 +75,7 @@ def together(directory: Path, config: LearnerConfig, batches: list[Batch]) -> "s
     """Two ranks, resumed."""
     (directory / "batches.pickle").write_bytes(pickle.dumps(batches))
     path = write_config(directory / "run.toml", config)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+    torchrun = [sys.executable, "-m", "learner.torchrun", "--standalone", f"--nproc-per-node={RANKS}"]
     return subprocess.run(
         [*torchrun, str(SCRIPT), str(directory), "--config", str(path), "--resume"],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},  # it needs this test's neighbours
@@ -143,7 +145,39 @@ def test_a_rank_that_is_killed_ends_the_others_in_one_line(tmp_path: Path, base:
     assert {row["step"] for row in rows_of(config_of(tmp_path, base))} == set(range(1, STEPS + 1))
 
 
+def test_a_rank_that_stands_still_is_missed_and_all_end(tmp_path: Path, base: Path, batches: list[Batch]) -> None:
+    """As one whose host is gone: no connection is reset."""
+    (tmp_path / "signal").write_text(f"3 1 {signal.SIGSTOP}")
+    threading.Thread(target=kill_when_the_first_is_gone, args=(tmp_path,), daemon=True).start()
+    done = together(tmp_path, config_of(tmp_path, base, rank_silence_s=3.0), batches)
+    assert done.returncode == 1
+    assert last_word(done) == "lost another rank: nothing was heard of rank 1 for 3 s"
+    (tmp_path / "signal").unlink()
+    alone(tmp_path, config_of(tmp_path, base), batches)
+    assert {row["step"] for row in rows_of(config_of(tmp_path, base))} == set(range(1, STEPS + 1))
+
+
+def kill_when_the_first_is_gone(directory: Path) -> None:
+    """The second rank, which stands still: torchrun would wait 30 s for it."""
+    first, second = (directory / f"pid-{rank}" for rank in range(RANKS))
+    poll(lambda: first.exists() and second.exists())
+    poll(lambda: not Path(f"/proc/{first.read_text()}").exists())
+    os.kill(int(second.read_text()), signal.SIGKILL)
+
+
 def test_what_is_wrong_on_every_rank_is_one_line(tmp_path: Path, base: Path) -> None:
     done = together(tmp_path, config_of(tmp_path, base, lora_rank=2, lora_targets=("none",)), [])
-    assert done.returncode == 1
+    assert done.returncode == 2, "the operator's mistake"
     assert last_word(done) == f"learner.lora_targets: {base} has no linear layers named 'none'"
+
+
+def test_torchrun_that_is_told_to_stop_ends_by_that_signal_after_its_processes(tmp_path: Path) -> None:
+    """What a service manager takes for an orderly end."""
+    script = 'trap "sleep 0.3; touch ended; exit 0" TERM; touch ready; while :; do sleep 0.1; done'
+    command = [sys.executable, "-m", "learner.torchrun", "--standalone", "--no-python", "bash", "-c", script]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL)
+    poll((tmp_path / "ready").exists)
+    process.terminate()
+    assert process.wait(60.0) == -signal.SIGTERM
+    assert (tmp_path / "ended").exists()
