@@ -26,6 +26,7 @@ from learner.packing import Answer, MicroBatch, micro_batches
 from learner.ranks import Ranks
 from learner.weights import Seen, weigh
 
+CONFIGURED = ("lr", "betas", "weight_decay")  # of the optimizer
 RANKS_APART = 1_000_003  # of the seeds of two ranks: far more than those of two runs
 
 log = logging.getLogger("echo2d.learner")
@@ -133,10 +134,12 @@ class Policy:
         return {"model": {name: model[name] for name in trained}, "optimizer": optimizer}
 
     def progress(self) -> dict[str, Any]:
-        """What else must come back after a crash, if there are as many ranks then."""
+        """What else must come back after a crash, to the same rank if there are as many then."""
         return {"rng": chance.state()}
 
     def restore(self, state: dict[str, Any], progress: dict[str, Any]) -> None:
+        """The optimizer's settings stay those of the config; a checkpoint has those that it was made with."""
+        settings = [{name: group[name] for name in CONFIGURED} for group in self._optimizer.param_groups]
         set_state_dict(
             self.model,
             self._optimizer,
@@ -144,6 +147,8 @@ class Policy:
             optim_state_dict=state["optimizer"],
             options=self._kept,
         )
+        for group, setting in zip(self._optimizer.param_groups, settings, strict=True):
+            group.update(setting)
         if "rng" in progress:
             chance.restore(progress["rng"])
 

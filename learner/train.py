@@ -18,6 +18,7 @@ import contextlib
 import logging
 import time
 from pathlib import Path
+from typing import Any
 
 from echo2d.client import (
     Batch,
@@ -31,7 +32,7 @@ from echo2d.client import (
     base_digest,
 )
 from learner.batches import BatchRules, Trained, faults
-from learner.checkpoint import Checkpoints
+from learner.checkpoint import OWN, Checkpoints
 from learner.config import LearnerConfig, Place
 from learner.intake import Intake
 from learner.lora import AdapterWriter
@@ -77,9 +78,10 @@ class Learner:
         if not resume and self._has_checkpoints():
             raise OperatorFault(f"{directory} is not empty; use --resume or another learner.out_dir")
         self._policy = Policy(config, self._ranks)
+        self._run_id = self._ranks.share(lambda: self._coordinator.run_id)
         self._writer = self._make_writer()
         self._publisher = Publisher(self._writer, coordinator, self._ranks)
-        self._resume = resume
+        self._resume, self._trained = resume, Trained()
         self._step = self._saved = self._published = self._restore() if resume else 0
 
     def run(self) -> None:
@@ -106,7 +108,7 @@ class Learner:
         session = self._open_session()
         self._saved = self._published = self._step
         self._epoch, self._publish_every = session.epoch, session.publish_every
-        self._rules, self._trained = _rules(session, self._policy.vocab_size), Trained()
+        self._rules = _rules(session, self._policy.vocab_size)
         self._publish(self._step)
         self._ranks.share(self._begin)
         self._mark = time.monotonic()  # when the last commit was ready, or the session
@@ -127,8 +129,9 @@ class Learner:
     def _make_writer(self) -> SnapshotWriter:
         config, weights = self._config, self._policy.weights()
         if config.lora_rank:
-            return AdapterWriter(config, weights, self._ranks.share(lambda: base_digest(config.model)))
-        return SnapshotWriter(config.model, config.snapshot_root, weights)
+            digest = self._ranks.share(lambda: base_digest(config.model))
+            return AdapterWriter(config, self._run_id, weights, digest)
+        return SnapshotWriter(config.model, config.snapshot_root, self._run_id, weights)
 
     def _begin(self) -> None:
         """What rank 0 does when it has its session, and the version to begin with is on its way."""
@@ -231,7 +234,8 @@ class Learner:
         self._published = version
 
     def _checkpoint(self) -> None:
-        self._checkpoints.save(self._step, self._epoch, self._policy.state(), self._policy.progress())
+        progress = {"run": self._run_id, "base": self._writer.base_digest, "trained": self._trained.steps}
+        self._checkpoints.save(self._step, self._epoch, self._policy.state(), progress, self._policy.progress())
         self._saved = self._step
 
     def _tell_durable(self, *, wait: bool) -> None:
@@ -251,8 +255,18 @@ class Learner:
             return 0
         state = self._policy.state()
         progress = self._checkpoints.load_newest(state)
-        self._policy.restore(state, progress)
+        self._check_owner(progress)
+        self._policy.restore(state, progress[OWN])
+        self._trained = Trained(progress["trained"])
         return int(progress["step"])
+
+    def _check_owner(self, progress: dict[str, Any]) -> None:
+        """OperatorFault: to go on from it would be to train something else."""
+        place, run = self._config.out_dir, progress["run"]
+        if run != self._run_id:
+            raise OperatorFault(f"learner.out_dir: {place} has checkpoints of run {run}; this is run {self._run_id}")
+        if progress["base"] != self._writer.base_digest:
+            raise OperatorFault(f"learner.model: the adapter in {place} belongs to another base model")
 
     def _record(self, batch: Batch, report: StepReport, *, t_train_s: float, wait_s: float) -> None:
         lap, published = self.watch.lap(), self._published

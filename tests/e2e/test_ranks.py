@@ -8,21 +8,17 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from echo2d.bench.tiny_model import TinyRecipe, make_tiny_model
-from echo2d.client import Batch, Coordinator
+from echo2d.client import Batch
 from learner.config import LearnerConfig
-from learner.intake import Intake
-from learner.train import Learner
 from tests.e2e.recorded_learner import Source
 from tests.e2e.test_by_hand import poll
-from tests.e2e.test_exactly_once import record, rows_of
-from tests.loopback.test_learner import write_config
+from tests.learner_kit import config_in, learn, make_base, record, rows_of, write_config
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -36,39 +32,23 @@ SCRIPT = Path(__file__).with_name("recorded_learner.py")
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
-    recipe = TinyRecipe(accuracy_stop=0.0, batch=8, layers=2)
-    return make_tiny_model(tmp_path_factory.mktemp("models"), recipe)
+    return make_base(tmp_path_factory.mktemp("models"), layers=2)
 
 
 @pytest.fixture(scope="module")
-def batches(base: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Batch]:
-    return record(base, tmp_path_factory.mktemp("recorded"), STEPS)
+def batches(base: Path) -> list[Batch]:
+    return record(base, STEPS)
 
 
 def config_of(directory: Path, base: Path, **changes: Any) -> LearnerConfig:
     """Rows of a batch that do not come out even, so that one rank has less to do."""
-    return LearnerConfig(
-        url="http://127.0.0.1:1",
-        token_file=directory / "token",
-        model=base,
-        snapshot_root=directory / "snapshots",
-        out_dir=directory / "out",
-        lr=1e-3,
-        warmup_steps=0,
-        threads=1,
-        checkpoint_every=2,
-        optimizer_steps=2,
-        proximal="recomputed",
-        micro_batch_tokens=60,
-        kl_coef=0.05,
-        **{"steps": STEPS, **changes},
-    )
+    choices: dict[str, Any] = {"optimizer_steps": 2, "proximal": "recomputed", "kl_coef": 0.05, "warmup_steps": 0}
+    uneven = {"steps": STEPS, "checkpoint_every": 2, "micro_batch_tokens": 60, **choices, **changes}
+    return config_in(directory, base, **uneven)
 
 
 def alone(directory: Path, config: LearnerConfig, batches: list[Batch]) -> None:
-    source = cast("Coordinator", Source(directory, batches))
-    Learner(config, source, Intake(), resume=True).run()
+    learn(config, Source(directory, batches), resume=True)
 
 
 def together(directory: Path, config: LearnerConfig, batches: list[Batch]) -> "subprocess.CompletedProcess[str]":
