@@ -126,6 +126,9 @@ class Checkpoints:
         return aside
 
     def _finish(self, aside: Path, stack: contextlib.ExitStack) -> None:
+        if missing := _named_in(aside) - {path.name for path in aside.iterdir()}:
+            where = f"{self._directory} has no {min(missing)}, which another host wrote"
+            raise OperatorFault(f"learner.out_dir: {where}; it must be one directory that all hosts see")
         (aside / DIGESTS).write_text(_digests(aside))
         stack.close()
 
@@ -209,6 +212,11 @@ def _same_weights(reader: FileSystemReader, state: dict[str, Any]) -> None:
     saved = {name for name in reader.read_metadata().state_dict_metadata if name.startswith("model.")}
     if saved != {f"model.{name}" for name in state.get("model", {})}:
         raise ValueError("other weights were trained")
+
+
+def _named_in(directory: Path) -> set[str]:
+    """The files that the shards of all ranks are in."""
+    return {place.relative_path for place in FileSystemReader(directory).read_metadata().storage_data.values()}
 
 
 def _digests(directory: Path) -> str:

@@ -106,7 +106,7 @@ class Learner:
     def _train(self) -> None:
         self._service.starting(f"opening a session at {self._config.url}")
         session = self._open_session()
-        self._saved = self._published = self._step
+        self._published = self._step
         self._epoch, self._publish_every = session.epoch, session.publish_every
         self._rules = _rules(session, self._policy.vocab_size)
         self._publish(self._step)
@@ -161,6 +161,7 @@ class Learner:
                 return self._ranks.share(lambda: self._coordinator.open_session(self._step))
             except NotResumable:
                 tried, self._step = self._step, self._restore() if self._resume else 0
+                self._saved = self._step
                 if self._step <= tried:
                     raise
 
@@ -262,7 +263,7 @@ class Learner:
 
     def _check_owner(self, progress: dict[str, Any]) -> None:
         """OperatorFault: to go on from it would be to train something else."""
-        place, run = self._config.out_dir, progress["run"]
+        place, run = self._config.out_dir, progress.get("run")
         if run != self._run_id:
             raise OperatorFault(f"learner.out_dir: {place} has checkpoints of run {run}; this is run {self._run_id}")
         if progress["base"] != self._writer.base_digest:

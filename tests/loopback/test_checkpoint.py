@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from echo2d.client import OperatorFault, StoreFault
+from learner import checkpoint
 from learner.checkpoint import DIGESTS, OWN, PROGRESS, Checkpoints
 from tests.disk_kit import files_up_to
 
@@ -239,6 +240,22 @@ def test_what_is_saved_is_what_it_was_when_saving_began(tmp_path: Path) -> None:
     changing["groups"][0]["lr"] = 9.0
     checkpoints.settle()
     assert step_of(checkpoints) == 1
+
+
+def test_shards_that_another_host_wrote_elsewhere_are_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each host has a directory of that name: all of it is missed before it is called whole."""
+    save_shards = checkpoint._save_shards
+
+    def save_elsewhere(directory: Path, *rest: Any) -> None:
+        save_shards(directory, *rest)
+        (directory / TENSORS).unlink()
+
+    checkpoints = Checkpoints(tmp_path, 2)
+    save(checkpoints, 1, 1)
+    monkeypatch.setattr(checkpoint, "_save_shards", save_elsewhere)
+    with pytest.raises(OperatorFault, match=r"learner\.out_dir: .* has no __0_0.distcp, which another host wrote"):
+        save(checkpoints, 2, 1)
+    assert names(tmp_path) == ["step-00000001-epoch-1"]
 
 
 def test_another_models_checkpoint_is_one_line(tmp_path: Path) -> None:

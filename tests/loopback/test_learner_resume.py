@@ -2,13 +2,16 @@
 
 import dataclasses
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from echo2d.client import Batch, OperatorFault
+from echo2d.client import Batch, Coordinator, NotResumable, OperatorFault, Session, Unanswered
 from learner.config import LearnerConfig
+from learner.intake import Intake
 from learner.model import Policy
 from learner.ranks import Ranks
+from learner.train import Learner
 from tests.learner_kit import config_in, learn, make_base
 from tests.loopback.scripted_coordinator import ScriptedCoordinator
 
@@ -39,6 +42,25 @@ def test_another_runs_checkpoints_are_refused_before_that_run_is_touched(
     with pytest.raises(OperatorFault, match=r"learner\.out_dir: .* has checkpoints of run run; this is run other"):
         learn(config, other, resume=True)
     assert other.events == []
+
+
+def test_a_late_learner_that_is_told_to_stop_saves_nothing(
+    config: LearnerConfig, coordinator: ScriptedCoordinator
+) -> None:
+    """It has gone on to the newer one's checkpoint, and has no session yet."""
+    learn(config, coordinator)
+    late = Learner(config, cast("Coordinator", coordinator), Intake(), resume=True)
+    learn(dataclasses.replace(config, steps=2), coordinator, resume=True)
+    before = sorted((config.out_dir / "checkpoints").iterdir())
+
+    def open_session(resume_step: int) -> Session:
+        if resume_step < 2:
+            raise NotResumable("batches up to step 2 are deleted")
+        raise Unanswered("the coordinator did not answer")
+
+    coordinator.open_session = open_session  # type: ignore[method-assign]
+    late.run()
+    assert sorted((config.out_dir / "checkpoints").iterdir()) == before
 
 
 def test_what_was_trained_before_the_checkpoint_is_not_trained_after_it(
