@@ -1,9 +1,9 @@
 """`python -m learner --config run.toml [--resume]`: train until the last step.
 
-On N GPUs, or with N processes on a CPU: `torchrun --nproc-per-node N -m learner --config run.toml` (`ranks`).
+On N GPUs, or with N processes on a CPU: `python -m learner.torchrun --nproc-per-node N -m learner ...`.
 Exit code 0: done, or stopped by SIGINT or SIGTERM after the step at hand, checkpointed; 1: failed while running, and
-`--resume` goes on; 2: the operator's mistake, among them a second learner: the older one ends, and to start it again
-would end the newer one. A second signal ends it at once.
+`--resume` goes on; 2: the operator's mistake, or what would come again: a second learner (the older one ends, and to
+start it again would end the newer one), a gradient that is no number. A second signal ends it at once.
 """
 
 import argparse
@@ -49,9 +49,9 @@ def main(arguments: list[str] | None = None) -> int:
         _run(options, here, ranks)
     except Fenced as fault:
         return ranks.last_word(f"a newer learner has the run ({fault}); this one is over", 2)
-    except OperatorFault as fault:
+    except (OperatorFault, FloatingPointError) as fault:
         return ranks.last_word(str(fault), 2)
-    except (PeerFault, IntegrityFault, StoreFault, OSError, FloatingPointError) as fault:
+    except (PeerFault, IntegrityFault, StoreFault, OSError) as fault:
         return ranks.last_word(str(fault), 1)
     except RuntimeError as error:
         if not ranks.is_loss(error):

@@ -108,7 +108,7 @@ class Policy:
         norm = float(_whole(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._config.grad_clip)))
         if not norm < float("inf"):
             self._optimizer.zero_grad()
-            raise FloatingPointError(f"train step {step}: the gradient's norm is {norm}")
+            raise FloatingPointError(f"the gradient of train step {step} has norm {norm}; its batch stays the same")
         self._optimizer.step()
         self._optimizer.zero_grad()
         return norm

@@ -1,5 +1,6 @@
 """The whole learner, with a real model and real files, against a scripted coordinator."""
 
+import contextlib
 import dataclasses
 import os
 import shutil
@@ -15,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import learner.__main__ as program
 from echo2d.bench.tiny_model import TinyRecipe, held_out_prompts, make_tiny_model, sampled_accuracy
 from echo2d.client import Batch, Coordinator, IntegrityFault, NotResumable, OperatorFault, PeerFault, StoreFault
 from learner import train
@@ -490,6 +492,21 @@ def test_a_wrong_key_is_one_line_and_exit_code_2(
 ) -> None:
     assert main(["--config", str(write_config(tmp_path / "run.toml", config, **changes))]) == 2
     assert capsys.readouterr().err.startswith(f"learner: {line}")
+
+
+def test_a_gradient_that_is_no_number_would_be_none_again(
+    config: LearnerConfig,
+    coordinator: ScriptedCoordinator,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The first step leaves weights with which nothing can be reckoned. A service must not begin again for ever."""
+    monkeypatch.setattr(program, "Coordinator", lambda *_, **__: contextlib.nullcontext(coordinator))
+    path = write_config(tmp_path / "run.toml", config, lr=1e30, warmup_steps=0)
+    assert main(["--config", str(path)]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("learner: the gradient of train step 2 has norm ")
+    assert coordinator.said("commit") == [1]
 
 
 @pytest.mark.parametrize(

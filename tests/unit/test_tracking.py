@@ -194,12 +194,15 @@ def history_of(path: Path) -> list[tuple[int, dict[str, float]]]:
 
 
 ENDS = """
-import atexit, sys, threading, time
+import atexit, time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from learner.__main__ import end_with
 
 atexit.register(time.sleep, 50)  # a board that waits for its network
-threading.Thread(target=lambda: (time.sleep(0.3), Path("saved").touch())).start()
+pool = ThreadPoolExecutor(1)  # as a checkpoint has one
+pool.submit(lambda: (time.sleep(0.3), Path("saved").touch()))
+pool.shutdown(wait=False)
 print("said")
 end_with(3)
 """
