@@ -26,9 +26,7 @@ from learner.config import LearnerConfig, Place
 from learner.vigil import LAST_WORD, Vigil
 
 WAIT_S_MAX = 7200.0  # for the next word: rank 0 may upload a version for an hour, see `echo2d.client`
-COLLECTIVE_S_MAX = (
-    1800.0  # from the first rank to the last at a collective of a step: before the first they read a model
-)
+COLLECTIVE_S_MAX = 1800.0  # from the first rank to the last, in a step: before the first one each has read a model
 
 _T = TypeVar("_T")
 
