@@ -44,7 +44,7 @@ sglang-test: $(READY)
 
 trl-example: $(READY)
 	bash tools/trl/setup.sh
-	$(BIN)/pytest -m trl tests/trl -rs $(ARGS)
+	$(BIN)/pytest -m trl tests/trl $(ARGS)
 
 staleness-sweep: $(READY)
 	$(BIN)/python -m tools.staleness_sweep $(ARGS)

@@ -55,7 +55,8 @@ __all__ = [
 ]  # fmt: skip
 
 CONNECT_TIMEOUT_S = 10.0
-READ_TIMEOUT_S = 3600.0  # hashing a snapshot of hundreds of GB takes minutes, and then comes the answer
+ANSWER_S_MAX = 120.0  # without a byte: a batch is answered within 30 s, with or without one, and the rest at once
+TAKE_S_MAX = 3600.0  # of a version: hashing a snapshot of hundreds of GB takes minutes, and then comes the answer
 UPLOAD_PART_BYTES = 1 << 20
 HURRY_S = 10.0  # for one call of a program that ends: long enough for a coordinator that is there
 WAKE_S = 0.5  # how soon a call under way notices that there is a hurry
@@ -272,12 +273,13 @@ class AsyncCoordinator:
             self._tls = Tls.of(self._url, token.authority, promised=token.url)
             self._headers = {"Authorization": f"Bearer {token.secret}"}
         if self._session is None:
-            timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=READ_TIMEOUT_S)
-            self._session = aiohttp.ClientSession(headers=self._headers, timeout=timeout)
+            self._session = aiohttp.ClientSession(headers=self._headers)
         content: dict[str, Any] = {"data": _parts(body)} if isinstance(body, Path) else {"json": body}
+        silence_s = TAKE_S_MAX if path.startswith("/v1/versions") else ANSWER_S_MAX
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=silence_s)
         try:
             async with self._session.request(
-                method, self._url + path, **content, **to_coordinator(self._tls)
+                method, self._url + path, timeout=timeout, **content, **to_coordinator(self._tls)
             ) as response:
                 answer = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -294,7 +296,7 @@ class Coordinator:
     """A coordinator, spoken to from threads: `AsyncCoordinator` in a loop of its own. Calls may overlap."""
 
     def __init__(self, url: str, *, token_file: Path, timeout_s: float = 60.0) -> None:
-        read_token_file(token_file)  # so that a wrong one is told at once
+        self.run_id: str = read_token_file(token_file).run_id  # and a wrong file is told at once
         self._inner = AsyncCoordinator(url, token_file=token_file, timeout_s=timeout_s)
         self._hurried_at = float("inf")
         self._loop = asyncio.new_event_loop()

@@ -1,20 +1,22 @@
 """`python -m learner --config run.toml [--resume]`: train until the last step.
 
-On N GPUs, or with N processes on a CPU: `torchrun --nproc-per-node N -m learner --config run.toml` (`ranks`).
+On N GPUs, or with N processes on a CPU: `python -m learner.torchrun --nproc-per-node N -m learner ...`.
 Exit code 0: done, or stopped by SIGINT or SIGTERM after the step at hand, checkpointed; 1: failed while running, and
-`--resume` goes on; 2: the operator's mistake, among them a second learner: the older one ends, and to start it again
-would end the newer one. A second signal ends it at once.
+`--resume` goes on; 2: the operator's mistake, or what would come again: a second learner (the older one ends, and to
+start it again would end the newer one), a gradient that is no number. A second signal ends it at once.
 """
 
 import argparse
+import atexit
 import contextlib
-import gc
 import logging
+import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NoReturn, cast
 
 from echo2d.client import (
     Coordinator,
@@ -31,6 +33,8 @@ from learner.intake import Intake
 if TYPE_CHECKING:
     from learner.ranks import Rendezvous
 
+ASK_S_MAX = 5.0  # for torchrun's store to say who failed first: it answers within milliseconds, or its host is gone
+
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
@@ -45,9 +49,9 @@ def main(arguments: list[str] | None = None) -> int:
         _run(options, here, ranks)
     except Fenced as fault:
         return ranks.last_word(f"a newer learner has the run ({fault}); this one is over", 2)
-    except OperatorFault as fault:
+    except (OperatorFault, FloatingPointError) as fault:
         return ranks.last_word(str(fault), 2)
-    except (PeerFault, IntegrityFault, StoreFault, OSError, FloatingPointError) as fault:
+    except (PeerFault, IntegrityFault, StoreFault, OSError) as fault:
         return ranks.last_word(str(fault), 1)
     except RuntimeError as error:
         if not ranks.is_loss(error):
@@ -66,9 +70,22 @@ class _OneLine:
     def last_word(self, line: str, code: int) -> int:
         is_first = self._here.local_rank == 0 if self.met is None else self.met.first_to_say(line)
         if is_first:
-            who = f"rank {self._here.rank}: " if self._here.rank else ""
-            print(f"learner: {who}{' '.join(line.split())}", file=sys.stderr)  # noqa: T201
+            self._say(line)
         return code
+
+    def lose(self, reason: str) -> None:
+        """End at once: what waits for a lost rank may wait for ever, as may who asks a lost host."""
+        line = f"lost another rank: {reason}"
+        asks = threading.Thread(target=self.last_word, args=(line, 1), daemon=True)
+        asks.start()
+        asks.join(ASK_S_MAX)
+        if asks.is_alive():
+            self._say(line)
+        os._exit(1)
+
+    def _say(self, line: str) -> None:
+        who = f"rank {self._here.rank}: " if self._here.rank else ""
+        print(f"learner: {who}{' '.join(line.split())}", file=sys.stderr)  # noqa: T201
 
     def is_loss(self, error: RuntimeError) -> bool:
         return self.met is not None and self.met.is_loss(error)
@@ -97,7 +114,7 @@ def _run(options: argparse.Namespace, here: Place, ranks: _OneLine) -> None:
         service.starting("loading the model")
         from learner.train import Learner  # torch takes seconds; a wrong configuration is told before
 
-        joined = None if ranks.met is None else ranks.met.join(config)
+        joined = None if ranks.met is None else ranks.met.join(config, lost=ranks.lose)
         learner = Learner(
             config, cast("Coordinator", coordinator), intake, resume=options.resume, service=service, ranks=joined
         )
@@ -130,7 +147,17 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-if __name__ == "__main__":
-    code = main()
-    gc.freeze()  # a search for garbage in all of torch takes a second, and the process ends
+def end_with(code: int) -> NoReturn:
+    """When all threads are done, and without what libraries do at the end: a board's waits for its network."""
+    atexit.register(_end, code)  # whoever came last is called first
     sys.exit(code)
+
+
+def _end(code: int) -> None:
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    end_with(main())

@@ -6,6 +6,7 @@ tokens that are not are read by the model and left out of the loss. Not here: ho
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from echo2d.client import Batch, Group, PeerFault, Span, Trajectory
 
 LOGPROB_MAX = 1e-4  # log of a probability, and a little rounding
+REWARD_MAX = 1e15  # of a reward's size: float32 still has its square
 TRAINED_MAX = 1 << 14  # groups: hundreds of steps
 
 
@@ -33,10 +35,17 @@ class BatchRules:
 
 
 class Trained:
-    """The groups that this session has trained, and in which step: none comes again (I4). The newest are known."""
+    """The groups that this learner has trained, and in which step: none comes again (I4). The newest are known.
 
-    def __init__(self) -> None:
-        self._steps: dict[int, int] = {}
+    steps: by group; those of a checkpoint that it goes on from.
+    """
+
+    def __init__(self, steps: Mapping[int, int] | None = None) -> None:
+        self._steps = dict(steps or {})
+
+    @property
+    def steps(self) -> dict[int, int]:
+        return dict(self._steps)
 
     def add(self, batch: Batch) -> None:
         self._steps.update((group.group_id, batch.step) for group in batch.groups)
@@ -99,7 +108,7 @@ def _trajectory_fault(trajectory: Trajectory, step: int, rules: BatchRules) -> s
         return f"{len(trajectory.logprobs)} logprobs of {length} tokens"
     if not (np.isfinite(trajectory.logprobs) & (trajectory.logprobs <= LOGPROB_MAX)).all():
         return "a logprob that is none"
-    if not np.isfinite(trajectory.reward):
+    if not abs(trajectory.reward) <= REWARD_MAX:
         return f"reward {trajectory.reward}"
     edges = [0, *(edge for span in trajectory.spans for edge in (span.start, span.end)), length]
     if edges[::2] != edges[1::2] or any(span.start >= span.end for span in trajectory.spans):

@@ -1,11 +1,11 @@
 """Checkpoints: what a learner needs to go on after any crash, one directory per step.
 
     <directory>/step-00000010-epoch-3/    .metadata  __0_0.distcp        model and optimizer, by torch's DCP
-                                          progress-0.pt                  the step, and what else `Policy.progress` has
+                                          progress-0.pt                  the step, whose it is, what is a rank's own
                                           digests.blake3                 of all these
 
 Each rank writes its shards (__1_0.distcp ...) and has a progress of its own (progress-1.pt ...), so several hosts need
-a directory that all of them see. Another number of ranks can go on from it, without what else is in `progress`.
+a directory that all of them see. Another number of ranks can go on from it, without what each had of its own.
 Model and optimizer are copied when `save` is called and written while training goes on. A damaged newest checkpoint is
 said, and the one before it is used. So a step is reported to the coordinator as durable, which deletes its batches,
 only when it is the oldest of all that are kept: whichever is used, its next batches are there.
@@ -37,6 +37,7 @@ from learner.files import ASIDE, remove_directory, store_faults, whole_directory
 from learner.ranks import Channel, Ranks
 
 PROGRESS = "progress-{}.pt"  # of a rank
+OWN = "own"  # in it: what the same rank alone has use for
 DIGESTS = "digests.blake3"
 LINE_MAX = 200  # characters of what torch says, which may be a list of all tensors
 _NAME = re.compile(r"step-(\d+)-epoch-(\d+)")
@@ -64,16 +65,16 @@ class Checkpoints:
         steps = [_place(path)[0] for path in self._all()]
         return steps[0] if len(steps) >= self._keep else 0
 
-    def save(self, step: int, epoch: int, state: dict[str, Any], progress: dict[str, Any]) -> None:
-        """Begin to save, after the save before is over. What is given may change as soon as this returns.
+    def save(self, step: int, epoch: int, state: dict[str, Any], progress: dict[str, Any], own: dict[str, Any]) -> None:
+        """Begin to save, after the save before is over. state may change as soon as this returns.
 
-        state: tensors and what else of model and optimizer; progress: small and plain. What a learner before saved of
-        this step or later ones is of no use any more.
+        state: tensors and what else of model and optimizer; progress: small and plain; own: the same, of this rank.
+        What learners of lower epochs saved of this step or later ones is of no use any more.
         """
         self.settle()
         copy = DefaultStager(StagingOptions(*[False] * 4)).stage(state)
         pool = ThreadPoolExecutor(1, "checkpoint")
-        self._saving = pool.submit(self._save, step, epoch, copy, {"step": step, **progress})
+        self._saving = pool.submit(self._save, step, epoch, copy, {**progress, "step": step, OWN: own})
         pool.shutdown(wait=False)  # the process does not end before the save does
 
     def settle(self, *, wait: bool = True) -> bool:
@@ -88,13 +89,13 @@ class Checkpoints:
         return True
 
     def load_newest(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Fill `state` from the newest whole one; its progress.
+        """Fill `state` from the newest whole one; its progress, with what this rank had of its own if there is any.
 
         OperatorFault: there is none, or it is another model's.
         """
         path, progress = self._ranks.share(self._newest)
         _load(path, state, self._channel)
-        return progress[self._ranks.rank] if len(progress) == self._ranks.size else {"step": progress[0]["step"]}
+        return progress[self._ranks.rank] if len(progress) == self._ranks.size else {**progress[0], OWN: {}}
 
     def _newest(self) -> tuple[Path, list[dict[str, Any]]]:
         """The newest whole one, with the progress of each rank that made it."""
@@ -125,14 +126,19 @@ class Checkpoints:
         return aside
 
     def _finish(self, aside: Path, stack: contextlib.ExitStack) -> None:
+        if missing := _named_in(aside) - {path.name for path in aside.iterdir()}:
+            where = f"{self._directory} has no {min(missing)}, which another host wrote"
+            raise OperatorFault(f"learner.out_dir: {where}; it must be one directory that all hosts see")
         (aside / DIGESTS).write_text(_digests(aside))
         stack.close()
 
     def _prune(self, step: int, target: Path) -> None:
-        earlier = [path for path in self._all() if _place(path)[0] < step]
+        """Not what a newer learner has saved: this one may be fenced, and not know it yet."""
+        (_, epoch), found = _place(target), self._all()
+        earlier = [path for path in found if _place(path)[0] < step]
         kept = {target, *earlier[max(0, len(earlier) + 1 - self._keep) :]}
-        for path in self._all():
-            if path not in kept:
+        for path in found:
+            if path not in kept and _place(path)[1] <= epoch:
                 remove_directory(path)
 
     def _all(self) -> list[Path]:
@@ -206,6 +212,11 @@ def _same_weights(reader: FileSystemReader, state: dict[str, Any]) -> None:
     saved = {name for name in reader.read_metadata().state_dict_metadata if name.startswith("model.")}
     if saved != {f"model.{name}" for name in state.get("model", {})}:
         raise ValueError("other weights were trained")
+
+
+def _named_in(directory: Path) -> set[str]:
+    """The files that the shards of all ranks are in."""
+    return {place.relative_path for place in FileSystemReader(directory).read_metadata().storage_data.values()}
 
 
 def _digests(directory: Path) -> str:

@@ -100,6 +100,9 @@ class LearnerConfig(Recipe):
     device: str = key("auto, cpu, cuda or cuda:N; under torchrun cuda is a GPU for each rank", "auto")
     threads: int = key("CPU threads of torch; 0: torch decides", 0, low=0, high=1024)
     patience_s: float = key("seconds to wait for a coordinator that is away", 60.0, above=0.0)
+    rank_silence_s: float = key(
+        "under torchrun: a rank of which nothing is heard for so many seconds is lost, and all end", 120.0, low=1.0
+    )
     checkpoint_every: int = key("train steps between checkpoints", 10, low=1, high=250)
     checkpoints_kept: int = key("the newest are; a damaged one is not missed if there is one before", 2, low=1, high=4)
     step_floor_s: float = key("a train step takes at least so long, to imitate a larger model", 0.0, low=0.0)

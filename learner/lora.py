@@ -4,7 +4,7 @@
 
 What trains, is checkpointed and is published are A and B of every layer that learner.lora_targets names.
 
-    <snapshot_root>/epoch-3-version-40/     adapter_config.json  adapter_model.safetensors  base.json
+    <snapshot_root>/<run>-epoch-3-version-40/     adapter_config.json  adapter_model.safetensors  base.json
 """
 
 import json
@@ -42,10 +42,10 @@ def trained(model: nn.Module) -> dict[str, Tensor]:
 class AdapterWriter(SnapshotWriter):
     """Writes versions that are adapters. base_digest: of their base model."""
 
-    def __init__(self, config: LearnerConfig, weights: Mapping[str, Tensor], base_digest: str) -> None:
-        super().__init__(config.model, config.snapshot_root, weights)
+    def __init__(self, config: LearnerConfig, run_id: str, weights: Mapping[str, Tensor], base_digest: str) -> None:
+        super().__init__(config.model, config.snapshot_root, run_id, weights)
         self._config = _peft_config(config)
-        self._base_digest = base_digest
+        self.base_digest = base_digest
 
     def _files(self, weights: Mapping[str, Tensor]) -> Layout:
         """The names are our own."""
@@ -53,7 +53,7 @@ class AdapterWriter(SnapshotWriter):
 
     def _accompany(self, directory: Path) -> None:
         (directory / "adapter_config.json").write_text(json.dumps(self._config, indent=2) + "\n")
-        pin_base(directory, self._base_digest)
+        pin_base(directory, self.base_digest)
 
 
 def _attach(layer: Any, rank: int, scale: float) -> None:

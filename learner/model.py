@@ -26,6 +26,7 @@ from learner.packing import Answer, MicroBatch, micro_batches
 from learner.ranks import Ranks
 from learner.weights import Seen, weigh
 
+CONFIGURED = ("lr", "betas", "weight_decay")  # of the optimizer
 RANKS_APART = 1_000_003  # of the seeds of two ranks: far more than those of two runs
 
 log = logging.getLogger("echo2d.learner")
@@ -107,7 +108,7 @@ class Policy:
         norm = float(_whole(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._config.grad_clip)))
         if not norm < float("inf"):
             self._optimizer.zero_grad()
-            raise FloatingPointError(f"train step {step}: the gradient's norm is {norm}")
+            raise FloatingPointError(f"the gradient of train step {step} has norm {norm}; its batch stays the same")
         self._optimizer.step()
         self._optimizer.zero_grad()
         return norm
@@ -133,10 +134,12 @@ class Policy:
         return {"model": {name: model[name] for name in trained}, "optimizer": optimizer}
 
     def progress(self) -> dict[str, Any]:
-        """What else must come back after a crash, if there are as many ranks then."""
+        """What else must come back after a crash, to the same rank if there are as many then."""
         return {"rng": chance.state()}
 
     def restore(self, state: dict[str, Any], progress: dict[str, Any]) -> None:
+        """The optimizer's settings stay those of the config; a checkpoint has those that it was made with."""
+        settings = [{name: group[name] for name in CONFIGURED} for group in self._optimizer.param_groups]
         set_state_dict(
             self.model,
             self._optimizer,
@@ -144,6 +147,8 @@ class Policy:
             optim_state_dict=state["optimizer"],
             options=self._kept,
         )
+        for group, setting in zip(self._optimizer.param_groups, settings, strict=True):
+            group.update(setting)
         if "rng" in progress:
             chance.restore(progress["rng"])
 
@@ -260,7 +265,8 @@ def _base_model(config: LearnerConfig) -> Any:
 
 
 def _checkpoint_layers(model: Any, directory: Path) -> None:
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable  # the older
     try:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        enable({"use_reentrant": False})
     except ValueError as error:
         raise OperatorFault(f"learner.gradient_checkpointing: {directory} is a model that cannot: {error}") from error

@@ -40,6 +40,8 @@ class Source:
     tokens: of the longest answer.
     """
 
+    run_id = "run"
+
     def __init__(self, root: Path, tokens: int) -> None:
         self._root = root
         self._tokens = tokens

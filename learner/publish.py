@@ -2,10 +2,13 @@
 
 A published directory lives until the coordinator has taken it (it hard-links or copies before it answers).
 
-    <snapshot_root>/epoch-3-version-40/     config.json  tokenizer.json ...  model.safetensors
+    <snapshot_root>/<run>-epoch-3-version-40/     config.json  tokenizer.json ...  model.safetensors
+
+The run is in the name, so that two runs may have one root, and neither publishes or removes the other's.
 """
 
 import json
+import re
 import shutil
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -32,10 +35,12 @@ Layout = dict[str, dict[str, str]]  # file -> name in it -> name of the weight
 
 
 class SnapshotWriter:
-    """Writes versions of the model whose base lies in `base` into `root`."""
+    """Writes versions of the model whose base lies in `base` into `root`, for the run with this id."""
 
-    def __init__(self, base: Path, root: Path, weights: Mapping[str, Tensor]) -> None:
-        self._base, self._root = base, root
+    base_digest = ""  # of what an adapter belongs to
+
+    def __init__(self, base: Path, root: Path, run_id: str, weights: Mapping[str, Tensor]) -> None:
+        self._base, self._root, self._run_id = base, root, run_id
         self._companions = [path for path in sorted(base.iterdir()) if path.suffix in COMPANIONS and path.is_file()]
         self._layout = {file: in_order(names, weights) for file, names in self._files(weights).items()}
         self.names = [weight for names in self._layout.values() for weight in names.values()]
@@ -45,8 +50,8 @@ class SnapshotWriter:
 
         stream: the parts of `names`, the weights in the order in which they are written.
         """
-        directory = self._root / f"epoch-{epoch}-version-{version}"
-        remove_directory(directory)  # another run's
+        directory = self._root / f"{self._run_id}-epoch-{epoch}-version-{version}"
+        remove_directory(directory)  # of a learner that was killed, before the run's ledger was set back
         with store_faults("cannot write the snapshot", directory), whole_directory(directory) as aside:
             self._accompany(aside)
             for name, names in self._layout.items():
@@ -55,9 +60,9 @@ class SnapshotWriter:
 
     def clean(self, epoch: int) -> None:
         """Remove what learners of lower epochs left; they are fenced."""
-        for path in (*self._root.glob("epoch-*-version-*"), *self._root.glob(f"{ASIDE}epoch-*-version-*")):
-            number = path.name.removeprefix(ASIDE).split("-")[1]
-            if number.isdecimal() and int(number) < epoch:
+        left = re.compile(rf"(?:{re.escape(ASIDE)})?{re.escape(self._run_id)}-epoch-(\d+)-version-\d+")
+        for path in self._root.iterdir():
+            if (named := left.fullmatch(path.name)) and int(named[1]) < epoch:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _files(self, weights: Mapping[str, Tensor]) -> Layout:

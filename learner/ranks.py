@@ -4,7 +4,8 @@
     all             run the same loop in step; what rank 0 learns, or fails at, the others learn by `Channel.share`
 
 A fault ends all of them: whoever fails first says so in one line (`first_to_say`), the others lose their peers and end
-in silence. Collectives of torch have no order across threads, so each thread has a channel of its own.
+in silence. One that is gone without a word is missed by `vigil`, so words between ranks that are there may take long.
+Collectives of torch have no order across threads, so each thread has a channel of its own.
 Who can reach the ports of torch.distributed can do anything to these processes: hosts need a network of their own.
 """
 
@@ -22,8 +23,10 @@ from torch.distributed.rendezvous import rendezvous
 
 from echo2d.client import OperatorFault
 from learner.config import LearnerConfig, Place
+from learner.vigil import LAST_WORD, Vigil
 
-SILENCE_S_MAX = 7200.0  # of one that others wait for: rank 0 may upload a version for an hour, see `echo2d.client`
+WAIT_S_MAX = 7200.0  # for the next word: rank 0 may upload a version for an hour, see `echo2d.client`
+COLLECTIVE_S_MAX = 1800.0  # from the first rank to the last, in a step: before the first one each has read a model
 
 _T = TypeVar("_T")
 
@@ -98,11 +101,11 @@ class Channel:
 class Ranks:
     """This process among `size`; alone unless it comes from `join`."""
 
-    def __init__(self, rank: int = 0, size: int = 1, *, device: str = "cpu", silence_s: float = SILENCE_S_MAX) -> None:
+    def __init__(self, rank: int = 0, size: int = 1, *, device: str = "cpu", wait_s: float = WAIT_S_MAX) -> None:
         self.rank = rank
         self.size = size
         self.device = torch.device(device)
-        self._silence = timedelta(seconds=silence_s)
+        self._wait = timedelta(seconds=wait_s)
         self._talk = self.channel()
 
     @property
@@ -110,7 +113,7 @@ class Ranks:
         return self.rank == 0
 
     def channel(self) -> Channel:
-        group = dist.new_group(backend="gloo", timeout=self._silence) if self.size > 1 else None
+        group = dist.new_group(backend="gloo", timeout=self._wait) if self.size > 1 else None
         return Channel(self.rank, group)
 
     def share(self, call: Callable[[], _T], *, stopped: Callable[[], bool] = lambda: False) -> _T:
@@ -157,26 +160,35 @@ class Rendezvous:
         self._place = place
         self._store, *_ = next(rendezvous("env://"))
 
-    def join(self, config: LearnerConfig) -> Ranks:
-        """Wait for the others. Each rank of a host gets a GPU of its own."""
+    def join(self, config: LearnerConfig, *, lost: Callable[[str], object]) -> Ranks:
+        """Wait for the others. Each rank of a host gets a GPU of its own. lost: `Vigil`'s."""
         place = self._place
         device = device_of(config.device, place)
         on_gpu = device.startswith("cuda")
         if on_gpu:
             torch.cuda.set_device(device)
-        store = PrefixStore("ranks", self._store)
-        dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=place.rank, world_size=place.size)
-        return Ranks(place.rank, place.size, device=device, silence_s=SILENCE_S_MAX + config.patience_s)
+        dist.init_process_group(
+            "nccl" if on_gpu else "gloo",
+            store=PrefixStore("ranks", self._store),
+            rank=place.rank,
+            world_size=place.size,
+            timeout=timedelta(seconds=COLLECTIVE_S_MAX),
+        )
+        ranks = Ranks(place.rank, place.size, device=device, wait_s=WAIT_S_MAX + config.patience_s)
+        store, *_ = next(rendezvous("env://"))
+        self._vigil = Vigil(store, place.rank, place.size, silence_s=config.rank_silence_s, lost=lost)
+        return ranks
 
     def leave(self) -> None:
         """After the last word to the others: threads of groups that still stand abort a process that ends."""
+        self._vigil.leave()
         dist.destroy_process_group()
 
     def first_to_say(self, line: str) -> bool:
         """Whether no other rank has had its last word before."""
         mine = f"{self._place.rank}: {line}"
         try:
-            return bool(self._store.compare_set("last word", "", mine) == mine.encode())
+            return bool(self._store.compare_set(LAST_WORD, "", mine) == mine.encode())
         except RuntimeError:  # torchrun is gone
             return True
 

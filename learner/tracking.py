@@ -140,11 +140,18 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run of Weights & Biases in <out_dir>/wandb. Its own settings count: WANDB_MODE=offline, WANDB_PROJECT ..."""
+    """A run of Weights & Biases in <out_dir>/wandb. Its own settings count: WANDB_MODE, WANDB_PROJECT ...
+
+    Nobody is asked for a login: without one the run is offline, and `wandb sync` sends it when there is one.
+    """
 
     def __init__(self, out_dir: Path) -> None:
         wandb: Any = importlib.import_module("wandb")
-        self._run = wandb.init(dir=str(out_dir))
+        mode = wandb.setup().settings.mode
+        if mode == "online" and not wandb.login(prompt=False, verify=False):
+            log.warning("not logged in tracker=wandb: it is offline; `wandb sync` sends it later")
+            mode = "offline"
+        self._run = wandb.init(dir=str(out_dir), mode=mode)
 
     def show(self, step: int, numbers: Mapping[str, float]) -> None:
         self._run.log(dict(numbers), step=step)

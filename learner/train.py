@@ -15,10 +15,10 @@ go on.
 """
 
 import contextlib
-import dataclasses
 import logging
 import time
 from pathlib import Path
+from typing import Any
 
 from echo2d.client import (
     Batch,
@@ -31,16 +31,16 @@ from echo2d.client import (
     Unanswered,
     base_digest,
 )
-from learner.batches import BatchRules, Trained, faults, staleness_histogram
-from learner.checkpoint import Checkpoints
+from learner.batches import BatchRules, Trained, faults
+from learner.checkpoint import OWN, Checkpoints
 from learner.config import LearnerConfig, Place
-from learner.gauges import answers_by_staleness
 from learner.intake import Intake
 from learner.lora import AdapterWriter
 from learner.model import Policy, StepReport
 from learner.packing import Answer, answers_of, parts
 from learner.publish import Publisher, SnapshotWriter
 from learner.ranks import Ranks, device_of
+from learner.rows import line_of, row_of
 from learner.stopwatch import TRAIN, WAIT, Stopwatch
 from learner.tracking import Tracking, makers
 
@@ -78,15 +78,20 @@ class Learner:
         if not resume and self._has_checkpoints():
             raise OperatorFault(f"{directory} is not empty; use --resume or another learner.out_dir")
         self._policy = Policy(config, self._ranks)
+        self._run_id = self._ranks.share(lambda: self._coordinator.run_id)
         self._writer = self._make_writer()
         self._publisher = Publisher(self._writer, coordinator, self._ranks)
-        self._resume = resume
+        self._resume, self._trained = resume, Trained()
         self._step = self._saved = self._published = self._restore() if resume else 0
 
     def run(self) -> None:
         """Train until the last step, or finish the current one after `intake.stop`. Checkpointed when it returns."""
-        with self._publisher:
-            self._run()
+        try:
+            with self._publisher:
+                self._run()
+        finally:
+            if self._ranks.leads:
+                self._tracking.close()
 
     def _run(self) -> None:
         with contextlib.suppress(Unanswered):
@@ -97,15 +102,13 @@ class Learner:
             self._ranks.share(self._publisher.settle)
         with contextlib.suppress(Unanswered):
             self._tell_durable(wait=True)
-        if self._ranks.leads:
-            self._tracking.close()
 
     def _train(self) -> None:
         self._service.starting(f"opening a session at {self._config.url}")
         session = self._open_session()
-        self._saved = self._published = self._step
+        self._published = self._step
         self._epoch, self._publish_every = session.epoch, session.publish_every
-        self._rules, self._trained = _rules(session, self._policy.vocab_size), Trained()
+        self._rules = _rules(session, self._policy.vocab_size)
         self._publish(self._step)
         self._ranks.share(self._begin)
         self._mark = time.monotonic()  # when the last commit was ready, or the session
@@ -126,8 +129,9 @@ class Learner:
     def _make_writer(self) -> SnapshotWriter:
         config, weights = self._config, self._policy.weights()
         if config.lora_rank:
-            return AdapterWriter(config, weights, self._ranks.share(lambda: base_digest(config.model)))
-        return SnapshotWriter(config.model, config.snapshot_root, weights)
+            digest = self._ranks.share(lambda: base_digest(config.model))
+            return AdapterWriter(config, self._run_id, weights, digest)
+        return SnapshotWriter(config.model, config.snapshot_root, self._run_id, weights)
 
     def _begin(self) -> None:
         """What rank 0 does when it has its session, and the version to begin with is on its way."""
@@ -157,6 +161,7 @@ class Learner:
                 return self._ranks.share(lambda: self._coordinator.open_session(self._step))
             except NotResumable:
                 tried, self._step = self._step, self._restore() if self._resume else 0
+                self._saved = self._step
                 if self._step <= tried:
                     raise
 
@@ -230,7 +235,8 @@ class Learner:
         self._published = version
 
     def _checkpoint(self) -> None:
-        self._checkpoints.save(self._step, self._epoch, self._policy.state(), self._policy.progress())
+        progress = {"run": self._run_id, "base": self._writer.base_digest, "trained": self._trained.steps}
+        self._checkpoints.save(self._step, self._epoch, self._policy.state(), progress, self._policy.progress())
         self._saved = self._step
 
     def _tell_durable(self, *, wait: bool) -> None:
@@ -250,38 +256,24 @@ class Learner:
             return 0
         state = self._policy.state()
         progress = self._checkpoints.load_newest(state)
-        self._policy.restore(state, progress)
+        self._check_owner(progress)
+        self._policy.restore(state, progress[OWN])
+        self._trained = Trained(progress["trained"])
         return int(progress["step"])
 
+    def _check_owner(self, progress: dict[str, Any]) -> None:
+        """OperatorFault: to go on from it would be to train something else."""
+        place, run = self._config.out_dir, progress.get("run")
+        if run != self._run_id:
+            raise OperatorFault(f"learner.out_dir: {place} has checkpoints of run {run}; this is run {self._run_id}")
+        if progress["base"] != self._writer.base_digest:
+            raise OperatorFault(f"learner.model: the adapter in {place} belongs to another base model")
+
     def _record(self, batch: Batch, report: StepReport, *, t_train_s: float, wait_s: float) -> None:
-        rewards = [trajectory.reward for group in batch.groups for trajectory in group.trajectories]
-        row = {
-            "step": batch.step,
-            "epoch": self._epoch,
-            "batch": batch.digest,
-            "reward_mean": sum(rewards) / len(rewards),
-            "staleness": staleness_histogram(batch),
-            "loss": report.loss,
-            "grad_norm": report.grad_norm,
-            **dataclasses.asdict(report.means),
-            "by_staleness": _by_staleness(batch, report),
-            "t_train_s": t_train_s,
-            "wait_s": wait_s,
-            "bubble": wait_s / (t_train_s + wait_s),
-            "published": self._published,
-            "seconds": self.watch.lap(),
-        }
+        lap, published = self.watch.lap(), self._published
+        row = row_of(batch, report, published=published, t_train_s=t_train_s, wait_s=wait_s, seconds=lap)
         self._tracking.note(row)
-        groups = " ".join(f"group={group.group_id}" for group in batch.groups)  # the id they have in every other log
-        facts = f"reward={row['reward_mean']:.3f} loss={report.loss:.4f} t_train_s={t_train_s:.3f}"
-        log.info("trained step=%d epoch=%d digest=%s %s %s", batch.step, self._epoch, batch.digest[:12], facts, groups)
-
-
-def _by_staleness(batch: Batch, report: StepReport) -> dict[int, dict[str, float]]:
-    """Tokens by their own staleness, answers by that of their oldest token."""
-    tokens = {key: dataclasses.asdict(means) for key, means in report.staleness.items()}
-    answers = answers_by_staleness(batch)
-    return {key: {**tokens.get(key, {}), **answers.get(key, {})} for key in sorted(tokens.keys() | answers)}
+        log.info("trained %s", line_of(row, batch))
 
 
 def _rules(session: Session, vocab_size: int) -> BatchRules:

@@ -16,6 +16,15 @@ from typing import Any
 
 FIGURES = Path(__file__).parents[1] / "docs" / "figures"
 LAST_LOOKS = 2
+NAMES = {  # of the corrections, for people
+    "none": "none",
+    "tis": "TIS",
+    "icepop": "IcePop",
+    "sequence_mask": "sequence mask",
+    "loglinear": "log-linear",
+    "clip": "PPO clip",
+    "clip_tis": "clip + TIS",  # the default
+}
 Rows = Sequence[Mapping[str, Any]]
 Setting = tuple[int, int, str]  # S, kappa, correction
 
@@ -62,6 +71,7 @@ def table(rows: Rows) -> Iterator[dict[str, object]]:
             "against_min": round(min(deltas), 3) if deltas else "",
             "against_max": round(max(deltas), 3) if deltas else "",
             "fall": round(fmean(falls), 3),
+            "fall_min": round(min(falls), 3),
             "fall_max": round(max(falls), 3),
             "kl": round(fmean(row["kl"] for row in mine), 4),
             "cpu_s_max": max(row["cpu_s"] for row in mine),
@@ -89,34 +99,36 @@ def draw(rows: Rows, folder: Path) -> None:
 
 
 def _picture(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Wide enough for its words to be read where a page shows it 800 pixels wide."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 3.8), layout="constrained")
-    curves, stability, side = figure.subplots(1, 3)
+    figure = Figure(figsize=(10.5, 3.9), layout="constrained")
+    outcome, stability, side = figure.subplots(1, 3)
     compared = [line for line in lines if (line["S"], line["kappa"]) == (11, 1) and line["against_min"] != ""]
     swept = {line["correction"] for line in lines if line["S"] == 0}
     for correction, colour in zip(sorted(swept), ("#2f6db5", "#b5403c"), strict=False):
         for with_kappa, style in ((False, "o-"), (True, "s--")):
             of = [line for line in lines if line["correction"] == correction and line["against_min"] != ""]
             of = [line for line in of if line["S"] < 3 or (line["kappa"] > 1) == with_kappa]
-            if not of:
-                continue
-            label = f"{correction}, kappa = {'S - 1' if with_kappa else 1}"
-            at, means = [line["S"] for line in of], [line["against_synchronous"] for line in of]
-            ends = [
-                (mean - line["against_min"], line["against_max"] - mean) for mean, line in zip(means, of, strict=True)
-            ]
-            curves.errorbar(at, means, list(zip(*ends, strict=True)), fmt=style, color=colour, capsize=3, label=label)
-            stability.plot(at, [line["fall"] for line in of], style, color=colour, label=label)
-    curves.set_title("final accuracy minus that of S = 0, same seed", fontsize=10)
-    stability.set_title("largest fall of the accuracy in a run", fontsize=10)
-    for axes in (curves, stability):
+            label = f"{NAMES[correction]}, kappa = {'S - 1' if with_kappa else 1}"
+            looks = {"fmt": style, "color": colour, "capsize": 3, "label": label}
+            for axes, value, ends in (
+                (outcome, "against_synchronous", ("against_min", "against_max")),
+                (stability, "fall", ("fall_min", "fall_max")),
+            ):
+                means = [line[value] for line in of]
+                spread = [[abs(line[end] - mean) for line, mean in zip(of, means, strict=True)] for end in ends]
+                axes.errorbar([line["S"] for line in of], means, spread, **looks)
+    outcome.set_title("final accuracy minus that\nof S = 0, same seed")
+    stability.set_title("largest fall of the accuracy\nin a run")
+    for axes in (outcome, stability):
         axes.set(xlabel="staleness bound S", xticks=sorted({line["S"] for line in lines}))
         axes.axhline(0.0, color="#888888", linewidth=0.8)
         axes.grid(alpha=0.3)
-    curves.legend(fontsize=8)
+    outcome.legend(fontsize=9, loc="lower left")
     compared.sort(key=lambda line: line["final"])
-    side.barh([line["correction"] for line in compared], [line["final"] for line in compared], color="#2d8a57")
+    names, finals = [NAMES[line["correction"]] for line in compared], [line["final"] for line in compared]
+    side.barh(names, finals, xerr=[line["final_spread"] or 0.0 for line in compared], capsize=3, color="#2d8a57")
     side.axvline(fmean(line["start"] for line in compared) if compared else 0.0, color="#888888", linestyle="--")
-    side.set_title("final, S = 11, kappa = 1 (dashed: start)", fontsize=10)
-    figure.savefig(path, dpi=110)
+    side.set_title("final accuracy, S = 11,\nkappa = 1 (dashed: start)")
+    figure.savefig(path, dpi=150)

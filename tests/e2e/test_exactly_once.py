@@ -17,14 +17,12 @@ from typing import Any, cast
 import pytest
 import torch
 
-from echo2d.bench.results import read_rows
-from echo2d.bench.tiny_model import TinyRecipe, make_tiny_model
 from echo2d.client import Batch, Coordinator, NotResumable, Published, Session
 from learner.config import LearnerConfig
 from learner.intake import Intake
-from learner.model import load_model
 from learner.train import Learner
-from tests.loopback.scripted_coordinator import GROUP_SIZE, GROUPS, ScriptedCoordinator
+from tests.learner_kit import config_in, make_base, record, rows_of, throwing_dice
+from tests.loopback.scripted_coordinator import GROUP_SIZE, GROUPS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -34,18 +32,10 @@ LIFE_S_MAX = 60.0
 LOSS_ERROR_MAX = 1e-6
 
 
-def record(base: Path, root: Path, steps: int = STEPS) -> list[Batch]:
-    """The batches of all steps, as if each were of the version that its step trains."""
-    source, model = ScriptedCoordinator(root), load_model(base)
-    batches = []
-    for step in range(1, steps + 1):
-        source._models[step - 1] = model
-        batches.append(source._make(step, step - 1))
-    return batches
-
-
 class Recording:
     """The learner's side of a coordinator, whose state is a file of lines that outlives a kill."""
+
+    run_id = "run"
 
     def __init__(self, path: Path, batches: list[Batch]) -> None:
         self._path = path
@@ -64,7 +54,7 @@ class Recording:
             raise NotResumable(f"batches up to step {durable} are deleted")
         self._epoch = 1 + sum(line[0] == "session" for line in self.lines())
         self._say("session", resume_step)
-        return Session(self._epoch, "run", 2, 1, GROUPS * GROUP_SIZE, GROUP_SIZE)
+        return Session(self._epoch, self.run_id, 2, 1, GROUPS * GROUP_SIZE, GROUP_SIZE)
 
     def publish(self, version: int, directory: Path) -> Published:
         return Published(version, "00")
@@ -80,28 +70,11 @@ class Recording:
         self._say("checkpoint", step)
 
 
-def config_in(directory: Path, base: Path) -> LearnerConfig:
-    """Dropout makes the random number generators count."""
-    model = directory / "model"
-    model.mkdir(parents=True)
-    for path in base.iterdir():
-        (model / path.name).write_bytes(path.read_bytes())
-    facts = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps({**facts, "attention_dropout": 0.2}))
-    return LearnerConfig(
-        url="http://127.0.0.1:1",
-        token_file=directory / "token",
-        model=model,
-        snapshot_root=directory / "snapshots",
-        out_dir=directory / "out",
-        steps=STEPS,
-        lr=1e-3,
-        threads=1,
-        checkpoint_every=3,
-        step_floor_s=0.02,
-        optimizer_steps=2,
-        proximal="recomputed",
-    )
+def config_of(directory: Path, base: Path) -> LearnerConfig:
+    directory.mkdir()
+    model = throwing_dice(base, directory / "model")
+    choices: dict[str, Any] = {"optimizer_steps": 2, "proximal": "recomputed", "step_floor_s": 0.02}
+    return config_in(directory, model, steps=STEPS, checkpoint_every=3, **choices)
 
 
 def live(config: LearnerConfig, recording: Recording) -> int:
@@ -122,10 +95,6 @@ def ended(child: int) -> int | None:
     """Its exit code, None while it lives."""
     found, status = os.waitpid(child, os.WNOHANG)
     return os.waitstatus_to_exitcode(status) if found else None
-
-
-def rows_of(config: LearnerConfig) -> list[dict[str, Any]]:
-    return read_rows(config.out_dir / "metrics.jsonl")
 
 
 def run_to_the_end(config: LearnerConfig, recording: Recording) -> None:
@@ -149,10 +118,9 @@ def test_ten_kills_change_nothing(tmp_path: Path) -> None:
     rng_seed = random.randrange(1 << 32)
     print(f"rng_seed={rng_seed}")  # noqa: T201 - shown when it fails
     rng = random.Random(rng_seed)
-    torch.set_num_threads(1)
-    base = make_tiny_model(tmp_path / "models", TinyRecipe(accuracy_stop=0.0, batch=8, layers=1))
-    batches = record(base, tmp_path)
-    straight, struck = (config_in(tmp_path / name, base) for name in ("straight", "struck"))
+    base = make_base(tmp_path / "models")
+    batches = record(base, STEPS)
+    straight, struck = (config_of(tmp_path / name, base) for name in ("straight", "struck"))
     run_to_the_end(straight, Recording(tmp_path / "straight.jsonl", batches))
 
     recording = Recording(tmp_path / "struck.jsonl", batches)

@@ -6,21 +6,19 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from echo2d.bench.tiny_model import TinyRecipe, make_tiny_model
-from echo2d.client import Batch, Coordinator
+from echo2d.client import Batch
 from learner.config import LearnerConfig
-from learner.intake import Intake
-from learner.train import Learner
 from tests.e2e.recorded_learner import Source
-from tests.e2e.test_exactly_once import record, rows_of
-from tests.loopback.test_learner import write_config
+from tests.e2e.test_by_hand import poll
+from tests.learner_kit import config_in, learn, make_base, record, rows_of, write_config
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -34,46 +32,30 @@ SCRIPT = Path(__file__).with_name("recorded_learner.py")
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
-    recipe = TinyRecipe(accuracy_stop=0.0, batch=8, layers=2)
-    return make_tiny_model(tmp_path_factory.mktemp("models"), recipe)
+    return make_base(tmp_path_factory.mktemp("models"), layers=2)
 
 
 @pytest.fixture(scope="module")
-def batches(base: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Batch]:
-    return record(base, tmp_path_factory.mktemp("recorded"), STEPS)
+def batches(base: Path) -> list[Batch]:
+    return record(base, STEPS)
 
 
 def config_of(directory: Path, base: Path, **changes: Any) -> LearnerConfig:
     """Rows of a batch that do not come out even, so that one rank has less to do."""
-    return LearnerConfig(
-        url="http://127.0.0.1:1",
-        token_file=directory / "token",
-        model=base,
-        snapshot_root=directory / "snapshots",
-        out_dir=directory / "out",
-        lr=1e-3,
-        warmup_steps=0,
-        threads=1,
-        checkpoint_every=2,
-        optimizer_steps=2,
-        proximal="recomputed",
-        micro_batch_tokens=60,
-        kl_coef=0.05,
-        **{"steps": STEPS, **changes},
-    )
+    choices: dict[str, Any] = {"optimizer_steps": 2, "proximal": "recomputed", "kl_coef": 0.05, "warmup_steps": 0}
+    uneven = {"steps": STEPS, "checkpoint_every": 2, "micro_batch_tokens": 60, **choices, **changes}
+    return config_in(directory, base, **uneven)
 
 
 def alone(directory: Path, config: LearnerConfig, batches: list[Batch]) -> None:
-    source = cast("Coordinator", Source(directory, batches))
-    Learner(config, source, Intake(), resume=True).run()
+    learn(config, Source(directory, batches), resume=True)
 
 
 def together(directory: Path, config: LearnerConfig, batches: list[Batch]) -> "subprocess.CompletedProcess[str]":
     """Two ranks, resumed."""
     (directory / "batches.pickle").write_bytes(pickle.dumps(batches))
     path = write_config(directory / "run.toml", config)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+    torchrun = [sys.executable, "-m", "learner.torchrun", "--standalone", f"--nproc-per-node={RANKS}"]
     return subprocess.run(
         [*torchrun, str(SCRIPT), str(directory), "--config", str(path), "--resume"],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},  # it needs this test's neighbours
@@ -143,7 +125,39 @@ def test_a_rank_that_is_killed_ends_the_others_in_one_line(tmp_path: Path, base:
     assert {row["step"] for row in rows_of(config_of(tmp_path, base))} == set(range(1, STEPS + 1))
 
 
+def test_a_rank_that_stands_still_is_missed_and_all_end(tmp_path: Path, base: Path, batches: list[Batch]) -> None:
+    """As one whose host is gone: no connection is reset."""
+    (tmp_path / "signal").write_text(f"3 1 {signal.SIGSTOP}")
+    threading.Thread(target=kill_when_the_first_is_gone, args=(tmp_path,), daemon=True).start()
+    done = together(tmp_path, config_of(tmp_path, base, rank_silence_s=3.0), batches)
+    assert done.returncode == 1
+    assert last_word(done) == "lost another rank: nothing was heard of rank 1 for 3 s"
+    (tmp_path / "signal").unlink()
+    alone(tmp_path, config_of(tmp_path, base), batches)
+    assert {row["step"] for row in rows_of(config_of(tmp_path, base))} == set(range(1, STEPS + 1))
+
+
+def kill_when_the_first_is_gone(directory: Path) -> None:
+    """The second rank, which stands still: torchrun would wait 30 s for it."""
+    first, second = (directory / f"pid-{rank}" for rank in range(RANKS))
+    poll(lambda: first.exists() and second.exists())
+    poll(lambda: not Path(f"/proc/{first.read_text()}").exists())
+    os.kill(int(second.read_text()), signal.SIGKILL)
+
+
 def test_what_is_wrong_on_every_rank_is_one_line(tmp_path: Path, base: Path) -> None:
     done = together(tmp_path, config_of(tmp_path, base, lora_rank=2, lora_targets=("none",)), [])
-    assert done.returncode == 1
+    assert done.returncode == 2, "the operator's mistake"
     assert last_word(done) == f"learner.lora_targets: {base} has no linear layers named 'none'"
+
+
+def test_torchrun_that_is_told_to_stop_ends_by_that_signal_after_its_processes(tmp_path: Path) -> None:
+    """What a service manager takes for an orderly end."""
+    script = 'trap "sleep 0.3; touch ended; exit 0" TERM; touch ready; while :; do sleep 0.1; done'
+    command = [sys.executable, "-m", "learner.torchrun", "--standalone", "--no-python", "bash", "-c", script]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL)
+    poll((tmp_path / "ready").exists)
+    process.terminate()
+    assert process.wait(60.0) == -signal.SIGTERM
+    assert (tmp_path / "ended").exists()

@@ -24,8 +24,11 @@ Change = Callable[[Batch], Batch]
 
 
 class ScriptedCoordinator:
+    run_id = "run"
+
     def __init__(self, root: Path, *, publish_every: int = 1, lag: int = 0) -> None:
         self.root = root  # where it keeps what was published
+        root.mkdir(exist_ok=True)
         self.publish_every = publish_every
         self.lag = lag
         self.kappa_answered = publish_every
@@ -53,7 +56,7 @@ class ScriptedCoordinator:
         self.events.append(("session", resume_step))
         return Session(
             epoch=self._epoch,
-            run_id="run",
+            run_id=self.run_id,
             staleness_max=2,
             publish_every=self.publish_every,
             trajectories_per_step=GROUPS * GROUP_SIZE,
@@ -80,7 +83,7 @@ class ScriptedCoordinator:
             if step not in self._batches:
                 assert self._changed.wait_for(lambda: max(self._versions) >= step - 1 - self.lag, WAIT_S_MAX)
                 version = min(version for version in self._versions if version >= step - 1 - self.lag)
-                self._batches[step] = self._make(step, version)
+                self._batches[step] = make_batch(self._models[version], step, version)
         batch = dataclasses.replace(self._batches[step], epoch=self._epoch)
         return self.spoil[step](batch) if step in self.spoil else batch
 
@@ -105,20 +108,21 @@ class ScriptedCoordinator:
     def said(self, what: str) -> list[int]:
         return [number for event, number in self.events if event == what]
 
-    def _make(self, step: int, version: int) -> Batch:
-        model = self._models[version]
-        task = SortDigits(rng_seed=step)
-        groups = []
-        for index in range(GROUPS):
-            prompt = task.prompt(index)
-            right = answer(prompt.tokens)
-            wrong = (*right[1:-1], right[0], EOS)
-            outputs = [right if sample % 2 else wrong for sample in range(GROUP_SIZE)]
-            trajectories = [
-                _trajectory(model, prompt.tokens, tokens, task.reward(prompt, tokens), version) for tokens in outputs
-            ]
-            groups.append(Group(GROUPS * step + index, np.array(prompt.tokens, dtype=np.int32), tuple(trajectories)))
-        return Batch(step=step, epoch=0, digest=f"batch-{step}", groups=tuple(groups))
+
+def make_batch(model: Any, step: int, version: int) -> Batch:
+    """What `model`, being this version, might have written for this step."""
+    task = SortDigits(rng_seed=step)
+    groups = []
+    for index in range(GROUPS):
+        prompt = task.prompt(index)
+        right = answer(prompt.tokens)
+        wrong = (*right[1:-1], right[0], EOS)
+        outputs = [right if sample % 2 else wrong for sample in range(GROUP_SIZE)]
+        trajectories = [
+            _trajectory(model, prompt.tokens, tokens, task.reward(prompt, tokens), version) for tokens in outputs
+        ]
+        groups.append(Group(GROUPS * step + index, np.array(prompt.tokens, dtype=np.int32), tuple(trajectories)))
+    return Batch(step=step, epoch=0, digest=f"batch-{step}", groups=tuple(groups))
 
 
 def _trajectory(model: Any, prompt: Any, output: tuple[int, ...], reward: float, version: int) -> Trajectory:

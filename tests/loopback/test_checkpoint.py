@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from echo2d.client import OperatorFault, StoreFault
-from learner.checkpoint import DIGESTS, PROGRESS, Checkpoints
+from learner import checkpoint
+from learner.checkpoint import DIGESTS, OWN, PROGRESS, Checkpoints
 from tests.disk_kit import files_up_to
 
 DISK_CALLS = {"open", "os.mkdir", "os.rename", "os.rmdir", "os.remove"}
@@ -35,7 +36,7 @@ def state(step: int) -> dict[str, Any]:
 
 def save(checkpoints: Checkpoints, step: int, epoch: int) -> None:
     """Durable when this returns."""
-    checkpoints.save(step, epoch, state(step), {"rng": [(step, None, "x")]})
+    checkpoints.save(step, epoch, state(step), {"run": "a"}, {"rng": [(step, None, "x")]})
     assert checkpoints.settle()
 
 
@@ -48,7 +49,7 @@ def step_of(checkpoints: Checkpoints) -> int:
     found = state(-1)
     progress = checkpoints.load_newest(found)
     step = int(progress["step"])
-    assert progress["rng"] == [(step, None, "x")]
+    assert (progress["run"], progress[OWN]) == ("a", {"rng": [(step, None, "x")]})
     assert torch.equal(found["model"]["w"], state(step)["model"]["w"])
     assert found["groups"] == state(step)["groups"]
     return step
@@ -219,14 +220,42 @@ def test_what_was_saved_beyond_the_step_resumed_at_goes(tmp_path: Path) -> None:
     assert names(tmp_path) == ["step-00000015-epoch-2", "step-00000020-epoch-3"]
 
 
+def test_a_fenced_learner_that_is_late_removes_nothing_of_the_newer_one(tmp_path: Path) -> None:
+    """It saves in a thread, and hears that it is fenced only when it calls next."""
+    older, newer = Checkpoints(tmp_path, 2), Checkpoints(tmp_path, 2)
+    save(older, 10, 1)
+    save(newer, 20, 2)
+    save(older, 20, 1)
+    assert names(tmp_path) == [f"step-000000{name}" for name in ("10-epoch-1", "20-epoch-1", "20-epoch-2")]
+    assert newer.durable == 10
+    save(newer, 30, 2)
+    assert names(tmp_path) == [f"step-000000{name}" for name in ("20-epoch-2", "30-epoch-2")]
+
+
 def test_what_is_saved_is_what_it_was_when_saving_began(tmp_path: Path) -> None:
     """Training goes on meanwhile, in place."""
     checkpoints, changing = Checkpoints(tmp_path, 2), state(1)
-    checkpoints.save(1, 1, changing, {"rng": [(1, None, "x")]})
+    checkpoints.save(1, 1, changing, {"run": "a"}, {"rng": [(1, None, "x")]})
     changing["model"]["w"].fill_(9.0)
     changing["groups"][0]["lr"] = 9.0
     checkpoints.settle()
     assert step_of(checkpoints) == 1
+
+
+def test_shards_that_another_host_wrote_elsewhere_are_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each host has a directory of that name: all of it is missed before it is called whole."""
+    save_shards = checkpoint._save_shards
+
+    def save_elsewhere(directory: Path, *rest: Any) -> None:
+        save_shards(directory, *rest)
+        (directory / TENSORS).unlink()
+
+    checkpoints = Checkpoints(tmp_path, 2)
+    save(checkpoints, 1, 1)
+    monkeypatch.setattr(checkpoint, "_save_shards", save_elsewhere)
+    with pytest.raises(OperatorFault, match=r"learner\.out_dir: .* has no __0_0.distcp, which another host wrote"):
+        save(checkpoints, 2, 1)
+    assert names(tmp_path) == ["step-00000001-epoch-1"]
 
 
 def test_another_models_checkpoint_is_one_line(tmp_path: Path) -> None:

@@ -160,6 +160,24 @@ async def test_a_pause_of_the_coordinator_is_waited_out(server: Server, coordina
     assert len(server.heard) == 4
 
 
+async def test_who_says_nothing_is_asked_again(
+    server: Server, coordinator: AsyncCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host that vanished closes no connection. A version takes its time, and is waited for."""
+    monkeypatch.setattr(client, "ANSWER_S_MAX", 0.1)
+    taking = asyncio.create_task(coordinator.take_batch(4))
+    await server.hanging.wait()
+    server.script = [batch_reply()]
+    assert (await taking).step == 4
+    assert len(server.heard) > 1
+    server.hanging.clear()
+    publishing = asyncio.create_task(coordinator.publish(4, Path("/model")))
+    await server.hanging.wait()
+    done, _ = await asyncio.wait([publishing], timeout=0.3)
+    assert not done
+    publishing.cancel()
+
+
 @pytest.mark.parametrize(
     ("status", "body", "fault", "words"),
     [

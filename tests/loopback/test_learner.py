@@ -1,7 +1,7 @@
 """The whole learner, with a real model and real files, against a scripted coordinator."""
 
+import contextlib
 import dataclasses
-import json
 import os
 import shutil
 import signal
@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import learner.__main__ as program
 from echo2d.bench.tiny_model import TinyRecipe, held_out_prompts, make_tiny_model, sampled_accuracy
 from echo2d.client import Batch, Coordinator, IntegrityFault, NotResumable, OperatorFault, PeerFault, StoreFault
 from learner import train
@@ -28,37 +29,26 @@ from learner.packing import Answer, micro_batches
 from learner.ranks import Ranks
 from learner.train import Learner
 from tests.disk_kit import files_up_to
+from tests.learner_kit import config_in, learn, make_base, throwing_dice, write_config
 from tests.loopback.scripted_coordinator import GROUP_SIZE, GROUPS, ScriptedCoordinator
 
 STEPS = 4
-BARELY_TRAINED = TinyRecipe(accuracy_stop=0.0, batch=8, layers=1)
+NARROW = TinyRecipe(accuracy_stop=0.0, batch=8, layers=1, hidden_size=64)
 
 
 @pytest.fixture(scope="session")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
-    return make_tiny_model(tmp_path_factory.mktemp("models"), BARELY_TRAINED)
+    return make_base(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture
 def config(tmp_path: Path, base: Path) -> LearnerConfig:
     (tmp_path / "snapshots").mkdir()
-    return LearnerConfig(
-        url="http://127.0.0.1:1",
-        token_file=tmp_path / "token",
-        model=base,
-        snapshot_root=tmp_path / "snapshots",
-        out_dir=tmp_path / "out",
-        steps=STEPS,
-        lr=1e-3,
-        threads=1,
-        checkpoint_every=3,
-    )
+    return config_in(tmp_path, base, steps=STEPS, checkpoint_every=3)
 
 
 @pytest.fixture
 def coordinator(tmp_path: Path) -> ScriptedCoordinator:
-    (tmp_path / "taken").mkdir()
     return ScriptedCoordinator(tmp_path / "taken", lag=1)
 
 
@@ -69,14 +59,6 @@ def signal_handlers() -> Iterator[None]:
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
-
-
-def learn(
-    config: LearnerConfig, coordinator: ScriptedCoordinator, *, resume: bool = False, intake: Intake | None = None
-) -> list[dict[str, Any]]:
-    """Run a learner; returns the rows of metrics.jsonl."""
-    Learner(config, cast("Coordinator", coordinator), intake or Intake(), resume=resume).run()
-    return [json.loads(line) for line in (config.out_dir / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_a_run_publishes_commits_and_checkpoints_in_order(
@@ -189,7 +171,6 @@ def test_a_stopped_learner_resumes_to_the_same_weights(
     straight = load_file(coordinator.published(STEPS) / "model.safetensors")
 
     config = dataclasses.replace(config, out_dir=tmp_path / "other")
-    (tmp_path / "taken2").mkdir()
     again = ScriptedCoordinator(tmp_path / "taken2", lag=1)
     intake = Intake()
     again.on_commit = lambda step: intake.stop() if step == 2 else None
@@ -262,9 +243,7 @@ def test_killed_and_resumed_is_the_same_as_straight(
     config: LearnerConfig, coordinator: ScriptedCoordinator, tmp_path: Path, killed_at: int
 ) -> None:
     """Losses, weights and optimizer, bit for bit, with a model that throws dice."""
-    model = shutil.copytree(config.model, tmp_path / "dice")
-    facts = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps({**facts, "attention_dropout": 0.2}))
+    model = throwing_dice(config.model, tmp_path / "dice")
     config = dataclasses.replace(config, model=model, steps=6, checkpoint_every=2)
     straight = learn(config, coordinator)
 
@@ -276,7 +255,6 @@ def test_killed_and_resumed_is_the_same_as_straight(
             raise KilledError
 
     other = dataclasses.replace(config, out_dir=tmp_path / "other")
-    (tmp_path / "taken2").mkdir()
     again = ScriptedCoordinator(tmp_path / "taken2", lag=1)
     again.on_commit = kill
     with pytest.raises(KilledError):
@@ -339,7 +317,7 @@ def test_a_checkpoint_of_another_model_is_told(
     config: LearnerConfig, coordinator: ScriptedCoordinator, tmp_path: Path
 ) -> None:
     learn(config, coordinator)
-    model = make_tiny_model(tmp_path / "models", dataclasses.replace(BARELY_TRAINED, hidden_size=64))
+    model = make_tiny_model(tmp_path / "models", NARROW)
     with pytest.raises(OperatorFault, match="does not fit"):
         learn(dataclasses.replace(config, model=model), coordinator, resume=True)
 
@@ -391,11 +369,10 @@ def test_a_fault_while_taking_ends_the_learner(config: LearnerConfig, coordinato
 
 
 def test_what_a_fenced_learner_left_is_removed(config: LearnerConfig, coordinator: ScriptedCoordinator) -> None:
-    for name in ("epoch-0-version-7", ".tmp-epoch-0-version-8"):
+    for name in ("run-epoch-0-version-7", ".tmp-run-epoch-0-version-8", "mine", "other-epoch-0-version-7"):
         (config.snapshot_root / name).mkdir()
-    (config.snapshot_root / "mine").mkdir()
     learn(config, coordinator)
-    assert [path.name for path in config.snapshot_root.iterdir()] == ["mine"]
+    assert {path.name for path in config.snapshot_root.iterdir()} == {"mine", "other-epoch-0-version-7"}
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
@@ -463,6 +440,7 @@ def test_every_recipe_trains_alike_on_fresh_rollouts(
 
 def test_dr_grpo_and_several_optimizer_steps_train(config: LearnerConfig, coordinator: ScriptedCoordinator) -> None:
     choices: dict[str, Any] = {"objective": "dr_grpo", "loss_tokens": 9, "proximal": "recomputed", "optimizer_steps": 2}
+    choices["gradient_checkpointing"] = True
     rows = learn(dataclasses.replace(config, steps=2, kl_coef=0.1, **choices), coordinator)
     assert coordinator.said("commit") == [1, 2]
     assert rows[0]["ratio_max"] > 1.0  # the second optimizer step finds other weights than the rollouts'
@@ -492,15 +470,6 @@ def test_rows_shared_by_several_answers_give_the_same_logprobs(base: Path) -> No
     assert all(torch.allclose(found[0][index], found[1][index], atol=1e-5) for index in range(6))
 
 
-def write_config(path: Path, config: LearnerConfig, **changes: object) -> Path:
-    table = {**dataclasses.asdict(config), **changes}
-    lines = [
-        f"{name} = {json.dumps(str(value) if isinstance(value, Path) else value)}" for name, value in table.items()
-    ]
-    path.write_text("\n".join(["[learner]", *lines, "[policy]", "staleness_max = 2"]))
-    return path
-
-
 def test_the_file_is_read_back_as_written(config: LearnerConfig, tmp_path: Path) -> None:
     assert LearnerConfig.load(write_config(tmp_path / "run.toml", config)) == config
 
@@ -523,6 +492,21 @@ def test_a_wrong_key_is_one_line_and_exit_code_2(
 ) -> None:
     assert main(["--config", str(write_config(tmp_path / "run.toml", config, **changes))]) == 2
     assert capsys.readouterr().err.startswith(f"learner: {line}")
+
+
+def test_a_gradient_that_is_no_number_would_be_none_again(
+    config: LearnerConfig,
+    coordinator: ScriptedCoordinator,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The first step leaves weights with which nothing can be reckoned. A service must not begin again for ever."""
+    monkeypatch.setattr(program, "Coordinator", lambda *_, **__: contextlib.nullcontext(coordinator))
+    path = write_config(tmp_path / "run.toml", config, lr=1e30, warmup_steps=0)
+    assert main(["--config", str(path)]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("learner: the gradient of train step 2 has norm ")
+    assert coordinator.said("commit") == [1]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """The learner that trains an adapter beside a frozen base, with a real model, against a scripted coordinator."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,52 +17,33 @@ from learner.intake import Intake
 from learner.model import load_model
 from learner.train import Learner
 from tests.adapter_kit import merge
+from tests.learner_kit import config_in, learn, make_base
 from tests.loopback.scripted_coordinator import ScriptedCoordinator
 
 STEPS = 3
+OTHER = TinyRecipe(accuracy_stop=0.0, batch=8, layers=1, rng_seed=1)
 TARGETS = ("q_proj", "up_proj")
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
-    return make_tiny_model(tmp_path_factory.mktemp("models"), TinyRecipe(accuracy_stop=0.0, batch=8, layers=1))
+    return make_base(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture
 def config(tmp_path: Path, base: Path) -> LearnerConfig:
-    return LearnerConfig(
-        url="http://127.0.0.1:1",
-        token_file=tmp_path / "token",
-        model=base,
-        snapshot_root=tmp_path / "snapshots",
-        out_dir=tmp_path / "out",
-        steps=STEPS,
-        lr=1e-2,
-        warmup_steps=0,
-        lora_rank=4,
-        lora_targets=TARGETS,
-        threads=1,
-    )
+    return config_in(tmp_path, base, steps=STEPS, lr=1e-2, warmup_steps=0, lora_rank=4, lora_targets=TARGETS)
 
 
 class OnBase(ScriptedCoordinator):
     """Its policy is the base merged with the adapter that was published."""
 
     def __init__(self, root: Path, base: Path) -> None:
-        root.mkdir()
         super().__init__(root)
         self._base = base
 
     def load(self, directory: Path) -> Any:
         return merge(load_model(self._base), directory)
-
-
-def learn(
-    config: LearnerConfig, coordinator: OnBase, *, resume: bool = False, intake: Intake | None = None
-) -> list[dict[str, Any]]:
-    Learner(config, cast("Coordinator", coordinator), intake or Intake(), resume=resume).run()
-    return [json.loads(line) for line in (config.out_dir / "metrics.jsonl").read_text().splitlines()]
 
 
 def weights(coordinator: OnBase, version: int) -> dict[str, torch.Tensor]:
@@ -104,10 +84,20 @@ def test_a_stopped_learner_resumes_to_the_same_adapter(config: LearnerConfig, ba
 
 def test_a_checkpoint_of_other_weights_is_refused(config: LearnerConfig, base: Path, tmp_path: Path) -> None:
     learn(dataclasses.replace(config, steps=1), OnBase(tmp_path / "taken", base))
+    coordinator = OnBase(tmp_path / "taken2", base)
     for change in ({"lora_rank": 8}, {"lora_rank": 0}, {"lora_targets": ("q_proj",)}):
-        other = dataclasses.replace(config, **change)
         with pytest.raises(OperatorFault, match="does not fit"):
-            Learner(other, cast("Coordinator", None), Intake(), resume=True)
+            learn(dataclasses.replace(config, **change), coordinator, resume=True)
+    assert coordinator.events == []
+
+
+def test_an_adapter_of_another_base_is_refused(config: LearnerConfig, base: Path, tmp_path: Path) -> None:
+    coordinator = OnBase(tmp_path / "taken", base)
+    learn(dataclasses.replace(config, steps=1), coordinator)
+    other = dataclasses.replace(config, model=make_tiny_model(tmp_path / "models", OTHER))
+    with pytest.raises(OperatorFault, match=r"learner\.model: the adapter in .* belongs to another base model"):
+        learn(other, coordinator, resume=True)
+    assert coordinator.said("session") == [0]
 
 
 @pytest.mark.parametrize("target", ["q_prjo", "model", "embed_tokens", ""])

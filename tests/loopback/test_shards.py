@@ -45,7 +45,7 @@ def published(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def publisher_of(tmp_path: Path, weights: dict[str, torch.Tensor], taken: Taken) -> Publisher:
     (tmp_path / "base").mkdir()
     save_file(weights, tmp_path / "base" / "model.safetensors")
-    writer = SnapshotWriter(tmp_path / "base", tmp_path / "snapshots", weights)
+    writer = SnapshotWriter(tmp_path / "base", tmp_path / "snapshots", "run", weights)
     return Publisher(writer, cast("Coordinator", taken), Ranks())
 
 

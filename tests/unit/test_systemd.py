@@ -10,6 +10,8 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from torch.distributed.launcher.api import LaunchConfig
+from torch.distributed.run import parse_args
 
 from echo2d import cli
 from echo2d.config import CoordinatorConfig, WorkerConfig
@@ -24,7 +26,14 @@ BIN = Path(sys.executable).parent
 SYSTEMD_ANALYZE = shutil.which("systemd-analyze", path=f"{os.environ['PATH']}:{BIN}")
 NEWER = {"RestartSteps", "RestartMaxDelaySec"}  # keys of systemd 254, which older ones say they ignore
 TARGETS = ("sysinit", "basic", "shutdown", "multi-user", "network-online")
-EXPOSURE_MAX = {"echo2d-coordinate": 1.7, "echo2d-learner": 2.2, "echo2d-join@box": 2.2, "apart": 3.2}
+DROP_INS = {"tasks-apart.conf": "echo2d-coordinate.service", "several-gpus.conf": "echo2d-learner.service"}
+EXPOSURE_MAX = {  # by unit, or by drop-in, which its unit then has
+    "echo2d-coordinate.service": 1.7,
+    "echo2d-learner.service": 2.2,
+    "echo2d-join@box.service": 2.2,
+    "tasks-apart.conf": 3.2,
+    "several-gpus.conf": 2.4,  # any of its processes may notify
+}
 
 needs_systemd = pytest.mark.skipif(SYSTEMD_ANALYZE is None, reason="no systemd-analyze here (.ci/10-setup.sh gets it)")
 
@@ -43,7 +52,7 @@ def seconds(span: str) -> int:
 
 
 def command(unit: str) -> list[str]:
-    (line,) = keys_of(unit)["ExecStart"]
+    (line,) = filter(None, keys_of(unit)["ExecStart"])
     return shlex.split(line.replace("%i", "box").replace("${CREDENTIALS_DIRECTORY}", "/run/credentials"))
 
 
@@ -66,6 +75,21 @@ def test_the_learner_takes_these_options() -> None:
     assert (Path(program).name, options[:2]) == ("python", ["-m", "learner"])
     taken = _parse(options[2:])
     assert (taken.config, taken.resume) == (Path("/etc/echo2d/run.toml"), True)
+
+
+def test_torchrun_starts_a_learner_with_the_same_options() -> None:
+    program, *options = command("several-gpus.conf")
+    assert (Path(program).name, options[:2]) == ("python", ["-m", "learner.torchrun"])
+    taken = parse_args(options[2:])  # type: ignore[no-untyped-call]
+    assert (taken.module, taken.training_script, taken.standalone) == (True, "learner", True)
+    assert ["-m", "learner", *taken.training_script_args] == command("echo2d-learner.service")[1:]
+    (line,) = keys_of("several-gpus.conf")["Environment"]
+    name, stop_s = line.split("=")
+    assert LaunchConfig(1, 1, 1).shutdown_timeout == 30, "torchrun's own"
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv(name, stop_s)
+        assert LaunchConfig(1, 1, 1).shutdown_timeout == int(stop_s)
+    assert int(stop_s) < seconds(keys_of("echo2d-learner.service")["TimeoutStopSec"][0])
 
 
 def test_the_examples_fit_the_units_and_each_other() -> None:
@@ -92,16 +116,17 @@ def test_how_it_starts_again_and_ends(unit: str) -> None:
     assert seconds(keys["WatchdogSec"][0]) > 0
 
 
-def installed(folder: Path, *, apart: bool = False) -> dict[str, str]:
+def installed(folder: Path, drop_in: str = "") -> dict[str, str]:
     """The units as an operator installs them, but for where the programs are; the environment to look at them."""
     for unit in UNITS:
         text = (FOLDER / unit).read_text().replace("/opt/echo2d/bin", str(BIN))
         (folder / unit.replace("@", "@box")).write_text(text)
     for target in TARGETS:
         (folder / f"{target}.target").write_text("[Unit]\n")
-    if apart:
-        (folder / "echo2d-coordinate.service.d").mkdir()
-        shutil.copy(FOLDER / "tasks-apart.conf", folder / "echo2d-coordinate.service.d")
+    if drop_in:
+        there = folder / f"{DROP_INS[drop_in]}.d"
+        there.mkdir()
+        (there / drop_in).write_text((FOLDER / drop_in).read_text().replace("/opt/echo2d/bin", str(BIN)))
     return {"PATH": os.environ["PATH"], "SYSTEMD_UNIT_PATH": str(folder)}
 
 
@@ -117,10 +142,11 @@ def analyze(environment: dict[str, str], *arguments: str) -> str:
 
 
 @needs_systemd
-@pytest.mark.parametrize("apart", [False, True])
-@pytest.mark.parametrize("unit", UNITS)
-def test_systemd_understands_every_line(tmp_path: Path, unit: str, *, apart: bool) -> None:
-    environment = installed(tmp_path, apart=apart)
+@pytest.mark.parametrize(
+    ("unit", "drop_in"), [*((unit, "") for unit in UNITS), *((DROP_INS[it], it) for it in DROP_INS)]
+)
+def test_systemd_understands_every_line(tmp_path: Path, unit: str, drop_in: str) -> None:
+    environment = installed(tmp_path, drop_in)
     assert analyze(environment, "verify", "--man=no", str(tmp_path / unit.replace("@", "@box"))) == ""
 
 
@@ -136,8 +162,8 @@ def test_systemd_would_say_what_is_wrong(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", EXPOSURE_MAX)
 def test_little_is_open_to_them(tmp_path: Path, name: str) -> None:
     """systemd's own measure: 0 is shut in, 10 is root; most services of a distribution have 9.6."""
-    environment = installed(tmp_path, apart=name == "apart")
-    unit = tmp_path / (f"{name}.service" if name != "apart" else "echo2d-coordinate.service")
+    environment = installed(tmp_path, name if name in DROP_INS else "")
+    unit = tmp_path / DROP_INS.get(name, name)
     threshold = round(10 * EXPOSURE_MAX[name])
     said = analyze(environment, "security", "--offline=yes", "--no-pager", f"--threshold={threshold}", str(unit))
     assert "Overall exposure level" in said

@@ -2,6 +2,10 @@
 
 import importlib.util
 import json
+import os
+import pty
+import subprocess
+import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -127,8 +131,7 @@ def test_a_missing_package_is_told_at_the_start(name: str, tmp_path: Path, monke
 
 def test_tensorboard_reads_what_was_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracking, "CLOSE_S", 50.0)  # torch is imported meanwhile
-    reason = "tensorboard is not installed: pip install 'echo2d[tensorboard]'"
-    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason=reason)
+    reader: Any = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
     books = Tracking(tmp_path, makers(["tensorboard"], tmp_path))
     for step in (1, 2):
         books.note({**ROW, "step": step, "loss": -0.5 * step})
@@ -138,12 +141,76 @@ def test_tensorboard_reads_what_was_shown(tmp_path: Path, monkeypatch: pytest.Mo
     assert [(each.step, each.value) for each in events.Scalars("loss")] == [(1, -0.5), (2, -1.0)]
 
 
-def test_weights_and_biases_works_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb", reason="wandb is not installed: pip install 'echo2d[wandb]'")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setattr(tracking, "CLOSE_S", 50.0)
-    books = Tracking(tmp_path, makers(["wandb"], tmp_path))
-    books.note(ROW)
-    books.close()
-    (run,) = (tmp_path / "wandb").glob("offline-run-*")
-    assert [path.stat().st_size > 0 for path in run.glob("*.wandb")] == [True]
+OFFLINE = """
+import sys
+from pathlib import Path
+from learner import tracking
+from learner.__main__ import end_with
+
+tracking.CLOSE_S = 50.0
+assert sys.stdin.isatty()
+books = tracking.Tracking(Path(), tracking.makers(["wandb"], Path()))
+for step in (1, 2):
+    books.note({"step": step, "loss": -0.5, "by_staleness": {0: {"reward": 0.25}}})
+books.close()
+end_with(0)
+"""
+
+
+def test_weights_and_biases_asks_nobody_for_a_login_and_works_offline(tmp_path: Path) -> None:
+    """At a terminal, where it would ask."""
+    terminal, ours = pty.openpty()
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    environment = {**kept, "HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", OFFLINE], stdin=ours, cwd=tmp_path, env=environment, capture_output=True, text=True,
+        check=False, timeout=55,
+    )  # fmt: skip
+    os.close(terminal)
+    os.close(ours)
+    assert done.returncode == 0, done.stderr
+    assert "not logged in tracker=wandb" in done.stderr
+    (path,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
+    assert history_of(path) == [(step, {"step": step, "loss": -0.5, "by_staleness/0/reward": 0.25}) for step in (1, 2)]
+
+
+def history_of(path: Path) -> list[tuple[int, dict[str, float]]]:
+    """The steps in a run's own file, without what it notes by itself.
+
+    LevelDB's log: 7 bytes, then records of CRC (4), length (2), kind (1); one block of 32 KiB is enough here.
+    """
+    messages: Any = importlib.import_module("wandb.proto.wandb_internal_pb2")
+    data, at, found = path.read_bytes(), 7, []
+    assert len(data) < 1 << 15
+    while at < len(data):
+        start = at + 7
+        at = start + int.from_bytes(data[start - 3 : start - 1], "little")
+        record = messages.Record.FromString(data[start:at])
+        if record.WhichOneof("record_type") == "history":
+            items = {"/".join(item.nested_key) or item.key: item.value_json for item in record.history.item}
+            numbers = {name: json.loads(value) for name, value in items.items() if name[0] != "_"}
+            found.append((json.loads(items["_step"]), numbers))
+    return found
+
+
+ENDS = """
+import atexit, time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from learner.__main__ import end_with
+
+atexit.register(time.sleep, 50)  # a board that waits for its network
+pool = ThreadPoolExecutor(1)  # as a checkpoint has one
+pool.submit(lambda: (time.sleep(0.3), Path("saved").touch()))
+pool.shutdown(wait=False)
+print("said")
+end_with(3)
+"""
+
+
+def test_the_program_ends_when_its_threads_have_and_waits_for_no_library(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", ENDS]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=False, timeout=40)
+    assert (done.returncode, done.stdout, done.stderr) == (3, b"said\n", b"")
+    assert (tmp_path / "saved").exists()
