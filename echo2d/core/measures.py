@@ -3,28 +3,33 @@
 mu_i is what a worker makes while its slots are leased: accepted trajectories over leased slot-seconds, all slots
 together, without the time in which its engines stood still for a version. What a worker holds is told whenever that
 changes (`holds`); in between it is constant, so the sum is exact. Known of a newcomer beforehand is what the operator
-said, else what the others make with a slot. Nothing of this is durable: after a restart it is measured anew.
+said, else what the others make with a slot. Answers become longer or shorter while a model learns: the rate of who
+stands by is moved as those who work have moved since (`_drift`: the geometric mean of their changes, multiplied up, so
+that what goes up and down again leaves nothing). Nothing of this is durable: after a restart it is measured anew.
 Not here: what follows from it (`provisioning`), and counters for people (`figures`).
 """
 
+import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import geometric_mean, median
 
 from echo2d.core.bounded import keep_newest
-from echo2d.core.estimators import Estimate, Share, Smoothed, Tail, WorkerRate
+from echo2d.core.estimators import PRIOR_TRAJECTORIES, Estimate, Share, Smoothed, Tail, WorkerRate
 from echo2d.core.ids import PeerId
 
 MEMORY_PERIODS = 3.0  # publish periods of leased time that a worker's rate remembers ...
 MEMORY_S_MIN = 60.0  # ... and no less than that: of shorter periods each has a handful of trajectories
 STILLS_MAX = 16  # of a worker: more refits than a trajectory lasts; of older ones nothing is taken off
 WORKERS_MAX = 1024  # whose work is remembered: as many as there are peers
+EXPERIENCED = 4 * PRIOR_TRAJECTORIES  # made by a worker whose rate moves with the answers, and no more with its prior
+DRIFT_MAX = 2.0  # of one worker's rate from one look to the next: more is no change of answers
 
 
 @dataclass(slots=True)
 class _Work:
-    """Of one worker since its rate was last brought up to date. holds: samples, since `at`."""
+    """Of one worker since its rate was last brought up to date. holds: samples, since `at`. drift: then."""
 
     slots: int
     at: float
@@ -33,6 +38,14 @@ class _Work:
     slot_s: float = 0.0
     stills: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=STILLS_MAX))  # from, until
     rate: WorkerRate | None = None
+    drift: float = 1.0
+
+    @property
+    def shown(self) -> bool:
+        """Whether its own work counts for more than what was thought of it before."""
+        rate = self.rate
+        own = 0.0 if rate is None else max(rate.made, rate.leased_s * rate.prior)
+        return own >= PRIOR_TRAJECTORIES
 
     def until(self, now: float) -> None:
         self.slot_s += self.holds * max(0.0, now - self.at)
@@ -51,6 +64,8 @@ class Measures:
     wire_bytes: Smoothed = field(default_factory=Smoothed)  # of a version, as it spreads
     discards: Share = field(default_factory=Share)
     _work: dict[PeerId, _Work] = field(default_factory=dict)
+    _drift: float = 1.0
+    _slot_makes: float | None = None  # trajectories/s, as of the last `settle`
 
     def holds(self, worker: PeerId, slots: int, samples: int, *, now: float) -> None:
         """From now on it holds so many samples."""
@@ -89,42 +104,71 @@ class Measures:
         """Bring all rates up to date. said: trajectories/s that the operator expects of a worker."""
         t_gen = self.t_gen.estimate
         memory_s = max(MEMORY_S_MIN, MEMORY_PERIODS * max(period_s, 0.0 if t_gen is None else t_gen.value))
-        for worker, work in self._work.items():
+        for work in self._work.values():
             work.until(now)
-            leased_s = work.slot_s / max(1, work.slots)
-            if work.rate is None:
-                prior = said.get(worker) or self._of_a_slot(work.slots) or _own(work.accepted, leased_s)
-                if prior is None:
-                    continue
-                work.rate = WorkerRate(prior, self.group_size, memory_s)
-            work.rate.memory_s = memory_s
-            work.rate.add(work.accepted, leased_s)
-            work.accepted, work.slot_s = 0, 0.0
+        worked = {worker: work for worker, work in self._work.items() if work.accepted or work.slot_s}
+        if self._slot_makes is None:
+            self._slot_makes = _together(worked.values())
+        moved = [self._settle(work, said.get(worker), memory_s) for worker, work in worked.items()]
+        if changes := [change for change in moved if change is not None]:
+            self._drift *= geometric_mean(changes)
+        for work in worked.values():
+            work.drift = self._drift
+        known = [work for work in self._work.values() if work.rate is not None and work.rate.samples and work.slots]
+        makes = [self._now(work).value / work.slots for work in known]
+        self._slot_makes = median(makes) if makes else self._slot_makes
 
     def rate(self, worker: PeerId) -> Estimate | None:
         """mu_i in trajectories/s as of the last `settle`; None: not measured yet."""
         work = self._work.get(worker)
-        return None if work is None or work.rate is None else work.rate.estimate
+        return None if work is None or work.rate is None else self._now(work)
 
     def mu(self, worker: PeerId, slots: int, said: float | None) -> float:
         """The same; of a newcomer what is said, or what the others make with as many slots. 0: nothing is known."""
         known = self.rate(worker)
         return known.value if known is not None else said or self._of_a_slot(slots) or 0.0
 
+    def guessed(self, worker: PeerId) -> bool:
+        """Whether its own work has not shown yet what it makes."""
+        work = self._work.get(worker)
+        return work is None or not work.shown
+
+    # --- inside
+
+    def _settle(self, work: _Work, said: float | None, memory_s: float) -> float | None:
+        """Of one that has worked. By how much its rate has changed, if that shows how answers have."""
+        leased_s = work.slot_s / max(1, work.slots)
+        if work.rate is None:
+            prior = said or self._of_a_slot(work.slots)
+            if prior is None:
+                return None
+            work.rate, work.drift = WorkerRate(prior, self.group_size, memory_s), self._drift
+        before = self._now(work)
+        work.rate.follow(self._drift / work.drift)
+        work.rate.memory_s = memory_s
+        work.rate.add(work.accepted, leased_s)
+        work.accepted, work.slot_s = 0, 0.0
+        change = work.rate.estimate.value / before.value
+        return min(DRIFT_MAX, max(1 / DRIFT_MAX, change)) if before.samples >= EXPERIENCED else None
+
+    def _now(self, work: _Work) -> Estimate:
+        """Its rate, moved as those of the others have moved since."""
+        assert work.rate is not None
+        found, moved = work.rate.estimate, self._drift / work.drift
+        return found if moved == 1.0 else Estimate(found.value * moved, found.sd * moved, found.samples)
+
     def _of_a_slot(self, slots: int) -> float | None:
         """What so many slots make, by those of the others that have made something."""
-        known = [
-            work.rate.estimate.value / work.slots
-            for work in self._work.values()
-            if work.rate is not None and work.rate.samples and work.slots
-        ]
-        return median(known) * slots if known and slots else None
+        return self._slot_makes * slots if self._slot_makes is not None and slots else None
 
     def check(self) -> None:
         assert len(self._work) <= WORKERS_MAX
+        assert 0 < self._drift < math.inf
         assert all(work.holds >= 0 <= work.accepted and work.slot_s >= 0 for work in self._work.values())
 
 
-def _own(accepted: int, leased_s: float) -> float | None:
-    """Of the first one ever; of that alone nothing is known yet."""
-    return accepted / leased_s if accepted and leased_s > 0 else None
+def _together(worked: Iterable[_Work]) -> float | None:
+    """What a slot has made, of the first ones ever; None: too little, and what is under way would count for nothing."""
+    works = [(work.accepted, work.slot_s) for work in worked]
+    accepted, slot_s = sum(each[0] for each in works), sum(each[1] for each in works)
+    return accepted / slot_s if accepted >= EXPERIENCED and slot_s > 0 else None

@@ -11,7 +11,7 @@ Not here: how workers are told, and what they cost by name (`prices`).
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from blake3 import blake3
@@ -53,7 +53,7 @@ class Said:
 class Candidate:
     """A worker that is here and serves a version. mu: trajectories/s that it makes, thrown away ones included.
 
-    copies_sent: of a version, on to others. leaving: it said that it will be taken away.
+    copies_sent: of a version, on to others. leaving: it said that it will be taken away. guessed: see `Offer`.
     """
 
     name: str
@@ -61,6 +61,7 @@ class Candidate:
     price: Price
     copies_sent: float = 0.0
     leaving: bool = False
+    guessed: bool = False
 
 
 @dataclass(slots=True)
@@ -108,6 +109,8 @@ class Provisioning:
             rules, self.offers(candidates, period_s), None if demand is None else mu_min(demand), now=now,
             leaving={each.name for each in candidates if each.leaving},
         )  # fmt: skip
+        if demand is None and decision.activate:
+            decision = replace(decision, why="what the learner needs is not measured yet: all work")
         self.why = decision.why or self.why
         return decision
 
@@ -156,7 +159,7 @@ class Provisioning:
             usd_per_gb_up=price.usd_per_gb_up,
         )
         kept = 1.0 - self.measures.discards.estimate.value
-        return Offer(each.name, each.mu * kept, price.usd_per_h + traffic, price.availability)
+        return Offer(each.name, each.mu * kept, price.usd_per_h + traffic, price.availability, each.guessed)
 
     def _drawn(self, offer: Offer) -> bytes:
         """The same for a worker whoever else is here."""

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from echo2d.core.estimators import WorkerRate
 from echo2d.core.membership import HEARTBEATS_MISSED_MAX
 from echo2d.core.messages import Goodbye, Heartbeat, LeaseGranted, Leaving
 from echo2d.core.prices import NamedPrice, Price
@@ -12,7 +13,7 @@ T_TRAIN_S, T_BCAST_S = 10.0, 1.0
 
 
 def settled(names: str = "abc") -> World:
-    """T_train and T_bcast are known; each worker makes more than is needed, and is said to."""
+    """T_train and T_bcast are known; each worker makes more than is needed."""
     world = World(AUTO)
     world.connect("seed", kind="seed")
     for name in names:
@@ -23,10 +24,8 @@ def settled(names: str = "abc") -> World:
     for _ in range(8):
         measures.t_train.add(T_TRAIN_S)
         measures.t_bcast.add(T_BCAST_S)
-    measures.settle(T_TRAIN_S, dict.fromkeys(measures._work, 1.0), now=world.now)
     for work in measures._work.values():
-        assert work.rate is not None
-        work.rate.made = work.rate.leased_s = 1e4
+        work.rate = WorkerRate(1.0, 2, T_TRAIN_S, made=1e4, leased_s=1e4)
     for name in names:
         world.refit(world.peers[name])
     world.drain()
