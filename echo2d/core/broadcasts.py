@@ -1,23 +1,24 @@
 """How long versions take to arrive: T_verify and T_bcast, measured over the workers that were there at the publish.
 
 Each counts until the last of them has verified, or serves, the version or a newer one; a worker lost since does not
-count, nor does one that is quarantined. Not here: what is sent to whom.
+count, nor does one that is quarantined, nor, where others serve anything, one that serves nothing yet. Who has not come
+when PENDING_MAX newer versions have been published is waited for no more: what is measured is when the others had it.
+Not here: what is sent to whom.
 """
 
 from dataclasses import dataclass
 
-from echo2d.core.bounded import keep_newest
 from echo2d.core.figures import Figures
 from echo2d.core.ids import PeerId, PublishSeq
 
-PENDING_MAX = 8  # publishes not yet served everywhere; older ones are not measured
+PENDING_MAX = 8  # publishes that wait for their last worker: one who lacks so many is stuck, or of no use
 
 
 @dataclass(slots=True)
 class _Pending:
     """One clock: who is still awaited, and when the last one so far arrived (None: nobody yet).
 
-    cold: some of them served nothing when it began.
+    cold: they served nothing when it began.
     """
 
     awaited: set[PeerId]
@@ -34,12 +35,15 @@ class Broadcasts:
         self._bcast: dict[PublishSeq, tuple[float, _Pending]] = {}
 
     def started(self, seq: PublishSeq, workers: set[PeerId], *, cold: bool = False, now: float) -> None:
-        """The publish was accepted while these workers were active. cold: some of them serve nothing yet."""
+        """The publish was accepted while these workers were active. cold: they serve nothing yet."""
         if workers:
             self._verify[seq] = (now, _Pending(set(workers), cold))
             self._bcast[seq] = (now, _Pending(set(workers), cold))
         for clocks in (self._verify, self._bcast):
-            keep_newest(clocks, PENDING_MAX)
+            for _, pending in list(clocks.values())[:-PENDING_MAX]:
+                pending.awaited.clear()
+        self._have_verified(_take_done(self._verify))
+        self._have_served(_take_done(self._bcast))
 
     def verified(self, peer: PeerId, seq: PublishSeq, *, now: float) -> None:
         self._have_verified(_arrived(self._verify, peer, seq, now))

@@ -29,7 +29,10 @@ DRIFT_MAX = 2.0  # of one worker's rate from one look to the next: more is no ch
 
 @dataclass(slots=True)
 class _Work:
-    """Of one worker since its rate was last brought up to date. holds: samples, since `at`. drift: then."""
+    """Of one worker since its rate was last brought up to date. holds: samples, since `at`. drift: then.
+
+    expected: trajectories that it would have made so far at the rate that was thought of it.
+    """
 
     slots: int
     at: float
@@ -39,13 +42,7 @@ class _Work:
     stills: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=STILLS_MAX))  # from, until
     rate: WorkerRate | None = None
     drift: float = 1.0
-
-    @property
-    def shown(self) -> bool:
-        """Whether its own work counts for more than what was thought of it before."""
-        rate = self.rate
-        own = 0.0 if rate is None else max(rate.made, rate.leased_s * rate.prior)
-        return own >= PRIOR_TRAJECTORIES
+    expected: float = 0.0
 
     def until(self, now: float) -> None:
         self.slot_s += self.holds * max(0.0, now - self.at)
@@ -131,7 +128,9 @@ class Measures:
     def guessed(self, worker: PeerId) -> bool:
         """Whether its own work has not shown yet what it makes."""
         work = self._work.get(worker)
-        return work is None or not work.shown
+        if work is None or work.rate is None:
+            return True
+        return max(work.rate.samples, work.expected) < PRIOR_TRAJECTORIES
 
     # --- inside
 
@@ -147,6 +146,7 @@ class Measures:
         work.rate.follow(self._drift / work.drift)
         work.rate.memory_s = memory_s
         work.rate.add(work.accepted, leased_s)
+        work.expected += leased_s * work.rate.prior
         work.accepted, work.slot_s = 0, 0.0
         change = work.rate.estimate.value / before.value
         return min(DRIFT_MAX, max(1 / DRIFT_MAX, change)) if before.samples >= EXPERIENCED else None

@@ -110,11 +110,10 @@ class Workforce:
         active = {each.peer for each in self._here() if each.active}
         facts = provisioning.facts(offers, active, kappa)
         standby = sum(offer.name not in active for offer in offers)
-        waits = self.calls.waits
         bubble = self.figures.bubble(BUBBLE_STEPS)
         situation = Situation(
-            bubble, demand, facts["mu_pool"], len(offers) - standby, standby, self.groups.unscored,
-            self.rules.trajectories_per_step // self.rules.group_size - self.staleness.buffered, waits,
+            bubble, demand, facts["mu_pool"], len(offers) - standby, standby,
+            self.figures.unscored_share(BUBBLE_STEPS), self.groups.unscored, self.calls.missing,
         )  # fmt: skip
         return {
             "activation": self.rules.activation,

@@ -45,6 +45,17 @@ def test_lost_workers_are_not_waited_for() -> None:
     broadcasts.check()
 
 
+def test_one_that_is_stuck_keeps_no_broadcast_from_being_measured() -> None:
+    figures = Figures()
+    broadcasts = Broadcasts(figures)
+    for number in range(PENDING_MAX + 3):
+        broadcasts.started(seq(number), {A, B}, now=float(number))
+        broadcasts.served(A, seq(number), now=number + 0.5)
+        broadcasts.check()
+    assert list(figures.t_bcast_s) == [0.5] * 3
+    assert not figures.t_verify_s, "nobody has verified"
+
+
 def test_without_workers_nothing_is_measured_and_clocks_are_bounded() -> None:
     broadcasts = Broadcasts(Figures())
     broadcasts.started(seq(1), set(), now=0.0)

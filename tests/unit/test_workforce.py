@@ -1,11 +1,17 @@
 """Who of the workers that are here gets leases."""
 
 from dataclasses import replace
+from typing import Any
 
+import pytest
+
+from echo2d.core.activation import Decision
 from echo2d.core.estimators import WorkerRate
 from echo2d.core.membership import HEARTBEATS_MISSED_MAX
-from echo2d.core.messages import Goodbye, Heartbeat, LeaseGranted, Leaving
+from echo2d.core.messages import Goodbye, Heartbeat, LeaseFailed, LeaseGranted, Leaving
 from echo2d.core.prices import NamedPrice, Price
+from echo2d.core.provisioning import Provisioning
+from echo2d.core.workforce import SOON_S
 from tests.coordinator_world import RULES, World, train
 
 AUTO = replace(RULES, activation="auto", prices=(NamedPrice("a", Price(0.1)), NamedPrice("*", Price(1.0))))
@@ -73,6 +79,72 @@ def test_a_lost_one_is_replaced_at_once() -> None:
     world.say(world.peers["a"], Goodbye("over"))
     assert len(active(world)) == 1
     assert active(world) != ["a"]
+
+
+def test_a_storm_of_newcomers_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = settled()
+    looks, review = list[float](), Provisioning.review
+
+    def counted(self: Provisioning, *arguments: Any, now: float) -> Decision:
+        looks.append(now)
+        return review(self, *arguments, now=now)
+
+    monkeypatch.setattr(Provisioning, "review", counted)
+    begin = world.now
+    for number in range(50):
+        world.now += 0.001
+        world.connect(f"new{number}")
+    world.pass_time(SOON_S)
+    assert len(looks) == 2
+    assert looks[1] - begin < 2 * SOON_S
+
+
+def test_a_coordinator_that_stood_still_finds_nobody_slow() -> None:
+    """What they held was done within a trajectory's time; then nobody gave them more."""
+    world = settled()
+    [worker] = [peer for name, peer in world.peers.items() if name == active(world)[0]]
+    measures = world.state._figures.measures
+    for _ in range(8):
+        measures.t_gen.add(2.0)
+    measures.holds(worker.peer, 4, 4, now=world.now)
+    before = measures.mu(worker.peer, 4, None)
+    world.now += 500.0  # nothing is heard of anybody meanwhile, and then of all at once
+    world.say(worker, Heartbeat(0))
+    assert measures.mu(worker.peer, 4, None) == pytest.approx(before, rel=0.1)
+
+
+def test_a_lease_that_crosses_a_notice_is_nobodys_fault() -> None:
+    world = World()
+    world.connect("seed", kind="seed")
+    for name in "ab":
+        world.connect(name)
+    world.open_session()
+    world.publish(0)
+    world.ask_batch(1)
+    while world.pending or any(world.refit(peer) for peer in world.peers.values()):
+        world.drain()
+    leaver = next(peer for peer in world.peers.values() if peer.leases)
+    world.say(leaver, Leaving("spot notice"))
+    for key in list(leaver.leases):
+        leaver.forget(key)
+        world.say(leaver, LeaseFailed(key.lease, key.attempt, "draining"))
+    status = world.state.status(now=world.now)
+    assert not status["faults"]
+    assert [worker["leases"] for worker in status["workers"] if worker["name"] == leaver.name] == [0]
+    world.work()
+    world.state.check()
+
+
+def test_one_that_loads_nothing_does_not_hide_what_a_broadcast_takes() -> None:
+    world = World(AUTO)
+    world.connect("seed", kind="seed")
+    world.slow.add("broken")
+    for name in ("a", "broken"):
+        world.connect(name)
+    train(world, 5)
+    world.drain()
+    world.work()
+    assert world.state._figures.measures.t_bcast.estimate is not None
 
 
 def test_silence_is_a_loss() -> None:
