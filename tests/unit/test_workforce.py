@@ -109,7 +109,9 @@ def test_a_coordinator_that_stood_still_finds_nobody_slow() -> None:
     measures.holds(worker.peer, 4, 4, now=world.now)
     before = measures.mu(worker.peer, 4, None)
     world.now += 500.0  # nothing is heard of anybody meanwhile, and then of all at once
-    world.say(worker, Heartbeat(0))
+    for peer in world.peers.values():
+        world.say(peer, Heartbeat(0))
+    world.pass_time(0.0)
     assert measures.mu(worker.peer, 4, None) == pytest.approx(before, rel=0.1)
 
 
