@@ -1,4 +1,4 @@
-"""A whole run in one process: the real coordinator and its core, a seed, workers on real sockets, a learner that sleeps.
+"""A whole run in one process: the real coordinator, a seed, workers on real sockets, and a learner that sleeps.
 
     async with a_run(tmp_path, {"policy.staleness_max": 8}, t_train_s=0.2) as run:
         async with a_worker(run, tmp_path / "one", paced(240.0)):
@@ -87,7 +87,7 @@ class Run:
     async def until(self, holds: Callable[[Facts], bool]) -> Facts:
         """The first status of which that is so."""
         async with asyncio.timeout(PATIENCE_S):
-            while not holds(facts := self.status()):
+            while not holds(facts := self.status()):  # noqa: ASYNC110 - it tells nobody
                 await asyncio.sleep(LOOK_S)
         return facts
 

@@ -16,6 +16,6 @@ class SlowTask:
     def prompt(self, index: int) -> Prompt:
         return Prompt(tokens=[2, 3, index % 256])
 
-    def reward(self, prompt: Prompt, output: Sequence[int]) -> float:  # noqa: ARG002 - a task's signature
+    def reward(self, prompt: Prompt, output: Sequence[int]) -> float:
         time.sleep(self._reward_s)
         return 1.0

@@ -162,7 +162,7 @@ async def test_the_sentence_names_what_the_run_waits_for(
         if kind != "reward":
             assert f"1 worker makes {3600 * found['mu_pool']:,.0f} trajectories/h" in text
         if kind in ("learner", "rollout"):
-            assert found["mu_pool"] == pytest.approx(pace, rel=0.35)
+            assert 0.4 * pace < found["mu_pool"] < 1.4 * pace, "a machine that stands still makes it less"
         if found["mu_min"] is not None and kind != "reward":
             assert f"it needs {3600 * found['mu_min']:,.0f}" in text
         if kind == "dissemination":
