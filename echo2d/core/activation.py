@@ -97,7 +97,7 @@ class Activation:
             return Decision() if patient else self._apply(self._all(here, told), now)
         if not self._urgent:
             return self._apply(self._review(rules, here, mu_min, now), now)
-        decision = self._apply(self._refill(rules, here, mu_min, told, "not enough workers yet, or lost ones"), now)
+        decision = self._apply(self._refill(rules, here, mu_min, told, "too few work, or one was lost"), now)
         self._urgent = self._pool(here) < rules.gamma * mu_min * (1 - SLACK)
         return decision
 

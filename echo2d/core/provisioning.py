@@ -123,14 +123,14 @@ class Provisioning:
         needed = None if demand is None else mu_min(demand)
         if needed is None:
             return None
-        here = sum(offer.counts for offer in self.offers((one for one in candidates if not one.leaving), None))
+        here = sum(offer.mu for offer in self.offers((one for one in candidates if not one.leaving), None))
         return self.rules.gamma * needed - here
 
     def facts(self, offers: Sequence[Offer], active: Collection[str], kappa: int) -> dict[str, Any]:
-        """For `status`. mu: trajectories/s; times in seconds."""
+        """For `status`. mu: trajectories/s, of those who are here in full, as decisions count them; times in seconds."""
         demand = self.demand(kappa)
-        mu_pool = sum(offer.counts for offer in offers if offer.name in active)
-        available = sum(offer.counts for offer in offers)
+        mu_pool = sum(offer.mu for offer in offers if offer.name in active)
+        available = sum(offer.mu for offer in offers)
         verdict = Verdict(None, None, (), ()) if demand is None else judge(demand, available)
         return {
             "mu_pool": mu_pool,
