@@ -127,7 +127,7 @@ class Provisioning:
         return self.rules.gamma * needed - here
 
     def facts(self, offers: Sequence[Offer], active: Collection[str], kappa: int) -> dict[str, Any]:
-        """For `status`. mu: trajectories/s, of those who are here in full, as decisions count them; times in seconds."""
+        """For `status`. mu: trajectories/s, of who is here in full, as decisions count it; times in seconds."""
         demand = self.demand(kappa)
         mu_pool = sum(offer.mu for offer in offers if offer.name in active)
         available = sum(offer.mu for offer in offers)

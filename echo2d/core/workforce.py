@@ -130,7 +130,7 @@ class Workforce:
         known, kept = measures.rate(peer.peer), 1.0 - measures.discards.estimate.value
         mu = measures.mu(peer.peer, peer.slots, self._expected(peer)) * kept or None
         return {
-            "active": peer.active and peer.state != "gone",
+            "active": peer.active and peer.state == "joined" and not peer.leaving,
             "leaving": peer.leaving,
             "mu": mu,
             "mu_sd": None if known is None or known.sd == math.inf else known.sd * kept,
