@@ -8,7 +8,8 @@ Of a storm of changes (500 workers that join) only the first is looked at at onc
 
 "all": everybody works; what is needed and what is short is known all the same. "auto": those whom `provisioning` takes;
 the others stand by: they get no leases, finish what they hold, receive versions and pass them on. Who serves nothing
-yet is no candidate, and waited for as one who will work. A control link that breaks is no loss until its silence is.
+yet is no candidate, and waited for as one who will work. A control link that breaks is no loss until its silence is;
+but who cannot be spoken to takes nobody's place.
 Kept true: a worker that serves a version is active exactly if it was taken. Not here: leases, and renting more.
 """
 
@@ -153,9 +154,9 @@ class Workforce:
         return (peer for peer in self.members if peer.kind == "worker" and peer.state == "joined")
 
     def _candidates(self) -> Iterator[Candidate]:
-        copies = self._copies()
+        copies, taken = self._copies(), self._provisioning.activation.active
         for peer in self._here():
-            if peer.serving is not None:
+            if peer.serving is not None and (peer.alive or peer.peer in taken):
                 price, expected = self._price(peer), self._expected(peer)
                 measures = self.figures.measures
                 mu, guessed = measures.mu(peer.peer, peer.slots, expected), measures.guessed(peer.peer)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from echo2d.core.activation import Decision
+from echo2d.core.coordinator_io import PeerDisconnected
 from echo2d.core.estimators import WorkerRate
 from echo2d.core.membership import HEARTBEATS_MISSED_MAX
 from echo2d.core.messages import Goodbye, Heartbeat, LeaseFailed, LeaseGranted, Leaving
@@ -147,6 +148,17 @@ def test_one_that_loads_nothing_does_not_hide_what_a_broadcast_takes() -> None:
     world.drain()
     world.work()
     assert world.state._figures.measures.t_bcast.estimate is not None
+
+
+def test_one_whose_link_is_broken_takes_nobodys_place() -> None:
+    world = settled()
+    [works] = active(world)
+    cheaper, other = sorted(set("abc") - {works})
+    world.handle(PeerDisconnected(world.peers[cheaper].session, "reset"))
+    world.say(world.peers[works], Leaving("spot notice"))
+    assert active(world) == [other]
+    world.connect(cheaper)
+    world.state.check()
 
 
 def test_silence_is_a_loss() -> None:
