@@ -172,11 +172,11 @@ class Figures:
         newest = list(self._steps)[-steps:]
         return _Step(*(sum(each[place] for each in newest) for place in range(4)))
 
-    def broadcast(self, t_bcast_s: float, *, cold: bool) -> None:
-        """A version is served by all that were counted. cold: they had to load their first one."""
+    def broadcast(self, t_bcast_s: float, *, cold: bool, most_s: float | None = None) -> None:
+        """A version is served by all that were counted. cold: their first one. most_s: by most of them, if earlier."""
         self.t_bcast_s.append(t_bcast_s)
         if not cold:
-            self.measures.t_bcast.add(t_bcast_s)
+            self.measures.t_bcast.add(t_bcast_s if most_s is None else most_s)
 
     def paused(self, seconds: float) -> None:
         """A refit took so long."""

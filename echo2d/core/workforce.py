@@ -74,10 +74,11 @@ class Workforce:
         self._changed = True
 
     def refitted(self, peer: Peer, done: RefitDone, *, now: float) -> None:
-        """Its engines stood still for this version."""
-        self.figures.paused(done.pause_s)
+        """Its engines stood still for this version, and no longer than since it served the one before."""
+        pause_s = done.pause_s if peer.refitted_at is None else min(done.pause_s, now - peer.refitted_at)
+        self.figures.paused(pause_s)
         usual = self.figures.measures.pause.estimate
-        still_s = min(done.pause_s, PAUSES_MAX * usual.value if usual is not None else 0.0)
+        still_s = min(pause_s, PAUSES_MAX * usual.value if usual is not None else 0.0)
         if self.rules.mode == "exclusive":
             still_s = self.publishing.came_s(peer, now=now) or still_s
         self.figures.measures.stood_still(peer.peer, still_s, now=now)

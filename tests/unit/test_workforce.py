@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from echo2d.core.activation import Decision
-from echo2d.core.coordinator_io import PeerDisconnected
+from echo2d.core.coordinator_io import Note, PeerDisconnected
 from echo2d.core.estimators import WorkerRate
 from echo2d.core.membership import HEARTBEATS_MISSED_MAX
-from echo2d.core.messages import Goodbye, Heartbeat, LeaseFailed, LeaseGranted, Leaving
+from echo2d.core.messages import Goodbye, Heartbeat, LeaseFailed, LeaseGranted, Leaving, RefitDone
 from echo2d.core.prices import NamedPrice, Price
 from echo2d.core.provisioning import Provisioning
 from echo2d.core.workforce import SOON_S
-from tests.coordinator_world import RULES, World, train
+from tests.coordinator_world import RULES, World, train, version_key
 
 AUTO = replace(RULES, activation="auto", prices=(NamedPrice("a", Price(0.1)), NamedPrice("*", Price(1.0))))
 T_TRAIN_S, T_BCAST_S = 10.0, 1.0
@@ -159,6 +159,31 @@ def test_one_whose_link_is_broken_takes_nobodys_place() -> None:
     assert active(world) == [other]
     world.connect(cheaper)
     world.state.check()
+
+
+def test_a_pause_that_nobody_can_have_made_is_none() -> None:
+    """No longer than since it served the version before; said again of the same one, it is no pause at all."""
+    world = settled()
+    liar = world.peers["b"]
+    assert liar.serving is not None
+    key, pauses = version_key(liar.serving.version - 1), world.state._figures.measures.pause
+    refitted_at = next(peer.refitted_at for peer in world.state._members if peer.name == "b")
+    assert refitted_at is not None
+    before = pauses.samples
+    for _ in range(5):
+        world.say(liar, RefitDone(key.version, key.digest, 1e12, memory_ok=True))
+    assert pauses.samples == before + 1
+    assert pauses._newest[-1] == world.now - refitted_at
+
+
+def test_a_notice_is_noted_once() -> None:
+    world = settled()
+    notes = [world.say(world.peers["a"], Leaving("spot notice")) for _ in range(3)]
+    assert [sum(isinstance(action, Note) and action.kind == "leaving" for action in each) for each in notes] == [
+        1,
+        0,
+        0,
+    ]
 
 
 def test_silence_is_a_loss() -> None:
