@@ -155,9 +155,9 @@ class Workforce:
         return (peer for peer in self.members if peer.kind == "worker" and peer.state == "joined")
 
     def _candidates(self) -> Iterator[Candidate]:
-        copies, taken = self._copies(), self._provisioning.activation.active
+        copies = self._copies()
         for peer in self._here():
-            if peer.serving is not None and (peer.alive or peer.peer in taken):
+            if peer.serving is not None and (peer.alive or peer.active):
                 price, expected = self._price(peer), self._expected(peer)
                 measures = self.figures.measures
                 mu, guessed = measures.mu(peer.peer, peer.slots, expected), measures.guessed(peer.peer)

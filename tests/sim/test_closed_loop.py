@@ -60,6 +60,9 @@ def test_the_cheapest_that_are_enough_work_and_a_plan_comes_of_it() -> None:
     assert planned["feasible"]
     assert len(planned["workers"]) == 3
     assert planned["t_bcast_s"] == provision_["estimates"]["t_bcast_s"]["value"]
+    for fact, value in (("leaving", True), ("serving", None), ("state", "suspected")):
+        fewer = fleet_of({**seen, "workers": [{**seen["workers"][0], fact: value}, *seen["workers"][1:]]})
+        assert len(fewer.workers) == WORKERS - 1, "one that does not count is no part of a plan"
 
 
 @pytest.mark.parametrize("rng_seed", range(3))
