@@ -21,6 +21,7 @@ PLAIN_COLUMNS = 120  # where there is no terminal
 TILES_PER_ROW = 4
 FAULTS_SHOWN = 5
 WORKERS_SHOWN_MIN = 4  # however small the terminal is
+GONE_SHOWN_S = 600.0  # spot boxes come and go all day
 SENTENCES_SHOWN = 8  # on a terminal; all of them elsewhere
 OTHER_LINES = 22  # of a picture, besides its workers, sentences and faults: a long bottleneck takes four of them
 COLOURS = {"joined": "green", "suspected": "yellow", "gone": "red"}
@@ -163,7 +164,9 @@ def workers_table(facts: Facts, *, rows: int | None = None) -> Table:
     for name in columns:
         table.add_column(name, justify="left" if name in WORDS else "right", no_wrap=True)
     table.add_column(f"gets v{broadcast['version']}" if broadcast else "broadcast", no_wrap=True)
-    workers = facts["workers"] if rows is None else sorted(facts["workers"], key=_trouble)
+    workers = [worker for worker in facts["workers"] if worker["state"] != "gone" or worker["silent_s"] < GONE_SHOWN_S]
+    if rows is not None:
+        workers.sort(key=_trouble)
     for worker in workers[:rows]:
         cells = _worker_cells(worker)
         table.add_row(*(cells[name] for name in columns), _arrival(progress.get(worker["id"]), broadcast))
@@ -171,6 +174,8 @@ def workers_table(facts: Facts, *, rows: int | None = None) -> Table:
         rest = workers[rows:]
         joined = sum(worker["state"] == "joined" for worker in rest)
         table.add_row(Text(f"  and {len(rest)} more", style="dim"), Text(f"{joined} joined", style="dim"))
+    if gone := len(facts["workers"]) - len(workers):
+        table.add_row(Text(f"  and {gone} gone", style="dim"))
     return table
 
 

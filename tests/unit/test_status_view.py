@@ -85,6 +85,17 @@ def test_a_run_that_activates_by_itself() -> None:
     assert "usd/h" not in seen(trained().state.status())
 
 
+def test_those_that_are_long_gone_are_counted() -> None:
+    facts = trained().state.status()
+    first, second = facts["workers"]
+    gone = {**first, "state": "gone", "alive": False}
+    facts["workers"] = [second, {**gone, "name": "now", "silent_s": 99.0}, *([{**gone, "silent_s": 999.0}] * 3)]
+    text = seen(facts)
+    assert "● now " in text
+    assert "● a " not in text
+    assert "and 3 gone" in text
+
+
 def test_its_picture_for_the_docs() -> None:
     facts = trained().state.status()
     assert svg(facts) == svg(facts)

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from echo2d.core.activation import Decision
-from echo2d.core.coordinator_io import Note, PeerDisconnected
+from echo2d.core.coordinator_io import Note, PeerDisconnected, SessionId
 from echo2d.core.estimators import WorkerRate
 from echo2d.core.membership import HEARTBEATS_MISSED_MAX
 from echo2d.core.messages import Goodbye, Heartbeat, LeaseFailed, LeaseGranted, Leaving, RefitDone
 from echo2d.core.prices import NamedPrice, Price
 from echo2d.core.provisioning import Provisioning
 from echo2d.core.workforce import SOON_S
-from tests.coordinator_world import RULES, World, train, version_key
+from tests.coordinator_world import RULES, Peer, World, train, version_key
 
 AUTO = replace(RULES, activation="auto", prices=(NamedPrice("a", Price(0.1)), NamedPrice("*", Price(1.0))))
 T_TRAIN_S, T_BCAST_S = 10.0, 1.0
@@ -184,6 +184,28 @@ def test_a_notice_is_noted_once() -> None:
         0,
         0,
     ]
+
+
+def test_when_all_leave_the_next_one_works_at_once() -> None:
+    world = settled()
+    for name in "abc":
+        world.say(world.peers[name], Leaving("the whole zone"))
+    assert active(world) == []
+    world.peers["d"] = Peer("d", "worker", 4, SessionId(0), serving=world.peers["a"].serving)
+    world.connect("d")
+    world.pass_time(SOON_S)
+    assert active(world) == ["d"]
+    world.state.check()
+
+
+def test_after_a_restart_all_work_until_it_is_known_again() -> None:
+    world = settled()
+    assert len(active(world)) == 1
+    world.crash()
+    world.pass_time(SOON_S)
+    assert active(world) == ["a", "b", "c"]
+    assert world.state.shortfall is None
+    world.state.check()
 
 
 def test_silence_is_a_loss() -> None:
