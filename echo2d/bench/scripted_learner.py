@@ -49,7 +49,8 @@ class ScriptedLearner:
         self._publish(0)
         while not self._stopped.is_set():
             batch = self._client.take_batch(self.steps + 1)
-            self._stopped.wait(self._t_train_s)
+            if self._stopped.wait(self._t_train_s):
+                return
             self._client.commit(batch, t_train_s=self._t_train_s)
             self.steps += 1
             self._publish(self.steps)

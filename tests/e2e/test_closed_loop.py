@@ -55,11 +55,12 @@ usd_per_h = 0.9
 
 
 class Site:
-    def __init__(self, root: Path, programs: Programs) -> None:
+    def __init__(self, root: Path, programs: Programs, *flags: str) -> None:
         self.root, self.programs, self.run_dir = root, programs, root / "run"
         (root / "snapshots").mkdir()
         (root / "run.toml").write_text(CONFIG.format(root=root, per_step=PER_STEP, tokens=TOKENS))
-        self.coordinator = programs.start("coordinator", "-m", "echo2d", "coordinate", f"--config={root / 'run.toml'}")
+        command = ("coordinate", f"--config={root / 'run.toml'}", *flags)
+        self.coordinator = programs.start("coordinator", "-m", "echo2d", *command)
         self.url = str(json.loads(wait_for(self.run_dir / "coordinator.json", programs, WAIT_S))["url"])
         self.viewer = Coordinator(self.url, token_file=self.run_dir / "tokens" / "viewer.token")
 
@@ -86,9 +87,10 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
+def site(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Site]:
+    """Its coordinator gets the parameter's flags."""
     with Programs(tmp_path / "logs") as programs:
-        made = Site(tmp_path, programs)
+        made = Site(tmp_path, programs, *getattr(request, "param", ()))
         with made.viewer:
             yield made
 
@@ -140,3 +142,19 @@ def test_spares_stand_by_a_notice_is_followed_and_plans_are_made_of_what_was_mea
     assert facts["faults"] == []
     log = site.coordinator.log.read_text()
     assert f"leaving {active}: SIGUSR1" in log
+
+
+@pytest.mark.parametrize("site", [("--no-p2p", "--no-cost", "--no-delta")], indirect=True)
+def test_parts_can_be_left_out(site: Site) -> None:
+    for name in ("spot-1", "home"):
+        site.join(name)
+    learner = site.learner()
+    learner.start()
+    poll(lambda: max(site.status()["seed_copies"].values(), default=0.0) > 1.9)
+    poll(lambda: learner.steps > 2 and len(site.active()) == 1)
+    learner.stop()
+    facts, log = site.status(), site.coordinator.log.read_text()
+    assert max(facts["seed_copies"].values()) < 2.1, "the seed sends to both, and nobody else to anybody"
+    assert "goes out in full" in log
+    assert "as a delta" not in log
+    assert "by rho" not in log, "prices decide nothing"
