@@ -28,6 +28,7 @@ from echo2d.core.offers import SLACK, Offer, by_rho, choose, in_order
 
 PATIENCE = 3  # reviews in a row
 SURPLUS = 0.1  # of mu_min, above the target: who goes must not be missed at the next breath of noise
+NOTHING_ENOUGH = "no throughput is enough: all work"
 SAVING = 0.1  # of the cost: a smaller one is not worth that workers warm up
 
 
@@ -117,7 +118,7 @@ class Activation:
 
     def _all(self, here: dict[str, Offer], told: tuple[str, ...]) -> Decision:
         idle = tuple(name for name in here if name not in self.active)
-        return Decision(idle, told, "no throughput is enough: all work" if idle else "")
+        return Decision(idle, told, NOTHING_ENOUGH if idle else "")
 
     def _refill(
         self, rules: ActivationRules, here: dict[str, Offer], mu_min: float, told: tuple[str, ...], why: str

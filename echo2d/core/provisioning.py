@@ -16,13 +16,14 @@ from typing import Any
 
 from blake3 import blake3
 
-from echo2d.core.activation import Activation, ActivationRules, Decision
+from echo2d.core.activation import NOTHING_ENOUGH, Activation, ActivationRules, Decision
 from echo2d.core.capacity import GAMMA, Demand, Mode, Verdict, bubble, judge, mu_min
 from echo2d.core.estimators import Estimate
 from echo2d.core.measures import Measures
 from echo2d.core.offers import Offer, bandwidth_usd_per_h
 from echo2d.core.prices import Price
 
+NOT_MEASURED = "what the learner needs is not measured yet: all work"
 HOLD_PERIODS = 2  # publish periods that who was activated stays at least
 
 
@@ -72,7 +73,7 @@ class Provisioning:
     measures: Measures
     said: Said = field(default_factory=Said)
     activation: Activation = field(default_factory=Activation)
-    why: str = ""  # the last decision that changed something
+    why: str = ""  # of the last decision that changed something
 
     def demand(self, kappa: int) -> Demand | None:
         """By what was measured; before that, by what is said. None: neither."""
@@ -110,7 +111,7 @@ class Provisioning:
             leaving={each.name for each in candidates if each.leaving},
         )  # fmt: skip
         if demand is None and decision.activate:
-            decision = replace(decision, why="what the learner needs is not measured yet: all work")
+            decision = replace(decision, why=NOT_MEASURED)
         self.why = decision.why or self.why
         return decision
 
@@ -141,13 +142,21 @@ class Provisioning:
             "feasible": None if demand is None else verdict.feasible,
             "why_not": verdict.why_not,
             "changes": self.activation.changes,
-            "why": self.why,
+            "why": self._why(demand, verdict),
             "gamma": self.rules.gamma,
             "mode": self.rules.mode,
             "estimates": self._estimates(),
         }
 
     # --- inside
+
+    def _why(self, demand: Demand | None, verdict: Verdict) -> str:
+        """The last decision's reason, if it has not been overtaken."""
+        if demand is None:
+            return NOT_MEASURED
+        return (
+            NOTHING_ENOUGH if verdict.mu_min is None else "" if self.why in (NOT_MEASURED, NOTHING_ENOUGH) else self.why
+        )
 
     def _offer(self, each: Candidate, period_s: float | None) -> Offer:
         price, wire = each.price, self.measures.wire_bytes.estimate
