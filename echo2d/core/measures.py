@@ -103,13 +103,17 @@ class Measures:
         memory_s = max(MEMORY_S_MIN, MEMORY_PERIODS * max(period_s, 0.0 if t_gen is None else t_gen.value))
         for work in self._work.values():
             work.until(now)
-        worked = {worker: work for worker, work in self._work.items() if work.accepted or work.slot_s}
+        worked = [work for work in self._work.values() if work.slot_s]
         if self._slot_makes is None:
-            self._slot_makes = _together(worked.values())
-        moved = [self._settle(work, said.get(worker), memory_s) for worker, work in worked.items()]
+            self._slot_makes = _together(worked)
+        for worker, work in self._work.items():
+            prior = said.get(worker) or (self._of_a_slot(work.slots) if work.slot_s else None)
+            if work.rate is None and prior:
+                work.rate, work.drift = WorkerRate(prior, self.group_size, memory_s), self._drift
+        moved = [self._settle(work, memory_s) for work in worked]
         if changes := [change for change in moved if change is not None]:
             self._drift *= geometric_mean(changes)
-        for work in worked.values():
+        for work in worked:
             work.drift = self._drift
         known = [work for work in self._work.values() if work.rate is not None and work.rate.samples and work.slots]
         makes = [self._now(work).value / work.slots for work in known]
@@ -134,15 +138,11 @@ class Measures:
 
     # --- inside
 
-    def _settle(self, work: _Work, said: float | None, memory_s: float) -> float | None:
+    def _settle(self, work: _Work, memory_s: float) -> float | None:
         """Of one that has worked. By how much its rate has changed, if that shows how answers have."""
-        leased_s = work.slot_s / max(1, work.slots)
         if work.rate is None:
-            prior = said or self._of_a_slot(work.slots)
-            if prior is None:
-                return None
-            work.rate, work.drift = WorkerRate(prior, self.group_size, memory_s), self._drift
-        before = self._now(work)
+            return None
+        leased_s, before = work.slot_s / max(1, work.slots), self._now(work)
         work.rate.follow(self._drift / work.drift)
         work.rate.memory_s = memory_s
         work.rate.add(work.accepted, leased_s)

@@ -135,7 +135,7 @@ class Workforce:
             "active": peer.active and peer.state == "joined" and not peer.leaving,
             "leaving": peer.leaving,
             "mu": mu,
-            "mu_sd": None if known is None or known.sd == math.inf else known.sd * kept,
+            "mu_sd": None if known is None or measures.guessed(peer.peer) else known.sd * kept,
             "usd_per_h": price.usd_per_h,
             "usd_per_gb_down": price.usd_per_gb_down,
             "usd_per_gb_up": price.usd_per_gb_up,
