@@ -91,6 +91,14 @@ class Measures:
             work.slot_s = max(0.0, work.slot_s - work.holds * seconds)
             work.stills.append((now - seconds, now))
 
+    def forgive(self, worker: PeerId, seconds: float, *, now: float) -> None:
+        """For so long until now it had nothing to do, through no fault of its own, nor for a version's sake."""
+        work = self._work.get(worker)
+        if work is not None:
+            work.until(now)
+            work.slot_s = max(0.0, work.slot_s - work.holds * seconds)
+            work.stills.append((now - seconds, now))
+
     def useless(self, worker: PeerId, seconds: float) -> None:
         """For so long it was given nothing for a reason of its own: as if it had made nothing of all its slots."""
         work = self._work.get(worker)

@@ -191,7 +191,7 @@ class Workforce:
         t_gen = self.figures.measures.t_gen.estimate
         late_s = now - self._look_at - (0.0 if t_gen is None else t_gen.value)
         for peer in self._here() if LATE_S < late_s < math.inf else ():
-            self.figures.measures.stood_still(peer.peer, late_s, now=now)
+            self.figures.measures.forgive(peer.peer, late_s, now=now)
 
     def _is_useless(self, peer: Peer, now: float) -> bool:
         """It fails what it is given, or serves what is too old for any batch."""
