@@ -12,7 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from echo2d.bench.status_view import plain_console
+from echo2d.bench.status_view import per_h, plain_console, seconds
 from echo2d.core.capacity import bubble, step_s
 from echo2d.core.offers import by_rho
 from echo2d.sim.provision import Provision, WhatIf
@@ -46,11 +46,11 @@ def _sentences(found: Provision) -> Text:
         text.append("no throughput is enough\n")
     else:
         text.append(
-            f"needed   {_per_h(found.mu_min)} trajectories/h, with a margin of {demand.gamma:g} times "
-            f"{_per_h(demand.gamma * found.mu_min)}\n"
+            f"needed   {per_h(found.mu_min)} trajectories/h, with a margin of {demand.gamma:g} times "
+            f"{per_h(demand.gamma * found.mu_min)}\n"
         )
     text.append(
-        f"chosen   {_per_h(found.mu_pool)} trajectories/h from {len(found.choice.offers)} workers, "
+        f"chosen   {per_h(found.mu_pool)} trajectories/h from {len(found.choice.offers)} workers, "
         f"bubble {found.bubble:.1%}\n"
     )
     text.append(
@@ -79,8 +79,9 @@ def _broadcast_line(found: Provision) -> Text:
     times = found.broadcast
     only = {"all": "", "unmetered": "; metered workers only receive", "none": "; workers pass nothing on"}
     return Text(
-        f"a version reaches them in {times.planned_s:,.1f} s as planned; star {times.star_s:,.1f} s, "
-        f"a chain {found.chain_s:,.1f} s, no way under {times.bound_s:,.1f} s; T_bcast {found.demand.t_bcast_s:,.1f} s"
+        f"a version reaches them in {seconds(times.planned_s)} as planned; star {seconds(times.star_s)}, "
+        f"a chain {seconds(found.chain_s)}, no way under {seconds(times.bound_s)}; "
+        f"T_bcast {seconds(found.demand.t_bcast_s)}"
         f"{only[found.relays]}"
     )
 
@@ -133,10 +134,6 @@ def draw_provision(found: Provision, path: Path) -> None:
     axes.legend(lines, [str(line.get_label()) for line in lines], loc="upper right")
     axes.grid(alpha=0.3)
     figure.savefig(path)
-
-
-def _per_h(mu: float) -> str:
-    return f"{3600.0 * mu:,.0f}"
 
 
 def _usd(value: float, digits: int = 3) -> str:

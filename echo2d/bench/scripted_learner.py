@@ -1,4 +1,4 @@
-"""A learner without a model: takes each batch, commits it, publishes the next version, reports a checkpoint."""
+"""A learner without a model: takes each batch, "trains", commits, publishes the next version, reports a checkpoint."""
 
 import threading
 from concurrent.futures import CancelledError
@@ -14,10 +14,14 @@ WEIGHTS = 1 << 14  # of each version: 64 KiB; only their arrival is of interest 
 
 
 class ScriptedLearner:
-    """Runs in a thread of its own. `steps` committed; `fault`: why it ended before it was stopped."""
+    """Runs in a thread of its own. `steps` committed; `fault`: why it ended before it was stopped.
 
-    def __init__(self, url: str, token_file: Path, snapshot_root: Path) -> None:
+    t_train_s: it sleeps so long in each train step.
+    """
+
+    def __init__(self, url: str, token_file: Path, snapshot_root: Path, *, t_train_s: float = 0.0) -> None:
         self.steps = 0
+        self._t_train_s = t_train_s
         self.fault: Fault | None = None
         self._client = Coordinator(url, token_file=token_file)
         self._root = snapshot_root
@@ -45,7 +49,9 @@ class ScriptedLearner:
         self._publish(0)
         while not self._stopped.is_set():
             batch = self._client.take_batch(self.steps + 1)
-            self._client.commit(batch, t_train_s=0.0)
+            if self._stopped.wait(self._t_train_s):
+                return
+            self._client.commit(batch, t_train_s=self._t_train_s)
             self.steps += 1
             self._publish(self.steps)
             self._client.checkpoint(self.steps)

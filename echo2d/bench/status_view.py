@@ -21,8 +21,9 @@ PLAIN_COLUMNS = 120  # where there is no terminal
 TILES_PER_ROW = 4
 FAULTS_SHOWN = 5
 WORKERS_SHOWN_MIN = 4  # however small the terminal is
+GONE_SHOWN_S = 600.0  # spot boxes come and go all day
 SENTENCES_SHOWN = 8  # on a terminal; all of them elsewhere
-OTHER_LINES = 19  # of a picture, besides its workers, sentences and faults
+OTHER_LINES = 22  # of a picture, besides its workers, sentences and faults: a long bottleneck takes four of them
 COLOURS = {"joined": "green", "suspected": "yellow", "gone": "red"}
 Facts = Mapping[str, Any]
 
@@ -48,7 +49,7 @@ def status_picture(facts: Facts, *, tokens_per_s: float | None = None, lines: in
         room = max(WORKERS_SHOWN_MIN, lines - OTHER_LINES - len(sentences) - len(faults))
     parts: list[RenderableType] = [
         Panel(_tiles(facts, tokens_per_s), title=_title(facts), title_align="left", border_style="cyan"),
-        Text.assemble(_label("bottleneck"), facts["provision"]["bottleneck"]["text"]),
+        *_provision(facts),
         *_reward_and_staleness(facts),
         *_spreading(facts),
         Text(),
@@ -97,6 +98,28 @@ def _tiles(facts: Facts, tokens_per_s: float | None) -> Table:
     return grid
 
 
+def _provision(facts: Facts) -> Iterable[RenderableType]:
+    """What the run waits for, and who is to work."""
+    provision = facts["provision"]
+    yield _labelled("bottleneck", provision["bottleneck"]["text"])
+    if provision["activation"] == "auto":
+        here = [worker for worker in facts["workers"] if worker["state"] == "joined"]
+        working = sum(worker["active"] for worker in here)
+        aim = provision["mu_target"]
+        aimed = "" if aim is None else f" of {per_h(aim)} that are aimed at"
+        words = f"{working} of {len(here)} workers work, {per_h(provision['mu_pool'])} trajectories/h{aimed}"
+        yield _labelled("activation", f"{words}; {provision['why']}" if provision["why"] else words)
+
+
+def _labelled(label: str, words: str) -> Table:
+    """Long words go on below themselves."""
+    grid = Table.grid()
+    grid.add_column(no_wrap=True)
+    grid.add_column()
+    grid.add_row(Text(*_label(label)), Text(words))
+    return grid
+
+
 def _reward_and_staleness(facts: Facts) -> Iterable[Text]:
     rewards = [reward for _, reward in facts["rewards"]]
     if rewards:
@@ -136,22 +159,34 @@ def workers_table(facts: Facts, *, rows: int | None = None) -> Table:
     """Who serves what, and how far the version that spreads has come; those in trouble first where not all fit."""
     broadcast = facts["broadcast"]
     progress = {peer["id"]: peer for peer in broadcast["peers"]} if broadcast else {}
-    table = Table(box=SIMPLE_HEAD, show_edge=False, header_style="dim")
-    for name in COLUMNS:
+    table = Table(box=SIMPLE_HEAD, show_edge=False, header_style="dim", padding=(0, 1, 0, 0))
+    columns = _columns(facts)
+    for name in columns:
         table.add_column(name, justify="left" if name in WORDS else "right", no_wrap=True)
     table.add_column(f"gets v{broadcast['version']}" if broadcast else "broadcast", no_wrap=True)
-    workers = facts["workers"] if rows is None else sorted(facts["workers"], key=_trouble)
+    workers = [worker for worker in facts["workers"] if worker["state"] != "gone" or worker["silent_s"] < GONE_SHOWN_S]
+    if rows is not None:
+        workers.sort(key=_trouble)
     for worker in workers[:rows]:
-        table.add_row(*_worker_cells(worker), _arrival(progress.get(worker["id"]), broadcast))
+        cells = _worker_cells(worker)
+        table.add_row(*(cells[name] for name in columns), _arrival(progress.get(worker["id"]), broadcast))
     if rows is not None and len(workers) > rows:
         rest = workers[rows:]
         joined = sum(worker["state"] == "joined" for worker in rest)
         table.add_row(Text(f"  and {len(rest)} more", style="dim"), Text(f"{joined} joined", style="dim"))
+    if gone := len(facts["workers"]) - len(workers):
+        table.add_row(Text(f"  and {gone} gone", style="dim"))
     return table
 
 
-COLUMNS = ("worker", "state", "serves", "lag", "running", "leases", "accepted", "refit", "heard")
+COLUMNS = ("worker", "state", "serves", "lag", "running", "leases", "accepted", "per h", "usd/h", "refit", "heard")
 WORDS = {"worker", "state"}
+
+
+def _columns(facts: Facts) -> list[str]:
+    """Without any price there is none to show."""
+    priced = any(worker["usd_per_h"] for worker in facts["workers"])
+    return [name for name in COLUMNS if priced or name != "usd/h"]
 
 
 def _trouble(worker: Facts) -> tuple[bool, bool, int, str]:
@@ -159,21 +194,31 @@ def _trouble(worker: Facts) -> tuple[bool, bool, int, str]:
     return worker["state"] == "gone", worker["alive"], -(1 << 30 if lag is None else lag), worker["name"]
 
 
-def _worker_cells(worker: Facts) -> list[Text]:
+def _worker_cells(worker: Facts) -> dict[str, Text]:
     serving, lag, state = worker["serving"], worker["lag"], worker["state"]
     dialled = ", not dialable" if worker["reachable"] is False else ""
     colour = COLOURS[state] if worker["alive"] or state == "gone" else COLOURS["suspected"]
-    return [
-        Text.assemble(("● ", colour), worker["name"]),
-        Text(_state(worker) + dialled, style=colour),
-        Text("-" if serving is None else f"v{serving['version']}"),
-        Text("-" if lag is None else str(lag)),
-        Text(f"{worker['running']}/{worker['slots']}"),
-        Text(str(worker["leases"])),
-        Text(f"{worker['accepted']:,}"),
-        Text(seconds(worker["refit_pause_s"])),
-        Text(age(worker["silent_s"]), style="dim"),
-    ]
+    return {
+        "worker": Text.assemble(("● ", colour), worker["name"]),
+        "state": Text(_state(worker) + dialled, style=colour),
+        "serves": Text("-" if serving is None else f"v{serving['version']}"),
+        "lag": Text("-" if lag is None else str(lag)),
+        "running": Text(f"{worker['running']}/{worker['slots']}"),
+        "leases": Text(str(worker["leases"])),
+        "accepted": Text(f"{worker['accepted']:,}"),
+        "per h": _makes(worker),
+        "usd/h": Text(f"{worker['usd_per_h']:.2f}"),
+        "refit": Text(seconds(worker["refit_pause_s"])),
+        "heard": Text(age(worker["silent_s"]), style="dim"),
+    }
+
+
+def _makes(worker: Facts) -> Text:
+    """Trajectories; ~ stands before what is only expected of it."""
+    mu = worker["mu"]
+    if mu is None or worker["state"] == "gone":
+        return Text("-")
+    return Text(per_h(mu)) if worker["mu_sd"] is not None else Text(f"~{per_h(mu)}", style="dim")
 
 
 def _state(worker: Facts) -> str:
@@ -213,6 +258,11 @@ def seconds(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.1f} s"
+
+
+def per_h(mu: float) -> str:
+    """Of trajectories/s."""
+    return f"{3600.0 * mu:,.0f}"
 
 
 def age(value: float) -> str:

@@ -12,9 +12,10 @@ Reviews, one a publish period, compare mu_pool, the measured throughput of the a
 
 mu_pool is of those that are here, each in full: who goes is replaced at once, so its availability counts in rho alone.
 After a change there is none for cool_down_s (a broadcast and a warm-up: until then it does not show), and who was
-activated stays for hold_s. At the start, and when an active worker is lost, nothing is waited with: until the target
-has been met, whoever is here or comes is activated at once. Where no throughput is enough, all work. Without `by_cost`
-(an ablation) the order given takes the place of rho.
+activated stays for hold_s. Nobody goes for the sake of a guess: a newcomer that looks cheaper works beside the others
+until its own work has shown what it makes. At the start, and when an active worker is lost, nothing is waited with:
+until the target has been met, whoever is here or comes is activated at once. Where no throughput is enough, all work,
+after PATIENCE reviews that found so. Without `by_cost` (an ablation) the order given takes the place of rho.
 Not here: what workers cost and make (`offers`, `estimators`), mu_min (`capacity`), how they are told.
 """
 
@@ -27,6 +28,7 @@ from echo2d.core.offers import SLACK, Offer, by_rho, choose, in_order
 
 PATIENCE = 3  # reviews in a row
 SURPLUS = 0.1  # of mu_min, above the target: who goes must not be missed at the next breath of noise
+NOTHING_ENOUGH = "no throughput is enough: all work"
 SAVING = 0.1  # of the cost: a smaller one is not worth that workers warm up
 
 
@@ -57,6 +59,7 @@ class _Streaks:
     short: int = 0
     surplus: int = 0
     dear: int = 0
+    hopeless: int = 0
 
 
 @dataclass(slots=True)
@@ -89,11 +92,13 @@ class Activation:
         if due:
             self._review_at = now + rules.review_s
         told = tuple(name for name in lost if name in leaving)
+        self._streaks.hopeless = self._streaks.hopeless + due if mu_min is None else 0
         if mu_min is None:
-            return self._apply(self._all(here, told), now)
+            patient = not self._urgent and self._streaks.hopeless < PATIENCE
+            return Decision() if patient else self._apply(self._all(here, told), now)
         if not self._urgent:
             return self._apply(self._review(rules, here, mu_min, now), now)
-        decision = self._apply(self._refill(rules, here, mu_min, told, "not enough workers yet, or lost ones"), now)
+        decision = self._apply(self._refill(rules, here, mu_min, told, "too few work, or one was lost"), now)
         self._urgent = self._pool(here) < rules.gamma * mu_min * (1 - SLACK)
         return decision
 
@@ -113,7 +118,7 @@ class Activation:
 
     def _all(self, here: dict[str, Offer], told: tuple[str, ...]) -> Decision:
         idle = tuple(name for name in here if name not in self.active)
-        return Decision(idle, told, "no throughput is enough: all work" if idle else "")
+        return Decision(idle, told, NOTHING_ENOUGH if idle else "")
 
     def _refill(
         self, rules: ActivationRules, here: dict[str, Offer], mu_min: float, told: tuple[str, ...], why: str
@@ -121,12 +126,16 @@ class Activation:
         """As many more as the target needs."""
         gap = rules.gamma * mu_min - self._pool(here)
         idle = [offer for name, offer in here.items() if name not in self.active]
-        more = choose(idle, gap).offers if rules.by_cost else tuple(in_order(idle, gap))
+        chosen = choose(idle, gap)
+        more = chosen.offers if rules.by_cost else tuple(in_order(idle, gap))
+        if not chosen.enough:
+            more = tuple(idle)  # also those of whom nothing is known
         return Decision(tuple(offer.name for offer in more), told, why if more or told else "")
 
     def _review(self, rules: ActivationRules, here: dict[str, Offer], mu_min: float, now: float) -> Decision:
         pool, streaks = self._pool(here), self._streaks
-        spare = self._spare(rules, here, pool - (rules.gamma + SURPLUS) * mu_min, now)
+        shown = sum(here[name].counts for name in self.active if not here[name].guessed)
+        spare = self._spare(rules, here, shown - (rules.gamma + SURPLUS) * mu_min, now)
         cheaper = self._cheaper(rules, here, mu_min, now)
         streaks.short = streaks.short + 1 if pool < mu_min else 0
         streaks.surplus = streaks.surplus + 1 if spare is not None else 0
@@ -173,8 +182,11 @@ class Activation:
             return None
         come = tuple(name for name in here if name in wanted and name not in self.active)
         go = tuple(name for name in self.active if name not in wanted)
+        if any(here[name].guessed for name in wanted):
+            return Decision(come, (), "cheaper, if they make what is expected of them") if come else None
         return Decision(come, go, f"{1 - cost / present:.0%} cheaper, by rho")
 
     def check(self) -> None:
         assert all(since <= self._changed_at for since in self.active.values())
-        assert max(self._streaks.short, self._streaks.surplus, self._streaks.dear) >= 0
+        streaks = self._streaks
+        assert min(streaks.short, streaks.surplus, streaks.dear, streaks.hopeless) >= 0

@@ -1,28 +1,38 @@
 """How long versions take to arrive: T_verify and T_bcast, measured over the workers that were there at the publish.
 
 Each counts until the last of them has verified, or serves, the version or a newer one; a worker lost since does not
-count, nor does one that is quarantined. Not here: what is sent to whom.
+count, nor does one that is quarantined, nor, where others serve anything, one that serves nothing yet. Who has not come
+when PENDING_MAX newer versions have been published is waited for no more: what is measured is when the others had it.
+Beside the last one's arrival, that of MOST of them: of many workers a few late ones make no learner wait.
+Not here: what is sent to whom.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 
-from echo2d.core.bounded import keep_newest
 from echo2d.core.figures import Figures
 from echo2d.core.ids import PeerId, PublishSeq
 
-PENDING_MAX = 8  # publishes not yet served everywhere; older ones are not measured
+PENDING_MAX = 8  # publishes that wait for their last worker: one who lacks so many is stuck, or of no use
+MOST = 0.9  # of the workers: up to nine of them, that is all
 
 
 @dataclass(slots=True)
 class _Pending:
-    """One clock: who is still awaited, and when the last one so far arrived (None: nobody yet).
-
-    cold: some of them served nothing when it began.
-    """
+    """One clock: who is still awaited, and when the others arrived. cold: they served nothing when it began."""
 
     awaited: set[PeerId]
     cold: bool
-    arrived_at: float | None = None
+    arrived_at: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """Seconds until the last worker, and MOST of them, had it."""
+
+    last_s: float
+    most_s: float
+    cold: bool
 
 
 class Broadcasts:
@@ -34,12 +44,15 @@ class Broadcasts:
         self._bcast: dict[PublishSeq, tuple[float, _Pending]] = {}
 
     def started(self, seq: PublishSeq, workers: set[PeerId], *, cold: bool = False, now: float) -> None:
-        """The publish was accepted while these workers were active. cold: some of them serve nothing yet."""
+        """The publish was accepted while these workers were active. cold: they serve nothing yet."""
         if workers:
             self._verify[seq] = (now, _Pending(set(workers), cold))
             self._bcast[seq] = (now, _Pending(set(workers), cold))
         for clocks in (self._verify, self._bcast):
-            keep_newest(clocks, PENDING_MAX)
+            for _, pending in list(clocks.values())[:-PENDING_MAX]:
+                pending.awaited.clear()
+        self._have_verified(_take_done(self._verify))
+        self._have_served(_take_done(self._bcast))
 
     def verified(self, peer: PeerId, seq: PublishSeq, *, now: float) -> None:
         self._have_verified(_arrived(self._verify, peer, seq, now))
@@ -55,12 +68,12 @@ class Broadcasts:
         self._have_verified(_take_done(self._verify))
         self._have_served(_take_done(self._bcast))
 
-    def _have_verified(self, ended: list[tuple[float, bool]]) -> None:
-        self._figures.t_verify_s.extend(seconds for seconds, _ in ended)
+    def _have_verified(self, ended: list[_Ended]) -> None:
+        self._figures.t_verify_s.extend(each.last_s for each in ended)
 
-    def _have_served(self, ended: list[tuple[float, bool]]) -> None:
-        for seconds, cold in ended:
-            self._figures.broadcast(seconds, cold=cold)
+    def _have_served(self, ended: list[_Ended]) -> None:
+        for each in ended:
+            self._figures.broadcast(each.last_s, cold=each.cold, most_s=each.most_s)
 
     def check(self) -> None:
         for clocks in (self._verify, self._bcast):
@@ -70,20 +83,22 @@ class Broadcasts:
 
 def _arrived(
     clocks: dict[PublishSeq, tuple[float, _Pending]], peer: PeerId, seq: PublishSeq, now: float
-) -> list[tuple[float, bool]]:
+) -> list[_Ended]:
     for started, (_, pending) in clocks.items():
         if started <= seq and peer in pending.awaited:
             pending.awaited.remove(peer)
-            pending.arrived_at = now
+            pending.arrived_at.append(now)
     return _take_done(clocks)
 
 
-def _take_done(clocks: dict[PublishSeq, tuple[float, _Pending]]) -> list[tuple[float, bool]]:
-    """Of the clocks for which nobody is awaited any more: seconds, and whether it was a cold one.
-
-    Those that nobody reached are forgotten.
-    """
+def _take_done(clocks: dict[PublishSeq, tuple[float, _Pending]]) -> list[_Ended]:
+    """The clocks for which nobody is awaited any more. Those that nobody reached are forgotten."""
     done = [seq for seq, (_, pending) in clocks.items() if not pending.awaited]
     ended = [clocks.pop(seq) for seq in done]
-    reached = [(started, each.arrived_at, each.cold) for started, each in ended if each.arrived_at is not None]
-    return [(arrived_at - started, cold) for started, arrived_at, cold in reached]
+    return [_ended(started, each) for started, each in ended if each.arrived_at]
+
+
+def _ended(started: float, pending: _Pending) -> _Ended:
+    arrived_at = pending.arrived_at
+    most = math.ceil(MOST * len(arrived_at)) - 1
+    return _Ended(arrived_at[-1] - started, arrived_at[most] - started, pending.cold)

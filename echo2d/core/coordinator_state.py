@@ -250,9 +250,9 @@ class CoordinatorState:
                 peer.running = running
                 return []
             case Leaving(reason):
-                peer.leaving = True
+                known, peer.leaving = peer.leaving, True
                 self._workforce.changed()
-                return [Note("leaving", f"{peer.name}: {printable(reason, FAULT_CHARS_MAX)}")]
+                return [] if known else [Note("leaving", f"{peer.name}: {printable(reason, FAULT_CHARS_MAX)}")]
             case Goodbye():
                 return [*self._members.left(peer), *self._gone(peer, now)]
             case SegmentEncoded():
@@ -298,15 +298,16 @@ class CoordinatorState:
     def _refitted(self, peer: Peer, message: RefitDone, now: float) -> list[Action]:
         if not all(math.isfinite(seconds) and seconds >= 0 for seconds in (message.pause_s, message.held_s)):
             raise PeerFault("a pause that is no duration")
-        first_load = peer.serving is None
+        before = peer.serving
         peer.refitted(message)
         if void := self._tell_void(peer, [peer.serving], now):
             note = self._figures.fault("refit", f"{peer.name}: version {message.version} is not published")
             return [note, *void]
-        if first_load:  # then nothing was generating that could pause
+        if before is None:  # then nothing was generating that could pause
             self._workforce.changed()
-        else:
+        elif before != peer.serving:
             self._workforce.refitted(peer, message, now=now)
+        peer.refitted_at = now
         self._publishing.served(peer, now=now)
         return []
 

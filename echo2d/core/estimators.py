@@ -146,6 +146,12 @@ class WorkerRate:
         self.leased_s = self.leased_s * keep + leased_s
         self.samples += accepted
 
+    def follow(self, change: float) -> None:
+        """What is known of it was known of other circumstances, under which it made so many times less."""
+        assert change > 0
+        self.prior *= change
+        self.leased_s /= change
+
     @property
     def estimate(self) -> Estimate:
         made = self.made + PRIOR_TRAJECTORIES

@@ -7,6 +7,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from echo2d.core.bounded import keep_newest
 from echo2d.core.coordinator_io import Note, StoredGroup
@@ -43,22 +44,32 @@ class FaultSeen:
     times: int
 
 
+class _Step(NamedTuple):
+    """Seconds of one train step; see `Figures`."""
+
+    trained_s: float
+    waited_s: float
+    starved_s: float
+    unscored_s: float
+
+
 class Figures:
     """Counters and the newest measurements. Seconds and bytes; `staleness` counts trained trajectories by staleness.
 
     now: of the event that is being handled. faults: by kind and text, the newest last. measures: what decisions take
     from it. learner_train_s, learner_wait_s: of all steps of a session but its first, which began at no commit;
-    starved_s: in which it had asked for its next batch, and there was none.
+    starved_s: in which it had asked for its next batch, and there was none; unscored_s: of that, for rewards alone.
     """
 
     def __init__(self, now: float = 0.0, measures: Measures | None = None) -> None:
         self.now = now
         self.measures = measures or Measures(1)
         self.learner_train_s = self.learner_wait_s = 0.0
-        self.starved_s = 0.0
-        self._steps: deque[tuple[float, float, float]] = deque(maxlen=RECENT_MAX)  # seconds trained, waited, starved
-        self._starved_at_commit = 0.0
+        self.starved_s = self.unscored_s = 0.0
+        self._steps: deque[_Step] = deque(maxlen=RECENT_MAX)
+        self._at_commit = (0.0, 0.0)  # starved_s and unscored_s
         self._starves_since: float | None = None
+        self._lacks_rewards = False
         self._committed_at: float | None = None
         self.t_train_s: deque[float] = deque(maxlen=RECENT_MAX)
         self.t_verify_s: deque[float] = deque(maxlen=RECENT_MAX)
@@ -113,44 +124,60 @@ class Figures:
             wait_s = max(0.0, self.now - self._committed_at - t_train_s)
             self.learner_train_s += t_train_s
             self.learner_wait_s += wait_s
-            self._steps.append((t_train_s, wait_s, self.starved_s - self._starved_at_commit))
-        self._committed_at, self._starved_at_commit = self.now, self.starved_s
+            self._steps.append(_Step(t_train_s, wait_s, *self._since_commit()))
+        self._committed_at, self._at_commit = self.now, (self.starved_s, self.unscored_s)
 
     def session_opened(self) -> None:
         """What lies before is no waiting."""
         self._committed_at = None
 
-    def learner_waits(self, *, waits: bool) -> None:
-        """From now on it waits for its next batch, or not."""
+    def learner_waits(self, *, waits: bool, lacks_rewards: bool = False) -> None:
+        """From now on it waits for its next batch, or not. lacks_rewards: which lacks nothing else."""
+        self._starve()
+        self._starves_since, self._lacks_rewards = self.now if waits else None, lacks_rewards
+
+    def _starve(self) -> None:
+        """Up to now."""
         if self._starves_since is not None:
-            self.starved_s += self.now - self._starves_since
-        self._starves_since = self.now if waits else None
+            seconds, self._starves_since = self.now - self._starves_since, self.now
+            self.starved_s += seconds
+            self.unscored_s += seconds * self._lacks_rewards
+
+    def _since_commit(self) -> tuple[float, float]:
+        return self.starved_s - self._at_commit[0], self.unscored_s - self._at_commit[1]
 
     @property
     def bubble_ratio(self) -> float | None:
         """Share of the learner's time without training, whatever it did; None before the second step."""
-        trained_s, waited_s, _ = self._newest(RECENT_MAX)
+        trained_s, waited_s, _, _ = self._newest(RECENT_MAX)
         return waited_s / (trained_s + waited_s) if trained_s else None
 
     def bubble(self, steps: int) -> float | None:
         """Share of its time that it waited for data, of the last steps and since; None before the second step."""
-        trained_s, waited_s, starved_s = self._newest(steps)
+        trained_s, waited_s, starved_s, _ = self._newest(steps)
         if not trained_s or self._committed_at is None:
             return None
-        now_s = self.starved_s - self._starved_at_commit
-        if self._starves_since is not None:
-            now_s += self.now - self._starves_since
+        self._starve()
+        now_s, _ = self._since_commit()
         return (starved_s + now_s) / (trained_s + waited_s + now_s)
 
-    def _newest(self, steps: int) -> tuple[float, float, float]:
-        newest = [(0.0, 0.0, 0.0), *list(self._steps)[-steps:]]
-        return sum(each[0] for each in newest), sum(each[1] for each in newest), sum(each[2] for each in newest)
+    def unscored_share(self, steps: int) -> float:
+        """Of the time that `bubble` counts as waiting, that for rewards alone."""
+        self._starve()
+        now_s, unscored_now_s = self._since_commit()
+        _, _, starved_s, unscored_s = self._newest(steps)
+        starved_s += now_s
+        return (unscored_s + unscored_now_s) / starved_s if starved_s else 0.0
 
-    def broadcast(self, t_bcast_s: float, *, cold: bool) -> None:
-        """A version is served by all that were counted. cold: some had to load their first one."""
+    def _newest(self, steps: int) -> _Step:
+        newest = list(self._steps)[-steps:]
+        return _Step(*(sum(each[place] for each in newest) for place in range(4)))
+
+    def broadcast(self, t_bcast_s: float, *, cold: bool, most_s: float | None = None) -> None:
+        """A version is served by all that were counted. cold: their first one. most_s: by most of them, if earlier."""
         self.t_bcast_s.append(t_bcast_s)
         if not cold:
-            self.measures.t_bcast.add(t_bcast_s)
+            self.measures.t_bcast.add(t_bcast_s if most_s is None else most_s)
         if (still_s := self.measures.version_served()) is not None:
             self.still_s.append(still_s)
 

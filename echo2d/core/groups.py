@@ -120,6 +120,10 @@ class Groups:
         """Groups that are whole but for rewards that have been asked for."""
         return sum(len(group.kept) == self._rules.group_size for group in self._groups)
 
+    def lack_only_rewards(self, groups: int) -> bool:
+        """Whether so many of them do, and at least one."""
+        return len(self._groups) >= max(1, groups) and self.unscored >= max(1, groups)
+
     def recover(self, recovered: Recovered, *, now: float) -> list[Action]:
         """Take the stored groups that are in no batch: complete ones are buffered, the others go on."""
         actions: list[Action] = []
@@ -201,6 +205,8 @@ class Groups:
         lease = self.leases.get(HeldLease(message.lease, message.attempt))
         if lease is None or lease.worker != peer.peer:
             return []
+        if peer.leaving:  # what crossed its notice, or what it could not finish: nobody's fault
+            return self._end(lease, now, failures=0)
         note = self._figures.fault("lease", f"{peer.name}: {message.reason}", lease.given.group)
         return [note, *self._lease_failed(lease, peer, now)]
 

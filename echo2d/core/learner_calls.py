@@ -84,6 +84,11 @@ class LearnerCalls:
         """Whether the learner waits for the batch of its next step."""
         return self._staleness.committed + 1 in self._waiting.values()
 
+    @property
+    def missing(self) -> int:
+        """Groups that the lowest batch that is not full lacks."""
+        return max(0, self._rules.trajectories_per_step // self._rules.group_size - self._staleness.buffered)
+
     # --- calls
 
     def session_asked(self, event: SessionAsked, *, now: float) -> list[Action]:
@@ -215,7 +220,8 @@ class LearnerCalls:
             if full is not None:
                 del self._waiting[request]
                 actions.append(_batch_reply(request, full))
-        self._figures.learner_waits(waits=self.waits)
+        waits = self.waits
+        self._figures.learner_waits(waits=waits, lacks_rewards=waits and self._groups.lack_only_rewards(self.missing))
         return actions
 
     # --- inside

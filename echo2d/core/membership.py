@@ -74,6 +74,7 @@ class Peer:
     running: int = 0
     accepted: int = 0
     refit_pause_s: float | None = None
+    refitted_at: float | None = None
     uplink: float | None = None  # bytes/s to plan with, as its receivers measured it
     pace: float | None = None  # bytes/s that it sends at most; None: as fast as it can
     uplink_limit: int | None = None  # bytes/s that it sends at most, as it says

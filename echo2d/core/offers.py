@@ -33,12 +33,13 @@ SLACK = 1e-9  # of the target: sums of floats
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A worker that can be had. usd_per_h: bandwidth included."""
+    """A worker that can be had. usd_per_h: bandwidth included. guessed: mu is not of its own work."""
 
     name: str
     mu: float
     usd_per_h: float
     availability: float = 1.0
+    guessed: bool = False
 
     @property
     def counts(self) -> float:
@@ -48,7 +49,7 @@ class Offer:
     @property
     def present(self) -> "Offer":
         """While it is there it makes all of mu; that it may go makes it dearer, and rho is the same."""
-        return Offer(self.name, self.mu, self.usd_per_h / self.availability)
+        return Offer(self.name, self.mu, self.usd_per_h / self.availability, guessed=self.guessed)
 
     @property
     def rho(self) -> float:

@@ -11,18 +11,19 @@ Not here: how workers are told, and what they cost by name (`prices`).
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from blake3 import blake3
 
-from echo2d.core.activation import Activation, ActivationRules, Decision
+from echo2d.core.activation import NOTHING_ENOUGH, Activation, ActivationRules, Decision
 from echo2d.core.capacity import GAMMA, Demand, Mode, Verdict, bubble, judge, mu_min, share_of_bcast
 from echo2d.core.estimators import Estimate
 from echo2d.core.measures import Measures
 from echo2d.core.offers import Offer, bandwidth_usd_per_h
 from echo2d.core.prices import Price
 
+NOT_MEASURED = "what the learner needs is not measured yet: all work"
 HOLD_PERIODS = 2  # publish periods that who was activated stays at least
 
 
@@ -53,7 +54,7 @@ class Said:
 class Candidate:
     """A worker that is here and serves a version. mu: trajectories/s that it makes, thrown away ones included.
 
-    copies_sent: of a version, on to others. leaving: it said that it will be taken away.
+    copies_sent: of a version, on to others. leaving: it said that it will be taken away. guessed: see `Offer`.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Candidate:
     price: Price
     copies_sent: float = 0.0
     leaving: bool = False
+    guessed: bool = False
 
 
 @dataclass(slots=True)
@@ -71,7 +73,7 @@ class Provisioning:
     measures: Measures
     said: Said = field(default_factory=Said)
     activation: Activation = field(default_factory=Activation)
-    why: str = ""  # the last decision that changed something
+    why: str = ""  # of the last decision that changed something
 
     def demand(self, kappa: int) -> Demand | None:
         """By what was measured; before that, by what is said. None: neither."""
@@ -108,6 +110,8 @@ class Provisioning:
             rules, self.offers(candidates, period_s), None if demand is None else mu_min(demand), now=now,
             leaving={each.name for each in candidates if each.leaving},
         )  # fmt: skip
+        if demand is None and decision.activate:
+            decision = replace(decision, why=NOT_MEASURED)
         self.why = decision.why or self.why
         return decision
 
@@ -120,14 +124,14 @@ class Provisioning:
         needed = None if demand is None else mu_min(demand)
         if needed is None:
             return None
-        here = sum(offer.counts for offer in self.offers((one for one in candidates if not one.leaving), None))
+        here = sum(offer.mu for offer in self.offers((one for one in candidates if not one.leaving), None))
         return self.rules.gamma * needed - here
 
     def facts(self, offers: Sequence[Offer], active: Collection[str], kappa: int) -> dict[str, Any]:
-        """For `status`. mu: trajectories/s; times in seconds."""
+        """For `status`. mu: trajectories/s, of who is here in full, as decisions count it; times in seconds."""
         demand = self.demand(kappa)
-        mu_pool = sum(offer.counts for offer in offers if offer.name in active)
-        available = sum(offer.counts for offer in offers)
+        mu_pool = sum(offer.mu for offer in offers if offer.name in active)
+        available = sum(offer.mu for offer in offers)
         verdict = Verdict(None, None, (), ()) if demand is None else judge(demand, available)
         return {
             "mu_pool": mu_pool,
@@ -138,13 +142,21 @@ class Provisioning:
             "feasible": None if demand is None else verdict.feasible,
             "why_not": verdict.why_not,
             "changes": self.activation.changes,
-            "why": self.why,
+            "why": self._why(demand, verdict),
             "gamma": self.rules.gamma,
             "mode": self.rules.mode,
             "estimates": self._estimates(),
         }
 
     # --- inside
+
+    def _why(self, demand: Demand | None, verdict: Verdict) -> str:
+        """The last decision's reason, if it has not been overtaken."""
+        if demand is None:
+            return NOT_MEASURED
+        return (
+            NOTHING_ENOUGH if verdict.mu_min is None else "" if self.why in (NOT_MEASURED, NOTHING_ENOUGH) else self.why
+        )
 
     def _offer(self, each: Candidate, period_s: float | None) -> Offer:
         price, wire = each.price, self.measures.wire_bytes.estimate
@@ -156,7 +168,7 @@ class Provisioning:
             usd_per_gb_up=price.usd_per_gb_up,
         )
         kept = 1.0 - self.measures.discards.estimate.value
-        return Offer(each.name, each.mu * kept, price.usd_per_h + traffic, price.availability)
+        return Offer(each.name, each.mu * kept, price.usd_per_h + traffic, price.availability, each.guessed)
 
     def _drawn(self, offer: Offer) -> bytes:
         """The same for a worker whoever else is here."""

@@ -111,8 +111,8 @@ class Publishing:
     def published(self, record: VersionPublished, *, now: float) -> None:
         """A publish was accepted."""
         workers = [peer for peer in self._members.workers() if peer.active and not peer.quarantined]
-        cold = any(peer.serving is None for peer in workers)
-        self._broadcasts.started(record.publish_seq, {peer.peer for peer in workers}, cold=cold, now=now)
+        warm = [peer for peer in workers if peer.serving is not None]
+        self._broadcasts.started(record.publish_seq, {peer.peer for peer in warm or workers}, cold=not warm, now=now)
         self._waiting = record
 
     def revoked(self, keys: Collection[VersionKey]) -> None:

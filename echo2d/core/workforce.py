@@ -4,9 +4,12 @@
                                             +--> a look, once a publish period, and at once when somebody comes,
     members: joined, serving, prices -------+    begins to serve, is lost or says that it will be --> active, standby
 
+Of a storm of changes (500 workers that join) only the first is looked at at once, and the rest SOON_S later.
+
 "all": everybody works; what is needed and what is short is known all the same. "auto": those whom `provisioning` takes;
 the others stand by: they get no leases, finish what they hold, receive versions and pass them on. Who serves nothing
-yet is no candidate, and waited for as one who will work. A control link that breaks is no loss until its silence is.
+yet is no candidate, and waited for as one who will work. A control link that breaks is no loss until its silence is;
+but who cannot be spoken to takes nobody's place.
 Kept true: a worker that serves a version is active exactly if it was taken. Not here: leases, and renting more.
 """
 
@@ -29,6 +32,8 @@ from echo2d.core.publishing import Publishing
 from echo2d.core.staleness import Staleness
 
 LOOK_S_MIN = 1.0  # between two looks of which nothing but time is the reason: shorter periods are none of a real run
+SOON_S = 0.1  # between two looks because something changed: each of them looks at all workers
+LATE_S = 1.0  # a look that comes so late was missed by a process that stood still
 NAMES_MAX = 8  # in a note; how many more there are is said
 PAUSES_MAX = 3.0  # times the usual pause: what a worker says beyond that is no reason to think it fast
 
@@ -50,6 +55,7 @@ class Workforce:
     _looked_at: float = math.inf
     _look_at: float = -math.inf
     _changed: bool = True  # somebody came, or was lost
+    _changes_at: float = -math.inf  # when that may be looked at
 
     def __post_init__(self) -> None:
         rules = self.rules
@@ -68,29 +74,32 @@ class Workforce:
         self._changed = True
 
     def refitted(self, peer: Peer, done: RefitDone, *, now: float) -> None:
-        """Its engines stood still for this version."""
-        self.figures.paused(done.pause_s)
+        """Its engines stood still for this version, and no longer than since it served the one before."""
+        pause_s = done.pause_s if peer.refitted_at is None else min(done.pause_s, now - peer.refitted_at)
+        self.figures.paused(pause_s)
         usual = self.figures.measures.pause.estimate
-        still_s = min(done.pause_s, PAUSES_MAX * usual.value if usual is not None else 0.0)
+        still_s = min(pause_s, PAUSES_MAX * usual.value if usual is not None else 0.0)
         if self.rules.mode == "exclusive":
             still_s = max(still_s, min(done.held_s, self.publishing.came_s(peer, now=now) or 0.0))
         self.figures.measures.stood_still(peer.peer, still_s, active=peer.active, now=now)
 
     def advance(self, *, now: float) -> list[Action]:
         """Look, if it is time to; call it after every event, before leases are granted."""
-        if not (self._changed or now >= self._look_at):
+        if not (now >= self._look_at or (self._changed and now >= self._changes_at)):
             return []
         demand = self._provisioning.demand(self.calls.publish_every)
         if now >= self._look_at:
             self._settle(0.0 if demand is None else demand.period_s, now)
             self._look_at = now + max(LOOK_S_MIN, 0.0 if demand is None else demand.period_s)
-        self._changed = False
+        self._changed, self._changes_at = False, now + SOON_S
         candidates = list(self._candidates())
         self.shortfall = self._provisioning.shortfall(candidates, self.calls.publish_every)
         return self._decide(candidates, now) if self.rules.activation == "auto" else []
 
     def wake_at(self) -> float | None:
         """When the next look is due; without workers none is."""
+        if self._changed and self._changes_at > -math.inf:
+            return min(self._look_at, self._changes_at)
         return self._look_at if any(self._here()) and self._look_at > -math.inf else None
 
     # --- what there is to say
@@ -103,11 +112,10 @@ class Workforce:
         active = {each.peer for each in self._here() if each.active}
         facts = provisioning.facts(offers, active, kappa)
         standby = sum(offer.name not in active for offer in offers)
-        waits = self.calls.waits
         bubble = self.figures.bubble(BUBBLE_STEPS)
         situation = Situation(
-            bubble, demand, facts["mu_pool"], len(offers) - standby, standby, self.groups.unscored,
-            self.rules.trajectories_per_step // self.rules.group_size - self.staleness.buffered, waits,
+            bubble, demand, facts["mu_pool"], len(offers) - standby, standby,
+            self.figures.unscored_share(BUBBLE_STEPS), self.groups.unscored, self.calls.missing,
         )  # fmt: skip
         return {
             "activation": self.rules.activation,
@@ -120,14 +128,14 @@ class Workforce:
 
     def of(self, peer: Peer) -> dict[str, Any]:
         """One worker's row."""
-        known, price = self.figures.measures.rate(peer.peer), self._price(peer)
-        kept = 1.0 - self.figures.measures.discards.estimate.value
-        mu = None if known is None else known.value * kept
+        measures, price = self.figures.measures, self._price(peer)
+        known, kept = measures.rate(peer.peer), 1.0 - measures.discards.estimate.value
+        mu = measures.mu(peer.peer, peer.slots, self._expected(peer)) * kept or None
         return {
-            "active": peer.active and peer.state != "gone",
+            "active": peer.active and peer.state == "joined" and not peer.leaving,
             "leaving": peer.leaving,
             "mu": mu,
-            "mu_sd": None if known is None or known.sd == math.inf else known.sd * kept,
+            "mu_sd": None if known is None or measures.guessed(peer.peer) else known.sd * kept,
             "usd_per_h": price.usd_per_h,
             "usd_per_gb_down": price.usd_per_gb_down,
             "usd_per_gb_up": price.usd_per_gb_up,
@@ -149,10 +157,11 @@ class Workforce:
     def _candidates(self) -> Iterator[Candidate]:
         copies = self._copies()
         for peer in self._here():
-            if peer.serving is not None:
+            if peer.serving is not None and (peer.alive or peer.active):
                 price, expected = self._price(peer), self._expected(peer)
-                mu = self.figures.measures.mu(peer.peer, peer.slots, expected)
-                yield Candidate(peer.peer, mu, price, copies.get(peer.peer, 0.0), peer.leaving)
+                measures = self.figures.measures
+                mu, guessed = measures.mu(peer.peer, peer.slots, expected), measures.guessed(peer.peer)
+                yield Candidate(peer.peer, mu, price, copies.get(peer.peer, 0.0), peer.leaving, guessed)
 
     def _copies(self) -> dict[PeerId, float]:
         """What each peer sends of the version that spreads, as planned; of no interest where nothing is metered."""
@@ -169,12 +178,20 @@ class Workforce:
 
     def _settle(self, period_s: float, now: float) -> None:
         """All rates as of now. Who could be used neither now nor at the last look might as well have held leases."""
+        self._forgive(now)
         useless = {peer.peer for peer in self._here() if peer.active and self._is_useless(peer, now)}
         for peer in useless & self._useless:
             self.figures.measures.useless(peer, max(0.0, now - self._looked_at))
         self._useless, self._looked_at = useless, now
         said = {peer.peer: expected for peer in self._here() if (expected := self._expected(peer)) is not None}
         self.figures.measures.settle(period_s, said, now=now)
+
+    def _forgive(self, now: float) -> None:
+        """While this process stood still nobody got leases: no longer than a trajectory takes was anybody at work."""
+        t_gen = self.figures.measures.t_gen.estimate
+        late_s = now - self._look_at - (0.0 if t_gen is None else t_gen.value)
+        for peer in self._here() if LATE_S < late_s < math.inf else ():
+            self.figures.measures.forgive(peer.peer, late_s, now=now)
 
     def _is_useless(self, peer: Peer, now: float) -> bool:
         """It fails what it is given, or serves what is too old for any batch."""

@@ -113,10 +113,15 @@ FAMILIES = (
         number("learner_wait_s"),
         counter=True,
     ),
-    Family("echo2d_mu_pool", "Trajectories per second of the active workers", number("provision.mu_pool")),
+    Family("echo2d_mu_pool", "Trajectories per second of the active workers, as measured", number("provision.mu_pool")),
     Family("echo2d_mu_min", "Trajectories per second with which the learner never waits", number("provision.mu_min")),
     Family("echo2d_active_workers", "Workers that get leases", _active),
-    Family("echo2d_activation_changes", "Changes of who is active", number("provision.changes"), counter=True),
+    Family(
+        "echo2d_activation_changes",
+        "Changes of who is active that nothing forced",
+        number("provision.changes"),
+        counter=True,
+    ),
     Family("echo2d_bottleneck", "1 for what the run waits for at present", _bottleneck, ("kind",)),
     Family("echo2d_tokens_accepted", "Tokens of accepted results", number("tokens_accepted"), counter=True),
     Family("echo2d_wire_bytes", "Of all encoded versions, once each", number("wire_bytes"), counter=True),
@@ -140,8 +145,12 @@ FAMILIES = (
     _of_worker("running_samples", "Samples now in its engines, as its last heartbeat said", "running"),
     _of_worker("leased_samples", "Samples it holds", "leased"),
     _of_worker("silent_seconds", "Since it was last heard", "silent_s"),
-    _of_worker("active", "1 while it gets leases; 0: it stands by", "active"),
-    _of_worker("trajectories_per_second", "What it makes while its slots are leased", "mu"),
+    _of_worker("active", "1 while it gets leases; 0: it stands by, leaves, or is not here", "active"),
+    _of_worker(
+        "trajectories_per_second",
+        "What it makes while its slots are leased; before it has worked, what is expected",
+        "mu",
+    ),
     _of_worker("accepted", "Its accepted results", "accepted", counter=True),
 )
 

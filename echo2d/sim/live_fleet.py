@@ -21,7 +21,7 @@ def fleet_of(status: Facts) -> Fleet:
     """OperatorFault: it has not measured what a plan needs."""
     measured = status["provision"]["estimates"]
     missing = [name for name in ("t_train_s", "t_bcast_s", "wire_bytes") if measured[name] is None]
-    workers = [worker for worker in status["workers"] if worker["state"] == "joined" and worker["mu"]]
+    workers = [worker for worker in status["workers"] if _counts(worker)]
     if missing or not workers:
         lacks = ", ".join(missing or ["mu of any worker"])
         raise OperatorFault(f"this run has not measured {lacks} yet: a plan needs a few train steps and publishes")
@@ -48,6 +48,13 @@ def fleet_of(status: Facts) -> Fleet:
             },
             "simulate": {"group_size": status["group_size"]},
         }
+    )
+
+
+def _counts(worker: Facts) -> bool:
+    """It is here to stay, and serves a version."""
+    return (
+        worker["state"] == "joined" and not worker["leaving"] and worker["serving"] is not None and bool(worker["mu"])
     )
 
 

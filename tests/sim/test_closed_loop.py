@@ -60,6 +60,9 @@ def test_the_cheapest_that_are_enough_work_and_a_plan_comes_of_it() -> None:
     assert planned["feasible"]
     assert len(planned["workers"]) == 3
     assert planned["t_bcast_s"] == provision_["estimates"]["t_bcast_s"]["value"]
+    for fact, value in (("leaving", True), ("serving", None), ("state", "suspected")):
+        fewer = fleet_of({**seen, "workers": [{**seen["workers"][0], fact: value}, *seen["workers"][1:]]})
+        assert len(fewer.workers) == WORKERS - 1, "one that does not count is no part of a plan"
 
 
 def test_workers_that_stop_for_a_version_are_not_slow_and_lose_what_they_stood_still() -> None:
@@ -119,3 +122,26 @@ def test_who_will_be_taken_away_gets_no_more_leases_and_is_replaced_at_once() ->
     loop.run()
     assert "w1" not in seen[0]
     assert len(seen[0]) >= 3
+
+
+def test_answers_that_grow_longer_make_nobody_look_cheap_who_stands_by() -> None:
+    """All become slower by 1.8 in 30 periods: one more worker is needed, and nobody is swapped for one who is measured
+    no more."""
+    loop = closed(0, 55)
+
+    def slower() -> None:
+        for worker in loop.workers:
+            worker.pace.token_s *= 1.8 ** (1 / 15)
+
+    for period in range(15):
+        at_period(loop, SETTLED + 2 * period, slower)
+    changes, mus = list[int](), list[dict[str, float]]()
+    at_period(loop, SETTLED, lambda: changes.append(status(loop)["provision"]["changes"]))
+    at_period(loop, 54, lambda: mus.append({each["name"]: each["mu"] for each in status(loop)["workers"]}))
+    loop.run()
+    assert status(loop)["provision"]["changes"] - changes[0] <= 2
+    assert len(active(loop)) == 4
+    [seen] = mus
+    working = [seen[name] for name in active(loop)]
+    idle = [mu for name, mu in seen.items() if name not in active(loop)]
+    assert max(idle) < 1.35 * min(working), seen

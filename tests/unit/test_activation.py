@@ -92,6 +92,44 @@ def test_all_work_where_nothing_is_enough() -> None:
     assert len(activation.decide(RULES, fleet(3), None, now=0.0).activate) == 3
 
 
+def test_a_moment_in_which_nothing_is_enough_moves_nobody() -> None:
+    activation = settled(fleet(9), 4.0)
+    for review in range(1, 31):
+        mu_min = None if review % PATIENCE else 4.0
+        assert activation.decide(RULES, fleet(9), mu_min, now=10.0 * review) == Decision()
+    lasting = [activation.decide(RULES, fleet(9), None, now=1000.0 + 10.0 * review) for review in range(PATIENCE)]
+    assert [len(decision.activate) for decision in lasting] == [0] * (PATIENCE - 1) + [4]
+
+
+def test_where_all_that_is_known_is_too_little_the_unknown_work_too() -> None:
+    """They are never measured otherwise."""
+    activation = settled([*fleet(2), *fleet(2, mu=0.0, name="new")], 4.0)
+    assert sorted(activation.active) == ["new0", "new1", "w0", "w1"]
+    alone = settled(fleet(1, mu=0.0), 4.0)
+    assert sorted(alone.active) == ["w0"]
+
+
+def test_nobody_goes_for_the_sake_of_a_guess() -> None:
+    dear = fleet(5, 2.0, name="dear")
+    activation = settled(dear, 4.0)
+    lie = Offer("lie", 100.0, 1.0, guessed=True)
+    decisions = [activation.decide(RULES, [*dear, lie], 4.0, now=10.0 * review) for review in range(1, 9)]
+    assert [(each.activate, each.deactivate) for each in decisions if each != Decision()] == [(("lie",), ())]
+    shown = replace(lie, mu=0.1, guessed=False)
+    for review in range(9, 30):
+        activation.decide(RULES, [*dear, shown], 4.0, now=10.0 * review)
+    assert {offer.name for offer in dear} <= activation.active.keys()
+
+
+def test_a_guess_that_comes_true_takes_over() -> None:
+    dear = fleet(5, 2.0, name="dear")
+    activation = settled(dear, 4.0)
+    for review in range(1, 30):
+        cheap = [replace(offer, guessed=review < 15) for offer in fleet(5)]
+        activation.decide(RULES, [*dear, *cheap], 4.0, now=10.0 * review)
+    assert sorted(activation.active) == [f"w{number}" for number in range(5)]
+
+
 def test_without_cost_the_order_decides() -> None:
     activation = Activation()
     offers = [*fleet(4, 2.0, name="dear"), *fleet(4)]

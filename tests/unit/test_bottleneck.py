@@ -9,7 +9,7 @@ from echo2d.core.bottleneck import Situation, bottleneck
 from echo2d.core.capacity import Demand
 
 DEMAND = Demand(100.0, 256, 4, 3, 60.0, "exclusive")  # needs 3.2/s; with broadcasts that take no time 2.56/s
-BUSY = Situation(0.01, DEMAND, 3.5, active=7, standby=2, unscored=0, missing=4, waits=False)
+BUSY = Situation(0.01, DEMAND, 3.5, active=7, standby=2, rewards=0.0, unscored=0, missing=4)
 
 
 @pytest.mark.parametrize(
@@ -21,10 +21,26 @@ BUSY = Situation(0.01, DEMAND, 3.5, active=7, standby=2, unscored=0, missing=4, 
         (
             {"bubble": 0.1, "mu_pool": 2.8},
             "dissemination",
-            "takes 60 s, kappa = 3 train steps 300 s, S = 4",
+            "takes 60 s, a refit 0 s, kappa = 3 train steps 300 s, S = 4",
         ),
-        ({"bubble": 0.1, "waits": True, "unscored": 4}, "reward", "4 groups lack only rewards, the batch lacks 4"),
+        ({"bubble": 0.1, "rewards": 0.7, "unscored": 4}, "reward", "70% of that for rewards alone; now 4 groups lack"),
+        ({"bubble": 0.1, "rewards": 0.2, "unscored": 4}, "rollout", "7 workers .*enough by now"),
         ({"bubble": 0.1, "unscored": 4, "demand": None}, "rollout", "what it needs is not measured yet"),
+        (
+            {"bubble": 0.5, "demand": replace(DEMAND, mode="background", pause_s=290.0)},
+            "dissemination",
+            "a refit 290 s",
+        ),
+        (
+            {"bubble": 0.5, "demand": replace(DEMAND, t_bcast_s=250.0, t_gen_s=220.0)},
+            "dissemination",
+            r"no number would be enough \(data would be too old: .* S = 7",
+        ),
+        (
+            {"bubble": 0.5, "demand": replace(DEMAND, t_bcast_s=10.0, t_gen_s=220.0), "active": 1, "standby": 1},
+            "rollout",
+            "1 worker makes .*no number would be enough .* 1 worker stands by",
+        ),
     ],
 )
 def test_sentences(change: dict[str, object], kind: str, words: str) -> None:

@@ -45,6 +45,33 @@ def test_lost_workers_are_not_waited_for() -> None:
     broadcasts.check()
 
 
+def test_one_that_is_stuck_keeps_no_broadcast_from_being_measured() -> None:
+    figures = Figures()
+    broadcasts = Broadcasts(figures)
+    for number in range(PENDING_MAX + 3):
+        broadcasts.started(seq(number), {A, B}, now=float(number))
+        broadcasts.served(A, seq(number), now=number + 0.5)
+        broadcasts.check()
+    assert list(figures.t_bcast_s) == [0.5] * 3
+    assert not figures.t_verify_s, "nobody has verified"
+
+
+def test_one_of_many_that_is_late_is_no_slow_broadcast() -> None:
+    figures = Figures()
+    broadcasts = Broadcasts(figures)
+    workers = [PeerId(f"w{number}") for number in range(10)]
+    broadcasts.started(seq(1), set(workers), now=0.0)
+    for number, worker in enumerate(workers):
+        broadcasts.served(worker, seq(1), now=1.0 if number < 9 else 500.0)
+    assert list(figures.t_bcast_s) == [500.0]
+    assert figures.measures.t_bcast.estimate is not None
+    assert figures.measures.t_bcast.estimate.value == 1.0
+    broadcasts.started(seq(2), set(workers[:9]), now=0.0)
+    for number, worker in enumerate(workers[:9]):
+        broadcasts.served(worker, seq(2), now=float(number))
+    assert list(figures.measures.t_bcast.samples) == [1.0, 8.0], "of few, everyone counts"
+
+
 def test_without_workers_nothing_is_measured_and_clocks_are_bounded() -> None:
     broadcasts = Broadcasts(Figures())
     broadcasts.started(seq(1), set(), now=0.0)

@@ -81,3 +81,22 @@ def test_the_bubble() -> None:
     assert figures.bubble(1) == 0.5
     assert figures.starved_s == 4.0
     assert figures.measures.t_train.value == 3.0
+
+
+def test_what_it_waits_for() -> None:
+    figures = Figures()
+    for step in range(3):
+        figures.trained(step, (), 1.0)
+        figures.learner_waits(waits=True)
+        figures.now += 1.0
+        figures.learner_waits(waits=True, lacks_rewards=True)
+        figures.now += 3.0
+        figures.learner_waits(waits=False)
+        figures.now += 1.0
+    assert figures.unscored_share(16) == 0.75
+    assert (figures.starved_s, figures.unscored_s) == (12.0, 9.0)
+    figures.trained(3, (), 1.0)
+    assert figures.unscored_share(2) == 0.75
+    figures.learner_waits(waits=True)
+    figures.now += 8.0
+    assert figures.unscored_share(2) == 6.0 / 16.0

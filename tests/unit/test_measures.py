@@ -37,6 +37,57 @@ def test_a_standstill_is_no_slowness() -> None:
     assert measures.t_gen.estimate.value == 10.0
 
 
+def test_who_stands_by_is_thought_of_as_those_who_work_have_become() -> None:
+    measures, both = Measures(1), (A, B)
+    for worker in both:
+        measures.holds(worker, 2, 2, now=0.0)
+        for _ in range(200):
+            measures.accepted(worker, None, now=100.0)
+    measures.settle(10.0, {}, now=100.0)
+    measures.holds(B, 2, 0, now=100.0)
+    for period in range(1, 60):  # answers become twice as long, and B makes none of them
+        for _ in range(10):
+            measures.accepted(A, None, now=100.0 + 10 * period)
+        measures.settle(10.0, {}, now=100.0 + 10 * period)
+        measures.check()
+    assert measures.mu(A, 2, None) == pytest.approx(1.0, rel=0.05)
+    assert measures.mu(B, 2, None) == pytest.approx(measures.mu(A, 2, None), rel=0.01)
+    assert measures.mu(PeerId("new"), 4, None) == pytest.approx(2.0, rel=0.05)
+    measures.holds(B, 2, 2, now=690.0)
+    measures.settle(10.0, {}, now=691.0)  # it begins where it is thought to be
+    assert measures.mu(B, 2, None) == pytest.approx(1.0, rel=0.05)
+
+
+def test_the_moves_of_many_leave_nothing_behind() -> None:
+    """Results come in bursts: most changes are small ones down, the others large ones up."""
+    measures, idle = Measures(1), PeerId("idle")
+    workers = [PeerId(f"w{number}") for number in range(5)]
+    for worker in (*workers, idle):
+        measures.holds(worker, 4, 4, now=0.0)
+        for _ in range(100):
+            measures.accepted(worker, None, now=100.0)
+    measures.settle(10.0, {}, now=100.0)
+    measures.holds(idle, 4, 0, now=100.0)
+    for period in range(500):
+        now = 100.0 + 10.0 * (period + 1)
+        for number, worker in enumerate(workers):
+            for _ in range(50 * (period % 5 == number)):
+                measures.accepted(worker, None, now=now)
+        measures.settle(10.0, {}, now=now)
+    assert measures.mu(idle, 4, None) == pytest.approx(1.0, rel=0.15)
+
+
+def test_what_is_thought_of_a_newcomer_is_a_guess_until_it_has_worked() -> None:
+    measures = Measures(1)
+    assert measures.guessed(A)
+    measures.holds(A, 2, 2, now=0.0)
+    measures.settle(10.0, {A: 1.0}, now=3.0)
+    assert measures.guessed(A), "so much of it could be chance"
+    measures.settle(10.0, {A: 1.0}, now=4.0)
+    assert not measures.guessed(A), "or it would stay one for ever, if it makes nothing"
+    assert measures.mu(A, 2, 1.0) == pytest.approx(0.5, rel=0.05)
+
+
 def test_who_cannot_be_used_makes_nothing() -> None:
     measures = Measures(1)
     measures.holds(A, 2, 0, now=0.0)

@@ -38,6 +38,31 @@ def test_the_cheapest_that_are_enough_and_what_is_short() -> None:
     assert known.shortfall(fleet(9), 1) == pytest.approx(11.0 - 9 * 1.98)
 
 
+def test_the_reason_that_is_shown_is_that_of_now() -> None:
+    provision, workers = provisioning(Said()), fleet(6)
+    everybody = {each.name for each in workers}
+
+    def shown() -> object:
+        provision.review(workers, 1, now=0.0)
+        return provision.facts(provision.offers(workers, None), everybody, 1)["why"]
+
+    assert shown() == "what the learner needs is not measured yet: all work"
+    provision.said = Said(10.0, 100.0)
+    assert shown() == "no throughput is enough: all work", "nobody was left to activate"
+    provision.said = SAID
+    assert shown() == ""
+
+
+def test_what_is_shown_and_short_is_counted_as_decisions_count_it() -> None:
+    """Who is here is here: how often it is not makes it dearer, and not slower."""
+    known = provisioning()
+    spot = [Candidate(f"w{number}", 2.0, Price(0.1, availability=0.5)) for number in range(6)]
+    assert len(known.review(spot, 1, now=0.0).activate) == 6
+    facts = known.facts(known.offers(spot, None), {each.name for each in spot}, 1)
+    assert facts["mu_pool"] == facts["mu_available"] == pytest.approx(6 * 1.98)
+    assert known.shortfall(spot, 1) == pytest.approx(11.0 - 6 * 1.98)
+
+
 def test_who_will_be_taken_away_does_not_count() -> None:
     known = provisioning()
     assert known.shortfall([*fleet(3), *fleet(3, name="x", leaving=True)], 1) == pytest.approx(11.0 - 3 * 1.98)

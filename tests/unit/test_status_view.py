@@ -1,15 +1,18 @@
 """What a person sees of a run: all of it fits, what others said stays text, what is wrong is said."""
 
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+import echo2d
 from echo2d.bench.status_view import TokenRate, age, seconds, size, status_picture
 from echo2d.bench.watch import Screen
 from echo2d.core.messages import Heartbeat
 from tests.coordinator_world import World, train
+from tools.status_picture import svg
 
 
 def seen(facts: dict[str, Any], **options: Any) -> str:
@@ -50,6 +53,66 @@ def test_a_run_with_a_silent_worker() -> None:
     assert "…" not in text
 
 
+def test_a_run_that_activates_by_itself() -> None:
+    world = trained()
+    facts = world.state.status(now=world.now)
+    first, second = facts["workers"]
+    text = "it waits 1.0% of its time; 1 worker makes 3,600 trajectories/h, it needs 3,000, " + "and so on " * 10
+    facts["provision"] |= {
+        "activation": "auto", "mu_pool": 1.0, "mu_target": 0.9, "why": "23% cheaper, by rho",
+        "bottleneck": {"kind": "learner", "text": text},
+    }  # fmt: skip
+    facts["workers"] = [
+        {**first, "alive": True, "mu": 1.0, "mu_sd": 0.1, "usd_per_h": 0.35},
+        {**second, "active": False, "mu": 2.0, "mu_sd": None},
+        {**second, "name": "c", "active": False, "leaving": True, "mu": None},
+        {**second, "name": "d", "active": False, "leaving": True, "state": "gone"},
+    ]
+    lines = seen(facts).splitlines()
+    at = next(number for number, line in enumerate(lines) if "bottleneck" in line)
+    assert lines[at].startswith("  bottleneck    it waits 1.0% of its time; 1 worker makes 3,600")
+    assert lines[at + 1].startswith(" " * 16 + "so on"), "long words go on below themselves"
+    assert "  activation    1 of 3 workers work, 3,600 trajectories/h of 3,240 that are aimed at; 23% cheaper" in seen(
+        facts
+    )
+    rows = {line.split()[1]: line for line in lines if line.startswith("● ")}
+    assert " joined " in rows["a"]
+    assert " 3,600 " in rows["a"]
+    assert " 0.35 " in rows["a"]
+    assert " standby " in rows["b[/x]"]
+    assert " ~7,200 " in rows["b[/x]"], "only a guess"
+    assert (" leaving " in rows["c"], " gone " in rows["d"]) == (True, True)
+    assert "usd/h" not in seen(trained().state.status())
+
+
+def test_those_that_are_long_gone_are_counted() -> None:
+    facts = trained().state.status()
+    first, second = facts["workers"]
+    gone = {**first, "state": "gone", "alive": False}
+    facts["workers"] = [second, {**gone, "name": "now", "silent_s": 99.0}, *([{**gone, "silent_s": 999.0}] * 3)]
+    text = seen(facts)
+    assert "● now " in text
+    assert "● a " not in text
+    assert "and 3 gone" in text
+
+
+def test_its_picture_for_the_docs() -> None:
+    facts = trained().state.status()
+    assert svg(facts) == svg(facts)
+    assert "bottleneck" in svg(facts)
+
+
+def test_the_page_shows_what_the_terminal_shows() -> None:
+    """Nobody runs its script here: that what it reads is there, and that states have the same names."""
+    page = (Path(echo2d.__file__).parent / "web" / "index.html").read_text()
+    facts = trained().state.status()
+    for name in ("activation", "bottleneck", "mu_pool", "mu_target", "why"):
+        assert name in page
+        assert name in facts["provision"]
+    for state in ("standby", "leaving", "away", "joined"):
+        assert f'"{state}"' in page
+
+
 def test_an_empty_run_is_shown_too() -> None:
     assert "no learner has opened a session" in seen(World().state.status())
 
@@ -64,7 +127,7 @@ def test_a_thousand_workers_fit_a_small_terminal() -> None:
         text = seen(facts, lines=lines)
         assert len(text.splitlines()) < lines
         assert "● w700 " in text, "the one in trouble comes first"
-    assert "and 948 more" in text
+    assert "and 951 more" in text
 
 
 def test_units() -> None:

@@ -1,20 +1,26 @@
 """Who of the workers that are here gets leases."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from echo2d.core.activation import Decision
+from echo2d.core.coordinator_io import Note, PeerDisconnected, SessionId
+from echo2d.core.estimators import WorkerRate
 from echo2d.core.membership import HEARTBEATS_MISSED_MAX
-from echo2d.core.messages import Goodbye, Heartbeat, LeaseGranted, Leaving, RefitDone
+from echo2d.core.messages import Goodbye, Heartbeat, LeaseFailed, LeaseGranted, Leaving, RefitDone
 from echo2d.core.prices import NamedPrice, Price
-from tests.coordinator_world import RULES, World, train
+from echo2d.core.provisioning import Provisioning
+from echo2d.core.workforce import SOON_S
+from tests.coordinator_world import RULES, Peer, World, train, version_key
 
 AUTO = replace(RULES, activation="auto", prices=(NamedPrice("a", Price(0.1)), NamedPrice("*", Price(1.0))))
 T_TRAIN_S, T_BCAST_S = 10.0, 1.0
 
 
 def settled(names: str = "abc") -> World:
-    """T_train and T_bcast are known; each worker makes more than is needed, and is said to."""
+    """T_train and T_bcast are known; each worker makes more than is needed."""
     world = World(AUTO)
     world.connect("seed", kind="seed")
     for name in names:
@@ -25,10 +31,8 @@ def settled(names: str = "abc") -> World:
     for _ in range(8):
         measures.t_train.add(T_TRAIN_S)
         measures.t_bcast.add(T_BCAST_S)
-    measures.settle(T_TRAIN_S, dict.fromkeys(measures._work, 1.0), now=world.now)
     for work in measures._work.values():
-        assert work.rate is not None
-        work.rate.made = work.rate.leased_s = 1e4
+        work.rate = WorkerRate(1.0, 2, T_TRAIN_S, made=1e4, leased_s=1e4)
     for name in names:
         world.refit(world.peers[name])
     world.drain()
@@ -96,6 +100,132 @@ def test_a_lost_one_is_replaced_at_once() -> None:
     world.say(world.peers["a"], Goodbye("over"))
     assert len(active(world)) == 1
     assert active(world) != ["a"]
+
+
+def test_a_storm_of_newcomers_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = settled()
+    looks, review = list[float](), Provisioning.review
+
+    def counted(self: Provisioning, *arguments: Any, now: float) -> Decision:
+        looks.append(now)
+        return review(self, *arguments, now=now)
+
+    monkeypatch.setattr(Provisioning, "review", counted)
+    begin = world.now
+    for number in range(50):
+        world.now += 0.001
+        world.connect(f"new{number}")
+    world.pass_time(SOON_S)
+    assert len(looks) == 2
+    assert looks[1] - begin < 2 * SOON_S
+
+
+def test_a_coordinator_that_stood_still_finds_nobody_slow() -> None:
+    """What they held was done within a trajectory's time; then nobody gave them more."""
+    world = settled()
+    [worker] = [peer for name, peer in world.peers.items() if name == active(world)[0]]
+    measures = world.state._figures.measures
+    for _ in range(8):
+        measures.t_gen.add(2.0)
+    measures.holds(worker.peer, 4, 4, now=world.now)
+    before = measures.mu(worker.peer, 4, None)
+    world.now += 500.0  # nothing is heard of anybody meanwhile, and then of all at once
+    for peer in world.peers.values():
+        world.say(peer, Heartbeat(0))
+    world.pass_time(0.0)
+    assert measures.mu(worker.peer, 4, None) == pytest.approx(before, rel=0.1)
+
+
+def test_a_lease_that_crosses_a_notice_is_nobodys_fault() -> None:
+    world = World()
+    world.connect("seed", kind="seed")
+    for name in "ab":
+        world.connect(name)
+    world.open_session()
+    world.publish(0)
+    world.ask_batch(1)
+    while world.pending or any(world.refit(peer) for peer in world.peers.values()):
+        world.drain()
+    leaver = next(peer for peer in world.peers.values() if peer.leases)
+    world.say(leaver, Leaving("spot notice"))
+    for key in list(leaver.leases):
+        leaver.forget(key)
+        world.say(leaver, LeaseFailed(key.lease, key.attempt, "draining"))
+    status = world.state.status(now=world.now)
+    assert not status["faults"]
+    assert [worker["leases"] for worker in status["workers"] if worker["name"] == leaver.name] == [0]
+    world.work()
+    world.state.check()
+
+
+def test_one_that_loads_nothing_does_not_hide_what_a_broadcast_takes() -> None:
+    world = World(AUTO)
+    world.connect("seed", kind="seed")
+    world.slow.add("broken")
+    for name in ("a", "broken"):
+        world.connect(name)
+    train(world, 5)
+    world.drain()
+    world.work()
+    assert world.state._figures.measures.t_bcast.estimate is not None
+
+
+def test_one_whose_link_is_broken_takes_nobodys_place() -> None:
+    world = settled()
+    [works] = active(world)
+    cheaper, other = sorted(set("abc") - {works})
+    world.handle(PeerDisconnected(world.peers[cheaper].session, "reset"))
+    world.say(world.peers[works], Leaving("spot notice"))
+    assert active(world) == [other]
+    world.connect(cheaper)
+    world.state.check()
+
+
+def test_a_pause_that_nobody_can_have_made_is_none() -> None:
+    """No longer than since it served the version before; said again of the same one, it is no pause at all."""
+    world = settled()
+    liar = world.peers["b"]
+    assert liar.serving is not None
+    key, pauses = version_key(liar.serving.version - 1), world.state._figures.measures.pause
+    refitted_at = next(peer.refitted_at for peer in world.state._members if peer.name == "b")
+    assert refitted_at is not None
+    before = pauses.samples
+    for _ in range(5):
+        world.say(liar, RefitDone(key.version, key.digest, 1e12, memory_ok=True))
+    assert pauses.samples == before + 1
+    assert pauses._newest[-1] == world.now - refitted_at
+
+
+def test_a_notice_is_noted_once() -> None:
+    world = settled()
+    notes = [world.say(world.peers["a"], Leaving("spot notice")) for _ in range(3)]
+    assert [sum(isinstance(action, Note) and action.kind == "leaving" for action in each) for each in notes] == [
+        1,
+        0,
+        0,
+    ]
+
+
+def test_when_all_leave_the_next_one_works_at_once() -> None:
+    world = settled()
+    for name in "abc":
+        world.say(world.peers[name], Leaving("the whole zone"))
+    assert active(world) == []
+    world.peers["d"] = Peer("d", "worker", 4, SessionId(0), serving=world.peers["a"].serving)
+    world.connect("d")
+    world.pass_time(SOON_S)
+    assert active(world) == ["d"]
+    world.state.check()
+
+
+def test_after_a_restart_all_work_until_it_is_known_again() -> None:
+    world = settled()
+    assert len(active(world)) == 1
+    world.crash()
+    world.pass_time(SOON_S)
+    assert active(world) == ["a", "b", "c"]
+    assert world.state.shortfall is None
+    world.state.check()
 
 
 def test_silence_is_a_loss() -> None:

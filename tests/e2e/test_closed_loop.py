@@ -1,0 +1,160 @@
+"""The programs with `activation.mode = "auto"`: who stands by, a spot notice, and plans from what was measured."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from echo2d.bench.programs import Program, Programs, wait_for
+from echo2d.bench.scripted_learner import ScriptedLearner
+from echo2d.client import Coordinator
+from echo2d.runtime.tokens import create_token
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+WAIT_S = 60.0
+T_TRAIN_S, PER_STEP, TOKENS = 0.4, 8, 8
+NEEDED = PER_STEP / T_TRAIN_S  # trajectories/s
+PLAN_KEYS = {"feasible", "why_not", "mu_min", "mu_pool", "bubble", "t_bcast_s", "usd_per_step", "workers"}
+CONFIG = """
+[run]
+run_dir = "{root}/run"
+snapshot_root = "{root}/snapshots"
+[coordinator]
+port = 0
+[policy]
+staleness_max = 8
+publish_every = 1
+trajectories_per_step = {per_step}
+group_size = 2
+filter_zero_variance = false
+[sampling]
+max_new_tokens = {tokens}
+vocab_size = 512
+[task]
+name = "echo2d.bench.cheap_task:CheapTask"
+options = {{ prompt_tokens = 4, vocab_size = 512 }}
+processes = 1
+[activation]
+mode = "auto"
+learner_usd_per_h = 10.0
+[[price]]
+workers = "spot-*"
+usd_per_h = 0.3
+availability = 0.9
+[[price]]
+workers = "*"
+usd_per_h = 0.9
+"""
+
+
+class Site:
+    def __init__(self, root: Path, programs: Programs, *flags: str) -> None:
+        self.root, self.programs, self.run_dir = root, programs, root / "run"
+        (root / "snapshots").mkdir()
+        (root / "run.toml").write_text(CONFIG.format(root=root, per_step=PER_STEP, tokens=TOKENS))
+        command = ("coordinate", f"--config={root / 'run.toml'}", *flags)
+        self.coordinator = programs.start("coordinator", "-m", "echo2d", *command)
+        self.url = str(json.loads(wait_for(self.run_dir / "coordinator.json", programs, WAIT_S))["url"])
+        self.viewer = Coordinator(self.url, token_file=self.run_dir / "tokens" / "viewer.token")
+
+    def join(self, name: str) -> Program:
+        token = self.root / f"{name}.token"
+        create_token(self.run_dir, name, role="worker", url=self.url, out=token, max_workers=1, expires="1d")
+        flags = (f"--token-file={token}", f"--state-dir={self.root / name}", f"--name={name}", "--engine=fake")
+        pace = f"--tokens-per-s-max={2 * NEEDED * TOKENS}"
+        return self.programs.start(name, "-m", "echo2d", "join", self.url, *flags, "--slots=8", pace)
+
+    def learner(self) -> ScriptedLearner:
+        token = self.run_dir / "tokens" / "learner.token"
+        return ScriptedLearner(self.url, token, self.root / "snapshots", t_train_s=T_TRAIN_S)
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-m", "echo2d", *arguments], capture_output=True, text=True, check=False)
+
+    def status(self) -> dict[str, Any]:
+        return self.viewer.status()
+
+    def active(self) -> set[str]:
+        workers = self.status()["workers"]
+        return {worker["name"] for worker in workers if worker["active"] and worker["serving"] is not None}
+
+
+@pytest.fixture
+def site(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Site]:
+    """Its coordinator gets the parameter's flags."""
+    with Programs(tmp_path / "logs") as programs:
+        made = Site(tmp_path, programs, *getattr(request, "param", ()))
+        with made.viewer:
+            yield made
+
+
+def poll(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_spares_stand_by_a_notice_is_followed_and_plans_are_made_of_what_was_measured(site: Site) -> None:
+    nothing = site.run("plan", "--live", str(site.run_dir))
+    assert nothing.returncode == 2
+    assert nothing.stderr.startswith("echo2d: this run has not measured t_train_s, t_bcast_s, wire_bytes yet")
+    assert nothing.stderr.count("\n") == 1
+
+    programs = {name: site.join(name) for name in ("spot-1", "spot-2", "home")}
+    learner = site.learner()
+    learner.start()
+    poll(lambda: len(site.active()) == 1 and learner.steps > 3)
+    (active,) = site.active()
+    assert active.startswith("spot-")
+
+    measured = site.status()["provision"]
+    viewer = site.run_dir / "tokens" / "viewer.token"
+    for where in ([str(site.run_dir)], [site.url, f"--token-file={viewer}"]):
+        found = site.run("plan", "--live", *where, "--json")
+        plan = json.loads(found.stdout)
+        assert plan.keys() >= PLAN_KEYS
+        assert (plan["feasible"], plan["why_not"], len(plan["workers"])) == (True, "", 1)
+        assert plan["mu_min"] == pytest.approx(measured["mu_min"], rel=0.2)
+        assert plan["workers"][0]["name"].startswith("spot-")
+        assert plan["usd_per_step"] == pytest.approx((10.0 + 0.3) / 3600 * T_TRAIN_S, rel=0.2)
+    shown = site.run("status", f"--run-dir={site.run_dir}").stdout
+    assert shown.count("standby") == 2, shown
+    assert "learner-bound" in shown
+
+    os.kill(programs[active].pid, signal.SIGUSR1)
+    assert programs[active].wait(WAIT_S) == 0
+    poll(lambda: len(site.active()) == 1)
+    assert active not in site.active()
+    steps = learner.steps
+    poll(lambda: learner.steps > steps + 2)
+    learner.stop()
+    assert learner.fault is None
+    facts = site.status()
+    assert facts["trajectories"]["dropped"] == 0, facts["groups_dropped"]
+    assert facts["faults"] == []
+    log = site.coordinator.log.read_text()
+    assert f"leaving {active}: SIGUSR1" in log
+
+
+@pytest.mark.parametrize("site", [("--no-p2p", "--no-cost", "--no-delta")], indirect=True)
+def test_parts_can_be_left_out(site: Site) -> None:
+    for name in ("spot-1", "home"):
+        site.join(name)
+    learner = site.learner()
+    learner.start()
+    poll(lambda: max(site.status()["seed_copies"].values(), default=0.0) > 1.9)
+    poll(lambda: learner.steps > 2 and len(site.active()) == 1)
+    learner.stop()
+    facts, log = site.status(), site.coordinator.log.read_text()
+    assert max(facts["seed_copies"].values()) < 2.1, "the seed sends to both, and nobody else to anybody"
+    assert "goes out in full" in log
+    assert "as a delta" not in log
+    assert "by rho" not in log, "prices decide nothing"
