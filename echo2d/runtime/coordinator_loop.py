@@ -29,6 +29,7 @@ from echo2d.core.coordinator_io import (
     Persist,
     PublishAsked,
     Record,
+    RemovalPlanned,
     Reply,
     RequestId,
     ScoreSample,
@@ -313,14 +314,20 @@ class Coordinator:
     async def upload(self, epoch: Epoch, version: Version, name: str, data: AsyncIterator[bytes]) -> int:
         return await self._files.upload(epoch, version, name, data)
 
+    async def plan_removal(self, peer: PeerId, reason: str) -> None:
+        """Whoever rents will take this peer's box away."""
+        await self._mailbox.put(RemovalPlanned(peer, reason))
+
     def status(self) -> dict[str, Any]:
         faults = sum(self.sessions.faults.values())
         now, heard_at = time.monotonic(), self._learner_heard_at
         shell = {"run_id": self.run_id, "peer_faults": faults}
         shell["learner_silent_s"] = None if heard_at is None else now - heard_at
+        facts = {**self._machine.status(now=now), **shell}
         if self.renting is not None:
-            shell["renting"] = self.renting()
-        return {**self._machine.status(now=now), **shell}
+            facts["renting"] = self.renting()
+            facts["attention"] = [*facts["attention"], *facts["renting"]["attention"]]
+        return facts
 
     def metrics(self) -> bytes:
         self._metrics.events_waiting.set(len(self._mailbox))

@@ -19,7 +19,7 @@ SCHEMA = """
 CREATE TABLE rentals (
     label TEXT PRIMARY KEY, provider TEXT NOT NULL, offer TEXT NOT NULL, usd_per_h REAL NOT NULL,
     billed_by_s REAL NOT NULL, sent_at REAL NOT NULL, life_s REAL NOT NULL, grace_s REAL NOT NULL,
-    copies INTEGER NOT NULL, gone_at REAL) WITHOUT ROWID;
+    copies INTEGER NOT NULL, gone_at REAL, seen INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE clock (one INTEGER PRIMARY KEY, at REAL NOT NULL, boot TEXT NOT NULL, since_boot_s REAL NOT NULL,
     unix_s REAL NOT NULL);
 """

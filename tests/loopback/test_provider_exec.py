@@ -85,6 +85,16 @@ async def test_so_much_output_and_no_more(monkeypatch: pytest.MonkeyPatch) -> No
         await run_command(shell("head -c 300000 /dev/zero"), PATH, timeout_s=20.0)
 
 
+async def test_who_prints_without_end_is_ended() -> None:
+    """It would keep the event loop busy for all of its time."""
+    begun = time.monotonic()
+    with pytest.raises(ProviderFault, match="printed more than"):
+        await run_command(("yes",), PATH, timeout_s=60.0)
+    with pytest.raises(ProviderFault, match="printed more than"):
+        await run_command(shell("yes >&2"), PATH, timeout_s=60.0)
+    assert time.monotonic() < begun + 30
+
+
 def test_the_book_outlives_its_process(tmp_path: Path) -> None:
     path, moment = tmp_path / "rentals.sqlite", Moment("boot", 5.0, 1e9)
     store = RentalStore(path)

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from echo2d.core.coordinator_io import RemovalPlanned
+from echo2d.core.ids import PeerId
 from echo2d.core.membership import HEARTBEATS_MISSED_MAX
 from echo2d.core.messages import Goodbye, Heartbeat, LeaseGranted, Leaving
 from echo2d.core.prices import NamedPrice, Price
@@ -74,6 +76,24 @@ def test_a_lost_one_is_replaced_at_once() -> None:
     world.say(world.peers["a"], Goodbye("over"))
     assert len(active(world)) == 1
     assert active(world) != ["a"]
+
+
+def test_whose_box_is_given_back_finishes_and_gets_nothing_new() -> None:
+    world = settled()
+    world.ask_batch(4)
+    world.drain()
+    peer = world.peers["a"]
+    assert peer.leases
+    world.handle(RemovalPlanned(peer.peer, "its time ends"))
+    assert len(active(world)) == 1
+    assert active(world) != ["a"]
+    peer.inbox.clear()
+    world.work()
+    (row,) = (worker for worker in world.state.status(now=world.now)["workers"] if worker["name"] == "a")
+    assert (row["leaving"], row["leased"], row["accepted"] > 0) == (True, 0, True)
+    assert not any(isinstance(each, LeaseGranted) for each in peer.inbox)
+    world.state.check()
+    world.handle(RemovalPlanned(PeerId("nobody"), "x"))
 
 
 def test_silence_is_a_loss() -> None:
