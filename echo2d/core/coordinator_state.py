@@ -296,6 +296,8 @@ class CoordinatorState:
 
     def _leaving(self, peer: Peer, reason: str) -> list[Action]:
         """It will be taken away: no more leases, and others are activated in its stead."""
+        if peer.leaving:
+            return []
         peer.leaving = True
         self._members.changed.add(peer.peer)
         self._workforce.changed()

@@ -268,7 +268,9 @@ class Rented:
         del self.boxes[label]
         gone = replace(box.rental, gone_at=box.billed_to(now))
         self._has_gone(gone, now)
-        note = RentNote("gone", f"{label}: it cost {gone.cost_usd(now):.2f} usd; {box.doomed or 'it ended by itself'}")
+        note = RentNote(
+            "gone", f"{label}: it cost {gone.cost_usd(now):.2f} usd; {box.doomed or 'nobody here stopped it'}"
+        )
         return [Keep(gone), Retire(label), note]
 
     def _has_gone(self, rental: Rental, now: float) -> None:

@@ -384,12 +384,25 @@ def rented(config: CoordinatorConfig) -> Facts:
     costs = {rental.label: rental.cost_usd(min(now, rental.until)) for rental in rentals}
     return {
         "spent_usd": sum(costs.values()),
+        "usd_total_max": config.rent.usd_total,
         "usd_per_h": sum(rental.rate for rental in live),
         "boxes": [
             {"label": rental.label, "usd_per_h": rental.rate, "age_s": now - rental.sent_at,
              "cost_usd": costs[rental.label]} for rental in live
         ],
     }  # fmt: skip
+
+
+def rented_lines(facts: Facts) -> list[str]:
+    """The same for people."""
+    boxes, most = facts["boxes"], facts["usd_total_max"]
+    of = "" if most is None else f" of {most:g}"
+    rows = [
+        f"  {box['label']}  for {box['age_s'] / 60:.0f} min, {box['cost_usd']:.2f} usd  {box.get('state', '')}".rstrip()
+        for box in boxes
+    ]
+    there = f"{len(boxes)} boxes may be there, {facts['usd_per_h']:g} usd/h" if boxes else "nothing is there"
+    return [f"spent {facts['spent_usd']:.2f}{of} usd; {there}", *rows]
 
 
 def boxes_left_alone(config: CoordinatorConfig) -> str:

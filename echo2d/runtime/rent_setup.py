@@ -87,16 +87,23 @@ def rent_plan(config: CoordinatorConfig, prefix: str, kept: Iterable[Rental], no
         for each in (provider.table for provider in config.providers)
         if each.kind == "exec"
     ]
+    lasts = f"{_duration(left_h)} at {budget.usd_per_h:g} usd/h"
     return [
         f"renting: at most {budget.usd_per_h:g} usd/h and {budget.usd_total:g} usd in all",
-        f"  spent {spent_usd:.2f}, set aside {committed_usd - spent_usd:.2f}; the rest lasts {left_h:.1f} h",
+        f"  spent {spent_usd:.2f}, set aside {committed_usd - spent_usd:.2f}; the rest lasts {lasts}",
         f"  there now, by this run's book: {len(live)} boxes, {sum(rental.rate for rental in live):g} usd/h",
-        f"  labels {prefix}...; a box lives {config.rent.life_h:g} h at most",
+        f"  labels {prefix}...; a box lives {_duration(config.rent.life_h)} at most",
         f"  it goes after {rules.idle_s:g} s without work, or {rules.join_s:g} s without serving",
+        f"  then its worker has {rules.drain_s:g} s to finish what it holds",
+        "  nothing is started before a learner takes data and workers are too few; then, cheapest data first:",
         *_strangers(config, live),
         *map(_line, offers),
         *commands,
     ]
+
+
+def _duration(hours: float) -> str:
+    return f"{hours:.1f} h" if hours >= 1 else f"{60 * hours:.0f} min"
 
 
 def _strangers(config: CoordinatorConfig, live: Iterable[Rental]) -> list[str]:

@@ -85,6 +85,7 @@ def test_whose_box_is_given_back_finishes_and_gets_nothing_new() -> None:
     peer = world.peers["a"]
     assert peer.leases
     world.handle(RemovalPlanned(peer.peer, "its time ends"))
+    assert world.handle(RemovalPlanned(peer.peer, "its time ends")) == []
     assert len(active(world)) == 1
     assert active(world) != ["a"]
     peer.inbox.clear()
