@@ -143,9 +143,13 @@ class Renting:
 
     def _of_no_use(self, now: float) -> list[RentAction]:
         notes: list[RentAction] = []
+        need = self._need
+        spare_mu = -math.inf if need.shortfall_mu is None else need.margin_mu - need.shortfall_mu
         for box in self._rented.boxes.values():
-            if box.doomed or not (why := self._why_not(box, now)):
+            mu = need.mu.get(box.rental.label, self._kind(box).mu)
+            if box.doomed or not (why := self._why_not(box, now, spare=spare_mu >= mu)):
                 continue
+            spare_mu -= mu if box.serves else 0.0
             note = self._doom(box, why, now)
             failed = _never_served(box) and now >= box.served_at + self._rules.join_s
             notes.append(self._failed(box, now) if failed else note)
@@ -158,8 +162,8 @@ class Renting:
         more = f"; it has {box.stop_by - now:.0f} s to finish" if box.holds and box.stop_by > now else ""
         return RentNote("doomed", f"{box.rental.label}: {why}{more}")
 
-    def _why_not(self, box: Box, now: float) -> str:
-        """Why it is to go; empty: it may stay."""
+    def _why_not(self, box: Box, now: float, *, spare: bool) -> str:
+        """Why it is to go; empty: it may stay. spare: without it there is still enough."""
         rules, need, rental = self._rules, self._need, box.rental
         if rules.closing:
             return "the run gives everything back"
@@ -168,8 +172,7 @@ class Renting:
         if now >= box.served_at + rules.join_s:
             return f"its worker has not served for {now - box.served_at:.0f} s"
         idle_s = need.serving.get(rental.label, 0.0)
-        enough = need.shortfall_mu is not None and need.shortfall_mu <= 0
-        if idle_s >= rules.idle_s and (enough or not need.wanted):
+        if idle_s >= rules.idle_s and (spare or not need.wanted):
             return f"nothing was asked of it for {idle_s:.0f} s"
         return ""
 
@@ -197,7 +200,7 @@ class Renting:
 
     def _starts(self, now: float) -> list[RentAction]:
         missing, self._why = self._missing_mu(), ""
-        if missing <= 0:
+        if missing <= self._need.margin_mu:
             self._short_since = None
             return []
         if self._short_since is None:

@@ -56,7 +56,8 @@ class NeedMeasured:
     shortfall_mu: trajectories/s that all workers that are here lack of the target; None: nothing is known yet.
     wanted: a learner takes what is made. workers: how many are here that serve a version. serving: of the rented ones
     among them, for how many seconds nothing has been asked of it. holding: rented ones whose worker has leases, or
-    would get some. gb_per_h: that each worker receives.
+    would get some. mu: trajectories/s of rented ones, as measured. margin_mu: of the target, what is there for noise;
+    less than that is no reason to rent. gb_per_h: that each worker receives.
     """
 
     shortfall_mu: float | None
@@ -64,6 +65,8 @@ class NeedMeasured:
     workers: int
     serving: Mapping[Label, float] = field(default_factory=dict)
     holding: frozenset[Label] = frozenset()
+    mu: Mapping[Label, float] = field(default_factory=dict)
+    margin_mu: float = 0.0
     gb_per_h: float = 0.0
 
 

@@ -259,6 +259,8 @@ class Renter:
             workers=len(workers),
             serving=self._serving(now),
             holding=frozenset(label for label, worker in self._workers.items() if _holds(worker)),
+            mu={label: worker["mu"] for label, worker in self._workers.items() if worker["mu"] is not None},
+            margin_mu=margin_of(facts),
             gb_per_h=gb_per_h(facts),
         )
 
@@ -299,8 +301,14 @@ async def _nobody_leaves(peer: PeerId, why: str) -> None:
 
 def shortfall_of(facts: Facts) -> float | None:
     """Trajectories/s that all workers here lack of the target, as the activation loop has it; None: not known."""
-    found: float | None = facts.get("provision", {}).get("shortfall")
+    found: float | None = facts["provision"]["shortfall"]
     return found
+
+
+def margin_of(facts: Facts) -> float:
+    """Trajectories/s by which the target lies above what the learner takes."""
+    target, least = facts["provision"]["mu_target"], facts["provision"]["mu_min"]
+    return 0.0 if target is None or least is None else float(target - least)
 
 
 def gb_per_h(facts: Facts) -> float:

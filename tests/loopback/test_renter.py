@@ -72,7 +72,8 @@ class Site:
         self.access = AccessTable(self.run)
         self.told: list[PeerId] = []
         self.status: dict[str, Any] = {
-            "learner_silent_s": 0.0, "workers": [], "provision": {"shortfall": None}, "version_bytes": {},
+            "learner_silent_s": 0.0, "workers": [], "version_bytes": {},
+            "provision": {"shortfall": None, "mu_target": None, "mu_min": None},
             "t_train_s": [], "publish_every": 1,
         }  # fmt: skip
 
@@ -110,7 +111,7 @@ class Site:
         peer = self.access.enrol(token.secret, public_bytes(key), proof, now_s=time.time())
         worker = {
             "id": peer, "name": "box", "alive": True, "state": "joined", "serving": {"version": 0}, "leaving": False,
-            "leased": 2, "running": 0,
+            "leased": 2, "running": 0, "mu": None,
         }  # fmt: skip
         self.status["workers"] = [worker]
         return worker
@@ -145,7 +146,7 @@ async def test_whose_box_goes_is_told_and_its_box_stopped_when_it_holds_nothing(
         await until(lambda: not box.exists())
         worker.update(alive=False, state="gone", serving=None)
         await until(lambda: not renter.facts()["boxes"])
-        assert not site.run.token_path(box.name).exists()
+        await until(lambda: not site.run.token_path(box.name).exists())
 
 
 async def test_what_the_book_does_not_take_is_not_started(site: Site) -> None:

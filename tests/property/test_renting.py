@@ -281,7 +281,7 @@ class World(RuleBasedStateMachine):
         """The clouds get well: with nothing wanted any more, nothing stays."""
         if not hasattr(self, "rent_rules"):
             return
-        self.need = NeedMeasured(0.0, wanted=True, workers=1)
+        self.need = NeedMeasured(-100.0, wanted=True, workers=1)
         self.cut = None
         for _ in range(400):
             self.time_passes(200.0, 0)

@@ -99,6 +99,29 @@ def test_an_idle_box_goes_and_one_that_is_short_stays() -> None:
     assert [action.rental.label for action in actions if isinstance(action, Stop)] == ["x-cloud-small-1"]
 
 
+def test_what_is_there_for_noise_is_no_reason_to_rent_nor_to_keep_an_idle_box() -> None:
+    """Else a box that stands by is given back, and the next one rented in its stead."""
+    renting, label = make(patience_s=10.0), Label("x-cloud-small-1")
+    assert starts(renting.handle(NeedMeasured(0.04, wanted=True, workers=1, margin_mu=0.05), now=60.0)) == []
+    renting.handle(NeedMeasured(0.06, wanted=True, workers=1, margin_mu=0.05), now=61.0)
+    assert starts(renting.handle(NeedMeasured(0.06, wanted=True, workers=1, margin_mu=0.05), now=72.0)) == ["small"]
+    renting.handle(StartEnded(label, ok=True), now=75.0)
+    idle: dict[str, Any] = {"wanted": True, "workers": 2, "serving": {label: 300.0}, "margin_mu": 0.05}
+    assert stops(renting.handle(NeedMeasured(-0.06, mu={label: 0.12}, **idle), now=80.0)) == []
+    assert stops(renting.handle(NeedMeasured(-0.06, mu={label: 0.10}, **idle), now=81.0)) == [label]
+
+
+def test_of_several_idle_boxes_no_more_go_than_are_spare() -> None:
+    renting = make()
+    renting.handle(need(0.4), now=1.0)
+    labels = sorted(renting.live)
+    for label in labels:
+        renting.handle(StartEnded(label, ok=True), now=2.0)
+    both = NeedMeasured(-0.1, wanted=True, workers=2, serving=dict.fromkeys(labels, 300.0))
+    assert len(labels) == 2
+    assert len(stops(renting.handle(both, now=3.0))) == 1
+
+
 def test_a_start_that_failed_is_stopped_and_its_kind_left_alone() -> None:
     renting = make()
     actions = renting.handle(StartEnded(Label("x-cloud-small-1"), ok=False), now=5.0)
