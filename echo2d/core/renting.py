@@ -251,7 +251,7 @@ class Renting:
             longest_s=rules.life_s,
         )
         if life is None or rented.full:
-            self._why = "the budget is used up or set aside"
+            self._why = "what is left of the budget pays for no box"
             return []
         return rented.start(offer, life, now, why)
 
