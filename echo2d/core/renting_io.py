@@ -54,7 +54,7 @@ class NeedMeasured:
     """What is known of the run, at least every few seconds.
 
     shortfall_mu: trajectories/s that all workers that are here lack of the target; None: nothing is known yet.
-    wanted: a learner takes what is made. workers: how many are here that serve a version. serving: of the rented ones
+    wanted: a learner takes what is made. workers: how many are here that work, or would. serving: of the rented ones
     among them, for how many seconds nothing has been asked of it. holding: rented ones whose worker has leases, or
     would get some. mu: trajectories/s of rented ones, as measured. margin_mu: of the target, what is there for noise;
     less than that is no reason to rent. gb_per_h: that each worker receives.

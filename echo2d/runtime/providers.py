@@ -251,12 +251,11 @@ class Renter:
 
     def _need(self, facts: Facts) -> NeedMeasured:
         now, silent_s = self._clock.now(), facts["learner_silent_s"]
-        workers = [worker for worker in facts["workers"] if worker["alive"] and worker["serving"] is not None]
         self._workers = self._rented_workers(facts["workers"])
         return NeedMeasured(
             shortfall_of(facts),
             wanted=silent_s is not None and silent_s < self._rules.idle_s,
-            workers=len(workers),
+            workers=sum(map(_works, facts["workers"])),
             serving=self._serving(now),
             holding=frozenset(label for label, worker in self._workers.items() if _holds(worker)),
             mu={label: worker["mu"] for label, worker in self._workers.items() if worker["mu"] is not None},
@@ -289,10 +288,14 @@ class Renter:
         return serving
 
 
+def _works(worker: Facts) -> bool:
+    """Or would, if it were asked."""
+    return worker["alive"] and worker["serving"] is not None and not worker["leaving"]
+
+
 def _holds(worker: Facts) -> bool:
     """Leases, or it would get some. What it says it runs are calls of the gateway, too."""
-    may_get = worker["alive"] and worker["serving"] is not None and not worker["leaving"]
-    return may_get or bool(worker["leased"]) or (worker["alive"] and worker["running"] > 0)
+    return _works(worker) or bool(worker["leased"]) or (worker["alive"] and worker["running"] > 0)
 
 
 async def _nobody_leaves(peer: PeerId, why: str) -> None:
