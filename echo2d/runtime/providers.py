@@ -360,13 +360,13 @@ def print_rent_plan(config: CoordinatorConfig, say: Callable[[str], None]) -> No
     """What `echo2d coordinate --rent` is about to do. OperatorFault: it cannot."""
     rules_of(config, "")
     run = RunDirectory(config.run.run_dir)
-    rentals, now = _kept(run)
+    rentals, now = _kept(run.path)
     for line in rent_plan(config, prefix_of(run.run_id), rentals, now):
         say(line)
 
 
-def _kept(run: RunDirectory) -> tuple[tuple[Rental, ...], float]:
-    store = RentalStore(run.path / RENTALS_FILE)
+def _kept(run_dir: Path) -> tuple[tuple[Rental, ...], float]:
+    store = RentalStore(run_dir / RENTALS_FILE)
     try:
         rentals = store.rentals()
         return rentals, RentClock(store.clock(), rentals).now()
@@ -390,7 +390,7 @@ async def give_back(config: CoordinatorConfig, within_s: float) -> Facts:
 
 def rented(config: CoordinatorConfig) -> Facts:
     """What the book of the run says; the providers are not asked."""
-    rentals, now = _kept(RunDirectory(config.run.run_dir))
+    rentals, now = _kept(config.run.run_dir) if (config.run.run_dir / RENTALS_FILE).exists() else ((), 0.0)
     live = [rental for rental in rentals if rental.gone_at is None]
     costs = {rental.label: rental.cost_usd(min(now, rental.until)) for rental in rentals}
     return {
@@ -418,7 +418,5 @@ def rented_lines(facts: Facts) -> list[str]:
 
 def boxes_left_alone(config: CoordinatorConfig) -> str:
     """Of a coordinator that does not rent: what an earlier one may have left; empty: nothing."""
-    if not (config.run.run_dir / RENTALS_FILE).exists():
-        return ""
     facts = rented(config)
     return f"{len(facts['boxes'])} boxes, {facts['usd_per_h']:g} usd/h" if facts["boxes"] else ""
