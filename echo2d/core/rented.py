@@ -182,13 +182,12 @@ class Rented:
         self.sides[box.rental.provider].under_way -= 1
         return box
 
-    def stop_ended(self, label: Label, *, ok: bool, now: float) -> list[RentAction]:
+    def stop_ended(self, label: Label, *, ok: bool, now: float) -> None:
         """It is said to be gone, or not: if it is still shown after a while, it is stopped again."""
         box = self.ended(label, now)
         wait_s = min(STOP_AGAIN_S_MAX, STOP_AGAIN_S * 2 ** min(box.stops, 10))
         box.stops += 1
         box.stop_at = now + max(wait_s, self.sides[box.rental.provider].terms.settle_s if ok else 0.0)
-        return [] if ok else [RentNote("stop_failed", label)]
 
     # --- lists
 
@@ -206,7 +205,7 @@ class Rented:
         side.listing, side.sighted = False, instances is not None
         side.list_at = now + side.terms.list_every_s
         if instances is None:
-            return [RentNote("list_failed", provider)]
+            return []
         shown: dict[Label, dict[str, None]] = {}  # ids: sets in the order of arrival
         for each in instances:
             if each.label.startswith(self._rules.prefix):

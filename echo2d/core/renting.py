@@ -103,7 +103,8 @@ class Renting:
             case StartEnded(label, ok):
                 actions = self._start_ended(label, ok=ok, now=now)
             case StopEnded(label, ok):
-                actions = self._rented.stop_ended(label, ok=ok, now=now)
+                self._rented.stop_ended(label, ok=ok, now=now)
+                actions = []
             case Listed(provider, began_at, instances):
                 actions = self._rented.listed(provider, began_at, instances, now)
             case _:
@@ -145,11 +146,11 @@ class Renting:
         notes: list[RentAction] = []
         need = self._need
         spare_mu = -math.inf if need.shortfall_mu is None else need.margin_mu - need.shortfall_mu
+        spare_mu -= sum(self._mu(box) for box in self._rented.boxes.values() if box.doomed and box.serves)
         for box in self._rented.boxes.values():
-            mu = need.mu.get(box.rental.label, self._kind(box).mu)
-            if box.doomed or not (why := self._why_not(box, now, spare=spare_mu >= mu)):
+            if box.doomed or not (why := self._why_not(box, now, spare=spare_mu >= self._mu(box))):
                 continue
-            spare_mu -= mu if box.serves else 0.0
+            spare_mu -= self._mu(box) if box.serves else 0.0
             note = self._doom(box, why, now)
             failed = _never_served(box) and now >= box.served_at + self._rules.join_s
             notes.append(self._failed(box, now) if failed else note)
@@ -256,6 +257,10 @@ class Renting:
         return rented.start(offer, life, now, why)
 
     # --- inside
+
+    def _mu(self, box: Box) -> float:
+        """Trajectories/s, as measured or as offered."""
+        return self._need.mu.get(box.rental.label, self._kind(box).mu)
 
     def _kind(self, box: Box) -> RentOffer:
         rental = box.rental

@@ -6,25 +6,22 @@
 
 A box's credential is made for it before its start command is run, lets one worker in until its time is over, and is
 deleted with it. A failing row ends the process: nothing was started. Not here: any decision (`core/renting.py`), how
-commands are run (`providers`). `shortfall_of` is where the activation loop's number comes in.
+commands are run (`echo2d/providers`), what a status says of the need (`rent_need`).
 """
 
 import asyncio
 import contextlib
 import logging
-import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
-from statistics import median
-from typing import Any, assert_never
+from typing import assert_never
 
 from echo2d.config import CoordinatorConfig
 from echo2d.core.ids import PeerId
-from echo2d.core.rentals import CLOCK_STEP_S, HOUR_S, Label, Moment, Rental, rent_time
+from echo2d.core.rentals import Label, Rental
 from echo2d.core.renting import Renting
 from echo2d.core.renting_io import (
     Keep,
@@ -46,6 +43,8 @@ from echo2d.net.auth import write_token_file
 from echo2d.net.urls import coordinator_url
 from echo2d.providers.base import Order, Provider
 from echo2d.runtime.ledger_thread import LedgerThread
+from echo2d.runtime.rent_clock import RentClock, moment
+from echo2d.runtime.rent_need import Facts, gb_per_h, holds, margin_of, shortfall_of, works
 from echo2d.runtime.rent_setup import make_provider, offers_of, prefix_of, rent_plan, rules_of, terms_of
 from echo2d.runtime.tokens import AccessTable, RunDirectory
 from echo2d.store.rentals import RentalStore
@@ -55,46 +54,11 @@ RENTALS_FILE = "rentals.sqlite"  # in the run directory
 TICK_S = 1.0  # between two looks at the run
 CLOCK_KEPT_S = 30.0  # the rent clock is durable at least so often
 WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 NOBODY = NeedMeasured(None, wanted=False, workers=0)
 
 log = logging.getLogger("echo2d.renting")
 
-Facts = Mapping[str, Any]
 PlanRemoval = Callable[[PeerId, str], Awaitable[None]]
-
-
-@cache
-def boot_id() -> str:
-    """Of this start of the machine, which no process outlives."""
-    return BOOT_ID.read_text().strip()
-
-
-def moment() -> Moment:
-    """Now, by this machine's clocks."""
-    return Moment(boot_id(), time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
-
-
-class RentClock:
-    """Seconds since the run first rented; goes on where it was."""
-
-    def __init__(self, kept: tuple[float, Moment] | None, rentals: Iterable[Rental]) -> None:
-        self._since = moment()
-        self._at, before = (0.0, self._since) if kept is None else kept
-        horizon = max((rental.until for rental in rentals if rental.gone_at is None), default=-math.inf)
-        self._at = rent_time(self._at, before, self._since, horizon=horizon)
-
-    def now(self) -> float:
-        return self._at + time.clock_gettime(time.CLOCK_BOOTTIME) - self._since.since_boot_s
-
-    def look(self, horizon: float) -> float:
-        """Now, by all clocks. horizon: when the time of all boxes is over."""
-        moved = moment()
-        at = rent_time(self._at, self._since, moved, horizon=horizon)
-        if at > self.now() + CLOCK_STEP_S:
-            log.warning("clock_leapt seconds=%.0f: boxes are billed for it", at - self.now())
-        self._at, self._since = at, moved
-        return at
 
 
 class Renter:
@@ -255,9 +219,9 @@ class Renter:
         return NeedMeasured(
             shortfall_of(facts),
             wanted=silent_s is not None and silent_s < self._rules.idle_s,
-            workers=sum(map(_works, facts["workers"])),
+            workers=sum(map(works, facts["workers"])),
             serving=self._serving(now),
-            holding=frozenset(label for label, worker in self._workers.items() if _holds(worker)),
+            holding=frozenset(label for label, worker in self._workers.items() if holds(worker)),
             mu={label: worker["mu"] for label, worker in self._workers.items() if worker["mu"] is not None},
             margin_mu=margin_of(facts),
             gb_per_h=gb_per_h(facts),
@@ -288,39 +252,8 @@ class Renter:
         return serving
 
 
-def _works(worker: Facts) -> bool:
-    """Or would, if it were asked."""
-    return worker["alive"] and worker["serving"] is not None and not worker["leaving"]
-
-
-def _holds(worker: Facts) -> bool:
-    """Leases, or it would get some. What it says it runs are calls of the gateway, too."""
-    return _works(worker) or bool(worker["leased"]) or (worker["alive"] and worker["running"] > 0)
-
-
 async def _nobody_leaves(peer: PeerId, why: str) -> None:
     raise AssertionError(f"no coordinator runs, but {peer} is to leave: {why}")
-
-
-def shortfall_of(facts: Facts) -> float | None:
-    """Trajectories/s that all workers here lack of the target, as the activation loop has it; None: not known."""
-    found: float | None = facts["provision"]["shortfall"]
-    return found
-
-
-def margin_of(facts: Facts) -> float:
-    """Trajectories/s by which the target lies above what the learner takes."""
-    target, least = facts["provision"]["mu_target"], facts["provision"]["mu_min"]
-    return 0.0 if target is None or least is None else float(target - least)
-
-
-def gb_per_h(facts: Facts) -> float:
-    """Of versions, to each worker; 0 until a few are known."""
-    sizes, steps = [each["wire_bytes"] for each in facts["version_bytes"].values()], facts["t_train_s"]
-    if not sizes or not steps or median(steps) <= 0:
-        return 0.0
-    period_s: float = facts["publish_every"] * median(steps)
-    return float(median(sizes)) / 1e9 * HOUR_S / period_s
 
 
 # --- put together
