@@ -9,7 +9,7 @@ Nothing a command says of itself is believed. Of a list that something is gone i
 - it began when no command for that box could be under way any more, and
 - another one that began settle_s after that says so too, and its worker does not serve, and
 - lists are good for something: one that never shows what is started (or has stopped to) is doubted until what should be
-  there has ended by itself. Else such a list would have boxes started without end.
+  there has ended by itself, or the run gives everything back. Else it would have boxes started without end.
 
 What a list shows under a label of this run that nobody knows, or that was taken for gone, is doomed at once, and paid
 for. Two ids under one label are two boxes. A doomed box is stopped when its worker holds nothing any more, or has had
@@ -260,7 +260,7 @@ class Rented:
         if began_at < box.absent_from + side.terms.settle_s:
             return []
         label, unproven = box.rental.label, box.made and not box.rental.seen
-        if unproven and not side.proven and now < box.rental.until:
+        if unproven and not side.proven and now < box.rental.until and not self._rules.closing:
             known, box.doubted = box.doubted, True
             return [] if known else [RentNote("list_doubted", f"{label} was made, but lists show nothing")]
         side.proven = side.proven and not unproven

@@ -128,6 +128,13 @@ def test_a_list_that_never_shows_anything_is_not_believed() -> None:
     assert not rented.doubts("cloud")
 
 
+def test_who_gives_everything_back_believes_it() -> None:
+    rented = Rented(replace(RULES, closing=True), [TERMS], [OFFER], [started().boxes[ONE].rental], now=100.0)
+    show(rented, 101.0)
+    show(rented, 200.0)
+    assert rented.gone.keys() == {ONE}
+
+
 def test_what_it_should_have_shown_has_gone_when_its_time_is_over() -> None:
     rented = started()
     rented.ended(ONE, 50.0)
