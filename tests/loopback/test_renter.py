@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from echo2d.core.ids import PeerId
 from echo2d.errors import StoreFault
 from echo2d.net.auth import enrol_proof, public_bytes, read_token_file
 from echo2d.runtime import providers
-from echo2d.runtime.providers import Renter, open_renter, rented
+from echo2d.runtime.providers import Renter, boxes_left_alone, open_renter, rented, rented_lines
 from echo2d.runtime.tokens import AccessTable, RunDirectory
 
 CLOUD = """
@@ -185,3 +186,14 @@ async def test_where_lists_show_nothing_one_box_is_started_and_no_more(site: Sit
     async with site.renting() as renter:
         await until(lambda: any("does not list" in words for words in renter.facts()["attention"]))
         assert len(site.there()) == 1
+
+
+async def test_who_only_looks_makes_nothing_and_a_coordinator_without_rent_warns(site: Site) -> None:
+    async with site.renting() as renter:
+        await until(lambda: renter.facts()["states"]["seen"] == 1)
+    assert await asyncio.to_thread(boxes_left_alone, site.config) == "1 boxes, 0.5 usd/h"
+    lines = rented_lines(await asyncio.to_thread(rented, site.config))
+    assert lines[0] == "spent 0.01 of 10 usd; 1 boxes may be there, 0.5 usd/h"
+    elsewhere = replace(site.config, run=replace(site.config.run, run_dir=site.root / "elsewhere"))
+    assert rented_lines(await asyncio.to_thread(rented, elsewhere)) == ["spent 0.00 of 10 usd; nothing is there"]
+    assert not (site.root / "elsewhere").exists()
