@@ -23,6 +23,7 @@ from echo2d.tables import Table, key, print_tables, table_of
 USD_MAX = 1e6  # an hour, or 10^9 bytes: a mistake
 HOURS_MAX = 24.0 * 90
 SECONDS_MAX = 86400.0
+DRAIN_S_MAX = 3600.0  # of a box that costs money: no trajectory takes longer
 RATE_MAX = 1e9  # trajectories an hour: a mistake
 BOXES_MAX = 512  # of one offer at a time: the largest fleet
 PROVIDERS_MAX = 16
@@ -41,6 +42,9 @@ class RentTable(Table):
     life_h: float = key("hours that a box may live; it is told to end by itself then", 24.0, above=0.0, high=HOURS_MAX)
     idle_s: float = key("seconds without work after which a box is given back", 900.0, above=0.0, high=SECONDS_MAX)
     join_s: float = key("seconds in which a box has to serve a version, or again", 1800.0, above=0.0, high=SECONDS_MAX)
+    drain_s: float = key(
+        "seconds in which the worker of a box that goes may finish what it holds", 120.0, low=0.0, high=DRAIN_S_MAX
+    )
     patience_s: float = key("seconds that workers must have been too few", 60.0, low=0.0, high=SECONDS_MAX)
 
 

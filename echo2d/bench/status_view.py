@@ -50,6 +50,7 @@ def status_picture(facts: Facts, *, tokens_per_s: float | None = None, lines: in
     parts: list[RenderableType] = [
         Panel(_tiles(facts, tokens_per_s), title=_title(facts), title_align="left", border_style="cyan"),
         *_provision(facts),
+        *_rented(facts),
         *_reward_and_staleness(facts),
         *_spreading(facts),
         Text(),
@@ -118,6 +119,21 @@ def _labelled(label: str, words: str) -> Table:
     grid.add_column()
     grid.add_row(Text(*_label(label)), Text(words))
     return grid
+
+
+def _rented(facts: Facts) -> Iterable[Text]:
+    if "renting" in facts:
+        yield Text.assemble(_label("rented"), rented_words(facts["renting"]))
+
+
+def rented_words(renting: Facts) -> str:
+    """What is there, what it costs, and what is left."""
+    states = ", ".join(f"{count} {state}" for state, count in renting["states"].items() if count)
+    return (
+        f"{len(renting['boxes'])} boxes{f' ({states})' if states else ''}, "
+        f"{renting['usd_per_h']:.2f} of {renting['usd_per_h_max']:g} usd/h; spent {renting['spent_usd']:.2f} "
+        f"of {renting['usd_total_max']:g} usd, {renting['set_aside_usd']:.2f} set aside, {renting['left_usd']:.2f} left"
+    )
 
 
 def _reward_and_staleness(facts: Facts) -> Iterable[Text]:

@@ -75,9 +75,8 @@ def rented(config: Path, *, stop: bool, within: float, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(facts))
     else:
-        click.echo(f"spent {facts['spent_usd']:.2f} usd; now {len(facts['boxes'])} boxes, {facts['usd_per_h']:g} usd/h")
-        for box in facts["boxes"]:
-            click.echo(f"{box['label']}  {box['age_s'] / 3600:.1f} h  {box['cost_usd']:.2f} usd")
+        for line in providers.rented_lines(facts):
+            click.echo(line)
     sys.exit(1 if stop and facts["boxes"] else 0)
 
 

@@ -37,7 +37,7 @@ def _of_the_run(status: Facts) -> Iterator[str]:
 
 def _of_workers(status: Facts) -> Iterator[str]:
     """Silence first: it costs leases."""
-    workers = [worker for worker in status["workers"] if worker["state"] != "gone"]
+    workers = [worker for worker in status["workers"] if worker["state"] != "gone" and not _went_as_told(worker)]
     silent = [worker for worker in workers if _silent(worker, status)]
     for worker in sorted(silent, key=lambda worker: (-worker["leases"], -worker["silent_s"])):
         yield f"{worker['name']} silent for {worker['silent_s']:.0f} s: {_consequence(worker)}"
@@ -48,6 +48,10 @@ def _of_workers(status: Facts) -> Iterator[str]:
     for peer in broadcast["peers"] if broadcast else ():
         if peer["failed"]:
             yield f"{peer['name']} could not apply version {broadcast['version']}; it tries again"
+
+
+def _went_as_told(worker: Facts) -> bool:
+    return worker["leaving"] and not worker["alive"] and not worker["leases"]
 
 
 def _silent(worker: Facts, status: Facts) -> bool:

@@ -88,6 +88,14 @@ class PeerRevoked:
 
 
 @dataclass(frozen=True, slots=True)
+class RemovalPlanned:
+    """The peer will be taken away by whoever rented it: it gets no more leases, and finishes what it holds."""
+
+    peer: PeerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class DialBackEnded:
     """Answers DialBack. fault: why nobody, or somebody else, answered; empty: that very peer did."""
 
@@ -199,7 +207,7 @@ class DeadlinePassed:
 
 
 Event = (
-    PeerConnected | PeerSaid | PeerDisconnected | PeerRevoked | DialBackEnded
+    PeerConnected | PeerSaid | PeerDisconnected | PeerRevoked | RemovalPlanned | DialBackEnded
     | SessionAsked | EpochAsked | PublishAsked | BatchAsked | CommitAsked | RefuseAsked | CheckpointAsked
     | RequestGone | PromptDrawn | SampleScored | DeadlinePassed | CallEvent
 )  # fmt: skip

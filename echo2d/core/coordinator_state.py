@@ -36,6 +36,7 @@ from echo2d.core.coordinator_io import (
     PublishAsked,
     Recovered,
     RefuseAsked,
+    RemovalPlanned,
     RequestGone,
     SampleScored,
     Send,
@@ -177,6 +178,9 @@ class CoordinatorState:
             case PeerRevoked(peer):
                 known = self._members.get(peer)
                 return [] if known is None else [*self._members.revoked(known), *self._gone(known, now, revoked=True)]
+            case RemovalPlanned(peer, reason):
+                known = self._members.get(peer)
+                return [] if known is None or known.state == "gone" else self._leaving(known, reason)
             case DialBackEnded():
                 return self._reachability.ended(event, now=now)
             case SessionAsked():
@@ -250,9 +254,7 @@ class CoordinatorState:
                 peer.running = running
                 return []
             case Leaving(reason):
-                known, peer.leaving = peer.leaving, True
-                self._workforce.changed()
-                return [] if known else [Note("leaving", f"{peer.name}: {printable(reason, FAULT_CHARS_MAX)}")]
+                return self._leaving(peer, reason)
             case Goodbye():
                 return [*self._members.left(peer), *self._gone(peer, now)]
             case SegmentEncoded():
@@ -291,6 +293,15 @@ class CoordinatorState:
                 raise PeerFault("a second hello")
             case _:
                 assert_never(message)
+
+    def _leaving(self, peer: Peer, reason: str) -> list[Action]:
+        """It will be taken away: no more leases, and others are activated in its stead."""
+        if peer.leaving:
+            return []
+        peer.leaving = True
+        self._members.changed.add(peer.peer)
+        self._workforce.changed()
+        return [Note("leaving", f"{peer.name}: {printable(reason, FAULT_CHARS_MAX)}")]
 
     def _granted_by(self, message: LeaseProgress | SampleFinished | LeaseFailed) -> Groups | GatewayCalls:
         return self._gateway if self._gateway.owns(HeldLease(message.lease, message.attempt)) else self._groups

@@ -24,6 +24,7 @@ from echo2d.core.offers import Offer, bandwidth_usd_per_h
 from echo2d.core.prices import Price
 
 NOT_MEASURED = "what the learner needs is not measured yet: all work"
+NEED_MAX = 5.0  # times what the learner takes, R / T: a step's filtered groups are replaced by 4 R more at most
 HOLD_PERIODS = 2  # publish periods that who was activated stays at least
 
 
@@ -118,14 +119,18 @@ class Provisioning:
     def shortfall(self, candidates: Iterable[Candidate], kappa: int) -> float | None:
         """Trajectories/s that all workers here, active or not, make less than gamma mu_min; negative: so many more.
 
-        None: it is not known what is needed, or no throughput is enough.
+        None: it is not known what is needed, or no throughput is enough. It is what boxes are rented for, and workers
+        have a say in it (how long broadcasts, refits and trajectories take, what is thrown away): whatever they say,
+        nothing is short once they make NEED_MAX times what the learner takes, which is the learner's word alone.
         """
         demand = self.demand(kappa)
         needed = None if demand is None else mu_min(demand)
-        if needed is None:
+        if demand is None or needed is None:
             return None
-        here = sum(offer.mu for offer in self.offers((one for one in candidates if not one.leaving), None))
-        return self.rules.gamma * needed - here
+        staying = [one for one in candidates if not one.leaving]
+        here = sum(offer.mu for offer in self.offers(staying, None))
+        most = NEED_MAX * self.rules.trajectories_per_step / demand.t_train_s
+        return min(self.rules.gamma * needed - here, most - sum(one.mu for one in staying))
 
     def facts(self, offers: Sequence[Offer], active: Collection[str], kappa: int) -> dict[str, Any]:
         """For `status`. mu: trajectories/s, of who is here in full, as decisions count it; times in seconds."""

@@ -7,7 +7,7 @@
     until      sent_at + life_s + grace_s: gone by then even if the coordinator has died
     gone_at    a list showed that it is not there any more
 
-Times are seconds of the run's rent clock, which only grows (`passed_s`). A box costs its price from `sent_at` to
+Times are seconds of the run's rent clock, which only grows (`rent_time`). A box costs its price from `sent_at` to
 `gone_at`, a started unit of `billed_by_s` in full. Until it is gone all of it to `until` is set aside: the sum of what
 was spent and what is set aside, `committed_usd`, is held below the budget's total when a box is started, and nothing
 that happens later makes it grow, unless a box outlives `until`.
@@ -77,7 +77,10 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Rental:
-    """One box, as it is kept. copies: boxes that a list has shown under this label at a time; 1 is right."""
+    """One box, as it is kept. copies: boxes that a list has shown under this label at a time; 1 is right.
+
+    seen: a list has shown it.
+    """
 
     label: Label
     provider: str
@@ -89,6 +92,7 @@ class Rental:
     grace_s: float
     copies: int = 1
     gone_at: float | None = None
+    seen: bool = False
 
     @property
     def until(self) -> float:
@@ -148,12 +152,17 @@ class Moment:
     unix_s: float
 
 
-def passed_s(before: Moment, after: Moment) -> float | None:
-    """Seconds, rather too many than too few; None: the clock was set back while the machine was off.
+def rent_time(at: float, before: Moment, after: Moment, *, horizon: float) -> float:
+    """The rent clock, which stood at `at` before: rather too far than not far enough.
 
-    Within one boot no clock that can be set is asked. Over a restart of the machine only such a one knows.
+    A clock that cannot be set counts in full. What one that can be set says beyond it counts as well, for a virtual
+    machine may have stood still, but no further than to `horizon`, when the time of all boxes is over; and as far as
+    that if it was set back while the machine was off.
     """
-    if before.boot == after.boot:
-        return max(0.0, after.since_boot_s - before.since_boot_s)
-    unix_s = after.unix_s - before.unix_s
-    return None if unix_s < -CLOCK_STEP_S else max(unix_s, after.since_boot_s) + CLOCK_STEP_S
+    same = before.boot == after.boot
+    sure_s = max(0.0, after.since_boot_s - before.since_boot_s) if same else after.since_boot_s
+    told_s = after.unix_s - before.unix_s + (0.0 if same else CLOCK_STEP_S)
+    if not same and told_s < 0:
+        told_s = math.inf
+    beyond = told_s > sure_s + (CLOCK_STEP_S if same else 0.0)
+    return max(at + sure_s, min(at + told_s, horizon)) if beyond else at + sure_s

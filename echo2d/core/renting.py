@@ -1,11 +1,13 @@
 """When boxes are rented and given back: never beyond the budget, and none that is of no use.
 
     shortfall --lasts patience_s, there is room in the budget--> the cheapest boxes that make it are started
-    a box     --of no use any more, or more than the budget has--> doomed: stopped until it is gone (`rented`)
+    a box     --of no use any more, or more than the budget has--> doomed: its worker gets nothing new (`leaving`),
+                finishes what it holds within drain_s, and is stopped until it is gone (`rented`)
 
 Every box whose start did not end well is doomed: it may be there. A provider starts nothing before its list has been
-read in this process, nor while the last one could not be. What is on its way counts as if it were here. A kind that
-cannot be had, or whose boxes never serve, is left alone for a while that doubles.
+read in this process, nor while the last one could not be, or does not show what should be there. What is on its way
+counts as if it were here. A kind that cannot be had, or whose boxes never serve, is left alone for a while that
+doubles. A box whose time ends is drained before that, so that it is stopped in time.
 
 `now` is the run's rent clock (`rentals`); commands end in events, whoever runs them. Never over the budget: a start
 sets aside what its box costs until it ends by itself, whatever happens to this process (`rentals.life_s`).
@@ -14,10 +16,11 @@ sets aside what its box costs until it ends by itself, whatever happens to this 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, assert_never
+from typing import assert_never
 
 from echo2d.core.rent_choice import choose_boxes
-from echo2d.core.rentals import SLACK, Label, Rental, RentOffer, Terms, life_s
+from echo2d.core.rent_report import Facts, rent_facts
+from echo2d.core.rentals import HOUR_S, SLACK, Label, Rental, RentOffer, Terms, life_s
 from echo2d.core.rented import Box, Rented
 from echo2d.core.renting_io import (
     Listed,
@@ -34,6 +37,7 @@ ALONE_S = 60.0  # a kind that failed is left alone for so long, doubling ...
 ALONE_S_MAX = 3600.0  # ... up to this
 GAP_S = 60.0  # this process stood still, so it saw no worker: nobody was away
 LITTLE_MU = 1e-12  # trajectories/s: any box makes that
+DRAIN_SHARE_MAX = 0.25  # of its life, in which a box only finishes what it holds
 
 
 @dataclass(slots=True)
@@ -75,29 +79,19 @@ class Renting:
         """Nothing is rented, and every provider has said so."""
         return not self._rented.boxes and all(side.sighted for side in self._rented.sides.values())
 
-    def leaving(self, now: float, *, within_s: float) -> frozenset[Label]:
-        """Those that are stopped, or will be within this time: nothing new should be asked of them."""
-        boxes = self._rented.boxes.items()
-        ends = {label: box.rental.sent_at + box.rental.life_s for label, box in boxes}
-        return frozenset(label for label, box in boxes if box.doomed or now + within_s >= ends[label])
+    @property
+    def leaving(self) -> Mapping[Label, str]:
+        """Those that are stopped, or will be, and why: their workers are to get nothing new."""
+        return {label: box.doomed for label, box in self._rented.boxes.items() if box.doomed}
 
-    def offer_of(self, label: Label) -> RentOffer | None:
-        """What it was rented as."""
-        box = self._rented.boxes.get(label)
-        return None if box is None else self._offers.get((box.rental.provider, box.rental.offer))
+    @property
+    def horizon(self) -> float:
+        """When the time of all that may be there is over."""
+        return self._rented.horizon
 
-    def facts(self, *, now: float) -> dict[str, Any]:
+    def facts(self, *, now: float) -> Facts:
         """For `status`."""
-        return {
-            "usd_per_h": self._rented.usd_per_h,
-            "spent_usd": self._rented.spent_usd(now),
-            "committed_usd": self._rented.committed_usd(now),
-            "usd_per_h_max": self._rules.budget.usd_per_h,
-            "usd_total_max": self._rules.budget.usd_total,
-            "why": self._why,
-            "blind": [name for name, side in self._rented.sides.items() if not side.sighted],
-            "boxes": [_facts_of(box, now) for box in self._rented.boxes.values()],
-        }
+        return rent_facts(self._rented, self._rules.budget, why=self._why, now=now)
 
     # --- events
 
@@ -109,7 +103,8 @@ class Renting:
             case StartEnded(label, ok):
                 actions = self._start_ended(label, ok=ok, now=now)
             case StopEnded(label, ok):
-                actions = self._rented.stop_ended(label, ok=ok, now=now)
+                self._rented.stop_ended(label, ok=ok, now=now)
+                actions = []
             case Listed(provider, began_at, instances):
                 actions = self._rented.listed(provider, began_at, instances, now)
             case _:
@@ -121,16 +116,17 @@ class Renting:
         gap = now - self._watched_at
         self._need, self._watched_at = need, now
         for label, box in self._rented.boxes.items():
-            box.serves = label in need.serving
+            box.serves, box.holds = label in need.serving, label in need.holding
             if box.serves:
                 if _never_served(box):
                     self._trouble.pop(self._kind(box), None)
-                box.served_at = now
+                box.served_at, box.seen_at, box.made = now, now, True
             elif gap > GAP_S:
                 box.served_at += gap
 
     def _start_ended(self, label: Label, *, ok: bool, now: float) -> list[RentAction]:
         box = self._rented.ended(label, now)
+        box.made = box.made or ok
         if ok:
             return []
         box.doomed = box.doomed or "its start did not end well"
@@ -148,26 +144,36 @@ class Renting:
 
     def _of_no_use(self, now: float) -> list[RentAction]:
         notes: list[RentAction] = []
+        need = self._need
+        spare_mu = -math.inf if need.shortfall_mu is None else need.margin_mu - need.shortfall_mu
+        spare_mu -= sum(self._mu(box) for box in self._rented.boxes.values() if box.doomed and box.serves)
         for box in self._rented.boxes.values():
-            if box.doomed or not (why := self._why_not(box, now)):
+            if box.doomed or not (why := self._why_not(box, now, spare=spare_mu >= self._mu(box))):
                 continue
-            box.doomed = why
+            spare_mu -= self._mu(box) if box.serves else 0.0
+            note = self._doom(box, why, now)
             failed = _never_served(box) and now >= box.served_at + self._rules.join_s
-            notes.append(self._failed(box, now) if failed else RentNote("doomed", f"{box.rental.label}: {why}"))
+            notes.append(self._failed(box, now) if failed else note)
         return notes
 
-    def _why_not(self, box: Box, now: float) -> str:
-        """Why it is to go; empty: it may stay."""
+    def _doom(self, box: Box, why: str, now: float) -> RentNote:
+        """It goes once its worker has finished what it holds: within drain_s, and its life."""
+        box.doomed = why
+        box.stop_by = min(now + self._rules.drain_s, box.rental.sent_at + box.rental.life_s)
+        more = f"; it has {box.stop_by - now:.0f} s to finish" if box.holds and box.stop_by > now else ""
+        return RentNote("doomed", f"{box.rental.label}: {why}{more}")
+
+    def _why_not(self, box: Box, now: float, *, spare: bool) -> str:
+        """Why it is to go; empty: it may stay. spare: without it there is still enough."""
         rules, need, rental = self._rules, self._need, box.rental
         if rules.closing:
             return "the run gives everything back"
-        if now >= rental.sent_at + rental.life_s:
-            return "its time is over"
+        if now >= rental.sent_at + rental.life_s - min(rules.drain_s, DRAIN_SHARE_MAX * rental.life_s):
+            return "its time ends"
         if now >= box.served_at + rules.join_s:
             return f"its worker has not served for {now - box.served_at:.0f} s"
         idle_s = need.serving.get(rental.label, 0.0)
-        enough = need.shortfall_mu is not None and need.shortfall_mu <= 0
-        if idle_s >= rules.idle_s and (enough or not need.wanted):
+        if idle_s >= rules.idle_s and (spare or not need.wanted):
             return f"nothing was asked of it for {idle_s:.0f} s"
         return ""
 
@@ -183,20 +189,19 @@ class Renting:
             over_rate -= box.rental.rate
             over_usd -= box.rental.committed_usd(now) - box.rental.cost_usd(now)
             if not box.doomed:
-                box.doomed = "the budget does not have that much"
-                notes.append(RentNote("doomed", f"{box.rental.label}: {box.doomed}"))
+                notes.append(self._doom(box, "the budget does not have that much", now))
         return notes
 
     def _rho(self, box: Box) -> float:
         """usd per trajectory, but for a factor."""
-        offer = self.offer_of(box.rental.label)
-        return box.rental.usd_per_h / offer.mu if offer is not None and offer.mu > 0 else math.inf
+        mu = self._kind(box).mu
+        return box.rental.usd_per_h / mu if mu > 0 else math.inf
 
     # --- who comes
 
     def _starts(self, now: float) -> list[RentAction]:
         missing, self._why = self._missing_mu(), ""
-        if missing <= 0:
+        if missing <= self._need.margin_mu:
             self._short_since = None
             return []
         if self._short_since is None:
@@ -207,7 +212,10 @@ class Renting:
         wanted = choose_boxes(missing, self._free(now), room, gb_per_h=self._need.gb_per_h)
         if not wanted.enough:
             self._why = "the usd/h left, and what can be had, are not enough"
-        return [action for offer in wanted.offers for action in self._start(offer, now)]
+        why = "nothing can be measured without a worker"
+        if self._need.shortfall_mu is not None:
+            why = f"{missing * HOUR_S:.4g} trajectories/h are missing"
+        return [action for offer in wanted.offers for action in self._start(offer, why, now)]
 
     def _missing_mu(self) -> float:
         """Of the shortfall, what those that are on their way will not make."""
@@ -225,10 +233,14 @@ class Renting:
         return {
             offer: offer.count_max - there.count(offer)
             for offer in self._offers.values()
-            if self._rented.sides[offer.provider].sighted and now >= self._trouble.get(offer, _Trouble()).until
+            if self._may_start(offer.provider) and now >= self._trouble.get(offer, _Trouble()).until
         }
 
-    def _start(self, offer: RentOffer, now: float) -> list[RentAction]:
+    def _may_start(self, provider: str) -> bool:
+        """Its lists tell what is there."""
+        return self._rented.sides[provider].sighted and not self._rented.doubts(provider)
+
+    def _start(self, offer: RentOffer, why: str, now: float) -> list[RentAction]:
         rented, rules = self._rented, self._rules
         life = life_s(
             rented.next_number,
@@ -240,11 +252,15 @@ class Renting:
             longest_s=rules.life_s,
         )
         if life is None or rented.full:
-            self._why = "the budget is used up or set aside"
+            self._why = "what is left of the budget pays for no box"
             return []
-        return rented.start(offer, life, now)
+        return rented.start(offer, life, now, why)
 
     # --- inside
+
+    def _mu(self, box: Box) -> float:
+        """Trajectories/s, as measured or as offered."""
+        return self._need.mu.get(box.rental.label, self._kind(box).mu)
 
     def _kind(self, box: Box) -> RentOffer:
         rental = box.rental
@@ -258,13 +274,3 @@ class Renting:
 
 def _never_served(box: Box) -> bool:
     return box.served_at <= box.rental.sent_at
-
-
-def _facts_of(box: Box, now: float) -> dict[str, Any]:
-    rental = box.rental
-    state = "stopping" if box.doomed else "serving" if box.serves else "seen" if box.ids else "starting"
-    return {
-        "label": rental.label, "provider": rental.provider, "offer": rental.offer, "ids": list(box.ids),
-        "state": state, "why": box.doomed, "usd_per_h": rental.rate, "age_s": now - rental.sent_at,
-        "life_left_s": max(0.0, rental.sent_at + rental.life_s - now), "cost_usd": rental.cost_usd(now),
-    }  # fmt: skip

@@ -15,8 +15,8 @@ NUMBER_DIGITS_MAX = 9
 class RentRules:
     """prefix: of all labels of this run. closing: nothing is started, and everything stopped.
 
-    A box is given back after idle_s without work, or join_s without a worker that serves; a shortfall counts when it
-    has lasted patience_s. life_s: of a box, at most.
+    A box is given back after idle_s without work, or join_s without a worker that serves; its worker has drain_s to
+    finish what it holds. A shortfall counts when it has lasted patience_s. life_s: of a box, at most.
     """
 
     prefix: str
@@ -25,6 +25,7 @@ class RentRules:
     idle_s: float
     join_s: float
     patience_s: float
+    drain_s: float = 0.0
     closing: bool = False
 
     def label(self, offer: RentOffer, number: int) -> Label:
@@ -53,14 +54,19 @@ class NeedMeasured:
     """What is known of the run, at least every few seconds.
 
     shortfall_mu: trajectories/s that all workers that are here lack of the target; None: nothing is known yet.
-    wanted: a learner takes what is made. workers: how many are here. serving: of the rented ones whose worker is here
-    and serves a version, for how many seconds nothing has been asked of it. gb_per_h: that each worker receives.
+    wanted: a learner takes what is made. workers: how many are here that work, or would. serving: of the rented ones
+    among them, for how many seconds nothing has been asked of it. holding: rented ones whose worker has leases, or
+    would get some. mu: trajectories/s of rented ones, as measured. margin_mu: of the target, what is there for noise;
+    less than that is no reason to rent. gb_per_h: that each worker receives.
     """
 
     shortfall_mu: float | None
     wanted: bool
     workers: int
     serving: Mapping[Label, float] = field(default_factory=dict)
+    holding: frozenset[Label] = frozenset()
+    mu: Mapping[Label, float] = field(default_factory=dict)
+    margin_mu: float = 0.0
     gb_per_h: float = 0.0
 
 
@@ -101,12 +107,14 @@ class Keep:
 @dataclass(frozen=True, slots=True)
 class Start:
     rental: Rental
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
     rental: Rental
     ids: tuple[str, ...]
+    why: str
 
 
 @dataclass(frozen=True, slots=True)

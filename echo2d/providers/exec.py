@@ -11,8 +11,8 @@ A command is an argument list, no shell line. It gets the operator's environment
     ECHO2D_ID               the provider's own name of the box, if a list has shown it (several: with blanks between)
 
 Exit code 0: it ended well. `list` prints one JSON object a line, {"label": ..., "id": ...}; other keys are ignored, as
-are lines whose label is nobody's. A command that takes too long is killed with its process group; what it has left
-running on purpose (`setsid`) stays. Should this process die, `timeout` (coreutils) does that in its stead.
+are lines whose label is nobody's. A command that takes too long or prints too much is killed with its process group;
+what it has left running on purpose (`setsid`) stays. Should this process die, `timeout` (coreutils) does that instead.
 """
 
 import asyncio
@@ -112,17 +112,15 @@ async def run_command(command: Sequence[str], environment: Mapping[str, str], *,
             limit=READ_BYTES,
         )
     except OSError as error:
-        raise ProviderFault(f"cannot run {command[0]}: {error.strerror or error}") from error
+        raise ProviderFault(f"cannot run {guard[0]} {command[0]}: {error.strerror or error}") from error
     try:
         async with asyncio.timeout(timeout_s):
             return await _output(process)
     except TimeoutError as error:
         raise ProviderFault(f"it took longer than {timeout_s:g} s") from error
     finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await _ended(process)
+        _kill(process)
+        await _ended(process)
         process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001 - others may hold its output open
 
 
@@ -132,8 +130,8 @@ async def _output(process: asyncio.subprocess.Process) -> str:
     printed, complained = bytearray(), bytearray()
     async with asyncio.TaskGroup() as readers:
         tasks = [
-            readers.create_task(_read(process.stdout, printed)),
-            readers.create_task(_read(process.stderr, complained)),
+            readers.create_task(_read(process.stdout, printed, process)),
+            readers.create_task(_read(process.stderr, complained, process)),
         ]
         code = await _ended(process)
         await asyncio.wait(tasks, timeout=DRAIN_S)
@@ -154,7 +152,16 @@ async def _ended(process: asyncio.subprocess.Process) -> int:
     return process.returncode
 
 
-async def _read(stream: asyncio.StreamReader, into: bytearray) -> None:
-    """All of it, but keep no more than is one too much."""
+async def _read(stream: asyncio.StreamReader, into: bytearray, process: asyncio.subprocess.Process) -> None:
+    """All of it; who prints too much is ended."""
     while data := await stream.read(READ_BYTES):
-        into += data[: OUTPUT_BYTES_MAX + 1 - len(into)]
+        into += data
+        if len(into) > OUTPUT_BYTES_MAX:
+            _kill(process)
+            return
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)

@@ -36,7 +36,7 @@ from echo2d.runtime.daemon import Ending, collect_rarely
 from echo2d.runtime.data_plane import DataPlane
 from echo2d.runtime.gateway import Gateway, read_template
 from echo2d.runtime.ledger_thread import LedgerThread
-from echo2d.runtime.providers import open_renter
+from echo2d.runtime.providers import boxes_left_alone, open_renter
 from echo2d.runtime.rent_setup import prices_of
 from echo2d.runtime.seed_process import SeedHandover, supervise_seed
 from echo2d.runtime.tokens import AccessTable, RunDirectory, announce, own_token, withdraw
@@ -74,6 +74,8 @@ async def run_coordinator(config: CoordinatorConfig, *, rent: bool = False) -> i
             helpers = [supervise_seed(opened.seed, rng=random.Random())]
             if rent:
                 helpers.append(await stack.enter_async_context(_renting(config, opened)))
+            elif left := await asyncio.to_thread(boxes_left_alone, config):
+                log.warning("not_renting left=%s: nobody looks after them without --rent; see `echo2d rented`", left)
             collect_rarely()
             ending.by_signals(opened.coordinator.stop)
             await opened.coordinator.serve(*helpers)
@@ -86,7 +88,7 @@ async def _renting(config: CoordinatorConfig, opened: Opened) -> AsyncIterator[C
     """What rents boxes beside this coordinator, to be run."""
     async with open_renter(config, opened.run, opened.access, url=opened.url) as renter:
         opened.coordinator.renting = renter.facts
-        yield renter.rent(opened.coordinator.status)
+        yield renter.rent(opened.coordinator.status, opened.coordinator.plan_removal)
 
 
 @asynccontextmanager

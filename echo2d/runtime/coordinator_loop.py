@@ -29,6 +29,7 @@ from echo2d.core.coordinator_io import (
     Persist,
     PublishAsked,
     Record,
+    RemovalPlanned,
     Reply,
     RequestId,
     ScoreSample,
@@ -124,6 +125,7 @@ class Coordinator:
         self._stop_reason: str | None = None
         self._publishing = asyncio.Lock()
         self._learner_heard_at: float | None = None
+        self._learner_calls = 0  # under way: it waits for a batch, and is there
         self.renting: Callable[[], Mapping[str, Any]] | None = None  # its facts, where boxes are rented
         self._published_paths: set[str] = set()
 
@@ -280,10 +282,11 @@ class Coordinator:
         return peer, self._run.authority.certify_peer(public_key)
 
     async def ask(self, make: Callable[[RequestId], Event], *, timeout_s: float) -> Reply | None:
-        self._learner_heard_at = time.monotonic()
+        self._learner_calls += 1
         try:
             return await self._requests.ask(make, timeout_s=timeout_s)
         finally:
+            self._learner_calls -= 1
             self._learner_heard_at = time.monotonic()
 
     async def publish(self, epoch: Epoch, version: Version, path: str | None) -> Reply | None:
@@ -313,14 +316,21 @@ class Coordinator:
     async def upload(self, epoch: Epoch, version: Version, name: str, data: AsyncIterator[bytes]) -> int:
         return await self._files.upload(epoch, version, name, data)
 
+    async def plan_removal(self, peer: PeerId, reason: str) -> None:
+        """Whoever rents will take this peer's box away."""
+        await self._mailbox.put(RemovalPlanned(peer, reason))
+
     def status(self) -> dict[str, Any]:
         faults = sum(self.sessions.faults.values())
-        now, heard_at = time.monotonic(), self._learner_heard_at
+        now = time.monotonic()
+        heard_at = now if self._learner_calls else self._learner_heard_at
         shell = {"run_id": self.run_id, "peer_faults": faults}
         shell["learner_silent_s"] = None if heard_at is None else now - heard_at
+        facts = {**self._machine.status(now=now), **shell}
         if self.renting is not None:
-            shell["renting"] = self.renting()
-        return {**self._machine.status(now=now), **shell}
+            facts["renting"] = self.renting()
+            facts["attention"] = [*facts["attention"], *facts["renting"]["attention"]]
+        return facts
 
     def metrics(self) -> bytes:
         self._metrics.events_waiting.set(len(self._mailbox))

@@ -55,6 +55,19 @@ def _broadcast_peers(status: Facts) -> Samples:
     return [((state,), states[state]) for state in ("receiving", "verified", "failed")]
 
 
+def _rented(name: str, about: str, key: str) -> Family:
+    """No sample where nothing is rented."""
+
+    def samples(status: Facts) -> Samples:
+        return [((), status["renting"][key])] if "renting" in status else []
+
+    return Family(f"echo2d_rented_{name}", about, samples)
+
+
+def _rented_boxes(status: Facts) -> Samples:
+    return [((state,), count) for state, count in status["renting"]["states"].items()] if "renting" in status else []
+
+
 def _active(status: Facts) -> Samples:
     return [((), sum(worker["active"] for worker in status["workers"]))]
 
@@ -123,6 +136,11 @@ FAMILIES = (
         counter=True,
     ),
     Family("echo2d_bottleneck", "1 for what the run waits for at present", _bottleneck, ("kind",)),
+    Family("echo2d_rented_boxes", "Rented boxes that may be there, by state", _rented_boxes, ("state",)),
+    _rented("usd_per_hour", "Price of all rented boxes that may be there", "usd_per_h"),
+    _rented("spent_usd", "Spent on rented boxes in the whole run, by its book", "spent_usd"),
+    _rented("set_aside_usd", "What boxes may still cost until they end by themselves", "set_aside_usd"),
+    _rented("left_usd", "Of the budget, neither spent nor set aside", "left_usd"),
     Family("echo2d_tokens_accepted", "Tokens of accepted results", number("tokens_accepted"), counter=True),
     Family("echo2d_wire_bytes", "Of all encoded versions, once each", number("wire_bytes"), counter=True),
     Family("echo2d_full_bytes", "Of the snapshots these were made from", number("full_bytes"), counter=True),

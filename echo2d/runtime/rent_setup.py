@@ -28,7 +28,8 @@ def rules_of(config: CoordinatorConfig, prefix: str, *, closing: bool = False) -
     if all(provider.table.kind == "static" for provider in config.providers):
         raise OperatorFault('--rent needs a [[provider]] of kind "exec" (docs/renting.md); nothing was rented')
     budget = Budget(rent.usd_per_h, rent.usd_total)
-    return RentRules(prefix, budget, rent.life_h * HOUR_S, rent.idle_s, rent.join_s, rent.patience_s, closing)
+    times = (rent.idle_s, rent.join_s, rent.patience_s, rent.drain_s)
+    return RentRules(prefix, budget, rent.life_h * HOUR_S, *times, closing=closing)
 
 
 def terms_of(provider: ProviderConfig) -> Terms:
@@ -74,8 +75,8 @@ def rent_plan(config: CoordinatorConfig, prefix: str, kept: Iterable[Rental], no
     """What renting may come to, before anything is done."""
     rules, rentals = rules_of(config, prefix), list(kept)
     budget, live = rules.budget, [rental for rental in rentals if rental.gone_at is None]
-    spent_usd = sum(rental.cost_usd(now) for rental in rentals)
-    committed_usd = sum(rental.committed_usd(now) for rental in rentals)
+    spent_usd = sum(rental.cost_usd(min(now, rental.until)) for rental in rentals)
+    committed_usd = sum(rental.cost_usd(rental.until) for rental in rentals)
     left_h = max(0.0, budget.usd_total - committed_usd) / budget.usd_per_h
     offers = sorted(
         (offer for provider in config.providers for offer in offers_of(provider)),
@@ -86,15 +87,29 @@ def rent_plan(config: CoordinatorConfig, prefix: str, kept: Iterable[Rental], no
         for each in (provider.table for provider in config.providers)
         if each.kind == "exec"
     ]
+    lasts = f"{_duration(left_h)} at {budget.usd_per_h:g} usd/h"
     return [
         f"renting: at most {budget.usd_per_h:g} usd/h and {budget.usd_total:g} usd in all",
-        f"  spent {spent_usd:.2f}, set aside {committed_usd - spent_usd:.2f}; the rest lasts {left_h:.1f} h",
+        f"  spent {spent_usd:.2f}, set aside {committed_usd - spent_usd:.2f}; the rest lasts {lasts}",
         f"  there now, by this run's book: {len(live)} boxes, {sum(rental.rate for rental in live):g} usd/h",
-        f"  labels {prefix}...; a box lives {config.rent.life_h:g} h at most",
+        f"  labels {prefix}...; a box lives {_duration(config.rent.life_h)} at most",
         f"  it goes after {rules.idle_s:g} s without work, or {rules.join_s:g} s without serving",
+        f"  then its worker has {rules.drain_s:g} s to finish what it holds",
+        "  nothing is started before a learner takes data and workers are too few; then, cheapest data first:",
+        *_strangers(config, live),
         *map(_line, offers),
         *commands,
     ]
+
+
+def _duration(hours: float) -> str:
+    return f"{hours:.1f} h" if hours >= 1 else f"{60 * hours:.0f} min"
+
+
+def _strangers(config: CoordinatorConfig, live: Iterable[Rental]) -> list[str]:
+    names = {provider.table.name for provider in config.providers if provider.table.kind == "exec"}
+    gone = sorted({rental.provider for rental in live} - names)
+    return [f"  boxes of {name} may be there, but it is no [[provider]] any more: stop them yourself" for name in gone]
 
 
 def _line(offer: RentOffer) -> str:

@@ -1,11 +1,13 @@
 """Which boxes a run has rented, and how far its rent clock has come: what must survive `kill -9`, in one SQLite file.
 
-A row stands before the start command of its box is sent, so no box is ever forgotten; none is deleted. Blocking: one
-thread at a time. The ledger's lock keeps a second coordinator away. Prices and times are checked as they are read.
+A row stands before the start command of its box is sent, so no box is ever forgotten; none is deleted. Blocking; for
+any thread: who was cancelled while a row is written goes on to close the file. The ledger's lock keeps a second
+coordinator away. Prices and times are checked as they are read.
 """
 
 import math
 import sqlite3
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, fields
@@ -19,7 +21,7 @@ SCHEMA = """
 CREATE TABLE rentals (
     label TEXT PRIMARY KEY, provider TEXT NOT NULL, offer TEXT NOT NULL, usd_per_h REAL NOT NULL,
     billed_by_s REAL NOT NULL, sent_at REAL NOT NULL, life_s REAL NOT NULL, grace_s REAL NOT NULL,
-    copies INTEGER NOT NULL, gone_at REAL) WITHOUT ROWID;
+    copies INTEGER NOT NULL, gone_at REAL, seen INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE clock (one INTEGER PRIMARY KEY, at REAL NOT NULL, boot TEXT NOT NULL, since_boot_s REAL NOT NULL,
     unix_s REAL NOT NULL);
 """
@@ -33,6 +35,7 @@ class RentalStore:
     def __init__(self, path: Path) -> None:
         """Open or make it. OperatorFault: damaged, or of another version of echo2d."""
         self._path = path
+        self._turn = threading.Lock()
         try:
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._db.execute("PRAGMA journal_mode = WAL")
@@ -47,11 +50,12 @@ class RentalStore:
         path.chmod(0o600)
 
     def close(self) -> None:
-        self._db.close()
+        with self._turn:
+            self._db.close()
 
     def keep(self, rentals: Sequence[Rental], at: float, moment: Moment) -> None:
         """These rows in place of those with their labels, and the rent clock; all or nothing."""
-        with self._faults():
+        with self._turn, self._faults():
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 insert = f"INSERT OR REPLACE INTO rentals ({_COLUMNS}) VALUES ({_MARKS})"  # noqa: S608 - our own names
@@ -66,13 +70,13 @@ class RentalStore:
 
     def rentals(self) -> tuple[Rental, ...]:
         """All of the run. OperatorFault: a row is damaged."""
-        with self._faults():
+        with self._turn, self._faults():
             rows = self._db.execute(f"SELECT {_COLUMNS} FROM rentals ORDER BY sent_at").fetchall()  # noqa: S608
         return tuple(map(self._checked, rows))
 
     def clock(self) -> tuple[float, Moment] | None:
         """How far the rent clock was, and when; None in a new run."""
-        with self._faults():
+        with self._turn, self._faults():
             row = self._db.execute("SELECT at, boot, since_boot_s, unix_s FROM clock").fetchone()
         return None if row is None else (row[0], Moment(*row[1:]))
 

@@ -30,6 +30,7 @@ stop)
     ids=$(aws ec2 describe-instances --filters "Name=tag:Name,Values=$ECHO2D_LABEL" \
         "Name=instance-state-name,Values=pending,running,stopping,stopped" \
         --query 'Reservations[].Instances[].InstanceId' --output text)
+    # shellcheck disable=SC2086
     [ -z "$ids" ] || aws ec2 terminate-instances --instance-ids $ids > /dev/null
     ;;
 list)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -39,6 +40,7 @@ usd_per_h = 1.0
 usd_total = 2.0
 idle_s = 2.0
 patience_s = 0.0
+life_h = {life_h}
 [[provider]]
 name = "here"
 kind = "exec"
@@ -66,8 +68,8 @@ class Site:
         (root / "snapshots").mkdir()
         self.configure(port=0)
 
-    def configure(self, port: int) -> None:
-        facts = {"root": self.root, "port": port, "python": sys.executable, "script": SCRIPT}
+    def configure(self, port: int, *, life_h: float = 24.0) -> None:
+        facts = {"root": self.root, "port": port, "python": sys.executable, "script": SCRIPT, "life_h": life_h}
         self.config.write_text(CONFIG.format(**facts))
 
     def coordinate(self, name: str, *options: str) -> Program:
@@ -143,7 +145,7 @@ def test_a_box_is_rented_used_found_again_and_given_back(site: Site) -> None:
     assert site.url() == url
     assert "1 boxes, 0.5 usd/h" in first.log.read_text()
     poll(lambda: nobodys not in site.labels())
-    poll(lambda: f"{nobodys} nobody knows it" in first.log.read_text())  # gone, as lists say
+    poll(lambda: f"gone {nobodys}: " in first.log.read_text())  # gone, as lists say
     poll(lambda: f"{label}: nothing was asked of it for" in first.log.read_text())  # no learner is there
     assert token.exists()
 
@@ -154,6 +156,35 @@ def test_a_box_is_rented_used_found_again_and_given_back(site: Site) -> None:
     book = site.command("rented", f"--config={site.config}")
     assert book["boxes"] == []
     assert 0 < book["spent_usd"] < 0.1
+
+
+def test_a_box_whose_time_ends_finishes_what_it_holds(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease takes half a second, and there always is one; the next box takes over."""
+    monkeypatch.setenv("BOXES_FLAGS", "--engine=fake --slots=8 --tokens-per-s-max=64")
+    site.configure(port=0, life_h=0.006)
+    coordinator = site.coordinate("coordinator", "--rent")
+    site.url()
+    learner = site.learner()
+    learner.start()
+    found: list[str] = []
+
+    def drained() -> bool:
+        log = coordinator.log.read_text()
+        found[:] = re.findall(r"doomed (\S+): its time ends; it has", log)
+        return bool(found) and f"gone {found[0]}: " in log
+
+    poll(drained)
+    steps = learner.steps
+    poll(lambda: learner.steps > steps)
+    log = coordinator.log.read_text()
+    (worker,) = re.findall(rf"connected peer=(\w+) name={found[0]} ", log)
+    told, stopped = log.index(f"leaving {found[0]}: its time ends"), log.index(f"stop label={found[0]}")
+    assert f"worker={worker}" in log[:told]
+    assert not re.search(rf" leased .* worker={worker}", log[told:])
+    assert told < stopped < log.index(f"disconnected peer={worker}")  # before its time was over
+    status = site.command("status", f"--run-dir={site.root / 'run'}")
+    assert (status["handed_over"]["partials"], status["groups_dropped"]) == (0, {})
+    learner.stop()
 
 
 def test_nothing_is_rented_without_a_budget(site: Site) -> None:

@@ -1,7 +1,9 @@
 """The operator's commands as processes, and the book of what was rented."""
 
+import contextlib
 import json
 import sqlite3
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 
 from echo2d.core.rentals import Label, Moment, Rental
 from echo2d.core.renting_io import Instance
-from echo2d.errors import OperatorFault, ProviderFault
+from echo2d.errors import OperatorFault, ProviderFault, StoreFault
 from echo2d.providers import exec as exec_module
 from echo2d.providers.base import Order
 from echo2d.providers.exec import Commands, ExecProvider, read_instance, run_command
@@ -85,6 +87,16 @@ async def test_so_much_output_and_no_more(monkeypatch: pytest.MonkeyPatch) -> No
         await run_command(shell("head -c 300000 /dev/zero"), PATH, timeout_s=20.0)
 
 
+async def test_who_prints_without_end_is_ended() -> None:
+    """It would keep the event loop busy for all of its time."""
+    begun = time.monotonic()
+    with pytest.raises(ProviderFault, match="printed more than"):
+        await run_command(("yes",), PATH, timeout_s=60.0)
+    with pytest.raises(ProviderFault, match="printed more than"):
+        await run_command(shell("yes >&2"), PATH, timeout_s=60.0)
+    assert time.monotonic() < begun + 30
+
+
 def test_the_book_outlives_its_process(tmp_path: Path) -> None:
     path, moment = tmp_path / "rentals.sqlite", Moment("boot", 5.0, 1e9)
     store = RentalStore(path)
@@ -98,6 +110,26 @@ def test_the_book_outlives_its_process(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
     store.close()
     again.close()
+
+
+def test_it_is_closed_while_another_thread_writes_a_row(tmp_path: Path) -> None:
+    """As when a coordinator is told to stop in that moment: it ended with a segmentation fault."""
+    moment = Moment("boot", 5.0, 1e9)
+    for number in range(8):
+        store = RentalStore(tmp_path / f"{number}.sqlite")
+        begun = threading.Event()
+
+        def write(store: RentalStore = store, begun: threading.Event = begun) -> None:
+            with contextlib.suppress(StoreFault):
+                while True:
+                    store.keep([RENTAL], 0.0, moment)
+                    begun.set()
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        begun.wait()
+        store.close()
+        writer.join()
 
 
 @pytest.mark.parametrize("change", ["usd_per_h = -1", "billed_by_s = 0", "copies = 0", "usd_per_h = 'x'"])

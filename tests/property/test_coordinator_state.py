@@ -10,7 +10,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from echo2d.core.coordinator_io import DeadlinePassed, PeerDisconnected, PeerRevoked, Reply, RequestGone, RequestId
+from echo2d.core.coordinator_io import (
+    DeadlinePassed,
+    PeerDisconnected,
+    PeerRevoked,
+    RemovalPlanned,
+    Reply,
+    RequestGone,
+    RequestId,
+)
 from echo2d.core.messages import Goodbye, Heartbeat, HeldLease, LeaseFailed, LeaseProgress
 from tests.coordinator_world import Peer, World, rules, train
 
@@ -191,13 +199,15 @@ class Machine(RuleBasedStateMachine):
     def seed_connects(self, boot: str) -> None:
         self.world.connect("seed", kind="seed", slots=0, boot_id=boot)
 
-    @rule(data=st.data(), how=st.sampled_from(["cut", "bye", "revoked"]))
+    @rule(data=st.data(), how=st.sampled_from(["cut", "bye", "revoked", "removal"]))
     def leaves(self, data: st.DataObject, how: str) -> None:
         peer = self.a_peer(data)
         if how == "cut":
             self.world.handle(PeerDisconnected(peer.session, "reset"))
         elif how == "bye":
             self.world.say(peer, Goodbye("stopping"))
+        elif how == "removal":
+            self.world.handle(RemovalPlanned(peer.peer, "its time ends"))
         else:
             self.world.handle(PeerRevoked(peer.peer))
 

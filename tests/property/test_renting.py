@@ -1,20 +1,20 @@
 """Never over the budget, none forgotten: whatever commands, lists, clocks and crashes do.
 
 The world bills a box from the moment its start command was sent, a started unit in full. It is bound to this alone:
-commands end within their time, a list is at most settle_s behind, a box ends by itself when it was told to, and no
-clock is set back while the machine is off by less than it was off (nobody could see that).
+commands end within their time, a list is at most settle_s behind or never shows anything, a box ends by itself when it
+was told to, and no clock is set back while the machine is off or stopped by less than it was (nobody could see that).
 """
 
 import math
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from echo2d.core.rentals import Budget, Label, Moment, Rental, RentOffer, Terms, passed_s
+from echo2d.core.rentals import Budget, Label, Moment, Rental, RentOffer, Terms, rent_time
 from echo2d.core.rented import KILL_S
 from echo2d.core.renting import Renting
 from echo2d.core.renting_io import (
@@ -73,10 +73,18 @@ class Due:
 class World(RuleBasedStateMachine):
     """A coordinator and two clouds. true: seconds that nobody can see."""
 
-    @initialize(usd_per_h=st.floats(0.1, 6.0), lasts_h=st.floats(0.3, 10.0), life_h=st.floats(0.3, 6.0))
-    def begin(self, usd_per_h: float, lasts_h: float, life_h: float) -> None:
+    @initialize(
+        usd_per_h=st.floats(0.1, 6.0),
+        lasts_h=st.floats(0.3, 10.0),
+        life_h=st.floats(0.3, 6.0),
+        drain_s=st.sampled_from([0.0, 60.0, 3600.0]),
+        blind=st.sampled_from(["", "", "", "a", "b"]),
+    )
+    def begin(self, usd_per_h: float, lasts_h: float, life_h: float, drain_s: float = 0.0, blind: str = "") -> None:
+        """blind: a provider whose lists never show anything."""
+        self.blind = blind
         budget = Budget(usd_per_h, usd_per_h * lasts_h)  # so that both ends of it are reached
-        self.rent_rules = RentRules("run-", budget, life_h * 3600, idle_s=300.0, join_s=900.0, patience_s=20.0)
+        self.rent_rules = RentRules("run-", budget, life_h * 3600, 300.0, 900.0, 20.0, drain_s)
         self.true, self.boot, self.booted_at, self.unix_off = 1000.0, 0, 0.0, 0.0
         self.rows: dict[Label, Rental] = {}
         self.machines: list[Machine] = []
@@ -94,7 +102,7 @@ class World(RuleBasedStateMachine):
     @property
     def now(self) -> float:
         """The rent clock of the running process."""
-        return self.clock_base + (self.true - self.process_began)
+        return self.clock_base + (self.moment().since_boot_s - self.process_began)
 
     def keep_clock(self) -> None:
         self.kept_clock = (self.now, self.moment())
@@ -103,10 +111,9 @@ class World(RuleBasedStateMachine):
 
     def start_process(self) -> None:
         clock, before = self.kept_clock
-        passed = passed_s(before, self.moment())
-        live = [rental for rental in self.rows.values() if rental.gone_at is None]
-        self.clock_base = max([clock, *(rental.until for rental in live)]) if passed is None else clock + passed
-        self.process_began = self.true
+        horizon = max((row.until for row in self.rows.values() if row.gone_at is None), default=-math.inf)
+        self.clock_base = rent_time(clock, before, self.moment(), horizon=horizon)
+        self.process_began = self.moment().since_boot_s
         self.due = []
         self.renting = Renting(self.rent_rules, TERMS, OFFERS, self.rows.values(), now=self.now)
         self.keep_clock()
@@ -150,6 +157,8 @@ class World(RuleBasedStateMachine):
 
     def started(self, rental: Rental, rng: random.Random) -> None:
         takes, made, said = self.ends_in(rental.provider, rng), rng.random() < 0.75, rng.random() < 0.8
+        if rental.provider == self.blind:  # else nobody could know of anything
+            takes, said = min(takes, self.terms(rental.provider).command_s), made
         assert rental.usd_per_h == PRICES[rental.provider, rental.offer]
         if made:
             began = self.true + rng.random() * takes
@@ -175,6 +184,9 @@ class World(RuleBasedStateMachine):
         settle_s, takes = self.terms(provider).settle_s, self.ends_in(provider, rng)
         at = self.true - rng.random() * settle_s * (rng.random() < 0.5)
         read = rng.random() < 0.8 and takes <= self.terms(provider).command_s
+        if provider == self.blind:
+            self.due.append(Due(self.true + takes, Listed(provider, self.now, () if read else None)))
+            return
         lines = [Instance(Label("other-7"), "x"), Instance(Label("run-a-x-9"), "y")][: rng.choice([1] * 40 + [0, 2])]
         for machine in self.machines:
             if read and machine.rental.provider == provider and machine.began <= at < machine.ended:
@@ -207,7 +219,8 @@ class World(RuleBasedStateMachine):
                 for machine in self.machines
                 if machine.began + 100 < self.true < machine.ended and machine.number % 4
             }
-            need = NeedMeasured(self.need.shortfall_mu, self.need.wanted, self.need.workers, serving)
+            holding = frozenset(label for label, idle_s in serving.items() if not idle_s)
+            need = NeedMeasured(self.need.shortfall_mu, self.need.wanted, self.need.workers, serving, holding)
             self.feed(need, rng)
             self.within_budget()
 
@@ -232,7 +245,23 @@ class World(RuleBasedStateMachine):
 
     @rule(step_s=st.floats(-1e7, 1e7))
     def the_clock_is_set(self, step_s: float) -> None:
-        self.unix_off += step_s
+        self.all_clocks_are_read(lambda: setattr(self, "unix_off", self.unix_off + step_s))
+
+    @rule(still_s=st.floats(0, 50_000))
+    def the_virtual_machine_stops(self, still_s: float) -> None:
+        """And goes on: no clock that cannot be set has noticed."""
+
+        def stop() -> None:
+            self.true += still_s
+            self.booted_at += still_s
+
+        self.all_clocks_are_read(stop)
+
+    def all_clocks_are_read(self, happens: Callable[[], None]) -> None:
+        at, before = self.now, self.moment()
+        happens()
+        self.clock_base = rent_time(at, before, self.moment(), horizon=self.renting.horizon)
+        self.process_began = self.moment().since_boot_s
         self.keep_clock()
 
     @invariant()
@@ -252,7 +281,7 @@ class World(RuleBasedStateMachine):
         """The clouds get well: with nothing wanted any more, nothing stays."""
         if not hasattr(self, "rent_rules"):
             return
-        self.need = NeedMeasured(0.0, wanted=True, workers=1)
+        self.need = NeedMeasured(-100.0, wanted=True, workers=1)
         self.cut = None
         for _ in range(400):
             self.time_passes(200.0, 0)

@@ -4,7 +4,7 @@ from echo2d.core.attention import SENTENCES_MAX, attention
 from echo2d.core.figures import QUANTILE_WINDOW
 from echo2d.core.ids import Version
 from echo2d.core.membership import GONE_S
-from echo2d.core.messages import Heartbeat, RefitDone
+from echo2d.core.messages import Heartbeat, Leaving, RefitDone
 from tests.coordinator_world import World, rules, version_digest
 
 
@@ -63,6 +63,17 @@ def test_a_silent_worker_and_when_its_leases_go_to_others() -> None:
     assert said(world) == [], "it is gone"
 
 
+def test_who_said_that_it_goes_is_not_missed_when_it_has_finished() -> None:
+    world = running()
+    world.say(world.peers["a"], Leaving("spot notice"))
+    world.pass_time(9.0)
+    beat(world, "b", "seed")
+    assert said(world) == ["a silent for 9 s: its 2 leases go to others in 6 s"]
+    world.pass_time(8.0)
+    beat(world, "b", "seed")
+    assert said(world) == []
+
+
 def test_versions_that_workers_do_not_serve() -> None:
     world = running(World(rules(staleness_max=0)))
     late = world.connect("late")
@@ -82,7 +93,7 @@ def test_a_dissemination_bound_run_is_told_when_it_is_known() -> None:
 def test_a_hundred_workers_do_not_fill_a_book() -> None:
     status = World().state.status()
     worker = {"name": "x", "state": "joined", "alive": False, "silent_s": 7.0, "leases": 1, "leases_end_s": 8.0}
-    more = {"serving": None, "lag": None, "memory_ok": None, "quarantined": False}
+    more = {"serving": None, "lag": None, "memory_ok": None, "quarantined": False, "leaving": False}
     sentences = attention({**status, "epoch": 1, "seed_alive": True, "workers": [{**worker, **more}] * 100})
     assert len(sentences) == SENTENCES_MAX + 1
     assert sentences[1] == "x silent for 7 s: its lease goes to others in 8 s"

@@ -21,7 +21,8 @@ from tests.coordinator_world import World, train
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
 ROWS = re.findall(r"^\| `(\w+)`(?: \((.*?)\))? \| (\w+) \| (.*) \|$", DOCUMENT, re.MULTILINE)
-SHELL = {"peer_faults": 2}
+RENTING = {"usd_per_h": 1.5, "spent_usd": 3.0, "set_aside_usd": 2.0, "left_usd": 15.0, "states": {"serving": 3}}
+SHELL = {"peer_faults": 2, "renting": RENTING}
 WORKER = {"connected": True, "running": 3, "links": 2, "slots": 4, "serving_version": 7, "publish_seq": 8}
 DIGEST = Digest(bytes(32))
 

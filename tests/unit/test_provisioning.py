@@ -2,6 +2,7 @@
 
 import pytest
 
+from echo2d.core.capacity import mu_min
 from echo2d.core.measures import Measures
 from echo2d.core.prices import Price
 from echo2d.core.provisioning import Candidate, Provisioning, ProvisionRules, Said
@@ -66,6 +67,18 @@ def test_what_is_shown_and_short_is_counted_as_decisions_count_it() -> None:
 def test_who_will_be_taken_away_does_not_count() -> None:
     known = provisioning()
     assert known.shortfall([*fleet(3), *fleet(3, name="x", leaving=True)], 1) == pytest.approx(11.0 - 3 * 1.98)
+
+
+def test_what_workers_say_makes_nothing_short_beyond_five_times_what_the_learner_takes() -> None:
+    """Boxes are rented for it: one stolen worker's token must not be worth the whole budget an hour."""
+    slow = provisioning(Said(10.0, 19.9))  # broadcasts that almost nothing can make up for
+    demand = slow.demand(1)
+    assert demand is not None
+    assert (mu_min(demand) or 0.0) > 400.0
+    assert slow.shortfall(fleet(3), 1) == pytest.approx(50.0 - 3 * 2.0)
+    wasteful = provisioning()
+    wasteful.measures.discards.add(0, 100_000)
+    assert wasteful.shortfall(fleet(30), 1) == pytest.approx(50.0 - 30 * 2.0)
 
 
 def test_what_is_measured_takes_the_place_of_what_was_said_and_what_is_thrown_away_does_not_count() -> None:

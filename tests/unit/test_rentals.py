@@ -1,8 +1,9 @@
+import math
 from itertools import pairwise
 
 import pytest
 
-from echo2d.core.rentals import Budget, Label, Moment, Rental, RentOffer, Terms, life_s, passed_s
+from echo2d.core.rentals import Budget, Label, Moment, Rental, RentOffer, Terms, life_s, rent_time
 
 OFFER = RentOffer("cloud", "box", 0.5, 360.0, 8)
 TERMS = Terms("cloud", command_s=60.0, settle_s=60.0, list_every_s=60.0, billed_by_s=60.0, grace_s=600.0)
@@ -51,11 +52,20 @@ def test_those_that_start_together_do_not_end_together() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "seconds"),
     [
-        (Moment("a", 10.0, 1e9), Moment("a", 25.0, 0.0), 15.0),  # the clock was set: nobody asks it
+        (Moment("a", 10.0, 1e9), Moment("a", 25.0, 0.0), 15.0),  # the clock was set back: nobody asks it
+        (Moment("a", 10.0, 1e9), Moment("a", 25.0, 1e9 + 74), 15.0),  # corrected a little
+        (Moment("a", 10.0, 1e9), Moment("a", 25.0, 1e9 + 500), 500.0),  # a virtual machine stood still
+        (Moment("a", 10.0, 1e9), Moment("a", 25.0, 2e9), 9000.0),  # or it was set: as far as all boxes' time
         (Moment("a", 1e6, 1e9), Moment("b", 30.0, 1e9 + 500), 560.0),
-        (Moment("a", 1e6, 1e9), Moment("b", 900.0, 1e9 + 500), 960.0),  # it runs for longer than the clock says
-        (Moment("a", 1e6, 1e9), Moment("b", 30.0, 1e9 - 61), None),
+        (Moment("a", 1e6, 1e9), Moment("b", 900.0, 1e9 + 500), 900.0),  # it runs for longer than the clock says
+        (Moment("a", 1e6, 1e9), Moment("b", 30.0, 1e9 - 61), 9000.0),  # set back: nobody knows
+        (Moment("a", 1e6, 1e9), Moment("b", 30.0, 2e9), 9000.0),
+        (Moment("a", 10.0, 1e9), Moment("a", 9910.0, 1e9 + 9900), 9900.0),  # sure
     ],
 )
-def test_time_that_has_passed(before: Moment, after: Moment, seconds: float | None) -> None:
-    assert passed_s(before, after) == seconds
+def test_time_that_has_passed(before: Moment, after: Moment, seconds: float) -> None:
+    assert rent_time(100.0, before, after, horizon=9100.0) == 100.0 + seconds
+
+
+def test_without_boxes_a_clock_may_leap() -> None:
+    assert rent_time(100.0, Moment("a", 10.0, 1e9), Moment("a", 25.0, 2e9), horizon=-math.inf) == 115.0

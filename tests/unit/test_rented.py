@@ -1,10 +1,11 @@
 import math
+from dataclasses import replace
 
 import pytest
 
 from echo2d.core.rentals import Budget, Label, RentOffer, Terms
 from echo2d.core.rented import BLIND_S, COMMANDS_MAX, KILL_S, Rented
-from echo2d.core.renting_io import Instance, Keep, RentAction, RentRules, Retire, Start, Stop
+from echo2d.core.renting_io import Instance, Keep, RentAction, RentNote, RentRules, Retire, Start, Stop
 
 OFFER = RentOffer("cloud", "box", 0.5, 360.0, 32)
 TERMS = Terms("cloud", command_s=60.0, settle_s=90.0, list_every_s=30.0, billed_by_s=60.0, grace_s=600.0)
@@ -110,3 +111,75 @@ def test_so_many_commands_at_a_time() -> None:
     assert starts[-1] == []
     assert all(box.busy_until == math.inf for box in rented.boxes.values())
     rented.check()
+
+
+def test_a_list_that_never_shows_anything_is_not_believed() -> None:
+    """Else a box that starts slowly would be taken for gone, and the next one started, without end."""
+    rented = started()
+    rented.ended(ONE, 50.0)
+    rented.boxes[ONE].made = True
+    show(rented, 60.0)
+    notes = show(rented, 200.0)
+    assert [note.kind for note in notes if isinstance(note, RentNote)] == ["list_doubted"]
+    assert rented.doubts("cloud")
+    assert show(rented, 300.0) == []
+    assert rented.committed_usd(300.0) == pytest.approx(0.5 * 4200 / 3600)
+    show(rented, 400.0, Instance(ONE, "i-1"))
+    assert not rented.doubts("cloud")
+
+
+def test_who_gives_everything_back_believes_it() -> None:
+    rented = Rented(replace(RULES, closing=True), [TERMS], [OFFER], [started().boxes[ONE].rental], now=100.0)
+    show(rented, 101.0)
+    show(rented, 200.0)
+    assert rented.gone.keys() == {ONE}
+
+
+def test_what_it_should_have_shown_has_gone_when_its_time_is_over() -> None:
+    rented = started()
+    rented.ended(ONE, 50.0)
+    rented.boxes[ONE].made = True
+    show(rented, 60.0)
+    show(rented, 4199.0)
+    assert ONE in rented.boxes
+    show(rented, 4201.0)
+    assert rented.gone[ONE].gone_at == 4200.0
+
+
+def test_a_list_that_has_shown_boxes_is_believed_even_after_a_restart() -> None:
+    rented = started()
+    rented.ended(ONE, 50.0)
+    (kept,) = (action.rental for action in show(rented, 60.0, Instance(ONE, "i-1")) if isinstance(action, Keep))
+    assert kept.seen
+    again = Rented(RULES, [TERMS], [OFFER], [kept], now=1000.0)
+    show(again, 1001.0)
+    show(again, 1100.0)
+    assert again.gone.keys() == {ONE}
+
+
+def test_a_box_that_ended_while_nobody_looked_is_billed_to_its_time() -> None:
+    """A coordinator that was away over the weekend: else the budget would be used up by nothing."""
+    kept = started().boxes[ONE].rental
+    rented = Rented(RULES, [TERMS], [OFFER], [kept], now=200_000.0)
+    assert rented.spent_usd(200_000.0) == rented.committed_usd(200_000.0) == pytest.approx(0.5 * 4200 / 3600)
+    show(rented, 200_001.0, Instance(ONE, "i-1"))  # it has not ended
+    assert rented.spent_usd(200_001.0) == pytest.approx(0.5 * 200_040 / 3600)
+
+
+def test_a_worker_has_time_to_finish() -> None:
+    rented = started()
+    rented.ended(ONE, 1.0)
+    box = rented.boxes[ONE]
+    box.doomed, box.holds, box.stop_by = "x", True, 100.0
+    assert rented.stops(99.0) == []
+    assert [stop.why for stop in rented.stops(100.0) if isinstance(stop, Stop)] == ["x"]
+
+
+def test_a_provider_with_another_name_finds_its_boxes_again() -> None:
+    kept = replace(started().boxes[ONE].rental, provider="before")
+    rented = Rented(RULES, [TERMS], [OFFER], [kept], now=10.0)
+    rented.boxes[ONE].doomed = "x"
+    assert rented.stops(100.0) == []
+    show(rented, 100.0, Instance(ONE, "i-1"))
+    assert rented.boxes[ONE].rental.provider == "cloud"
+    assert len(rented.stops(100.0)) == 1

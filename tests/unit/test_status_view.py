@@ -113,6 +113,14 @@ def test_the_page_shows_what_the_terminal_shows() -> None:
         assert f'"{state}"' in page
 
 
+def test_rented_boxes_and_what_they_cost() -> None:
+    renting = {"boxes": [{}, {}], "states": {"starting": 0, "serving": 2}, "usd_per_h": 1.5, "usd_per_h_max": 4.0,
+               "spent_usd": 12.34, "usd_total_max": 200.0, "set_aside_usd": 9.0, "left_usd": 178.66}  # fmt: skip
+    text = " ".join(seen({**World().state.status(), "renting": renting}).split())
+    assert "2 boxes (2 serving), 1.50 of 4 usd/h; spent 12.34 of 200 usd, 9.00 set aside, 178.66 left" in text
+    assert "rented" not in seen(World().state.status())
+
+
 def test_an_empty_run_is_shown_too() -> None:
     assert "no learner has opened a session" in seen(World().state.status())
 

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from echo2d.core.activation import Decision
-from echo2d.core.coordinator_io import Note, PeerDisconnected, SessionId
+from echo2d.core.coordinator_io import Note, PeerDisconnected, RemovalPlanned, SessionId
 from echo2d.core.estimators import WorkerRate
+from echo2d.core.ids import PeerId
 from echo2d.core.membership import HEARTBEATS_MISSED_MAX
 from echo2d.core.messages import Goodbye, Heartbeat, LeaseFailed, LeaseGranted, Leaving, RefitDone
 from echo2d.core.prices import NamedPrice, Price
@@ -226,6 +227,25 @@ def test_after_a_restart_all_work_until_it_is_known_again() -> None:
     assert active(world) == ["a", "b", "c"]
     assert world.state.shortfall is None
     world.state.check()
+
+
+def test_whose_box_is_given_back_finishes_and_gets_nothing_new() -> None:
+    world = settled()
+    world.ask_batch(4)
+    world.drain()
+    peer = world.peers["a"]
+    assert peer.leases
+    world.handle(RemovalPlanned(peer.peer, "its time ends"))
+    assert world.handle(RemovalPlanned(peer.peer, "its time ends")) == []
+    assert len(active(world)) == 1
+    assert active(world) != ["a"]
+    peer.inbox.clear()
+    world.work()
+    (row,) = (worker for worker in world.state.status(now=world.now)["workers"] if worker["name"] == "a")
+    assert (row["leaving"], row["leased"], row["accepted"] > 0) == (True, 0, True)
+    assert not any(isinstance(each, LeaseGranted) for each in peer.inbox)
+    world.state.check()
+    world.handle(RemovalPlanned(PeerId("nobody"), "x"))
 
 
 def test_silence_is_a_loss() -> None:
