@@ -9,6 +9,7 @@ class, tuple[X, ...] of these (<= ITEMS_MAX in a message), `X | None`, and NewTy
 """
 
 import dataclasses
+import operator
 import types
 import typing
 from collections.abc import Callable, Sequence
@@ -123,26 +124,24 @@ def _check_for(hint: Any) -> _Check:
     raise AssertionError(f"{hint!r} cannot be a message field")
 
 
-_FIELDS: dict[type, tuple[str, ...] | None] = {}  # names of the fields of the dataclasses met so far; None: none is
+_FIELDS: dict[type, Callable[[Any], tuple[Any, ...]]] = {}  # of the dataclasses met so far: a record to its fields
 
 
-def _fields_of(cls: type) -> tuple[str, ...] | None:
-    if cls not in _FIELDS:
-        is_record = dataclasses.is_dataclass(cls)
-        _FIELDS[cls] = tuple(field.name for field in dataclasses.fields(cls)) if is_record else None
-    return _FIELDS[cls]
+def _fields(record: Any) -> tuple[Any, ...]:
+    """What msgpack asks of everything that it does not know."""
+    getter = _FIELDS.get(type(record))
+    if getter is None:
+        if not dataclasses.is_dataclass(record):
+            raise TypeError(f"{type(record).__name__} cannot be a message field")
+        getter = _FIELDS[type(record)] = _getter(tuple(field.name for field in dataclasses.fields(record)))
+    return getter(record)
 
 
-def _plain(value: Any) -> Any:
-    cls = type(value)
-    if cls in _SCALARS:
-        return value
-    names = _fields_of(cls)
-    if names is not None:
-        return [_plain(getattr(value, name)) for name in names]
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return value
+def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
+    """`attrgetter` makes a tuple of two fields or more."""
+    if len(names) > 1:
+        return operator.attrgetter(*names)
+    return lambda record: tuple(getattr(record, name) for name in names)
 
 
 def _unpack(data: bytes | memoryview, *, bytes_max: int, items_max: int) -> Any:
@@ -163,7 +162,7 @@ class Codec:
 
     def encode(self, message: object) -> bytes:
         assert type(message).__name__ in self._checks, f"{type(message).__name__} does not go this way"
-        packed: bytes = msgpack.packb([type(message).__name__, *_plain(message)])
+        packed: bytes = msgpack.packb([type(message).__name__, *_fields(message)], default=_fields)
         return packed
 
     def decode(self, data: bytes | memoryview) -> Any:
@@ -179,7 +178,7 @@ class Codec:
 
 def pack(record: object) -> bytes:
     """One record without a tag, canonically: what is stored and what is hashed."""
-    packed: bytes = msgpack.packb(_plain(record))
+    packed: bytes = msgpack.packb(record, default=_fields)
     return packed
 
 
