@@ -35,8 +35,18 @@ class _Work:
     rate: WorkerRate | None = None
 
     def until(self, now: float) -> None:
-        self.slot_s += self.holds * max(0.0, now - self.at)
+        if self.holds and now > self.at:
+            self.slot_s += self.holds * (now - self.at)
         self.at = now
+
+    def still_since(self, since: float) -> float:
+        """Seconds that its engines stood still since then; newest first, for the older ones ended before."""
+        still_s = 0.0
+        for begun, until in reversed(self.stills):
+            if until <= since:
+                break
+            still_s += until - max(since, begun)
+        return still_s
 
 
 @dataclass(slots=True)
@@ -68,8 +78,7 @@ class Measures:
             return
         work.accepted += 1
         if since is not None:
-            still_s = sum(max(0.0, until - max(since, begun)) for begun, until in work.stills)
-            self.t_gen.add(max(0.0, now - since - still_s))
+            self.t_gen.add(max(0.0, now - since - work.still_since(since)))
 
     def stood_still(self, worker: PeerId, seconds: float, *, now: float) -> None:
         """Its engines wrote nothing for so long until now, for a version's sake."""
