@@ -95,7 +95,7 @@ def _sequence(inner: _Check) -> _Check:
 
 def _record(cls: type) -> _Check:
     hints = typing.get_type_hints(cls)
-    checks = [_check_for(hints[field.name]) for field in dataclasses.fields(cls)]
+    checks = [_check_for(hints[name]) for name in _names(cls)]
 
     def check(value: Any) -> Any:
         if type(value) is not list or len(value) != len(checks):
@@ -119,7 +119,7 @@ def _check_for(hint: Any) -> _Check:
         return _sequence(_check_for(arguments[0]))
     if origin in (Union, types.UnionType) and len(arguments) == 2 and type(None) in arguments:
         return _optional(_check_for(arguments[0] if arguments[1] is type(None) else arguments[1]))
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+    if isinstance(hint, type) and (dataclasses.is_dataclass(hint) or issubclass(hint, tuple)):
         return _record(hint)
     raise AssertionError(f"{hint!r} cannot be a message field")
 
@@ -133,8 +133,16 @@ def _fields(record: Any) -> tuple[Any, ...]:
     if getter is None:
         if not dataclasses.is_dataclass(record):
             raise TypeError(f"{type(record).__name__} cannot be a message field")
-        getter = _FIELDS[type(record)] = _getter(tuple(field.name for field in dataclasses.fields(record)))
+        getter = _FIELDS[type(record)] = _getter(_names(type(record)))
     return getter(record)
+
+
+def _names(cls: Any) -> tuple[str, ...]:
+    """Of the fields of a dataclass or NamedTuple."""
+    if dataclasses.is_dataclass(cls):
+        return tuple(field.name for field in dataclasses.fields(cls))
+    names: tuple[str, ...] = cls._fields
+    return names
 
 
 def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
