@@ -117,13 +117,14 @@ class Measures:
 
     def mu(self, worker: PeerId, slots: int, said: float | None) -> float:
         """The same; of a newcomer what is said, or what the others make with as many slots. 0: nothing is known."""
-        known = self.rate(worker)
+        work = self._work.get(worker)
+        known = None if work is None else work.rate
         return known.value if known is not None else said or self._of_a_slot(slots) or 0.0
 
     def _of_a_slot(self, slots: int) -> float | None:
         """What so many slots make, by those of the others that have made something."""
         known = [
-            work.rate.estimate.value / work.slots
+            work.rate.value / work.slots
             for work in self._work.values()
             if work.rate is not None and work.rate.samples and work.slots
         ]

@@ -42,27 +42,20 @@ class VersionRooms:
     def put(self, worker: PeerId, row: _Row) -> None:
         self.workers += 1
         self.slots += row.slots
-        self._rank(worker, row)
+        self.move(worker, 0, row.free, row.slots)
 
     def take(self, worker: PeerId, row: _Row) -> None:
         self.workers -= 1
         self.slots -= row.slots
-        self._unrank(worker, row)
+        self.move(worker, row.free, 0, row.slots)
 
-    def move(self, worker: PeerId, before: _Row, after: _Row) -> None:
-        """Its slots are the same ones."""
-        self._unrank(worker, before)
-        self._rank(worker, after)
-
-    def _rank(self, worker: PeerId, row: _Row) -> None:
-        self.free += row.free
-        if row.free:
-            insort(self.ranked, (-row.free, worker, row.slots))
-
-    def _unrank(self, worker: PeerId, row: _Row) -> None:
-        self.free -= row.free
-        if row.free:
-            del self.ranked[bisect_left(self.ranked, (-row.free, worker, row.slots))]
+    def move(self, worker: PeerId, before: int, after: int, slots: int) -> None:
+        """It has other free slots than before."""
+        self.free += after - before
+        if before:
+            del self.ranked[bisect_left(self.ranked, (-before, worker, slots))]
+        if after:
+            insort(self.ranked, (-after, worker, slots))
 
 
 class Choice:
@@ -145,7 +138,7 @@ class Ranking:
         if before[:-1] != after[:-1] or after.serving is None or worker in self._resting:
             return False
         self._rows[worker] = after
-        self._versions[after.serving].move(worker, before, after)
+        self._versions[after.serving].move(worker, before.free, after.free, after.slots)
         self.free += after.free - before.free
         return True
 
@@ -190,4 +183,4 @@ def _row(peer: Peer | None, load: int, lent: int) -> _Row | None:
     if peer is None or peer.kind != "worker" or not peer.alive or not peer.active or peer.leaving:
         return None
     slots = max(0, peer.slots - lent)
-    return _Row(peer.serving, slots, peer.rest_until, max(0, slots - load))
+    return _Row(peer.serving, slots, peer.rest_until, slots - load if slots > load else 0)
