@@ -201,12 +201,13 @@ class Planner:
     def _settled(self, bound: int, kappa: int | str, relays: Relays) -> Provision:
         """The workers stay the same if versions go to them."""
         counts: Counter[str] = Counter({kind.name: kind.count for kind in self.fleet.workers})
-        found = last = self._round(counts, bound, kappa, relays)
+        copies: dict[str, float] = {}
+        found = last = self._round(counts, bound, kappa, relays, copies)
         for _ in range(ROUNDS_MAX):
             if not last.feasible or last.counts == counts:
                 break
             found, counts = last, last.counts
-            last = self._round(counts, bound, kappa, relays)
+            last = self._round(counts, bound, kappa, relays, copies)
         return last if last.feasible else found
 
     def broadcast(self, counts: Counts, relays: Relays = "all") -> Broadcast:
@@ -218,17 +219,20 @@ class Planner:
 
     # --- inside
 
-    def _round(self, counts: Counts, bound: int, kappa: int | str, relays: Relays) -> Provision:
-        """Which workers are needed if versions go to this many."""
+    def _round(
+        self, counts: Counts, bound: int, kappa: int | str, relays: Relays, copies: dict[str, float]
+    ) -> Provision:
+        """Which workers are needed if versions go to this many. copies: of kinds not among them, from rounds before."""
         learner, policy = self.fleet.learner, self.fleet.policy
         broadcast = self.broadcast(counts, relays)
+        copies |= broadcast.copies
         t_bcast_s = policy.t_bcast_s or broadcast.planned_s + policy.pause_s
         every = kappa if isinstance(kappa, int) else publish_every_auto(learner.t_train_s, t_bcast_s, bound)
         demand = Demand(
             learner.t_train_s, learner.trajectories_per_step, bound, every, t_bcast_s, policy.mode, policy.pause_s,
             policy.t_gen_s, gamma=policy.gamma,
         )  # fmt: skip
-        offers = [offer for kind in self.fleet.workers for offer in self._offers(kind, demand, broadcast)]
+        offers = [offer for kind in self.fleet.workers for offer in self._offers(kind, demand, copies)]
         verdict = judge(demand, sum(offer.counts for offer in offers))
         chosen = self._choose(
             offers, verdict.target if verdict.feasible and verdict.target is not None else float("inf")
@@ -239,11 +243,11 @@ class Planner:
             usd_per_h, self.fleet.workers,
         )  # fmt: skip
 
-    def _offers(self, kind: WorkersTable, demand: Demand, broadcast: Broadcast) -> list[Offer]:
+    def _offers(self, kind: WorkersTable, demand: Demand, copies: Mapping[str, float]) -> list[Offer]:
         traffic = bandwidth_usd_per_h(
             publishes_per_h=3600.0 / demand.period_s,
             wire_bytes=self.fleet.model.wire_bytes(delta=self.ablation.delta),
-            copies_sent=broadcast.copies.get(kind.name, 0.0),
+            copies_sent=copies.get(kind.name, 0.0),
             usd_per_gb_down=kind.usd_per_gb_down,
             usd_per_gb_up=kind.usd_per_gb_up,
         )
