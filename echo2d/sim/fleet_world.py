@@ -3,8 +3,9 @@
 Real, from `core`: membership, leases, granting, groups, the gates and batches of staleness, estimators, capacity,
 activation. Modelled: a broadcast is one prediction of the planner, after which everybody has the version at once;
 progress and heartbeats are no messages: who falls silent is given up after the silence that a run allows; grants are
-made a little apart. Workers on standby receive versions and pass them on, metered or not, and cost nothing. The same
-rng_seed gives the same run. Not here: what one box does (`fleet_box`), frames and faults on the way (`world`, `loop`).
+made a little apart. Who passes versions on is what `plan` would choose; workers on standby receive them, pass them on
+like others of their kind, and cost nothing. The same rng_seed gives the same run. Not here: what one box does
+(`fleet_box`), frames and faults on the way (`world`, `loop`).
 """
 
 import math
@@ -56,7 +57,7 @@ from echo2d.errors import OperatorFault
 from echo2d.sim.clock import Clock
 from echo2d.sim.fleet import Fleet, WorkersTable
 from echo2d.sim.fleet_box import TOKENS_MAX, Box, Sample
-from echo2d.sim.provision import Ablation, Broadcast, Planner, Relays
+from echo2d.sim.provision import Ablation, Broadcast, Planner, relays_of_all
 from echo2d.sim.scenario import MBIT
 
 ADVANCE_SHARE = 0.01  # of a sample's time, between two grants: for half of that a slot stays empty on average ...
@@ -96,7 +97,7 @@ class FleetWorld:
             figures=self.figures, lent=Leases(0, FOREVER_S), tag=1,
         )  # fmt: skip
         self._planner = Planner(fleet, self._ablation)
-        self._relays: Relays = "all" if self._ablation.p2p else "none"
+        self.relays = relays_of_all(fleet, self._ablation)
         self._predicted: tuple[dict[str, int], Broadcast] | None = None
         policy = fleet.policy
         self.provisioning = Provisioning(
@@ -117,7 +118,7 @@ class FleetWorld:
         self._idle_since: float | None = 0.0
         self.waited_s, self.measured_from, self.learner_s = 0.0, 0.0, 0.0
         self.egress_gb = self.relayed_gb = self.bandwidth_usd = 0.0
-        fastest = max(kind.trajectories_per_h / self._slots(kind) for kind in fleet.workers)
+        fastest = max(kind.trajectories_per_h / fleet.slots(kind) for kind in fleet.workers)
         self._advance_s = min(ADVANCE_S_MAX, ADVANCE_SHARE * 3600.0 / fastest) if fastest else ADVANCE_S_MAX
         self._advancing = False
         self._advances = 0
@@ -195,7 +196,7 @@ class FleetWorld:
             counts[box.kind.name] = counts.get(box.kind.name, 0) + 1
         if self._predicted is not None and _near(counts, self._predicted[0]):
             return self._predicted[1]
-        self._predicted = counts, self._planner.broadcast(counts, self._relays)
+        self._predicted = counts, self._planner.broadcast(counts, self.relays)
         known_s = self._predicted[1].planned_s + self._fleet.policy.pause_s
         self.provisioning.said = replace(self.provisioning.said, t_bcast_s=known_s)
         return self._predicted[1]
@@ -245,13 +246,9 @@ class FleetWorld:
 
     # --- workers
 
-    def _slots(self, kind: WorkersTable) -> int:
-        """As many as make what it makes, at this time each."""
-        return max(1, round(kind.trajectories_per_h / 3600.0 * self._fleet.policy.t_gen_s))
-
     def _join(self, kind: WorkersTable, name: str, price: Price | None = None) -> None:
         now = self._clock.now
-        slots = self._slots(kind)
+        slots = self._fleet.slots(kind)
         self._sessions += 1
         session, peer_id = SessionId(self._sessions), PeerId(name)
         hello = Hello(PROTOCOL_VERSION, None, "worker", name, f"{self._sessions}", slots, None, None, (), (), ())
@@ -477,6 +474,7 @@ class FleetWorld:
             "mu_pool": self.mu_pool,
             "bubble": idle_s / measured_s if measured_s > 0 else 1.0,
             "t_bcast_s": demand.t_bcast_s,
+            "relays": self.relays,
             "usd_per_step": usd / steps if steps else None,
             "workers": self._kinds(),
             "steps": steps,

@@ -96,3 +96,4 @@ def test_without_peers_versions_come_from_the_learner_alone() -> None:
     star, ours = FleetWorld(thin, Ablation(p2p=False)).run(), FleetWorld(thin).run()
     assert star["egress_gb"] > 4 * ours["egress_gb"] > 0
     assert star["relayed_gb"] == 0
+    assert (star["relays"], ours["relays"]) == ("none", "all")

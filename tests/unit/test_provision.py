@@ -13,7 +13,7 @@ from echo2d.core.capacity import Mode, mu_min
 from echo2d.core.offers import choose
 from echo2d.errors import OperatorFault
 from echo2d.sim.fleet import Fleet, is_fleet, load_fleet, read_fleet
-from echo2d.sim.provision import Ablation, Provision, provision, what_if
+from echo2d.sim.provision import Ablation, Provision, provision, relays_of_all, what_if
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 SMALL = SCENARIOS / "fleet-small.toml"
@@ -84,6 +84,14 @@ def test_a_kind_that_was_left_out_is_not_free_when_it_comes_back() -> None:
     found = provision(metered("exclusive", 1.0))
     assert found.relays == "unmetered"
     assert found.counts.keys() <= found.broadcast.copies.keys()
+
+
+def test_where_all_receive_all_pass_on_unless_that_is_dearer() -> None:
+    """Of whole versions, for 60 workers, the homes' lines are too thin; of deltas they are not."""
+    assert relays_of_all(metered("exclusive", 1.0), Ablation()) == "all"
+    assert relays_of_all(metered("background", 0.02), Ablation()) == "unmetered"
+    assert relays_of_all(metered("background", 0.02), Ablation(delta=False)) == "all"
+    assert relays_of_all(metered("exclusive", 1.0), Ablation(p2p=False)) == "none"
 
 
 def test_without_prices_it_costs_more_and_the_seed_decides() -> None:
