@@ -117,7 +117,7 @@ class FleetWorld:
         self._published = 0
         self._idle_since: float | None = 0.0
         self.waited_s, self.measured_from, self.learner_s = 0.0, 0.0, 0.0
-        self.egress_gb = self.relayed_gb = self.bandwidth_usd = 0.0
+        self.egress_gb = self.relayed_gb = self.bandwidth_usd = self._usd_at_commit = 0.0
         fastest = max(kind.trajectories_per_h / fleet.slots(kind) for kind in fleet.workers)
         self._advance_s = min(ADVANCE_S_MAX, ADVANCE_SHARE * 3600.0 / fastest) if fastest else ADVANCE_S_MAX
         self._advancing = False
@@ -440,6 +440,7 @@ class FleetWorld:
         self.staleness.commit(step)
         self.figures.trained(step, batch.groups, t_train_s)
         self.staleness.keep_checkpoint(step)
+        self._usd_at_commit = self._usd()
         self.learner_s, self._idle_since = self.learner_s + t_train_s, self._clock.now
         if step == WARM_STEPS * (self._rules.staleness_max + 1):
             self.waited_s, self.measured_from = 0.0, self._clock.now
@@ -459,12 +460,8 @@ class FleetWorld:
     def facts(self) -> dict[str, Any]:
         """The keys of `plan`, as measured, and what only a run has."""
         now, demand, steps = self._clock.now, self.demand(), self.staleness.committed
-        for box in self.boxes.values():
-            box.pay(now)
         idle_s = self.waited_s + (0.0 if self._idle_since is None else now - self._idle_since)
         measured_s = now - self.measured_from
-        usd = self._fleet.learner.usd_per_h * now / 3600.0 + sum(box.usd for box in self.boxes.values())
-        usd += self.bandwidth_usd
         needed, histogram = mu_min(demand), self.figures.staleness
         enough = needed is not None and self.mu_pool >= needed
         return {
@@ -475,7 +472,7 @@ class FleetWorld:
             "bubble": idle_s / measured_s if measured_s > 0 else 1.0,
             "t_bcast_s": demand.t_bcast_s,
             "relays": self.relays,
-            "usd_per_step": usd / steps if steps else None,
+            "usd_per_step": self._usd_at_commit / steps if steps else None,  # a step that goes on is none yet
             "workers": self._kinds(),
             "steps": steps,
             "max_staleness": max(histogram, default=0),
@@ -487,8 +484,15 @@ class FleetWorld:
             "egress_gb": self.egress_gb,
             "relayed_gb": self.relayed_gb,
             "activation_changes": self.provisioning.activation.changes,
-            "usd": usd,
+            "usd": self._usd(),
         }
+
+    def _usd(self) -> float:
+        """Until now."""
+        for box in self.boxes.values():
+            box.pay(self._clock.now)
+        learner_usd = self._fleet.learner.usd_per_h * self._clock.now / 3600.0
+        return learner_usd + sum(box.usd for box in self.boxes.values()) + self.bandwidth_usd
 
     def _kinds(self) -> list[dict[str, Any]]:
         """Active at the end; rho by what it was paid per hour and makes."""
