@@ -385,11 +385,11 @@ class FleetWorld:
                     pass
                 case Send(session, message):
                     self._hears(session, message)
+                case ScoreSample(group, sample):
+                    self._perform(self.groups.scored(SampleScored(group, sample, self._chance.random(), "")))
                 case DrawPrompt(cursor):
                     self.groups.prompt_drawn(PromptDrawn(cursor, _PROMPT))
                     drawn = True
-                case ScoreSample(group, sample):
-                    self._perform(self.groups.scored(SampleScored(group, sample, self._chance.random(), "")))
                 case StopRun(reason):
                     raise AssertionError(reason)
                 case _:
