@@ -1,11 +1,13 @@
 """Messages <-> msgpack, checked.
 
 A message is a frozen dataclass. On the wire it is the array `[tag, field, field, ...]` in field order; nested
-dataclasses are arrays without a tag. Decoders are built once from the annotations, so what a field may hold is written
-in one place. Anything else (unknown tag, wrong type, wrong count, negative or huge integer, too long) is a `PeerFault`.
+dataclasses and NamedTuples are arrays without a tag. Decoders are built once from the annotations, so what a field may
+hold is written in one place. Anything else (unknown tag, wrong type, wrong count, negative or huge integer, too long)
+is a `PeerFault`.
 
 Fields may be: int (0 <= x < 2**63), float, bool, str (<= TEXT_CHARS_MAX), bytes, Literal of strings, a nested message
-class, tuple[X, ...] of these (<= ITEMS_MAX in a message), `X | None`, and NewTypes of them. A Digest has DIGEST_BYTES.
+class or NamedTuple, tuple[X, ...] of these (<= ITEMS_MAX in a message), `X | None`, and NewTypes of them. A Digest has
+DIGEST_BYTES.
 """
 
 import dataclasses

@@ -62,7 +62,7 @@ def content_fault(packed_tokens: bytes, packed_logprobs: bytes, vocab_size: int,
         return f"token ids beyond the vocabulary of {vocab_size}"
     if len(logprobs) != len(tokens):
         return f"{len(logprobs)} logprobs for {len(tokens)} tokens"
-    if not -math.inf < float(logprobs.min()) <= float(logprobs.max()) <= LOGPROB_MAX:  # nor is NaN anything of it
+    if not -math.inf < float(logprobs.min()) <= float(logprobs.max()) <= LOGPROB_MAX:  # NaN is not
         return "a logprob that is no logarithm of a probability"
     return ""
 
