@@ -1,6 +1,5 @@
 """Hostile input by chance: bytes that were right once, messages of any content, and how much is kept of them."""
 
-import dataclasses
 import random
 import types
 import typing
@@ -88,8 +87,7 @@ class Invent:
     pools: Mapping[str, Collection[Any]] = field(default_factory=dict)
 
     def message(self, cls: type) -> Any:
-        hints = typing.get_type_hints(cls)
-        return cls(**{f.name: self._field(f.name, hints[f.name]) for f in dataclasses.fields(cls)})
+        return cls(**{name: self._field(name, hint) for name, hint in typing.get_type_hints(cls).items()})
 
     def _field(self, name: str, hint: Any) -> Any:
         pool = self.pools.get(name)
@@ -109,9 +107,7 @@ class Invent:
         if origin in (Union, types.UnionType):
             some = next(each for each in arguments if each is not type(None))
             return None if rng.random() < 0.3 else self._field(name, some)
-        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-            return self.message(hint)
-        return _SCALARS[hint](rng)
+        return _SCALARS[hint](rng) if hint in _SCALARS else self.message(hint)
 
 
 _SCALARS: dict[Any, Callable[[random.Random], Any]] = {

@@ -1,4 +1,4 @@
-"""What a train step costs with parts left out, and against one data centre: docs/figures/cost.csv and cost_runs.csv.
+"""What a train step costs with parts left out, and against one data centre: docs/figures/cost{.csv,.png,_runs.csv}.
 
 `python -m tools.cost_table` plays `scenarios/mix-*.toml` in virtual time, every case with some seeds (of arrivals,
 speeds, lengths and prices, and of the order in which workers are taken without prices): 63 runs, 4 minutes on one
@@ -24,7 +24,9 @@ from tools.artefacts import FIGURES, cell, read, write
 SCENARIOS = Path(__file__).parents[1] / "scenarios"
 MIXES = ("rented", "spot", "metered")
 SEEDS = 3
-RUNS, COSTS = FIGURES / "cost_runs.csv", FIGURES / "cost.csv"
+RUNS, COSTS, PICTURE = FIGURES / "cost_runs.csv", FIGURES / "cost.csv", FIGURES / "cost.png"
+BARS = {"": "#2f6db5", "p2p": "#e08a2e", "cost-awareness": "#b5403c", "deltas": "#2d8a57"}  # by what is left out
+BAR_WIDTH = 0.2  # of the distance between two systems
 
 
 class System(NamedTuple):
@@ -123,10 +125,41 @@ def _of(rows: Sequence[Mapping[str, str]], mix: str, system: System, out: str, n
     return [float(row[name]) for row in rows if _key(row)[:3] == (mix, system.name, out)]
 
 
+def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """A picture for each mix: bars by system and what is left out, the data centre as a line."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 3.8), layout="constrained")
+    plots = figure.subplots(1, len(MIXES), sharey=True)
+    for axes, mix in zip(plots, MIXES, strict=True):
+        for place, (out, colour) in enumerate(BARS.items()):
+            mine = [row for row in rows if (row["mix"], row["without"]) == (mix, out)]
+            at = [_place(row["system"]) + BAR_WIDTH * place for row in mine]
+            usd, spread = [row["usd_per_step"] for row in mine], [row["sd"] or 0.0 for row in mine]
+            label = f"without {out}" if out else "all of it"
+            axes.bar(at, usd, BAR_WIDTH, yerr=spread, color=colour, capsize=2, label=label)
+        elsewhere = fleet_of(mix, SYSTEMS[0]).centralized
+        assert elsewhere is not None
+        axes.axhline(elsewhere.usd_per_step, color="black", linestyle="--", linewidth=1, label="data centre")
+        middle = [_place(system.name) + BAR_WIDTH * (3 if system.delta else 2) / 2 for system in SYSTEMS]
+        axes.set_xticks(middle, [system.name for system in SYSTEMS])
+        axes.set_title(mix, fontsize=10)
+        axes.grid(axis="y", alpha=0.3)
+        axes.set_axisbelow(True)
+    plots[0].set_ylabel("usd a step")
+    plots[-1].legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+
+
+def _place(system: str) -> float:
+    return [each.name for each in SYSTEMS].index(system)
+
+
 def main() -> None:
     gc.disable()  # as `echo2d simulate` does
     rows = list(table(run(RUNS)))
     write(COSTS, rows)
+    draw(rows, PICTURE)
     for row in rows:
         print(*(cell(value) for value in row.values()), sep="\t")
 

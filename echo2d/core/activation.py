@@ -13,9 +13,12 @@ Reviews, one a publish period, compare mu_pool, the measured throughput of the a
 mu_pool is of those that are here, each in full: who goes is replaced at once, so its availability counts in rho alone.
 After a change there is none for cool_down_s (a broadcast and a warm-up: until then it does not show), and who was
 activated stays for hold_s. Nobody goes for the sake of a guess: a newcomer that looks cheaper works beside the others
-until its own work has shown what it makes. At the start, and when an active worker is lost, nothing is waited with:
-until the target has been met, whoever is here or comes is activated at once. Where no throughput is enough, all work,
-after PATIENCE reviews that found so. Without `by_cost` (an ablation) the order given takes the place of rho.
+until its own work has shown what it makes. At the start nothing is waited with: until the target has been met, whoever
+is here or comes is activated at once. Nor when an active worker is lost: until as much is made as before, or the target
+has been met. That more is needed than there was is for reviews to find, and a loss does not interrupt them: else, where
+somebody is lost every few minutes, one high estimate of mu_min would be followed at once, and what is too dear would
+stay. Where no throughput is enough, all work, after PATIENCE reviews that found so. Without `by_cost` (an ablation) the
+order given takes the place of rho.
 Not here: what workers cost and make (`offers`, `estimators`), mu_min (`capacity`), how they are told.
 """
 
@@ -69,7 +72,9 @@ class Activation:
     active: dict[str, float] = field(default_factory=dict)
     changes: int = 0  # voluntary ones
     _streaks: _Streaks = field(default_factory=_Streaks)
-    _urgent: bool = True  # the target has not been met since the start, or since a worker was lost
+    _urgent: bool = True  # what is wanted has not been there since the start, or since a worker was lost
+    _made: float = math.inf  # mu_pool when it was looked at last
+    _wanted: float = math.inf  # mu_pool that is waited for while it is urgent, if the target is not lower
     _review_at: float = -math.inf
     _changed_at: float = -math.inf
 
@@ -85,21 +90,18 @@ class Activation:
         lost = [name for name in self.active if name not in here]
         for name in lost:
             del self.active[name]
-        self._urgent = self._urgent or bool(lost)
+        if lost and not self._urgent:
+            self._urgent, self._wanted = True, self._made
         due = now >= self._review_at
         if not (due or self._urgent):
             return Decision()
         if due:
             self._review_at = now + rules.review_s
         told = tuple(name for name in lost if name in leaving)
-        self._streaks.hopeless = self._streaks.hopeless + due if mu_min is None else 0
-        if mu_min is None:
-            patient = not self._urgent and self._streaks.hopeless < PATIENCE
-            return Decision() if patient else self._apply(self._all(here, told), now)
-        if not self._urgent:
-            return self._apply(self._review(rules, here, mu_min, now), now)
-        decision = self._apply(self._refill(rules, here, mu_min, told, "too few work, or one was lost"), now)
-        self._urgent = self._pool(here) < rules.gamma * mu_min * (1 - SLACK)
+        decision = self._apply(self._decided(rules, here, mu_min, told, now, due=due), now)
+        self._made = self._pool(here)
+        if mu_min is not None and self._made >= self._goal(rules, mu_min) * (1 - SLACK):
+            self._urgent, self._wanted = False, math.inf
         return decision
 
     def waits_until(self) -> float:
@@ -108,12 +110,28 @@ class Activation:
 
     # --- inside
 
+    def _decided(
+        self, rules: ActivationRules, here: dict[str, Offer], mu_min: float | None, told: tuple[str, ...], now: float,
+        *, due: bool,
+    ) -> Decision:  # fmt: skip
+        """told: who is lost, and is here still."""
+        self._streaks.hopeless = self._streaks.hopeless + due if mu_min is None else 0
+        if mu_min is None:
+            patient = not self._urgent and self._streaks.hopeless < PATIENCE
+            return Decision() if patient else self._all(here, told)
+        if not self._urgent:
+            return self._review(rules, here, mu_min, now)
+        return self._refill(rules, here, self._goal(rules, mu_min), told, "too few work, or one was lost")
+
+    def _goal(self, rules: ActivationRules, mu_min: float) -> float:
+        return min(self._wanted, rules.gamma * mu_min)
+
     def _apply(self, decision: Decision, now: float) -> Decision:
         for name in decision.deactivate:
             self.active.pop(name, None)
         self.active.update(dict.fromkeys(decision.activate, now))
         if decision.activate or decision.deactivate:
-            self._changed_at, self._streaks = now, _Streaks()
+            self._changed_at = now
         return decision
 
     def _all(self, here: dict[str, Offer], told: tuple[str, ...]) -> Decision:
@@ -121,10 +139,10 @@ class Activation:
         return Decision(idle, told, NOTHING_ENOUGH if idle else "")
 
     def _refill(
-        self, rules: ActivationRules, here: dict[str, Offer], mu_min: float, told: tuple[str, ...], why: str
+        self, rules: ActivationRules, here: dict[str, Offer], goal: float, told: tuple[str, ...], why: str
     ) -> Decision:
-        """As many more as the target needs."""
-        gap = rules.gamma * mu_min - self._pool(here)
+        """As many more as are needed for so much."""
+        gap = goal - self._pool(here)
         idle = [offer for name, offer in here.items() if name not in self.active]
         chosen = choose(idle, gap)
         more = chosen.offers if rules.by_cost else tuple(in_order(idle, gap))
@@ -143,7 +161,7 @@ class Activation:
         if now < self._changed_at + rules.cool_down_s:
             return Decision()
         if streaks.short >= PATIENCE:
-            return self._counted(self._refill(rules, here, mu_min, (), "mu_pool is below mu_min"))
+            return self._counted(self._refill(rules, here, rules.gamma * mu_min, (), "mu_pool is below mu_min"))
         if cheaper is not None and streaks.dear >= PATIENCE:
             return self._counted(cheaper)
         if spare is not None and streaks.surplus >= PATIENCE:
@@ -151,7 +169,8 @@ class Activation:
         return Decision()
 
     def _counted(self, decision: Decision) -> Decision:
-        self.changes += bool(decision.activate or decision.deactivate)
+        if decision.activate or decision.deactivate:
+            self.changes, self._streaks = self.changes + 1, _Streaks()
         return decision
 
     def _pool(self, here: dict[str, Offer]) -> float:

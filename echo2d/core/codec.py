@@ -1,14 +1,17 @@
 """Messages <-> msgpack, checked.
 
 A message is a frozen dataclass. On the wire it is the array `[tag, field, field, ...]` in field order; nested
-dataclasses are arrays without a tag. Decoders are built once from the annotations, so what a field may hold is written
-in one place. Anything else (unknown tag, wrong type, wrong count, negative or huge integer, too long) is a `PeerFault`.
+dataclasses and NamedTuples are arrays without a tag. Decoders are built once from the annotations, so what a field may
+hold is written in one place. Anything else (unknown tag, wrong type, wrong count, negative or huge integer, too long)
+is a `PeerFault`.
 
 Fields may be: int (0 <= x < 2**63), float, bool, str (<= TEXT_CHARS_MAX), bytes, Literal of strings, a nested message
-class, tuple[X, ...] of these (<= ITEMS_MAX in a message), `X | None`, and NewTypes of them. A Digest has DIGEST_BYTES.
+class or NamedTuple, tuple[X, ...] of these (<= ITEMS_MAX in a message), `X | None`, and NewTypes of them. A Digest has
+DIGEST_BYTES.
 """
 
 import dataclasses
+import operator
 import types
 import typing
 from collections.abc import Callable, Sequence
@@ -94,7 +97,7 @@ def _sequence(inner: _Check) -> _Check:
 
 def _record(cls: type) -> _Check:
     hints = typing.get_type_hints(cls)
-    checks = [_check_for(hints[field.name]) for field in dataclasses.fields(cls)]
+    checks = [_check_for(hints[name]) for name in _names(cls)]
 
     def check(value: Any) -> Any:
         if type(value) is not list or len(value) != len(checks):
@@ -118,31 +121,37 @@ def _check_for(hint: Any) -> _Check:
         return _sequence(_check_for(arguments[0]))
     if origin in (Union, types.UnionType) and len(arguments) == 2 and type(None) in arguments:
         return _optional(_check_for(arguments[0] if arguments[1] is type(None) else arguments[1]))
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+    if isinstance(hint, type) and (dataclasses.is_dataclass(hint) or issubclass(hint, tuple)):
         return _record(hint)
     raise AssertionError(f"{hint!r} cannot be a message field")
 
 
-_FIELDS: dict[type, tuple[str, ...] | None] = {}  # names of the fields of the dataclasses met so far; None: none is
+_FIELDS: dict[type, Callable[[Any], tuple[Any, ...]]] = {}  # of the dataclasses met so far: a record to its fields
 
 
-def _fields_of(cls: type) -> tuple[str, ...] | None:
-    if cls not in _FIELDS:
-        is_record = dataclasses.is_dataclass(cls)
-        _FIELDS[cls] = tuple(field.name for field in dataclasses.fields(cls)) if is_record else None
-    return _FIELDS[cls]
+def _fields(record: Any) -> tuple[Any, ...]:
+    """What msgpack asks of everything that it does not know."""
+    getter = _FIELDS.get(type(record))
+    if getter is None:
+        if not dataclasses.is_dataclass(record):
+            raise TypeError(f"{type(record).__name__} cannot be a message field")
+        getter = _FIELDS[type(record)] = _getter(_names(type(record)))
+    return getter(record)
 
 
-def _plain(value: Any) -> Any:
-    cls = type(value)
-    if cls in _SCALARS:
-        return value
-    names = _fields_of(cls)
-    if names is not None:
-        return [_plain(getattr(value, name)) for name in names]
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return value
+def _names(cls: Any) -> tuple[str, ...]:
+    """Of the fields of a dataclass or NamedTuple."""
+    if dataclasses.is_dataclass(cls):
+        return tuple(field.name for field in dataclasses.fields(cls))
+    names: tuple[str, ...] = cls._fields
+    return names
+
+
+def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
+    """`attrgetter` makes a tuple of two fields or more."""
+    if len(names) > 1:
+        return operator.attrgetter(*names)
+    return lambda record: tuple(getattr(record, name) for name in names)
 
 
 def _unpack(data: bytes | memoryview, *, bytes_max: int, items_max: int) -> Any:
@@ -163,7 +172,7 @@ class Codec:
 
     def encode(self, message: object) -> bytes:
         assert type(message).__name__ in self._checks, f"{type(message).__name__} does not go this way"
-        packed: bytes = msgpack.packb([type(message).__name__, *_plain(message)])
+        packed: bytes = msgpack.packb([type(message).__name__, *_fields(message)], default=_fields)
         return packed
 
     def decode(self, data: bytes | memoryview) -> Any:
@@ -179,7 +188,7 @@ class Codec:
 
 def pack(record: object) -> bytes:
     """One record without a tag, canonically: what is stored and what is hashed."""
-    packed: bytes = msgpack.packb(_plain(record))
+    packed: bytes = msgpack.packb(record, default=_fields)
     return packed
 
 

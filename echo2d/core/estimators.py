@@ -153,7 +153,10 @@ class WorkerRate:
         self.leased_s /= change
 
     @property
+    def value(self) -> float:
+        return (self.made + PRIOR_TRAJECTORIES) / (self.leased_s + PRIOR_TRAJECTORIES / self.prior)
+
+    @property
     def estimate(self) -> Estimate:
-        made = self.made + PRIOR_TRAJECTORIES
-        value = made / (self.leased_s + PRIOR_TRAJECTORIES / self.prior)
-        return Estimate(value, value / math.sqrt(max(1.0, made / self.group_size)), self.samples)
+        independent = max(1.0, (self.made + PRIOR_TRAJECTORIES) / self.group_size)
+        return Estimate(self.value, self.value / math.sqrt(independent), self.samples)

@@ -98,12 +98,13 @@ class Granting:
     def refresh(self, *, now: float) -> None:
         """Take note of what has changed of the workers and of what they hold."""
         self._ranking.rested(now=now)
+        measures = self._figures.measures
         for worker in self._members.changed | self._leases.changed | self._lent.changed:
             peer = self._members.get(worker)
             load = self._leases.load(worker)
             self._ranking.refresh(worker, peer, load, self._lent.load(worker))
             if peer is not None and peer.kind == "worker":
-                self._figures.measures.holds(worker, peer.slots, load, now=self._figures.now)
+                measures.holds(worker, peer.slots, load, now=self._figures.now)
         for changed in (self._members.changed, self._leases.changed, self._lent.changed):
             changed.clear()
 

@@ -193,8 +193,8 @@ class GroupTable:
         return group
 
     def _know(self, group: Group, given: LeaseGiven) -> None:
-        group.given[given.key] = given
-        self._owners[given.key] = group
+        key = given.key
+        group.given[key], self._owners[key] = given, group
 
     def _take_up(self, group: Group, lease: Lease) -> None:
         group.waiting -= lease.samples

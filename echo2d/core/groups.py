@@ -14,7 +14,6 @@ Not here: who gets a lease and when (`granting`), the gates (`staleness`), batch
 import math
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 
 from blake3 import blake3
 
@@ -118,7 +117,7 @@ class Groups:
     @property
     def unscored(self) -> int:
         """Groups that are whole but for rewards that have been asked for."""
-        return sum(len(group.kept) == self._rules.group_size for group in self._groups)
+        return sum(map(self._is_whole, self._groups))
 
     def lack_only_rewards(self, groups: int) -> bool:
         """Whether so many of them do, and at least one."""
@@ -157,9 +156,9 @@ class Groups:
                 "reward", f"sample {event.sample} of group {event.group}: {event.reason}", event.group
             )
             return [note, *self._drop(group, "reward", event.reason)]
-        group.kept[event.sample] = replace(kept, reward=event.reward)
+        group.kept[event.sample] = kept.scored(event.reward)
         rewarded = Persist(SampleRewarded(event.group, event.sample, event.reward))
-        done = len(group.kept) == self._rules.group_size and not group.unscored()
+        done = self._is_whole(group) and not group.unscored()
         return [rewarded, *(self._complete(group) if done else [])]
 
     # --- workers
@@ -310,7 +309,7 @@ class Groups:
             *_answer(peer, message),
             *(self._cancel(ended) if ended is not None and ended.key != key else []),
         ]
-        if self._outdated(group):  # with "mask" that is known only when it is whole
+        if self._is_whole(group) and self._outdated(group):  # with "mask" that is known only now
             return [*actions, *self._drop(group, "stale", "", again=True)]
         return [*actions, ScoreSample(group.group, message.sample, group.prompt.cursor, whole.tokens)]
 
@@ -365,11 +364,13 @@ class Groups:
 
     def _outdated(self, group: Group) -> bool:
         """By the versions that are known to have written or to be writing for it."""
-        running = [lease.given.oldest for lease in group.running.values()]
-        oldest = min([*running, *(kept.version_min for kept in group.kept.values())], default=None)
-        whole = len(group.kept) == self._rules.group_size
-        newest = group.stored().record.version_max if whole else None
-        return oldest is not None and self._staleness.outdated(oldest, newest)
+        kept = group.kept.values()
+        oldest = [*[each.version_min for each in kept], *[lease.given.oldest for lease in group.running.values()]]
+        newest = max([each.version_max for each in kept]) if self._is_whole(group) else None
+        return bool(oldest) and self._staleness.outdated(min(oldest), newest)
+
+    def _is_whole(self, group: Group) -> bool:
+        return len(group.kept) == self._rules.group_size
 
     def _lease_failed(self, lease: Lease, worker: Peer | None, now: float) -> list[Action]:
         if worker is not None:

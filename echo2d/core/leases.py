@@ -85,7 +85,7 @@ class Leases:
 
     def load(self, worker: PeerId) -> int:
         """Samples that this worker holds."""
-        return self._load[worker]
+        return self._load.get(worker, 0)
 
     def of_worker(self, worker: PeerId) -> list[Lease]:
         """By the start of the attempt."""
@@ -142,7 +142,8 @@ class Leases:
     def answer(self, lease: Lease, sample: int) -> bool:
         """The sample is no longer this lease's; returns whether the lease ended with it."""
         if sample in lease.samples:
-            self._forget(lease, sample)
+            if lease.outputs:
+                self._forget(lease, sample)
             lease.samples.remove(sample)
             self._carry(lease.worker, -1)
         if not lease.samples:
@@ -151,12 +152,16 @@ class Leases:
 
     def end(self, lease: Lease) -> None:
         """Its outputs are the caller's, and no longer counted."""
+        worker = lease.worker
         del self._running[lease.key]
-        self._gathered_bytes -= sum(map(_size, lease.outputs.values()))
-        del self._by_worker[lease.worker][lease.key]
-        if not self._by_worker[lease.worker]:
-            del self._by_worker[lease.worker]
-        self._carry(lease.worker, -len(lease.samples))
+        if lease.outputs:
+            self._gathered_bytes -= sum(map(_size, lease.outputs.values()))
+        others = self._by_worker[worker]
+        del others[lease.key]
+        if not others:
+            del self._by_worker[worker]
+        if lease.samples:
+            self._carry(worker, -len(lease.samples))
 
     def expired(self, *, now: float) -> list[Lease]:
         first = self._ends.earliest()
@@ -171,8 +176,8 @@ class Leases:
 
     def _carry(self, worker: PeerId, samples: int) -> None:
         """So many more, or fewer."""
-        self._load[worker] += samples
-        if not self._load[worker]:
+        self._load[worker] = load = self._load.get(worker, 0) + samples
+        if not load:
             del self._load[worker]
         self.changed.add(worker)
 

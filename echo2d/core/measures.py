@@ -46,8 +46,18 @@ class _Work:
     expected: float = 0.0
 
     def until(self, now: float) -> None:
-        self.slot_s += self.holds * max(0.0, now - self.at)
+        if self.holds and now > self.at:
+            self.slot_s += self.holds * (now - self.at)
         self.at = now
+
+    def still_since(self, since: float) -> float:
+        """Seconds that its engines stood still since then; newest first, for the older ones ended before."""
+        still_s = 0.0
+        for begun, until in reversed(self.stills):
+            if until <= since:
+                break
+            still_s += until - max(since, begun)
+        return still_s
 
 
 @dataclass(slots=True)
@@ -83,8 +93,7 @@ class Measures:
             return
         work.accepted += 1
         if since is not None:
-            still_s = sum(max(0.0, until - max(since, begun)) for begun, until in work.stills)
-            self.t_gen.add(max(0.0, now - since - still_s))
+            self.t_gen.add(max(0.0, now - since - work.still_since(since)))
 
     def stood_still(self, worker: PeerId, seconds: float, *, active: bool = True, now: float) -> None:
         """Its engines wrote nothing for so long until now, for a version's sake."""
@@ -148,8 +157,10 @@ class Measures:
 
     def mu(self, worker: PeerId, slots: int, said: float | None) -> float:
         """The same; of a newcomer what is said, or what the others make with as many slots. 0: nothing is known."""
-        known = self.rate(worker)
-        return known.value if known is not None else said or self._of_a_slot(slots) or 0.0
+        work = self._work.get(worker)
+        if work is None or work.rate is None:
+            return said or self._of_a_slot(slots) or 0.0
+        return work.rate.value * self._drift / work.drift
 
     def guessed(self, worker: PeerId) -> bool:
         """Whether its own work has not shown yet what it makes."""

@@ -19,7 +19,7 @@ Durations are seconds left or measured, never clock values. Versions are named t
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from echo2d.core.codec import Codec
 from echo2d.core.delta_chain import KeptDelta
@@ -60,8 +60,7 @@ class Address:
     port: int
 
 
-@dataclass(frozen=True, slots=True)
-class VersionKey:
+class VersionKey(NamedTuple):
     """A published version: which one, and which bytes exactly."""
 
     version: Version
@@ -82,8 +81,7 @@ class Span:
         return VersionKey(self.version, self.digest)
 
 
-@dataclass(frozen=True, slots=True)
-class HeldLease:
+class HeldLease(NamedTuple):
     """A lease attempt the peer is still working on."""
 
     lease: LeaseId

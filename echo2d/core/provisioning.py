@@ -91,7 +91,9 @@ class Provisioning:
 
     def offers(self, candidates: Iterable[Candidate], period_s: float | None) -> list[Offer]:
         """In the order that counts without `by_cost`. period_s: between two publishes; None: traffic costs nothing."""
-        found = [self._offer(each, period_s) for each in candidates]
+        wire, kept = self.measures.wire_bytes.estimate, 1.0 - self.measures.discards.estimate.value
+        publishes_per_h, wire_bytes = 3600.0 / period_s if period_s else 0.0, 0.0 if wire is None else wire.value
+        found = [_offer(each, publishes_per_h, wire_bytes, kept) for each in candidates]
         return found if self.rules.by_cost else sorted(found, key=self._drawn)
 
     def review(self, candidates: Collection[Candidate], kappa: int, *, now: float) -> Decision:
@@ -163,18 +165,6 @@ class Provisioning:
             NOTHING_ENOUGH if verdict.mu_min is None else "" if self.why in (NOT_MEASURED, NOTHING_ENOUGH) else self.why
         )
 
-    def _offer(self, each: Candidate, period_s: float | None) -> Offer:
-        price, wire = each.price, self.measures.wire_bytes.estimate
-        traffic = bandwidth_usd_per_h(
-            publishes_per_h=0.0 if period_s is None else 3600.0 / period_s,
-            wire_bytes=0.0 if wire is None else wire.value,
-            copies_sent=each.copies_sent,
-            usd_per_gb_down=price.usd_per_gb_down,
-            usd_per_gb_up=price.usd_per_gb_up,
-        )
-        kept = 1.0 - self.measures.discards.estimate.value
-        return Offer(each.name, each.mu * kept, price.usd_per_h + traffic, price.availability, each.guessed)
-
     def _drawn(self, offer: Offer) -> bytes:
         """The same for a worker whoever else is here."""
         return blake3(f"{self.rules.rng_seed} {offer.name}".encode()).digest(8)
@@ -191,6 +181,19 @@ class Provisioning:
             "discarded": measures.discards.estimate,
         }
         return {name: _told(estimate) for name, estimate in found.items()}
+
+
+def _offer(each: Candidate, publishes_per_h: float, wire_bytes: float, kept: float) -> Offer:
+    """kept: share of what it makes that is not thrown away."""
+    price = each.price
+    traffic = bandwidth_usd_per_h(
+        publishes_per_h=publishes_per_h,
+        wire_bytes=wire_bytes,
+        copies_sent=each.copies_sent,
+        usd_per_gb_down=price.usd_per_gb_down,
+        usd_per_gb_up=price.usd_per_gb_up,
+    )
+    return Offer(each.name, each.mu * kept, price.usd_per_h + traffic, price.availability, each.guessed)
 
 
 def _value(measured: Estimate | None, said: float | None) -> float | None:

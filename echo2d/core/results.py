@@ -9,6 +9,7 @@ and versions are judged at once, the rest when somebody else is to go on from it
 Not here: whose lease it is, repeats, and staleness.
 """
 
+import math
 from collections.abc import Callable, Collection
 
 import numpy as np
@@ -57,11 +58,11 @@ def content_fault(packed_tokens: bytes, packed_logprobs: bytes, vocab_size: int,
         return str(fault)
     if not 0 < len(tokens) <= room:
         return f"{len(tokens)} tokens; 1 to {room} are allowed"
-    if int(tokens.min()) < 0 or int(tokens.max()) >= vocab_size:
+    if int(tokens.view(np.uint32).max()) >= vocab_size:  # negative ones are the largest
         return f"token ids beyond the vocabulary of {vocab_size}"
     if len(logprobs) != len(tokens):
         return f"{len(logprobs)} logprobs for {len(tokens)} tokens"
-    if not np.isfinite(logprobs).all() or float(logprobs.max()) > LOGPROB_MAX:
+    if not -math.inf < float(logprobs.min()) <= float(logprobs.max()) <= LOGPROB_MAX:  # NaN is not
         return "a logprob that is no logarithm of a probability"
     return ""
 

@@ -9,6 +9,7 @@ The caller says of whom something may have changed (`refresh`). Not here: which 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from echo2d.core.coordinator_io import VersionPublished
 from echo2d.core.deadlines import Deadlines
@@ -20,18 +21,13 @@ from echo2d.core.placement import Room
 Live = Callable[[VersionKey], VersionPublished | None]
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """What is known of one alive, active worker. load: samples that it holds."""
+class _Row(NamedTuple):
+    """What is known of one alive, active worker."""
 
     serving: VersionKey | None
     slots: int
-    load: int
     rest_until: float
-
-    @property
-    def free(self) -> int:
-        return max(0, self.slots - self.load)
+    free: int
 
 
 @dataclass(slots=True)
@@ -44,19 +40,22 @@ class VersionRooms:
     free: int = 0
 
     def put(self, worker: PeerId, row: _Row) -> None:
-        self._count(row, 1)
-        if row.free:
-            insort(self.ranked, (-row.free, worker, row.slots))
+        self.workers += 1
+        self.slots += row.slots
+        self.move(worker, 0, row.free, row.slots)
 
     def take(self, worker: PeerId, row: _Row) -> None:
-        self._count(row, -1)
-        if row.free:
-            del self.ranked[bisect_left(self.ranked, (-row.free, worker, row.slots))]
+        self.workers -= 1
+        self.slots -= row.slots
+        self.move(worker, row.free, 0, row.slots)
 
-    def _count(self, row: _Row, sign: int) -> None:
-        self.workers += sign
-        self.slots += sign * row.slots
-        self.free += sign * row.free
+    def move(self, worker: PeerId, before: int, after: int, slots: int) -> None:
+        """It has other free slots than before."""
+        self.free += after - before
+        if before:
+            del self.ranked[bisect_left(self.ranked, (-before, worker, slots))]
+        if after:
+            insort(self.ranked, (-after, worker, slots))
 
 
 class Choice:
@@ -101,6 +100,8 @@ class Ranking:
         if before == after:
             return
         self.changes += 1
+        if before is not None and after is not None and self._ranks_on(worker, before, after):
+            return
         if before is not None:
             self._leave(worker, before)
         if after is not None:
@@ -131,6 +132,15 @@ class Ranking:
         return Choice([rooms for _, rooms in sorted(usable, key=lambda pair: -pair[0])])
 
     # --- inside
+
+    def _ranks_on(self, worker: PeerId, before: _Row, after: _Row) -> bool:
+        """The usual change, made in place: it has more or fewer free slots than before."""
+        if before[:-1] != after[:-1] or after.serving is None or worker in self._resting:
+            return False
+        self._rows[worker] = after
+        self._versions[after.serving].move(worker, before.free, after.free, after.slots)
+        self.free += after.free - before.free
+        return True
 
     def _enter(self, worker: PeerId, row: _Row) -> None:
         self._rows[worker] = row
@@ -172,4 +182,5 @@ class Ranking:
 def _row(peer: Peer | None, load: int, lent: int) -> _Row | None:
     if peer is None or peer.kind != "worker" or not peer.alive or not peer.active or peer.leaving:
         return None
-    return _Row(peer.serving, max(0, peer.slots - lent), load, peer.rest_until)
+    slots = max(0, peer.slots - lent)
+    return _Row(peer.serving, slots, peer.rest_until, slots - load if slots > load else 0)

@@ -69,6 +69,7 @@ class Staleness:
         self._resume_step = recovered.resume_step
         self._buffer: dict[GroupId, StoredGroup] = {}
         self._packed: dict[GroupId, bytes] = {}  # the groups of the buffer, so that a batch freezes fast
+        self._ages: dict[GroupId, tuple[Version, Version]] = {}  # likewise: the version that counts, the newest one
         self._batches: dict[int, Batch] = {}
         self._last_full = Batch(0, 0)  # it keeps its bytes, for whoever asked for it
         self.checkpoint = recovered.checkpoint
@@ -135,10 +136,12 @@ class Staleness:
 
     def admit(self, group: StoredGroup) -> bool:
         """Buffer a complete group; False: it is too old already."""
-        if self.outdated(group.record.version_min, group.record.version_max):
+        age = self._age_of(group.record)
+        if age[0] < self.oldest:
             return False
         self._buffer[group.record.group] = group
         self._packed[group.record.group] = pack_group(group.record)
+        self._ages[group.record.group] = age
         return True
 
     def freeze(self, asked_step: int) -> Batch | None:
@@ -149,11 +152,16 @@ class Staleness:
         batch = self._batches.get(step) or Batch(step, self._per_step)
         if len(self._buffer) < batch.missing:
             return None
-        fitting = sorted((g for g in self._buffer.values() if self._fits(g.record, step)), key=self._age_key)
+        fitting = [
+            (counts, group)
+            for group, (counts, newest) in self._ages.items()
+            if step - 1 - counts <= self._bound and newest <= step - 1
+        ]
         if len(fitting) < batch.missing:
             return None
-        for group in fitting[: batch.missing]:
-            batch.groups.append(self._buffer.pop(group.record.group))
+        for _, group in sorted(fitting)[: batch.missing]:
+            batch.groups.append(self._buffer.pop(group))
+            del self._ages[group]
         batch.groups.sort(key=lambda group: group.record.group)
         self._last_full.packed = None
         self._last_full, batch.packed = batch, join_batch(step, [self._take_packed(group) for group in batch.groups])
@@ -164,11 +172,8 @@ class Staleness:
 
     def age(self) -> list[StoredGroup]:
         """Take out of the buffer what batch n cannot take any more."""
-        return self._take_out(
-            group.record.group
-            for group in self._buffer.values()
-            if self.outdated(group.record.version_min, group.record.version_max)
-        )
+        oldest = self.oldest
+        return self._take_out(group for group, (counts, _) in self._ages.items() if counts < oldest)
 
     def refuse(
         self, step: int, refused: Mapping[GroupId, str], void: Callable[[GroupRecord], bool]
@@ -242,14 +247,9 @@ class Staleness:
         batch = self._batches.get(step)
         return batch is not None and batch.digest is not None
 
-    def _counts(self, group: GroupRecord) -> Version:
-        return group.version_max if self._mask else group.version_min
-
-    def _fits(self, group: GroupRecord, step: int) -> bool:
-        return step - 1 - self._counts(group) <= self._bound and group.version_max <= step - 1
-
-    def _age_key(self, group: StoredGroup) -> tuple[Version, GroupId]:
-        return self._counts(group.record), group.record.group
+    def _age_of(self, group: GroupRecord) -> tuple[Version, Version]:
+        newest = group.version_max
+        return newest if self._mask else group.version_min, newest
 
     def _take_packed(self, group: StoredGroup) -> bytes:
         """Of a group that was in the buffer, or of one that stayed when others were refused."""
@@ -259,7 +259,7 @@ class Staleness:
     def _take_out(self, groups: Iterable[GroupId]) -> list[StoredGroup]:
         out = [self._buffer.pop(group) for group in list(groups)]
         for group in out:
-            del self._packed[group.record.group]
+            del self._packed[group.record.group], self._ages[group.record.group]
         return out
 
     def check(self) -> None:
@@ -267,6 +267,7 @@ class Staleness:
         assert len(held) == len(set(held)), "a group is in two batches"
         assert not buffered & set(held)
         assert buffered == set(self._packed)
+        assert self._ages == {group: self._age_of(stored.record) for group, stored in self._buffer.items()}
         assert len(self._batches) <= FROZEN_MAX
         assert self.checkpoint <= self.committed <= self.ever_committed
         for step, batch in self._batches.items():

@@ -49,6 +49,9 @@ class TrajectoryRecord:
         """The newest version that wrote one of its tokens."""
         return self.spans[-1].version
 
+    def scored(self, reward: float) -> "TrajectoryRecord":
+        return TrajectoryRecord(self.sample, self.tokens, self.logprobs, self.spans, reward, self.worker)
+
 
 @dataclass(frozen=True, slots=True)
 class Partial:

@@ -171,6 +171,10 @@ class Fleet:
         if sum(kind.count for kind in self.workers) > WORKERS_MAX:
             raise OperatorFault(f"fleet.count: expected at most {WORKERS_MAX} workers in all")
 
+    def slots(self, kind: WorkersTable) -> int:
+        """Of one worker: as many as make what it makes, at t_gen_s each."""
+        return max(1, round(kind.trajectories_per_h / 3600.0 * self.policy.t_gen_s))
+
 
 def is_fleet(path: Path) -> bool:
     """Whether the file describes a fleet, and not a broadcast (`scenario_file`)."""

@@ -8,9 +8,11 @@ under. Not here: whether it gets leases, and what becomes of its results.
 import math
 import random
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from echo2d.core.membership import Peer
 from echo2d.core.messages import HeldLease, LeaseGranted, SampleFinished, Span, VersionKey
+from echo2d.core.prices import Price
 from echo2d.core.trajectory import pack_logprobs, pack_tokens
 from echo2d.sim.fleet import WorkersTable
 
@@ -38,7 +40,7 @@ class Box:
     kind: WorkersTable
     peer: Peer
     speed: float
-    usd_per_h: float
+    price: Price
     here: bool = True
     leaving: bool = False
     paused_s: float = 0.0
@@ -46,6 +48,11 @@ class Box:
     samples: dict[tuple[HeldLease, int], Sample] = field(default_factory=dict)
     active_since: float | None = None
     usd: float = 0.0
+
+    @property
+    def expected(self) -> float:
+        """Trajectories/s, as the file says of its kind."""
+        return max(self.kind.trajectories_per_h, 1e-3) / 3600.0
 
     @property
     def sample_s(self) -> float:
@@ -85,9 +92,8 @@ class Box:
         del self.samples[sample.lease, sample.sample]
         ended = self.peer.serving
         assert ended is not None
-        keys = (sample.began,) if ended == sample.began else (sample.began, ended)
-        spans = tuple(Span(at, at + 1, key.version, key.digest) for at, key in enumerate(keys))
-        lease, count = sample.lease, len(keys)
+        spans = _spans(sample.began, ended)
+        lease, count = sample.lease, len(spans)
         return SampleFinished(
             lease.lease, lease.attempt, sample.sample, _TOKENS[count], _LOGPROBS[count], spans, "stop"
         )
@@ -100,5 +106,12 @@ class Box:
     def pay(self, now: float) -> None:
         """The hours since it was activated, or paid last."""
         if self.active_since is not None:
-            self.usd += self.usd_per_h * (now - self.active_since) / 3600.0
+            self.usd += self.price.usd_per_h * (now - self.active_since) / 3600.0
             self.active_since = now
+
+
+@lru_cache(maxsize=64)
+def _spans(began: VersionKey, ended: VersionKey) -> tuple[Span, ...]:
+    """A token of each."""
+    keys = (began,) if ended == began else (began, ended)
+    return tuple(Span(at, at + 1, key.version, key.digest) for at, key in enumerate(keys))

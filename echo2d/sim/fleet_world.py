@@ -3,8 +3,9 @@
 Real, from `core`: membership, leases, granting, groups, the gates and batches of staleness, estimators, capacity,
 activation. Modelled: a broadcast is one prediction of the planner, after which everybody has the version at once;
 progress and heartbeats are no messages: who falls silent is given up after the silence that a run allows; grants are
-made a little apart. Workers on standby receive versions and pass them on, metered or not, and cost nothing. The same
-rng_seed gives the same run. Not here: what one box does (`fleet_box`), frames and faults on the way (`world`, `loop`).
+made a little apart. Who passes versions on is what `plan` would choose; workers on standby receive them, pass them on
+like others of their kind, and cost nothing. The same rng_seed gives the same run. Not here: what one box does
+(`fleet_box`), frames and faults on the way (`world`, `loop`).
 """
 
 import math
@@ -19,6 +20,7 @@ from echo2d.core.coordinator_io import (
     CoordinatorRules,
     DrawPrompt,
     PeerConnected,
+    Persist,
     PromptDrawn,
     PublishAsked,
     Recovered,
@@ -35,8 +37,17 @@ from echo2d.core.groups import Groups
 from echo2d.core.ids import Digest, Epoch, PeerId, PublishSeq, RunId, Version
 from echo2d.core.leases import Leases
 from echo2d.core.measures import Measures
-from echo2d.core.membership import PEERS_MAX, Membership
-from echo2d.core.messages import PROTOCOL_VERSION, HeldLease, Hello, LeaseCancelled, LeaseGranted, RefitDone, VersionKey
+from echo2d.core.membership import PEERS_MAX, Membership, Peer
+from echo2d.core.messages import (
+    PROTOCOL_VERSION,
+    HeldLease,
+    Hello,
+    LeaseCancelled,
+    LeaseGranted,
+    RefitDone,
+    ToPeer,
+    VersionKey,
+)
 from echo2d.core.prices import Price
 from echo2d.core.provisioning import Candidate, Provisioning, ProvisionRules, Said
 from echo2d.core.staleness import PREFETCH_STEPS, Staleness
@@ -46,7 +57,7 @@ from echo2d.errors import OperatorFault
 from echo2d.sim.clock import Clock
 from echo2d.sim.fleet import Fleet, WorkersTable
 from echo2d.sim.fleet_box import TOKENS_MAX, Box, Sample
-from echo2d.sim.provision import Ablation, Broadcast, Planner, Relays
+from echo2d.sim.provision import Ablation, Broadcast, Planner, relays_of_all
 from echo2d.sim.scenario import MBIT
 
 ADVANCE_SHARE = 0.01  # of a sample's time, between two grants: for half of that a slot stays empty on average ...
@@ -86,7 +97,7 @@ class FleetWorld:
             figures=self.figures, lent=Leases(0, FOREVER_S), tag=1,
         )  # fmt: skip
         self._planner = Planner(fleet, self._ablation)
-        self._relays: Relays = "all" if self._ablation.p2p else "none"
+        self.relays = relays_of_all(fleet, self._ablation)
         self._predicted: tuple[dict[str, int], Broadcast] | None = None
         policy = fleet.policy
         self.provisioning = Provisioning(
@@ -106,11 +117,12 @@ class FleetWorld:
         self._published = 0
         self._idle_since: float | None = 0.0
         self.waited_s, self.measured_from, self.learner_s = 0.0, 0.0, 0.0
-        self.egress_gb = self.relayed_gb = self.bandwidth_usd = 0.0
-        fastest = max(kind.trajectories_per_h / self._slots(kind) for kind in fleet.workers)
+        self.egress_gb = self.relayed_gb = self.bandwidth_usd = self._usd_at_commit = 0.0
+        fastest = max(kind.trajectories_per_h / fleet.slots(kind) for kind in fleet.workers)
         self._advance_s = min(ADVANCE_S_MAX, ADVANCE_SHARE * 3600.0 / fastest) if fastest else ADVANCE_S_MAX
         self._advancing = False
         self._advances = 0
+        self._settle_at = 0.0
         self.demands: list[tuple[float | None, float]] = []  # mu_min and mu_pool at each publish
 
     def run(self, progress: Callable[[float], None] = lambda _: None) -> dict[str, Any]:
@@ -177,14 +189,8 @@ class FleetWorld:
         if self._fleet.policy.mode == "exclusive":
             t_bcast_s = takes_s + self._fleet.policy.pause_s
             still_s = self._fleet.policy.still_share * t_bcast_s
-            self._clock.after(t_bcast_s - still_s, self._stop, receivers, still_s)
+            self._clock.after(t_bcast_s - still_s, self._pause, receivers, still_s)
         self._clock.after(takes_s, self._verified, self._spreading, receivers)
-
-    def _stop(self, receivers: list[Box], seconds: float) -> None:
-        """They have heard of the version."""
-        for box in receivers:
-            if box.here and box.peer.serving is not None:
-                self._pause(box, seconds)
 
     def _broadcast(self, receivers: Iterable[Box]) -> Broadcast:
         counts: dict[str, int] = {}
@@ -192,7 +198,7 @@ class FleetWorld:
             counts[box.kind.name] = counts.get(box.kind.name, 0) + 1
         if self._predicted is not None and _near(counts, self._predicted[0]):
             return self._predicted[1]
-        self._predicted = counts, self._planner.broadcast(counts, self._relays)
+        self._predicted = counts, self._planner.broadcast(counts, self.relays)
         known_s = self._predicted[1].planned_s + self._fleet.policy.pause_s
         self.provisioning.said = replace(self.provisioning.said, t_bcast_s=known_s)
         return self._predicted[1]
@@ -201,14 +207,14 @@ class FleetWorld:
         """Everybody has it, and refits; the next one may spread."""
         self._spreading = None
         pause_s = self._fleet.policy.pause_s
-        for box in receivers:
-            if box.here and self._fleet.policy.mode == "background" and box.peer.serving is not None:
-                self._pause(box, pause_s)
+        if self._fleet.policy.mode == "background":
+            self._pause([box for box in receivers if box.here], pause_s)
         self._clock.after(pause_s, self._served, record, receivers)
         self._spread()
 
     def _served(self, record: VersionPublished, receivers: list[Box]) -> None:
         self.figures.broadcast(self._clock.now - self._publish_at[record.version], cold=False)
+        self.figures.paused(self._fleet.policy.pause_s)  # once for all, who pause alike
         for box in receivers:
             if box.here:
                 self._refit(box, key_of(record))
@@ -219,28 +225,32 @@ class FleetWorld:
         if box.peer.serving is not None and box.peer.serving.version >= key.version:
             return
         box.peer.refitted(RefitDone(key.version, key.digest, self._fleet.policy.pause_s, memory_ok=None))
-        self.figures.paused(self._fleet.policy.pause_s)
-        self.members.changed.add(box.peer.peer)
+        self._changed(box)
 
-    def _pause(self, box: Box, seconds: float) -> None:
-        """No leases meanwhile, until `_served`: what they start is written by the next version."""
-        longer_s = box.pause(seconds, self._clock.now)
-        self._clock.after(seconds, self._goes_on, box, longer_s)
-        box.peer.rest_until = max(box.peer.rest_until, box.paused_until)
-        self.members.changed.add(box.peer.peer)
+    def _pause(self, boxes: list[Box], seconds: float) -> None:
+        """They have heard of the version. No leases until `_served`: what they start is written by the next one."""
+        paused = []
+        for box in boxes:
+            if box.here and box.peer.serving is not None:
+                paused.append((box.peer, box.pause(seconds, self._clock.now)))
+                box.peer.rest_until = max(box.peer.rest_until, box.paused_until)
+                self._changed(box)
+        self._clock.after(seconds, self._go_on, paused)
 
-    def _goes_on(self, box: Box, paused_s: float) -> None:
-        self.measures.stood_still(box.peer.peer, paused_s, active=box.peer.active, now=self._clock.now)
+    def _changed(self, box: Box) -> None:
+        """Tell granting, which does not look at those on standby."""
+        if box.peer.active:
+            self.members.changed.add(box.peer.peer)
+
+    def _go_on(self, paused: list[tuple[Peer, float]]) -> None:
+        for peer, seconds in paused:
+            self.measures.stood_still(peer.peer, seconds, active=peer.active, now=self._clock.now)
 
     # --- workers
 
-    def _slots(self, kind: WorkersTable) -> int:
-        """As many as make what it makes, at this time each."""
-        return max(1, round(kind.trajectories_per_h / 3600.0 * self._fleet.policy.t_gen_s))
-
-    def _join(self, kind: WorkersTable, name: str, price: float | None = None) -> None:
+    def _join(self, kind: WorkersTable, name: str, price: Price | None = None) -> None:
         now = self._clock.now
-        slots = self._slots(kind)
+        slots = self._fleet.slots(kind)
         self._sessions += 1
         session, peer_id = SessionId(self._sessions), PeerId(name)
         hello = Hello(PROTOCOL_VERSION, None, "worker", name, f"{self._sessions}", slots, None, None, (), (), ())
@@ -254,7 +264,7 @@ class FleetWorld:
             if before is None
             else before.speed
         )
-        box = Box(name, kind, peer, speed, kind.usd_per_h if price is None else price)
+        box = Box(name, kind, peer, speed, _price(kind) if price is None else price)
         if before is not None:
             box.usd = before.usd
         self.boxes[peer_id] = box
@@ -281,7 +291,7 @@ class FleetWorld:
         """With notice it drains first; without, it falls silent."""
         box.leaving = box.kind.notice_s > 0
         if box.leaving:
-            self._decide(lost=True)
+            self._decide(lost=box.peer.active)
         self._clock.after(box.kind.notice_s, self._left, box)
 
     def _left(self, box: Box) -> None:
@@ -289,20 +299,21 @@ class FleetWorld:
         self._clock.after(SILENCE_S, self._given_up, box)
         away_h = box.kind.stay_h * (1.0 - box.kind.availability) / box.kind.availability
         back_s = SILENCE_S + 1.0 + (self._chance.expovariate(1.0 / (away_h * 3600.0)) if away_h else 0.0)
-        self._clock.after(back_s, self._join, box.kind, box.name, box.usd_per_h)
+        self._clock.after(back_s, self._join, box.kind, box.name, box.price)
 
     def _given_up(self, box: Box) -> None:
         box.pay(self._clock.now)
         box.active_since = None
         self.members.left(box.peer)
         self._perform(self.groups.worker_left(box.peer, now=self._clock.now))
-        self._decide(lost=True)
+        self._decide(lost=box.peer.active)
         self._advance_soon()
 
     def _new_price(self, box: Box) -> None:
         if box.here:
             box.pay(self._clock.now)
-            box.usd_per_h *= self._chance.lognormvariate(0.0, box.kind.price_sigma)
+            changed = self._chance.lognormvariate(0.0, box.kind.price_sigma)
+            box.price = replace(box.price, usd_per_h=box.price.usd_per_h * changed)
             self._clock.after(3600.0, self._new_price, box)
 
     # --- who is active
@@ -310,13 +321,13 @@ class FleetWorld:
     def _candidates(self) -> list[Candidate]:
         copies = {} if self._predicted is None else self._predicted[1].copies
         return [
-            Candidate(box.name, self._mu(box), _price(box), copies.get(box.kind.name, 0.0), box.leaving)
+            Candidate(box.name, self._mu(box), box.price, copies.get(box.kind.name, 0.0), box.leaving)
             for box in self.boxes.values()
-            if box.here and box.peer.serving is not None
+            if box.peer.serving is not None  # until it is given up: nobody knows that it is silent
         ]
 
     def _mu(self, box: Box) -> float:
-        return self.measures.mu(box.peer.peer, box.peer.slots, _expected(box))
+        return self.measures.mu(box.peer.peer, box.peer.slots, box.expected)
 
     def demand(self) -> Demand:
         """By what was measured; before that, by what the file and the planner say."""
@@ -325,11 +336,15 @@ class FleetWorld:
         return demand
 
     def _decide(self, *, lost: bool = False) -> None:
+        """lost: an active one. Rates are brought up to date once a publish period, as in a run."""
         now = self._clock.now
         if not lost and now < self.provisioning.activation.waits_until():
             return
-        said = {key: _expected(box) for key, box in self.boxes.items()}
-        self.measures.settle(self.demand().period_s, said, now=now)
+        if now >= self._settle_at:
+            period_s = self.demand().period_s
+            said = {key: box.expected for key, box in self.boxes.items()}
+            self.measures.settle(period_s, said, now=now)
+            self._settle_at = now + period_s
         decision = self.provisioning.review(self._candidates(), self.publish_every, now=now)
         for names, active in ((decision.activate, True), (decision.deactivate, False)):
             for name in names:
@@ -357,37 +372,45 @@ class FleetWorld:
         asked = self.staleness.committed + PREFETCH_STEPS
         while self.staleness.freeze(asked) is not None:
             pass
-        actions = self.groups.advance(now=self._clock.now)
-        self._perform(actions)
-        if any(isinstance(action, DrawPrompt) for action in actions):  # and is answered at once
+        if self._perform(self.groups.advance(now=self._clock.now)):  # prompts have come at once
             self._perform(self.groups.advance(now=self._clock.now))
         self._train()
         if self._advances % CHECK_EVERY == 0:
             self._check()
 
-    def _perform(self, actions: list[Action]) -> None:
+    def _perform(self, actions: list[Action]) -> bool:
+        """Whether prompts were drawn."""
+        drawn = False
         for action in actions:
             match action:
-                case Send(session, LeaseGranted() as granted):
-                    self._granted(session, granted)
-                case Send(session, LeaseCancelled(lease, attempt)):
-                    if (peer := self.members.of_session(session)) is not None:
-                        self.boxes[peer.peer].cancel(HeldLease(lease, attempt))
-                case DrawPrompt(cursor):
-                    self.groups.prompt_drawn(PromptDrawn(cursor, _PROMPT))
+                case Persist():  # first, for it is half of them
+                    pass
+                case Send(session, message):
+                    self._hears(session, message)
                 case ScoreSample(group, sample):
                     self._perform(self.groups.scored(SampleScored(group, sample, self._chance.random(), "")))
+                case DrawPrompt(cursor):
+                    self.groups.prompt_drawn(PromptDrawn(cursor, _PROMPT))
+                    drawn = True
                 case StopRun(reason):
                     raise AssertionError(reason)
                 case _:
                     pass
+        return drawn
 
-    def _granted(self, session: SessionId, granted: LeaseGranted) -> None:
+    def _hears(self, session: SessionId, message: ToPeer) -> None:
+        """What a worker is told of its leases."""
+        if isinstance(message, LeaseGranted):
+            box = self._box(session)
+            assert box is not None
+            for sample in box.begin(message, self._chance, self._simulate.gen_sigma, self._clock.now):
+                self._clock.at(sample.due, self._finished, box, sample)
+        elif isinstance(message, LeaseCancelled) and (box := self._box(session)) is not None:
+            box.cancel(HeldLease(message.lease, message.attempt))
+
+    def _box(self, session: SessionId) -> Box | None:
         peer = self.members.of_session(session)
-        assert peer is not None
-        box = self.boxes[peer.peer]
-        for sample in box.begin(granted, self._chance, self._simulate.gen_sigma, self._clock.now):
-            self._clock.at(sample.due, self._finished, box, sample)
+        return None if peer is None else self.boxes[peer.peer]
 
     def _finished(self, box: Box, sample: Sample) -> None:
         if not box.here or (sample.lease, sample.sample) not in box.samples:
@@ -419,6 +442,7 @@ class FleetWorld:
         self.staleness.commit(step)
         self.figures.trained(step, batch.groups, t_train_s)
         self.staleness.keep_checkpoint(step)
+        self._usd_at_commit = self._usd()
         self.learner_s, self._idle_since = self.learner_s + t_train_s, self._clock.now
         if step == WARM_STEPS * (self._rules.staleness_max + 1):
             self.waited_s, self.measured_from = 0.0, self._clock.now
@@ -438,12 +462,8 @@ class FleetWorld:
     def facts(self) -> dict[str, Any]:
         """The keys of `plan`, as measured, and what only a run has."""
         now, demand, steps = self._clock.now, self.demand(), self.staleness.committed
-        for box in self.boxes.values():
-            box.pay(now)
         idle_s = self.waited_s + (0.0 if self._idle_since is None else now - self._idle_since)
         measured_s = now - self.measured_from
-        usd = self._fleet.learner.usd_per_h * now / 3600.0 + sum(box.usd for box in self.boxes.values())
-        usd += self.bandwidth_usd
         needed, histogram = mu_min(demand), self.figures.staleness
         enough = needed is not None and self.mu_pool >= needed
         return {
@@ -453,7 +473,8 @@ class FleetWorld:
             "mu_pool": self.mu_pool,
             "bubble": idle_s / measured_s if measured_s > 0 else 1.0,
             "t_bcast_s": demand.t_bcast_s,
-            "usd_per_step": usd / steps if steps else None,
+            "relays": self.relays,
+            "usd_per_step": self._usd_at_commit / steps if steps else None,  # a step that goes on is none yet
             "workers": self._kinds(),
             "steps": steps,
             "max_staleness": max(histogram, default=0),
@@ -465,8 +486,15 @@ class FleetWorld:
             "egress_gb": self.egress_gb,
             "relayed_gb": self.relayed_gb,
             "activation_changes": self.provisioning.activation.changes,
-            "usd": usd,
+            "usd": self._usd(),
         }
+
+    def _usd(self) -> float:
+        """Until now."""
+        for box in self.boxes.values():
+            box.pay(self._clock.now)
+        learner_usd = self._fleet.learner.usd_per_h * self._clock.now / 3600.0
+        return learner_usd + sum(box.usd for box in self.boxes.values()) + self.bandwidth_usd
 
     def _kinds(self) -> list[dict[str, Any]]:
         """Active at the end; rho by what it was paid per hour and makes."""
@@ -474,7 +502,7 @@ class FleetWorld:
         for kind in self._fleet.workers:
             active = [box for box in self.boxes.values() if box.kind is kind and box.here and box.peer.active]
             mu = sum(map(self._mu, active))
-            usd = sum(box.usd_per_h for box in active)
+            usd = sum(box.price.usd_per_h for box in active)
             rows.append({"name": kind.name, "count": len(active), "rho": usd / (3600.0 * mu) if mu else None})
         return rows
 
@@ -485,14 +513,8 @@ class FleetWorld:
         assert max(self.figures.staleness, default=0) <= self._rules.staleness_max
 
 
-def _price(box: Box) -> Price:
-    kind = box.kind
-    return Price(box.usd_per_h, kind.usd_per_gb_down, kind.usd_per_gb_up, kind.availability)
-
-
-def _expected(box: Box) -> float:
-    """Trajectories/s, as the file says."""
-    return max(box.kind.trajectories_per_h, 1e-3) / 3600.0
+def _price(kind: WorkersTable) -> Price:
+    return Price(kind.usd_per_h, kind.usd_per_gb_down, kind.usd_per_gb_up, kind.availability)
 
 
 def _near(counts: dict[str, int], others: dict[str, int]) -> bool:

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import exp
 from typing import Any, Literal
 
 from echo2d.core.capacity import Demand, bubble, judge, step_s
@@ -24,13 +25,14 @@ from echo2d.core.messages import Address
 from echo2d.core.offers import Choice, Offer, bandwidth_usd_per_h, by_rho, choose, in_order
 from echo2d.core.shapes import plan_auto, plan_chains, plan_star
 from echo2d.core.topology import Job, PeerFacts, Plan
-from echo2d.sim.fleet import Fleet, WorkersTable
+from echo2d.sim.fleet import SECONDS_MAX, Fleet, WorkersTable
 from echo2d.sim.scenario import MBIT
 from echo2d.sim.scenario_file import TRIPS
 
 ROUNDS_MAX = 8  # until the workers stay the same; if they go round in a circle, the last ones that were enough
 WHAT_IF_S = 2  # values of S tried on either side of the file's
 WHAT_IF_KAPPA_MAX = 6  # larger ones are in no table
+Z_95 = 1.645  # deviations of a normal variable, below which 95 in 100 are
 Counts = Mapping[str, int]  # workers of each kind
 Relays = Literal["all", "unmetered", "none"]  # who passes versions on
 
@@ -157,6 +159,19 @@ def provision(fleet: Fleet, ablation: Ablation | None = None) -> Provision:
     return Planner(fleet, ablation or Ablation()).plan()
 
 
+def relays_of_all(fleet: Fleet, ablation: Ablation) -> Relays:
+    """Who is to pass versions on where they go to all that are there, chosen or not, as in a run and in `simulate`.
+
+    g is what a run measures, its 95th percentile. Prices count even where workers are taken without them.
+    """
+    slowest_s = max((3600.0 * fleet.slots(kind) / kind.trajectories_per_h for kind in fleet.workers
+                     if kind.trajectories_per_h), default=0.0)  # fmt: skip
+    sigma = fleet.simulate.gen_sigma
+    g = min(SECONDS_MAX, slowest_s * exp(Z_95 * sigma - sigma * sigma / 2))
+    known = replace(fleet, policy=replace(fleet.policy, t_gen_s=g))
+    return Planner(known, replace(ablation, by_cost=True)).cheapest(standby=True).relays
+
+
 def what_if(fleet: Fleet, ablation: Ablation | None = None) -> list[WhatIf]:
     """The same with other S and kappa."""
     planner = Planner(fleet, ablation or Ablation())
@@ -190,11 +205,13 @@ class Planner:
         found = self.cheapest()
         return replace(found, chain_s=self._chain_s(found.counts))
 
-    def cheapest(self, staleness_max: int | None = None, publish_every: int | None = None) -> Provision:
-        """For the file's S and kappa, or these."""
+    def cheapest(
+        self, staleness_max: int | None = None, publish_every: int | None = None, *, standby: bool = False
+    ) -> Provision:
+        """For the file's S and kappa, or these. standby: versions go to all that are there, chosen or not."""
         bound = self.fleet.learner.staleness_max if staleness_max is None else staleness_max
         kappa = publish_every if publish_every is not None else self.fleet.learner.publish_every
-        found = [self._settled(bound, kappa, relays) for relays in self._relays()]
+        found = [self._settled(bound, kappa, relays, standby=standby) for relays in self._relays()]
         return min(found, key=lambda each: (not each.feasible, each.usd_per_step))
 
     def _relays(self) -> tuple[Relays, ...]:
@@ -203,15 +220,17 @@ class Planner:
         metered = [kind.usd_per_gb_up > 0 for kind in self.fleet.workers]
         return ("all", "unmetered", "none") if any(metered) else ("all",)
 
-    def _settled(self, bound: int, kappa: int | str, relays: Relays) -> Provision:
+    def _settled(self, bound: int, kappa: int | str, relays: Relays, *, standby: bool) -> Provision:
         """The workers stay the same if versions go to them."""
-        counts: Counter[str] = Counter({kind.name: kind.count for kind in self.fleet.workers})
-        found = last = self._round(counts, bound, kappa, relays)
+        there = {kind.name: kind.count * (kind.availability if standby else 1.0) for kind in self.fleet.workers}
+        counts: Counter[str] = Counter({name: round(count) for name, count in there.items()})
+        copies: dict[str, float] = {}
+        found = last = self._round(counts, bound, kappa, relays, copies)
         for _ in range(ROUNDS_MAX):
-            if not last.feasible or last.counts == counts:
+            if standby or not last.feasible or last.counts == counts:
                 break
             found, counts = last, last.counts
-            last = self._round(counts, bound, kappa, relays)
+            last = self._round(counts, bound, kappa, relays, copies)
         return last if last.feasible else found
 
     def broadcast(self, counts: Counts, relays: Relays = "all") -> Broadcast:
@@ -223,17 +242,20 @@ class Planner:
 
     # --- inside
 
-    def _round(self, counts: Counts, bound: int, kappa: int | str, relays: Relays) -> Provision:
-        """Which workers are needed if versions go to this many."""
+    def _round(
+        self, counts: Counts, bound: int, kappa: int | str, relays: Relays, copies: dict[str, float]
+    ) -> Provision:
+        """Which workers are needed if versions go to this many. copies: of kinds not among them, from rounds before."""
         learner, policy = self.fleet.learner, self.fleet.policy
         broadcast = self.broadcast(counts, relays)
+        copies |= broadcast.copies
         t_bcast_s = policy.t_bcast_s or broadcast.planned_s + policy.pause_s
         every = kappa if isinstance(kappa, int) else publish_every_auto(learner.t_train_s, t_bcast_s, bound)
         demand = Demand(
             learner.t_train_s, learner.trajectories_per_step, bound, every, t_bcast_s, policy.mode, policy.pause_s,
             policy.t_gen_s, gamma=policy.gamma, still_share=policy.still_share,
         )  # fmt: skip
-        offers = [offer for kind in self.fleet.workers for offer in self._offers(kind, demand, broadcast)]
+        offers = [offer for kind in self.fleet.workers for offer in self._offers(kind, demand, copies)]
         verdict = judge(demand, sum(offer.counts for offer in offers))
         chosen = self._choose(
             offers, verdict.target if verdict.feasible and verdict.target is not None else float("inf")
@@ -244,11 +266,11 @@ class Planner:
             self.fleet.workers,
         )  # fmt: skip
 
-    def _offers(self, kind: WorkersTable, demand: Demand, broadcast: Broadcast) -> list[Offer]:
+    def _offers(self, kind: WorkersTable, demand: Demand, copies: Mapping[str, float]) -> list[Offer]:
         traffic = bandwidth_usd_per_h(
             publishes_per_h=3600.0 / demand.period_s,
             wire_bytes=self.fleet.model.wire_bytes(delta=self.ablation.delta),
-            copies_sent=broadcast.copies.get(kind.name, 0.0),
+            copies_sent=copies.get(kind.name, 0.0),
             usd_per_gb_down=kind.usd_per_gb_down,
             usd_per_gb_up=kind.usd_per_gb_up,
         )

@@ -1,15 +1,19 @@
 """Fleets in virtual time: what comes out is what the formulas say, whatever happens to the workers."""
 
 import json
+from cProfile import Profile
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from echo2d.core.capacity import Mode, bubble, mu_min
-from echo2d.sim.fleet import Fleet, read_fleet
+from echo2d.sim.fleet import Fleet, load_fleet, read_fleet
 from echo2d.sim.fleet_world import FleetWorld
 from echo2d.sim.provision import Ablation, provision
+
+CALLS_MAX = 650.0  # Python calls for each trajectory trained on, the start included; with 923 a day took 60 s of CPU
 
 
 def fleet(workers: int, *, t_gen_s: float = 20.0, mode: Mode = "background", **changes: Any) -> Fleet:
@@ -105,3 +109,14 @@ def test_without_peers_versions_come_from_the_learner_alone() -> None:
     star, ours = FleetWorld(thin, Ablation(p2p=False)).run(), FleetWorld(thin).run()
     assert star["egress_gb"] > 4 * ours["egress_gb"] > 0
     assert star["relayed_gb"] == 0
+    assert (star["relays"], ours["relays"]) == ("none", "all")
+
+
+def test_a_day_of_500_workers_stays_cheap() -> None:
+    """Counted in its first 18 minutes, for seconds depend on what else the machine does; 553 when this was written."""
+    beginning = load_fleet(Path(__file__).parents[2] / "scenarios" / "fleet-500.toml")
+    beginning = replace(beginning, simulate=replace(beginning.simulate, hours=0.3))
+    world, counted = FleetWorld(beginning), Profile(builtins=False)
+    facts = counted.runcall(world.run)
+    calls = sum(entry.callcount for entry in counted.getstats())
+    assert calls / facts["trajectories"]["trained"] < CALLS_MAX

@@ -41,6 +41,29 @@ def test_a_lost_worker_is_replaced_at_once() -> None:
     assert (len(gone.activate), gone.deactivate) == (2, ())
 
 
+def test_a_loss_is_made_good_up_to_what_there_was() -> None:
+    """That more is needed by now has to last, whoever is lost meanwhile."""
+    activation = settled(fleet(9), 4.0)
+    lost = activation.decide(RULES, fleet(9)[1:], 6.0, now=1.0)
+    assert (len(lost.activate), len(activation.active)) == (1, 5)
+    for review in range(1, PATIENCE):
+        assert activation.decide(RULES, fleet(9)[1:], 6.0, now=50.0 + 10 * review) == Decision()
+        assert len(activation.decide(RULES, fleet(9)[1 + review :], 6.0, now=51.0 + 10 * review).activate) == 1
+    assert len(activation.decide(RULES, fleet(9)[1:], 6.0, now=200.0).activate) == 2
+    assert activation.changes == 1
+
+
+def test_a_dear_set_is_left_although_somebody_is_lost_again_and_again() -> None:
+    dear, cheap = fleet(9, 2.0, name="dear"), fleet(5, 1.0)
+    activation = settled(dear, 4.0)
+    for review in range(1, PATIENCE):
+        assert activation.decide(RULES, [*dear, *cheap], 4.0, now=30.0 * review) == Decision()
+        dear = dear[1:]
+        assert len(activation.decide(RULES, [*dear, *cheap], 4.0, now=30.0 * review + 1).activate) == 1
+    assert activation.decide(RULES, [*dear, *cheap], 4.0, now=200.0).deactivate
+    assert {name[0] for name in activation.active} == {"w"}
+
+
 def test_one_that_will_be_taken_away_drains_and_is_replaced() -> None:
     activation = settled(fleet(9), 4.0)
     decision = activation.decide(RULES, fleet(9), 4.0, now=1.0, leaving={"w0"})

@@ -1,5 +1,6 @@
 """Fleets from files, and what `plan` says of them."""
 
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,11 @@ import pytest
 from rich.console import Console
 
 from echo2d.bench.provision_view import draw_provision, provision_picture
-from echo2d.core.capacity import mu_min
+from echo2d.core.capacity import Mode, mu_min
 from echo2d.core.offers import choose
 from echo2d.errors import OperatorFault
 from echo2d.sim.fleet import Fleet, is_fleet, load_fleet, read_fleet
-from echo2d.sim.provision import Ablation, Provision, provision, what_if
+from echo2d.sim.provision import Ablation, Provision, provision, relays_of_all, what_if
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 SMALL = SCENARIOS / "fleet-small.toml"
@@ -69,6 +70,28 @@ def test_peers_never_make_it_dearer() -> None:
     assert ours.relays == "unmetered"
     assert star.relays == "none"
     assert star.broadcast.planned_s == pytest.approx(star.broadcast.star_s)
+
+
+def metered(mode: Mode, wire_fraction: float) -> Fleet:
+    """Homes that are not enough, and two kinds of dear lines."""
+    fleet = load_fleet(SCENARIOS / "mix-metered.toml")
+    model, policy = replace(fleet.model, wire_fraction=wire_fraction), replace(fleet.policy, mode=mode)
+    return replace(fleet, model=model, policy=policy)
+
+
+def test_a_kind_that_was_left_out_is_not_free_when_it_comes_back() -> None:
+    """Whole versions: a kind that passes them on is dear, is left out, and must not look cheap for that."""
+    found = provision(metered("exclusive", 1.0))
+    assert found.relays == "unmetered"
+    assert found.counts.keys() <= found.broadcast.copies.keys()
+
+
+def test_where_all_receive_all_pass_on_unless_that_is_dearer() -> None:
+    """Of whole versions, for 60 workers, the homes' lines are too thin; of deltas they are not."""
+    assert relays_of_all(metered("exclusive", 1.0), Ablation()) == "all"
+    assert relays_of_all(metered("background", 0.02), Ablation()) == "unmetered"
+    assert relays_of_all(metered("background", 0.02), Ablation(delta=False)) == "all"
+    assert relays_of_all(metered("exclusive", 1.0), Ablation(p2p=False)) == "none"
 
 
 def test_without_prices_it_costs_more_and_the_seed_decides() -> None:
