@@ -303,6 +303,38 @@ MUTANTS = (
         "if len(self._held) >= 1000 * LEASES_MAX:",
         ("tests/unit/test_worker_leases.py",),
     ),
+    Mutant(
+        "renting, budget",
+        "a box may live twice as long as there is money for",
+        "echo2d/core/rentals.py",
+        "paid_s = left_usd / max(room, offer.usd_per_h) * HOUR_S",
+        "paid_s = 2 * left_usd / max(room, offer.usd_per_h) * HOUR_S",
+        ("tests/unit/test_rentals.py",),
+    ),
+    Mutant(
+        "renting, lists",
+        "a list that has never shown a box is believed",
+        "echo2d/core/rented.py",
+        "unproven = box.rental.label, box.made and not box.rental.seen",
+        "unproven = box.rental.label, False",
+        ("tests/unit/test_rented.py",),
+    ),
+    Mutant(
+        "renting, drain",
+        "a box is stopped while its worker holds leases",
+        "echo2d/core/rented.py",
+        "if box.holds and now < box.stop_by:",
+        "if box.holds and now < -box.stop_by:",
+        ("tests/unit/test_rented.py",),
+    ),
+    Mutant(
+        "renting, need",
+        "what workers say may have any number of boxes rented",
+        "echo2d/core/provisioning.py",
+        "return min(self.rules.gamma * needed - here, most - sum(one.mu for one in staying))",
+        "return max(self.rules.gamma * needed - here, sum(one.mu - most for one in staying[:1]))",
+        ("tests/unit/test_provisioning.py",),
+    ),
 )
 
 
