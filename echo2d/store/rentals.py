@@ -16,7 +16,7 @@ from pathlib import Path
 from echo2d.core.rentals import Moment, Rental
 from echo2d.errors import OperatorFault, StoreFault
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 SCHEMA = """
 CREATE TABLE rentals (
     label TEXT PRIMARY KEY, provider TEXT NOT NULL, offer TEXT NOT NULL, usd_per_h REAL NOT NULL,
