@@ -1,7 +1,7 @@
 """What a train step costs with parts left out, and against one data centre: docs/figures/cost{.csv,.png,_runs.csv}.
 
 `python -m tools.cost_table` plays `scenarios/mix-*.toml` in virtual time, every case with some seeds (of arrivals,
-speeds, lengths and prices, and of the order in which workers are taken without prices): 63 runs, 4 minutes on one
+speeds, lengths and prices, and of the order in which workers are taken without prices): 63 runs, 5 minutes on one
 core. What cost_runs.csv has is not played again; remove it to play anew. Two systems: ECHO-2's (exclusive broadcasts
 of whole versions) and echo2d's (deltas that come while workers generate). "planned" is what `echo2d plan` says
 beforehand.
@@ -147,7 +147,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         axes.grid(axis="y", alpha=0.3)
         axes.set_axisbelow(True)
     plots[0].set_ylabel("usd a step")
-    plots[-1].legend(fontsize=8)
+    figure.legend(*plots[-1].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=8)
     figure.savefig(path, dpi=110)
 
 

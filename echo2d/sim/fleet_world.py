@@ -507,6 +507,7 @@ class FleetWorld:
         return rows
 
     def _check(self) -> None:
+        self.groups.wake_at()  # a coordinator asks after every event, and so forgets the deadlines of leases that ended
         parts = (self.figures, self.measures, self.members, self.versions, self.staleness, self.groups)
         for part in (*parts, self.provisioning.activation):
             part.check()
