@@ -143,7 +143,7 @@ SLOW_TASK: dict[str, Any] = {"task.name": "tests.loopback.slow_task:SlowTask", "
         ("learner", 0.25, 200.0, 0.0, {}),
         ("rollout", 0.1, 40.0, 0.0, {"policy.trajectories_per_step": 8}),
         ("reward", 0.02, 400.0, 0.0, SLOW_TASK),
-        ("dissemination", 0.2, 200.0, 0.5, {"policy.staleness_max": 1}),
+        ("dissemination", 0.2, 800.0, 0.5, {"policy.staleness_max": 1}),
     ],
 )
 async def test_the_sentence_names_what_the_run_waits_for(
@@ -151,7 +151,7 @@ async def test_the_sentence_names_what_the_run_waits_for(
 ) -> None:
     async with (
         a_run(tmp_path, changes, t_train_s=t_train_s) as run,
-        a_worker(run, tmp_path / "one", paced(pace, refit_s=refit_s), slots=4),
+        a_worker(run, tmp_path / "one", paced(pace, refit_s=refit_s), slots=16 if refit_s else 4),
     ):
         await run.until(lambda _: run.steps >= 6)
         facts = await run.until(lambda facts: facts["provision"]["bottleneck"]["kind"] == kind)
