@@ -53,7 +53,7 @@ MUTANTS = (
         "echo2d/core/staleness.py",
         "if counts < oldest)",
         "if counts < oldest - 1)",
-        (FAULTS,),
+        ("tests/unit/test_staleness.py",),
     ),
     Mutant(
         "I1, gate 3",
