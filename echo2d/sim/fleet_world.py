@@ -32,7 +32,7 @@ from echo2d.core.coordinator_io import (
     StopRun,
     VersionPublished,
 )
-from echo2d.core.figures import Figures, publish_every_auto
+from echo2d.core.figures import Figures
 from echo2d.core.groups import Groups
 from echo2d.core.ids import Digest, Epoch, PeerId, PublishSeq, RunId, Version
 from echo2d.core.leases import Leases
@@ -155,12 +155,7 @@ class FleetWorld:
     def publish_every(self) -> int:
         if self._rules.publish_every is not None:
             return self._rules.publish_every
-        t_train, t_bcast = self.measures.t_train.estimate, self.measures.t_bcast.estimate
-        known = t_train is not None and t_bcast is not None
-        return publish_every_auto(
-            t_train.value if known and t_train else None, t_bcast.value if known and t_bcast else None,
-            self._rules.staleness_max,
-        )  # fmt: skip
+        return self.figures.publish_every(self._rules.staleness_max)
 
     def _publish(self, step: int) -> None:
         self._published = step
@@ -213,7 +208,8 @@ class FleetWorld:
         self._spread()
 
     def _served(self, record: VersionPublished, receivers: list[Box]) -> None:
-        self.figures.broadcast(self._clock.now - self._publish_at[record.version], cold=False)
+        active = [box.peer.peer for box in receivers if box.peer.active]
+        self.figures.broadcast(self._clock.now - self._publish_at[record.version], active, cold=False)
         self.figures.paused(self._fleet.policy.pause_s)  # once for all, who pause alike
         for box in receivers:
             if box.here:
@@ -244,7 +240,7 @@ class FleetWorld:
 
     def _go_on(self, paused: list[tuple[Peer, float]]) -> None:
         for peer, seconds in paused:
-            self.measures.stood_still(peer.peer, seconds, active=peer.active, now=self._clock.now)
+            self.measures.stood_still(peer.peer, seconds, now=self._clock.now)
 
     # --- workers
 
