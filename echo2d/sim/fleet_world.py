@@ -210,7 +210,10 @@ class FleetWorld:
     def _candidates(self) -> list[Candidate]:
         copies = self.spreading.copies
         return [
-            Candidate(box.name, self._mu(box), box.price, copies.get(box.kind.name, 0.0), box.leaving)
+            Candidate(
+                box.name, self._mu(box), box.price, copies.get(box.kind.name, 0.0), box.leaving,
+                self.measures.guessed(box.peer.peer),
+            )  # fmt: skip
             for box in self.boxes.values()
             if box.peer.serving is not None  # until it is given up: nobody knows that it is silent
         ]
