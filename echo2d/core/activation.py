@@ -179,7 +179,8 @@ class Activation:
         if not rules.by_cost:
             return None
         shown = {name: offer for name, offer in here.items() if not offer.guessed}
-        if (change := self._change(rules, here, shown, mu_min, now)) is not None:
+        change = self._change(rules, here, shown, mu_min, now)
+        if change is not None or len(shown) == len(here):
             return change
         hoped = self._change(rules, here, here, mu_min, now) or Decision()
         come = tuple(name for name in hoped.activate if here[name].guessed)

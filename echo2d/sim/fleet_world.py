@@ -208,13 +208,17 @@ class FleetWorld:
     # --- who is active
 
     def _candidates(self) -> list[Candidate]:
-        copies = self.spreading.copies
+        copies, guessed = self.spreading.copies, self.measures.guessed
         return [
             Candidate(
-                box.name, self._mu(box), box.price, copies.get(box.kind.name, 0.0), box.leaving,
-                self.measures.guessed(box.peer.peer),
-            )  # fmt: skip
-            for box in self.boxes.values()
+                name,
+                self._mu(box),
+                box.price,
+                copies.get(box.kind.name, 0.0),
+                leaving=box.leaving,
+                guessed=guessed(name),
+            )
+            for name, box in self.boxes.items()
             if box.peer.serving is not None  # until it is given up: nobody knows that it is silent
         ]
 
