@@ -13,11 +13,12 @@ Reviews, one a publish period, compare mu_pool, the measured throughput of the a
 mu_pool is of those that are here, each in full: who goes is replaced at once, so its availability counts in rho alone.
 After a change there is none for cool_down_s (a broadcast and a warm-up: until then it does not show), and who was
 activated stays for hold_s. Nobody goes for the sake of a guess: a newcomer that looks cheaper works beside the others
-until its own work has shown what it makes. At the start nothing is waited with: until the target has been met, whoever
-is here or comes is activated at once. Nor when an active worker is lost: until as much is made as before, or the target
-has been met. That more is needed than there was is for reviews to find, and a loss does not interrupt them: else, where
-somebody is lost every few minutes, one high estimate of mu_min would be followed at once, and what is too dear would
-stay. Where no throughput is enough, all work, after PATIENCE reviews that found so. Without `by_cost` (an ablation) the
+until its own work has shown what it makes; who has shown it makes up the cheapest set for which others go.
+At the start, and when reviews have found too little, nothing is waited with: until the target has been met, whoever is
+here or comes is activated at once. Nor when an active worker is lost: until as much is made as before, or the target
+has been met. That more is needed than there was is for reviews to find, and a loss neither interrupts nor delays them:
+else, where somebody is lost every few minutes, one high estimate of mu_min would be followed at once, and what is too
+dear or too little would stay so. Where no throughput is enough, mu_min is infinite. Without `by_cost` (an ablation) the
 order given takes the place of rho.
 Not here: what workers cost and make (`offers`, `estimators`), mu_min (`capacity`), how they are told.
 """
@@ -32,6 +33,9 @@ from echo2d.core.offers import SLACK, Offer, by_rho, choose, in_order
 PATIENCE = 3  # reviews in a row
 SURPLUS = 0.1  # of mu_min, above the target: who goes must not be missed at the next breath of noise
 NOTHING_ENOUGH = "no throughput is enough: all work"
+TOO_LITTLE = "too few work"
+LOST = "one was lost, or is about to be"
+IF_TRUE = "cheaper, if they make what is expected of them"
 SAVING = 0.1  # of the cost: a smaller one is not worth that workers warm up
 
 
@@ -62,7 +66,6 @@ class _Streaks:
     short: int = 0
     surplus: int = 0
     dear: int = 0
-    hopeless: int = 0
 
 
 @dataclass(slots=True)
@@ -72,9 +75,9 @@ class Activation:
     active: dict[str, float] = field(default_factory=dict)
     changes: int = 0  # voluntary ones
     _streaks: _Streaks = field(default_factory=_Streaks)
-    _urgent: bool = True  # what is wanted has not been there since the start, or since a worker was lost
+    _urgent: bool = True  # since the start, a review that found too little, or a loss
     _made: float = math.inf  # mu_pool when it was looked at last
-    _wanted: float = math.inf  # mu_pool that is waited for while it is urgent, if the target is not lower
+    _wanted: float = math.inf  # if the target is not lower: as much as there was before the loss
     _review_at: float = -math.inf
     _changed_at: float = -math.inf
 
@@ -87,20 +90,22 @@ class Activation:
         leaving: those that said that they will be taken away: they take no more leases.
         """
         here = {offer.name: offer.present for offer in offers if offer.name not in leaving}
+        needed = math.inf if mu_min is None else mu_min
         lost = [name for name in self.active if name not in here]
         for name in lost:
             del self.active[name]
         if lost and not self._urgent:
             self._urgent, self._wanted = True, self._made
-        due = now >= self._review_at
-        if not (due or self._urgent):
-            return Decision()
-        if due:
+        if self._urgent:
+            decision = self._refill(rules, here, needed, tuple(name for name in lost if name in leaving))
+        elif now >= self._review_at:
             self._review_at = now + rules.review_s
-        told = tuple(name for name in lost if name in leaving)
-        decision = self._apply(self._decided(rules, here, mu_min, told, now, due=due), now)
+            decision = self._review(rules, here, needed, now)
+        else:
+            return Decision()
+        self._apply(decision, now)
         self._made = self._pool(here)
-        if mu_min is not None and self._made >= self._goal(rules, mu_min) * (1 - SLACK):
+        if self._made >= self._goal(rules, needed) * (1 - SLACK):
             self._urgent, self._wanted = False, math.inf
         return decision
 
@@ -110,44 +115,27 @@ class Activation:
 
     # --- inside
 
-    def _decided(
-        self, rules: ActivationRules, here: dict[str, Offer], mu_min: float | None, told: tuple[str, ...], now: float,
-        *, due: bool,
-    ) -> Decision:  # fmt: skip
-        """told: who is lost, and is here still."""
-        self._streaks.hopeless = self._streaks.hopeless + due if mu_min is None else 0
-        if mu_min is None:
-            patient = not self._urgent and self._streaks.hopeless < PATIENCE
-            return Decision() if patient else self._all(here, told)
-        if not self._urgent:
-            return self._review(rules, here, mu_min, now)
-        return self._refill(rules, here, self._goal(rules, mu_min), told, "too few work, or one was lost")
-
     def _goal(self, rules: ActivationRules, mu_min: float) -> float:
         return min(self._wanted, rules.gamma * mu_min)
 
-    def _apply(self, decision: Decision, now: float) -> Decision:
+    def _apply(self, decision: Decision, now: float) -> None:
         for name in decision.deactivate:
             self.active.pop(name, None)
         self.active.update(dict.fromkeys(decision.activate, now))
-        if decision.activate or decision.deactivate:
+        if decision != Decision() and self._wanted == math.inf:  # what makes a loss good changes nothing
             self._changed_at = now
-        return decision
-
-    def _all(self, here: dict[str, Offer], told: tuple[str, ...]) -> Decision:
-        idle = tuple(name for name in here if name not in self.active)
-        return Decision(idle, told, NOTHING_ENOUGH if idle else "")
 
     def _refill(
-        self, rules: ActivationRules, here: dict[str, Offer], goal: float, told: tuple[str, ...], why: str
+        self, rules: ActivationRules, here: dict[str, Offer], mu_min: float, told: tuple[str, ...] = ()
     ) -> Decision:
-        """As many more as are needed for so much."""
-        gap = goal - self._pool(here)
+        """As many more as are needed. told: who is lost, and is here still."""
+        gap = self._goal(rules, mu_min) - self._pool(here)
         idle = [offer for name, offer in here.items() if name not in self.active]
         chosen = choose(idle, gap)
         more = chosen.offers if rules.by_cost else tuple(in_order(idle, gap))
         if not chosen.enough:
             more = tuple(idle)  # also those of whom nothing is known
+        why = NOTHING_ENOUGH if gap == math.inf else LOST if self._wanted < math.inf else TOO_LITTLE
         return Decision(tuple(offer.name for offer in more), told, why if more or told else "")
 
     def _review(self, rules: ActivationRules, here: dict[str, Offer], mu_min: float, now: float) -> Decision:
@@ -161,7 +149,8 @@ class Activation:
         if now < self._changed_at + rules.cool_down_s:
             return Decision()
         if streaks.short >= PATIENCE:
-            return self._counted(self._refill(rules, here, rules.gamma * mu_min, (), "mu_pool is below mu_min"))
+            self._urgent = True
+            return self._counted(self._refill(rules, here, mu_min))
         if cheaper is not None and streaks.dear >= PATIENCE:
             return self._counted(cheaper)
         if spare is not None and streaks.surplus >= PATIENCE:
@@ -186,26 +175,35 @@ class Activation:
         return next((offer.name for offer in reversed(ranked) if offer.counts <= surplus), None)
 
     def _cheaper(self, rules: ActivationRules, here: dict[str, Offer], mu_min: float, now: float) -> Decision | None:
-        """The change to the cheapest set, if that saves enough and moves nobody who is held."""
+        """A change to a set that is cheaper as far as its workers have shown; else what a cheaper one lacks, to see."""
         if not rules.by_cost:
             return None
+        shown = {name: offer for name, offer in here.items() if not offer.guessed}
+        change = self._change(rules, here, shown, mu_min, now)
+        if change is not None or len(shown) == len(here):
+            return change
+        hoped = self._change(rules, here, here, mu_min, now) or Decision()
+        come = tuple(name for name in hoped.activate if here[name].guessed)
+        return Decision(come, (), IF_TRUE) if come else None
+
+    def _change(
+        self, rules: ActivationRules, here: dict[str, Offer], able: dict[str, Offer], mu_min: float, now: float
+    ) -> Decision | None:
+        """To the cheapest set of these and whoever is held, if that saves enough."""
         held = {name for name in self.active if self._held(rules, name, now)}
         rest = choose(
-            [offer for offer in here.values() if offer.name not in held],
-            rules.gamma * mu_min - sum(here[name].counts for name in held),
+            [offer for name, offer in able.items() if name not in held],
+            rules.gamma * mu_min - sum(able[name].counts for name in held & able.keys()),
         )
         wanted = {offer.name for offer in rest.offers} | held
         cost = sum(here[name].usd_per_h for name in wanted)
         present = sum(here[name].usd_per_h for name in self.active)
-        if not rest.enough or cost > (1 - SAVING) * present:
+        if not rest.enough or cost >= (1 - SAVING) * present:
             return None
         come = tuple(name for name in here if name in wanted and name not in self.active)
         go = tuple(name for name in self.active if name not in wanted)
-        if any(here[name].guessed for name in wanted):
-            return Decision(come, (), "cheaper, if they make what is expected of them") if come else None
         return Decision(come, go, f"{1 - cost / present:.0%} cheaper, by rho")
 
     def check(self) -> None:
-        assert all(since <= self._changed_at for since in self.active.values())
-        streaks = self._streaks
-        assert min(streaks.short, streaks.surplus, streaks.dear, streaks.hopeless) >= 0
+        assert min(self._streaks.short, self._streaks.surplus, self._streaks.dear) >= 0
+        assert self._urgent or self._wanted == math.inf

@@ -6,10 +6,10 @@ Reads a status (`coordinator_status`), decides nothing. Empty when all is well.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from echo2d.core.figures import QUANTILE_WINDOW
 from echo2d.core.membership import GONE_S
 
 SENTENCES_MAX = 24  # a screen; what 500 silent workers have to say, one of them says
+BROADCASTS_MIN = 16  # before it is said that they take too long: the first one is in full, and others may be
 HEARTBEATS_LATE = 2  # so many missed are worth a word; one more, and the peer is suspected
 
 Facts = Mapping[str, Any]
@@ -29,8 +29,7 @@ def _of_the_run(status: Facts) -> Iterator[str]:
         yield "the seed is away: versions spread only from worker to worker until it is back"
     if not any(worker["alive"] for worker in status["workers"]):
         yield "no worker is here: nothing is generated"
-    measured = len(status["t_bcast_s"]) > QUANTILE_WINDOW  # without version 0, for which engines load
-    if status["dissemination_bound"] and measured:
+    if status["dissemination_bound"] and len(status["t_bcast_s"]) > BROADCASTS_MIN:
         steps = status["staleness_max"] + 1
         yield f"a broadcast takes longer than S + 1 = {steps} train steps: the learner waits for data"
 

@@ -23,13 +23,14 @@ class _Pending:
 
     awaited: set[PeerId]
     cold: bool
-    arrived_at: list[float] = field(default_factory=list)
+    arrived_at: dict[PeerId, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """Seconds until the last worker, and MOST of them, had it."""
+    """Seconds until the last of these workers, and MOST of them, had it."""
 
+    workers: tuple[PeerId, ...]
     last_s: float
     most_s: float
     cold: bool
@@ -73,7 +74,7 @@ class Broadcasts:
 
     def _have_served(self, ended: list[_Ended]) -> None:
         for each in ended:
-            self._figures.broadcast(each.last_s, cold=each.cold, most_s=each.most_s)
+            self._figures.broadcast(each.last_s, each.workers, cold=each.cold, most_s=each.most_s)
 
     def check(self) -> None:
         for clocks in (self._verify, self._bcast):
@@ -87,7 +88,7 @@ def _arrived(
     for started, (_, pending) in clocks.items():
         if started <= seq and peer in pending.awaited:
             pending.awaited.remove(peer)
-            pending.arrived_at.append(now)
+            pending.arrived_at[peer] = now
     return _take_done(clocks)
 
 
@@ -99,6 +100,6 @@ def _take_done(clocks: dict[PublishSeq, tuple[float, _Pending]]) -> list[_Ended]
 
 
 def _ended(started: float, pending: _Pending) -> _Ended:
-    arrived_at = pending.arrived_at
-    most = math.ceil(MOST * len(arrived_at)) - 1
-    return _Ended(arrived_at[-1] - started, arrived_at[most] - started, pending.cold)
+    took_s = [at - started for at in pending.arrived_at.values()]
+    most = math.ceil(MOST * len(took_s)) - 1
+    return _Ended(tuple(pending.arrived_at), took_s[-1], took_s[most], pending.cold)

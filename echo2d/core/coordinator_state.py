@@ -156,14 +156,6 @@ class CoordinatorState:
             figures=self._figures, workforce=self._workforce,
         )  # fmt: skip
 
-    @property
-    def shortfall(self) -> float | None:
-        """Trajectories/s that all workers together make less than gamma mu_min, as of the last look; negative: more.
-
-        None: it is not known, or no throughput would be enough.
-        """
-        return self._workforce.shortfall
-
     # --- routes
 
     def _route(self, event: Event, now: float) -> list[Action]:  # noqa: C901 - one line per event

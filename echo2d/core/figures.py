@@ -11,23 +11,17 @@ from typing import NamedTuple
 
 from echo2d.core.bounded import keep_newest
 from echo2d.core.coordinator_io import Note, StoredGroup
-from echo2d.core.estimators import quantile
-from echo2d.core.ids import GroupId
+from echo2d.core.ids import GroupId, PeerId
 from echo2d.core.measures import Measures
 
 RECENT_MAX = 256  # measurements kept of each kind: more steps than any p95 here needs
 FAULTS_MAX = 32  # different ones, the newest; older ones are in the log
 VERSIONS_MEASURED_MAX = 64  # versions whose bytes and seed_copies are kept
-QUANTILE_WINDOW = 16  # "auto" follows the last so many steps and broadcasts
 FAULT_CHARS_MAX = 300  # one line for a person
 
 
-def publish_every_auto(t_train_s: float | None, t_bcast_s: float | None, staleness_max: int) -> int:
-    """The smallest kappa with kappa * t_train_s > t_bcast_s, at most S + 1; 1 until both are measured."""
-    if t_train_s is None or t_bcast_s is None:
-        return 1
-    if t_train_s <= 0:
-        return staleness_max + 1
+def publish_every_auto(t_train_s: float, t_bcast_s: float, staleness_max: int) -> int:
+    """The smallest kappa with kappa * t_train_s > t_bcast_s, at most S + 1."""
     return min(staleness_max + 1, math.floor(t_bcast_s / t_train_s) + 1)
 
 
@@ -173,12 +167,14 @@ class Figures:
         newest = list(self._steps)[-steps:]
         return _Step(*(sum(each[place] for each in newest) for place in range(4)))
 
-    def broadcast(self, t_bcast_s: float, *, cold: bool, most_s: float | None = None) -> None:
-        """A version is served by all that were counted. cold: their first one. most_s: by most of them, if earlier."""
+    def broadcast(
+        self, t_bcast_s: float, workers: Iterable[PeerId], *, cold: bool, most_s: float | None = None
+    ) -> None:
+        """A version is served by these workers. cold: their first one. most_s: by most of them, if earlier."""
         self.t_bcast_s.append(t_bcast_s)
         if not cold:
             self.measures.t_bcast.add(t_bcast_s if most_s is None else most_s)
-        if (still_s := self.measures.version_served()) is not None:
+        if (still_s := self.measures.version_served(workers)) is not None:
             self.still_s.append(still_s)
 
     def paused(self, seconds: float) -> None:
@@ -222,17 +218,19 @@ class Figures:
         keep_newest(self.version_bytes, VERSIONS_MEASURED_MAX)
 
     def publish_every(self, staleness_max: int) -> int:
-        """kappa under "auto": from the recent median train step and 95 % of broadcasts."""
-        t_train_s = quantile(list(self.t_train_s)[-QUANTILE_WINDOW:], 0.5)
-        return publish_every_auto(t_train_s, self._t_bcast_p95(), staleness_max)
+        """kappa under "auto": by what decisions take T_train and T_bcast to be."""
+        measured = self._measured()
+        return 1 if measured is None else publish_every_auto(*measured, staleness_max)
 
     def dissemination_bound(self, staleness_max: int) -> bool:
         """Whether even kappa = S + 1 train steps are shorter than a broadcast."""
-        t_train_s, t_bcast_s = quantile(list(self.t_train_s)[-QUANTILE_WINDOW:], 0.5), self._t_bcast_p95()
-        return t_train_s is not None and t_bcast_s is not None and (staleness_max + 1) * t_train_s <= t_bcast_s
+        measured = self._measured()
+        return measured is not None and (staleness_max + 1) * measured[0] <= measured[1]
 
-    def _t_bcast_p95(self) -> float | None:
-        return quantile(list(self.t_bcast_s)[-QUANTILE_WINDOW:], 0.95)
+    def _measured(self) -> tuple[float, float] | None:
+        """T_train and T_bcast; None: not both are known."""
+        t_train, t_bcast = self.measures.t_train.estimate, self.measures.t_bcast.estimate
+        return None if t_train is None or t_bcast is None else (t_train.value, t_bcast.value)
 
     def check(self) -> None:
         assert max(len(self.seed_copies), len(self.version_bytes)) <= VERSIONS_MEASURED_MAX

@@ -32,12 +32,14 @@ DRIFT_MAX = 2.0  # of one worker's rate from one look to the next: more is no ch
 class _Work:
     """Of one worker since its rate was last brought up to date. holds: samples, since `at`. drift: then.
 
-    expected: trajectories that it would have made so far at the rate that was thought of it.
+    expected: trajectories that it would have made so far at the rate that was thought of it. still_s: for the newest
+    version that it serves.
     """
 
     slots: int
     at: float
     holds: int = 0
+    still_s: float | None = None
     accepted: int = 0
     slot_s: float = 0.0
     stills: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=STILLS_MAX))  # from, until
@@ -73,7 +75,6 @@ class Measures:
     wire_bytes: Smoothed = field(default_factory=Smoothed)  # of a version, as it spreads
     discards: Share = field(default_factory=Share)
     _work: dict[PeerId, _Work] = field(default_factory=dict)
-    _stills: dict[PeerId, float] = field(default_factory=dict)  # seconds, of active ones, for the version that spreads
     _drift: float = 1.0
     _slot_makes: float | None = None  # trajectories/s, as of the last `settle`
 
@@ -95,22 +96,24 @@ class Measures:
         if since is not None:
             self.t_gen.add(max(0.0, now - since - work.still_since(since)))
 
-    def stood_still(self, worker: PeerId, seconds: float, *, active: bool = True, now: float) -> None:
+    def stood_still(self, worker: PeerId, seconds: float, *, now: float) -> None:
         """Its engines wrote nothing for so long until now, for a version's sake."""
         self.forgive(worker, seconds, now=now)
-        if active and worker in self._work:
-            self._stills[worker] = seconds
-            keep_newest(self._stills, WORKERS_MAX)
+        if worker in self._work:
+            self._work[worker].still_s = seconds
 
-    def version_served(self) -> float | None:
-        """By all that were to. Seconds that the active ones stood still for it; None: that is not known."""
-        slots = {worker: self._work[worker].slots for worker in self._stills if worker in self._work}
-        weights = {worker: self.mu(worker, count, None) or count for worker, count in slots.items()}
-        lost = sum(weight * self._stills[worker] for worker, weight in weights.items())
-        self._stills.clear()
-        if not any(weights.values()):
+    def version_served(self, workers: Iterable[PeerId]) -> float | None:
+        """By all that were to. Seconds that they stood still for it; None: that is not known."""
+        works = {worker: self._work[worker] for worker in workers if worker in self._work}
+        stills = [
+            (self.mu(worker, work.slots, None) or work.slots, work.still_s)
+            for worker, work in works.items()
+            if work.still_s is not None
+        ]
+        weight = sum(each[0] for each in stills)
+        if not weight:
             return None
-        still_s = lost / sum(weights.values())
+        still_s = sum(mu * seconds for mu, seconds in stills) / weight
         self.still.add(still_s)
         return still_s
 
@@ -195,7 +198,7 @@ class Measures:
         return self._slot_makes * slots if self._slot_makes is not None and slots else None
 
     def check(self) -> None:
-        assert len(self._work) <= WORKERS_MAX >= len(self._stills)
+        assert len(self._work) <= WORKERS_MAX
         assert 0 < self._drift < math.inf
         assert all(work.holds >= 0 <= work.accepted and work.slot_s >= 0 for work in self._work.values())
 

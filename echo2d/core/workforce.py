@@ -49,7 +49,6 @@ class Workforce:
     publishing: Publishing
     calls: LearnerCalls
     figures: Figures
-    shortfall: float | None = None  # trajectories/s, as of the last look; see `Provisioning.shortfall`
     _provisioning: Provisioning = field(init=False)
     _useless: set[PeerId] = field(default_factory=set)  # who could not be used at the last look
     _looked_at: float = math.inf
@@ -75,13 +74,14 @@ class Workforce:
 
     def refitted(self, peer: Peer, done: RefitDone, *, now: float) -> None:
         """Its engines stood still for this version, and no longer than since it served the one before."""
-        pause_s = done.pause_s if peer.refitted_at is None else min(done.pause_s, now - peer.refitted_at)
+        most_s = math.inf if peer.refitted_at is None else now - peer.refitted_at
+        pause_s = min(done.pause_s, most_s)
         self.figures.paused(pause_s)
         usual = self.figures.measures.pause.estimate
         still_s = min(pause_s, PAUSES_MAX * usual.value if usual is not None else 0.0)
         if self.rules.mode == "exclusive":
-            still_s = max(still_s, min(done.held_s, self.publishing.came_s(peer, now=now) or 0.0))
-        self.figures.measures.stood_still(peer.peer, still_s, active=peer.active, now=now)
+            still_s = max(still_s, min(done.held_s, most_s, self.publishing.came_s(peer, now=now) or 0.0))
+        self.figures.measures.stood_still(peer.peer, still_s, now=now)
 
     def advance(self, *, now: float) -> list[Action]:
         """Look, if it is time to; call it after every event, before leases are granted."""
@@ -92,9 +92,7 @@ class Workforce:
             self._settle(0.0 if demand is None else demand.period_s, now)
             self._look_at = now + max(LOOK_S_MIN, 0.0 if demand is None else demand.period_s)
         self._changed, self._changes_at = False, now + SOON_S
-        candidates = list(self._candidates())
-        self.shortfall = self._provisioning.shortfall(candidates, self.calls.publish_every)
-        return self._decide(candidates, now) if self.rules.activation == "auto" else []
+        return self._decide(list(self._candidates()), now) if self.rules.activation == "auto" else []
 
     def wake_at(self) -> float | None:
         """When the next look is due; without workers none is."""
@@ -107,7 +105,8 @@ class Workforce:
     def facts(self) -> dict[str, Any]:
         """For `status`, as of now but for rates, which are those of the last look."""
         kappa, provisioning = self.calls.publish_every, self._provisioning
-        demand, candidates = provisioning.demand(kappa), list(self._candidates())
+        demand = provisioning.demand(kappa)
+        candidates = [each for each in self._candidates() if not each.leaving]
         offers = provisioning.offers(candidates, None if demand is None else demand.period_s)
         active = {each.peer for each in self._here() if each.active}
         facts = provisioning.facts(offers, active, kappa)

@@ -26,9 +26,9 @@ def shortfall_of(facts: Facts) -> float | None:
 
 
 def margin_of(facts: Facts) -> float:
-    """Trajectories/s by which the target lies above what the learner takes."""
-    target, least = facts["provision"]["mu_target"], facts["provision"]["mu_min"]
-    return 0.0 if target is None or least is None else float(target - least)
+    """Trajectories/s that are there for noise: gamma's share of the target, as far as that can be short."""
+    provision, short = facts["provision"], shortfall_of(facts)
+    return 0.0 if short is None else (short + provision["mu_available"]) * (1 - 1 / provision["gamma"])
 
 
 def gb_per_h(facts: Facts) -> float:

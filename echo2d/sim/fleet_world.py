@@ -5,12 +5,11 @@ activation. Modelled: a broadcast is one prediction of the planner, after which 
 progress and heartbeats are no messages: who falls silent is given up after the silence that a run allows; grants are
 made a little apart. Who passes versions on is what `plan` would choose; workers on standby receive them, pass them on
 like others of their kind, and cost nothing. The same rng_seed gives the same run. Not here: what one box does
-(`fleet_box`), frames and faults on the way (`world`, `loop`).
+(`fleet_box`), how a version reaches them (`fleet_versions`), frames and faults on the way (`world`, `loop`).
 """
 
-import math
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -22,43 +21,38 @@ from echo2d.core.coordinator_io import (
     PeerConnected,
     Persist,
     PromptDrawn,
-    PublishAsked,
     Recovered,
-    RequestId,
     SampleScored,
     ScoreSample,
     Send,
     SessionId,
     StopRun,
-    VersionPublished,
 )
-from echo2d.core.figures import Figures, publish_every_auto
+from echo2d.core.figures import Figures
 from echo2d.core.groups import Groups
-from echo2d.core.ids import Digest, Epoch, PeerId, PublishSeq, RunId, Version
+from echo2d.core.ids import PeerId, PublishSeq, RunId
 from echo2d.core.leases import Leases
 from echo2d.core.measures import Measures
-from echo2d.core.membership import PEERS_MAX, Membership, Peer
+from echo2d.core.membership import PEERS_MAX, Membership
 from echo2d.core.messages import (
     PROTOCOL_VERSION,
     HeldLease,
     Hello,
     LeaseCancelled,
     LeaseGranted,
-    RefitDone,
     ToPeer,
-    VersionKey,
 )
 from echo2d.core.prices import Price
 from echo2d.core.provisioning import Candidate, Provisioning, ProvisionRules, Said
 from echo2d.core.staleness import PREFETCH_STEPS, Staleness
 from echo2d.core.trajectory import pack_tokens
-from echo2d.core.versions import Versions, key_of
+from echo2d.core.versions import Versions
 from echo2d.errors import OperatorFault
 from echo2d.sim.clock import Clock
 from echo2d.sim.fleet import Fleet, WorkersTable
 from echo2d.sim.fleet_box import TOKENS_MAX, Box, Sample
-from echo2d.sim.provision import Ablation, Broadcast, Planner, relays_of_all
-from echo2d.sim.scenario import MBIT
+from echo2d.sim.fleet_versions import FleetVersions
+from echo2d.sim.provision import Ablation
 
 ADVANCE_SHARE = 0.01  # of a sample's time, between two grants: for half of that a slot stays empty on average ...
 ADVANCE_S_MAX = 1.0  # ... and never longer
@@ -66,7 +60,6 @@ SILENCE_S = 15.0  # until a worker that left without a word is given up, as in a
 FOREVER_S = 1e12
 WARM_STEPS = 2  # times S + 1: steps before the bubble counts
 CHECK_EVERY = 2000  # grants between two checks of the machines
-PREDICTION_SHARE = 0.05  # of a kind that may come or go before a broadcast is predicted anew
 _PROMPT = pack_tokens([2])
 
 
@@ -96,9 +89,6 @@ class FleetWorld:
             self._rules, nothing, members=self.members, versions=self.versions, staleness=self.staleness,
             figures=self.figures, lent=Leases(0, FOREVER_S), tag=1,
         )  # fmt: skip
-        self._planner = Planner(fleet, self._ablation)
-        self.relays = relays_of_all(fleet, self._ablation)
-        self._predicted: tuple[dict[str, int], Broadcast] | None = None
         policy = fleet.policy
         self.provisioning = Provisioning(
             ProvisionRules(
@@ -108,16 +98,15 @@ class FleetWorld:
             self.measures,
             Said(learner.t_train_s, 0.0, policy.pause_s, policy.t_gen_s),
         )  # fmt: skip
-        self.measures.wire_bytes.add(float(fleet.model.wire_bytes(delta=self._ablation.delta)))
         self.boxes: dict[PeerId, Box] = {}
+        self.spreading = FleetVersions(
+            fleet, self._ablation, self._clock, self.boxes, members=self.members, versions=self.versions,
+            figures=self.figures, provisioning=self.provisioning, served=self._served,
+        )  # fmt: skip
         self._sessions = 0
-        self._spreading: VersionPublished | None = None
-        self._waiting: VersionPublished | None = None
-        self._publish_at: dict[int, float] = {}
-        self._published = 0
         self._idle_since: float | None = 0.0
         self.waited_s, self.measured_from, self.learner_s = 0.0, 0.0, 0.0
-        self.egress_gb = self.relayed_gb = self.bandwidth_usd = self._usd_at_commit = 0.0
+        self._usd_at_commit = 0.0
         fastest = max(kind.trajectories_per_h / fleet.slots(kind) for kind in fleet.workers)
         self._advance_s = min(ADVANCE_S_MAX, ADVANCE_SHARE * 3600.0 / fastest) if fastest else ADVANCE_S_MAX
         self._advancing = False
@@ -130,7 +119,7 @@ class FleetWorld:
         for kind in self._fleet.workers:
             for number in range(1, kind.count + 1):
                 self._join(kind, f"{kind.name}#{number}")
-        self._publish(0)
+        self.spreading.publish(0)
         limit = self._simulate.hours * 3600.0
         while self._clock.step(limit):
             if self._advances % CHECK_EVERY == 0:
@@ -149,102 +138,10 @@ class FleetWorld:
         box.here = False
         self._clock.after(SILENCE_S, self._given_up, box)
 
-    # --- versions
-
     @property
     def publish_every(self) -> int:
-        if self._rules.publish_every is not None:
-            return self._rules.publish_every
-        t_train, t_bcast = self.measures.t_train.estimate, self.measures.t_bcast.estimate
-        known = t_train is not None and t_bcast is not None
-        return publish_every_auto(
-            t_train.value if known and t_train else None, t_bcast.value if known and t_bcast else None,
-            self._rules.staleness_max,
-        )  # fmt: skip
-
-    def _publish(self, step: int) -> None:
-        self._published = step
-        digest = Digest(step.to_bytes(32, "big"))
-        asked = PublishAsked(RequestId(0), Epoch(1), Version(step), digest, f"v{step}", 0)
-        self._waiting = self.versions.publish(asked)
-        self.versions.surplus([], bases=0, bytes_max=1)
-        self._publish_at[step] = self._clock.now
-        self._spread()
-
-    def _spread(self) -> None:
-        """The newest version, once the one before it has arrived."""
-        if self._spreading is not None or self._waiting is None:
-            return
-        self._spreading, self._waiting = self._waiting, None
-        receivers = [box for box in self.boxes.values() if box.here]
-        broadcast = self._broadcast(receivers)
-        takes_s, copies = broadcast.planned_s, broadcast.seed_copies
-        gb = self._fleet.model.wire_bytes(delta=self._ablation.delta) / 1e9
-        self.egress_gb += gb * copies
-        self.relayed_gb += gb * (len(receivers) - copies)
-        for box in receivers:
-            if box.active_since is not None:
-                sent = broadcast.copies.get(box.kind.name, 0.0)
-                self.bandwidth_usd += gb * (box.kind.usd_per_gb_down + sent * box.kind.usd_per_gb_up)
-        if self._fleet.policy.mode == "exclusive":
-            t_bcast_s = takes_s + self._fleet.policy.pause_s
-            still_s = self._fleet.policy.still_share * t_bcast_s
-            self._clock.after(t_bcast_s - still_s, self._pause, receivers, still_s)
-        self._clock.after(takes_s, self._verified, self._spreading, receivers)
-
-    def _broadcast(self, receivers: Iterable[Box]) -> Broadcast:
-        counts: dict[str, int] = {}
-        for box in receivers:
-            counts[box.kind.name] = counts.get(box.kind.name, 0) + 1
-        if self._predicted is not None and _near(counts, self._predicted[0]):
-            return self._predicted[1]
-        self._predicted = counts, self._planner.broadcast(counts, self.relays)
-        known_s = self._predicted[1].planned_s + self._fleet.policy.pause_s
-        self.provisioning.said = replace(self.provisioning.said, t_bcast_s=known_s)
-        return self._predicted[1]
-
-    def _verified(self, record: VersionPublished, receivers: list[Box]) -> None:
-        """Everybody has it, and refits; the next one may spread."""
-        self._spreading = None
-        pause_s = self._fleet.policy.pause_s
-        if self._fleet.policy.mode == "background":
-            self._pause([box for box in receivers if box.here], pause_s)
-        self._clock.after(pause_s, self._served, record, receivers)
-        self._spread()
-
-    def _served(self, record: VersionPublished, receivers: list[Box]) -> None:
-        self.figures.broadcast(self._clock.now - self._publish_at[record.version], cold=False)
-        self.figures.paused(self._fleet.policy.pause_s)  # once for all, who pause alike
-        for box in receivers:
-            if box.here:
-                self._refit(box, key_of(record))
-        self._decide()
-        self._advance_soon()
-
-    def _refit(self, box: Box, key: VersionKey) -> None:
-        if box.peer.serving is not None and box.peer.serving.version >= key.version:
-            return
-        box.peer.refitted(RefitDone(key.version, key.digest, self._fleet.policy.pause_s, memory_ok=None))
-        self._changed(box)
-
-    def _pause(self, boxes: list[Box], seconds: float) -> None:
-        """They have heard of the version. No leases until `_served`: what they start is written by the next one."""
-        paused = []
-        for box in boxes:
-            if box.here and box.peer.serving is not None:
-                paused.append((box.peer, box.pause(seconds, self._clock.now)))
-                box.peer.rest_until = max(box.peer.rest_until, box.paused_until)
-                self._changed(box)
-        self._clock.after(seconds, self._go_on, paused)
-
-    def _changed(self, box: Box) -> None:
-        """Tell granting, which does not look at those on standby."""
-        if box.peer.active:
-            self.members.changed.add(box.peer.peer)
-
-    def _go_on(self, paused: list[tuple[Peer, float]]) -> None:
-        for peer, seconds in paused:
-            self.measures.stood_still(peer.peer, seconds, active=peer.active, now=self._clock.now)
+        said = self._rules.publish_every
+        return self.figures.publish_every(self._rules.staleness_max) if said is None else said
 
     # --- workers
 
@@ -273,19 +170,12 @@ class FleetWorld:
             self._clock.after(max(0.0, stay_s - kind.notice_s), self._leaves, box)
         if kind.price_sigma:
             self._clock.after(3600.0, self._new_price, box)
-        newest = self.versions.newest
-        if newest is not None and now > 0:
-            takes_s = self._fleet.model.wire_bytes(delta=False) / (kind.downlink_mbps * MBIT)
-            self._clock.after(takes_s, self._caught_up, box)
+        self.spreading.joined(box)
 
-    def _caught_up(self, box: Box) -> None:
-        """It has fetched the newest version in full, at its downlink's rate."""
-        newest = self.versions.newest
-        served = [other.peer.serving for other in self.boxes.values() if other.here and other.peer.serving is not None]
-        if box.here and newest is not None and served:
-            self._refit(box, max(served, key=lambda key: key.version))
-            self._decide()
-            self._advance_soon()
+    def _served(self) -> None:
+        """By somebody, who did not serve it before."""
+        self._decide()
+        self._advance_soon()
 
     def _leaves(self, box: Box) -> None:
         """With notice it drains first; without, it falls silent."""
@@ -295,8 +185,7 @@ class FleetWorld:
         self._clock.after(box.kind.notice_s, self._left, box)
 
     def _left(self, box: Box) -> None:
-        box.here = False
-        self._clock.after(SILENCE_S, self._given_up, box)
+        self.lose(box)
         away_h = box.kind.stay_h * (1.0 - box.kind.availability) / box.kind.availability
         back_s = SILENCE_S + 1.0 + (self._chance.expovariate(1.0 / (away_h * 3600.0)) if away_h else 0.0)
         self._clock.after(back_s, self._join, box.kind, box.name, box.price)
@@ -319,10 +208,17 @@ class FleetWorld:
     # --- who is active
 
     def _candidates(self) -> list[Candidate]:
-        copies = {} if self._predicted is None else self._predicted[1].copies
+        copies, guessed = self.spreading.copies, self.measures.guessed
         return [
-            Candidate(box.name, self._mu(box), box.price, copies.get(box.kind.name, 0.0), box.leaving)
-            for box in self.boxes.values()
+            Candidate(
+                name,
+                self._mu(box),
+                box.price,
+                copies.get(box.kind.name, 0.0),
+                leaving=box.leaving,
+                guessed=guessed(name),
+            )
+            for name, box in self.boxes.items()
             if box.peer.serving is not None  # until it is given up: nobody knows that it is silent
         ]
 
@@ -446,8 +342,8 @@ class FleetWorld:
         self.learner_s, self._idle_since = self.learner_s + t_train_s, self._clock.now
         if step == WARM_STEPS * (self._rules.staleness_max + 1):
             self.waited_s, self.measured_from = 0.0, self._clock.now
-        if step - self._published >= self.publish_every:
-            self._publish(step)
+        if step - self.spreading.published >= self.publish_every:
+            self.spreading.publish(step)
             self.demands.append((mu_min(self.demand()), self.mu_pool))
         self._decide()
         self._advance_soon()
@@ -473,7 +369,7 @@ class FleetWorld:
             "mu_pool": self.mu_pool,
             "bubble": idle_s / measured_s if measured_s > 0 else 1.0,
             "t_bcast_s": demand.t_bcast_s,
-            "relays": self.relays,
+            "relays": self.spreading.relays,
             "usd_per_step": self._usd_at_commit / steps if steps else None,  # a step that goes on is none yet
             "workers": self._kinds(),
             "steps": steps,
@@ -483,8 +379,8 @@ class FleetWorld:
                 "trained": self.figures.trajectories_trained,
                 "dropped": self.figures.trajectories_dropped,
             },
-            "egress_gb": self.egress_gb,
-            "relayed_gb": self.relayed_gb,
+            "egress_gb": self.spreading.egress_gb,
+            "relayed_gb": self.spreading.relayed_gb,
             "activation_changes": self.provisioning.activation.changes,
             "usd": self._usd(),
         }
@@ -494,7 +390,7 @@ class FleetWorld:
         for box in self.boxes.values():
             box.pay(self._clock.now)
         learner_usd = self._fleet.learner.usd_per_h * self._clock.now / 3600.0
-        return learner_usd + sum(box.usd for box in self.boxes.values()) + self.bandwidth_usd
+        return learner_usd + sum(box.usd for box in self.boxes.values()) + self.spreading.bandwidth_usd
 
     def _kinds(self) -> list[dict[str, Any]]:
         """Active at the end; rho by what it was paid per hour and makes."""
@@ -516,12 +412,3 @@ class FleetWorld:
 
 def _price(kind: WorkersTable) -> Price:
     return Price(kind.usd_per_h, kind.usd_per_gb_down, kind.usd_per_gb_up, kind.availability)
-
-
-def _near(counts: dict[str, int], others: dict[str, int]) -> bool:
-    """Whether no kind has become larger or smaller by much."""
-    names = counts.keys() | others.keys()
-    return all(
-        abs(counts.get(name, 0) - others.get(name, 0)) <= math.ceil(PREDICTION_SHARE * others.get(name, 0))
-        for name in names
-    )

@@ -74,7 +74,7 @@ class Site:
         self.told: list[PeerId] = []
         self.status: dict[str, Any] = {
             "learner_silent_s": 0.0, "workers": [], "version_bytes": {},
-            "provision": {"shortfall": None, "mu_target": None, "mu_min": None},
+            "provision": {"shortfall": None, "mu_available": 0.0, "gamma": 1.1},
             "t_train_s": [], "publish_every": 1,
         }  # fmt: skip
 
@@ -138,7 +138,7 @@ async def test_whose_box_goes_is_told_and_its_box_stopped_when_it_holds_nothing(
         worker = await asyncio.to_thread(site.join, box.name)
         await until(lambda: renter.facts()["states"]["serving"] == 1)
         worker.update(leased=0, running=2)  # a call of the gateway is no work of the run
-        site.status["provision"]["shortfall"] = -1.0
+        site.status["provision"].update(shortfall=-1.0, mu_available=2.0)
         await until(lambda: bool(site.told))
         assert site.told == [worker["id"]]
         assert renter.facts()["states"]["leaving"] == 1

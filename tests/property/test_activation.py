@@ -33,9 +33,8 @@ def test_losses_are_made_good_and_nobody_moves_too_soon(
         if activation.changes > changes:
             assert now >= changed_at + rules.cool_down_s
             assert not lost
-        assert all(name in gone or now >= since[name] + rules.hold_s for name in decision.deactivate)
-        if decision.activate or decision.deactivate:
             changed_at = now
+        assert all(name in gone or now >= since[name] + rules.hold_s for name in decision.deactivate)
         if lost:
             pool = sum(made[name] for name in activation.active)
             target = rules.gamma * mu_min if mu_min is not None else float("inf")

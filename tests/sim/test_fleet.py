@@ -113,7 +113,7 @@ def test_without_peers_versions_come_from_the_learner_alone() -> None:
 
 
 def test_a_day_of_500_workers_stays_cheap() -> None:
-    """Counted in its first 18 minutes, for seconds depend on what else the machine does; 567 when this was written."""
+    """Counted in its first 18 minutes, for seconds depend on what else the machine does; 595 when this was written."""
     beginning = load_fleet(Path(__file__).parents[2] / "scenarios" / "fleet-500.toml")
     beginning = replace(beginning, simulate=replace(beginning.simulate, hours=0.3))
     world, counted = FleetWorld(beginning), Profile(builtins=False)

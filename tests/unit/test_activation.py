@@ -15,7 +15,7 @@ def fleet(count: int, usd_per_h: float = 1.0, mu: float = 1.0, name: str = "w") 
     return [Offer(f"{name}{index}", mu, usd_per_h) for index in range(count)]
 
 
-def settled(offers: list[Offer], mu_min: float, rules: ActivationRules = RULES) -> Activation:
+def settled(offers: list[Offer], mu_min: float | None, rules: ActivationRules = RULES) -> Activation:
     activation = Activation()
     activation.decide(rules, offers, mu_min, now=0.0)
     activation.check()
@@ -176,3 +176,46 @@ def test_noise_moves_hardly_anybody(rng_seed: int, smoothing: float) -> None:
         if period >= 20:
             changes.append(bool(decision.activate or decision.deactivate))
     assert sum(changes) <= len(changes) / 10, f"rng_seed={rng_seed}"
+
+
+def test_workers_that_cost_nothing_may_be_too_many() -> None:
+    activation = settled(fleet(9, usd_per_h=0.0), 4.0)
+    decisions = [activation.decide(RULES, fleet(9, usd_per_h=0.0), 2.0, now=10.0 * review) for review in range(1, 9)]
+    assert any(decision.deactivate for decision in decisions)
+
+
+def test_too_little_is_found_although_somebody_is_lost_more_often_than_a_change_needs_to_show() -> None:
+    rules = replace(RULES, cool_down_s=20.0)
+    here = fleet(40)
+    activation = settled(here, 4.0, rules)
+    for step in range(1, 12):
+        lost = next(iter(activation.active))
+        here = [offer for offer in here if offer.name != lost]
+        assert activation.decide(rules, here, 8.0, now=6.0 * step).activate
+        activation.decide(rules, here, 8.0, now=6.0 * step + 1.0)
+    assert len(activation.active) == 9
+
+
+def test_a_loss_while_nothing_seems_enough_is_a_loss() -> None:
+    activation = settled(fleet(9), 4.0)
+    decision = activation.decide(RULES, fleet(9)[1:], None, now=1.0)
+    assert (len(decision.activate), len(activation.active)) == (1, 5)
+
+
+def test_who_comes_while_reviews_have_found_too_little_works_at_once() -> None:
+    """A box that was rented for it is paid for from the start."""
+    activation = settled(fleet(5), 4.0)
+    for review in range(1, PATIENCE + 3):
+        assert activation.decide(RULES, fleet(5), 6.0, now=20.0 + 10.0 * review) == Decision()
+    assert len(activation.decide(RULES, fleet(9), 6.0, now=75.1).activate) == 2
+    assert activation.decide(RULES, fleet(9), 8.0, now=75.2) == Decision()
+
+
+def test_who_shows_nothing_keeps_nobody_dear_at_work() -> None:
+    """At the start all work, and some of those that are cheap are never asked for anything."""
+    here = [*fleet(9, 2.0, name="dear"), *fleet(5), Offer("idle", 1.0, 0.9, guessed=True)]
+    activation = settled(here, None)
+    assert len(activation.active) == 15
+    for review in range(1, 9):
+        activation.decide(RULES, here, 4.0, now=10.0 * review)
+    assert {offer.name for offer in fleet(5)} <= activation.active.keys() <= {*(f"w{n}" for n in range(5)), "idle"}

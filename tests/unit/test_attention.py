@@ -1,7 +1,6 @@
 """What is wrong with a run, said to a person."""
 
-from echo2d.core.attention import SENTENCES_MAX, attention
-from echo2d.core.figures import QUANTILE_WINDOW
+from echo2d.core.attention import BROADCASTS_MIN, SENTENCES_MAX, attention
 from echo2d.core.ids import Version
 from echo2d.core.membership import GONE_S
 from echo2d.core.messages import Heartbeat, Leaving, RefitDone
@@ -84,8 +83,8 @@ def test_versions_that_workers_do_not_serve() -> None:
 
 def test_a_dissemination_bound_run_is_told_when_it_is_known() -> None:
     status = running().state.status()
-    bound = {**status, "dissemination_bound": True, "t_bcast_s": [1.0] * QUANTILE_WINDOW}
-    assert attention(bound) == [], "version 0, for which engines had to load, still counts"
+    bound = {**status, "dissemination_bound": True, "t_bcast_s": [1.0] * BROADCASTS_MIN}
+    assert attention(bound) == []
     bound["t_bcast_s"].append(1.0)
     assert attention(bound) == ["a broadcast takes longer than S + 1 = 3 train steps: the learner waits for data"]
 

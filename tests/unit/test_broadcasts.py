@@ -72,6 +72,19 @@ def test_one_of_many_that_is_late_is_no_slow_broadcast() -> None:
     assert list(figures.measures.t_bcast.samples) == [1.0, 8.0], "of few, everyone counts"
 
 
+def test_what_a_version_took_from_those_who_had_it_before_a_late_one_came_counts() -> None:
+    figures = Figures()
+    broadcasts, measures = Broadcasts(figures), figures.measures
+    for worker in (A, B, C):
+        measures.holds(worker, 4, 0, now=0.0)
+    for number in (1, 2):
+        broadcasts.started(seq(number), {A, B, C}, now=0.0)
+    for worker, number, still_s in ((A, 1, 12.0), (B, 1, 6.0), (A, 2, 12.0), (C, 1, 90.0), (C, 2, 6.0), (B, 2, 6.0)):
+        measures.stood_still(worker, still_s, now=100.0)
+        broadcasts.served(worker, seq(number), now=100.0)
+    assert list(figures.still_s) == [36.0, 8.0]
+
+
 def test_without_workers_nothing_is_measured_and_clocks_are_bounded() -> None:
     broadcasts = Broadcasts(Figures())
     broadcasts.started(seq(1), set(), now=0.0)

@@ -17,24 +17,25 @@ def test_quantile(values: list[float], share: float, found: float | None) -> Non
 @pytest.mark.parametrize(
     ("t_train_s", "t_bcast_s", "kappa"),
     [
-        (None, 5.0, 1),  # nothing measured
-        (5.0, None, 1),
         (1.0, 0.5, 1),
         (1.0, 1.0, 2),  # strictly longer than the broadcast
         (1.0, 2.5, 3),
         (1.0, 99.0, 4),  # capped at S + 1
-        (0.0, 1.0, 4),
     ],
 )
-def test_publish_every_auto(t_train_s: float | None, t_bcast_s: float | None, kappa: int) -> None:
+def test_publish_every_auto(t_train_s: float, t_bcast_s: float, kappa: int) -> None:
     assert publish_every_auto(t_train_s, t_bcast_s, 3) == kappa
 
 
 def test_auto_follows_the_recent_measurements_and_says_when_the_cap_binds() -> None:
     figures = Figures()
-    figures.t_train_s.extend([10.0] * 20 + [1.0] * 16)
-    figures.t_bcast_s.extend([1.5] * 16)
-    assert figures.publish_every(3) == 2
+    assert figures.publish_every(3) == 1, "nothing is measured yet"
+    for t_train_s in [10.0] * 20 + [1.0] * 16:
+        figures.measures.t_train.add(t_train_s)
+    assert figures.publish_every(3) == 1
+    for _ in range(16):
+        figures.broadcast(500.0, (), cold=False, most_s=1.5)
+    assert figures.publish_every(3) == 2, "one late worker of many is no slow broadcast"
     assert not figures.dissemination_bound(3)
     assert figures.dissemination_bound(0)
 

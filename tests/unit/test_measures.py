@@ -110,12 +110,11 @@ def test_the_pool_stands_still_by_what_its_active_workers_make() -> None:
     measures = Measures(1)
     for worker in (A, B, C):
         measures.holds(worker, 4, 0, now=0.0)
-    assert measures.version_served() is None
+    assert measures.version_served((A, B)) is None
     measures.settle(10.0, {A: 3.0, B: 1.0, C: 9.0}, now=0.0)
     for worker, seconds in ((A, 1.0), (B, 3.0), (C, 50.0)):
-        measures.stood_still(worker, seconds, active=worker != C, now=100.0)
-    assert measures.version_served() == pytest.approx(1.5)
-    assert measures.version_served() is None, "of the next one nothing is known"
+        measures.stood_still(worker, seconds, now=100.0)
+    assert measures.version_served((A, B)) == pytest.approx(1.5)
     assert measures.still.estimate is not None
     assert measures.still.estimate.value == pytest.approx(1.5)
     measures.check()
@@ -126,4 +125,4 @@ def test_before_any_rate_is_known_all_slots_make_the_same() -> None:
     for worker, slots, seconds in ((A, 1, 1.0), (B, 3, 2.0)):
         measures.holds(worker, slots, 0, now=0.0)
         measures.stood_still(worker, seconds, now=10.0)
-    assert measures.version_served() == pytest.approx(1.75)
+    assert measures.version_served((A, B)) == pytest.approx(1.75)

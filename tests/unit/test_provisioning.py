@@ -99,7 +99,7 @@ def test_workers_that_stop_for_a_version_lose_what_was_measured_and_before_that_
     for _ in range(4):
         measures.holds("w", 4, 4, now=0.0)  # type: ignore[arg-type]
         measures.stood_still("w", 1.0, now=9.0)  # type: ignore[arg-type]
-        measures.version_served()
+        measures.version_served(["w"])  # type: ignore[list-item]
     after = stopping.demand(1)
     assert before is not None
     assert after is not None

@@ -1,7 +1,7 @@
 """Who of the workers that are here gets leases."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -20,9 +20,9 @@ AUTO = replace(RULES, activation="auto", prices=(NamedPrice("a", Price(0.1)), Na
 T_TRAIN_S, T_BCAST_S = 10.0, 1.0
 
 
-def settled(names: str = "abc") -> World:
+def settled(names: str = "abc", mode: Literal["all", "auto"] = "auto") -> World:
     """T_train and T_bcast are known; each worker makes more than is needed."""
-    world = World(AUTO)
+    world = World(replace(AUTO, activation=mode))
     world.connect("seed", kind="seed")
     for name in names:
         world.connect(name)
@@ -72,6 +72,23 @@ def test_workers_say_how_long_they_stopped_for_a_version_but_no_longer_than_it_w
     assert figures.measures.still.samples
 
 
+def test_nobody_stood_still_for_longer_than_since_the_version_before() -> None:
+    """A version that somebody fetches alone has no time of its own."""
+    world = World(replace(RULES, mode="exclusive"))
+    world.connect("seed", kind="seed")
+    world.connect("a")
+    train(world, 3)
+    world.drain()
+    figures, liar = world.state._figures, next(peer for peer in world.state._members if peer.name == "a")
+    figures.measures.holds(liar.peer, 4, 4, now=world.now)
+    assert liar.refitted_at is not None
+    world.state._publishing.came_s = lambda peer, *, now: now  # type: ignore[method-assign]
+    world.now, peer = liar.refitted_at + 7.0, world.peers["a"]
+    assert peer.ready is not None
+    world.say(peer, RefitDone(peer.ready.version, peer.ready.digest, 0.1, memory_ok=True, held_s=1e9))
+    assert figures.still_s[-1] == pytest.approx(7.0)
+
+
 def test_without_a_wish_everybody_works() -> None:
     world = World()
     for name in "ab":
@@ -84,8 +101,7 @@ def test_without_a_wish_everybody_works() -> None:
 def test_the_cheapest_stays_and_who_stands_by_gets_no_leases() -> None:
     world = settled()
     assert active(world) == ["a"]
-    assert world.state.shortfall is not None
-    assert world.state.shortfall < 0
+    assert world.state.status()["provision"]["shortfall"] < 0
     for name in "abc":
         world.peers[name].inbox.clear()
     world.pass_time(20.0)  # all that they held falls silent, and goes to somebody else
@@ -225,7 +241,7 @@ def test_after_a_restart_all_work_until_it_is_known_again() -> None:
     world.crash()
     world.pass_time(SOON_S)
     assert active(world) == ["a", "b", "c"]
-    assert world.state.shortfall is None
+    assert world.state.status()["provision"]["shortfall"] is None
     world.state.check()
 
 
@@ -246,6 +262,17 @@ def test_whose_box_is_given_back_finishes_and_gets_nothing_new() -> None:
     assert not any(isinstance(each, LeaseGranted) for each in peer.inbox)
     world.state.check()
     world.handle(RemovalPlanned(PeerId("nobody"), "x"))
+
+
+@pytest.mark.parametrize("mode", ["all", "auto"])
+def test_who_leaves_makes_nothing_that_could_be_had(mode: Literal["all", "auto"]) -> None:
+    world = settled(mode=mode)
+    before = world.state.status(now=world.now)["provision"]
+    world.say(world.peers["c"], Leaving("spot notice"))
+    after = world.state.status(now=world.now)["provision"]
+    assert after["mu_available"] == pytest.approx(before["mu_available"] * 2 / 3, rel=0.01)
+    assert after["mu_pool"] == pytest.approx(before["mu_pool"] * (1 if mode == "auto" else 2 / 3), rel=0.01)
+    assert after["shortfall"] == pytest.approx(after["mu_target"] - after["mu_available"])
 
 
 def test_silence_is_a_loss() -> None:
