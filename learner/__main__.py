@@ -65,23 +65,28 @@ class _OneLine:
 
     def __init__(self, here: Place) -> None:
         self._here = here
+        self._code = 0  # of its own last word
         self.met: Rendezvous | None = None
 
     def last_word(self, line: str, code: int) -> int:
+        self._code = self._code or code
         is_first = self._here.local_rank == 0 if self.met is None else self.met.first_to_say(line)
         if is_first:
             self._say(line)
         return code
 
     def lose(self, reason: str) -> None:
-        """End at once: what waits for a lost rank may wait for ever, as may who asks a lost host."""
+        """End at once: what waits for a lost rank may wait for ever, as may who asks a lost host.
+
+        With the code of its own last word, if that has been said: what was lost since is not why it ends.
+        """
         line = f"lost another rank: {reason}"
         asks = threading.Thread(target=self.last_word, args=(line, 1), daemon=True)
         asks.start()
         asks.join(ASK_S_MAX)
         if asks.is_alive():
             self._say(line)
-        os._exit(1)
+        os._exit(self._code or 1)
 
     def _say(self, line: str) -> None:
         who = f"rank {self._here.rank}: " if self._here.rank else ""

@@ -159,6 +159,7 @@ class Rendezvous:
     def __init__(self, place: Place) -> None:
         self._place = place
         self._store, *_ = next(rendezvous("env://"))
+        self._vigil: Vigil | None = None
 
     def join(self, config: LearnerConfig, *, lost: Callable[[str], object]) -> Ranks:
         """Wait for the others. Each rank of a host gets a GPU of its own. lost: `Vigil`'s."""
@@ -181,11 +182,14 @@ class Rendezvous:
 
     def leave(self) -> None:
         """After the last word to the others: threads of groups that still stand abort a process that ends."""
-        self._vigil.leave()
+        if self._vigil is not None:
+            self._vigil.leave()
         dist.destroy_process_group()
 
     def first_to_say(self, line: str) -> bool:
-        """Whether no other rank has had its last word before."""
+        """Whether no other rank has had its last word before. This one ends from now on."""
+        if self._vigil is not None:
+            self._vigil.end()
         mine = f"{self._place.rank}: {line}"
         try:
             return bool(self._store.compare_set(LAST_WORD, "", mine) == mine.encode())
