@@ -162,8 +162,13 @@ class Rendezvous:
         self._vigil: Vigil | None = None
 
     def join(self, config: LearnerConfig, *, lost: Callable[[str], object]) -> Ranks:
-        """Wait for the others. Each rank of a host gets a GPU of its own. lost: `Vigil`'s."""
+        """Wait for the others, unless one of them has had its last word. lost: `Vigil`'s.
+
+        Each rank of a host gets a GPU of its own.
+        """
         place = self._place
+        store, *_ = next(rendezvous("env://"))
+        self._vigil = Vigil(store, place.rank, place.size, silence_s=config.rank_silence_s, lost=lost)
         device = device_of(config.device, place)
         on_gpu = device.startswith("cuda")
         if on_gpu:
@@ -175,10 +180,7 @@ class Rendezvous:
             world_size=place.size,
             timeout=timedelta(seconds=COLLECTIVE_S_MAX),
         )
-        ranks = Ranks(place.rank, place.size, device=device, wait_s=WAIT_S_MAX + config.patience_s)
-        store, *_ = next(rendezvous("env://"))
-        self._vigil = Vigil(store, place.rank, place.size, silence_s=config.rank_silence_s, lost=lost)
-        return ranks
+        return Ranks(place.rank, place.size, device=device, wait_s=WAIT_S_MAX + config.patience_s)
 
     def leave(self) -> None:
         """After the last word to the others: threads of groups that still stand abort a process that ends."""

@@ -6,9 +6,9 @@
 torch notices at once when a connection is reset. This is for what resets nothing: a host without power, a network that
 drops everything, a process that stands still; and for a store that does not answer. What ranks do meanwhile, and how
 long it takes, does not matter: a count is a sign of life, not of progress. Time is counted in looks, so a pause of all
-of them is no loss. A rank that has left in order is not missed. After a rank's last word nothing is news: who is still
-at work by then ends, for it may wait for one that is not. Who has had its own last word is left to end by itself: it
-may be saving for minutes, in step with others that have had theirs.
+of them is no loss. A rank that has not come yet, or has left in order, is not missed. After a rank's last word nothing
+is news: who is still at work by then ends, for it may wait for one that is not. Who has had its own last word is left
+to end by itself: it may be saving for minutes, in step with others that have had theirs.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ class Vigil:
             try:
                 self._store.add(f"alive-{self._rank}", 1)
                 count = self._store.add(f"alive-{self._next}", 0)
-                there = count != heard or self._store.check([f"left-{self._next}"])
+                there = count != heard or not count or self._store.check([f"left-{self._next}"])
                 self._news |= there and (self._ending or not self._store.check([LAST_WORD]))
                 heard = count
             except RuntimeError:

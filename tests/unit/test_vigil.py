@@ -64,6 +64,17 @@ def test_who_counts_is_there_and_who_stands_still_is_lost(store: HashStore) -> N
     second.leave()
 
 
+def test_who_has_not_come_yet_is_not_missed(store: HashStore) -> None:
+    """It may be on its way, or fail at something before: then it has a last word."""
+    lost = Lost()
+    first = vigil(store, 0, lost)
+    heard(store, 0)
+    assert lost.empty()
+    store.set(LAST_WORD, "1: no such device")
+    assert lost.get(timeout=WAIT_S)
+    first.leave()
+
+
 def test_who_has_left_is_not_missed(store: HashStore) -> None:
     lost = Lost()
     first, second = (vigil(store, rank, lost) for rank in range(2))
