@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, cast
@@ -53,10 +54,11 @@ def main(arguments: list[str] | None = None) -> int:
         return ranks.last_word(str(fault), 2)
     except (PeerFault, IntegrityFault, StoreFault, OSError) as fault:
         return ranks.last_word(str(fault), 1)
-    except RuntimeError as error:
-        if not ranks.is_loss(error):
-            raise
-        return ranks.last_word(f"lost another rank: {error}", 1)
+    except Exception as error:  # noqa: BLE001 - the only one: nobody waits for a rank that has failed at anything
+        if ranks.is_loss(error):
+            return ranks.last_word(f"lost another rank: {error}", 1)
+        traceback.print_exc()
+        return ranks.last_word(f"{type(error).__name__}: {error}", 1)
     return 0
 
 
@@ -92,7 +94,7 @@ class _OneLine:
         who = f"rank {self._here.rank}: " if self._here.rank else ""
         print(f"learner: {who}{' '.join(line.split())}", file=sys.stderr)  # noqa: T201
 
-    def is_loss(self, error: RuntimeError) -> bool:
+    def is_loss(self, error: Exception) -> bool:
         return self.met is not None and self.met.is_loss(error)
 
 

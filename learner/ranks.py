@@ -198,9 +198,9 @@ class Rendezvous:
         except RuntimeError:  # torchrun is gone
             return True
 
-    def is_loss(self, error: RuntimeError) -> bool:
+    def is_loss(self, error: Exception) -> bool:
         """Whether torch says that it lost another rank."""
-        return isinstance(error, dist.DistError) or "gloo" in str(error)
+        return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
 
 def device_of(name: str, place: Place) -> str:

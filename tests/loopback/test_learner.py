@@ -527,6 +527,26 @@ def test_a_gradient_that_is_no_number_would_be_none_again(
     assert coordinator.said("commit") == [1]
 
 
+def test_what_nobody_expected_has_a_traceback_and_a_last_word(
+    config: LearnerConfig,
+    coordinator: ScriptedCoordinator,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """So other ranks do not wait for this one, nor it for what libraries do at the end."""
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(program, "Coordinator", lambda *_, **__: contextlib.nullcontext(coordinator))
+    monkeypatch.setattr(Policy, "train_step", full)
+    assert main(["--config", str(write_config(tmp_path / "run.toml", config))]) == 1
+    said = capsys.readouterr().err
+    assert "Traceback (most recent call last):" in said
+    assert said.splitlines()[-1] == "learner: OutOfMemoryError: CUDA out of memory"
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [("[learner]\nlr = 1", "learner.url: expected "), ("[run]", "expected a table [learner]"), ("a = ", "is not TOML")],
