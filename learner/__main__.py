@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, cast
@@ -53,10 +54,11 @@ def main(arguments: list[str] | None = None) -> int:
         return ranks.last_word(str(fault), 2)
     except (PeerFault, IntegrityFault, StoreFault, OSError) as fault:
         return ranks.last_word(str(fault), 1)
-    except RuntimeError as error:
-        if not ranks.is_loss(error):
-            raise
-        return ranks.last_word(f"lost another rank: {error}", 1)
+    except Exception as error:  # noqa: BLE001 - the only one: nobody waits for a rank that has failed at anything
+        if ranks.is_loss(error):
+            return ranks.last_word(f"lost another rank: {error}", 1)
+        traceback.print_exc()
+        return ranks.last_word(f"{type(error).__name__}: {error}", 1)
     return 0
 
 
@@ -65,29 +67,34 @@ class _OneLine:
 
     def __init__(self, here: Place) -> None:
         self._here = here
+        self._code = 0  # of its own last word
         self.met: Rendezvous | None = None
 
     def last_word(self, line: str, code: int) -> int:
+        self._code = self._code or code
         is_first = self._here.local_rank == 0 if self.met is None else self.met.first_to_say(line)
         if is_first:
             self._say(line)
         return code
 
     def lose(self, reason: str) -> None:
-        """End at once: what waits for a lost rank may wait for ever, as may who asks a lost host."""
+        """End at once: what waits for a lost rank may wait for ever, as may who asks a lost host.
+
+        With the code of its own last word, if that has been said: what was lost since is not why it ends.
+        """
         line = f"lost another rank: {reason}"
         asks = threading.Thread(target=self.last_word, args=(line, 1), daemon=True)
         asks.start()
         asks.join(ASK_S_MAX)
         if asks.is_alive():
             self._say(line)
-        os._exit(1)
+        os._exit(self._code or 1)
 
     def _say(self, line: str) -> None:
         who = f"rank {self._here.rank}: " if self._here.rank else ""
         print(f"learner: {who}{' '.join(line.split())}", file=sys.stderr)  # noqa: T201
 
-    def is_loss(self, error: RuntimeError) -> bool:
+    def is_loss(self, error: Exception) -> bool:
         return self.met is not None and self.met.is_loss(error)
 
 

@@ -117,7 +117,7 @@ class Publisher:
             if self._ranks.leads:
                 directory = self._writer.write(epoch, version, shards, stream)
                 self._coordinator.publish(version, directory)
-                shutil.rmtree(directory)
+                shutil.rmtree(directory, ignore_errors=True)  # the next session removes what stays
         finally:
             deque(stream, maxlen=0)  # the other ranks wait to be rid of theirs
 

@@ -159,10 +159,16 @@ class Rendezvous:
     def __init__(self, place: Place) -> None:
         self._place = place
         self._store, *_ = next(rendezvous("env://"))
+        self._vigil: Vigil | None = None
 
     def join(self, config: LearnerConfig, *, lost: Callable[[str], object]) -> Ranks:
-        """Wait for the others. Each rank of a host gets a GPU of its own. lost: `Vigil`'s."""
+        """Wait for the others, unless one of them has had its last word. lost: `Vigil`'s.
+
+        Each rank of a host gets a GPU of its own.
+        """
         place = self._place
+        store, *_ = next(rendezvous("env://"))
+        self._vigil = Vigil(store, place.rank, place.size, silence_s=config.rank_silence_s, lost=lost)
         device = device_of(config.device, place)
         on_gpu = device.startswith("cuda")
         if on_gpu:
@@ -174,27 +180,27 @@ class Rendezvous:
             world_size=place.size,
             timeout=timedelta(seconds=COLLECTIVE_S_MAX),
         )
-        ranks = Ranks(place.rank, place.size, device=device, wait_s=WAIT_S_MAX + config.patience_s)
-        store, *_ = next(rendezvous("env://"))
-        self._vigil = Vigil(store, place.rank, place.size, silence_s=config.rank_silence_s, lost=lost)
-        return ranks
+        return Ranks(place.rank, place.size, device=device, wait_s=WAIT_S_MAX + config.patience_s)
 
     def leave(self) -> None:
         """After the last word to the others: threads of groups that still stand abort a process that ends."""
-        self._vigil.leave()
+        if self._vigil is not None:
+            self._vigil.leave()
         dist.destroy_process_group()
 
     def first_to_say(self, line: str) -> bool:
-        """Whether no other rank has had its last word before."""
+        """Whether no other rank has had its last word before. This one ends from now on."""
+        if self._vigil is not None:
+            self._vigil.end()
         mine = f"{self._place.rank}: {line}"
         try:
             return bool(self._store.compare_set(LAST_WORD, "", mine) == mine.encode())
         except RuntimeError:  # torchrun is gone
             return True
 
-    def is_loss(self, error: RuntimeError) -> bool:
+    def is_loss(self, error: Exception) -> bool:
         """Whether torch says that it lost another rank."""
-        return isinstance(error, dist.DistError) or "gloo" in str(error)
+        return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
 
 def device_of(name: str, place: Place) -> str:

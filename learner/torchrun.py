@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -20,7 +20,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main as torchrun
 
 OPERATORS_MISTAKE = 2
-STUCK_S_MAX = 60.0  # torchrun looks at its processes ten times a second, and waits as long for one answer of its store
+LOOK_S = 1.0
+LOOKS_MAX = 60  # torchrun looks at its processes ten times a second, and waits a minute for one answer of its store
 TASKS = Path("/proc/self/task")
 
 
@@ -30,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         torchrun(arguments)
     except ChildFailedError as failed:
-        return OPERATORS_MISTAKE if OPERATORS_MISTAKE in [each.exitcode for each in failed.failures.values()] else 1
+        return _code_of([each.exitcode for each in failed.failures.values()]) or 1
     except SignalException as told:  # the processes have ended
         signal.signal(told.sigval, signal.SIG_DFL)
         os.kill(os.getpid(), told.sigval)
@@ -38,18 +39,25 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _end_if_stuck() -> None:
-    """End this process if torchrun has not looked for so long at those of its own that have all ended."""
-    since, codes = time.monotonic(), list[int | None]()
-    while time.monotonic() < since + STUCK_S_MAX:
-        time.sleep(1.0)
+    """End this process if torchrun has not looked for so long at those of its own that have all ended.
+
+    Time is counted in looks, as by `vigil`: a pause of this process is not torchrun's.
+    """
+    looks, codes = 0, list[int | None]()
+    while looks < LOOKS_MAX:
+        time.sleep(LOOK_S)
         try:
             codes = list(_not_waited_for())
         except OSError:  # one has been waited for meanwhile
             codes = []
-        if not codes or None in codes:
-            since = time.monotonic()
+        looks = looks + 1 if codes and None not in codes else 0
     print("learner: torchrun is stuck: its store does not answer", file=sys.stderr)  # noqa: T201 - it is a program
-    os._exit(OPERATORS_MISTAKE if OPERATORS_MISTAKE in codes else 1)
+    os._exit(_code_of(codes))
+
+
+def _code_of(codes: Sequence[int | None]) -> int:
+    """Of the processes of this host together."""
+    return OPERATORS_MISTAKE if OPERATORS_MISTAKE in codes else int(any(codes))
 
 
 def _not_waited_for() -> Iterator[int | None]:

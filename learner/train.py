@@ -102,6 +102,7 @@ class Learner:
             self._ranks.share(self._publisher.settle)
         with contextlib.suppress(Unanswered):
             self._tell_durable(wait=True)
+        self._checkpoints.settle()  # this rank's part of it
 
     def _train(self) -> None:
         self._service.starting(f"opening a session at {self._config.url}")
@@ -109,6 +110,7 @@ class Learner:
         self._published = self._step
         self._epoch, self._publish_every = session.epoch, session.publish_every
         self._rules = _rules(session, self._policy.vocab_size)
+        self._ranks.share(self._make_room)
         self._publish(self._step)
         self._ranks.share(self._begin)
         self._mark = time.monotonic()  # when the last commit was ready, or the session
@@ -132,6 +134,10 @@ class Learner:
             digest = self._ranks.share(lambda: base_digest(config.model))
             return AdapterWriter(config, self._run_id, weights, digest)
         return SnapshotWriter(config.model, config.snapshot_root, self._run_id, weights)
+
+    def _make_room(self) -> None:
+        """For the first version. The learner before this one may not have heard yet that it is over: its own stays."""
+        self._writer.clean(self._epoch - 1)
 
     def _begin(self) -> None:
         """What rank 0 does when it has its session, and the version to begin with is on its way."""

@@ -6,8 +6,9 @@
 torch notices at once when a connection is reset. This is for what resets nothing: a host without power, a network that
 drops everything, a process that stands still; and for a store that does not answer. What ranks do meanwhile, and how
 long it takes, does not matter: a count is a sign of life, not of progress. Time is counted in looks, so a pause of all
-of them is no loss. A rank that has left in order is not missed. After a rank's last word nothing is news: who has not
-ended by then ends.
+of them is no loss. A rank that has not come yet, or has left in order, is not missed. After a rank's last word nothing
+is news: who is still at work by then ends, for it may wait for one that is not. Who has had its own last word is left
+to end by itself: it may be saving for minutes, in step with others that have had theirs.
 """
 
 import contextlib
@@ -29,10 +30,15 @@ class Vigil:
         self._silence_s = silence_s
         self._lost = lost
         self._news = False
+        self._ending = False
         self._over = threading.Event()
         self._talk = threading.Thread(target=self._talks, name="vigil-talk", daemon=True)
         self._talk.start()
         threading.Thread(target=self._watches, name="vigil", daemon=True).start()
+
+    def end(self) -> None:
+        """This rank has had its own last word."""
+        self._ending = True
 
     def leave(self) -> None:
         self._over.set()
@@ -44,8 +50,8 @@ class Vigil:
             try:
                 self._store.add(f"alive-{self._rank}", 1)
                 count = self._store.add(f"alive-{self._next}", 0)
-                there = count != heard or self._store.check([f"left-{self._next}"])
-                self._news |= there and not self._store.check([LAST_WORD])
+                there = count != heard or not count or self._store.check([f"left-{self._next}"])
+                self._news |= there and (self._ending or not self._store.check([LAST_WORD]))
                 heard = count
             except RuntimeError:
                 return  # torchrun is gone: what follows is silence

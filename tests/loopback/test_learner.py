@@ -369,10 +369,28 @@ def test_a_fault_while_taking_ends_the_learner(config: LearnerConfig, coordinato
 
 
 def test_what_a_fenced_learner_left_is_removed(config: LearnerConfig, coordinator: ScriptedCoordinator) -> None:
-    for name in ("run-epoch-0-version-7", ".tmp-run-epoch-0-version-8", "mine", "other-epoch-0-version-7"):
+    for name in ("run-epoch-1-version-7", ".tmp-run-epoch-1-version-8", "mine", "other-epoch-0-version-7"):
         (config.snapshot_root / name).mkdir()
+    coordinator._epoch = 1
     learn(config, coordinator)
     assert {path.name for path in config.snapshot_root.iterdir()} == {"mine", "other-epoch-0-version-7"}
+
+
+def test_what_was_left_is_no_reason_for_want_of_room(config: LearnerConfig, coordinator: ScriptedCoordinator) -> None:
+    """Else no restart would help. What the learner before this one has may still be in use."""
+    for epoch in (0, 1):
+        (config.snapshot_root / f"run-epoch-{epoch}-version-7").mkdir()
+    coordinator._epoch = 1
+    found: list[set[str]] = []
+    taken = coordinator.publish
+
+    def publish(version: int, directory: Path) -> object:
+        found.append({path.name for path in config.snapshot_root.iterdir()} - {directory.name})
+        return taken(version, directory)
+
+    coordinator.publish = publish  # type: ignore[assignment, method-assign]
+    learn(config, coordinator)
+    assert (found[0], found[-1]) == ({"run-epoch-1-version-7"}, set())
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
@@ -507,6 +525,26 @@ def test_a_gradient_that_is_no_number_would_be_none_again(
     assert main(["--config", str(path)]) == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith("learner: the gradient of train step 2 has norm ")
     assert coordinator.said("commit") == [1]
+
+
+def test_what_nobody_expected_has_a_traceback_and_a_last_word(
+    config: LearnerConfig,
+    coordinator: ScriptedCoordinator,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """So other ranks do not wait for this one, nor it for what libraries do at the end."""
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(program, "Coordinator", lambda *_, **__: contextlib.nullcontext(coordinator))
+    monkeypatch.setattr(Policy, "train_step", full)
+    assert main(["--config", str(write_config(tmp_path / "run.toml", config))]) == 1
+    said = capsys.readouterr().err
+    assert "Traceback (most recent call last):" in said
+    assert said.splitlines()[-1] == "learner: OutOfMemoryError: CUDA out of memory"
 
 
 @pytest.mark.parametrize(

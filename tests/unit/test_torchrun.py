@@ -1,0 +1,35 @@
+"""How the program that starts the ranks ends when torchrun asks a store for ever that does not answer."""
+
+import os
+from collections.abc import Sequence
+
+import pytest
+
+from learner import torchrun
+
+
+def start(code: int) -> None:
+    """A child that ends with this exit code, or by this signal if it is negative."""
+    if not os.fork():
+        if code < 0:
+            os.kill(os.getpid(), -code)
+        os._exit(code)
+
+
+def in_a_child(codes: Sequence[int]) -> int:
+    """Where it ends, having no other children than these."""
+    child = os.fork()
+    if not child:
+        try:
+            for each in codes:
+                start(each)
+            torchrun._end_if_stuck()
+        finally:
+            os._exit(100)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.parametrize(("codes", "code"), [((0, 0), 0), ((0, 1), 1), ((2, 1), 2), ((-9, 0), 1)])
+def test_it_ends_as_its_processes_did(monkeypatch: pytest.MonkeyPatch, codes: tuple[int, ...], code: int) -> None:
+    monkeypatch.setattr(torchrun, "LOOK_S", 0.001)
+    assert in_a_child(codes) == code
