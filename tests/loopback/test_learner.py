@@ -52,6 +52,13 @@ def coordinator(tmp_path: Path) -> ScriptedCoordinator:
     return ScriptedCoordinator(tmp_path / "taken", lag=1)
 
 
+@pytest.fixture
+def served(coordinator: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch) -> ScriptedCoordinator:
+    """It is the one that the learner's program finds."""
+    monkeypatch.setattr(program, "Coordinator", lambda *_, **__: contextlib.nullcontext(coordinator))
+    return coordinator
+
+
 @pytest.fixture(autouse=True)
 def signal_handlers() -> Iterator[None]:
     """The learner's program sets them; the test runner gets its own back."""
@@ -513,33 +520,24 @@ def test_a_wrong_key_is_one_line_and_exit_code_2(
 
 
 def test_a_gradient_that_is_no_number_would_be_none_again(
-    config: LearnerConfig,
-    coordinator: ScriptedCoordinator,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    config: LearnerConfig, served: ScriptedCoordinator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The first step leaves weights with which nothing can be reckoned. A service must not begin again for ever."""
-    monkeypatch.setattr(program, "Coordinator", lambda *_, **__: contextlib.nullcontext(coordinator))
     path = write_config(tmp_path / "run.toml", config, lr=1e30, warmup_steps=0)
     assert main(["--config", str(path)]) == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith("learner: the gradient of train step 2 has norm ")
-    assert coordinator.said("commit") == [1]
+    assert served.said("commit") == [1]
 
 
+@pytest.mark.usefixtures("served")
 def test_what_nobody_expected_has_a_traceback_and_a_last_word(
-    config: LearnerConfig,
-    coordinator: ScriptedCoordinator,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    config: LearnerConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """So other ranks do not wait for this one, nor it for what libraries do at the end."""
 
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(program, "Coordinator", lambda *_, **__: contextlib.nullcontext(coordinator))
     monkeypatch.setattr(Policy, "train_step", full)
     assert main(["--config", str(write_config(tmp_path / "run.toml", config))]) == 1
     said = capsys.readouterr().err
