@@ -5,8 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from echo2d.bench.programs import Program, Programs, wait_for
 from echo2d.bench.scripted_learner import ScriptedLearner
 from echo2d.client import Coordinator
 from echo2d.runtime.tokens import create_token
+from tests.e2e.test_by_hand import poll
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 WAIT_S = 60.0
@@ -93,13 +93,6 @@ def site(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Site]:
         made = Site(tmp_path, programs, *getattr(request, "param", ()))
         with made.viewer:
             yield made
-
-
-def poll(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def test_spares_stand_by_a_notice_is_followed_and_plans_are_made_of_what_was_measured(site: Site) -> None:

@@ -5,8 +5,7 @@ import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 
 from echo2d.bench.programs import Program, Programs, wait_for
 from echo2d.bench.scripted_learner import ScriptedLearner
+from tests.e2e.test_by_hand import poll
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 WAIT_S = 60.0
@@ -112,13 +112,6 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
         subprocess.run([sys.executable, SCRIPT, "stop"], env={**os.environ, "ECHO2D_LABEL": box.name}, check=True)
     for process in site.planted:
         process.wait(WAIT_S)
-
-
-def poll(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def test_a_box_is_rented_used_found_again_and_given_back(site: Site) -> None:
