@@ -1,9 +1,9 @@
 """Messages <-> msgpack, checked.
 
 A message is a frozen dataclass. On the wire it is the array `[tag, field, field, ...]` in field order; nested
-dataclasses and NamedTuples are arrays without a tag. Decoders are built once from the annotations, so what a field may
-hold is written in one place. Anything else (unknown tag, wrong type, wrong count, negative or huge integer, too long)
-is a `PeerFault`.
+dataclasses and NamedTuples are arrays without a tag. The codec names each tag, so a class can be renamed freely.
+Decoders are built once from the annotations, so what a field may hold is written in one place. Anything else (unknown
+tag, wrong type, wrong count, negative or huge integer, too long) is a `PeerFault`.
 
 Fields may be: int (0 <= x < 2**63), float, bool, str (<= TEXT_CHARS_MAX), bytes, Literal of strings, a nested message
 class or NamedTuple, tuple[X, ...] of these (<= ITEMS_MAX in a message), `X | None`, and NewTypes of them. A Digest has
@@ -14,7 +14,7 @@ import dataclasses
 import operator
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Union
 
 import msgpack
@@ -164,15 +164,19 @@ def _unpack(data: bytes | memoryview, *, bytes_max: int, items_max: int) -> Any:
 
 
 class Codec:
-    """The messages of one direction of one protocol. Tags are class names, so logs and captures can be read."""
+    """The messages of one direction of one protocol, by tag. Tags are words, so that captures can be read."""
 
-    def __init__(self, messages: Sequence[type], *, bytes_max: int = MESSAGE_BYTES_MAX) -> None:
-        self._checks = {cls.__name__: _record(cls) for cls in messages}
+    def __init__(self, messages: Mapping[str, type], *, bytes_max: int = MESSAGE_BYTES_MAX) -> None:
+        self.messages = messages
+        self._checks = {tag: _record(cls) for tag, cls in messages.items()}
+        self._tags = {cls: tag for tag, cls in messages.items()}
         self._bytes_max = bytes_max
+        assert len(self._tags) == len(messages), "a message has one tag"
 
     def encode(self, message: object) -> bytes:
-        assert type(message).__name__ in self._checks, f"{type(message).__name__} does not go this way"
-        packed: bytes = msgpack.packb([type(message).__name__, *_fields(message)], default=_fields)
+        tag = self._tags.get(type(message))
+        assert tag is not None, f"{type(message).__name__} is not a message of this codec"
+        packed: bytes = msgpack.packb([tag, *_fields(message)], default=_fields)
         return packed
 
     def decode(self, data: bytes | memoryview) -> Any:

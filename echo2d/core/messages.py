@@ -527,5 +527,44 @@ ToPeer = (
     | LeaseGranted | LeaseCancelled | SampleAnswered | Drain | DialledBack
 )  # fmt: skip
 
-TO_COORDINATOR = Codec(ToCoordinator.__args__)
-TO_PEER = Codec(ToPeer.__args__)
+# A tag is part of the protocol: it stays when a class is renamed.
+TO_COORDINATOR = Codec(
+    {
+        "Hello": Hello,
+        "Heartbeat": Heartbeat,
+        "Leaving": Leaving,
+        "Goodbye": Goodbye,
+        "SegmentEncoded": SegmentEncoded,
+        "FormEncoded": FormEncoded,
+        "EncodeFailed": EncodeFailed,
+        "DeltasKept": DeltasKept,
+        "SegmentsWanted": SegmentsWanted,
+        "EdgeBroken": EdgeBroken,
+        "FrameAccused": FrameAccused,
+        "TransferReport": TransferReport,
+        "VersionVerified": VersionVerified,
+        "ApplyFailed": ApplyFailed,
+        "RefitDone": RefitDone,
+        "RefitFailed": RefitFailed,
+        "LeaseProgress": LeaseProgress,
+        "SampleFinished": SampleFinished,
+        "LeaseFailed": LeaseFailed,
+    }
+)
+TO_PEER = Codec(
+    {
+        "Welcome": Welcome,
+        "Refused": Refused,
+        "EncodeVersion": EncodeVersion,
+        "ForgetForm": ForgetForm,
+        "SignedRoot": SignedRoot,
+        "SegmentPage": SegmentPage,
+        "PlanEdges": PlanEdges,
+        "VersionsRevoked": VersionsRevoked,
+        "LeaseGranted": LeaseGranted,
+        "LeaseCancelled": LeaseCancelled,
+        "SampleAnswered": SampleAnswered,
+        "Drain": Drain,
+        "DialledBack": DialledBack,
+    }
+)

@@ -188,8 +188,8 @@ class Answer:
     signature: bytes
 
 
-CHALLENGE = Codec((Challenge,), bytes_max=1024)
-ANSWER = Codec((Answer,), bytes_max=1024)
+CHALLENGE = Codec({"Challenge": Challenge}, bytes_max=1024)
+ANSWER = Codec({"Answer": Answer}, bytes_max=1024)
 
 
 def verifies(public_key: bytes, signature: bytes, text: bytes) -> bool:

@@ -46,7 +46,7 @@ PING_S = 30.0  # a coordinator that answers no WebSocket ping for half of it is 
 BACKOFF_S_MIN = 0.25
 BACKOFF_S_MAX = 15.0  # a lease is kept for as long: who comes back later has lost it anyway
 
-_OPENING = Codec((Challenge, Refused), bytes_max=16 << 10)
+_OPENING = Codec({"Challenge": Challenge, "Refused": Refused}, bytes_max=16 << 10)
 
 log = logging.getLogger("echo2d.control")
 
