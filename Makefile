@@ -62,7 +62,7 @@ check: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/pytest tests/unit/test_architecture.py
+	$(BIN)/pytest tests/house/test_architecture.py
 
 coverage: $(READY)
 	$(BIN)/pytest --cov --cov-report=term:skip-covered

@@ -4,7 +4,7 @@ time make setup
 # The base install alone must give a working coordinator and relay: no torch behind the back of `import echo2d.cli`.
 .venv/bin/python - <<'PY'
 import sys
-import echo2d.cli, echo2d.runtime.coordinator, echo2d.runtime.worker
+import echo2d.cli, echo2d.runtime.coordinator.main, echo2d.runtime.worker.main
 assert "torch" not in sys.modules, "torch is an extra"
 PY
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from echo2d.core.manifest import ADAPTER_CONFIG, BASE_PIN
+from echo2d.core.weights.manifest import ADAPTER_CONFIG, BASE_PIN
 from echo2d.errors import OperatorFault
 
 READ_BYTES = 8 << 20  # in memory at a time

@@ -38,15 +38,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echo2d.adapters import base_digest, pin_base
-from echo2d.core.trajectory import batch_digest, unpack_batch, unpack_logprobs, unpack_tokens
+from echo2d.config_tables import Table, key, print_tables, read_toml, table_of
+from echo2d.core.protocol.trajectory import batch_digest, unpack_batch, unpack_logprobs, unpack_tokens
 from echo2d.errors import IntegrityFault, OperatorFault, PeerFault, StoreFault
-from echo2d.net.api import DIGEST_HEADER
-from echo2d.net.auth import read_token_file
-from echo2d.net.control import Backoff
-from echo2d.net.tls import Tls, in_words, is_for_good, to_coordinator
-from echo2d.net.urls import coordinator_url, is_loopback
+from echo2d.net.control.client import Backoff
+from echo2d.net.learner_api.routes import DIGEST_HEADER
+from echo2d.net.security.auth import read_token_file
+from echo2d.net.security.tls import Tls, in_words, is_for_good, to_coordinator
+from echo2d.net.security.urls import coordinator_url, is_loopback
 from echo2d.sd_notify import Notifier
-from echo2d.tables import Table, key, print_tables, read_toml, table_of
 
 __all__ = [
     "AsyncCoordinator", "Batch", "Coordinator", "Fenced", "Group", "IntegrityFault", "NotResumable", "Notifier",

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from echo2d.config_renting import ProviderConfig, RentTable, print_providers, read_providers
+from echo2d.config_tables import Table, key, print_tables, read_toml, table_of
 from echo2d.errors import OperatorFault
 from echo2d.quantities import parse_rate
-from echo2d.rent_config import ProviderConfig, RentTable, print_providers, read_providers
 from echo2d.sd_notify import Notifier
-from echo2d.tables import Table, key, print_tables, read_toml, table_of
 
 STALENESS_MAX = 64  # more is off-policy training by another name, and buffers grow with it
 TRAJECTORIES_PER_STEP_MAX = 16384  # what a batch body of 1 GiB holds at 8k tokens

@@ -28,8 +28,8 @@ from echo2d.client import (
     StoreFault,
     print_tables,
 )
+from learner.batch_prefetch import Intake
 from learner.config import LearnerConfig, Place, notifier, place
-from learner.intake import Intake
 
 if TYPE_CHECKING:
     from learner.ranks import Rendezvous

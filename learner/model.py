@@ -18,13 +18,13 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.distributed.tensor import DTensor
 
 from echo2d.client import OperatorFault
-from learner import chance, lora
+from learner import lora, rng_state
 from learner.config import LearnerConfig
-from learner.gauges import Means, Tally, add_up, by_staleness, nothing, over_ranks, overall, tally
 from learner.objectives import Totals, distance_to_base, policy_loss, token_shares
 from learner.packing import Answer, MicroBatch, micro_batches
 from learner.ranks import Ranks
-from learner.weights import Seen, weigh
+from learner.staleness_metrics import Means, Tally, add_up, by_staleness, nothing, over_ranks, overall, tally
+from learner.token_weights import Seen, weigh
 
 CONFIGURED = ("lr", "betas", "weight_decay")  # of the optimizer
 RANKS_APART = 1_000_003  # of the seeds of two ranks: far more than those of two runs
@@ -54,7 +54,7 @@ class Policy:
     """Model and optimizer. Everything that a checkpoint must bring back is in `state` and `restore`."""
 
     def __init__(self, config: LearnerConfig, ranks: Ranks) -> None:
-        chance.seed(config.rng_seed)
+        rng_state.seed(config.rng_seed)
         if config.threads:
             torch.set_num_threads(config.threads)
         self._config = config
@@ -72,7 +72,7 @@ class Policy:
         self._kept = StateDictOptions(ignore_frozen_params=bool(config.lora_rank), strict=not config.lora_rank)
         trained = [weight for weight in self.model.parameters() if weight.requires_grad]
         self._optimizer = torch.optim.AdamW(trained, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
-        chance.seed(config.rng_seed + ranks.rank * RANKS_APART)
+        rng_state.seed(config.rng_seed + ranks.rank * RANKS_APART)
 
     @property
     def vocab_size(self) -> int:
@@ -135,7 +135,7 @@ class Policy:
 
     def progress(self) -> dict[str, Any]:
         """What else must come back after a crash, to the same rank if there are as many then."""
-        return {"rng": chance.state()}
+        return {"rng": rng_state.state()}
 
     def restore(self, state: dict[str, Any], progress: dict[str, Any]) -> None:
         """The optimizer's settings stay those of the config; a checkpoint has those that it was made with."""
@@ -150,7 +150,7 @@ class Policy:
         for group, setting in zip(self._optimizer.param_groups, settings, strict=True):
             group.update(setting)
         if "rng" in progress:
-            chance.restore(progress["rng"])
+            rng_state.restore(progress["rng"])
 
     def _accumulate(self, micro: MicroBatch, totals: Totals, staleness_max: int, proximal_n: Tensor | None) -> Tally:
         """Add the micro-batch's gradient to that of its optimizer step."""

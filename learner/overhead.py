@@ -22,8 +22,8 @@ import numpy as np
 from blake3 import blake3
 
 from echo2d.client import Batch, Coordinator, Group, Published, Session, Span, Trajectory
+from learner.batch_prefetch import Intake
 from learner.config import LearnerConfig
-from learner.intake import Intake
 from learner.stopwatch import TRAIN, WAIT
 from learner.train import Learner
 

@@ -3,10 +3,10 @@
     rank 0 leads    it alone speaks to the coordinator and writes rows and versions
     all             run the same loop in step; what rank 0 learns, or fails at, the others learn by `Channel.share`
 
-A fault ends all of them: whoever fails first says so in one line (`first_to_say`), the others lose their peers and end
-in silence. One that is gone without a word is missed by `vigil`, so words between ranks that are there may take long.
-Collectives of torch have no order across threads, so each thread has a channel of its own.
-Who can reach the ports of torch.distributed can do anything to these processes: hosts need a network of their own.
+A fault ends all of them: whoever fails first says so in one line (`first_to_say`), the others lose their peers and
+end in silence. One that is gone without a word is missed by `rank_watchdog`, so words between ranks that are there
+may take long. Collectives of torch have no order across threads, so each thread has a channel of its own. Who can
+reach the ports of torch.distributed can do anything to these processes: hosts need a network of their own.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from echo2d.client import OperatorFault
 from learner.config import LearnerConfig, Place
-from learner.vigil import LAST_WORD, Vigil
+from learner.rank_watchdog import LAST_WORD, Vigil
 
 WAIT_S_MAX = 7200.0  # for the next word: rank 0 may upload a version for an hour, see `echo2d.client`
 COLLECTIVE_S_MAX = 1800.0  # from the first rank to the last, in a step: before the first one each has read a model

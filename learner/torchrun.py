@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _end_if_stuck() -> None:
     """End this process if torchrun has not looked for so long at those of its own that have all ended.
 
-    Time is counted in looks, as by `vigil`: a pause of this process is not torchrun's.
+    Time is counted in looks, as by `rank_watchdog`: a pause of this process is not torchrun's.
     """
     looks, codes = 0, list[int | None]()
     while looks < LOOKS_MAX:

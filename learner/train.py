@@ -31,16 +31,16 @@ from echo2d.client import (
     Unanswered,
     base_digest,
 )
+from learner.batch_prefetch import Intake
 from learner.batches import BatchRules, Trained, faults
 from learner.checkpoint import OWN, Checkpoints
 from learner.config import LearnerConfig, Place
-from learner.intake import Intake
 from learner.lora import AdapterWriter
 from learner.model import Policy, StepReport
 from learner.packing import Answer, answers_of, parts
 from learner.publish import Publisher, SnapshotWriter
 from learner.ranks import Ranks, device_of
-from learner.rows import line_of, row_of
+from learner.step_metrics import line_of, row_of
 from learner.stopwatch import TRAIN, WAIT, Stopwatch
 from learner.tracking import Tracking, makers
 

@@ -7,16 +7,20 @@ Tests that take the fixture `fuzz` run twice: with 20,000 messages (all of them 
 """
 
 import random
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from blockbuster import BlockBuster
 from hypothesis import HealthCheck, settings
 
-from tests.fuzz_kit import Fuzz
+from tests.support.fuzz import Fuzz
 
 settings.register_profile("search", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("echo2d", parent=settings.get_profile("search"), derandomize=True)
 settings.load_profile("echo2d")
 
+TESTS = Path(__file__).parent
 FUZZ_MESSAGES = 20_000
 SOAK_MESSAGES = 1_000_000
 SOAK_TIMEOUT_S = 3600
@@ -50,3 +54,18 @@ def soak_from(request: pytest.FixtureRequest) -> int:
     """The first rng_seed."""
     first: int = request.config.getoption("--soak-from")
     return first
+
+
+PURE = ("core", "property", "sim")  # these have no event loop
+
+
+@pytest.fixture(autouse=True)
+def nothing_blocks_the_loop(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A blocking call of ours on the event loop fails the test (house rule 8)."""
+    if request.path.relative_to(TESTS).parts[0] in PURE or request.node.get_closest_marker("may_block"):
+        yield
+        return
+    guard = BlockBuster(scanned_modules=["echo2d"])
+    guard.activate()
+    yield
+    guard.deactivate()

@@ -2,18 +2,18 @@
 
 `python -m tools.broadcast_figure`, a minute. The learner's host sends 1 Gbit/s (star, limited), or as much as anybody
 can take (star, unlimited). Predictions of the planner, as `echo2d plan` has them; those of the chosen plan are also
-played frame by frame (`echo2d.sim.world`), up to PLAYED_MAX workers.
+played frame by frame (`echo2d.sim.broadcast.world`), up to PLAYED_MAX workers.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from echo2d.core.forms import frame_bytes_for
-from echo2d.sim.fleet import MBPS_MAX, Fleet, read_fleet
-from echo2d.sim.provision import Ablation, Planner
-from echo2d.sim.scenario import MBIT, PeerSpec, Scenario
-from echo2d.sim.world import CHECK_EVERY_LONG, World
+from echo2d.core.weights.encoding import frame_bytes_for
+from echo2d.sim.broadcast.world import CHECK_EVERY_LONG, World
+from echo2d.sim.fleet.forecast import Ablation, Planner
+from echo2d.sim.fleet.spec import MBPS_MAX, Fleet, read_fleet
+from echo2d.sim.kernel.scenario import MBIT, PeerSpec, Scenario
 from tools.artefacts import FIGURES, cell, write
 
 TIMES, PICTURE = FIGURES / "t_bcast.csv", FIGURES / "t_bcast.png"

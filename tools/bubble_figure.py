@@ -1,9 +1,10 @@
 """Bubble over mu_pool / mu_min by the formula, simulated, and in a real run: docs/figures/bubble.{csv,png}.
 
 `python -m tools.bubble_figure` computes the first two anew for the points that docs/figures/bubble_run.csv has;
-`--run` first measures those that it lacks (`echo2d.bench.bubble`: programs on loopback, both modes at once, two
-minutes a ratio, a quarter of an hour for all; it goes on where it was stopped). What a run measured of T_train,
-T_bcast, standing still and the pause of a refit goes into formula and simulation: what they predict is the bubble.
+`--run` first measures those that it lacks (`echo2d.bench.coordinator.bubble`: programs on loopback, both modes at
+once, two minutes a ratio, a quarter of an hour for all; it goes on where it was stopped). What a run measured of
+T_train, T_bcast, standing still and the pause of a refit goes into formula and simulation: what they predict is the
+bubble.
 """
 
 import argparse
@@ -16,11 +17,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from echo2d.bench.bubble import PER_STEP, SLOTS, T_TRAIN_S, WORKERS, Measured, demand, measure
-from echo2d.core.capacity import Demand, Mode, bubble, mu_min
-from echo2d.sim.fleet import Fleet, read_fleet
-from echo2d.sim.fleet_world import FleetWorld
-from echo2d.sim.scenario import MBIT
+from echo2d.bench.coordinator.bubble import PER_STEP, SLOTS, T_TRAIN_S, WORKERS, Measured, demand, measure
+from echo2d.core.capacity.model import Demand, Mode, bubble, mu_min
+from echo2d.sim.fleet.spec import Fleet, read_fleet
+from echo2d.sim.fleet.world import FleetWorld
+from echo2d.sim.kernel.scenario import MBIT
 from tools.artefacts import FIGURES, cell, read, write
 
 MODES: tuple[Mode, ...] = ("background", "exclusive")

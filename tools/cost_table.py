@@ -15,10 +15,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from echo2d.core.capacity import Mode
-from echo2d.sim.fleet import Fleet, load_fleet
-from echo2d.sim.fleet_world import FleetWorld
-from echo2d.sim.provision import Ablation, provision
+from echo2d.core.capacity.model import Mode
+from echo2d.sim.fleet.forecast import Ablation, provision
+from echo2d.sim.fleet.spec import Fleet, load_fleet
+from echo2d.sim.fleet.world import FleetWorld
 from tools.artefacts import FIGURES, cell, read, write
 
 SCENARIOS = Path(__file__).parents[1] / "scenarios"

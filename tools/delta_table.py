@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from echo2d.bench.netlab import why_not
-from echo2d.bench.real_versions import versions_of
+from echo2d.bench.lab.netlab import why_not
+from echo2d.bench.lab.real_versions import versions_of
 
 DOCS = Path(__file__).parents[1] / "docs"
 RESULTS, PAGE = DOCS / "delta.json", DOCS / "delta.md"

@@ -14,8 +14,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import NamedTuple
 
-from echo2d.sim.scenario_file import load_scenario
-from echo2d.sim.world import CHECK_EVERY_LONG, World
+from echo2d.sim.broadcast.world import CHECK_EVERY_LONG, World
+from echo2d.sim.kernel.scenario_file import load_scenario
 
 REPO = Path(__file__).parents[1]
 SCENARIO = REPO / "scenarios" / "mixed.toml"

@@ -14,10 +14,10 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from echo2d.core.coordinator_io import GroupDropped, PromptTaken, Record, SampleKept, SampleRewarded
-from echo2d.core.ids import Digest, GroupId, LeaseId, PeerId, Version
-from echo2d.core.messages import Span
-from echo2d.core.trajectory import TrajectoryRecord
+from echo2d.core.base.ids import Digest, GroupId, LeaseId, PeerId, Version
+from echo2d.core.cluster.events import GroupDropped, PromptTaken, Record, SampleKept, SampleRewarded
+from echo2d.core.protocol.control_messages import Span
+from echo2d.core.protocol.trajectory import TrajectoryRecord
 from echo2d.store.ledger import Ledger
 
 RECORDS = 256  # the events of one turn of the coordinator, at most

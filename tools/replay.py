@@ -1,6 +1,6 @@
 """Runs a coordinator again from its ledger: what it would know, whether that can be true, and the story of one group.
 
-    python tools/replay.py RUN_DIR [--config run.toml] [--group 123 | --at STEP] [--json]
+    python -m tools.replay RUN_DIR [--config run.toml] [--group 123 | --at STEP] [--json]
 
 The ledger is copied, never written, and may be in use. Exit code 0: all fits together; 1: something does not, and it is
 listed; 2: this is no ledger, one of its rows is damaged, or the question has no answer there.
@@ -12,7 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from echo2d.bench.replay import (
+from echo2d.core.base.ids import LeaseId, lease_name
+from echo2d.errors import IntegrityFault, OperatorFault, StoreFault
+from tools.replay_core import (
     Evidence,
     Revival,
     Rules,
@@ -25,8 +27,6 @@ from echo2d.bench.replay import (
     rules_of,
     waiting_groups,
 )
-from echo2d.core.ids import LeaseId, lease_name
-from echo2d.errors import IntegrityFault, OperatorFault, StoreFault
 
 BATCHES_SHOWN = 12
 

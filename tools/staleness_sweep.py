@@ -1,8 +1,9 @@
 """What staleness does to learning, and which correction bears it: `make staleness-sweep`, on one core.
 
-The real coordinator core and the real learner's train step in one process (`echo2d.bench.in_process`): a worker that is
-always ahead makes the data as stale as the staleness bound S and the publish period kappa let it be. The task and the
-model are the demo's. Every finished run is a line of `--out`, and is not made again; remove the file to measure anew.
+The real coordinator core and the real learner's train step in one process (`echo2d.bench.lab.in_process`): a worker
+that is always ahead makes the data as stale as the staleness bound S and the publish period kappa let it be. The task
+and the model are the demo's. Every finished run is a line of `--out`, and is not made again; remove the file to
+measure anew.
 
     every S x kappa x {none, BEST}    and every correction where it is hardest, S = 11 with kappa = 1; seeds 0 to 2
 
@@ -19,13 +20,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from echo2d.bench.demo import CACHE
-from echo2d.bench.in_process import InProcess
-from echo2d.bench.tiny_model import TinyRecipe, accuracies, held_out_prompts, make_tiny_model
-from echo2d.bench.torch_writer import TorchWriter
+from echo2d.bench.broadcast.torch_writer import TorchWriter
+from echo2d.bench.lab.in_process import InProcess
 from echo2d.client import read_batch
-from echo2d.core.coordinator_io import CoordinatorRules
-from echo2d.core.ids import RunId
+from echo2d.core.base.ids import RunId
+from echo2d.core.cluster.events import CoordinatorRules
+from echo2d.demo.run import CACHE
+from echo2d.demo.tiny_model import TinyRecipe, accuracies, held_out_prompts, make_tiny_model
 from echo2d.tasks.sort_digits import EOS, VOCABULARY, SortDigits
 from learner.batches import BatchRules, Trained, faults, staleness_histogram
 from learner.config import LearnerConfig

@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from echo2d.bench.status_view import status_picture
+from echo2d.views.status import status_picture
 
 COLUMNS = 112  # of the terminal
 

@@ -52,10 +52,10 @@ def bench_broadcast(
 
     Coordinator, seed and workers run in network namespaces of their own. Exit code 1: somebody has not verified.
     """
-    from echo2d.bench.broadcast import Broadcast, run_broadcast, with_undialable
-    from echo2d.bench.broadcast_plot import run_plot
+    from echo2d.bench.broadcast.plot import run_plot
+    from echo2d.bench.broadcast.run import Broadcast, run_broadcast, with_undialable
     from echo2d.quantities import parse_seconds
-    from echo2d.sim.scenario_file import load_scenario, scenario_of
+    from echo2d.sim.kernel.scenario_file import load_scenario, scenario_of
 
     trouble = {
         name: options.pop(name) for name in ("kill", "partition", "corrupt", "tls", "versions", "run_dir", "as_json")
@@ -92,8 +92,8 @@ def bench_coordinator(*, as_json: bool, **options: Any) -> None:
     LeaseGranted that fills it has come. Everything is on loopback, in a temporary directory. Exit code 1: the load was
     not sustained.
     """
-    from echo2d.bench.coordinator import run_coordinator_bench
-    from echo2d.bench.load import Load
+    from echo2d.bench.coordinator.load import Load
+    from echo2d.bench.coordinator.run import run_coordinator_bench
 
     sys.exit(run_coordinator_bench(Load(**options), as_json=as_json))
 
@@ -110,6 +110,6 @@ def bench_delta(*, against: str, as_json: bool, **options: Any) -> None:
 
     Exit code 1: what was built is not NEW, byte for byte.
     """
-    from echo2d.bench.delta import DeltaBench, run_delta_bench
+    from echo2d.bench.delta.run import DeltaBench, run_delta_bench
 
     sys.exit(run_delta_bench(DeltaBench(against=tuple(filter(None, against.split(","))), **options), as_json=as_json))

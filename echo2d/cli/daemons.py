@@ -45,10 +45,10 @@ def coordinate(
     overrides: dict[str, Any] = {key: False for key, out in left_out.items() if out}
     loaded = CoordinatorConfig.load(config, {**overrides, **({"coordinator.tls": "off"} if no_tls else {})})
     if rent:
-        from echo2d.runtime.providers import print_rent_plan
+        from echo2d.runtime.renting.renter import print_rent_plan
 
         print_rent_plan(loaded, click.echo)
-    from echo2d.runtime.coordinator import run_coordinator
+    from echo2d.runtime.coordinator.main import run_coordinator
 
     serve(lambda: run_coordinator(loaded, rent=rent), log_level, log_json=log_json)
 
@@ -68,14 +68,14 @@ def rented(config: Path, *, stop: bool, within: float, as_json: bool) -> None:
     import asyncio
 
     from echo2d.config import CoordinatorConfig
-    from echo2d.runtime import providers
+    from echo2d.runtime.renting import renter
 
     loaded = CoordinatorConfig.load(config)
-    facts = asyncio.run(providers.give_back(loaded, within)) if stop else providers.rented(loaded)
+    facts = asyncio.run(renter.give_back(loaded, within)) if stop else renter.rented(loaded)
     if as_json:
         click.echo(json.dumps(facts))
     else:
-        for line in providers.rented_lines(facts):
+        for line in renter.rented_lines(facts):
             click.echo(line)
     sys.exit(1 if stop and facts["boxes"] else 0)
 
@@ -113,6 +113,6 @@ def join(config: Path | None, *, log_level: str, log_json: bool, **flags: Any) -
     from echo2d.config import WorkerConfig
 
     loaded = WorkerConfig.load(config, {key: value for key, value in flags.items() if value is not None})
-    from echo2d.runtime.worker import run_worker
+    from echo2d.runtime.worker.main import run_worker
 
     serve(lambda: run_worker(loaded), log_level, log_json=log_json)

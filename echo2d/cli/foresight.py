@@ -14,7 +14,7 @@ from echo2d.cli.parts import FILE, coordinator_at
 from echo2d.errors import Fault, OperatorFault
 
 if TYPE_CHECKING:
-    from echo2d.sim.fleet import Fleet
+    from echo2d.sim.fleet.spec import Fleet
 
 
 @click.command()
@@ -45,10 +45,10 @@ def plan(
     """
     from dataclasses import asdict
 
-    from echo2d.sim.provision import Ablation, provision, what_if
+    from echo2d.sim.fleet.forecast import Ablation, provision, what_if
 
     if plot is not None:
-        from echo2d.bench.broadcast_plot import check_plot
+        from echo2d.bench.broadcast.plot import check_plot
 
         check_plot(plot)
     fleet, ablation = _fleet(scenario, live, token_file), Ablation(not no_p2p, not no_cost, not no_delta, rng_seed)
@@ -56,18 +56,18 @@ def plan(
     if as_json:
         click.echo(json.dumps({**found.facts(), "what_if": [asdict(cell) for cell in cells]}))
     else:
-        from echo2d.bench.provision_view import print_provision
+        from echo2d.views.forecast import print_provision
 
         print_provision(found, cells)
     if plot is not None:
-        from echo2d.bench.provision_view import draw_provision
+        from echo2d.views.forecast import draw_provision
 
         draw_provision(found, plot)
 
 
 def _fleet(scenario: Path | None, live: str | None, token_file: Path | None) -> "Fleet":
     """Of a file, or of a coordinator that runs."""
-    from echo2d.sim.fleet import load_fleet
+    from echo2d.sim.fleet.spec import load_fleet
 
     if (scenario is None) == (live is None):
         raise OperatorFault("plan needs either a file or --live")
@@ -75,8 +75,8 @@ def _fleet(scenario: Path | None, live: str | None, token_file: Path | None) -> 
         return load_fleet(scenario)
     import asyncio
 
-    from echo2d.bench.watch import status_once
-    from echo2d.sim.live_fleet import fleet_of
+    from echo2d.sim.fleet.from_status import fleet_of
+    from echo2d.views.watch import status_once
 
     assert live is not None
     is_url = live.startswith(("http://", "https://"))
@@ -113,7 +113,7 @@ def simulate(
     """
     import time
 
-    from echo2d.sim.fleet import is_fleet
+    from echo2d.sim.fleet.spec import is_fleet
 
     began, cpu_began = time.perf_counter(), time.process_time()
     if is_fleet(scenario):
@@ -136,9 +136,9 @@ def simulate(
 def _simulate_fleet(scenario: Path, hours: float | None, parts: tuple[bool, bool, bool]) -> dict[str, Any]:
     from dataclasses import replace
 
-    from echo2d.sim.fleet import load_fleet
-    from echo2d.sim.fleet_world import FleetWorld
-    from echo2d.sim.provision import Ablation
+    from echo2d.sim.fleet.forecast import Ablation
+    from echo2d.sim.fleet.spec import load_fleet
+    from echo2d.sim.fleet.world import FleetWorld
 
     fleet = load_fleet(scenario)
     if hours is not None:
@@ -149,8 +149,8 @@ def _simulate_fleet(scenario: Path, hours: float | None, parts: tuple[bool, bool
 
 
 def _simulate_broadcast(scenario: Path, **instead: Any) -> dict[str, Any]:
-    from echo2d.sim.scenario_file import load_scenario
-    from echo2d.sim.world import CHECK_EVERY_LONG, StuckError, World
+    from echo2d.sim.broadcast.world import CHECK_EVERY_LONG, StuckError, World
+    from echo2d.sim.kernel.scenario_file import load_scenario
 
     world = World(load_scenario(scenario, **instead), check_every=CHECK_EVERY_LONG)
     with _progress() as tell:

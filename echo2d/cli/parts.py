@@ -29,8 +29,8 @@ def log_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def serve(program: Callable[[], Coroutine[Any, Any, int]], log_level: str, *, log_json: bool) -> None:
     """Run a daemon until it is told to stop, and end the process with its exit code."""
-    from echo2d.runtime.daemon import run_daemon
-    from echo2d.runtime.logs import LEVELS, start_logging
+    from echo2d.runtime.process.lifecycle import run_daemon
+    from echo2d.runtime.process.logs import LEVELS, start_logging
 
     start_logging(LEVELS[log_level], as_json=log_json)
     end(run_daemon(program))
@@ -45,7 +45,7 @@ def end(code: int) -> NoReturn:
 def coordinator_at(run_dir: Path | None, url: str | None, token_file: Path | None) -> Callable[[], tuple[str, Path]]:
     """Where to ask, each time anew: one that is started again may listen elsewhere."""
     if run_dir is not None:
-        from echo2d.runtime.tokens import find_coordinator
+        from echo2d.runtime.run_dir.credentials import find_coordinator
 
         return partial(find_coordinator, run_dir)
     if url is None or token_file is None:

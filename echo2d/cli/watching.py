@@ -29,8 +29,8 @@ def status(
     """Show what a running coordinator is doing, and what is wrong."""
     import asyncio
 
-    from echo2d.bench.status_view import print_status
-    from echo2d.bench.watch import Screen, status_once, watch
+    from echo2d.views.status import print_status
+    from echo2d.views.watch import Screen, status_once, watch
 
     find = coordinator_at(run_dir, url, token_file)
     if again:
@@ -56,6 +56,6 @@ def status(
 @click.option("--run-dir", type=DIRECTORY, help="Kept with all logs; runs/demo-N if left out.")
 def demo(steps: int | None, **options: Any) -> None:
     """Watch a small language model get better: coordinator, workers and learner on this machine."""
-    from echo2d.bench.demo import STEPS, Demo, run_demo
+    from echo2d.demo.run import STEPS, Demo, run_demo
 
     end(run_demo(Demo(steps=STEPS if steps is None else steps, **options)))

@@ -8,7 +8,7 @@ the new weights, and the next token is written by the new version.
 A version is a whole model, or a LoRA adapter and the base model it belongs to. The label names either: it is what an
 engine that serves adapters by name calls this one.
 
-Every engine passes the contract suite in `tests/loopback/engine_contract.py`.
+Every engine passes the contract suite in `tests/support/engine_contract.py`.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence

@@ -13,7 +13,7 @@ from pathlib import Path
 from blake3 import blake3
 from safetensors import SafetensorError, safe_open
 
-from echo2d.core.manifest import ADAPTER_CONFIG
+from echo2d.core.weights.manifest import ADAPTER_CONFIG
 from echo2d.engines.base import AdapterBase
 from echo2d.errors import EngineFault
 

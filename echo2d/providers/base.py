@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from echo2d.core.rentals import Label
-from echo2d.core.renting_io import Instance
+from echo2d.core.renting.budget import Label
+from echo2d.core.renting.events import Instance
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,8 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from echo2d.core.rentals import Label
-from echo2d.core.renting_io import Instance
+from echo2d.core.renting.budget import Label
+from echo2d.core.renting.events import Instance
 from echo2d.errors import ProviderFault
 from echo2d.providers.base import Order
 

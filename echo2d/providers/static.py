@@ -1,7 +1,7 @@
 """Boxes that join by themselves: nothing to start, to stop or to list. Those that are not needed stand by."""
 
-from echo2d.core.rentals import Label
-from echo2d.core.renting_io import Instance
+from echo2d.core.renting.budget import Label
+from echo2d.core.renting.events import Instance
 from echo2d.errors import ProviderFault
 from echo2d.providers.base import Order
 

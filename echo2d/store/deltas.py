@@ -12,12 +12,12 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from echo2d.core.canonical import require
-from echo2d.core.delta_chain import DELTAS_KEPT_MAX, KeptDelta
-from echo2d.core.form_builder import Segment
-from echo2d.core.forms import ChunkRecord, FormFacts, FrameSpan, SegmentTable, frame_layout
-from echo2d.core.ids import Digest, FormId, SegmentId
-from echo2d.core.manifest import Chunk, Manifest, chunk_layout, split_digests
+from echo2d.core.base.canonical import require
+from echo2d.core.base.ids import Digest, FormId, SegmentId
+from echo2d.core.weights.delta_chain import DELTAS_KEPT_MAX, KeptDelta
+from echo2d.core.weights.encoder import Segment
+from echo2d.core.weights.encoding import ChunkRecord, FormFacts, FrameSpan, SegmentTable, frame_layout
+from echo2d.core.weights.manifest import Chunk, Manifest, chunk_layout, split_digests
 from echo2d.errors import IntegrityFault, StoreFault
 from echo2d.store.budget import DiskBudget
 from echo2d.store.disk import read_file, replace_file, store_faults

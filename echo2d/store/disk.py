@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from echo2d.core.canonical import Buffer
+from echo2d.core.base.canonical import Buffer
 from echo2d.errors import StoreFault
 
 _FILE_MODE = 0o600

@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from itertools import count, groupby
 from pathlib import Path
 
-from echo2d.core.canonical import Buffer, digest_of
-from echo2d.core.forms import FormFacts, FrameSpan, SegmentTable, frame_layout
-from echo2d.core.ids import FORM_ID_CHARS, FormId, FrameId, SegmentId, frame_id, is_table, segment_of
+from echo2d.core.base.canonical import Buffer, digest_of
+from echo2d.core.base.ids import FORM_ID_CHARS, FormId, FrameId, SegmentId, frame_id, is_table, segment_of
+from echo2d.core.weights.encoding import FormFacts, FrameSpan, SegmentTable, frame_layout
 from echo2d.errors import IntegrityFault, StoreFault
 from echo2d.store.budget import DiskBudget
 from echo2d.store.disk import allocate, opened, read_at, read_file, replace_file, store_faults, write_all

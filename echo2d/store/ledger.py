@@ -23,8 +23,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Literal, Self, TypeVar
 
-from echo2d.core.codec import pack, plain_reader, unpacker
-from echo2d.core.coordinator_io import (
+from echo2d.core.base.codec import pack, plain_reader, unpacker
+from echo2d.core.base.ids import Epoch, GroupId, PublishSeq
+from echo2d.core.cluster.events import (
     Answered,
     BatchCommitted,
     BatchFrozen,
@@ -43,10 +44,8 @@ from echo2d.core.coordinator_io import (
     VersionPublished,
     VersionRevoked,
 )
-from echo2d.core.ids import Epoch, GroupId, PublishSeq
-from echo2d.core.messages import Span
-from echo2d.core.rates import UPLINK_MIN, PeerRate
-from echo2d.core.trajectory import (
+from echo2d.core.protocol.control_messages import Span
+from echo2d.core.protocol.trajectory import (
     GROUP_BYTES_MAX,
     GroupRecord,
     Partial,
@@ -54,6 +53,7 @@ from echo2d.core.trajectory import (
     unpack_logprobs,
     unpack_tokens,
 )
+from echo2d.core.topology.uplink_rates import UPLINK_MIN, PeerRate
 from echo2d.errors import OperatorFault, PeerFault, StoreFault
 
 SCHEMA_VERSION = 4

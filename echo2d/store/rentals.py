@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import astuple, fields
 from pathlib import Path
 
-from echo2d.core.rentals import Moment, Rental
+from echo2d.core.renting.budget import Moment, Rental
 from echo2d.errors import OperatorFault, StoreFault
 
 SCHEMA_VERSION = 2

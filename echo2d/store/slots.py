@@ -19,9 +19,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from echo2d.core.canonical import Buffer, digest_of
-from echo2d.core.ids import ChunkId, Digest, Epoch, Version
-from echo2d.core.manifest import FileEntry, Manifest, check_files, chunk_layout
+from echo2d.core.base.canonical import Buffer, digest_of
+from echo2d.core.base.ids import ChunkId, Digest, Epoch, Version
+from echo2d.core.weights.manifest import FileEntry, Manifest, check_files, chunk_layout
 from echo2d.errors import IntegrityFault, StoreFault
 from echo2d.store.budget import DiskBudget
 from echo2d.store.disk import allocate, read_file, replace_file, staged, store_faults, sync, write_at

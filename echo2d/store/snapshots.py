@@ -10,10 +10,9 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from echo2d.core.canonical import digest_of, require
-from echo2d.core.headers import LENGTH_BYTES, check_header, header_bytes
-from echo2d.core.ids import ChunkId
-from echo2d.core.manifest import (
+from echo2d.core.base.canonical import digest_of, require
+from echo2d.core.base.ids import ChunkId
+from echo2d.core.weights.manifest import (
     ADAPTER_CONFIG,
     ADAPTER_FILES,
     MODEL_FILES,
@@ -25,6 +24,7 @@ from echo2d.core.manifest import (
     chunk_layout,
     is_safetensors,
 )
+from echo2d.core.weights.safetensors_header import LENGTH_BYTES, check_header, header_bytes
 from echo2d.errors import IntegrityFault, OperatorFault, StoreFault
 from echo2d.store.disk import read_at, read_into, store_faults, sync
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from echo2d.bench.tiny_model import make_tiny_model
 from echo2d.client import Coordinator, Fenced, PeerFault
+from echo2d.demo.tiny_model import make_tiny_model
 from echo2d.store.ledger import Ledger
 from tests.e2e.test_by_hand import START_S, Site, poll, run, site
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from echo2d.bench.demo import CONFIG, LEARNER
-from echo2d.bench.programs import Program, Programs, wait_for
-from echo2d.bench.tiny_model import make_tiny_model
-from echo2d.runtime.tokens import create_token
+from echo2d.bench.lab.processes import Program, Programs, wait_for
+from echo2d.demo.run import CONFIG, LEARNER
+from echo2d.demo.tiny_model import make_tiny_model
+from echo2d.runtime.run_dir.credentials import create_token
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 START_S = 60.0

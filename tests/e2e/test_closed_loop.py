@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from echo2d.bench.programs import Program, Programs, wait_for
-from echo2d.bench.scripted_learner import ScriptedLearner
+from echo2d.bench.coordinator.fake_learner import ScriptedLearner
+from echo2d.bench.lab.processes import Program, Programs, wait_for
 from echo2d.client import Coordinator
-from echo2d.runtime.tokens import create_token
+from echo2d.runtime.run_dir.credentials import create_token
 from tests.e2e.test_by_hand import poll
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
@@ -38,7 +38,7 @@ filter_zero_variance = false
 max_new_tokens = {tokens}
 vocab_size = 512
 [task]
-name = "echo2d.bench.cheap_task:CheapTask"
+name = "echo2d.bench.lab.stub_task:CheapTask"
 options = {{ prompt_tokens = 4, vocab_size = 512 }}
 processes = 1
 [activation]

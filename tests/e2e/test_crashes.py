@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from echo2d.bench.chaos import Kind
-from echo2d.bench.programs import Programs
-from echo2d.bench.tiny_model import make_tiny_model
-from tests.e2e.crash_kit import STEP_FLOOR_S, STEPS, CrashSite, Point, run_with_crashes
+from echo2d.bench.lab.processes import Programs
+from echo2d.demo.chaos import Kind
+from echo2d.demo.tiny_model import make_tiny_model
+from tests.support.crash import STEP_FLOOR_S, STEPS, CrashSite, Point, run_with_crashes
 
 SEED_WORKER = (Point("seed", 1), Point("worker", 4))
 TASK_COORDINATOR_LEARNER = (

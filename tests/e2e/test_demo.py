@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from echo2d.bench.chaos import KINDS
+from echo2d.demo.chaos import KINDS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(200)]
 STEPS = 6

@@ -18,11 +18,11 @@ import pytest
 import torch
 
 from echo2d.client import Batch, Coordinator, NotResumable, Published, Session
+from learner.batch_prefetch import Intake
 from learner.config import LearnerConfig
-from learner.intake import Intake
 from learner.train import Learner
-from tests.learner_kit import config_in, make_base, record, rows_of, throwing_dice
-from tests.loopback.scripted_coordinator import GROUP_SIZE, GROUPS
+from tests.support.learner import config_in, make_base, record, rows_of, throwing_dice
+from tests.support.scripted_coordinator import GROUP_SIZE, GROUPS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from echo2d.client import Coordinator
-from echo2d.runtime.tokens import create_token
+from echo2d.runtime.run_dir.credentials import create_token
 from tests.e2e.test_by_hand import Site, poll, site
 
 __all__ = ["site"]

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from echo2d.bench.demo import CONFIG
-from echo2d.bench.programs import Programs
+from echo2d.bench.lab.processes import Programs
 from echo2d.client import Coordinator
+from echo2d.demo.run import CONFIG
 from echo2d.tasks.sort_digits import write_tokenizer
 from tests.e2e.test_by_hand import START_S, Site, poll
-from tests.loopback.engine_harness import load_model, save_random_model, score, tiny_config
+from tests.support.engine_harness import load_model, save_random_model, score, tiny_config
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 TOKENS = 480
@@ -38,7 +38,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
         text = text.replace("max_new_tokens = 12", f"max_new_tokens = {TOKENS}").replace(
             "options = { rng_seed = 0 }\n", ""
         )
-        site.config.write_text(text.replace('"sort_digits"', '"tests.e2e.long_task:LongTask"'))
+        site.config.write_text(text.replace('"sort_digits"', '"tests.support.long_task:LongTask"'))
         yield site
 
 

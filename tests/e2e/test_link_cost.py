@@ -3,7 +3,7 @@
 import pytest
 import uvloop
 
-from echo2d.bench.link_cost import measure
+from echo2d.bench.broadcast.tls_cost import measure
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(60)]
 

@@ -1,15 +1,14 @@
 """The example of a trainer of one's own, against a real coordinator and worker."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.e2e.test_by_hand import START_S, Site, poll, site
+from tests.support.paths import REPO
 
 __all__ = ["site"]
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "own_loop.py"
+EXAMPLE = REPO / "examples" / "own_loop.py"
 STEPS = 3
 
 

@@ -16,9 +16,10 @@ from safetensors.torch import load_file
 
 from echo2d.client import Batch
 from learner.config import LearnerConfig
-from tests.e2e.recorded_learner import Source
 from tests.e2e.test_by_hand import poll
-from tests.learner_kit import config_in, learn, make_base, record, rows_of, write_config
+from tests.support.learner import config_in, learn, make_base, record, rows_of, write_config
+from tests.support.paths import REPO
+from tests.support.recorded_learner import Source
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -58,7 +59,7 @@ def together(directory: Path, config: LearnerConfig, batches: list[Batch]) -> "s
     torchrun = [sys.executable, "-m", "learner.torchrun", "--standalone", f"--nproc-per-node={RANKS}"]
     return subprocess.run(
         [*torchrun, str(SCRIPT), str(directory), "--config", str(path), "--resume"],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},  # it needs this test's neighbours
+        env={**os.environ, "PYTHONPATH": str(REPO)},  # it needs this test's neighbours
         capture_output=True,
         text=True,
         check=False,
@@ -155,7 +156,7 @@ def test_torchrun_that_is_told_to_stop_ends_by_that_signal_after_its_processes(t
     """What a service manager takes for an orderly end."""
     script = 'trap "sleep 0.3; touch ended; exit 0" TERM; touch ready; while :; do sleep 0.1; done'
     command = [sys.executable, "-m", "learner.torchrun", "--standalone", "--no-python", "bash", "-c", script]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(REPO)}
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL)
     poll((tmp_path / "ready").exists)
     process.terminate()

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from echo2d.bench.programs import Program, Programs, wait_for
-from echo2d.bench.scripted_learner import ScriptedLearner
+from echo2d.bench.coordinator.fake_learner import ScriptedLearner
+from echo2d.bench.lab.processes import Program, Programs, wait_for
 from tests.e2e.test_by_hand import poll
+from tests.support.paths import REPO
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 WAIT_S = 60.0
-SCRIPT = Path(__file__).parents[2] / "examples" / "local_boxes.py"
+SCRIPT = REPO / "examples" / "local_boxes.py"
 CONFIG = """
 [run]
 run_dir = "{root}/run"
@@ -32,7 +33,7 @@ filter_zero_variance = false
 max_new_tokens = 4
 vocab_size = 32000
 [task]
-name = "echo2d.bench.cheap_task:CheapTask"
+name = "echo2d.bench.lab.stub_task:CheapTask"
 options = {{ prompt_tokens = 4, vocab_size = 100 }}
 processes = 1
 [rent]

@@ -1,6 +1,6 @@
 """The programs as services: they tell the manager that started them how they are, and end in order within a bound.
 
-The manager is a socket of this test (`tests/service_kit.py`); the programs are the real ones.
+The manager is a socket of this test (`tests/support/service.py`); the programs are the real ones.
 """
 
 import json
@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from echo2d.bench.programs import Program, Programs
+from echo2d.bench.lab.processes import Program, Programs
 from echo2d.client import Coordinator
-from echo2d.runtime.daemon import STOP_S_MAX
+from echo2d.runtime.process.lifecycle import STOP_S_MAX
 from tests.e2e.test_by_hand import START_S, Site, poll, run, site
-from tests.service_kit import ServiceManager
+from tests.support.service import ServiceManager
 
 __all__ = ["site"]
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]

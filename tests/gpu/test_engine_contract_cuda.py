@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.loopback.engine_contract import EngineContract
-from tests.loopback.engine_harness import Harness, TorchHarness
+from tests.support.engine_contract import EngineContract
+from tests.support.engine_harness import Harness, TorchHarness
 
 
 @pytest.mark.gpu

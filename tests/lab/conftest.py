@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from echo2d.bench.netlab import Lab, why_not
-from echo2d.sim.scenario import PeerSpec
+from echo2d.bench.lab.netlab import Lab, why_not
+from echo2d.sim.kernel.scenario import PeerSpec
 
 MakeLab = Callable[..., Lab]
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo2d.bench.netlab import why_not
-from echo2d.bench.swarm import write_snapshot
+from echo2d.bench.lab.daemons import write_snapshot
+from echo2d.bench.lab.netlab import why_not
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
 PEERS = 4

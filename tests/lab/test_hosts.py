@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from echo2d.bench.netlab import Lab
-from echo2d.bench.programs import Program
+from echo2d.bench.lab.netlab import Lab
+from echo2d.bench.lab.processes import Program
 from echo2d.client import Batch
-from echo2d.sim.scenario import MBIT, PeerSpec
+from echo2d.sim.kernel.scenario import MBIT, PeerSpec
 from learner.config import LearnerConfig
 from tests.e2e.test_by_hand import poll
 from tests.e2e.test_ranks import LOSS_ERROR_MAX, SCRIPT, alone, config_of
 from tests.lab.conftest import MakeLab
-from tests.learner_kit import make_base, record, rows_of, write_config
+from tests.support.learner import make_base, record, rows_of, write_config
+from tests.support.paths import REPO
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
 
@@ -34,7 +35,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "tun0")
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.setenv("PYTHONPATH", str(REPO))
 
 
 def start_hosts(lab: Lab, directory: Path, config: LearnerConfig, batches: list[Batch]) -> list[Program]:

@@ -19,9 +19,9 @@ from statistics import median
 
 import pytest
 
-from echo2d.bench.netlab import Lab, LinkCounts, why_not
+from echo2d.bench.lab.netlab import Lab, LinkCounts, why_not
 from echo2d.errors import OperatorFault
-from echo2d.sim.scenario import MBIT, PeerSpec
+from echo2d.sim.kernel.scenario import MBIT, PeerSpec
 from tests.lab.conftest import MakeLab
 
 pytestmark = pytest.mark.lab

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from echo2d.engines.sglang.http_client import Server
 from echo2d.engines.sglang.process import Launch, ServerProcess
-from echo2d.engines.sglang.serving import Running
-from echo2d.engines.sglang.wire import Server
-from tests.loopback.engine_harness import save_random_model, tiny_config
+from echo2d.engines.sglang.server import Running
+from tests.support.engine_harness import save_random_model, tiny_config
+from tests.support.paths import REPO
 
-REPO = Path(__file__).parents[2]
 PYTHON = REPO / "tools" / "sglang_cpu" / "python"
 READY = REPO / ".cache" / "sglang" / "ready"
 FLAGS = ("--dtype", "float32", "--max-total-tokens", "400000", "--max-running-requests", "64")

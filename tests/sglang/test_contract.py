@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from echo2d.engines.sglang.serving import Running
-from tests.loopback.engine_contract import EngineContract
-from tests.loopback.engine_harness import Harness
-from tests.loopback.sglang_harness import SglangHarness
+from echo2d.engines.sglang.server import Running
+from tests.support.engine_contract import EngineContract
+from tests.support.engine_harness import Harness
+from tests.support.sglang_harness import SglangHarness
 
 
 class TestSglangEngine(EngineContract):

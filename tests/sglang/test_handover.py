@@ -5,14 +5,14 @@ import json
 import shutil
 from pathlib import Path
 
-from echo2d.core.messages import LeaseProgress, RefitDone
-from echo2d.engines.sglang.serving import Running
+from echo2d.core.protocol.control_messages import LeaseProgress, RefitDone
+from echo2d.engines.sglang.server import Running
 from echo2d.store.snapshots import build_manifest
-from tests.coordinator_kit import CoordinatorDouble
-from tests.loopback.engine_harness import CONTEXT_MAX
-from tests.loopback.sglang_harness import SglangHarness
-from tests.loopback.test_engines import Told
-from tests.peer_kit import a_seed, a_worker
+from tests.runtime.worker.test_several_engines import Told
+from tests.support.engine_harness import CONTEXT_MAX
+from tests.support.fake_coordinator import CoordinatorDouble
+from tests.support.peer import a_seed, a_worker
+from tests.support.sglang_harness import SglangHarness
 
 LEASES, SAMPLES, BEFORE_S = 4, 4, 14.0
 SURVIVES_MIN = 0.8

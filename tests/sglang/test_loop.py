@@ -5,11 +5,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from echo2d.bench.demo import CACHE
-from echo2d.bench.programs import Programs, wait_for
-from echo2d.bench.tiny_model import make_tiny_model
+from echo2d.bench.lab.processes import Programs, wait_for
 from echo2d.client import Coordinator
-from echo2d.runtime.tokens import create_token
+from echo2d.demo.run import CACHE
+from echo2d.demo.tiny_model import make_tiny_model
+from echo2d.runtime.run_dir.credentials import create_token
 from tests.sglang.conftest import FLAGS, PYTHON
 
 STEPS, WORKERS = 5, 2

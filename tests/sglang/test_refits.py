@@ -14,14 +14,14 @@ import torch
 
 from echo2d.engines.base import GenerateRequest
 from echo2d.engines.sglang.engine import SglangEngine
-from echo2d.engines.sglang.serving import Running
-from echo2d.engines.sglang.wire import Server
+from echo2d.engines.sglang.http_client import Server
+from echo2d.engines.sglang.server import Running
 from echo2d.errors import EngineFault
-from tests.loopback.engine_contract import BREAKS, ENDLESS, SHORT, Collected, check_logprobs, generated, running
-from tests.loopback.engine_harness import VOCAB_SIZE, label
-from tests.loopback.sglang_harness import SglangHarness
 from tests.sglang.conftest import launch
-from tests.sglang.quiet import OTHERS_MAX, Others, children
+from tests.support.engine_contract import BREAKS, ENDLESS, SHORT, Collected, check_logprobs, generated, running
+from tests.support.engine_harness import VOCAB_SIZE, label
+from tests.support.quiet_machine import OTHERS_MAX, Others, children
+from tests.support.sglang_harness import SglangHarness
 
 REFITS, REQUESTS = 20, 64
 TOKENS = 4000  # of each request at most: none ends before the last refit

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from echo2d.sim.scenario import MBIT, Fault, PeerSpec, Scenario
-from echo2d.sim.world import Outcome, World
+from echo2d.sim.broadcast.world import Outcome, World
+from echo2d.sim.kernel.scenario import MBIT, Fault, PeerSpec, Scenario
 
 
 def random_scenario(rng_seed: int) -> Scenario:

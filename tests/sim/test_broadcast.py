@@ -6,8 +6,8 @@ from typing import Literal
 
 import pytest
 
-from echo2d.sim.scenario import MBIT, Fault, PeerSpec, Scenario
-from echo2d.sim.world import StuckError, World
+from echo2d.sim.broadcast.world import StuckError, World
+from echo2d.sim.kernel.scenario import MBIT, Fault, PeerSpec, Scenario
 from tests.sim.conftest import Play, random_scenario, troubled
 
 MIB = 1 << 20

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from echo2d.core.coordinator_io import CoordinatorRules
-from echo2d.core.ids import RunId
-from echo2d.core.prices import NamedPrice, Price
-from echo2d.sim.engine import STOP, VOCAB
-from echo2d.sim.faults import Schedule, WorkerSpec
-from echo2d.sim.live_fleet import fleet_of
-from echo2d.sim.loop import Loop
-from echo2d.sim.provision import provision
+from echo2d.core.base.ids import RunId
+from echo2d.core.capacity.prices import NamedPrice, Price
+from echo2d.core.cluster.events import CoordinatorRules
+from echo2d.sim.fleet.forecast import provision
+from echo2d.sim.fleet.from_status import fleet_of
+from echo2d.sim.run.engine import STOP, VOCAB
+from echo2d.sim.run.fault_schedule import Schedule, WorkerSpec
+from echo2d.sim.run.world import Loop
 
 WORKERS, SLOTS, TOKEN_S, TOKENS_MAX = 6, 4, 2.0, 4  # a sample takes 5 s on average: 0.8 trajectories/s a worker
 PER_STEP, PERIOD_S = 32, 20.0  # 1.6 trajectories/s are needed, at kappa = 1

@@ -8,17 +8,16 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from echo2d.sim.faults import LoopFault, Schedule
-from echo2d.sim.loop import Loop, LoopOutcome, StuckError
+from echo2d.sim.run.fault_schedule import LoopFault, Schedule
+from echo2d.sim.run.world import Loop, LoopOutcome, StuckError
+from tests.support.paths import REPO
 
-REPO = Path(__file__).parents[2]
 PRINT_TRACES = """
-from echo2d.sim.faults import Schedule
-from echo2d.sim.loop import Loop
+from echo2d.sim.run.fault_schedule import Schedule
+from echo2d.sim.run.world import Loop
 for rng_seed in (3, 20, 44):
     print(Loop(Schedule.draw(rng_seed)).run().trace)
 """

@@ -3,15 +3,15 @@
 import json
 from cProfile import Profile
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from echo2d.core.capacity import Mode, bubble, mu_min
-from echo2d.sim.fleet import Fleet, load_fleet, read_fleet
-from echo2d.sim.fleet_world import FleetWorld
-from echo2d.sim.provision import Ablation, provision
+from echo2d.core.capacity.model import Mode, bubble, mu_min
+from echo2d.sim.fleet.forecast import Ablation, provision
+from echo2d.sim.fleet.spec import Fleet, load_fleet, read_fleet
+from echo2d.sim.fleet.world import FleetWorld
+from tests.support.paths import REPO
 
 CALLS_MAX = 650.0  # Python calls for each trajectory trained on, the start included; with 923 a day took 60 s of CPU
 
@@ -114,7 +114,7 @@ def test_without_peers_versions_come_from_the_learner_alone() -> None:
 
 def test_a_day_of_500_workers_stays_cheap() -> None:
     """Counted in its first 18 minutes, for seconds depend on what else the machine does; 595 when this was written."""
-    beginning = load_fleet(Path(__file__).parents[2] / "scenarios" / "fleet-500.toml")
+    beginning = load_fleet(REPO / "scenarios" / "fleet-500.toml")
     beginning = replace(beginning, simulate=replace(beginning.simulate, hours=0.3))
     world, counted = FleetWorld(beginning), Profile(builtins=False)
     facts = counted.runcall(world.run)

@@ -4,15 +4,15 @@ from collections import Counter
 
 import pytest
 
-from echo2d.core.coordinator_io import CoordinatorRules
-from echo2d.core.estimators import quantile
-from echo2d.core.ids import RunId
-from echo2d.sim.engine import STOP, VOCAB
-from echo2d.sim.faults import Schedule, WorkerSpec
-from echo2d.sim.fleet import read_fleet
-from echo2d.sim.fleet_world import FleetWorld
-from echo2d.sim.loop import Loop
-from echo2d.sim.scenario import MBIT
+from echo2d.core.base.ids import RunId
+from echo2d.core.capacity.estimators import quantile
+from echo2d.core.cluster.events import CoordinatorRules
+from echo2d.sim.fleet.spec import read_fleet
+from echo2d.sim.fleet.world import FleetWorld
+from echo2d.sim.kernel.scenario import MBIT
+from echo2d.sim.run.engine import STOP, VOCAB
+from echo2d.sim.run.fault_schedule import Schedule, WorkerSpec
+from echo2d.sim.run.world import Loop
 
 WORKERS, SLOTS, TOKEN_S, TOKENS_MAX = 3, 6, 0.1, 24
 SAMPLE_S = TOKEN_S * (1 + TOKENS_MAX) / 2  # lengths are drawn uniformly

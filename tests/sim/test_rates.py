@@ -2,9 +2,9 @@
 
 import pytest
 
-from echo2d.core.rates import Rates
-from echo2d.sim.scenario import MBIT, PeerSpec, Scenario
-from echo2d.sim.world import Outcome, World
+from echo2d.core.topology.uplink_rates import Rates
+from echo2d.sim.broadcast.world import Outcome, World
+from echo2d.sim.kernel.scenario import MBIT, PeerSpec, Scenario
 
 MIB = 1 << 20
 VERSIONS = 6

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from echo2d.core.ids import LeaseId
-from echo2d.core.messages import LeaseGranted, VersionKey
-from echo2d.sim.engine import Engine
-from echo2d.sim.faults import FaultKind, LoopFault, Schedule
-from echo2d.sim.loop import Loop
+from echo2d.core.base.ids import LeaseId
+from echo2d.core.protocol.control_messages import LeaseGranted, VersionKey
+from echo2d.sim.run.engine import Engine
+from echo2d.sim.run.fault_schedule import FaultKind, LoopFault, Schedule
+from echo2d.sim.run.world import Loop
 
 
 def struck(rng_seed: int, kind: FaultKind, *at_s: float, staleness_max: int = 4) -> Loop:

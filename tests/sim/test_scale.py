@@ -1,14 +1,13 @@
 """Large swarms on mixed lines, whose peers leave without a word while others come."""
 
-from pathlib import Path
-
 import pytest
 
-from echo2d.sim.scenario_file import load_scenario
-from echo2d.sim.world import CHECK_EVERY_LONG
+from echo2d.sim.broadcast.world import CHECK_EVERY_LONG
+from echo2d.sim.kernel.scenario_file import load_scenario
 from tests.sim.conftest import Play
+from tests.support.paths import REPO
 
-MIXED = Path(__file__).parents[2] / "scenarios" / "mixed.toml"
+MIXED = REPO / "scenarios" / "mixed.toml"
 
 
 @pytest.mark.parametrize(("size", "ratio_max"), [("80MB", 1.35), ("400MB", 1.35)])

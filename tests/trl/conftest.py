@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-ENVIRONMENT = Path(__file__).parents[2] / ".cache" / "trl"
+from tests.support.paths import REPO
+
+ENVIRONMENT = REPO / ".cache" / "trl"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

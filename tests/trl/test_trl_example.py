@@ -2,17 +2,16 @@
 
 import ast
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from tests.e2e.test_by_hand import Site, poll, site
 from tests.e2e.test_own_loop import serving
+from tests.support.paths import REPO
 from tests.trl.conftest import ENVIRONMENT
 
 __all__ = ["site"]
 
-REPO = Path(__file__).parents[2]
 STEPS = 6
 TRAIN_S = 1200.0
 

@@ -8,14 +8,14 @@ from pathlib import Path
 from random import Random
 
 from echo2d.engines.base import AdapterBase, EngineLoad, GenerateRequest, RefitReport, SampleDelta
+from echo2d.engines.sglang.admission import Room
 from echo2d.engines.sglang.calls import Call, Sample
 from echo2d.engines.sglang.files import limits_of
+from echo2d.engines.sglang.http_client import Server
 from echo2d.engines.sglang.process import Launch, ServerProcess
-from echo2d.engines.sglang.room import Room
-from echo2d.engines.sglang.serving import Running, Serving
-from echo2d.engines.sglang.swap import RefitMode
-from echo2d.engines.sglang.wire import Server
-from echo2d.engines.sglang.writing import Writing
+from echo2d.engines.sglang.sampling_loop import Writing
+from echo2d.engines.sglang.server import Running, Serving
+from echo2d.engines.sglang.weight_update import RefitMode
 from echo2d.engines.stream import SAMPLES_OPEN_MAX, RequestStream, check_request
 from echo2d.errors import EngineFault
 

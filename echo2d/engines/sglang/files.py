@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from echo2d.engines.layout import Layout, read_layout, weight_files
-from echo2d.engines.sglang.swap import Doubtful, Files, Order
+from echo2d.engines.sglang.weight_update import Doubtful, Files, Order
 from echo2d.errors import EngineFault
 
 

@@ -1,4 +1,4 @@
-"""An SGLang server as a process of this worker: on loopback, with keys of its own, alone with its guard (`guard.py`).
+"""An SGLang server as a process of this worker, on loopback, with its own keys and a guard (`process_guard`).
 
 Its keys go through a file that only this user can read and that is gone once the server has read it: argv shows to all.
 """
@@ -100,7 +100,7 @@ class ServerProcess:
             self._guard = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "echo2d.engines.sglang.guard",
+                "echo2d.engines.sglang.process_guard",
                 stdin=asyncio.subprocess.PIPE,
                 env=dict(self._launch.environment),
                 start_new_session=True,

@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from echo2d.net.fields import Refusal
+from echo2d.net.http.json_fields import Refusal
 
 VERSION_HEADER = "X-Echo2d-Version"  # the newest version that wrote a token of the answer; of a 409: that is served now
 RETRY_AFTER_S = 1

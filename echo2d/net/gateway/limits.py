@@ -1,6 +1,6 @@
 """How much the gateway takes on at once. Past it a caller is told to come back (429, Retry-After), never kept waiting.
 
-    request --Requests--> read, rendered and tokenized at the Desk --> a call, which the core limits (`gateway_calls`)
+    request --Requests--> read, rendered and tokenized at the Desk --> a call, which the core limits (`gateway/calls`)
 
 Not here: what a request says.
 """

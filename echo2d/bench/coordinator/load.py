@@ -1,0 +1,58 @@
+"""The load that `echo2d bench coordinator` puts on a coordinator, and the configuration that nothing else limits."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from echo2d.bench.lab.stub_task import config
+from echo2d.errors import OperatorFault
+
+GROUP_SIZE = 8
+STEP_S = 10.0  # of the load become one batch
+VOCAB_SIZE = 32_000
+PROMPT_TOKENS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What `echo2d bench coordinator` was asked for. rate: trajectories/s of all workers together, `tokens` each."""
+
+    workers: int = 1000
+    rate: float = 200.0
+    tokens: int = 1000
+    slots: int = 4
+    seconds: float = 60.0
+    shape: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.workers * self.slots < GROUP_SIZE:
+            raise OperatorFault(f"--workers x --slots: expected at least {GROUP_SIZE}, a group; found {self.groups}")
+
+    @property
+    def groups(self) -> int:
+        """In flight when every slot is leased."""
+        return math.ceil(self.workers * self.slots / GROUP_SIZE)
+
+    @property
+    def generate_s(self) -> float:
+        """How long a sample takes so that all slots together make `rate`."""
+        return self.workers * self.slots / self.rate
+
+    @property
+    def groups_per_step(self) -> int:
+        return max(1, round(self.rate * STEP_S / GROUP_SIZE))
+
+    @property
+    def staleness_max(self) -> int:
+        """So that neither the groups in flight nor a batch in the buffer closes a gate."""
+        return math.ceil(self.groups / self.groups_per_step) + 2
+
+    def config(self, run: Path) -> str:
+        policy = {
+            "staleness_max": self.staleness_max,
+            "publish_every": 1,
+            "trajectories_per_step": self.groups_per_step * GROUP_SIZE,
+            "group_size": GROUP_SIZE,
+        }
+        task = {"prompt_tokens": PROMPT_TOKENS, "vocab_size": VOCAB_SIZE}
+        return config(run, task, self.tokens, policy, {"shape": self.shape})

@@ -1,0 +1,99 @@
+"""What a load on a coordinator measured: latencies as its workers see them, CPU and memory as the kernel counts them.
+
+Nothing is kept before `start` and after `stop`.
+"""
+
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from echo2d.core.capacity.estimators import quantile
+
+PARTS = 5  # of the measured time; the spread of their figures says how steady it was
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds that a process has used, all threads, without its children."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
+def machine_cpu_s() -> float:
+    """CPU seconds that all cores of this machine have worked."""
+    user, nice, system, _, _, irq, softirq, *_ = Path("/proc/stat").read_text().split(maxsplit=9)[1:9]
+    return sum(map(int, (user, nice, system, irq, softirq))) / _TICKS_PER_S
+
+
+def rss_mb(pid: int) -> float:
+    """Resident memory in 10^6 bytes."""
+    line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS"))
+    return int(line.split()[1]) * 1024 / 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class CpuUse:
+    """CPU seconds so far, of the coordinator, of this process, and of the whole machine, at a moment."""
+
+    at: float
+    coordinator: float
+    load: float
+    machine: float
+
+    @staticmethod
+    def now(pid: int) -> "CpuUse":
+        return CpuUse(time.monotonic(), cpu_s(pid), cpu_s(os.getpid()), machine_cpu_s())
+
+
+class LoadMeter:
+    """See the module docstring. Seconds."""
+
+    def __init__(self) -> None:
+        self.measuring = False
+        self.lease_s: list[float] = []  # how long a slot stayed empty
+        self.answer_s: list[float] = []  # until a result was acknowledged
+        self.refused: Counter[str] = Counter()
+        self.accepted = 0
+        self.lost_links = 0  # ever, for none should be
+        self.uses: list[CpuUse] = []
+        self._cuts: list[int] = []
+
+    def filled(self, seconds: float) -> None:
+        """A slot that a result had freed so long ago is leased again."""
+        if self.measuring:
+            self.lease_s.append(seconds)
+
+    def answered(self, seconds: float, *, refusal: str) -> None:
+        """A result was acknowledged, or refused."""
+        if self.measuring and refusal:
+            self.refused[refusal] += 1
+        elif self.measuring:
+            self.accepted += 1
+            self.answer_s.append(seconds)
+
+    def cut(self, pid: int) -> None:
+        """A part begins or ends here."""
+        self.uses.append(CpuUse.now(pid))
+        self._cuts.append(len(self.lease_s))
+
+    def parts_p99_s(self) -> list[float]:
+        """The 99th percentile of `lease_s` in each part."""
+        parts = (self.lease_s[start:end] for start, end in zip(self._cuts, self._cuts[1:], strict=False))
+        return [found for part in parts if (found := quantile(part, 0.99)) is not None]
+
+    def shares(self) -> Sequence[CpuUse]:
+        """Of one core, in each part."""
+        return [_share(before, after) for before, after in zip(self.uses, self.uses[1:], strict=False)]
+
+    def share(self) -> CpuUse:
+        """Of one core, over all parts."""
+        return _share(self.uses[0], self.uses[-1])
+
+
+def _share(before: CpuUse, after: CpuUse) -> CpuUse:
+    seconds = after.at - before.at
+    parts = (after.coordinator - before.coordinator, after.load - before.load, after.machine - before.machine)
+    return CpuUse(seconds, *(part / seconds for part in parts))

@@ -1,0 +1,124 @@
+"""What `echo2d bench coordinator` found, as an object and as a table."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from echo2d.bench.coordinator.load import GROUP_SIZE, Load
+from echo2d.bench.coordinator.load_meter import LoadMeter
+from echo2d.core.capacity.estimators import quantile
+from echo2d.errors import Fault
+
+STALE_SLOT_S = 1.0  # a slot that has been empty for so long at the end was forgotten, not slow
+SUSTAINED = 0.95  # share of --rate that has to be accepted
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The object that `--json` prints. Milliseconds, seconds, 10^6 bytes; shares are of one core.
+
+    lease_*: see `coordinator`; *_parts: [least, most] over fifths of the measured time. answer_*: until a result
+    was acknowledged, so durable. load_cpu_share: of this process. other_cpu_share: of everything else on this machine,
+    the coordinator's seed and task process among it. slots_empty: freed STALE_SLOT_S ago and still empty at the end.
+    enrol_s, connect_s: until all workers were enrolled, and welcomed. steps: train steps in the measured time.
+    """
+
+    lease_p50_ms: float
+    lease_p99_ms: float
+    lease_max_ms: float
+    lease_p99_ms_parts: tuple[float, float]
+    answer_p50_ms: float
+    answer_p99_ms: float
+    cpu_share: float
+    cpu_share_parts: tuple[float, float]
+    rss_mb: float
+    trajectories_per_s: float
+    leases_measured: int
+    slots_empty: int
+    results_refused: dict[str, int]
+    links_lost: int
+    steps: int
+    enrol_s: float
+    connect_s: float
+    load_cpu_share: float
+    other_cpu_share: float
+    cores: int
+    settings: dict[str, Any]
+
+    @staticmethod
+    def of(
+        load: Load, meter: LoadMeter, *, slots_empty: int, steps: int, took: Mapping[str, float], memory_mb: float
+    ) -> "Result":
+        """What the meter has. took: seconds by what was done before."""
+        if not meter.lease_s or not meter.answer_s:
+            raise Fault("no slot was filled while it was measured")
+        share, parts, cpu = meter.share(), meter.parts_p99_s(), [part.coordinator for part in meter.shares()]
+        return Result(
+            lease_p50_ms=_ms(quantile(meter.lease_s, 0.5)),
+            lease_p99_ms=_ms(quantile(meter.lease_s, 0.99)),
+            lease_max_ms=_ms(max(meter.lease_s)),
+            lease_p99_ms_parts=(_ms(min(parts)), _ms(max(parts))),
+            answer_p50_ms=_ms(quantile(meter.answer_s, 0.5)),
+            answer_p99_ms=_ms(quantile(meter.answer_s, 0.99)),
+            cpu_share=round(share.coordinator, 3),
+            cpu_share_parts=(round(min(cpu), 3), round(max(cpu), 3)),
+            rss_mb=round(memory_mb, 1),
+            trajectories_per_s=round(meter.accepted / share.at, 1),
+            leases_measured=len(meter.lease_s),
+            slots_empty=slots_empty,
+            results_refused=dict(meter.refused),
+            links_lost=meter.lost_links,
+            steps=steps,
+            enrol_s=round(took["enrolling"], 2),
+            connect_s=round(took["connecting"], 2),
+            load_cpu_share=round(share.load, 3),
+            other_cpu_share=round(share.machine - share.coordinator - share.load, 3),
+            cores=len(os.sched_getaffinity(0)),
+            settings={
+                **asdict(load),
+                "group_size": GROUP_SIZE,
+                "trajectories_per_step": load.groups_per_step * GROUP_SIZE,
+                "staleness_max": load.staleness_max,
+                "generate_s": load.generate_s,
+            },
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def shortcomings(self, load: Load) -> list[str]:
+        """Why these figures are not those of the load that was asked for; empty when they are."""
+        found = {
+            f"only {self.trajectories_per_s:.1f} of {load.rate:g} trajectories/s were accepted": (
+                self.trajectories_per_s < SUSTAINED * load.rate
+            ),
+            f"{self.slots_empty} slots stayed empty": self.slots_empty > 0,
+            f"results were refused: {self.results_refused}": bool(self.results_refused),
+            f"{self.links_lost} control links were lost": self.links_lost > 0,
+        }
+        return [text for text, is_so in found.items() if is_so]
+
+
+def _ms(seconds: float | None) -> float:
+    return round(1000 * (seconds or 0.0), 1)
+
+
+def print_figures(result: Result) -> None:
+    """The table at the end."""
+    table = Table("what", "measured", "least - most of five parts", box=None)
+    table.add_row("lease latency p50", f"{result.lease_p50_ms} ms", "")
+    low, high = result.lease_p99_ms_parts
+    table.add_row("lease latency p99, max", f"{result.lease_p99_ms} ms, {result.lease_max_ms} ms", f"{low} - {high} ms")
+    table.add_row("result acknowledged p50, p99", f"{result.answer_p50_ms} ms, {result.answer_p99_ms} ms", "")
+    low, high = result.cpu_share_parts
+    table.add_row("coordinator: share of one core", f"{result.cpu_share:.0%}", f"{low:.0%} - {high:.0%}")
+    table.add_row("coordinator: memory", f"{result.rss_mb} MB", "")
+    table.add_row("trajectories accepted", f"{result.trajectories_per_s} /s", "")
+    table.add_row("train steps", str(result.steps), "")
+    table.add_row("enrolling, connecting", f"{result.enrol_s} s, {result.connect_s} s", "")
+    table.add_row("this process, everything else", f"{result.load_cpu_share:.0%}, {result.other_cpu_share:.0%}", "")
+    Console().print(table)

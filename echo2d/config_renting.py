@@ -1,0 +1,147 @@
+"""What the operator says about renting: the [rent] table, and a [[provider]] for each place where boxes come from.
+
+[[provider]]
+name = "aws"
+kind = "exec"
+start = ["/etc/echo2d/aws.sh", "start"]
+...
+[[provider.offer]]
+name = "g6"
+usd_per_h = 0.8
+trajectories_per_h = 300
+max = 8
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from echo2d.config_tables import Table, key, print_tables, table_of
+from echo2d.errors import OperatorFault
+
+USD_MAX = 1e6  # an hour, or 10^9 bytes: a mistake
+HOURS_MAX = 24.0 * 90
+SECONDS_MAX = 86400.0
+DRAIN_S_MAX = 3600.0  # of a box that costs money: no trajectory takes longer
+RATE_MAX = 1e9  # trajectories an hour: a mistake
+BOXES_MAX = 512  # of one offer at a time: the largest fleet
+PROVIDERS_MAX = 16
+OFFERS_MAX = 64  # of all providers
+NAME = re.compile(r"[a-z][a-z0-9]{0,15}")  # it becomes part of a label
+PATTERN = re.compile(r"[A-Za-z0-9._*?-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RentTable(Table):
+    TABLE: ClassVar[str] = "rent"
+
+    usd_per_h: float | None = key("that all rented boxes may cost together", None, above=0.0, high=USD_MAX)
+    usd_total: float | None = key("that they may cost in the whole run", None, above=0.0, high=USD_MAX)
+    url: str = key("how rented boxes reach the coordinator, https://HOST:PORT; empty: as this host does", "")
+    life_h: float = key("hours that a box may live; it is told to end by itself then", 24.0, above=0.0, high=HOURS_MAX)
+    idle_s: float = key("seconds without work after which a box is given back", 900.0, above=0.0, high=SECONDS_MAX)
+    join_s: float = key("seconds in which a box has to serve a version, or again", 1800.0, above=0.0, high=SECONDS_MAX)
+    drain_s: float = key(
+        "seconds in which the worker of a box that goes may finish what it holds", 120.0, low=0.0, high=DRAIN_S_MAX
+    )
+    patience_s: float = key("seconds that workers must have been too few", 60.0, low=0.0, high=SECONDS_MAX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProviderTable(Table):
+    TABLE: ClassVar[str] = "provider"
+
+    name: str = key("lower-case letters and digits; part of each box's label")
+    kind: Literal["exec", "static"] = key("exec: the commands below; static: boxes that join by themselves")
+    start: tuple[str, ...] = key("command that starts the box ECHO2D_LABEL (docs/renting.md)", ())
+    stop: tuple[str, ...] = key("command that ends it", ())
+    list: tuple[str, ...] = key('command that prints {"label": ..., "id": ...} for every box, one a line', ())
+    timeout_s: float = key("seconds that a command may take", 300.0, above=0.0, high=3600.0)
+    settle_s: float = key("after a command, seconds until lists show what it did", 120.0, low=0.0, high=3600.0)
+    list_every_s: float = key("seconds between two lists", 60.0, above=0.0, high=3600.0)
+    billed_by_s: float = key("seconds that are billed in full once begun", 60.0, above=0.0, high=SECONDS_MAX)
+    grace_s: float = key(
+        "seconds billed at most beside a box's life: to begin, and to end", 900.0, low=0.0, high=SECONDS_MAX
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferTable(Table):
+    """A kind of box that a provider has; of a static one, what boxes cost whose worker has such a name."""
+
+    TABLE: ClassVar[str] = "provider.offer"
+
+    name: str = key("lower-case letters and digits; of a static provider the workers' names: lab-*")
+    usd_per_h: float = key("of one box, with its disk and address", low=0.0, high=USD_MAX)
+    trajectories_per_h: float = key(
+        "of one, until it is measured; 0, of a static one: as the others", low=0.0, high=RATE_MAX
+    )
+    max: int = key("boxes at a time", 1, low=1, high=BOXES_MAX)
+    availability: float = key("share of the time that one is there", 1.0, above=0.0, high=1.0)
+    usd_per_gb_down: float = key("usd per 10^9 bytes that it receives", 0.0, low=0.0, high=USD_MAX)
+    usd_per_gb_up: float = key("usd per 10^9 bytes that it sends", 0.0, low=0.0, high=USD_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderConfig:
+    """One [[provider]] with its [[provider.offer]]s."""
+
+    table: ProviderTable
+    offers: tuple[OfferTable, ...]
+
+    def __post_init__(self) -> None:
+        table = self.table
+        commands = {"start": table.start, "stop": table.stop, "list": table.list}
+        for name, command in commands.items():
+            if (table.kind == "exec") != bool(command):
+                expected = "a command" if table.kind == "exec" else "nothing, of a static one"
+                raise OperatorFault(f"provider.{name}: expected {expected}; found {list(command)}")
+        _require_name("provider.name", table.name, NAME)
+        names = [offer.name for offer in self.offers]
+        for offer in self.offers:
+            _require_name("provider.offer.name", offer.name, NAME if table.kind == "exec" else PATTERN)
+            if table.kind == "exec" and not (offer.usd_per_h > 0 and offer.trajectories_per_h > 0):
+                raise OperatorFault(
+                    f"provider.offer: expected usd_per_h and trajectories_per_h above 0 of {table.name}/{offer.name}"
+                )
+        if not names or len(set(names)) < len(names):
+            raise OperatorFault(f"provider.offer: expected at least one, with different names; found {names}")
+
+
+def _require_name(where: str, name: str, rule: re.Pattern[str]) -> None:
+    if rule.fullmatch(name) is None:
+        raise OperatorFault(f"{where}: expected {rule.pattern}; found {name!r}")
+
+
+def read_providers(document: Mapping[str, Any]) -> tuple[ProviderConfig, ...]:
+    """All [[provider]] of a parsed file."""
+    providers = tuple(map(_provider, _rows(document, "provider")))
+    names = [provider.table.name for provider in providers]
+    if len(set(names)) < len(names):
+        raise OperatorFault(f"provider.name: expected different ones; found {names}")
+    if len(providers) > PROVIDERS_MAX or sum(len(provider.offers) for provider in providers) > OFFERS_MAX:
+        raise OperatorFault(f"[[provider]]: expected at most {PROVIDERS_MAX}, with {OFFERS_MAX} offers in all")
+    return providers
+
+
+def _provider(row: Mapping[str, Any]) -> ProviderConfig:
+    keys = {name: value for name, value in row.items() if name != "offer"}
+    return ProviderConfig(ProviderTable.read(keys), tuple(map(OfferTable.read, _rows(row, "offer"))))
+
+
+def _rows(document: Mapping[str, Any], name: str) -> "list[Mapping[str, Any]]":
+    rows = document.get(name, [])
+    if not isinstance(rows, list):
+        raise OperatorFault(f"[[{name}]]: expected tables with double brackets")
+    return [table_of({name: row}, name) for row in rows]
+
+
+def print_providers() -> str:
+    """Their keys, as comments: without a section there is no provider."""
+    lines = print_tables(ProviderTable, OfferTable).splitlines()
+    return "".join(f"# {_doubled(line)}\n" if line else "\n" for line in lines)
+
+
+def _doubled(line: str) -> str:
+    return f"[{line}]" if line.startswith("[") else line

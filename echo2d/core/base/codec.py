@@ -1,0 +1,208 @@
+"""Messages <-> msgpack, checked.
+
+A message is a frozen dataclass. On the wire it is the array `[tag, field, field, ...]` in field order; nested
+dataclasses and NamedTuples are arrays without a tag. The codec names each tag, so a class can be renamed freely.
+Decoders are built once from the annotations, so what a field may hold is written in one place. Anything else (unknown
+tag, wrong type, wrong count, negative or huge integer, too long) is a `PeerFault`.
+
+Fields may be: int (0 <= x < 2**63), float, bool, str (<= TEXT_CHARS_MAX), bytes, Literal of strings, a nested message
+class or NamedTuple, tuple[X, ...] of these (<= ITEMS_MAX in a message), `X | None`, and NewTypes of them. A Digest has
+DIGEST_BYTES.
+"""
+
+import dataclasses
+import operator
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Union
+
+import msgpack
+
+from echo2d.core.base.ids import DIGEST_BYTES, Digest
+from echo2d.errors import PeerFault
+
+MESSAGE_BYTES_MAX = 4 << 20  # one control message: a lease with 32k prompt tokens is 128 KiB, a result 8 B a token
+TEXT_CHARS_MAX = 4096  # reasons and names are for people; nobody reads more
+ITEMS_MAX = 8192  # of one list in a message: twice the longest, versions revoked; fewer objects than bytes
+INT_MAX = (1 << 63) - 1
+
+_Check = Callable[[Any], Any]
+
+
+def _wrong(expected: str, value: object) -> PeerFault:
+    return PeerFault(f"expected {expected}, got {type(value).__name__}")
+
+
+def _int(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= INT_MAX:
+        raise _wrong("a non-negative integer", value)
+    return value
+
+
+def _float(value: Any) -> float:
+    if type(value) not in (float, int):
+        raise _wrong("a number", value)
+    return float(value)
+
+
+def _bool(value: Any) -> bool:
+    if type(value) is not bool:
+        raise _wrong("a boolean", value)
+    return value
+
+
+def _str(value: Any) -> str:
+    if type(value) is not str or len(value) > TEXT_CHARS_MAX:
+        raise _wrong(f"text of at most {TEXT_CHARS_MAX} characters", value)
+    return value
+
+
+def _bytes(value: Any) -> bytes:
+    if type(value) is not bytes:
+        raise _wrong("bytes", value)
+    return value
+
+
+def _digest(value: Any) -> bytes:
+    if type(value) is not bytes or len(value) != DIGEST_BYTES:
+        raise _wrong(f"a digest of {DIGEST_BYTES} bytes", value)
+    return value
+
+
+_SCALARS: dict[Any, _Check] = {int: _int, float: _float, bool: _bool, str: _str, bytes: _bytes}
+
+
+def _literal(choices: tuple[Any, ...]) -> _Check:
+    def check(value: Any) -> Any:
+        if value not in choices:
+            raise PeerFault(f"expected one of {', '.join(map(str, choices))}")
+        return value
+
+    return check
+
+
+def _optional(inner: _Check) -> _Check:
+    return lambda value: None if value is None else inner(value)
+
+
+def _sequence(inner: _Check) -> _Check:
+    def check(value: Any) -> tuple[Any, ...]:
+        if type(value) is not list:
+            raise _wrong("a list", value)
+        return tuple(map(inner, value))
+
+    return check
+
+
+def _record(cls: type) -> _Check:
+    hints = typing.get_type_hints(cls)
+    checks = [_check_for(hints[name]) for name in _names(cls)]
+
+    def check(value: Any) -> Any:
+        if type(value) is not list or len(value) != len(checks):
+            raise PeerFault(f"expected {len(checks)} fields of {cls.__name__}")
+        return cls(*[field_check(item) for field_check, item in zip(checks, value, strict=True)])
+
+    return check
+
+
+def _check_for(hint: Any) -> _Check:
+    if hint is Digest:
+        return _digest
+    while hasattr(hint, "__supertype__"):
+        hint = hint.__supertype__
+    if hint in _SCALARS:
+        return _SCALARS[hint]
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return _literal(arguments)
+    if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
+        return _sequence(_check_for(arguments[0]))
+    if origin in (Union, types.UnionType) and len(arguments) == 2 and type(None) in arguments:
+        return _optional(_check_for(arguments[0] if arguments[1] is type(None) else arguments[1]))
+    if isinstance(hint, type) and (dataclasses.is_dataclass(hint) or issubclass(hint, tuple)):
+        return _record(hint)
+    raise AssertionError(f"{hint!r} cannot be a message field")
+
+
+_FIELDS: dict[type, Callable[[Any], tuple[Any, ...]]] = {}  # of the dataclasses met so far: a record to its fields
+
+
+def _fields(record: Any) -> tuple[Any, ...]:
+    """What msgpack asks of everything that it does not know."""
+    getter = _FIELDS.get(type(record))
+    if getter is None:
+        if not dataclasses.is_dataclass(record):
+            raise TypeError(f"{type(record).__name__} cannot be a message field")
+        getter = _FIELDS[type(record)] = _getter(_names(type(record)))
+    return getter(record)
+
+
+def _names(cls: Any) -> tuple[str, ...]:
+    """Of the fields of a dataclass or NamedTuple."""
+    if dataclasses.is_dataclass(cls):
+        return tuple(field.name for field in dataclasses.fields(cls))
+    names: tuple[str, ...] = cls._fields
+    return names
+
+
+def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
+    """`attrgetter` makes a tuple of two fields or more."""
+    if len(names) > 1:
+        return operator.attrgetter(*names)
+    return lambda record: tuple(getattr(record, name) for name in names)
+
+
+def _unpack(data: bytes | memoryview, *, bytes_max: int, items_max: int) -> Any:
+    if len(data) > bytes_max:
+        raise PeerFault(f"message of {len(data)} bytes; at most {bytes_max} are allowed")
+    try:
+        return msgpack.unpackb(data, use_list=True, raw=False, strict_map_key=True, max_array_len=items_max)
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise PeerFault("malformed message") from error
+
+
+class Codec:
+    """The messages of one direction of one protocol, by tag. Tags are words, so that captures can be read."""
+
+    def __init__(self, messages: Mapping[str, type], *, bytes_max: int = MESSAGE_BYTES_MAX) -> None:
+        self.messages = messages
+        self._checks = {tag: _record(cls) for tag, cls in messages.items()}
+        self._tags = {cls: tag for tag, cls in messages.items()}
+        self._bytes_max = bytes_max
+        assert len(self._tags) == len(messages), "a message has one tag"
+
+    def encode(self, message: object) -> bytes:
+        tag = self._tags.get(type(message))
+        assert tag is not None, f"{type(message).__name__} is not a message of this codec"
+        packed: bytes = msgpack.packb([tag, *_fields(message)], default=_fields)
+        return packed
+
+    def decode(self, data: bytes | memoryview) -> Any:
+        """The message in `data`. PeerFault says what is wrong with it."""
+        value = _unpack(data, bytes_max=self._bytes_max, items_max=ITEMS_MAX)
+        if type(value) is not list or not value or type(value[0]) is not str:
+            raise PeerFault("expected a tagged message")
+        check = self._checks.get(value[0])
+        if check is None:
+            raise PeerFault(f"unknown message {value[0][:64]!r}")
+        return check(value[1:])
+
+
+def pack(record: object) -> bytes:
+    """One record without a tag, canonically: what is stored and what is hashed."""
+    packed: bytes = msgpack.packb(record, default=_fields)
+    return packed
+
+
+def plain_reader(cls: type) -> Callable[[Sequence[Any]], Any]:
+    """Makes records of `cls` from their fields, with lists for the tuples and records in them; PeerFault on others."""
+    check = _record(cls)
+    return lambda values: check(list(values))
+
+
+def unpacker(cls: type, *, bytes_max: int) -> Callable[[bytes | memoryview], Any]:
+    """The inverse of `pack` for records of `cls`; PeerFault on anything else."""
+    check = _record(cls)
+    return lambda data: check(_unpack(data, bytes_max=bytes_max, items_max=bytes_max))

@@ -1,0 +1,48 @@
+"""What the seed and those who receive are told of one version: orders, roots, places in its plan. Decides nothing."""
+
+from collections.abc import Collection, Iterable, Mapping
+
+from echo2d.core.base.ids import PeerId
+from echo2d.core.broadcast.transmission import Spread
+from echo2d.core.cluster.events import Action, Send, SendRoot
+from echo2d.core.cluster.membership import Membership, Peer
+from echo2d.core.protocol.control_messages import ForgetForm, PlanEdges
+from echo2d.core.topology.edges import edge_secret
+from echo2d.core.weights.signed_index import Root
+
+
+class Announcer:
+    """To peers without a session nothing is said: their hello brings it about."""
+
+    def __init__(self, members: Membership, plan_secret: bytes) -> None:
+        self._members, self._plan_secret = members, plan_secret
+
+    def secret(self, one: PeerId, other: PeerId) -> bytes:
+        """Of the edge between them."""
+        return edge_secret(self._plan_secret, one, other)
+
+    def order(self, spread: Spread, *, aside: bool) -> list[Action]:
+        """Tell the seed to encode."""
+        spread.encode_at = None
+        seed = self._members.seed
+        if seed is None or seed.session is None:
+            return []
+        return [Send(seed.session, spread.order(aside=aside))]
+
+    def root(self, peers: Collection[Peer], root: Root) -> list[Action]:
+        sessions = tuple(peer.session for peer in peers if peer.session is not None)
+        return [SendRoot(sessions, root.signing_bytes())] if sessions else []
+
+    def place(self, spread: Spread, peer: Peer, *, renewed: bool) -> list[Action]:
+        """What the form is, and whom to take it from and pass it to."""
+        if spread.newest_root is None:
+            return []
+        return [*self.root([peer], spread.newest_root), *self.edges(spread.admit(peer, renewed=renewed))]
+
+    def edges(self, edges: Mapping[PeerId, PlanEdges]) -> list[Action]:
+        known = [(self._members.get(peer), part) for peer, part in edges.items()]
+        return [Send(peer.session, part) for peer, part in known if peer is not None and peer.session is not None]
+
+    def forget(self, spread: Spread, peers: Iterable[Peer]) -> list[Action]:
+        sessions = [peer.session for peer in peers if peer.session is not None]
+        return [Send(session, ForgetForm(spread.form)) for session in sessions]

@@ -1,0 +1,250 @@
+"""Which form of a version each peer takes, while the spreading one is a delta: who lacks its base takes another one.
+
+    passes on only, stands on the base, or has the version --> the spreading form
+    stands on a version whose copy is kept -----------------> a delta from that one   }
+    stands on one from which deltas that are kept lead on --> those, composed         } catch-ups
+    anything else: nothing, another base, a damaged one ----> the full form           }
+
+A catch-up is a form like any other: signed segment by segment, verified frame by frame, passed on by those who take it.
+It goes on while newer versions spread, so that a slow newcomer ends somewhere, and from there takes a delta. At most
+FULLS_MAX and DELTAS_MAX of them at a time; whom none suits waits for one that ends. Peers that have the version help
+with the full form: they encode it again from what stands in their slots, and spare the seed.
+
+Also here: the base of the next delta, and what takes the fewest bytes (`choose_way`).
+Not here: who is told (`catch_up`), and what a form is (`transmission`).
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from echo2d.core.base.ids import Digest, FormId, PeerId, PublishSeq
+from echo2d.core.broadcast.transmission import Spread
+from echo2d.core.cluster.events import VersionPublished
+from echo2d.core.cluster.membership import PEERS_MAX, Peer
+from echo2d.core.cluster.versions import Versions, key_of
+from echo2d.core.weights.delta_chain import KeptDelta, chain_bytes, shortest_chain
+
+FULLS_MAX = 2  # each costs the seed an encoding, and its uplink a copy at most; newcomers of one version share one
+FULL_LAG_MAX = 8  # publishes that a full form is behind the newest: then it gives way to who waits (I6)
+DELTAS_MAX = 2  # each costs an encoding, and hardly any bytes
+HELPERS_MAX = 2  # who have the version and encode it again: half a core for as long as the wire takes
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a version is sent to who has `base`, or anything: as a delta, composed of kept ones via these; or in full.
+
+    bytes_max: what it takes on the wire at most, as far as that is known.
+    """
+
+    bytes_max: int
+    base: VersionPublished | None = None
+    via: tuple[Digest, ...] | None = None
+
+    def __str__(self) -> str:
+        how = "in full" if self.base is None else f"as a delta from version {self.base.version}"
+        made = "" if self.via is None else f", composed of {len(self.via) + 1}"
+        return f"{how}{made}, at most {self.bytes_max / 1e6:.1f} MB"
+
+
+Make = Callable[[VersionPublished, Way], Spread]  # of a version
+
+
+def choose_way(
+    record: VersionPublished,
+    stands: VersionPublished | None,
+    *,
+    copies: Sequence[VersionPublished],
+    deltas: Sequence[KeptDelta],
+    full_bytes: int,
+) -> Way:
+    """What takes the fewest bytes to who stands on `stands`; full_bytes: what the full form takes.
+
+    A delta from a copy takes no more than either of the others: changes that were undone meanwhile are not in it, and
+    no chunk takes more than it would by itself.
+    """
+    full = Way(full_bytes)
+    if stands is None or stands.digest == record.digest:
+        return full
+    chain = shortest_chain(deltas, stands.digest, record.digest)
+    composed = full if chain is None else Way(chain_bytes(chain), stands, tuple(each.made for each in chain[:-1]))
+    if stands in copies:
+        return Way(min(composed.bytes_max, full_bytes), stands)
+    return min(full, composed, key=lambda way: way.bytes_max)
+
+
+def choose_base(copies: Iterable[VersionPublished], workers: Sequence[Peer]) -> VersionPublished | None:
+    """The newest of the versions that are kept on which at least half of the workers stand, verified; None: in full.
+
+    Without workers it is the newest: most of those who come back have it.
+    """
+    for record in copies:
+        if 2 * sum(peer.stands == key_of(record) for peer in workers) >= len(workers):
+            return record
+    return None
+
+
+class CatchUps:
+    """See the module docstring. make: begins a form."""
+
+    def __init__(self, versions: Versions, make: Make) -> None:
+        self._versions, self._make = versions, make
+        self._spreads: dict[FormId, Spread] = {}
+        self._takes: dict[PeerId, FormId] = {}
+        self._helps: dict[PeerId, FormId] = {}
+        self._waiting: dict[PeerId, None] = {}
+        self._full_share = 1.0  # what the last full form took of its snapshot
+        self.deltas: tuple[KeptDelta, ...] = ()  # that the seed can compose others of
+        self._in_full_only = PublishSeq(-1)  # the newest publish of which a delta could not be made
+
+    def __iter__(self) -> Iterator[Spread]:
+        return iter(self._spreads.values())
+
+    def get(self, form: FormId) -> Spread | None:
+        return self._spreads.get(form)
+
+    def apart(self, peer: PeerId) -> bool:
+        """Whether the spreading form is not for this peer."""
+        return peer in self._takes or peer in self._waiting
+
+    def is_settled(self, peer: Peer, main: Spread | None) -> bool:
+        """Whether it takes the spreading form, and can use that."""
+        return not self.apart(peer.peer) and (main is None or _suits(main, peer))
+
+    def takes(self, peer: PeerId) -> Spread | None:
+        return self._spreads[self._takes[peer]] if peer in self._takes else None
+
+    def concerns(self, spread: Spread, peer: PeerId) -> bool:
+        """Whether the peer takes this catch-up, or helps with it."""
+        return spread.form in (self._takes.get(peer), self._helps.get(peer))
+
+    def waiting(self) -> list[PeerId]:
+        return list(self._waiting)
+
+    def assign(self, peer: Peer, main: Spread | None) -> Spread | None:
+        """What the peer takes from now on, perhaps a form that begins with it; None: `main`, or it waits."""
+        present = self.takes(peer.peer)
+        if main is None or _suits(main, peer):
+            self.release(peer.peer)
+            return None
+        if present is None or not _suits(present, peer) or _is_over(present, peer, main):
+            present = self._choose(peer, main)
+        self.release(peer.peer)
+        if present is None:
+            self._waiting[peer.peer] = None
+            return None
+        self._spreads[present.form] = present
+        self._takes[peer.peer] = present.form
+        return present
+
+    def help(self, spread: Spread, peers: Iterable[Peer]) -> None:
+        """Those of the peers that have its version help with it from now on."""
+        if spread.base is None:
+            having = [peer for peer in peers if peer.kind == "worker" and peer.stands == key_of(spread.record)]
+            able = [peer for peer in having if not (peer.receive_only or peer.quarantined or self.apart(peer.peer))]
+            helpers = sorted(able, key=lambda peer: -(peer.uplink or 0.0))[:HELPERS_MAX]
+            self._helps.update((peer.peer, spread.form) for peer in helpers)
+
+    def release(self, peer: PeerId) -> None:
+        """It takes no catch-up, and does not wait for one."""
+        self._takes.pop(peer, None)
+        self._waiting.pop(peer, None)
+
+    def lost(self, peer: PeerId) -> None:
+        self.release(peer)
+        self._helps.pop(peer, None)
+
+    def end(self, spread: Spread) -> None:
+        """It is over."""
+        del self._spreads[spread.form]
+        self._takes = {peer: form for peer, form in self._takes.items() if form != spread.form}
+        self._helps = {peer: form for peer, form in self._helps.items() if form != spread.form}
+
+    def promote(self, record: VersionPublished) -> Spread | None:
+        """The full form of this version, if it is a catch-up: from now on it is for everybody."""
+        full = next((spread for spread in self if spread.record == record and spread.base is None), None)
+        if full is not None:
+            self.end(full)
+        return full
+
+    def give_up(self, spread: Spread) -> None:
+        """Who takes it waits for another one."""
+        for peer in self.takers(spread):
+            self.release(peer)
+            self._waiting[peer] = None
+
+    def cannot_be_delta(self, record: VersionPublished) -> None:
+        """A delta form of this version could not be encoded: none of it is begun again. Of older ones none is begun."""
+        self._in_full_only = max(self._in_full_only, record.publish_seq)
+
+    def full_took(self, wire_bytes: int, full_bytes: int) -> None:
+        """A full form was encoded."""
+        self._full_share = wire_bytes / max(1, full_bytes)
+
+    def outdated(self, main: Spread) -> Spread | None:
+        """The full form that gives way: else FULLS_MAX workers that never end would keep every newcomer waiting."""
+        fulls = sorted((spread for spread in self if spread.base is None), key=lambda each: each.record.publish_seq)
+        if not self._waiting or len(fulls) < FULLS_MAX:
+            return None
+        return fulls[0] if main.record.publish_seq > fulls[0].record.publish_seq + FULL_LAG_MAX else None
+
+    def idle(self) -> list[Spread]:
+        """Those that nobody takes any more."""
+        taken = set(self._takes.values())
+        return [spread for spread in self if spread.form not in taken]
+
+    def paths(self) -> list[str]:
+        """The snapshot copies that are needed by those that somebody takes."""
+        idle = [spread.form for spread in self.idle()]
+        return [path for spread in self if spread.form not in idle for path in spread.copies()]
+
+    def takers(self, spread: Spread) -> list[PeerId]:
+        return [peer for peer, form in self._takes.items() if form == spread.form]
+
+    def _choose(self, peer: Peer, main: Spread) -> Spread | None:
+        """What takes the fewest bytes; what is under way already costs nothing more."""
+        deltas = [spread for spread in self if spread.base is not None]
+        fulls = [spread for spread in self if spread.base is None]
+        under_way = [spread for spread in deltas if spread.record == main.record and _suits(spread, peer)]
+        if under_way:
+            return under_way[0]
+        may = main.record.publish_seq > self._in_full_only and len(deltas) < DELTAS_MAX
+        way = choose_way(
+            main.record,
+            self._versions.live(peer.stands) if may else None,
+            copies=self._versions.copies(),
+            deltas=self.deltas,
+            full_bytes=int(main.record.full_bytes * self._full_share),
+        )
+        if way.base is not None:
+            return self._make(main.record, way)
+        present = next((spread for spread in fulls if spread.record == main.record), None)
+        if present is None and len(fulls) < FULLS_MAX:
+            return self._make(main.record, way)
+        return present  # an older one would be refused by who has heard of this one
+
+    def check(self) -> None:
+        assert sum(spread.base is None for spread in self) <= FULLS_MAX
+        assert sum(spread.base is not None for spread in self) <= DELTAS_MAX
+        assert {*self._takes.values(), *self._helps.values()} <= self._spreads.keys()
+        assert not self._takes.keys() & self._waiting.keys()
+        assert len(self._takes) + len(self._waiting) <= PEERS_MAX
+        for form, spread in self._spreads.items():
+            spread.check()
+            assert spread.form == form
+
+
+def _suits(spread: Spread, peer: Peer) -> bool:
+    """Whether the peer can make the version of it, or has it, or only passes it on."""
+    has = (key_of(spread.record), None if spread.base is None else key_of(spread.base))
+    return spread.base is None or peer.kind != "worker" or peer.stands in has
+
+
+def is_stuck(peer: Peer, spread: Spread) -> bool:
+    """Whether the peer does not get on with this catch-up; while there is none that is newer, it tries again."""
+    return peer.quarantined or peer.peer in spread.failed
+
+
+def _is_over(spread: Spread, peer: Peer, main: Spread) -> bool:
+    has = peer.stands == key_of(spread.record)
+    return has or (spread.record != main.record and is_stuck(peer, spread))

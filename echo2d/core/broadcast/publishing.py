@@ -1,0 +1,496 @@
+"""Which version spreads: one does, the newest other one waits; the talk with the seed and with those who receive.
+
+    accepted --> waits (an older waiting one is dropped) --> spreads --> stays for newcomers until the next one is whole
+                                                               +--(its forms fail)--> given up, older ones are served
+
+The spreading one ends when all active workers that take it and are not quarantined have verified it or could not
+apply it; or, if another one waits and at least one worker has verified, twice the predicted time and FIXED_S after it
+was whole at the seed. Who is left over goes straight to the next. A peer that cannot use the spreading form, a delta,
+takes another (`catch_up`). Not here: what makes a publish acceptable (`versions`), the form and who it goes to
+(`transmission`), plans (`plan_updates`).
+"""
+
+import math
+from collections.abc import Collection, Iterable
+
+from echo2d.core.base.ids import FormId, PeerId
+from echo2d.core.broadcast.announcer import Announcer
+from echo2d.core.broadcast.catch_up import CatchingUp
+from echo2d.core.broadcast.catch_up_policy import choose_base
+from echo2d.core.broadcast.plan_updates import Planning
+from echo2d.core.broadcast.timing import Broadcasts
+from echo2d.core.broadcast.transmission import TELL_S, Spread
+from echo2d.core.cluster.events import (
+    Action,
+    CoordinatorRules,
+    FormChosen,
+    Note,
+    Persist,
+    Send,
+    StopRun,
+    VersionPublished,
+)
+from echo2d.core.cluster.membership import Membership, Peer
+from echo2d.core.cluster.statistics import Figures
+from echo2d.core.cluster.versions import BASES_MAX, Versions, key_of
+from echo2d.core.protocol.control_messages import (
+    ApplyFailed,
+    DeltasKept,
+    EdgeBroken,
+    EncodeFailed,
+    ForgetForm,
+    FormEncoded,
+    FrameAccused,
+    SegmentEncoded,
+    SegmentsWanted,
+    TransferReport,
+    VersionKey,
+    VersionVerified,
+)
+from echo2d.core.topology.uplink_rates import PeerRate
+from echo2d.core.weights.signed_index import Root
+from echo2d.errors import PeerFault
+
+ENCODE_FAILURES_MAX = 3  # of one form, encoding it or keeping its frames; workers would wait for ever
+DELTA_FAILURES_MAX = 2  # of a delta: in full, the version arrives sooner than after a third try
+ENCODE_RETRY_S = 5.0  # a full disk may be emptied meanwhile
+APPLY_RETRY_S = 10.0  # a worker that could not apply tries again after this long, its disk may have been full; ...
+APPLY_RETRY_S_MAX = 160.0  # ... doubling up to this: without a next version nobody else would tell it to
+PATIENCE = 2.0  # times the predicted time that slow workers get while another version waits ...
+FIXED_S = 1.0  # ... besides this for encoding and applying, which the prediction leaves out
+
+
+class Publishing:
+    """See the module docstring. `now` is monotonic seconds."""
+
+    def __init__(
+        self,
+        rules: CoordinatorRules,
+        *,
+        members: Membership,
+        versions: Versions,
+        figures: Figures,
+        plan_secret: bytes,
+        tag: int,
+        rates: Iterable[PeerRate],
+        form: FormChosen | None,
+        now: float,
+    ) -> None:
+        self._rules = rules
+        self._members = members
+        self._versions = versions
+        self._figures = figures
+        self._announcer = Announcer(members, plan_secret)
+        self._planning = Planning(rules, members=members, announcer=self._announcer, rates=rates, tag=tag)
+        self._broadcasts = Broadcasts(figures)
+        self._tell_at = now
+        self._waiting: VersionPublished | None = None
+        self._awaited: Peer | None = None  # one of those for whom a waiting version waited last
+        self._old_forms: dict[FormId, None] = {}  # at the seed, to be forgotten when the new one is whole
+        self._apply_at: float | None = None
+        self._delta_bytes: int | None = None  # what the last delta took
+        self._catching_up = CatchingUp(
+            rules, members=members, versions=versions, figures=figures, announcer=self._announcer
+        )
+        self.spreading: Spread | None = None
+        if versions.current is not None and form is not None and form.publish_seq == versions.publish_seq:
+            self.spreading = self._start_again(versions.current, form, now)
+        else:
+            self._waiting = versions.current
+
+    @property
+    def waiting(self) -> VersionPublished | None:
+        return self._waiting
+
+    @property
+    def catching_up(self) -> list[Spread]:
+        return list(self._catching_up)
+
+    # --- versions
+
+    def published(self, record: VersionPublished, *, now: float) -> None:
+        """A publish was accepted."""
+        workers = [peer for peer in self._members.workers() if peer.active and not peer.quarantined]
+        warm = [peer for peer in workers if peer.serving is not None]
+        self._broadcasts.started(record.publish_seq, {peer.peer for peer in warm or workers}, cold=not warm, now=now)
+        self._waiting = record
+
+    def revoked(self, keys: Collection[VersionKey]) -> None:
+        """Stop spreading these; the seed forgets the form when the next one is whole."""
+        if self._waiting is not None and key_of(self._waiting) in keys:
+            self._waiting = None
+        if self.spreading is not None and key_of(self.spreading.record) in keys:
+            self._supersede()
+        self._catching_up.revoked(keys)
+
+    def served(self, peer: Peer, *, now: float) -> None:
+        """The peer's engines serve `peer.serving`."""
+        record = self._versions.live(peer.serving)
+        if record is not None:
+            self._broadcasts.served(peer.peer, record.publish_seq, now=now)
+
+    def came_s(self, peer: Peer, *, now: float) -> float | None:
+        """How long what the peer serves was on its way; None: that is not what spreads."""
+        for spread in (self.spreading, self._catching_up.takes(peer.peer)):
+            if spread is not None and key_of(spread.record) == peer.serving:
+                return now - spread.began_at
+        return None
+
+    def advance(self, *, now: float) -> list[Action]:
+        """Let the waiting version spread once the present one has ended; encode again what failed."""
+        actions: list[Action] = []
+        if self._waiting is not None and self._ended(now):
+            self._supersede()
+            record, self._waiting = self._waiting, None
+            actions += self._start(record, now)
+        for spread in self._spreads():
+            if spread.encode_at is not None and now >= spread.encode_at:
+                actions += self._order(spread)
+        if self._apply_at is not None and now >= self._apply_at:
+            actions += self._apply_again()
+        if now >= self._learn_at():
+            assert self.spreading is not None
+            actions += self._planning.learn(self.spreading, self._takers(self.spreading))
+        return [*actions, *self._make_room(), *self._catching_up.end_idle(self.spreading)]
+
+    def tell_on(self, *, now: float) -> list[Action]:
+        """Tell more peers the new plan."""
+        if self.spreading is None or now < self._tell_at:
+            return []
+        self._tell_at = now + TELL_S
+        return self._announcer.edges(self.spreading.tell())
+
+    def wake_at(self) -> float | None:
+        encode = (spread.encode_at for spread in self._spreads())
+        times = [at for at in (*encode, self._apply_at) if at is not None]
+        if self._waiting is not None and self.spreading is not None and self.spreading.verified:
+            times.append(self._impatient_at(self.spreading))
+        if self.spreading is not None and self.spreading.untold:
+            times.append(self._tell_at)
+        if self._learn_at() < math.inf:
+            times.append(self._learn_at())
+        return min(times, default=None)
+
+    def _learn_at(self) -> float:
+        spread = self.spreading
+        return math.inf if spread is None or spread.learn_at is None else spread.learn_at
+
+    # --- peers that come and go
+
+    def joined(self, peer: Peer, *, renewed: bool, now: float) -> list[Action]:
+        """A peer said hello: the seed gets its orders, the others the newest root and a place in the plan."""
+        self.served(peer, now=now)
+        self._planning.joined(peer)
+        if peer.kind == "seed":
+            return self._seed_joined(peer, renewed=renewed)
+        if renewed:
+            for spread in self._spreads():
+                spread.verified.pop(peer.peer, None)
+                spread.failed.pop(peer.peer, None)
+        return self._catching_up.settle(peer, self.spreading, renewed=renewed)
+
+    def lost(self, peer: Peer) -> list[Action]:
+        """A peer is suspected or has left."""
+        self._broadcasts.lost(peer.peer)
+        self._catching_up.lost(peer.peer)
+        return [action for spread in self._spreads() for action in self._announcer.edges(spread.remove(peer.peer))]
+
+    # --- the seed
+
+    def segment_encoded(self, peer: Peer, message: SegmentEncoded, *, now: float) -> list[Action]:
+        spread = self._from_seed(peer, message.form)
+        if spread is None:
+            return []
+        if spread.has_changed(message):
+            return self._failed(spread, f"segment {message.segment} is not the one that was signed", now)
+        return self._announce(spread, peer, spread.segment_encoded(message))
+
+    def form_encoded(self, peer: Peer, message: FormEncoded, *, now: float) -> list[Action]:
+        spread = self._from_seed(peer, message.form)
+        if spread is None or spread.totals is not None:
+            return []
+        actions = self._announce(spread, peer, spread.form_encoded(message))
+        spread.whole_at = now
+        self._catching_up.form_encoded(spread)
+        if spread is not self.spreading:
+            return actions
+        if spread.base is not None:
+            self._delta_bytes = message.wire_bytes
+        self._figures.encoded(spread.record.version, message.wire_bytes, message.full_bytes)
+        return [*actions, *self._forget_old(peer)]
+
+    def deltas_kept(self, peer: Peer, message: DeltasKept) -> list[Action]:
+        if peer.kind != "seed":
+            raise PeerFault("only the seed encodes")
+        self._catching_up.deltas_kept(message.deltas)
+        return []
+
+    def encode_failed(self, peer: Peer, message: EncodeFailed, *, now: float) -> list[Action]:
+        spread = self._from_seed(peer, message.form)
+        if spread is None:
+            return []
+        if message.lacks_base and spread.base is not None:
+            return [*self._versions.lose(spread.base), *self._to_full(spread, message.reason, now)]
+        return self._failed(spread, message.reason, now)
+
+    # --- those who receive
+
+    def segments_wanted(self, peer: Peer, message: SegmentsWanted) -> list[Action]:
+        spread = self._current(message.form)
+        if spread is None or peer.session is None:
+            return []
+        return [Send(peer.session, spread.page(message.start))]
+
+    def verified(self, peer: Peer, message: VersionVerified, *, now: float) -> list[Action]:
+        key = VersionKey(message.version, message.digest)
+        record = self._versions.live(key)
+        if record is None:
+            return [self._figures.fault("verify", f"{peer.name}: version {message.version} is not published")]
+        self._broadcasts.verified(peer.peer, record.publish_seq, now=now)
+        peer.stands = key
+        for spread in (self.spreading, self._catching_up.takes(peer.peer)):
+            if spread is not None and key_of(spread.record) == key:
+                spread.has_verified(peer.peer)
+        return self._catching_up.verified(peer, self.spreading)
+
+    def apply_failed(self, peer: Peer, message: ApplyFailed, *, now: float) -> list[Action]:
+        """Nobody waits for this worker: it becomes a leaf, for it may not pass on either, and tries again later."""
+        note = self._figures.fault("apply", f"{peer.name}: {message.reason}")
+        spread = self._current(message.form)
+        if spread is None:
+            return [note]
+        if message.lacks_base and spread.base is not None:
+            peer.stands = None
+            return [note, *self._catching_up.settle(peer, self.spreading)]
+        before = spread.failed.get(peer.peer, 0)
+        spread.failed[peer.peer] = before + 1
+        again_at = now + min(APPLY_RETRY_S_MAX, APPLY_RETRY_S * 2.0 ** min(before, 10))
+        self._apply_at = again_at if self._apply_at is None else min(self._apply_at, again_at)
+        return [note, *([] if before else self._announcer.edges(spread.make_leaf(peer.peer)))]
+
+    def transferred(self, peer: Peer, message: TransferReport, *, now: float) -> list[Action]:
+        spread = self._current(message.form)
+        if spread is None:
+            return []
+        if spread is self.spreading:
+            self._planning.measured(spread, peer.peer, message, now)
+        if peer.kind != "seed":
+            spread.received[peer.peer] = message.payload_bytes, message.duplicates
+            return []
+        spread.seed_sent_bytes = max(spread.seed_sent_bytes, message.sent_bytes)
+        if spread is self.spreading and spread.totals is not None and spread.totals.wire_bytes:
+            copies = spread.seed_sent_bytes / spread.totals.wire_bytes
+            self._figures.seed_sent(spread.record.version, copies)
+        return []
+
+    def edge_broken(self, peer: Peer, message: EdgeBroken) -> list[Action]:
+        """Whoever is at the other end becomes a leaf; if that is the seed, the reporter does."""
+        plans = [(spread, spread.plan) for spread in self._spreads() if spread.plan is not None]
+        spread, plan = next((each for each in plans if each[1].plan_id == message.plan), (None, None))
+        if spread is None or plan is None:
+            return []
+        note = self._figures.fault("edge", f"{peer.name} and {self._name(message.peer)}: {message.reason}")
+        if plan.generation != message.generation or message.peer not in spread.neighbours(peer.peer):
+            return [note]  # the plan has been mended since, or it is not this peer's edge
+        at_fault = peer.peer if message.peer == plan.root else message.peer
+        return [note, *self._announcer.edges(spread.make_leaf(at_fault))]
+
+    def frame_accused(self, peer: Peer, message: FrameAccused, *, now: float) -> list[Action]:
+        """One of the two is at fault, and becomes a leaf; never the seed."""
+        note = self._figures.fault("frame", f"{peer.name} accuses {self._name(message.accused)}: {message.frame}")
+        spread, accused = self._current(message.form), self._members.get(message.accused)
+        if spread is None or accused is None or not spread.may_accuse(peer.peer, accused.peer):
+            return [note]
+        at_fault = peer.peer if accused.kind == "seed" else self._members.accuse(peer, accused, now=now)
+        if accused.quarantined:
+            self._broadcasts.lost(accused.peer)
+        return [note, *self._announcer.edges(spread.make_leaf(at_fault, for_good=True))]
+
+    # --- inside
+
+    def _spreads(self) -> list[Spread]:
+        """All that are under way."""
+        return [*self._catching_up] if self.spreading is None else [self.spreading, *self._catching_up]
+
+    def _start(self, record: VersionPublished, now: float) -> list[Action]:
+        """It spreads from now on, as a delta if there is a base; who cannot use that takes something else."""
+        workers = [peer for peer in self._members.workers() if not peer.quarantined]
+        older = [each for each in self._versions.copies() if each.version != record.version]
+        base = choose_base(older, workers) if self._rules.delta else None
+        self.spreading = Spread.start(
+            record, self._rules, self._announcer.secret, now=now, base=base, delta_bytes=self._delta_bytes
+        )
+        text = "in full" if base is None else f"as a delta from version {base.version}"
+        chosen: list[Action] = [Note("spreading", f"version {record.version} goes out {text}")]
+        chosen += [self._chosen(self.spreading)] if self._rules.delta else []
+        return [*chosen, *self._catching_up.settle_all(self.spreading), *self._order(self.spreading)]
+
+    def _start_again(self, record: VersionPublished, form: FormChosen, now: float) -> Spread:
+        """As an earlier process chose to spread it, and may have signed: a form has one content."""
+        older = self._versions.copies() if self._rules.delta else []
+        base = next((each for each in older if each.digest == form.base), None)
+        size = form.frame_bytes if (form.base is None) == (base is None) else None
+        return Spread.start(record, self._rules, self._announcer.secret, now=now, base=base, frame_bytes=size)
+
+    def _chosen(self, spread: Spread) -> Action:
+        facts = spread.facts
+        return Persist(FormChosen(facts.publish_seq, facts.base_digest, facts.frame_bytes))
+
+    def _failed(self, spread: Spread, reason: str, now: float) -> list[Action]:
+        """The seed cannot make this form, or lost what it had made of it: it tries again, in the end not as a delta.
+
+        In the end the version is given up; without it, nobody may be able to go on.
+        """
+        spread.encode_failures += 1
+        version = spread.record.version
+        if spread.encode_failures < (ENCODE_FAILURES_MAX if spread.base is None else DELTA_FAILURES_MAX):
+            spread.encode_at = now + ENCODE_RETRY_S
+            return [self._figures.fault("encode", f"version {version}: {reason}")]
+        if spread.base is not None:
+            return self._to_full(spread, reason, now)
+        if spread is not self.spreading:
+            self._catching_up.cannot_be_made(spread)
+            return [self._figures.fault("encode", f"version {version} cannot be caught up with: {reason}")]
+        if not self._goes_on_without(spread.record):
+            return [StopRun(f"version {version} cannot be encoded: {reason}")]
+        text = f"version {version} is given up, older ones are served until the next is published: {reason}"
+        return [self._figures.fault("encode", text), *self._end_form(spread)]
+
+    def _goes_on_without(self, record: VersionPublished) -> bool:
+        """Whether another publish comes: one waits, or what is served is fresh enough for the steps up to the next."""
+        bound = self._rules.staleness_max
+        every = self._rules.publish_every or self._figures.publish_every(bound)
+        served = [self._versions.live(peer.serving) for peer in self._members]
+        newest = max((each.version for each in served if each is not None), default=-math.inf)
+        return self._waiting is not None or record.version + every <= newest + bound + 1
+
+    def _to_full(self, spread: Spread, reason: str, now: float) -> list[Action]:
+        """Instead of this delta, which cannot be made."""
+        note = self._figures.fault("encode", f"version {spread.record.version}, to be sent in full: {reason}")
+        self._catching_up.cannot_be_delta(spread.record)
+        if spread is not self.spreading:
+            self._catching_up.cannot_be_made(spread)
+            return [note]
+        ended = self._end_form(spread)
+        full = self._catching_up.promote(spread.record)
+        self.spreading = full or Spread.start(spread.record, self._rules, self._announcer.secret, now=now)
+        self.spreading.whole_at = now
+        order = [] if full is not None else self._order(self.spreading)
+        return [note, *ended, self._chosen(self.spreading), *order, *self._catching_up.settle_all(self.spreading)]
+
+    def _end_form(self, spread: Spread) -> list[Action]:
+        """Nobody has use for it any more."""
+        self._supersede()
+        return self._announcer.forget(spread, self._members)
+
+    def _current(self, form: FormId) -> Spread | None:
+        """What is under way, if this is its form; messages about others are late."""
+        return next((spread for spread in self._spreads() if spread.form == form), None)
+
+    def _takers(self, spread: Spread) -> list[Peer]:
+        if spread is not self.spreading:
+            return self._catching_up.takers(spread)
+        return [peer for peer in self._members.receivers() if not self._catching_up.apart(peer.peer)]
+
+    def _make_room(self) -> list[Action]:
+        """Snapshot copies that nobody needs any more go."""
+        main = self.spreading
+        records = (self._waiting, *(() if main is None else (main.record, main.base)))
+        needed = [each.path for each in records if each is not None]
+        freed = self._catching_up.free(main, needed)
+        needed += self._catching_up.paths()
+        bases = BASES_MAX if self._rules.delta else 0
+        return [*freed, *self._versions.surplus(needed, bases=bases, bytes_max=self._rules.disk_bytes_max)]
+
+    def _name(self, peer: PeerId) -> str:
+        known = self._members.get(peer)
+        return str(peer) if known is None else known.name
+
+    def _ended(self, now: float) -> bool:
+        spread = self.spreading
+        if spread is None:
+            return True
+        if spread.totals is not None and not self._awaits_anyone(spread):
+            return True
+        return bool(spread.verified) and now >= self._impatient_at(spread)
+
+    def _awaits_anyone(self, spread: Spread) -> bool:
+        """Whether an alive worker has neither verified it nor failed to; whoever it was last is looked at first."""
+        if self._awaited is None or not self._awaits(spread, self._awaited):
+            self._awaited = next((peer for peer in self._members if self._awaits(spread, peer)), None)
+        return self._awaited is not None
+
+    def _awaits(self, spread: Spread, peer: Peer) -> bool:
+        counts = peer.kind == "worker" and peer.alive and peer.active
+        awaited = counts and not (peer.quarantined or self._catching_up.apart(peer.peer))
+        return awaited and not (peer.peer in spread.verified or peer.peer in spread.failed)
+
+    def _impatient_at(self, spread: Spread) -> float:
+        predicted_s = 0.0 if spread.plan is None else spread.plan.predicted_s
+        return spread.whole_at + FIXED_S + PATIENCE * predicted_s
+
+    def _supersede(self) -> None:
+        if self.spreading is not None:
+            self._old_forms[self.spreading.form] = None
+            self._planning.ended(self.spreading)
+            self.spreading, self._apply_at = None, None
+
+    def _apply_again(self) -> list[Action]:
+        """The root and the place in the plan, told once more, are another chance."""
+        self._apply_at = None
+        told: list[Action] = []
+        for spread in self._spreads():
+            for peer in [peer for peer in self._takers(spread) if peer.peer in spread.failed.keys() - spread.verified]:
+                told += self._announcer.place(spread, peer, renewed=False)
+        return told
+
+    def _order(self, spread: Spread) -> list[Action]:
+        return self._announcer.order(spread, aside=spread is not self.spreading)
+
+    def _seed_joined(self, seed: Peer, *, renewed: bool) -> list[Action]:
+        spreads = self._spreads()
+        forms = [form for form in seed.forms if form not in [spread.form for spread in spreads]]
+        self._old_forms.update(dict.fromkeys(forms))
+        actions: list[Action] = []
+        for spread in reversed(spreads):  # of what it is told last it makes frames first
+            whole = spread.totals is not None and spread.form in seed.forms  # an earlier order may not have reached it
+            actions += [] if whole else self._order(spread)
+            if whole and spread is self.spreading:
+                actions += self._forget_old(seed)
+            if spread.plan is not None:
+                actions += (
+                    self._plan(spread, seed) if renewed else self._announcer.edges(spread.admit(seed, renewed=False))
+                )
+        return actions
+
+    def _from_seed(self, peer: Peer, form: FormId) -> Spread | None:
+        if peer.kind != "seed":
+            raise PeerFault("only the seed encodes")
+        return self._current(form)
+
+    def _announce(self, spread: Spread, seed: Peer, roots: list[Root]) -> list[Action]:
+        """Roots to every peer that takes it; with the first one, the plan."""
+        actions: list[Action] = []
+        if roots and spread.plan is None and spread is not self.spreading:
+            self._catching_up.has_first_root(spread)
+        for root in roots:
+            actions += self._announcer.root(self._takers(spread), root)
+        return [*actions, *(self._plan(spread, seed) if roots and spread.plan is None else [])]
+
+    def _plan(self, spread: Spread, seed: Peer) -> list[Action]:
+        make = self._planning.plan if spread is self.spreading else self._planning.plan_aside
+        return make(spread, seed, self._takers(spread))
+
+    def _forget_old(self, seed: Peer) -> list[Action]:
+        forms, self._old_forms = list(self._old_forms), {}
+        return [] if seed.session is None else [Send(seed.session, ForgetForm(form)) for form in forms]
+
+    def check(self) -> None:
+        self._broadcasts.check()
+        self._planning.check()
+        self._catching_up.check()
+        if self.spreading is not None:
+            self.spreading.check()
+            assert self._versions.live(key_of(self.spreading.record)) is not None
+        if self._waiting is not None:
+            assert self._versions.live(key_of(self._waiting)) == self._waiting

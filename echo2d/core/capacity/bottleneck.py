@@ -1,0 +1,126 @@
+"""What a run waits for at present, in one sentence with the numbers behind it.
+
+    learner         it waits for hardly anything: as it should be
+    reward          most of the time that it waits, groups that lack nothing but rewards would fill its batch
+    dissemination   the workers that work would be enough, if versions reached them and were loaded in no time
+    rollout         they are too few, or too slow
+
+Where both generation and broadcasts take longer than S allows, the longer one.
+Reads estimates (`demand`) and counts, decides nothing.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from echo2d.core.capacity.model import Demand, judge, mu_min
+
+BUBBLE_STEPS = 16  # train steps that are "at present"
+BUSY = 0.02  # of the learner's time: a smaller bubble is none
+MOSTLY = 0.5  # of what it waits
+
+Kind = Literal["unknown", "learner", "reward", "dissemination", "rollout"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """bubble: measured, None before the second step. mu_pool: trajectories/s. active, standby: workers.
+
+    rewards: share of what it waits in which groups that lacked only rewards would have filled the batch; unscored: such
+    groups now; missing: groups that the batch lacks now.
+    """
+
+    bubble: float | None
+    demand: Demand | None
+    mu_pool: float
+    active: int
+    standby: int
+    rewards: float
+    unscored: int
+    missing: int
+
+
+def bottleneck(now: Situation) -> dict[str, str]:
+    """`kind` and `text`."""
+    kind = _kind(now)
+    return {"kind": kind, "text": _TEXT[kind](now)}
+
+
+def _kind(now: Situation) -> Kind:
+    if now.bubble is None:
+        return "unknown"
+    if now.bubble <= BUSY:
+        return "learner"
+    if now.rewards > MOSTLY:
+        return "reward"
+    if now.demand is None:
+        return "rollout"
+    return "dissemination" if _for_versions(now.demand, now.mu_pool) else "rollout"
+
+
+def _for_versions(demand: Demand, mu_pool: float) -> bool:
+    """Whether it waits for them rather than for what is written by them."""
+    needed, at_once = mu_min(demand), mu_min(replace(demand, t_bcast_s=0.0, pause_s=0.0))
+    if at_once is None:
+        return demand.delivery_s - demand.t_gen_s > demand.t_gen_s
+    return mu_pool >= at_once and (needed is None or mu_pool < needed)
+
+
+def _unknown(_: Situation) -> str:
+    return "not known yet: the learner has not done two train steps in this session"
+
+
+def _learner(now: Situation) -> str:
+    return f"learner-bound, as it should be: it waits {_share(now)} of its time; {_pool(now)}"
+
+
+def _reward(now: Situation) -> str:
+    return (
+        f"reward-bound: the learner waits {_share(now)} of its time, {now.rewards:.0%} of that for rewards alone; now "
+        f"{now.unscored} groups lack only rewards, the batch lacks {now.missing} (more task.processes?)"
+    )
+
+
+def _dissemination(now: Situation) -> str:
+    demand = now.demand
+    assert demand is not None
+    return (
+        f"dissemination-bound: the learner waits {_share(now)} of its time; a broadcast takes {demand.t_bcast_s:.3g} "
+        f"s, a refit {demand.pause_s:.3g} s, kappa = {demand.publish_every} train steps {demand.period_s:.3g} s, "
+        f"S = {demand.staleness_max}; {_pool(now)}"
+    )
+
+
+def _rollout(now: Situation) -> str:
+    enough = now.demand is not None and (mu_min(now.demand) or float("inf")) <= now.mu_pool
+    passes = " (enough by now, unless they come in bursts)" if enough else ""
+    standby = f"{now.standby} {'worker stands' if now.standby == 1 else 'workers stand'} by"
+    return f"rollout-bound: the learner waits {_share(now)} of its time; {_pool(now)}{passes}; {standby}"
+
+
+def _share(now: Situation) -> str:
+    return "-" if now.bubble is None else f"{now.bubble:.1%}"
+
+
+def _pool(now: Situation) -> str:
+    workers = "1 worker makes" if now.active == 1 else f"{now.active} workers make"
+    made = f"{workers} {_per_h(now.mu_pool)} trajectories/h"
+    if now.demand is None:
+        return f"{made}, what it needs is not measured yet"
+    needed = mu_min(now.demand)
+    if needed is None:
+        return f"{made}, no number would be enough ({judge(now.demand).why_not})"
+    return f"{made}, it needs {_per_h(needed)}"
+
+
+def _per_h(mu: float) -> str:
+    return f"{3600.0 * mu:,.0f}"
+
+
+_TEXT = {
+    "unknown": _unknown,
+    "learner": _learner,
+    "reward": _reward,
+    "dissemination": _dissemination,
+    "rollout": _rollout,
+}

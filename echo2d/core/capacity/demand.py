@@ -1,0 +1,208 @@
+"""What a run needs, who can give it, and who is to work: from what was measured to a decision of `activation`.
+
+    measurements --+--> demand: mu_min         (`model`)        --+
+                   |                                              +--> activate, deactivate   (`activation`)
+    workers -------+--> offers: mu_i, usd/h    (`worker_cost`)  --+--> shortfall: what absent workers would make
+
+mu counts what is trained on: the share that is thrown away (too old, filtered, failed) is taken off each worker's.
+The same piece serves a running coordinator (`coordinator/activation_loop`) and the simulation of a fleet. Until
+T_train and T_bcast have been measured, or are `said`, nothing is known to be too much, and all work. Not here: how
+workers are told, and what they cost by name (`prices`).
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from blake3 import blake3
+
+from echo2d.core.capacity.activation import NOTHING_ENOUGH, Activation, ActivationRules, Decision
+from echo2d.core.capacity.estimators import Estimate
+from echo2d.core.capacity.measurements import Measures
+from echo2d.core.capacity.model import GAMMA, Demand, Mode, Verdict, bubble, judge, mu_min, share_of_bcast
+from echo2d.core.capacity.prices import Price
+from echo2d.core.capacity.worker_cost import Offer, bandwidth_usd_per_h
+
+NOT_MEASURED = "what the learner needs is not measured yet: all work"
+NEED_MAX = 5.0  # times what the learner takes, R / T: a step's filtered groups are replaced by 4 R more at most
+HOLD_PERIODS = 2  # publish periods that who was activated stays at least
+
+
+@dataclass(frozen=True, slots=True)
+class ProvisionRules:
+    """Symbols as in `capacity`. by_cost: cheapest first; else in an order that only the names and `rng_seed` decide."""
+
+    trajectories_per_step: int
+    staleness_max: int
+    group_size: int
+    mode: Mode = "background"
+    gamma: float = GAMMA
+    by_cost: bool = True
+    rng_seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What holds until it has been measured; None: unknown."""
+
+    t_train_s: float | None = None
+    t_bcast_s: float | None = None
+    pause_s: float = 0.0
+    t_gen_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A worker that is here and serves a version. mu: trajectories/s that it makes, thrown away ones included.
+
+    copies_sent: of a version, on to others. leaving: it said that it will be taken away. guessed: see `Offer`.
+    """
+
+    name: str
+    mu: float
+    price: Price
+    copies_sent: float = 0.0
+    leaving: bool = False
+    guessed: bool = False
+
+
+@dataclass(slots=True)
+class Provisioning:
+    """See the module docstring. `now` is monotonic seconds; kappa is the one in force."""
+
+    rules: ProvisionRules
+    measures: Measures
+    said: Said = field(default_factory=Said)
+    activation: Activation = field(default_factory=Activation)
+    why: str = ""  # of the last decision that changed something
+
+    def demand(self, kappa: int) -> Demand | None:
+        """By what was measured; before that, by what is said. None: neither."""
+        rules, said, measures = self.rules, self.said, self.measures
+        t_train_s = _value(measures.t_train.estimate, said.t_train_s)
+        t_bcast_s = _value(measures.t_bcast.estimate, said.t_bcast_s)
+        if not t_train_s or t_bcast_s is None:
+            return None
+        return Demand(
+            t_train_s, rules.trajectories_per_step, rules.staleness_max, kappa, t_bcast_s, rules.mode,
+            _value(measures.pause.estimate, said.pause_s) or 0.0, _value(measures.t_gen.estimate, said.t_gen_s) or 0.0,
+            rules.group_size, rules.gamma, share_of_bcast(_value(measures.still.estimate, None), t_bcast_s),
+        )  # fmt: skip
+
+    def offers(self, candidates: Iterable[Candidate], period_s: float | None) -> list[Offer]:
+        """In the order that counts without `by_cost`. period_s: between two publishes; None: traffic costs nothing."""
+        wire, kept = self.measures.wire_bytes.estimate, 1.0 - self.measures.discards.estimate.value
+        publishes_per_h, wire_bytes = 3600.0 / period_s if period_s else 0.0, 0.0 if wire is None else wire.value
+        found = [_offer(each, publishes_per_h, wire_bytes, kept) for each in candidates]
+        return found if self.rules.by_cost else sorted(found, key=self._drawn)
+
+    def review(self, candidates: Collection[Candidate], kappa: int, *, now: float) -> Decision:
+        """Who is to begin and to stop now; see `Activation.decide`."""
+        demand = self.demand(kappa)
+        period_s = None if demand is None else demand.period_s
+        rules = ActivationRules(review_s=0.0, gamma=self.rules.gamma, by_cost=self.rules.by_cost)
+        if demand is not None:
+            rules = ActivationRules(
+                review_s=demand.period_s,
+                cool_down_s=demand.t_bcast_s + demand.pause_s,
+                hold_s=HOLD_PERIODS * demand.period_s,
+                gamma=self.rules.gamma,
+                by_cost=self.rules.by_cost,
+            )
+        decision = self.activation.decide(
+            rules, self.offers(candidates, period_s), None if demand is None else mu_min(demand), now=now,
+            leaving={each.name for each in candidates if each.leaving},
+        )  # fmt: skip
+        if demand is None and decision.activate:
+            decision = replace(decision, why=NOT_MEASURED)
+        self.why = decision.why or self.why
+        return decision
+
+    def shortfall(self, candidates: Iterable[Candidate], kappa: int) -> float | None:
+        """Trajectories/s that all workers here, active or not, make less than gamma mu_min; negative: so many more.
+
+        None: it is not known what is needed, or no throughput is enough. It is what boxes are rented for, and workers
+        have a say in it (how long broadcasts, refits and trajectories take, what is thrown away): whatever they say,
+        nothing is short once they make NEED_MAX times what the learner takes, which is the learner's word alone.
+        """
+        demand = self.demand(kappa)
+        needed = None if demand is None else mu_min(demand)
+        if demand is None or needed is None:
+            return None
+        staying = [one for one in candidates if not one.leaving]
+        here = sum(offer.mu for offer in self.offers(staying, None))
+        most = NEED_MAX * self.rules.trajectories_per_step / demand.t_train_s
+        return min(self.rules.gamma * needed - here, most - sum(one.mu for one in staying))
+
+    def facts(self, offers: Sequence[Offer], active: Collection[str], kappa: int) -> dict[str, Any]:
+        """For `status`. mu: trajectories/s, of who is here in full, as decisions count it; times in seconds."""
+        demand = self.demand(kappa)
+        mu_pool = sum(offer.mu for offer in offers if offer.name in active)
+        available = sum(offer.mu for offer in offers)
+        verdict = Verdict(None, None, (), ()) if demand is None else judge(demand, available)
+        return {
+            "mu_pool": mu_pool,
+            "mu_min": verdict.mu_min,
+            "mu_target": verdict.target,
+            "mu_available": available,
+            "bubble_predicted": None if demand is None else bubble(demand, mu_pool),
+            "feasible": None if demand is None else verdict.feasible,
+            "why_not": verdict.why_not,
+            "changes": self.activation.changes,
+            "why": self._why(demand, verdict),
+            "gamma": self.rules.gamma,
+            "mode": self.rules.mode,
+            "estimates": self._estimates(),
+        }
+
+    # --- inside
+
+    def _why(self, demand: Demand | None, verdict: Verdict) -> str:
+        """The last decision's reason, if it has not been overtaken."""
+        if demand is None:
+            return NOT_MEASURED
+        return (
+            NOTHING_ENOUGH if verdict.mu_min is None else "" if self.why in (NOT_MEASURED, NOTHING_ENOUGH) else self.why
+        )
+
+    def _drawn(self, offer: Offer) -> bytes:
+        """The same for a worker whoever else is here."""
+        return blake3(f"{self.rules.rng_seed} {offer.name}".encode()).digest(8)
+
+    def _estimates(self) -> Mapping[str, Mapping[str, float | None] | None]:
+        measures = self.measures
+        found = {
+            "t_train_s": measures.t_train.estimate,
+            "t_bcast_s": measures.t_bcast.estimate,
+            "t_gen_s": measures.t_gen.estimate,
+            "refit_pause_s": measures.pause.estimate,
+            "still_s": measures.still.estimate,
+            "wire_bytes": measures.wire_bytes.estimate,
+            "discarded": measures.discards.estimate,
+        }
+        return {name: _told(estimate) for name, estimate in found.items()}
+
+
+def _offer(each: Candidate, publishes_per_h: float, wire_bytes: float, kept: float) -> Offer:
+    """kept: share of what it makes that is not thrown away."""
+    price = each.price
+    traffic = bandwidth_usd_per_h(
+        publishes_per_h=publishes_per_h,
+        wire_bytes=wire_bytes,
+        copies_sent=each.copies_sent,
+        usd_per_gb_down=price.usd_per_gb_down,
+        usd_per_gb_up=price.usd_per_gb_up,
+    )
+    return Offer(each.name, each.mu * kept, price.usd_per_h + traffic, price.availability, each.guessed)
+
+
+def _value(measured: Estimate | None, said: float | None) -> float | None:
+    return said if measured is None else measured.value
+
+
+def _told(estimate: Estimate | None) -> Mapping[str, float | None] | None:
+    """Infinite uncertainty is no number in JSON."""
+    if estimate is None:
+        return None
+    sd = estimate.sd if estimate.sd < float("inf") else None
+    return {"value": estimate.value, "sd": sd, "samples": estimate.samples}

@@ -1,0 +1,346 @@
+"""The peers of a run: who is here, through which session, and what each of them can do.
+
+                    hello                       3 heartbeats of silence, or the session ended
+    (unknown, gone) -----> joined  <------------------------------------------------> suspected
+                              |         any word, or a new session                        |
+                              +--- goodbye, revoked ---> gone <--- GONE_S of silence -----+
+
+Besides, a peer that passed bad frames on is quarantined for a while (`quarantine`): it only receives.
+Of two live sessions of one peer id the newer wins; the FLIPS_MAX-th change within FLIP_WINDOW_S refuses both, for two
+daemons share one key. Kept true: every live session belongs to exactly one peer. Not here: leases, plans, versions.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from echo2d.core.base.bounded_dict import keep_newest
+from echo2d.core.base.deadline_queue import Deadlines
+from echo2d.core.base.ids import FormId, PeerId
+from echo2d.core.cluster.events import Action, CloseSession, PeerConnected, Send, SessionId
+from echo2d.core.cluster.quarantine import Quarantine
+from echo2d.core.cluster.statistics import printable
+from echo2d.core.protocol.control_messages import (
+    PROTOCOL_VERSION,
+    Address,
+    Hello,
+    PeerKind,
+    RefitDone,
+    RefusalReason,
+    Refused,
+    VersionKey,
+)
+from echo2d.core.protocol.peer_handshake import SECRET_BYTES
+
+HEARTBEATS_MISSED_MAX = 3  # then a peer is suspected: one lost heartbeat is an accident, three are a fact
+GONE_S = 60.0  # a suspected peer is given up; its leases went elsewhere long before
+PEERS_MAX = 1024  # twice the largest fleet; gone ones are forgotten first
+FLIPS_MAX = 3  # changes of session of one peer id ...
+FLIP_WINDOW_S = 60.0  # ... within a minute
+NAME_CHARS_MAX = 64  # as long as a host's name may be
+SLOTS_MAX = 4096  # per worker; more is a mistake in its configuration
+ACKNOWLEDGED_MAX = 64  # versions whose tokens may still be on their way from one worker; really two or three
+USD_MAX = 1e6  # an hour: more is a mistake
+REST_S = 1.0  # a worker that failed a lease gets no other one for so long, doubling with each failure in a row ...
+REST_S_MAX = 30.0  # ... up to this
+
+FORMS_MAX = 64  # of one hello; a peer keeps the frames of four
+
+PeerState = Literal["joined", "suspected", "gone"]
+
+
+@dataclass(slots=True)
+class Peer:
+    """One peer. serving: what its engines serve; acknowledged: what they served in this process's lifetime.
+
+    active: whether leases are to go to it (see `activation`); on standby it only receives and passes on.
+    listen: where it says it can be dialled; reachable: whether it can, None: not known yet (see `reachability`).
+    """
+
+    peer: PeerId
+    name: str
+    kind: PeerKind
+    boot_id: str
+    slots: int
+    listen: Address | None
+    session: SessionId | None
+    heard_at: float
+    state: PeerState = "joined"
+    serving: VersionKey | None = None
+    acknowledged: dict[VersionKey, None] = field(default_factory=dict)  # a set in the order of arrival
+    stands: VersionKey | None = None  # what its current slot holds, verified: the base that it has
+    forms: frozenset[FormId] = frozenset()
+    running: int = 0
+    accepted: int = 0
+    refit_pause_s: float | None = None
+    refitted_at: float | None = None
+    uplink: float | None = None  # bytes/s to plan with, as its receivers measured it
+    pace: float | None = None  # bytes/s that it sends at most; None: as fast as it can
+    uplink_limit: int | None = None  # bytes/s that it sends at most, as it says
+    receive_only: bool = False
+    active: bool = True
+    leaving: bool = False  # it said that it will be taken away
+    usd_per_h: float | None = None  # as its owner says
+    reachable: bool | None = None
+    dial_back_secret: bytes = b""
+    dial_back_at: float | None = None  # when it is dialled next; None: it is being dialled, or there is nothing to dial
+    dialled_back_at: float | None = None  # when that began last
+    memory_ok: bool | None = None
+    quarantined: bool = False
+    failures: int = 0  # leases failed since the last accepted result
+    rest_until: float = 0.0
+    flips: deque[float] = field(default_factory=lambda: deque(maxlen=FLIPS_MAX))
+
+    @property
+    def alive(self) -> bool:
+        """It can be spoken to and has spoken lately."""
+        return self.state == "joined" and self.session is not None
+
+    @property
+    def address(self) -> Address | None:
+        """Where others are told to dial it. The seed is our own, and listens where the operator says."""
+        return self.listen if self.reachable or self.kind == "seed" else None
+
+    def serves(self, key: VersionKey | None) -> None:
+        self.serving = key
+        if key is not None:
+            self.acknowledged[key] = None
+            keep_newest(self.acknowledged, ACKNOWLEDGED_MAX)
+
+    def refitted(self, done: RefitDone) -> None:
+        self.serves(VersionKey(done.version, done.digest))
+        self.refit_pause_s, self.memory_ok = done.pause_s, done.memory_ok
+
+    def rest(self, now: float, *, at_least_s: float = 0.0) -> None:
+        """No leases for a while: it failed one. All that it fails while it rests were one accident."""
+        self.failures += now >= self.rest_until
+        rest_s = min(REST_S_MAX, REST_S * 2.0 ** min(max(0, self.failures - 1), 10))
+        self.rest_until = max(self.rest_until, now + max(at_least_s, rest_s))
+
+    def succeeded(self) -> None:
+        self.accepted += 1
+        self.failures = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The session is the peer's. renewed: it is another start of the daemon, or it can be dialled elsewhere now."""
+
+    peer: Peer
+    renewed: bool
+
+
+class Membership:
+    """See the module docstring. `now` is monotonic seconds."""
+
+    def __init__(self, run_id: str, heartbeat_s: float, *, p2p: bool = True) -> None:
+        """p2p: peers pass versions on; False: nobody but the seed does."""
+        self._p2p = p2p
+        self._run_id = run_id
+        self._silence_s = HEARTBEATS_MISSED_MAX * heartbeat_s
+        self._peers: dict[PeerId, Peer] = {}
+        self._sessions: dict[SessionId, PeerId] = {}
+        self._silences = Deadlines[PeerId](self._silent_at)
+        self._quarantine = Quarantine()
+        self.changed: set[PeerId] = set()  # those whom something happened to since this was last emptied
+
+    # --- who is here
+
+    def __iter__(self) -> Iterator[Peer]:
+        return iter(self._peers.values())
+
+    def get(self, peer: PeerId) -> Peer | None:
+        return self._peers.get(peer)
+
+    def of_session(self, session: SessionId) -> Peer | None:
+        peer = self._sessions.get(session)
+        return None if peer is None else self._peers[peer]
+
+    @property
+    def seed(self) -> Peer | None:
+        return next((peer for peer in self if peer.kind == "seed" and peer.alive), None)
+
+    def workers(self) -> list[Peer]:
+        """The alive peers with engines."""
+        return [peer for peer in self if peer.kind == "worker" and peer.alive]
+
+    def receivers(self) -> list[Peer]:
+        """The alive peers to whom versions are sent: all but the seed."""
+        return [peer for peer in self if peer.kind != "seed" and peer.alive]
+
+    # --- what happens
+
+    def connected(self, event: PeerConnected, *, now: float) -> tuple[Joined | None, list[Action]]:
+        """A hello: the session joins, or the actions refuse it. The caller sends the Welcome."""
+        hello, session = event.hello, event.session
+        if hello.protocol != PROTOCOL_VERSION:
+            text = f"this run speaks protocol {PROTOCOL_VERSION}, the peer speaks {hello.protocol}"
+            return None, _refuse(session, "protocol", text, permanent=True)
+        if hello.run_id is not None and hello.run_id != self._run_id:
+            return None, _refuse(session, "run", f"this is run {self._run_id}, not {hello.run_id}", permanent=True)
+        if hello.kind == "seed" and hello.listen is None:
+            return None, _refuse(session, "protocol", "a seed says where it listens", permanent=True)
+        if hello.kind == "seed" and self.seed is not None and self.seed.peer != event.peer:
+            return None, _refuse(session, "busy", "the run has a seed already", permanent=False)
+        if event.peer not in self._peers and not self._make_room():
+            return None, _refuse(session, "busy", f"the run has {PEERS_MAX} peers", permanent=False)
+        return self._join(event, now)
+
+    def heard(self, session: SessionId, *, now: float) -> tuple[Peer | None, bool]:
+        """A message came. The peer (None: the session is not live any more) and whether it was suspected."""
+        peer = self.of_session(session)
+        if peer is None:
+            return None, False
+        returned = peer.state == "suspected"
+        peer.state, peer.heard_at = "joined", now
+        if returned:
+            self.changed.add(peer.peer)
+            self._silences.set(peer.peer)
+        return peer, returned
+
+    def disconnected(self, session: SessionId) -> None:
+        """The peer may come back: it is suspected when its silence has lasted."""
+        peer = self._sessions.pop(session, None)
+        if peer is not None:
+            self._peers[peer].session = None
+            self.changed.add(peer)
+
+    def left(self, peer: Peer) -> list[Action]:
+        """It went on purpose, or is given up."""
+        peer.state, peer.serving, peer.running = "gone", None, 0
+        self.changed.add(peer.peer)
+        return self._close(peer)
+
+    def revoked(self, peer: Peer) -> list[Action]:
+        """Its credential is void."""
+        refused = [] if peer.session is None else _refuse(peer.session, "revoked", "the credential was revoked")
+        self.left(peer)
+        return refused
+
+    def accuse(self, accuser: Peer, accused: Peer, *, now: float) -> PeerId:
+        """A bad frame came over their edge: who of the two is at fault."""
+        at_fault = self._quarantine.accuse(accuser.peer, accused.peer, is_seed=accuser.kind == "seed", now=now)
+        accused.quarantined = accused.peer in self._quarantine
+        return at_fault
+
+    def deadlines(self, *, now: float) -> tuple[list[Peer], list[Action]]:
+        """The newly suspected peers; those silent for much longer are given up and their sessions closed."""
+        self._quarantine.release(now=now)
+        suspected: list[Peer] = []
+        actions: list[Action] = []
+        for peer in self:
+            peer.quarantined = peer.peer in self._quarantine
+            if peer.state == "joined" and now >= peer.heard_at + self._silence_s:
+                peer.state = "suspected"
+                self.changed.add(peer.peer)
+                suspected.append(peer)
+            if peer.state == "suspected" and now >= peer.heard_at + GONE_S:
+                actions += self.left(peer)
+        return suspected, actions
+
+    def wake_at(self) -> float | None:
+        times = (self._silences.earliest(), self._quarantine.wake_at())
+        return min((at for at in times if at is not None), default=None)
+
+    # --- inside
+
+    def _silent_at(self, key: PeerId) -> float | None:
+        """When its silence has lasted too long."""
+        peer = self._peers.get(key)
+        if peer is None or peer.state == "gone":
+            return None
+        return peer.heard_at + (self._silence_s if peer.state == "joined" else GONE_S)
+
+    def _join(self, event: PeerConnected, now: float) -> tuple[Joined | None, list[Action]]:
+        old = self._peers.get(event.peer)
+        actions: list[Action] = []
+        if old is not None and old.session is not None:
+            old.flips.append(now)
+            if len(old.flips) == FLIPS_MAX and now - old.flips[0] < FLIP_WINDOW_S:
+                return None, self._refuse_both(old, event.session)
+            actions = _refuse(old.session, "superseded", "a newer session of this peer id took over")
+            self._close(old)
+        if event.hello.kind == "seed":
+            for other in [peer for peer in self if peer.kind == "seed" and peer.peer != event.peer]:
+                actions += self.left(other)
+        renewed = old is None or (old.boot_id, old.listen) != (event.hello.boot_id, event.hello.listen)
+        peer = _peer(event, now) if old is None else old
+        peer.quarantined = event.peer in self._quarantine
+        _take_hello(peer, event.hello, p2p=self._p2p)
+        peer.session, peer.state, peer.heard_at = event.session, "joined", now
+        self.changed.add(event.peer)
+        self._peers[event.peer] = peer
+        self._sessions[event.session] = event.peer
+        self._silences.set(event.peer)
+        return Joined(peer, renewed), actions
+
+    def _refuse_both(self, peer: Peer, session: SessionId) -> list[Action]:
+        text = "two daemons use this peer id in turn"
+        assert peer.session is not None
+        actions = [*_refuse(peer.session, "flapping", text), *_refuse(session, "flapping", text)]
+        self._close(peer)
+        return actions
+
+    def _close(self, peer: Peer) -> list[Action]:
+        if peer.session is None:
+            return []
+        session, peer.session = peer.session, None
+        del self._sessions[session]
+        self.changed.add(peer.peer)
+        return [CloseSession(session)]
+
+    def _make_room(self) -> bool:
+        """Forget the peer that is gone for longest; False when there is no room and none is gone."""
+        if len(self._peers) < PEERS_MAX:
+            return True
+        gone = [peer for peer in self if peer.state == "gone"]
+        if gone:
+            del self._peers[min(gone, key=lambda peer: peer.heard_at).peer]
+        return bool(gone)
+
+    def check(self) -> None:
+        assert len(self._peers) <= PEERS_MAX
+        assert all(self._peers[peer].session == session for session, peer in self._sessions.items())
+        for key, peer in self._peers.items():
+            assert key == peer.peer
+            assert peer.session is None or self._sessions[peer.session] == key
+            assert len(peer.acknowledged) <= ACKNOWLEDGED_MAX
+            assert 0 <= peer.slots <= SLOTS_MAX
+            assert len(peer.name) <= NAME_CHARS_MAX
+            assert len(peer.forms) <= FORMS_MAX
+            assert peer.state != "gone" or (peer.session, peer.serving) == (None, None)
+            assert not peer.reachable or peer.listen is not None
+        assert sum(peer.kind == "seed" and peer.alive for peer in self) <= 1
+        self._silences.check(self._peers)
+        self._quarantine.check()
+
+
+def _refuse(session: SessionId, reason: RefusalReason, detail: str, *, permanent: bool | None = None) -> list[Action]:
+    final = reason == "revoked" if permanent is None else permanent
+    return [Send(session, Refused(reason, detail, final)), CloseSession(session)]
+
+
+def _peer(event: PeerConnected, now: float) -> Peer:
+    hello = event.hello
+    return Peer(event.peer, hello.name, hello.kind, hello.boot_id, 0, hello.listen, event.session, now)
+
+
+def _take_hello(peer: Peer, hello: Hello, *, p2p: bool) -> None:
+    if peer.boot_id != hello.boot_id:
+        peer.acknowledged.clear()
+        peer.failures, peer.rest_until, peer.leaving = 0, 0.0, False
+    if peer.listen != hello.listen:
+        peer.reachable = None
+    peer.name = printable(hello.name, NAME_CHARS_MAX)
+    peer.kind, peer.boot_id, peer.listen = hello.kind, hello.boot_id, hello.listen
+    peer.receive_only = hello.receive_only or not (p2p or hello.kind == "seed")
+    peer.uplink_limit = hello.uplink_limit or None
+    peer.usd_per_h = None if hello.usd_per_h is None or not 0 <= hello.usd_per_h <= USD_MAX else hello.usd_per_h
+    peer.dial_back_secret = hello.dial_back_secret[:SECRET_BYTES]
+    peer.slots = min(hello.slots, SLOTS_MAX) if hello.kind == "worker" else 0
+    peer.forms = frozenset(hello.forms[:FORMS_MAX])
+    peer.stands = hello.holding[-1] if hello.holding else None
+    for key in hello.served[:ACKNOWLEDGED_MAX]:
+        peer.serves(key)
+    peer.serves(hello.serving)

@@ -1,0 +1,86 @@
+"""Whether others can dial a peer: proved by dialling it back, never believed. Not here: which address it may announce.
+
+    unknown --DialBack--> being dialled --that very peer answered----------> reachable ----+
+       |                       ^        --nobody did, or somebody else-----> unreachable --+
+       |                       +------- DIAL_BACK_EVERY_S, or another hello ---------------+
+       +-- it has no address of its own ------------------------------------> unreachable
+
+Plans know the address of reachable peers alone: all others dial their parents and children. No version waits for an
+answer: who is unknown when a plan is made counts as unreachable in it. The seed is our own and is not dialled back.
+A peer is dialled once at a time, however often it says hello, and told every result.
+"""
+
+from echo2d.core.base.deadline_queue import Deadlines
+from echo2d.core.base.ids import PeerId
+from echo2d.core.cluster.events import Action, DialBack, DialBackEnded, Note, Send
+from echo2d.core.cluster.membership import Membership, Peer
+from echo2d.core.protocol.control_messages import DialledBack
+from echo2d.core.protocol.peer_handshake import SECRET_BYTES
+
+DIAL_BACK_S = 5.0  # for connecting and two messages: a few round trips, with a packet lost
+DIAL_BACK_EVERY_S = 120.0  # a port that was opened, or closed, is noticed within this time
+DIALS_MAX = 16  # peers that are dialled in one turn: who waits for a lease meanwhile waits milliseconds
+NO_ADDRESS = "the address it listens on is not its own as the coordinator sees it"
+
+
+class Reachability:
+    """See the module docstring. `now` is monotonic seconds."""
+
+    def __init__(self, members: Membership) -> None:
+        self._members = members
+        self._due = Deadlines[PeerId](self._due_at)
+
+    def joined(self, peer: Peer, *, now: float) -> list[Action]:
+        """It said hello."""
+        if peer.kind == "seed":
+            return []
+        if peer.listen is None or len(peer.dial_back_secret) != SECRET_BYTES:
+            peer.dial_back_at = None
+            return self._found(peer, NO_ADDRESS)
+        begun_at = peer.dialled_back_at
+        self._dial_at(peer, now if begun_at is None else max(now, begun_at + DIAL_BACK_S))
+        return self.deadlines(now=now)
+
+    def ended(self, event: DialBackEnded, *, now: float) -> list[Action]:
+        """What the peer's present session has not asked for is not an answer to it."""
+        peer = self._members.of_session(event.session)
+        if peer is None or peer.listen is None:
+            return []
+        self._dial_at(peer, now + DIAL_BACK_EVERY_S)
+        return self._found(peer, event.fault)
+
+    def deadlines(self, *, now: float) -> list[Action]:
+        """Dial the next DIALS_MAX of those who are due."""
+        actions: list[Action] = []
+        while len(actions) < DIALS_MAX and (first := self._due.first()) is not None and first[0] <= now:
+            peer = self._members.get(first[1])
+            assert peer is not None
+            peer.dial_back_at = None
+            if peer.session is not None and peer.listen is not None:
+                peer.dialled_back_at = now
+                actions.append(DialBack(peer.session, peer.peer, peer.listen, peer.dial_back_secret))
+        return actions
+
+    def wake_at(self) -> float | None:
+        return self._due.earliest()
+
+    # --- inside
+
+    def _due_at(self, key: PeerId) -> float | None:
+        peer = self._members.get(key)
+        return None if peer is None else peer.dial_back_at
+
+    def _dial_at(self, peer: Peer, at: float) -> None:
+        peer.dial_back_at = at
+        self._due.set(peer.peer)
+
+    def _found(self, peer: Peer, fault: str) -> list[Action]:
+        assert peer.session is not None
+        before, peer.reachable = peer.reachable, not fault
+        told: list[Action] = [Send(peer.session, DialledBack(fault))]
+        if before is peer.reachable:
+            return told
+        return [Note("dial_back", f"{peer.name} can be dialled" if peer.reachable else f"{peer.name}: {fault}"), *told]
+
+    def check(self) -> None:
+        self._due.check(peer.peer for peer in self._members)

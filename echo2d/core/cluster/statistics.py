@@ -1,0 +1,238 @@
+"""What the coordinator has counted and measured since it started: for `status`, the dashboard and "auto" kappa.
+
+Not here: anything that decides what happens next but `publish_every_auto`; nothing of this is durable.
+"""
+
+import math
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from echo2d.core.base.bounded_dict import keep_newest
+from echo2d.core.base.ids import GroupId, PeerId
+from echo2d.core.capacity.measurements import Measures
+from echo2d.core.cluster.events import Note, StoredGroup
+
+RECENT_MAX = 256  # measurements kept of each kind: more steps than any p95 here needs
+FAULTS_MAX = 32  # different ones, the newest; older ones are in the log
+VERSIONS_MEASURED_MAX = 64  # versions whose bytes and seed_copies are kept
+FAULT_CHARS_MAX = 300  # one line for a person
+
+
+def publish_every_auto(t_train_s: float, t_bcast_s: float, staleness_max: int) -> int:
+    """The smallest kappa with kappa * t_train_s > t_bcast_s, at most S + 1."""
+    return min(staleness_max + 1, math.floor(t_bcast_s / t_train_s) + 1)
+
+
+def printable(text: str, chars_max: int) -> str:
+    """What somebody else said, fit for a terminal and one line of a log."""
+    return "".join(char if char.isprintable() else " " for char in text[:chars_max])
+
+
+@dataclass(slots=True)
+class FaultSeen:
+    """One fault, however often the same was said. at: the last time, in monotonic seconds."""
+
+    at: float
+    times: int
+
+
+class _Step(NamedTuple):
+    """Seconds of one train step; see `Figures`."""
+
+    trained_s: float
+    waited_s: float
+    starved_s: float
+    unscored_s: float
+
+
+class Figures:
+    """Counters and the newest measurements. Seconds and bytes; `staleness` counts trained trajectories by staleness.
+
+    now: of the event that is being handled. faults: by kind and text, the newest last. measures: what decisions take
+    from it. learner_train_s, learner_wait_s: of all steps of a session but its first, which began at no commit;
+    starved_s: in which it had asked for its next batch, and there was none; unscored_s: of that, for rewards alone.
+    """
+
+    def __init__(self, now: float = 0.0, measures: Measures | None = None) -> None:
+        self.now = now
+        self.measures = measures or Measures(1)
+        self.learner_train_s = self.learner_wait_s = 0.0
+        self.starved_s = self.unscored_s = 0.0
+        self._steps: deque[_Step] = deque(maxlen=RECENT_MAX)
+        self._at_commit = (0.0, 0.0)  # starved_s and unscored_s
+        self._starves_since: float | None = None
+        self._lacks_rewards = False
+        self._committed_at: float | None = None
+        self.t_train_s: deque[float] = deque(maxlen=RECENT_MAX)
+        self.t_verify_s: deque[float] = deque(maxlen=RECENT_MAX)
+        self.t_bcast_s: deque[float] = deque(maxlen=RECENT_MAX)
+        self.refit_pause_s: deque[float] = deque(maxlen=RECENT_MAX)
+        self.still_s: deque[float] = deque(maxlen=RECENT_MAX)
+        self.batch_rewards: deque[tuple[int, float]] = deque(maxlen=RECENT_MAX)
+        self.faults: dict[tuple[str, str], FaultSeen] = {}
+        self.fault_counts: Counter[str] = Counter()
+        self.staleness: Counter[int] = Counter()
+        self.dropped_groups: Counter[str] = Counter()
+        self.dropped_answers: Counter[str] = Counter()  # whole or not, by why their groups were dropped
+        self.dropped_tokens: Counter[str] = Counter()  # of these
+        self.refused_results: Counter[str] = Counter()
+        self.seed_copies: dict[int, float] = {}
+        self.trajectories_trained = 0
+        self.trajectories_dropped = 0
+        self.tokens_trained = 0
+        self.tokens_accepted = 0
+        self.partials_handed_over = 0
+        self.tokens_handed_over = 0
+        self.versions_published = 0
+        self.wire_bytes = 0
+        self.full_bytes = 0
+        self.version_bytes: dict[int, tuple[int, int]] = {}  # on the wire, and in full
+
+    def fault(self, kind: str, text: str, group: GroupId | None = None) -> Note:
+        """Keep the fault among the newest ones; the Note says it. group: the one that suffers."""
+        line = printable(text, FAULT_CHARS_MAX)
+        before = self.faults.pop((kind, line), None)
+        self.faults[kind, line] = FaultSeen(self.now, 1 if before is None else before.times + 1)
+        keep_newest(self.faults, FAULTS_MAX)
+        self.fault_counts[kind] += 1
+        return Note(kind, line, group)
+
+    def trained(self, step: int, groups: Iterable[StoredGroup], t_train_s: float) -> None:
+        """Batch `step` was committed for the first time."""
+        trajectories = [trajectory for group in groups for trajectory in group.record.trajectories]
+        self.t_train_s.append(t_train_s)
+        self.measures.discards.add(len(trajectories), 0)
+        if t_train_s > 0:
+            self._stepped(t_train_s)
+        self.trajectories_trained += len(trajectories)
+        self.tokens_trained += sum(trajectory.length for trajectory in trajectories)
+        self.staleness.update(step - 1 - trajectory.version_min for trajectory in trajectories)
+        if trajectories:
+            self.batch_rewards.append((step, sum(each.reward for each in trajectories) / len(trajectories)))
+
+    def _stepped(self, t_train_s: float) -> None:
+        self.measures.t_train.add(t_train_s)
+        if self._committed_at is not None:
+            wait_s = max(0.0, self.now - self._committed_at - t_train_s)
+            self.learner_train_s += t_train_s
+            self.learner_wait_s += wait_s
+            self._steps.append(_Step(t_train_s, wait_s, *self._since_commit()))
+        self._committed_at, self._at_commit = self.now, (self.starved_s, self.unscored_s)
+
+    def session_opened(self) -> None:
+        """What lies before is no waiting."""
+        self._committed_at = None
+
+    def learner_waits(self, *, waits: bool, lacks_rewards: bool = False) -> None:
+        """From now on it waits for its next batch, or not. lacks_rewards: which lacks nothing else."""
+        self._starve()
+        self._starves_since, self._lacks_rewards = self.now if waits else None, lacks_rewards
+
+    def _starve(self) -> None:
+        """Up to now."""
+        if self._starves_since is not None:
+            seconds, self._starves_since = self.now - self._starves_since, self.now
+            self.starved_s += seconds
+            self.unscored_s += seconds * self._lacks_rewards
+
+    def _since_commit(self) -> tuple[float, float]:
+        return self.starved_s - self._at_commit[0], self.unscored_s - self._at_commit[1]
+
+    @property
+    def bubble_ratio(self) -> float | None:
+        """Share of the learner's time without training, whatever it did; None before the second step."""
+        trained_s, waited_s, _, _ = self._newest(RECENT_MAX)
+        return waited_s / (trained_s + waited_s) if trained_s else None
+
+    def bubble(self, steps: int) -> float | None:
+        """Share of its time that it waited for data, of the last steps and since; None before the second step."""
+        trained_s, waited_s, starved_s, _ = self._newest(steps)
+        if not trained_s or self._committed_at is None:
+            return None
+        self._starve()
+        now_s, _ = self._since_commit()
+        return (starved_s + now_s) / (trained_s + waited_s + now_s)
+
+    def unscored_share(self, steps: int) -> float:
+        """Of the time that `bubble` counts as waiting, that for rewards alone."""
+        self._starve()
+        now_s, unscored_now_s = self._since_commit()
+        _, _, starved_s, unscored_s = self._newest(steps)
+        starved_s += now_s
+        return (unscored_s + unscored_now_s) / starved_s if starved_s else 0.0
+
+    def _newest(self, steps: int) -> _Step:
+        newest = list(self._steps)[-steps:]
+        return _Step(*(sum(each[place] for each in newest) for place in range(4)))
+
+    def broadcast(
+        self, t_bcast_s: float, workers: Iterable[PeerId], *, cold: bool, most_s: float | None = None
+    ) -> None:
+        """A version is served by these workers. cold: their first one. most_s: by most of them, if earlier."""
+        self.t_bcast_s.append(t_bcast_s)
+        if not cold:
+            self.measures.t_bcast.add(t_bcast_s if most_s is None else most_s)
+        if (still_s := self.measures.version_served(workers)) is not None:
+            self.still_s.append(still_s)
+
+    def paused(self, seconds: float) -> None:
+        """A refit took so long."""
+        self.refit_pause_s.append(seconds)
+        self.measures.pause.add(seconds)
+
+    def handed_over(self, tokens: int) -> None:
+        """A lease goes on from so many tokens; 0: it starts anew."""
+        self.partials_handed_over += tokens > 0
+        self.tokens_handed_over += tokens
+
+    def dropped(self, reason: str, trajectories: int, lengths: Sequence[int]) -> None:
+        """A group. lengths: of its trajectories, and of what there is of unfinished ones."""
+        self.dropped_groups[reason] += 1
+        self.trajectories_dropped += trajectories
+        self.measures.discards.add(0, trajectories)
+        self.dropped_answers[reason] += len(lengths)
+        self.dropped_tokens[reason] += sum(lengths)
+
+    @property
+    def lengths(self) -> dict[str, float]:
+        """Mean tokens of an answer that was "trained", and of one that was dropped, by the reason of its group."""
+        counts = {"trained": self.trajectories_trained, **self.dropped_answers}
+        tokens = {"trained": self.tokens_trained, **self.dropped_tokens}
+        return {kind: tokens[kind] / count for kind, count in counts.items() if count}
+
+    def seed_sent(self, version: int, copies: float) -> None:
+        """The seed has sent so many times the version's wire bytes."""
+        self.seed_copies.pop(version, None)
+        self.seed_copies[version] = copies
+        keep_newest(self.seed_copies, VERSIONS_MEASURED_MAX)
+
+    def encoded(self, version: int, wire_bytes: int, full_bytes: int) -> None:
+        """The form in which the version spreads is whole."""
+        self.measures.wire_bytes.add(float(wire_bytes))
+        self.wire_bytes += wire_bytes
+        self.full_bytes += full_bytes
+        self.version_bytes.pop(version, None)
+        self.version_bytes[version] = wire_bytes, full_bytes
+        keep_newest(self.version_bytes, VERSIONS_MEASURED_MAX)
+
+    def publish_every(self, staleness_max: int) -> int:
+        """kappa under "auto": by what decisions take T_train and T_bcast to be."""
+        measured = self._measured()
+        return 1 if measured is None else publish_every_auto(*measured, staleness_max)
+
+    def dissemination_bound(self, staleness_max: int) -> bool:
+        """Whether even kappa = S + 1 train steps are shorter than a broadcast."""
+        measured = self._measured()
+        return measured is not None and (staleness_max + 1) * measured[0] <= measured[1]
+
+    def _measured(self) -> tuple[float, float] | None:
+        """T_train and T_bcast; None: not both are known."""
+        t_train, t_bcast = self.measures.t_train.estimate, self.measures.t_bcast.estimate
+        return None if t_train is None or t_bcast is None else (t_train.value, t_bcast.value)
+
+    def check(self) -> None:
+        assert max(len(self.seed_copies), len(self.version_bytes)) <= VERSIONS_MEASURED_MAX
+        assert len(self.faults) <= FAULTS_MAX
+        assert sum(self.staleness.values()) == self.trajectories_trained

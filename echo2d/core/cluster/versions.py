@@ -1,0 +1,148 @@
+"""The published versions of a run: which bytes each of them is, which are revoked, which snapshot copies are kept.
+
+    published --(published again in a newer epoch)--> newest again, under a new publish_seq
+        +-- a newer epoch resumed below it, or gave its number to other bytes --> revoked
+
+Kept true: publish_seq only grows; two unrevoked versions never share a number. Not here: how versions travel.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from echo2d.core.base.bounded_dict import keep_newest
+from echo2d.core.base.ids import Epoch, PublishSeq
+from echo2d.core.cluster.events import DeleteVersion, PublishAsked, VersionPublished
+from echo2d.core.protocol.control_messages import VersionKey
+
+VERSIONS_MAX = 4096  # remembered; tokens of versions that lie further back are far beyond any staleness bound
+BASES_MAX = 4  # newest versions whose copies are kept, if there is room: who is three behind still gets a delta
+RECOVERED_COPIES_MAX = 12  # copies a restart may find: BASES_MAX, what spreads, waits and is caught up with, and bases
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a publish is refused: an error word of the API and a sentence."""
+
+    error: str
+    detail: str
+
+
+def key_of(record: VersionPublished) -> VersionKey:
+    return VersionKey(record.version, record.digest)
+
+
+def facts_of(record: VersionPublished) -> dict[str, Any]:
+    """A published version as answers of the API name it (JSON)."""
+    return {"version": record.version, "digest": record.digest.hex(), "publish_seq": record.publish_seq}
+
+
+class Versions:
+    """See the module docstring. `published`: by publish_seq, without revoked ones. lost: copies that are gone."""
+
+    def __init__(
+        self, published: Iterable[VersionPublished], publish_seq: PublishSeq, *, lost: Collection[str] = ()
+    ) -> None:
+        self._live: dict[VersionKey, VersionPublished] = {}  # by publish_seq
+        self._copies: dict[str, VersionPublished] = {}  # snapshot copies in the run directory, by publish_seq
+        self.publish_seq = publish_seq
+        for record in published:
+            self._take(record)
+        self._copies = {path: record for path, record in self._copies.items() if path not in lost}
+        keep_newest(self._copies, RECOVERED_COPIES_MAX)
+
+    @property
+    def newest(self) -> VersionPublished | None:
+        """The newest publish that is not revoked."""
+        return next(reversed(self._live.values()), None)
+
+    @property
+    def current(self) -> VersionPublished | None:
+        """The newest publish; None if it is revoked, for the copies of older ones may be gone."""
+        newest = self.newest
+        return newest if newest is not None and newest.publish_seq == self.publish_seq else None
+
+    def live(self, key: VersionKey | None) -> VersionPublished | None:
+        """The newest publish of these bytes under this number; None: never published, revoked, or long ago."""
+        return None if key is None else self._live.get(key)
+
+    def judge(self, asked: PublishAsked, *, resume_step: int, committed: int) -> VersionPublished | Refusal | None:
+        """What to do with a publish of the current epoch: accept it (None), repeat the earlier answer, or refuse."""
+        mine = [record for record in self._live.values() if record.epoch == asked.epoch]
+        same = next((record for record in mine if record.version == asked.version), None)
+        if same is not None and same.digest == asked.digest:
+            return same
+        if same is not None:
+            return Refusal("digest", f"version {asked.version} has other bytes in this epoch; open a new session")
+        if not mine and asked.version != resume_step:
+            return Refusal("order", f"a session publishes its resume_step first: version {resume_step}")
+        if mine and asked.version < mine[-1].version:
+            return Refusal("order", f"version {mine[-1].version} is published already")
+        if asked.version > committed:
+            return Refusal("order", f"step {asked.version} is not committed; {committed} is the last one")
+        return None
+
+    def replaced_by(self, asked: PublishAsked) -> list[VersionKey]:
+        """What this publish revokes: the same number with other bytes."""
+        return [key for key in self._live if key.version == asked.version and key.digest != asked.digest]
+
+    def above(self, step: int, *, before: Epoch) -> list[VersionKey]:
+        """What a session of epoch `before` revokes that resumes at `step`."""
+        return [key for key, record in self._live.items() if key.version > step and record.epoch < before]
+
+    def publish(self, asked: PublishAsked) -> VersionPublished:
+        """Take an accepted publish."""
+        seq = PublishSeq(self.publish_seq + 1)
+        record = VersionPublished(seq, asked.epoch, asked.version, asked.digest, asked.path, asked.full_bytes)
+        self._take(record)
+        return record
+
+    def revoke(self, keys: Collection[VersionKey]) -> None:
+        for key in keys:
+            del self._live[key]
+
+    def copies(self) -> list[VersionPublished]:
+        """The live versions whose snapshot copies are kept, newest first."""
+        return [record for record in reversed(self._copies.values()) if self._live.get(key_of(record)) is record]
+
+    def lose(self, record: VersionPublished) -> list[DeleteVersion]:
+        """This copy is not what was published."""
+        return [DeleteVersion(record.path)] if self._copies.pop(record.path, None) else []
+
+    def fit(self, paths: Collection[str], bytes_max: int) -> bool:
+        """Whether the copies at these paths, the newest version's, the next version's and its upload have room."""
+        kept = {record.path: record.full_bytes for path, record in self._copies.items() if path in {*paths}}
+        newest = self.newest
+        if newest is not None:
+            kept |= {newest.path: 0, "": 3 * newest.full_bytes}
+        return sum(kept.values()) <= bytes_max
+
+    def surplus(self, needed: Collection[str], *, bases: int, bytes_max: int) -> list[DeleteVersion]:
+        """Give up the snapshot copies but the newest version's, those at the `needed` paths, and the newest `bases`.
+
+        Bases are kept only as long as the next version, and its upload, still fit into bytes_max.
+        """
+        newest = self.newest
+        kept = dict.fromkeys([*needed, *([] if newest is None else [newest.path])])
+        for record in self.copies()[:bases]:
+            if self.fit([*kept, record.path], bytes_max):
+                kept[record.path] = None
+        surplus = [path for path in self._copies if path not in kept]
+        for path in surplus:
+            del self._copies[path]
+        return [DeleteVersion(path) for path in surplus]
+
+    def _take(self, record: VersionPublished) -> None:
+        key = key_of(record)
+        self._live.pop(key, None)
+        self._live[key] = record
+        self._copies[record.path] = record
+        self.publish_seq = max(self.publish_seq, record.publish_seq)
+        keep_newest(self._live, VERSIONS_MAX)
+
+    def check(self) -> None:
+        sequence = [record.publish_seq for record in self._live.values()]
+        assert sequence == sorted(set(sequence))
+        assert not sequence or sequence[-1] <= self.publish_seq
+        assert all(key == key_of(record) for key, record in self._live.items())
+        assert len({key.version for key in self._live}) == len(self._live) <= VERSIONS_MAX

@@ -1,0 +1,219 @@
+"""Who of the workers that are here is to work: the closed loop of a running coordinator.
+
+    work, refits, broadcasts --> measures --+
+                                            +--> a look, once a publish period, and at once when somebody comes,
+    members: joined, serving, prices -------+    begins to serve, is lost or says that it will be --> active, standby
+
+Of a storm of changes (500 workers that join) only the first is looked at at once, and the rest SOON_S later.
+
+"all": everybody works; what is needed and what is short is known all the same. "auto": those whom `provisioning` takes;
+the others stand by: they get no leases, finish what they hold, receive versions and pass them on. Who serves nothing
+yet is no candidate, and waited for as one who will work. A control link that breaks is no loss until its silence is;
+but who cannot be spoken to takes nobody's place.
+Kept true: a worker that serves a version is active exactly if it was taken. Not here: leases, and renting more.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from echo2d.core.base.ids import PeerId
+from echo2d.core.broadcast.publishing import Publishing
+from echo2d.core.capacity.bottleneck import BUBBLE_STEPS, Situation, bottleneck
+from echo2d.core.capacity.demand import Candidate, Provisioning, ProvisionRules
+from echo2d.core.capacity.prices import Price, price_of
+from echo2d.core.cluster.events import Action, CoordinatorRules, Note
+from echo2d.core.cluster.membership import Membership, Peer
+from echo2d.core.cluster.statistics import Figures
+from echo2d.core.coordinator.learner_api import LearnerCalls
+from echo2d.core.protocol.control_messages import RefitDone
+from echo2d.core.rollouts.groups import Groups
+from echo2d.core.rollouts.staleness import Staleness
+
+LOOK_S_MIN = 1.0  # between two looks of which nothing but time is the reason: shorter periods are none of a real run
+SOON_S = 0.1  # between two looks because something changed: each of them looks at all workers
+LATE_S = 1.0  # a look that comes so late was missed by a process that stood still
+NAMES_MAX = 8  # in a note; how many more there are is said
+PAUSES_MAX = 3.0  # times the usual pause: what a worker says beyond that is no reason to think it fast
+
+
+@dataclass(slots=True)
+class Workforce:
+    """See the module docstring. `now` is monotonic seconds."""
+
+    rules: CoordinatorRules
+    members: Membership
+    staleness: Staleness
+    groups: Groups
+    publishing: Publishing
+    calls: LearnerCalls
+    figures: Figures
+    _provisioning: Provisioning = field(init=False)
+    _useless: set[PeerId] = field(default_factory=set)  # who could not be used at the last look
+    _looked_at: float = math.inf
+    _look_at: float = -math.inf
+    _changed: bool = True  # somebody came, or was lost
+    _changes_at: float = -math.inf  # when that may be looked at
+
+    def __post_init__(self) -> None:
+        rules = self.rules
+        self._provisioning = Provisioning(
+            ProvisionRules(
+                rules.trajectories_per_step, rules.staleness_max, rules.group_size, rules.mode, rules.gamma,
+                rules.by_cost,
+            ),
+            self.figures.measures,
+        )  # fmt: skip
+
+    # --- what happens
+
+    def changed(self) -> None:
+        """Somebody came, or began to serve, or was lost, or said that it will be."""
+        self._changed = True
+
+    def refitted(self, peer: Peer, done: RefitDone, *, now: float) -> None:
+        """Its engines stood still for this version, and no longer than since it served the one before."""
+        most_s = math.inf if peer.refitted_at is None else now - peer.refitted_at
+        pause_s = min(done.pause_s, most_s)
+        self.figures.paused(pause_s)
+        usual = self.figures.measures.pause.estimate
+        still_s = min(pause_s, PAUSES_MAX * usual.value if usual is not None else 0.0)
+        if self.rules.mode == "exclusive":
+            still_s = max(still_s, min(done.held_s, most_s, self.publishing.came_s(peer, now=now) or 0.0))
+        self.figures.measures.stood_still(peer.peer, still_s, now=now)
+
+    def advance(self, *, now: float) -> list[Action]:
+        """Look, if it is time to; call it after every event, before leases are granted."""
+        if not (now >= self._look_at or (self._changed and now >= self._changes_at)):
+            return []
+        demand = self._provisioning.demand(self.calls.publish_every)
+        if now >= self._look_at:
+            self._settle(0.0 if demand is None else demand.period_s, now)
+            self._look_at = now + max(LOOK_S_MIN, 0.0 if demand is None else demand.period_s)
+        self._changed, self._changes_at = False, now + SOON_S
+        return self._decide(list(self._candidates()), now) if self.rules.activation == "auto" else []
+
+    def wake_at(self) -> float | None:
+        """When the next look is due; without workers none is."""
+        if self._changed and self._changes_at > -math.inf:
+            return min(self._look_at, self._changes_at)
+        return self._look_at if any(self._here()) and self._look_at > -math.inf else None
+
+    # --- what there is to say
+
+    def facts(self) -> dict[str, Any]:
+        """For `status`, as of now but for rates, which are those of the last look."""
+        kappa, provisioning = self.calls.publish_every, self._provisioning
+        demand = provisioning.demand(kappa)
+        candidates = [each for each in self._candidates() if not each.leaving]
+        offers = provisioning.offers(candidates, None if demand is None else demand.period_s)
+        active = {each.peer for each in self._here() if each.active}
+        facts = provisioning.facts(offers, active, kappa)
+        standby = sum(offer.name not in active for offer in offers)
+        bubble = self.figures.bubble(BUBBLE_STEPS)
+        situation = Situation(
+            bubble, demand, facts["mu_pool"], len(offers) - standby, standby,
+            self.figures.unscored_share(BUBBLE_STEPS), self.groups.unscored, self.calls.missing,
+        )  # fmt: skip
+        return {
+            "activation": self.rules.activation,
+            "learner_usd_per_h": self.rules.learner_usd_per_h,
+            **facts,
+            "shortfall": provisioning.shortfall(candidates, kappa),
+            "bubble": bubble,
+            "bottleneck": bottleneck(situation),
+        }
+
+    def of(self, peer: Peer) -> dict[str, Any]:
+        """One worker's row."""
+        measures, price = self.figures.measures, self._price(peer)
+        known, kept = measures.rate(peer.peer), 1.0 - measures.discards.estimate.value
+        mu = measures.mu(peer.peer, peer.slots, self._expected(peer)) * kept or None
+        return {
+            "active": peer.active and peer.state == "joined" and not peer.leaving,
+            "leaving": peer.leaving,
+            "mu": mu,
+            "mu_sd": None if known is None or measures.guessed(peer.peer) else known.sd * kept,
+            "usd_per_h": price.usd_per_h,
+            "usd_per_gb_down": price.usd_per_gb_down,
+            "usd_per_gb_up": price.usd_per_gb_up,
+            "availability": price.availability,
+            "rho": None if not mu else price.usd_per_h / (3600.0 * mu * price.availability),
+        }
+
+    def check(self) -> None:
+        self._provisioning.activation.check()
+        self.figures.measures.check()
+        if self.rules.activation == "all":
+            assert all(peer.active for peer in self.members)
+
+    # --- inside
+
+    def _here(self) -> Iterator[Peer]:
+        return (peer for peer in self.members if peer.kind == "worker" and peer.state == "joined")
+
+    def _candidates(self) -> Iterator[Candidate]:
+        copies = self._copies()
+        for peer in self._here():
+            if peer.serving is not None and (peer.alive or peer.active):
+                price, expected = self._price(peer), self._expected(peer)
+                measures = self.figures.measures
+                mu, guessed = measures.mu(peer.peer, peer.slots, expected), measures.guessed(peer.peer)
+                yield Candidate(peer.peer, mu, price, copies.get(peer.peer, 0.0), peer.leaving, guessed)
+
+    def _copies(self) -> dict[PeerId, float]:
+        """What each peer sends of the version that spreads, as planned; of no interest where nothing is metered."""
+        spread = self.publishing.spreading
+        metered = any(each.price.usd_per_gb_up for each in self.rules.prices)
+        return dict(spread.plan.copies()) if metered and spread is not None and spread.plan is not None else {}
+
+    def _price(self, peer: Peer) -> Price:
+        return price_of(self.rules.prices, peer.name, peer.usd_per_h)
+
+    def _expected(self, peer: Peer) -> float | None:
+        per_h = self._price(peer).trajectories_per_h
+        return None if per_h is None else per_h / 3600.0
+
+    def _settle(self, period_s: float, now: float) -> None:
+        """All rates as of now. Who could be used neither now nor at the last look might as well have held leases."""
+        self._forgive(now)
+        useless = {peer.peer for peer in self._here() if peer.active and self._is_useless(peer, now)}
+        for peer in useless & self._useless:
+            self.figures.measures.useless(peer, max(0.0, now - self._looked_at))
+        self._useless, self._looked_at = useless, now
+        said = {peer.peer: expected for peer in self._here() if (expected := self._expected(peer)) is not None}
+        self.figures.measures.settle(period_s, said, now=now)
+
+    def _forgive(self, now: float) -> None:
+        """While this process stood still nobody got leases: no longer than a trajectory takes was anybody at work."""
+        t_gen = self.figures.measures.t_gen.estimate
+        late_s = now - self._look_at - (0.0 if t_gen is None else t_gen.value)
+        for peer in self._here() if LATE_S < late_s < math.inf else ():
+            self.figures.measures.forgive(peer.peer, late_s, now=now)
+
+    def _is_useless(self, peer: Peer, now: float) -> bool:
+        """It fails what it is given, or serves what is too old for any batch."""
+        too_old = peer.serving is not None and peer.serving.version < self.staleness.oldest
+        return too_old or peer.rest_until > now
+
+    def _decide(self, candidates: list[Candidate], now: float) -> list[Action]:
+        provisioning = self._provisioning
+        decision = provisioning.review(candidates, self.calls.publish_every, now=now)
+        taken = provisioning.activation.active
+        for peer in self.members:
+            active = peer.kind != "worker" or peer.serving is None or peer.peer in taken
+            if peer.active != active:
+                peer.active = active
+                self.members.changed.add(peer.peer)
+        words = [f"{word} {self._names(names)}" for word, names in _told(decision.activate, decision.deactivate)]
+        return [Note("activation", f"{', '.join(words)}: {decision.why}")] if words and decision.why else []
+
+    def _names(self, peers: tuple[str, ...]) -> str:
+        known = [self.members.get(PeerId(peer)) for peer in peers[:NAMES_MAX]]
+        more = f" and {len(peers) - NAMES_MAX} more" if len(peers) > NAMES_MAX else ""
+        return " ".join(peer.name for peer in known if peer is not None) + more
+
+
+def _told(activate: tuple[str, ...], deactivate: tuple[str, ...]) -> list[tuple[str, tuple[str, ...]]]:
+    return [(word, names) for word, names in (("activated", activate), ("deactivated", deactivate)) if names]

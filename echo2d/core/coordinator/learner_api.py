@@ -1,0 +1,284 @@
+"""The learner's calls: sessions, publishes, batches, commits, refusals, checkpoints. One Reply each.
+
+    session --> publish resume_step --> | batch n (waits until it is full) --> commit n --> publish every kappa | ...
+                                        +------------- refuse n, at most a few times ----------------------------+
+
+Every call but `session` carries its epoch; of an older one nothing is believed (`fenced`). An error body is
+{"error": a word, "detail": a sentence}. Not here: the gates (`staleness`), and how versions travel (`publishing`).
+"""
+
+from collections.abc import Collection
+from typing import Any
+
+from echo2d.core.base.ids import Epoch
+from echo2d.core.broadcast.publishing import Publishing
+from echo2d.core.cluster.events import (
+    Action,
+    BatchAsked,
+    BatchCommitted,
+    CheckpointAsked,
+    CheckpointKept,
+    CommitAsked,
+    CoordinatorRules,
+    EpochAsked,
+    EpochOpened,
+    Note,
+    Persist,
+    PublishAsked,
+    Recovered,
+    RefuseAsked,
+    Reply,
+    RequestId,
+    Send,
+    SessionAsked,
+    StopRun,
+    VersionRevoked,
+)
+from echo2d.core.cluster.membership import Membership
+from echo2d.core.cluster.statistics import Figures
+from echo2d.core.cluster.versions import Refusal, Versions, facts_of
+from echo2d.core.protocol.control_messages import VersionKey, VersionsRevoked
+from echo2d.core.protocol.trajectory import GroupRecord
+from echo2d.core.rollouts.groups import Groups
+from echo2d.core.rollouts.staleness import PREFETCH_STEPS, REFUSALS_MAX, Batch, Staleness
+
+WAITING_MAX = 64  # calls that wait for a batch; a learner has one or two
+
+
+class LearnerCalls:
+    """See the module docstring. `advance` freezes what was asked for; call it after every event."""
+
+    def __init__(
+        self,
+        rules: CoordinatorRules,
+        recovered: Recovered,
+        *,
+        members: Membership,
+        versions: Versions,
+        staleness: Staleness,
+        groups: Groups,
+        publishing: Publishing,
+        figures: Figures,
+    ) -> None:
+        self._rules = rules
+        self._members = members
+        self._versions = versions
+        self._staleness = staleness
+        self._groups = groups
+        self._publishing = publishing
+        self._figures = figures
+        self.epoch = recovered.epoch
+        self._resume_step = recovered.resume_step
+        self._asked_step = 0  # batches up to this one have been asked for in this epoch
+        self._waiting: dict[RequestId, int] = {}
+
+    @property
+    def publish_every(self) -> int:
+        """kappa in force."""
+        if self._rules.publish_every is not None:
+            return self._rules.publish_every
+        return self._figures.publish_every(self._rules.staleness_max)
+
+    @property
+    def waits(self) -> bool:
+        """Whether the learner waits for the batch of its next step."""
+        return self._staleness.committed + 1 in self._waiting.values()
+
+    @property
+    def missing(self) -> int:
+        """Groups that the lowest batch that is not full lacks."""
+        return max(0, self._rules.trajectories_per_step // self._rules.group_size - self._staleness.buffered)
+
+    # --- calls
+
+    def session_asked(self, event: SessionAsked, *, now: float) -> list[Action]:
+        """A new epoch: fences the older ones, revokes what they published beyond `resume_step`."""
+        lowest, highest = self._staleness.checkpoint, self._staleness.newest_step
+        if event.resume_step < lowest:
+            detail = f"batches up to step {lowest} are deleted; resume at {lowest} or later, not at {event.resume_step}"
+            return [_error(event.request, "resume", detail, lowest=lowest)]
+        if event.resume_step > highest:
+            detail = f"this run has come to step {highest}; step {event.resume_step} must be another run's"
+            return [_error(event.request, "resume", detail, highest=highest)]
+        self.epoch, self._resume_step, self._asked_step = Epoch(self.epoch + 1), event.resume_step, 0
+        self._figures.session_opened()
+        actions: list[Action] = [Persist(EpochOpened(self.epoch, event.resume_step)), *self._fence_waiting()]
+        passed, unfinished = self._staleness.resume(event.resume_step)
+        for batch in passed:
+            assert batch.digest is not None
+            actions.append(Persist(BatchCommitted(batch.step, self.epoch, batch.digest, 0.0)))
+        for stored in unfinished:
+            actions += self._groups.discard(stored, "stale")
+        actions += self._revoke(self._versions.above(event.resume_step, before=self.epoch), now)
+        note = Note("session", f"epoch {self.epoch} begins after step {event.resume_step}")
+        return [*actions, note, Reply(event.request, 200, self._session_body())]
+
+    def epoch_asked(self, event: EpochAsked) -> list[Action]:
+        """Whether bytes for this epoch are worth taking."""
+        return [self._fenced(event.request) if self._is_old(event.epoch) else Reply(event.request, 200, {})]
+
+    def publish_asked(self, event: PublishAsked, *, now: float) -> list[Action]:
+        """A snapshot copy was made; it becomes a published version unless the epoch's order forbids it."""
+        if self._is_old(event.epoch):
+            return [self._fenced(event.request)]
+        verdict = self._versions.judge(event, resume_step=self._resume_step, committed=self._staleness.committed)
+        if isinstance(verdict, Refusal):
+            return [_error(event.request, verdict.error, verdict.detail)]
+        actions: list[Action] = []
+        if verdict is None:
+            actions += self._revoke(self._versions.replaced_by(event), now)
+            verdict = self._versions.publish(event)
+            self._figures.versions_published += 1
+            self._publishing.published(verdict, now=now)
+            actions.append(Persist(verdict))
+        return [*actions, Reply(event.request, 200, facts_of(verdict))]
+
+    def batch_asked(self, event: BatchAsked) -> list[Action]:
+        """Answered at once if the batch is full, else by `advance`."""
+        if self._is_old(event.epoch):
+            return [self._fenced(event.request)]
+        last = self._staleness.committed + PREFETCH_STEPS
+        if event.step > last:
+            return [_error(event.request, "order", f"batch {event.step} is too far ahead; at most {last}")]
+        batch = self._staleness.batch(event.step)
+        if batch is not None:
+            return [_batch_reply(event.request, batch)]
+        if event.step < self._staleness.open_step:
+            return [_error(event.request, "deleted", f"batch {event.step} lies before this session or checkpoint")]
+        if self._staleness.crowded:
+            return [_error(event.request, "checkpoint", "too many batches are kept; report a checkpoint first")]
+        if len(self._waiting) >= WAITING_MAX:
+            return [_error(event.request, "busy", f"{WAITING_MAX} calls wait for batches", status=503)]
+        self._asked_step = max(self._asked_step, event.step)
+        self._waiting[event.request] = event.step
+        return []
+
+    def commit_asked(self, event: CommitAsked) -> list[Action]:
+        """The optimizer step was applied; repeated calls are answered alike."""
+        if self._is_old(event.epoch):
+            return [self._fenced(event.request)]
+        if event.step > self._staleness.committed + 1:
+            detail = f"step {self._staleness.committed} is the last one committed; {event.step} cannot follow"
+            return [_error(event.request, "order", detail)]
+        reply = Reply(event.request, 200, {"publish_every": self.publish_every})
+        if event.step <= self._staleness.checkpoint:
+            return [reply]  # its batch is deleted
+        batch = self._staleness.batch(event.step)
+        if batch is None or batch.digest != event.batch_digest:
+            return [_error(event.request, "digest", f"this is not the batch of step {event.step}")]
+        if event.step <= self._staleness.committed:
+            return [reply]
+        if self._staleness.commit(event.step):
+            self._figures.trained(event.step, batch.groups, event.t_train_s)
+        committed = Persist(BatchCommitted(event.step, self.epoch, batch.digest, event.t_train_s))
+        return [committed, Reply(event.request, 200, {"publish_every": self.publish_every})]
+
+    def refuse_asked(self, event: RefuseAsked) -> list[Action]:
+        """Some groups of a batch are not to be trained on: others take their places."""
+        if self._is_old(event.epoch):
+            return [self._fenced(event.request)]
+        batch = self._staleness.batch(event.step)
+        if event.step <= self._staleness.committed:
+            return [_error(event.request, "order", f"step {event.step} is committed")]
+        members = set() if batch is None else {stored.record.group for stored in batch.groups}
+        refused = {group: reason for group, reason in event.groups if group in members}
+        if batch is None or not refused:  # a repeated call, or one about an earlier composition
+            return [Reply(event.request, 200, {"replaced": 0})]
+        actions: list[Action] = []
+        for stored in self._staleness.refuse(event.step, refused, self._void):
+            actions += self._groups.discard(stored, "refused", refused.get(stored.record.group, "revoked"))
+        actions += [self._figures.fault("refusal", f"step {event.step}: {batch.reasons[-1]}")]
+        if len(batch.reasons) >= REFUSALS_MAX:
+            reasons = "; ".join(batch.reasons)
+            actions.append(StopRun(f"batch {event.step} was refused {REFUSALS_MAX} times: {reasons}"))
+        return [*actions, Reply(event.request, 200, {"replaced": len(refused)})]
+
+    def checkpoint_asked(self, event: CheckpointAsked) -> list[Action]:
+        """Steps up to this one are durable at the learner; their batches are deleted."""
+        if self._is_old(event.epoch):
+            return [self._fenced(event.request)]
+        if event.step > self._staleness.committed:
+            detail = f"step {event.step} is not committed; {self._staleness.committed} is the last one"
+            return [_error(event.request, "order", detail)]
+        reply = Reply(event.request, 200, {"checkpoint": max(event.step, self._staleness.checkpoint)})
+        if event.step <= self._staleness.checkpoint:
+            return [reply]
+        self._staleness.keep_checkpoint(event.step)
+        return [Persist(CheckpointKept(event.step, self.epoch)), reply]
+
+    def request_gone(self, request: RequestId) -> None:
+        """Nobody waits for this answer any more."""
+        self._waiting.pop(request, None)
+
+    def advance(self) -> list[Action]:
+        """Freeze the batches that were asked for and can be full; answer who waits for them."""
+        actions: list[Action] = []
+        while (batch := self._staleness.freeze(self._asked_step)) is not None:
+            actions.append(Persist(batch.frozen()))
+        for request, step in list(self._waiting.items()):
+            full = self._staleness.batch(step)
+            if full is not None:
+                del self._waiting[request]
+                actions.append(_batch_reply(request, full))
+        waits = self.waits
+        self._figures.learner_waits(waits=waits, lacks_rewards=waits and self._groups.lack_only_rewards(self.missing))
+        return actions
+
+    # --- inside
+
+    def _session_body(self) -> dict[str, Any]:
+        rules = self._rules
+        return {
+            "epoch": self.epoch,
+            "run_id": rules.run_id,
+            "staleness_max": rules.staleness_max,
+            "publish_every": self.publish_every,
+            "trajectories_per_step": rules.trajectories_per_step,
+            "group_size": rules.group_size,
+            "over_stale": rules.over_stale,
+            "checkpoint": self._staleness.checkpoint,
+        }
+
+    def _revoke(self, keys: Collection[VersionKey], now: float) -> list[Action]:
+        """Drop what these versions wrote and is not in a full batch; workers stop serving them (I1)."""
+        if not keys:
+            return []
+        actions: list[Action] = [Persist(VersionRevoked(self.epoch, key.version, key.digest)) for key in keys]
+        self._versions.revoke(keys)
+        self._publishing.revoked(keys)
+        actions += self._groups.revoke(keys, now=now)
+        for stored in self._staleness.revoke(keys):
+            actions += self._groups.discard(stored, "revoked", again=True)
+        told = VersionsRevoked(self.epoch, tuple(keys))
+        peers = [peer for peer in self._members if peer.session is not None and peer.kind != "seed"]
+        return [*actions, *(Send(peer.session, told) for peer in peers if peer.session is not None)]
+
+    def _void(self, group: GroupRecord) -> bool:
+        """Whether a version that is not published any more wrote for it."""
+        spans = (span for trajectory in group.trajectories for span in trajectory.spans)
+        return any(self._versions.live(span.key) is None for span in spans)
+
+    def _fence_waiting(self) -> list[Action]:
+        fenced = [self._fenced(request) for request in self._waiting]
+        self._waiting.clear()
+        return list(fenced)
+
+    def _is_old(self, epoch: Epoch) -> bool:
+        """Epoch 0 is before the first session: there is nothing to call about."""
+        return epoch != self.epoch or not epoch
+
+    def _fenced(self, request: RequestId) -> Reply:
+        return _error(request, "fenced", f"epoch {self.epoch} is in force", epoch=self.epoch)
+
+    def check(self) -> None:
+        assert len(self._waiting) <= WAITING_MAX
+        assert all(step <= self._asked_step for step in self._waiting.values())
+        assert all(self._staleness.batch(step) is None for step in self._waiting.values())
+
+
+def _error(request: RequestId, error: str, detail: str, *, status: int = 409, **more: int) -> Reply:
+    return Reply(request, status, {"error": error, "detail": detail, **more})
+
+
+def _batch_reply(request: RequestId, batch: Batch) -> Reply:
+    return Reply(request, 200, batch.body(), batch.digest)

@@ -1,0 +1,304 @@
+"""The gateway's calls: text for whoever asks, from slots that the run does not use. Outside groups, gates and mu.
+
+    CallAsked --> choices waiting --lease--> running --> ended        told as tokens come (ChoiceGrew)
+        |                ^                      |
+     refused             +---- lease ended -----+    with the tokens it has: the next worker goes on from them
+
+A lease of choices is like any other: kept alive by progress, judged by the same rules, cancelled when nobody wants it.
+Nothing is durable: calls end with the process. Not here: whose turn it is (`fair_queue`), slots
+(`scheduler`), which tokens are believed (`call_choice`), HTTP, text, records.
+"""
+
+from collections.abc import Collection
+
+from echo2d.core.base.ids import Version
+from echo2d.core.cluster.events import Action, CoordinatorRules, Send
+from echo2d.core.cluster.membership import Membership, Peer
+from echo2d.core.cluster.statistics import Figures
+from echo2d.core.cluster.versions import Versions
+from echo2d.core.gateway.call_choice import Choice
+from echo2d.core.gateway.events import (
+    CallAsked,
+    CallGone,
+    CallId,
+    CallRefused,
+    ChoiceGrew,
+    ChoiceStopped,
+    GatewayRules,
+    RefusedCode,
+)
+from echo2d.core.gateway.fair_queue import CallQueue
+from echo2d.core.gateway.open_calls import OpenCalls
+from echo2d.core.gateway.scheduler import CallGranting
+from echo2d.core.protocol.control_messages import (
+    Finish,
+    HeldLease,
+    LeaseCancelled,
+    LeaseFailed,
+    LeaseProgress,
+    SampleAnswered,
+    SampleDelta,
+    SampleFinished,
+)
+from echo2d.core.protocol.trajectory import NOTHING, Partial
+from echo2d.core.rollouts.leases import Lease, Leases
+from echo2d.core.rollouts.scheduler import Granting
+
+FAILURES_MAX = 3  # leases of one choice that ended without it; then something is wrong with what it asks for
+
+
+class GatewayCalls:
+    """See the module docstring. `now` is monotonic seconds. slots: who has free ones."""
+
+    def __init__(
+        self,
+        rules: CoordinatorRules,
+        *,
+        leases: Leases,
+        members: Membership,
+        versions: Versions,
+        figures: Figures,
+        slots: Granting,
+    ) -> None:
+        mine = rules.gateway or GatewayRules(0.0, 0.0)
+        self._vocab_size, self._wait_s = rules.vocab_size, mine.wait_s
+        self._leases = leases
+        self._members = members
+        self._versions = versions
+        self._figures = figures
+        self._queue = CallQueue()
+        self._granting = CallGranting(
+            rules, mine.share, queue=self._queue, leases=leases, members=members, versions=versions, slots=slots
+        )
+        self._open = OpenCalls()
+        self._tokens = 0
+
+    def facts(self) -> dict[str, object]:
+        """For the status. ended: calls, by how."""
+        return {
+            "calls": len(self._open),
+            "waiting": len(self._queue),
+            "running": self._granting.running,
+            "ended": dict(self._open.ended),
+            "tokens": self._tokens,
+            "handed_over": self._granting.handed_over,
+        }
+
+    def owns(self, key: HeldLease) -> bool:
+        """Whether the lease is, or was, one of these."""
+        return self._leases.given(key.lease)
+
+    # --- callers
+
+    def asked(self, event: CallAsked, *, now: float) -> list[Action]:
+        """Take the call, or say at once why not."""
+        newest = self._versions.newest
+        if newest is None:
+            return self._refuse(event.call, "late", "no version is published yet")
+        if event.min_version > newest.version:
+            return self._refuse(event.call, "version", f"version {newest.version} is the newest one")
+        if too_many := self._open.too_many(event):
+            return self._refuse(event.call, "busy", too_many)
+        for choice in self._open.open(event):
+            self._queue.put(choice, now=now)
+        return []
+
+    def stopped(self, event: ChoiceStopped, *, now: float) -> list[Action]:
+        """The caller has cut this choice off."""
+        choice = self._open.get(event.call, event.choice)
+        return [] if choice is None else self._done(choice, now)
+
+    def gone(self, event: CallGone, *, now: float) -> list[Action]:
+        return self._end_call(event.call, event.how, now) if event.call in self._open else []
+
+    # --- workers
+
+    def progressed(self, peer: Peer, message: LeaseProgress, *, now: float) -> list[Action]:
+        """New tokens; what is nobody's any more is called off."""
+        lease = self._lease_of(peer, message)
+        if lease is None:
+            return _send(peer, LeaseCancelled(message.lease, message.attempt))
+        self._leases.renew(lease, tokens=any(delta.tokens for delta in message.samples), now=now)
+        actions: list[Action] = []
+        for delta in message.samples:
+            choice = self._granting.wanted(lease.key).get(delta.sample)
+            if choice is not None and delta.tokens:
+                grown = self._grown(peer, choice, delta)
+                actions += self._fail(peer, choice, grown, now) if isinstance(grown, str) else self._tell(choice, grown)
+        return actions
+
+    def finished(self, peer: Peer, message: SampleFinished, *, now: float) -> list[Action]:
+        """The rest of a choice. It is answered in any case: nothing of it is kept here."""
+        lease = self._lease_of(peer, message)
+        choice = None if lease is None else self._granting.wanted(lease.key).get(message.sample)
+        if lease is None or choice is None:
+            free = [] if lease is None else self._granting.written(lease.key, message.sample, now=now)
+            return [*_answer(peer, message, "nobody waits for it"), *free]
+        grown = self._grown(peer, choice, message)
+        if not isinstance(grown, str) and grown.length < choice.told.length:
+            grown = "it is shorter than what was reported of it"
+        if isinstance(grown, str):
+            return [*_answer(peer, message, grown), *self._fail(peer, choice, grown, now)]
+        told = self._tell(choice, grown, message.finish)
+        return [
+            *_answer(peer, message),
+            *told,
+            *self._granting.written(lease.key, message.sample, now=now),
+            *self._done(choice, now),
+        ]
+
+    def failed(self, peer: Peer, message: LeaseFailed, *, now: float) -> list[Action]:
+        """The worker gives a lease back."""
+        lease = self._lease_of(peer, message)
+        return [] if lease is None else self._go_on(lease, message.reason, now, failures=1)
+
+    def rejoined(
+        self, peer: Peer, held: Collection[HeldLease], *, now: float
+    ) -> tuple[tuple[HeldLease, ...], list[Action]]:
+        """Which of these leases the worker keeps; running ones that it does not know end."""
+        known, kept = frozenset(held), list[HeldLease]()
+        actions: list[Action] = []
+        for lease in self._leases.of_worker(peer.peer):
+            if lease.key in known:
+                self._leases.renew(lease, tokens=False, now=now)
+                kept.append(lease.key)
+            else:
+                actions += self._go_on(lease, "the worker forgot it", now)
+        return tuple(kept), actions
+
+    def worker_left(self, peer: Peer, *, now: float) -> list[Action]:
+        """Its calls go on elsewhere."""
+        leases = self._leases.of_worker(peer.peer)
+        return [each for lease in leases for each in self._go_on(lease, "the worker left", now)]
+
+    # --- versions, time
+
+    def revoked(self, *, now: float) -> list[Action]:
+        """A caller that was told tokens of a version that is void is told so."""
+        told = ((choice.call.call, span.key) for choice in self._open for span in choice.told.spans)
+        void = dict.fromkeys(call for call, version in told if self._versions.live(version) is None)
+        return [each for call in void for each in self._give_up(call, "revoked", "its version is void", now)]
+
+    def deadlines(self, *, now: float) -> list[Action]:
+        """Leases whose worker was silent, and calls that have waited for too long."""
+        actions: list[Action] = []
+        for lease in self._leases.expired(now=now):
+            if self._granting.wanted(lease.key):  # else its call has just been given up
+                actions += self._granting.call_off(lease)
+                actions += self._go_on(lease, "its worker was silent or stuck", now, failures=1)
+        for choice in self._queue.late(self._wait_s, now=now):
+            actions += self._too_late(choice, now) if choice.call.call in self._open else []
+        return actions
+
+    def wake_at(self) -> float | None:
+        ends = (self._leases.wake_at(), self._queue.wake_at(self._wait_s))
+        return min((at for at in ends if at is not None), default=None)
+
+    def impatient(self, *, now: float) -> bool:
+        """Somebody has waited for long enough to go before the run."""
+        return self._granting.impatient(now=now)
+
+    def advance(self, *, now: float) -> list[Action]:
+        """Lease what may be leased."""
+        return self._granting.advance(now=now)
+
+    # --- inside: tokens
+
+    def _lease_of(self, peer: Peer, message: LeaseProgress | SampleFinished | LeaseFailed) -> Lease | None:
+        lease = self._leases.get(HeldLease(message.lease, message.attempt))
+        return lease if lease is not None and lease.worker == peer.peer else None
+
+    def _grown(self, peer: Peer, choice: Choice, said: SampleDelta | SampleFinished) -> Partial | str:
+        return choice.grown(
+            said,
+            vocab_size=self._vocab_size,
+            believed=lambda version: version in peer.acknowledged and self._versions.live(version) is not None,
+        )
+
+    def _tell(self, choice: Choice, grown: Partial, finish: Finish | None = None) -> list[Action]:
+        """What the caller does not have yet."""
+        known = 4 * choice.told.length
+        if len(grown.tokens) <= known and finish is None:
+            return []
+        choice.told = grown
+        self._tokens += (len(grown.tokens) - known) // 4
+        tokens, logprobs = grown.tokens[known:], grown.logprobs[known:]
+        return [ChoiceGrew(choice.call.call, choice.index, tokens, logprobs, grown.spans, finish)]
+
+    # --- inside: ends
+
+    def _fail(self, peer: Peer, choice: Choice, fault: str, now: float) -> list[Action]:
+        """Its worker sent what cannot be believed; the lease's other choices go on elsewhere too."""
+        assert choice.lease is not None
+        choice.failures += 1
+        note = self._figures.fault("gateway", f"{peer.name}: {fault}")
+        return [note, *self._granting.call_off(choice.lease), *self._go_on(choice.lease, fault, now)]
+
+    def _go_on(self, lease: Lease, reason: str, now: float, *, failures: int = 0) -> list[Action]:
+        """The lease is over; its choices wait for another worker, unless they are whole or have failed too often."""
+        choices = self._granting.end(lease.key, now=now)
+        for choice in choices:
+            choice.avoid = lease.worker
+            choice.failures += failures
+            self._queue.put(choice, now=now)
+        return [each for choice in choices for each in self._look_at(choice, reason, now)]
+
+    def _look_at(self, choice: Choice, reason: str, now: float) -> list[Action]:
+        if choice.call.call not in self._open:
+            return []  # it has been given up for another of its choices
+        if choice.failures >= FAILURES_MAX:
+            return self._give_up(choice.call.call, "failed", f"{FAILURES_MAX} workers failed: {reason}", now)
+        return [] if choice.room else [*self._tell(choice, choice.told, "length"), *self._done(choice, now)]
+
+    def _too_late(self, choice: Choice, now: float) -> list[Action]:
+        newest, call, waited = self._served(), choice.call.call, f"in {self._wait_s:g} s no"
+        if newest is not None and newest >= choice.oldest:
+            return self._give_up(call, "late", f"{waited} slot was free", now)
+        serves = "nothing" if newest is None else f"version {newest} at most"
+        return self._give_up(call, "version", f"{waited} worker served {choice.oldest}, {serves}", now)
+
+    def _done(self, choice: Choice, now: float) -> list[Action]:
+        """The choice is over, and with the last one the call."""
+        self._open.end(choice)
+        return self._release(choice, now)
+
+    def _end_call(self, call: CallId, how: str, now: float) -> list[Action]:
+        return [each for choice in self._open.end_call(call, how) for each in self._release(choice, now)]
+
+    def _release(self, choice: Choice, now: float) -> list[Action]:
+        """It neither runs nor waits any more."""
+        self._queue.discard(choice)
+        return self._granting.unwanted(choice, now=now)
+
+    def _give_up(self, call: CallId, code: RefusedCode, detail: str, now: float) -> list[Action]:
+        return [*self._end_call(call, code, now), CallRefused(call, code, detail, self._served())]
+
+    def _refuse(self, call: CallId, code: RefusedCode, detail: str) -> list[Action]:
+        """It was never taken."""
+        self._open.ended[code] += 1
+        return [CallRefused(call, code, detail, self._served())]
+
+    def _served(self) -> Version | None:
+        """The newest version that a worker serves."""
+        records = (self._versions.live(peer.serving) for peer in self._members.workers())
+        return max((record.version for record in records if record is not None), default=None)
+
+    def check(self) -> None:
+        self._leases.check()
+        self._queue.check()
+        self._granting.check()
+        self._open.check()
+        assert len(self._queue) + self._granting.running == len(list(self._open))
+        for choice in self._open:
+            assert choice.failures < FAILURES_MAX
+            base = NOTHING if choice.lease is None else choice.lease.given.base
+            assert choice.told.first(base.length) == base
+            assert choice.room > 0 or (choice.lease is not None and choice.room == 0)
+
+
+def _answer(peer: Peer, message: SampleFinished, refusal: str = "") -> list[Action]:
+    return _send(peer, SampleAnswered(message.lease, message.attempt, message.sample, not refusal, refusal))
+
+
+def _send(peer: Peer, message: LeaseCancelled | SampleAnswered) -> list[Action]:
+    return [] if peer.session is None else [Send(peer.session, message)]

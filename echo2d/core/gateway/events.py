@@ -1,0 +1,98 @@
+"""What the gateway's calls are made of: events (it happened), actions (do it), and the numbers the operator chose.
+
+A *call* is one waiting HTTP request for text; it has one or more *choices*, each of them one sample of its prompt.
+Every CallAsked is answered by ChoiceGrew until each choice has finished, or by one CallRefused that ends it; after
+CallGone by nothing. Nothing of it is durable. Not here: HTTP, and who gets a slot when (`calls`).
+"""
+
+from dataclasses import dataclass
+from typing import Literal, NewType
+
+from echo2d.core.base.ids import Version
+from echo2d.core.protocol.control_messages import Finish, Span
+
+CallId = NewType("CallId", int)  # one per waiting call, never reused within a process
+
+RefusedCode = Literal["busy", "version", "late", "failed", "revoked", "stopping"]
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayRules:
+    """share: of all slots, at most (one in any case). wait_s: for a slot; who waited longer is refused."""
+
+    share: float
+    wait_s: float
+
+
+# --- events
+
+
+@dataclass(frozen=True, slots=True)
+class CallAsked:
+    """Somebody wants `choices` samples of this prompt (int32). min_version: the oldest version that may write a token.
+
+    caller: whoever shares with others. session: calls with the same one go to the same worker while it has room, for
+    what it has cached.
+    """
+
+    call: CallId
+    caller: str
+    prompt: bytes
+    choices: int
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    stop_token_ids: tuple[int, ...]
+    rng_seed: int | None
+    min_version: Version
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceStopped:
+    """The caller has all that it wants of this choice: a stop text has come."""
+
+    call: CallId
+    choice: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallGone:
+    """The caller hung up, or does not read; it must not be answered any more."""
+
+    call: CallId
+    how: Literal["gone", "slow"] = "gone"
+
+
+CallEvent = CallAsked | ChoiceStopped | CallGone
+
+
+# --- actions
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceGrew:
+    """New tokens (int32) of a choice with their logprobs (float32); spans: of all its tokens so far.
+
+    finish: it is whole now; with "stop" its last token is the end token.
+    """
+
+    call: CallId
+    choice: int
+    tokens: bytes
+    logprobs: bytes
+    spans: tuple[Span, ...]
+    finish: Finish | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CallRefused:
+    """The call ends like this, whatever it had. version: the newest that a worker serves now; None: none."""
+
+    call: CallId
+    code: RefusedCode
+    detail: str
+    version: Version | None
+
+
+CallAction = ChoiceGrew | CallRefused

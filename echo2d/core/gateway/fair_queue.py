@@ -1,0 +1,143 @@
+"""Which choices wait for a slot, and whose turn it is.
+
+The next slot is for the caller that holds the fewest, of several such for who has been one of them for longest. So
+callers take turns however many they are, and however much one of them asks for; with a single slot, too. Of one
+caller's choices those with tokens go first, then who came first.
+What is asked with every event (`oldest`, `in_turn`) does not depend on how many wait. Not here: slots and workers.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from echo2d.core.gateway.call_choice import AVOID_S, Choice, ChoiceKey
+
+_Line = dict[ChoiceKey, Choice]
+
+
+@dataclass(slots=True)
+class _Lines:
+    """Of one caller."""
+
+    begun: _Line = field(default_factory=dict)
+    fresh: _Line = field(default_factory=dict)
+
+    def of(self, choice: Choice) -> _Line:
+        return self.begun if choice.told.length else self.fresh
+
+
+class CallQueue:
+    """See the module docstring. changes: one more with each choice that comes to wait, or need not avoid any more."""
+
+    def __init__(self) -> None:
+        self._waiting: _Line = {}  # in the order in which they began to
+        self._avoiding: _Line = {}  # the same, of those that avoid somebody
+        self._lines: dict[str, _Lines] = {}
+        self._held: Counter[str] = Counter()
+        self._turns: dict[int, dict[str, None]] = {}  # who waits, by the slots they hold, in turn
+        self.changes = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def callers(self) -> int:
+        """Those who wait."""
+        return len(self._lines)
+
+    @property
+    def oldest(self) -> Choice | None:
+        """Who has waited for longest."""
+        return next(iter(self._waiting.values()), None)
+
+    def put(self, choice: Choice, *, now: float) -> None:
+        choice.since = now
+        self._waiting[choice.key] = choice
+        if choice.avoid is not None:
+            self._avoiding[choice.key] = choice
+        caller = choice.call.caller
+        if caller not in self._lines:
+            self._lines[caller] = _Lines()
+            self._turns.setdefault(self._held[caller], {})[caller] = None
+        self._lines[caller].of(choice)[choice.key] = choice
+        self.changes += 1
+
+    def discard(self, choice: Choice) -> None:
+        """It does not wait, or not any more."""
+        if self._waiting.pop(choice.key, None) is None:
+            return
+        self._avoiding.pop(choice.key, None)
+        caller = choice.call.caller
+        lines = self._lines[caller]
+        del lines.of(choice)[choice.key]
+        if not lines.begun and not lines.fresh:
+            del self._lines[caller]
+            self._leave_turn(caller)
+
+    def hold(self, caller: str, slots: int) -> None:
+        """The caller has so many more slots, or fewer."""
+        if caller in self._lines:
+            self._leave_turn(caller)
+        self._held[caller] += slots
+        if caller in self._lines:
+            self._turns.setdefault(self._held[caller], {})[caller] = None
+        if not self._held[caller]:
+            del self._held[caller]
+
+    def in_turn(self) -> Iterator[Choice]:
+        """All of them; whose turn it is first."""
+        for held in sorted(self._turns):
+            for caller in self._turns[held]:
+                yield from self._lines[caller].begun.values()
+                yield from self._lines[caller].fresh.values()
+
+    def run_of(self, choice: Choice, most: int) -> list[Choice]:
+        """The choice, and those behind it of its call that wait with nothing: they have one prompt."""
+        run = [choice]
+        fresh = self._lines[choice.call.caller].fresh if not choice.told.length else {}
+        while len(run) < most and (mate := fresh.get((choice.call.call, run[-1].index + 1))) is not None:
+            if mate.avoid != choice.avoid:
+                break
+            run.append(mate)
+        return run
+
+    def late(self, wait_s: float, *, now: float) -> list[Choice]:
+        """Those who have waited for so long; and whoever has avoided a worker for long enough does so no more."""
+        while (first := next(iter(self._avoiding.values()), None)) and now >= first.since + AVOID_S:
+            del self._avoiding[first.key]
+            self.changes += 1
+        found: list[Choice] = []
+        for choice in self._waiting.values():
+            if now < choice.since + wait_s:
+                break
+            found.append(choice)
+        return found
+
+    def wake_at(self, wait_s: float) -> float | None:
+        """When `late` is to be asked next."""
+        avoiding = next(iter(self._avoiding.values()), None)
+        ends = [None if self.oldest is None else self.oldest.since + wait_s]
+        ends += [None if avoiding is None else avoiding.since + AVOID_S]
+        return min((at for at in ends if at is not None), default=None)
+
+    def _leave_turn(self, caller: str) -> None:
+        held = self._held[caller]
+        del self._turns[held][caller]
+        if not self._turns[held]:
+            del self._turns[held]
+
+    def check(self) -> None:
+        waiting = list(self._waiting.values())
+        assert [choice.since for choice in waiting] == sorted(choice.since for choice in waiting)
+        assert all(choice.lease is None and key == choice.key for key, choice in self._waiting.items())
+        assert {choice.key for choice in self.in_turn()} == set(self._waiting)
+        assert self._avoiding.keys() <= self._waiting.keys()
+        assert all(choice in lines.of(choice).values() for lines in self._lines.values() for choice in _all(lines))
+        assert {caller: held for held, callers in self._turns.items() for caller in callers} == {
+            caller: self._held.get(caller, 0) for caller in self._lines
+        }
+        assert all(held > 0 for held in self._held.values())
+
+
+def _all(lines: _Lines) -> list[Choice]:
+    return [*lines.begun.values(), *lines.fresh.values()]

@@ -1,0 +1,397 @@
+"""The peer link: one end of one connection between two peers, as a machine without I/O. Bytes in, events out.
+
+Not here: the wire format (`peer_messages`), sockets and time limits (`net/peer/links`), which frames to send or to
+ask for (`relay/frame_set`), whether a frame is the right one (its receiver hashes it). A link makes sure that what
+arrives is well-formed, comes from the expected peer, on an open stream, in order and within the limits; anything else
+is a `PeerFault` and the end of the link.
+
+    dialled: start()                accepted
+         | Hello out                    |
+         v                              v
+       HELLO                          HELLO
+         | Hello in: Proof out          | Hello in: Hello, Proof out
+         +----------> PROOF <-----------+
+                        | Proof in: event LinkOpened                                  (`peer_handshake`)
+                        v
+                      OPEN     both ends are alike from here on
+
+    any state: end(), LinkEnded in or PeerFault -> ENDED
+
+Streams carry frames of one form in one direction. The receiver of the frames opens them: a stripe with StreamOpened, a
+repair stream with the first FramesWanted for a form. It numbers them in turn: the end with the smaller peer id 1, 3, 5
+..., the other 2, 4, 6 ..., starting over after STREAM_MAX. The frames of a stripe have sequence numbers without holes
+from `from_sequence` on; those of a repair stream have 0. Either end ends a stream, and each says StreamEnded once:
+
+    OPEN -- end_stream(): StreamEnded out --> ENDING -- StreamEnded in --> gone     what comes until then is dropped
+    OPEN -- StreamEnded in: event, StreamEnded out --> gone
+
+Bytes are received straight into a buffer made for the one frame or message that is arriving; there is no other, and it
+is made only after its header was found to be in order. On an open link it has some room behind: what comes together
+with its last bytes, above all the next header, takes no other read and is copied. A completed payload belongs to who
+takes the event: the link never writes to that buffer again, so read-only views of it may wait in send queues, and the
+last one dropped frees it. Whoever takes the events bounds the payloads that are kept, by not reading further.
+"""
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+import numpy as np
+
+from echo2d.core.base.ids import FormId, FrameId, Generation, PeerId, PlanId, RunId, StripeId
+from echo2d.core.protocol.peer_handshake import Handshake
+from echo2d.core.protocol.peer_messages import (
+    FRAME,
+    HANDSHAKE_BYTES_MAX,
+    HEADER_BYTES,
+    REASON_CHARS_MAX,
+    TYPE_OF,
+    Event,
+    FrameReceived,
+    FramesCancelled,
+    FramesHeld,
+    FramesPassed,
+    FramesWanted,
+    Header,
+    Hello,
+    LinkEnded,
+    LinkOpened,
+    Message,
+    Proof,
+    StreamEnded,
+    StreamId,
+    StreamOpened,
+    decode,
+    encode,
+    frame_header,
+    parse_header,
+    parts,
+    require,
+    runs_of,
+    stream_after,
+)
+from echo2d.core.weights.encoding import FRAME_BYTES_MAX
+from echo2d.errors import PeerFault
+
+STREAMS_MAX = 256  # opened by one end: the stripes of two versions, and repair
+AHEAD_BYTES_MAX = 16 << 10  # read behind a frame: more than a link of 100 Mbit/s that is paced brings in one burst
+AHEAD_SHARE = 4  # at most such a part of the frame: the room is kept as long
+
+
+class _State(enum.Enum):
+    HELLO = enum.auto()
+    PROOF = enum.auto()
+    OPEN = enum.auto()
+    ENDED = enum.auto()
+
+
+_ALLOWED = {
+    _State.HELLO: {TYPE_OF[Hello], TYPE_OF[LinkEnded]},
+    _State.PROOF: {TYPE_OF[Proof], TYPE_OF[LinkEnded]},
+    _State.OPEN: {*TYPE_OF.values()} - {TYPE_OF[Hello], TYPE_OF[Proof]},
+}
+
+
+@dataclass(slots=True)
+class _Stream:
+    form: FormId
+    sequence: int | None  # of the next frame; None: repair, not numbered
+    ending: bool = False  # this end has said StreamEnded, the other has not yet
+
+
+class Link:
+    """One end. Methods that say something return the bytes to write, in the order of the calls.
+
+    `secrets`, `nonce` and `dialled` are as in `Handshake`.
+    """
+
+    def __init__(
+        self, *, run_id: RunId, me: PeerId, secrets: Mapping[PeerId, bytes], nonce: bytes, dialled: PeerId | None
+    ) -> None:
+        self._handshake = Handshake(run_id=run_id, me=me, secrets=secrets, nonce=nonce, dialled=dialled)
+        self._me = me
+        self._state = _State.HELLO
+        self._asked: dict[StreamId, _Stream] = {}  # opened here: frames come in
+        self._serving: dict[StreamId, _Stream] = {}  # opened there: frames go out
+        self._next_mine = self._next_theirs = 0
+        self._replies = bytearray()
+        self._header = memoryview(bytearray(HEADER_BYTES))  # with room behind it once the link is open
+        self._arriving: Header | None = None  # whose payload is being received; None: a header is
+        self._target = self._header  # where it goes, with the room behind it
+        self._wanted, self._here = HEADER_BYTES, 0  # bytes: of what is being received; of that in the target already
+        self._behind = self._header[:0]  # received behind something whole, and not looked at yet
+
+    @property
+    def ended(self) -> bool:
+        """Nothing may be received or said any more."""
+        return self._state is _State.ENDED
+
+    def start(self) -> bytes:
+        """What the end that dialled says first."""
+        return self._handshake.start()
+
+    # receiving
+
+    def get_buffer(self) -> memoryview:
+        """Where the next bytes of the connection belong; never empty. To be asked for when no more events come."""
+        return self._target[self._here :]
+
+    @property
+    def missing(self) -> int:
+        """Bytes still to come of the header or payload that is arriving; never 0 when no more events come."""
+        return self._wanted - self._here
+
+    def bytes_received(self, count: int) -> Event | None:
+        """The first `count` bytes of `get_buffer()` are there. Gives one event: more may be there, for which 0 asks.
+
+        PeerFault ends the link. Then comes `take_replies`.
+        """
+        assert not self.ended
+        here = self._here + count
+        assert here <= len(self._target)
+        if here > self._wanted:
+            self._behind = self._target[self._wanted : here]
+            here = self._wanted
+        self._here = here
+        try:
+            return self._next_event()
+        except PeerFault:
+            self._end()
+            raise
+
+    def _next_event(self) -> Event | None:
+        while self._here == self._wanted:
+            event = self._header_complete() if self._arriving is None else self._payload_complete(self._arriving)
+            if self._state is _State.ENDED:
+                self._end()
+                return event
+            if self._behind:
+                self._here = count = min(len(self._behind), self._wanted)
+                self._target[:count], self._behind = self._behind[:count], self._behind[count:]
+            if event is not None:
+                return event
+        return None
+
+    def _end(self) -> None:
+        self._state = _State.ENDED
+        self._behind = self._header[:0]
+        self._expect_header()  # TLS asks for a buffer once more
+
+    def take_replies(self) -> bytes:
+        """What the bytes received make this end say; to be written before anything that is said later."""
+        replies, self._replies = bytes(self._replies), bytearray()
+        return replies
+
+    def _header_complete(self) -> Event | None:
+        header = parse_header(self._header)
+        if header.type == FRAME:
+            self._check_place(header)  # none is in place before the link is open
+        elif header.type not in _ALLOWED[self._state]:
+            raise PeerFault(f"message type {header.type} is not expected now")
+        elif self._state is not _State.OPEN:
+            require(
+                header.length <= HANDSHAKE_BYTES_MAX, f"at most {HANDSHAKE_BYTES_MAX} bytes before the link is open"
+            )
+        if header.length == 0:
+            self._expect_header()
+            return self._on_frame(header, None)
+        self._arriving = header
+        ahead = min(header.length // AHEAD_SHARE, AHEAD_BYTES_MAX) if self._state is _State.OPEN else 0
+        self._target = np.empty(header.length + ahead, np.uint8).data
+        self._wanted, self._here = header.length, 0
+        return None
+
+    def _payload_complete(self, header: Header) -> Event | None:
+        payload = self._target[: header.length].toreadonly()
+        self._expect_header()
+        if header.type == FRAME:
+            return self._on_frame(header, payload)
+        return self._on_message(decode(header.type, payload), payload)
+
+    def _expect_header(self) -> None:
+        self._arriving = None
+        self._target = self._header
+        self._wanted, self._here = HEADER_BYTES, 0
+
+    def _check_place(self, header: Header) -> None:
+        stream = self._asked.get(header.stream)
+        if stream is None:
+            raise PeerFault(f"a frame on stream {header.stream}, which this end has not opened")
+        if header.sequence != (stream.sequence or 0):
+            raise PeerFault(f"frame number {header.sequence} of a stream where {stream.sequence or 0} is next")
+
+    def _on_frame(self, header: Header, payload: memoryview | None) -> Event | None:
+        stream = self._asked[header.stream]  # still there: streams end between frames
+        if stream.sequence is not None:
+            stream.sequence += 1
+        if stream.ending:
+            return None
+        return FrameReceived(header.stream, stream.form, FrameId(header.frame), header.sequence, payload)
+
+    def _on_message(self, message: Message, payload: memoryview) -> Event | None:
+        match message:
+            case Hello():
+                self._replies += self._handshake.answer(message, bytes(payload))
+                self._state = _State.PROOF
+                return None
+            case Proof():
+                return self._open(self._handshake.verify(message))
+            case StreamOpened():
+                self._accept(message.stream, _Stream(message.form, message.from_sequence))
+            case FramesWanted():
+                return self._on_wanted(message)
+            case FramesPassed():
+                return self._on_passed(message)
+            case StreamEnded():
+                return self._on_stream_ended(message)
+            case LinkEnded():
+                self._state = _State.ENDED
+            case FramesHeld() | FramesCancelled():
+                pass
+            case _:
+                assert_never(message)
+        return message
+
+    def _open(self, peer: PeerId) -> LinkOpened:
+        self._state = _State.OPEN
+        self._header = memoryview(bytearray(HEADER_BYTES + AHEAD_BYTES_MAX))
+        self._expect_header()
+        self._next_mine, self._next_theirs = (1, 2) if self._me < peer else (2, 1)
+        return LinkOpened(peer)
+
+    # streams opened by the other end: frames go out
+
+    def _accept(self, number: StreamId, stream: _Stream) -> None:
+        require(number == self._next_theirs, f"stream {self._next_theirs} to be the next one opened, not {number}")
+        if number in self._serving or len(self._serving) >= STREAMS_MAX:
+            raise PeerFault(f"more than {STREAMS_MAX} streams")
+        self._serving[number] = stream
+        self._next_theirs = stream_after(number)
+
+    def _on_wanted(self, wanted: FramesWanted) -> FramesWanted | None:
+        if wanted.stream not in self._serving:
+            self._accept(wanted.stream, _Stream(wanted.form, None))
+        stream = self._serving[wanted.stream]
+        if stream.sequence is not None or stream.form != wanted.form:
+            raise PeerFault(f"stream {wanted.stream} is not a repair stream of this form")
+        return None if stream.ending else wanted
+
+    def _on_passed(self, passed: FramesPassed) -> FramesPassed | None:
+        stream = self._serving.get(passed.stream)
+        if stream is None or stream.sequence is None or passed.sequence > stream.sequence:
+            raise PeerFault(f"frame number {passed.sequence} of stream {passed.stream} passed on, which was not sent")
+        return None if stream.ending else passed
+
+    def serves(self, stream: StreamId) -> bool:
+        """Whether frames may be sent on it."""
+        served = self._serving.get(stream)
+        return self._state is _State.OPEN and served is not None and not served.ending
+
+    def send_frame(
+        self, stream: StreamId, frame: FrameId, sequence: int, payload: memoryview | None
+    ) -> tuple[bytes | memoryview, ...]:
+        """The buffers to write. Only where `serves(stream)`, in sequence (0 for repair). None: without payload."""
+        assert self.serves(stream)
+        served = self._serving[stream]
+        assert sequence == (served.sequence or 0), f"frame number {sequence} where {served.sequence} is next"
+        if served.sequence is not None:
+            served.sequence += 1
+        if payload is None:
+            return (frame_header(stream, frame, sequence, 0),)
+        assert 0 < payload.nbytes <= FRAME_BYTES_MAX
+        return frame_header(stream, frame, sequence, payload.nbytes), payload
+
+    # streams opened by this end: frames come in
+
+    def open_stream(
+        self,
+        stream: StreamId,
+        form: FormId,
+        plan: PlanId,
+        generation: Generation,
+        stripe: StripeId,
+        from_sequence: int,
+    ) -> bytes:
+        """Takes a stripe from its parent, on the stream whose turn it is.
+
+        PeerFault if the other end leaves too many ended streams unconfirmed.
+        """
+        assert stream == self._next_mine
+        self._ask(_Stream(form, from_sequence))
+        return encode(StreamOpened(stream, form, plan, generation, stripe, from_sequence))
+
+    def want(self, stream: StreamId, form: FormId, frames: Sequence[FrameId]) -> bytes:
+        """Asks for frames on a repair stream; nothing to say if that has ended meanwhile.
+
+        The first want on the stream whose turn it is opens it; PeerFault as for `open_stream`.
+        """
+        if stream == self._next_mine:
+            self._ask(_Stream(form, None))
+        asked = self._asked.get(stream)
+        if asked is None or asked.ending:
+            return b""
+        assert asked == _Stream(form, None)
+        return b"".join(encode(FramesWanted(stream, form, part)) for part in parts(frames))
+
+    def _ask(self, stream: _Stream) -> None:
+        assert self._state is _State.OPEN
+        if self._next_mine in self._asked or len(self._asked) >= STREAMS_MAX:
+            raise PeerFault(f"{len(self._asked)} streams are open or not confirmed as ended")
+        self._asked[self._next_mine] = stream
+        self._next_mine = stream_after(self._next_mine)
+
+    def passed(self, stream: StreamId, sequence: int) -> bytes:
+        """Tells the parent of a stripe how far it was passed on; nothing to say if the stream has ended meanwhile."""
+        asked = self._asked.get(stream)
+        return b"" if asked is None or asked.ending else encode(FramesPassed(stream, sequence))
+
+    # said by either end
+
+    def cancel(self, form: FormId, frames: Sequence[FrameId]) -> bytes:
+        """Takes wants back."""
+        return b"".join(encode(FramesCancelled(form, part)) for part in parts(frames))
+
+    def have(self, form: FormId, frames: Sequence[FrameId]) -> bytes:
+        """Tells what is held here; consecutive frames cost least."""
+        return b"".join(encode(FramesHeld(form, runs_of(part))) for part in parts(frames))
+
+    def end_stream(self, stream: StreamId, reason: str) -> bytes:
+        """Ends a stream that either end opened; nothing to say if it has ended meanwhile."""
+        ending = self._streams_of(stream).get(stream)
+        if ending is None or ending.ending:
+            return b""
+        ending.ending = True
+        return encode(StreamEnded(stream, reason[:REASON_CHARS_MAX]))
+
+    def end(self, reason: str) -> bytes:
+        """Ends the link, also after a PeerFault."""
+        self._end()
+        return encode(LinkEnded(reason[:REASON_CHARS_MAX]))
+
+    def _on_stream_ended(self, ended: StreamEnded) -> StreamEnded | None:
+        stream = self._streams_of(ended.stream).pop(ended.stream, None)
+        if stream is None:
+            raise PeerFault(f"stream {ended.stream} ended, which is not open")
+        if stream.ending:
+            return None
+        self._replies += encode(StreamEnded(ended.stream, ""))
+        return ended
+
+    def _streams_of(self, number: StreamId) -> dict[StreamId, _Stream]:
+        return self._asked if number % 2 == self._next_mine % 2 else self._serving
+
+    def check(self) -> None:
+        """Asserts every invariant of this end."""
+        assert 0 <= self._here <= self._wanted <= len(self._target) <= FRAME_BYTES_MAX + AHEAD_BYTES_MAX
+        assert self._wanted == (HEADER_BYTES if self._arriving is None else self._arriving.length)
+        assert len(self._behind) <= AHEAD_BYTES_MAX
+        assert self._here == self._wanted or not self._behind
+        assert max(len(self._asked), len(self._serving)) <= STREAMS_MAX
+        if self._state in (_State.HELLO, _State.PROOF):
+            assert len(self._asked) + len(self._serving) + len(self._behind) == 0
+            assert len(self._target) <= HANDSHAKE_BYTES_MAX
+        if self._state is _State.OPEN:
+            assert (self._next_mine + self._next_theirs) % 2 == 1
+        assert all(self._streams_of(number) is self._asked for number in self._asked)
+        assert all(self._streams_of(number) is self._serving for number in self._serving)

@@ -1,0 +1,294 @@
+"""What two peers say to each other over their link, and its form on the wire: with `link` the text of the protocol.
+
+On the wire there are units of one header, HEADER_BYTES little-endian, and `length` payload bytes:
+
+    type u8 | flags u8 | stream u16 | frame u32 | sequence u32 | length u32
+
+    type 1 Hello   2 Proof   3 LinkEnded   4 StreamOpened   5 StreamEnded   6 FramesHeld   7 FramesWanted
+         8 FramesCancelled   9 a frame   10 FramesPassed
+
+A frame (type FRAME; a segment's table is one) is sent raw, at most FRAME_BYTES_MAX. Flag WITHOUT_PAYLOAD, and only it,
+makes the length 0: on a stripe because the receiver has said that it holds this frame, on a repair stream because the
+sender does not hold it.
+
+Every other type is one message, a record of this module as `codec.pack` writes it: a msgpack array of its fields in
+order, 1 to MESSAGE_BYTES_MAX bytes, before the link is open at most HANDSHAKE_BYTES_MAX. The other header fields are 0.
+Messages are told in the past tense, because each is, unchanged, an event of the end that receives it.
+"""
+
+import re
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from echo2d.core.base.codec import pack, unpacker
+from echo2d.core.base.ids import FORM_ID_CHARS, FormId, FrameId, Generation, PeerId, PlanId, RunId, StripeId
+from echo2d.core.weights.encoding import FRAME_BYTES_MAX
+from echo2d.errors import PeerFault
+
+HEADER_BYTES = 16
+MESSAGE_BYTES_MAX = 64 << 10  # room for FRAMES_MAX runs of one frame
+HANDSHAKE_BYTES_MAX = 1 << 10  # what a stranger may make us keep
+FRAMES_MAX = 4096  # that one message names, also by runs; a longer list becomes several messages
+REASON_CHARS_MAX = 200  # a reason is one line for a person
+WORD_MAX = (1 << 32) - 1
+
+FRAME = 9
+WITHOUT_PAYLOAD = 1
+
+StreamId = int  # 1 to STREAM_MAX; who may use which is written in `link`
+STREAM_MAX = (1 << 16) - 1
+
+_HEADER = struct.Struct("<BBHIII")
+_FORM = re.compile(f"[0-9a-f]{{{FORM_ID_CHARS}}}")
+
+
+class Header(NamedTuple):
+    """The header of one unit, its fields in wire order."""
+
+    type: int
+    flags: int
+    stream: int
+    frame: int
+    sequence: int
+    length: int
+
+
+# --- messages ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Who speaks, and to whom it believes to speak. `nonce`: NONCE_BYTES never used before."""
+
+    protocol: int
+    run_id: RunId
+    sender: PeerId
+    receiver: PeerId
+    nonce: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """That the sender knows the edge's secret: DIGEST_BYTES over both Hellos."""
+
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LinkEnded:
+    """Nothing more comes; the connection closes."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOpened:
+    """Its sender, a child in the plan, takes this stripe of the form from its parent, from that sequence number on."""
+
+    stream: StreamId
+    form: FormId
+    plan: PlanId
+    generation: Generation
+    stripe: StripeId
+    from_sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEnded:
+    """No more frames on this stream; the reason is empty when it only confirms the other end's."""
+
+    stream: StreamId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class FrameRun:
+    """The frames first, first + 1, ... first + count - 1."""
+
+    first: FrameId
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class FramesHeld:
+    """Its sender holds these frames, verified, in addition to those it has told before."""
+
+    form: FormId
+    runs: tuple[FrameRun, ...]
+
+    def frames(self) -> tuple[FrameId, ...]:
+        """At most FRAMES_MAX."""
+        return tuple(FrameId(run.first + i) for run in self.runs for i in range(run.count))
+
+
+@dataclass(frozen=True, slots=True)
+class FramesWanted:
+    """Asks for frames on a repair stream; the first one with a new stream number opens that."""
+
+    stream: StreamId
+    form: FormId
+    frames: tuple[FrameId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FramesCancelled:
+    """Frames asked for before came from elsewhere; those not yet sent need not be."""
+
+    form: FormId
+    frames: tuple[FrameId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FramesPassed:
+    """Its sender, a child with children, has passed on all frames of this stripe before that sequence number."""
+
+    stream: StreamId
+    sequence: int
+
+
+Message = (
+    Hello | Proof | LinkEnded | StreamOpened | StreamEnded | FramesHeld | FramesWanted | FramesCancelled | FramesPassed
+)
+
+
+# --- events that are not messages ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LinkOpened:
+    """The other end is `peer`, proved."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class FrameReceived:
+    """A whole frame, not verified; `payload` is read-only and the taker's own, None for WITHOUT_PAYLOAD."""
+
+    stream: StreamId
+    form: FormId
+    frame: FrameId
+    sequence: int
+    payload: memoryview | None
+
+
+Event = (
+    LinkOpened
+    | StreamOpened
+    | FrameReceived
+    | FramesHeld
+    | FramesWanted
+    | FramesCancelled
+    | FramesPassed
+    | StreamEnded
+    | LinkEnded
+)
+
+
+# --- to and from bytes ---------------------------------------------------------------------------------------------
+
+_TYPES: dict[int, type] = {
+    1: Hello,
+    2: Proof,
+    3: LinkEnded,
+    4: StreamOpened,
+    5: StreamEnded,
+    6: FramesHeld,
+    7: FramesWanted,
+    8: FramesCancelled,
+    10: FramesPassed,
+}
+TYPE_OF = {cls: number for number, cls in _TYPES.items()}
+_UNPACK: dict[int, Callable[[memoryview], Any]] = {
+    number: unpacker(cls, bytes_max=MESSAGE_BYTES_MAX) for number, cls in _TYPES.items()
+}
+
+
+def encode(message: Message) -> bytes:
+    """The whole unit: header and payload."""
+    payload = pack(message)
+    assert len(payload) <= MESSAGE_BYTES_MAX
+    return _HEADER.pack(TYPE_OF[type(message)], 0, 0, 0, 0, len(payload)) + payload
+
+
+def frame_header(stream: StreamId, frame: FrameId, sequence: int, length: int) -> bytes:
+    """The header of a frame; length 0 means WITHOUT_PAYLOAD."""
+    return _HEADER.pack(FRAME, 0 if length else WITHOUT_PAYLOAD, stream, frame, sequence, length)
+
+
+def parse_header(data: bytes | memoryview) -> Header:
+    """The first HEADER_BYTES of anything; PeerFault unless they are a frame's or a message's header."""
+    header = Header(*_HEADER.unpack_from(data))
+    if header.type == FRAME:
+        _check_frame(header)
+    else:
+        _check_message(header)
+    return header
+
+
+def decode(type_: int, payload: memoryview) -> Message:
+    """The message in a payload whose header was parsed. PeerFault says what is wrong with it."""
+    message: Message = _UNPACK[type_](payload)
+    match message:
+        case StreamOpened(form=form, from_sequence=sequence):
+            require(sequence <= WORD_MAX, "a sequence number")
+            require(_FORM.fullmatch(form) is not None, "a form id")
+        case FramesWanted(form=form, frames=frames) | FramesCancelled(form=form, frames=frames):
+            require(_FORM.fullmatch(form) is not None, "a form id")
+            require(0 < len(frames) <= FRAMES_MAX and max(frames) <= WORD_MAX, "frame ids")
+        case FramesPassed(sequence=sequence):
+            require(sequence <= WORD_MAX, "a sequence number")
+        case FramesHeld(form, runs):
+            require(_FORM.fullmatch(form) is not None, "a form id")
+            require(0 < sum(run.count for run in runs) <= FRAMES_MAX and all(map(_is_run, runs)), "runs of frames")
+    return message
+
+
+def parts(frames: Sequence[FrameId]) -> Iterator[tuple[FrameId, ...]]:
+    """The frames in order, at most FRAMES_MAX at a time."""
+    for start in range(0, len(frames), FRAMES_MAX):
+        yield tuple(frames[start : start + FRAMES_MAX])
+
+
+def runs_of(frames: Sequence[FrameId]) -> tuple[FrameRun, ...]:
+    """The frames in order, neighbours joined."""
+    runs: list[FrameRun] = []
+    for frame in frames:
+        if runs and frame == runs[-1].first + runs[-1].count:
+            runs[-1] = FrameRun(runs[-1].first, runs[-1].count + 1)
+        else:
+            runs.append(FrameRun(frame, 1))
+    return tuple(runs)
+
+
+def stream_after(number: StreamId) -> StreamId:
+    """The next number of the same end: odd and even ones in turn, starting over after STREAM_MAX."""
+    return number + 2 if number + 2 <= STREAM_MAX else 2 - number % 2
+
+
+def require(holds: bool, what: str) -> None:  # noqa: FBT001 - reads as a sentence
+    """PeerFault unless it holds."""
+    if not holds:
+        raise PeerFault(f"expected {what}")
+
+
+def _check_frame(header: Header) -> None:
+    if header.flags not in (0, WITHOUT_PAYLOAD) or (header.length == 0) != (header.flags == WITHOUT_PAYLOAD):
+        raise PeerFault(f"a frame of {header.length} bytes with flags {header.flags}")
+    if header.length > FRAME_BYTES_MAX:
+        raise PeerFault(f"a frame of {header.length} bytes; at most {FRAME_BYTES_MAX} are allowed")
+
+
+def _check_message(header: Header) -> None:
+    if header.type not in _TYPES:
+        raise PeerFault(f"unknown message type {header.type}")
+    if header.flags or header.stream or header.frame or header.sequence:
+        raise PeerFault("a message whose header is not that of a message")
+    if not 0 < header.length <= MESSAGE_BYTES_MAX:
+        raise PeerFault(f"a message of {header.length} bytes; allowed are 1 to {MESSAGE_BYTES_MAX}")
+
+
+def _is_run(run: FrameRun) -> bool:
+    return run.count > 0 and run.first + run.count - 1 <= WORD_MAX

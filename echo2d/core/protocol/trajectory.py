@@ -1,0 +1,173 @@
+"""Trajectories, groups and batches as values, and the one byte format in which they are hashed and served.
+
+A batch body is `pack_batch(BatchBody)`; its digest is blake3-256 of these bytes. They travel over
+`GET /v1/batches/{n}`, and are what the learner commits to.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, fields
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from echo2d.core.base.canonical import digest_of
+from echo2d.core.base.codec import pack, unpacker
+from echo2d.core.base.ids import Digest, GroupId, PeerId, Version
+from echo2d.core.protocol.control_messages import Span, VersionKey
+from echo2d.errors import PeerFault
+
+BATCH_BYTES_MAX = 1 << 30  # 16k trajectories of 8k tokens at 8 B a token
+GROUP_BYTES_MAX = 256 << 20  # a quarter of a batch: more than any group of sane size
+
+Tokens = NDArray[np.int32]
+Logprobs = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryRecord:
+    """One sample's whole episode: output tokens (int32), their logprobs (float32), who wrote them, its reward."""
+
+    sample: int
+    tokens: bytes
+    logprobs: bytes
+    spans: tuple[Span, ...]
+    reward: float
+    worker: PeerId
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens) // 4
+
+    @property
+    def version_min(self) -> Version:
+        """The oldest version that wrote one of its tokens: versions never decrease along a trajectory."""
+        return self.spans[0].version
+
+    @property
+    def version_max(self) -> Version:
+        """The newest version that wrote one of its tokens."""
+        return self.spans[-1].version
+
+    def scored(self, reward: float) -> "TrajectoryRecord":
+        return TrajectoryRecord(self.sample, self.tokens, self.logprobs, self.spans, reward, self.worker)
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """The first output tokens of a sample that is not finished, as in TrajectoryRecord; NOTHING: none yet."""
+
+    tokens: bytes = b""
+    logprobs: bytes = b""
+    spans: tuple[Span, ...] = ()
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens) // 4
+
+    @property
+    def version_min(self) -> Version | None:
+        """Versions never decrease along the tokens."""
+        return self.spans[0].version if self.spans else None
+
+    @property
+    def version_last(self) -> Version:
+        """What goes on from here is of this version or a newer one."""
+        return self.spans[-1].version if self.spans else Version(0)
+
+    def plus(self, tokens: bytes, logprobs: bytes, spans: Iterable[Span], *, shift: int = 0) -> "Partial":
+        """With more tokens behind these; `shift`: what their spans' positions lack. Spans of one version are one."""
+        joined = list(self.spans)
+        for span in spans:
+            start = span.start + shift
+            if joined and joined[-1].key == span.key:
+                start = joined.pop().start
+            joined.append(Span(start, span.end + shift, span.version, span.digest))
+        return Partial(self.tokens + tokens, self.logprobs + logprobs, tuple(joined))
+
+    def first(self, length: int) -> "Partial":
+        """At most so many of its tokens."""
+        if self.length <= length:
+            return self
+        spans = (Span(s.start, min(s.end, length), s.version, s.digest) for s in self.spans if s.start < length)
+        return Partial(self.tokens[: 4 * length], self.logprobs[: 4 * length], tuple(spans))
+
+
+NOTHING = Partial()
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRecord:
+    """The trajectories of one prompt; reaches the learner whole or not at all (I5)."""
+
+    group: GroupId
+    prompt: bytes
+    trajectories: tuple[TrajectoryRecord, ...]
+
+    @property
+    def version_min(self) -> Version:
+        return min(trajectory.version_min for trajectory in self.trajectories)
+
+    @property
+    def version_max(self) -> Version:
+        """The newest version that wrote one of its tokens."""
+        return max(trajectory.version_max for trajectory in self.trajectories)
+
+    def uses(self, keys: Collection[VersionKey]) -> bool:
+        """Whether one of these versions wrote one of its tokens."""
+        return any(span.key in keys for trajectory in self.trajectories for span in trajectory.spans)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchBody:
+    """The groups of one train step, in the order they were admitted."""
+
+    step: int
+    groups: tuple[GroupRecord, ...]
+
+
+unpack_batch = unpacker(BatchBody, bytes_max=BATCH_BYTES_MAX)
+
+
+def batch_digest(body: bytes) -> Digest:
+    return digest_of(body)
+
+
+def pack_batch(batch: BatchBody) -> bytes:
+    return pack(batch)
+
+
+def pack_group(group: GroupRecord) -> bytes:
+    """A group as it stands in a batch body."""
+    return pack(group)
+
+
+def join_batch(step: int, groups: Sequence[bytes]) -> bytes:
+    """`pack_batch` of groups that are packed already."""
+    packer = msgpack.Packer(autoreset=False)
+    packer.pack_array_header(len(fields(BatchBody)))
+    packer.pack(step)
+    packer.pack_array_header(len(groups))
+    return b"".join([packer.bytes(), *groups])
+
+
+def pack_tokens(tokens: Iterable[int]) -> bytes:
+    return np.fromiter(tokens, dtype="<i4").tobytes()
+
+
+def pack_logprobs(logprobs: Iterable[float]) -> bytes:
+    return np.fromiter(logprobs, dtype="<f4").tobytes()
+
+
+def unpack_tokens(data: bytes) -> Tokens:
+    """int32 [n], read-only. PeerFault when the length is no multiple of 4."""
+    if len(data) % 4:
+        raise PeerFault("token bytes are not whole int32")
+    return np.frombuffer(data, dtype="<i4")
+
+
+def unpack_logprobs(data: bytes) -> Logprobs:
+    """float32 [n], read-only. PeerFault when the length is no multiple of 4."""
+    if len(data) % 4:
+        raise PeerFault("logprob bytes are not whole float32")
+    return np.frombuffer(data, dtype="<f4")

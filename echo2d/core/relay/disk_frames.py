@@ -1,0 +1,75 @@
+"""What the disk says of one form at one peer: what was found there, what was lost, that all of it was looked for.
+
+    on disk --> found: nobody needs to send it            lost --> asked for again; children wait for it
+    lost at the root of a plan, and not back within GONE_S --> FrameGone
+
+Not here: who is asked for what is missing (`frame_repair`), and reading the disk (the runtime).
+"""
+
+import math
+from collections.abc import Iterable
+
+from echo2d.core.base.ids import FrameId, frame_id
+from echo2d.core.relay.events import Action, FormComplete, FormSearched, FrameGone, FramesFound, FramesLost, TableHeld
+from echo2d.core.relay.frame_repair import cancel
+from echo2d.core.relay.streams import Links, follow_all, say_have
+from echo2d.core.relay.stripes import Spread
+
+GONE_S = 15.0  # a frame lost at the root is back by then if anybody has it: time to ask three peers one after the other
+
+Finding = TableHeld | FramesFound | FramesLost | FormSearched | FormComplete
+
+
+def take(spread: Spread, links: Links, finding: Finding, now: float, out: list[Action]) -> None:
+    """What becomes of the form's frames and streams; asking for what is missing is the caller's."""
+    match finding:
+        case TableHeld(segment=segment, sizes=sizes):
+            cancel(spread, frame_id(segment, 0), None, out)
+            spread.transfer.learn(segment, sizes)
+        case FramesFound(frames=frames):
+            _found(spread, links, [frame for frame in frames if spread.transfer.knows(frame)], out)
+        case FramesLost(frames=frames):
+            _lost(spread, frames, now)
+        case FormSearched():
+            searched(spread, links, now, out)
+        case FormComplete(segments=segments):
+            spread.transfer.finish(segments)
+
+
+def searched(spread: Spread, links: Links, now: float, out: list[Action]) -> None:
+    """What is missing may be asked for."""
+    if not spread.searched:
+        spread.searched = True
+        spread.fetched_at = now
+        follow_all(links, spread, now, out)
+
+
+def serve_lanes(links: Links, out: list[Action]) -> None:
+    """Frames that were lost may be back: children that wait for them get them now."""
+    for link in links.values():
+        link.serve(out)
+
+
+def give_up_gone(spread: Spread, now: float, out: list[Action]) -> None:
+    """At the root, says once that what was lost does not come again."""
+    if spread.is_root and spread.transfer.lost and now >= spread.gone_at:
+        spread.gone_at = math.inf
+        out.append(FrameGone(spread.form, min(spread.transfer.lost)))
+
+
+def _found(spread: Spread, links: Links, frames: Iterable[FrameId], out: list[Action]) -> None:
+    """Parents that are sending already need not send these."""
+    fresh = [frame for frame in frames if spread.transfer.hold(frame)]
+    parents = {stripe.parent for stripe in spread.stripes.values() if stripe.stream is not None}
+    for link in [links[peer] for peer in links if peer in parents]:
+        say_have(link, spread, fresh, out)
+    serve_lanes(links, out)
+
+
+def _lost(spread: Spread, frames: Iterable[FrameId], now: float) -> None:
+    """They are asked for again; no parent is late with what it had sent."""
+    for frame in frames:
+        spread.transfer.lose(frame)
+    spread.gone_at = now + GONE_S
+    for stripe in spread.stripes.values():
+        stripe.last_at = stripe.last_at if stripe.parent is None else now

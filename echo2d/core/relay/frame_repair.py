@@ -1,0 +1,168 @@
+"""Frames outside the stripe sequence: what is missing here is asked of peers that have it, what they ask is answered.
+
+Here a peer fetches what its stripes do not bring: while a stripe is broken, when all have ended, at a root that does
+not hold everything, what was lost here, or the first table of a form that it searches its disk for. It asks those that
+said they have a frame, or else the parents of its working stripes, or at the root those that were sent the frame. A
+newcomer with sources, who hold everything, takes no stripe before it has fetched all that it misses from these.
+
+Not here: finding out that a stripe is broken (`relay`). Duplicates are allowed: a stripe may bring what was asked too.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+from echo2d.core.base.ids import FormId, FrameId, PeerId
+from echo2d.core.relay.events import Action, SendCancel, SendFrame, SendWant
+from echo2d.core.relay.stripes import FIRST_TABLE, FORMS_MAX, Link, Spread
+from echo2d.errors import PeerFault
+
+WANT_FRAMES_MAX = 16  # asked of one peer at a time: covers the round trip, and is soon given back when it dies
+FETCHED_FRAMES_MAX = 32  # asked of all sources together: fills 1 Gbit/s over 60 ms, and leaves the slow ones little
+WANTED_FRAMES_MAX = 4 * WANT_FRAMES_MAX  # what one peer may want of us at a time; more is not this program
+HELD_FRAMES_MAX = 1 << 20  # frames of one form that a peer may say it has: 256 GiB at 256 KiB
+SCAN_FRAMES_MAX = 4096  # missing frames looked at in one turn
+REPAIR_S = 5.0  # a frame asked for is given back after this long: the time of 16 frames of 256 KiB at 8 Mbit/s
+LATE_S = 0.2  # who has sent nothing for so long may be relieved of a part: longer than most round trips
+QUIET_S = 1.0  # a peer that did not have a frame, or was late, is not asked for so long
+
+
+def needs_repair(spread: Spread) -> bool:
+    """Whether frames are missing that no working stripe will bring."""
+    if spread.plan is None or spread.transfer.missing_count == 0 or not spread.searched:
+        return False
+    return spread.is_root or spread.ended or spread.fetches or any(stripe.broken for stripe in spread.stripes.values())
+
+
+def ask_for_missing(spread: Spread, links: dict[PeerId, Link], now: float, out: list[Action]) -> None:
+    """Asks for as many missing frames as may be asked now, each of the peer with the fewest to send."""
+    able = [peer for peer in spread.peers if peer in links and (not spread.fetches or peer in spread.sources)]
+    sources = [links[peer] for peer in able if links[peer].quiet_until <= now]
+    most = min(WANT_FRAMES_MAX, FETCHED_FRAMES_MAX // len(spread.sources)) if spread.fetches else WANT_FRAMES_MAX
+    spare = {link.peer: most - len(spread.transfer.asked_of(link.peer)) for link in sources}
+    wanted: dict[PeerId, list[FrameId]] = {}
+    parents = _working_parents(spread)
+    for frame in list(islice(_to_be_asked(spread), SCAN_FRAMES_MAX)):
+        if not any(left > 0 for left in spare.values()):
+            break
+        peer = _choose(frame, [links[peer] for peer, left in spare.items() if left > 0], spare, parents, spread)
+        if peer is not None:
+            spare[peer] -= 1
+            spread.transfer.ask(frame, peer, now + REPAIR_S)
+            wanted.setdefault(peer, []).append(frame)
+    if not wanted and spread.transfer.asked_count:
+        wanted = _steal(spread, sources, now, out)
+    for peer, frames in wanted.items():
+        out.append(SendWant(peer, _repair_stream(links[peer], spread.form), spread.form, tuple(frames)))
+
+
+def _steal(spread: Spread, links: list[Link], now: float, out: list[Action]) -> dict[PeerId, list[FrameId]]:
+    """The end game: who owes nothing takes over half of what the most loaded one would send last.
+
+    What that one has sent already comes twice, and is counted.
+    """
+    transfer, stolen = spread.transfer, dict[PeerId, list[FrameId]]()
+    for idle in [link for link in links if not transfer.asked_of(link.peer)]:
+        late = [link.peer for link in links if transfer.asked_until(link.peer) <= now + REPAIR_S - LATE_S]
+        loaded = max(late, key=lambda peer: len(transfer.asked_of(peer)), default=idle.peer)
+        owed = transfer.asked_of(loaded)
+        frames = [frame for frame in owed[(len(owed) + 1) // 2 :] if _is_known(idle, frame, spread)]
+        if frames:
+            out.append(SendCancel(loaded, spread.form, tuple(frames)))
+            for frame in frames:
+                transfer.give_back(frame, loaded)
+                transfer.ask(frame, idle.peer, now + REPAIR_S)
+            stolen[idle.peer] = frames
+    return stolen
+
+
+def _to_be_asked(spread: Spread) -> Iterator[FrameId]:
+    transfer = spread.transfer
+    if spread.needs_table:
+        return iter((FIRST_TABLE,) if transfer.asked_from(FIRST_TABLE) is None else ())
+    return transfer.unasked() if needs_repair(spread) else transfer.unasked_lost()
+
+
+def give_back_overdue(spread: Spread, links: dict[PeerId, Link], now: float, out: list[Action]) -> None:
+    """Takes back what was asked of peers that did not send it in time."""
+    late: dict[PeerId, list[FrameId]] = {}
+    for frame, peer in spread.transfer.overdue(now):
+        spread.transfer.give_back(frame, peer)
+        late.setdefault(peer, []).append(frame)
+    for peer, frames in late.items():
+        links[peer].quiet_until = now + QUIET_S
+        out.append(SendCancel(peer, spread.form, tuple(frames)))
+
+
+def cancel(spread: Spread, frame: FrameId, sender: PeerId | None, out: list[Action]) -> None:
+    """The frame is about to be held; sender: the peer that sent it as a repair. Another one need not send it."""
+    asked = spread.transfer.asked_from(frame)
+    if asked is not None and asked != sender:
+        out.append(SendCancel(asked, spread.form, (frame,)))
+
+
+def note_have(link: Link, form: FormId, frames: tuple[FrameId, ...]) -> None:
+    """The peer says that it has these. PeerFault if it says too much."""
+    if len(link.has.get(form, ())) + len(frames) > HELD_FRAMES_MAX:
+        raise PeerFault(f"says it holds more than {HELD_FRAMES_MAX} frames of a form")
+    if form not in link.has and len(link.has) >= FORMS_MAX:
+        del link.has[next(iter(link.has))]
+    link.has.setdefault(form, set()).update(frames)
+
+
+def want(link: Link, stream: int, form: FormId, frames: Iterable[FrameId]) -> None:
+    """The peer wants these frames. PeerFault if it wants too many at a time."""
+    wants = [(stream, form, frame) for frame in frames]
+    if len(link.wants) + len(wants) > WANTED_FRAMES_MAX:
+        raise PeerFault(f"wants more than {WANTED_FRAMES_MAX} frames at a time")
+    link.wants.extend(wants)
+
+
+def answer_wants(link: Link, spreads: dict[FormId, Spread], out: list[Action]) -> None:
+    """Gives the link the frames its peer wants, or says that they are not held, while it has room.
+
+    A first table that is on its way here is given when it has come: whoever asks for it has not begun yet.
+    """
+    waiting = []
+    while link.room > 0 and link.wants:
+        stream, form, frame = wanted = link.wants.popleft()
+        spread = spreads.get(form)
+        held = spread is not None and spread.transfer.holds(frame)
+        if frame == FIRST_TABLE and not held and spread is not None and spread.plan is not None:
+            waiting.append(wanted)
+            continue
+        out.append(SendFrame(link.peer, stream, form, frame, 0, header_only=not held))
+        link.room -= 1
+    link.wants.extendleft(reversed(waiting))
+
+
+def _working_parents(spread: Spread) -> set[PeerId]:
+    stripes = spread.stripes.values()
+    return {stripe.parent for stripe in stripes if stripe.parent is not None and not stripe.broken}
+
+
+def _choose(
+    frame: FrameId, links: list[Link], spare: dict[PeerId, int], parents: set[PeerId], spread: Spread
+) -> PeerId | None:
+    """Who is asked for the frame: a peer that has it, else one that may; of several the least busy."""
+    known = [link.peer for link in links if _is_known(link, frame, spread)]
+    others = parents | _given(spread, frame)
+    maybe = known or [link.peer for link in links if link.peer in others]
+    return max(maybe, key=lambda peer: spare[peer], default=None)
+
+
+def _is_known(link: Link, frame: FrameId, spread: Spread) -> bool:
+    """Whether the peer has it, as far as it or the coordinator said."""
+    return link.peer in spread.sources or frame in link.has.get(spread.form, ())
+
+
+def _given(spread: Spread, frame: FrameId) -> set[PeerId]:
+    """At the root, the children that were sent a frame which is lost here, or wait for it."""
+    if not spread.is_root or frame not in spread.transfer.lost:
+        return set()
+    return {child for stripe in spread.stripes.values() if frame in stripe.logged for child in stripe.children}
+
+
+def _repair_stream(link: Link, form: FormId) -> int:
+    if form not in link.repairs:
+        link.repairs[form] = link.new_stream()
+    return link.repairs[form]

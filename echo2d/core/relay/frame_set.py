@@ -1,0 +1,191 @@
+"""One form arriving at one peer: which of its frames are known, held, asked for and missing.
+
+Not here: where frames come from and go to (`relay`), and whether their bytes are right (verified before `hold`).
+
+A frame is *known* once its segment's table is held, or if it is the table of one of the form's segments. Held frames
+are known frames. Every operation on a single frame takes constant time: a form has thousands of them, per peer.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+
+from echo2d.core.base.ids import FRAME_INDEX_BITS, FRAME_INDEX_MAX, FrameId, PeerId, SegmentId, frame_id
+
+
+class _Segment:
+    """Frames of one segment by index: sizes in bytes (0 for the table, which does not count as payload), and held."""
+
+    __slots__ = ("held", "sizes")
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.sizes = (0, *sizes)
+        self.held = bytearray(len(self.sizes))
+        self.held[0] = 1
+
+
+class Transfer:
+    """Which frames of one form are held.
+
+    arrivals: held frames in the order in which they first came, and those that were lost since; only ever grows.
+    known_bytes and held_bytes count payload. duplicates: payload frames that came although they were held.
+    lost: frames that were held, and are to come again.
+    """
+
+    __slots__ = (
+        "_asked",
+        "_missing",
+        "_segments",
+        "arrivals",
+        "duplicates",
+        "held_bytes",
+        "known_bytes",
+        "lost",
+        "total",
+    )
+
+    def __init__(self) -> None:
+        self._segments: dict[int, _Segment] = {}
+        self._missing = 0
+        self._asked: dict[FrameId, tuple[PeerId, float]] = {}
+        self.lost: set[FrameId] = set()
+        self.total: int | None = None
+        self.arrivals: list[FrameId] = []
+        self.known_bytes = 0
+        self.held_bytes = 0
+        self.duplicates = 0
+
+    @property
+    def missing_count(self) -> int:
+        """Known frames that are not held."""
+        tables = 0 if self.total is None else self.total - len(self._segments)
+        return self._missing + tables
+
+    @property
+    def complete(self) -> bool:
+        """Every frame of every segment is held."""
+        return self._missing == 0 and self.total is not None and len(self._segments) == self.total
+
+    @property
+    def asked_count(self) -> int:
+        return len(self._asked)
+
+    def learn(self, segment: SegmentId, sizes: Sequence[int]) -> bool:
+        """The segment's table is held, and so its frames are known. False if it was before."""
+        if segment in self._segments:
+            return False
+        assert self.total is None or segment < self.total
+        self._segments[segment] = _Segment(sizes)
+        self._missing += len(sizes)
+        self.known_bytes += sum(sizes)
+        table = frame_id(segment, 0)
+        self._asked.pop(table, None)
+        self.arrivals.append(table)
+        return True
+
+    def finish(self, segments: int) -> None:
+        """The form has exactly so many segments."""
+        assert all(segment < segments for segment in self._segments)
+        self.total = segments
+
+    def hold(self, frame: FrameId) -> bool:
+        """The frame is verified and on disk. False if it was before, as a table is from `learn` on."""
+        segment = self._segments[frame >> FRAME_INDEX_BITS]
+        index = frame & FRAME_INDEX_MAX
+        if segment.held[index]:
+            self.duplicates += index > 0
+            return False
+        segment.held[index] = 1
+        self._missing -= 1
+        self.held_bytes += segment.sizes[index]
+        if frame in self.lost:
+            self.lost.discard(frame)
+        else:
+            self.arrivals.append(frame)
+        if self._asked:
+            self._asked.pop(frame, None)
+        return True
+
+    def lose(self, frame: FrameId) -> None:
+        """A payload frame is not held any more; one that is not held, or not known, is no news."""
+        if self.holds(frame):
+            self._segments[frame >> FRAME_INDEX_BITS].held[frame & FRAME_INDEX_MAX] = 0
+            self._missing += 1
+            self.held_bytes -= self.size(frame)
+            self.lost.add(frame)
+
+    def knows(self, frame: FrameId) -> bool:
+        """Whether its segment's table is held and has such a frame."""
+        segment = self._segments.get(frame >> FRAME_INDEX_BITS)
+        return segment is not None and frame & FRAME_INDEX_MAX < len(segment.sizes)
+
+    def holds(self, frame: FrameId) -> bool:
+        """Whether the frame is held; False for a frame that is not known."""
+        return self.knows(frame) and bool(self._segments[frame >> FRAME_INDEX_BITS].held[frame & FRAME_INDEX_MAX])
+
+    def size(self, frame: FrameId) -> int:
+        """Payload bytes of a known frame, 0 for a table."""
+        return self._segments[frame >> FRAME_INDEX_BITS].sizes[frame & FRAME_INDEX_MAX]
+
+    def unasked(self) -> Iterator[FrameId]:
+        """Frames missing and not asked for: tables first, then by frame id. Good until the next change."""
+        for segment in range(self.total or 0):
+            if segment not in self._segments and frame_id(SegmentId(segment), 0) not in self._asked:
+                yield frame_id(SegmentId(segment), 0)
+        for segment in sorted(self._segments):
+            held = self._segments[segment].held
+            index = held.find(0)
+            while index >= 0:
+                frame = frame_id(SegmentId(segment), index)
+                if frame not in self._asked:
+                    yield frame
+                index = held.find(0, index + 1)
+
+    def unasked_lost(self) -> Iterator[FrameId]:
+        """Frames lost and not asked for. Good until the next change."""
+        return (frame for frame in sorted(self.lost) if frame not in self._asked)
+
+    def ask(self, frame: FrameId, peer: PeerId, until: float) -> None:
+        """The frame was asked of this peer, who has until then."""
+        assert frame not in self._asked
+        self._asked[frame] = (peer, until)
+
+    def extend(self, peer: PeerId, until: float) -> None:
+        """The peer is sending: it has until then for all that it was asked."""
+        self._asked.update(dict.fromkeys(self.asked_of(peer), (peer, until)))
+
+    def give_back(self, frame: FrameId, peer: PeerId) -> bool:
+        """The peer will not send it: it is unasked again. False if it was not asked of this peer."""
+        if self.asked_from(frame) != peer:
+            return False
+        del self._asked[frame]
+        return True
+
+    def asked_from(self, frame: FrameId) -> PeerId | None:
+        """Who was asked for the frame, None if nobody is."""
+        return self._asked[frame][0] if frame in self._asked else None
+
+    def asked_of(self, peer: PeerId) -> tuple[FrameId, ...]:
+        return tuple(frame for frame, (asked, _) in self._asked.items() if asked == peer)
+
+    def asked_until(self, peer: PeerId) -> float:
+        """Until when the peer has for what it was asked first; for ever if it was asked nothing."""
+        return min((until for asked, until in self._asked.values() if asked == peer), default=math.inf)
+
+    def overdue(self, now: float) -> list[tuple[FrameId, PeerId]]:
+        """Frames whose peer did not send them in time."""
+        return [(frame, peer) for frame, (peer, until) in self._asked.items() if until <= now]
+
+    def check(self) -> None:
+        """All counters agree with the frames."""
+        segments = self._segments.values()
+        assert self._missing == sum(segment.held.count(0) for segment in segments)
+        assert self.known_bytes == sum(sum(segment.sizes) for segment in segments)
+        held = [frame for frame in self.arrivals if frame not in self.lost]
+        assert self.held_bytes == sum(map(self.size, held))
+        assert len(set(held)) == len(held) == sum(segment.held.count(1) for segment in segments)
+        assert all(map(self.holds, held))
+        assert len(held) + len(self.lost) == len(self.arrivals)
+        assert not any(map(self.holds, self.lost))
+        assert all(not self.holds(frame) for frame in self._asked)
+        assert all(segment.held[0] == 1 for segment in segments)
+        assert self.total is None or all(number < self.total for number in self._segments)

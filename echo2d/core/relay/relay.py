@@ -1,0 +1,501 @@
+"""Dissemination at one peer: takes the stripes of its plans from its parents and passes them on, frame by frame.
+
+The root of a plan binds frames to stripes as lanes get room; every other peer repeats each stripe in sequence. The
+table of a segment precedes the segment's payload in every stripe. One stripe at a peer that is not its root:
+
+    no stream --(link up to the parent, newer generation, or LINK_S passed): SendHave, OpenStream--> following
+    following --(StreamClosed DONE)--> ended
+    following --(link down, stream closed, bad frame)--> no stream, broken: ReportEdgeBroken, repair
+    following --(no frame in STALL_GAPS expected gaps)--> following, broken: ReportEdgeBroken, repair
+    ended     --(so have all, nothing for LINK_S, and frames are missing)--> ended: ReportEdgeBroken, repair
+    broken    --(a stream opens, a frame comes)--> not broken
+
+A form of which something may be here already is neither followed nor repaired before its FormSearched, for nothing
+that is here is to come over a link; a frame that was held and lost is asked for at once, and children wait for it.
+What a peer says is not believed further than it can be undone: PeerFault is raised before anything changes. Not here:
+payload, hashing and disk (the runtime, see `events`), what the disk says (`disk_frames`), plans (`topology/plan`),
+opening and judging streams (`streams`), sequences (`stripes`), single frames (`frame_repair`).
+"""
+
+from collections import deque
+from collections.abc import Collection
+from typing import assert_never
+
+from echo2d.core.base.ids import FormId, FrameId, PeerId
+from echo2d.core.protocol.control_messages import EdgePeer, PlanEdges, StripeEdge
+from echo2d.core.relay.disk_frames import GONE_S, Finding, give_up_gone, searched, serve_lanes, take
+from echo2d.core.relay.events import (
+    DONE,
+    Accuse,
+    Action,
+    CancelHeard,
+    CloseStream,
+    DeadlinePassed,
+    Event,
+    ExpectPeer,
+    ForgetPeer,
+    FormArrived,
+    FormComplete,
+    FormForgotten,
+    FormSearched,
+    FrameRejected,
+    FramesFound,
+    FramesLost,
+    FrameVerified,
+    HaveHeard,
+    LinkDown,
+    LinkUp,
+    PassedHeard,
+    PeerReady,
+    PlanReceived,
+    RepairRefused,
+    RepairVerified,
+    ReportEdgeBroken,
+    StreamAsked,
+    StreamClosed,
+    TableHeld,
+    WantHeard,
+)
+from echo2d.core.relay.frame_repair import (
+    QUIET_S,
+    REPAIR_S,
+    answer_wants,
+    ask_for_missing,
+    cancel,
+    give_back_overdue,
+    needs_repair,
+    note_have,
+    want,
+)
+from echo2d.core.relay.frame_set import Transfer
+from echo2d.core.relay.streams import (
+    LINK_S,
+    check_frame,
+    close_repairs,
+    close_stripes,
+    follow,
+    follow_all,
+    leave_parent,
+    what_is_wrong,
+)
+from echo2d.core.relay.stripes import FORMS_MAX, Lane, Link, Spread, Stripe
+from echo2d.errors import PeerFault
+
+ASKS_MAX = 64  # streams one peer may ask for before the plan that allows them is here
+SEARCH_S = 4.0  # the first table of a form comes within this time, or its search is given up; below LINK_S
+WATCH_S = 0.5  # how often streams are looked at while something is arriving
+
+
+class Relay:
+    """All forms at one peer. Call `handle` with every event; perform the actions in order."""
+
+    def __init__(self, me: PeerId, *, unsearched: Collection[FormId] = (), has_base: bool = False) -> None:
+        """unsearched: forms of which something may be on disk. has_base: chunks of any form may be here otherwise.
+
+        Such a form is not asked for before its FormSearched.
+        """
+        self.me = me
+        self._unsearched = set(unsearched)
+        self._has_base = has_base
+        self._by_table = set[FormId]()  # forms of which chunks may be here otherwise
+        self._links: dict[PeerId, Link] = {}
+        self._spreads: dict[FormId, Spread] = {}
+        self._expected: dict[PeerId, EdgePeer] = {}
+        self._wake_at: float | None = None
+        self._out: list[Action] = []
+
+    def wake_at(self) -> float | None:
+        """When DeadlinePassed is due; None: not at all."""
+        return self._wake_at
+
+    def search(self, form: FormId) -> None:
+        """Chunks of this form may be here: it is not asked for before its FormSearched, but for the first table."""
+        if form not in self._spreads:
+            self._by_table.add(form)
+
+    def transfer(self, form: FormId) -> Transfer | None:
+        """What is held of a form, to be read only."""
+        spread = self._spreads.get(form)
+        return None if spread is None else spread.transfer
+
+    def handle(self, event: Event, *, now: float) -> list[Action]:
+        """What follows from the event. PeerFault: the event's peer broke the protocol, and nothing has changed."""
+        out = self._out = []
+        match event:
+            case FrameVerified():
+                self._on_frame(event, now)
+            case PeerReady(peer):
+                self._on_ready(peer, now)
+            case PassedHeard():
+                self._on_passed(event, now)
+            case RepairVerified() | RepairRefused() | FrameRejected() | HaveHeard() | WantHeard() | CancelHeard():
+                self._on_repair(event, now)
+            case TableHeld() | FramesFound() | FramesLost() | FormComplete() | FormSearched() | FormForgotten():
+                self._on_store(event, now)
+            case PlanReceived(edges):
+                self._on_plan(edges, now)
+            case LinkUp() | LinkDown() | StreamAsked() | StreamClosed():
+                self._on_link(event, now)
+            case DeadlinePassed():
+                self._on_deadline(now)
+            case _:
+                assert_never(event)
+        return out
+
+    # frames
+
+    def _on_frame(self, event: FrameVerified, now: float) -> None:
+        spread = self._spreads.get(event.form)
+        if spread is None or not spread.transfer.knows(event.frame):
+            return  # the form was forgotten while the frame was being verified
+        link = self._links.get(event.peer)
+        stripe = None if link is None else link.incoming.get(event.stream)
+        if stripe is not None and link is not None:
+            check_frame(stripe, event)
+            link.heard_at = now
+        if spread.transfer.asked_count:
+            cancel(spread, event.frame, None, self._out)
+        if not event.header_only:
+            spread.transfer.hold(event.frame)
+        if stripe is not None and event.sequence == len(stripe.log):
+            stripe.progress(now)
+            stripe.append(event.frame, self._out)
+        if spread.is_root:
+            self._bind_all(spread, now)
+        self._note_arrival(spread, now)
+
+    def _note_arrival(self, spread: Spread, now: float) -> None:
+        """The first time that everything is held, says so."""
+        if spread.transfer.complete and not spread.arrived:
+            spread.arrived = True
+            close_repairs(self._links, spread.form, DONE, self._out)
+            if spread.sources:
+                follow_all(self._links, spread, now, self._out)
+            self._out.append(FormArrived(spread.form))
+
+    def _on_ready(self, peer: PeerId, now: float) -> None:
+        link = self._links.get(peer)
+        if link is not None:
+            link.room = link.room_max
+            self._serve(link, now)
+
+    def _on_passed(self, event: PassedHeard, now: float) -> None:
+        link = self._links.get(event.peer)
+        lane = None if link is None else link.lane(event.stream)
+        if lane is not None:
+            lane.passed_on(event.sequence, now)
+            lane.stripe.tell_passed(self._out)
+            self._bind_all(lane.stripe.spread, now)
+
+    def _serve(self, link: Link, now: float) -> None:
+        """Gives the link whatever waits for it; single frames only when the stripes need nothing."""
+        for spread in self._spreads.values():
+            self._bind_all(spread, now)
+        link.serve(self._out)
+        if link.wants:
+            answer_wants(link, self._spreads, self._out)
+
+    # what is on disk
+
+    def _on_store(self, event: Finding | FormForgotten, now: float) -> None:
+        if isinstance(event, FormForgotten | FormSearched):
+            self._unsearched.discard(event.form)
+        if isinstance(event, FormForgotten):
+            self._forget(event.form)
+            return
+        spread = self._spread(event.form)
+        take(spread, self._links, event, now, self._out)
+        if isinstance(event, TableHeld):
+            for link in self._links.values():
+                if link.wants:
+                    self._serve(link, now)
+        if isinstance(event, FramesLost):
+            self._watch_from(now)
+        self._bind_all(spread, now)
+        self._note_arrival(spread, now)
+        ask_for_missing(spread, self._links, now, self._out)
+
+    def _bind_all(self, spread: Spread, now: float) -> None:
+        """Frames have come or the end is known: whoever waits gets them, if this is the root."""
+        if spread.is_root:
+            spread.bind(now, self._out)
+
+    def _spread(self, form: FormId) -> Spread:
+        """The form's record, made if need be; the oldest one makes room."""
+        if form not in self._spreads:
+            if len(self._spreads) >= FORMS_MAX:
+                self._forget(next(iter(self._spreads)))
+            by_table = self._has_base or form in self._by_table
+            searched = not by_table and form not in self._unsearched
+            self._spreads[form] = Spread(form, searched=searched, by_table=by_table)
+        return self._spreads[form]
+
+    def _forget(self, form: FormId) -> None:
+        self._by_table.discard(form)
+        spread = self._spreads.pop(form, None)
+        if spread is None:
+            return
+        close_stripes(self._links, spread, "form forgotten", self._out)
+        close_repairs(self._links, form, "form forgotten", self._out)
+        for link in self._links.values():
+            link.has.pop(form, None)
+            link.told.pop(form, None)
+        self._expect_peers()
+
+    # plans
+
+    def _on_plan(self, edges: PlanEdges, now: float) -> None:
+        spread = self._spread(edges.form)
+        if spread.plan == edges.plan and edges.generation <= spread.generation:
+            return
+        if spread.plan != edges.plan:
+            close_stripes(self._links, spread, "another plan", self._out)
+            spread.stripes = {edge.stripe: Stripe(spread, edge) for edge in edges.stripes}
+            spread.is_root = any(edge.parent is None for edge in edges.stripes)
+            spread.plan, spread.bound, spread.denied = edges.plan, 0, set()
+            spread.blind = edges.blind
+        spread.generation = edges.generation
+        spread.peers = {edge.peer: edge for edge in edges.peers}
+        spread.sources, spread.fetched_at = set(edges.sources) - spread.denied, now
+        self._expect_peers()
+        for edge in edges.stripes:
+            self._move(spread.stripes.setdefault(edge.stripe, Stripe(spread, edge)), edge, now)
+        if spread.needs_table:
+            spread.search_until = min(spread.search_until, now + SEARCH_S)
+        ask_for_missing(spread, self._links, now, self._out)
+        self._admit_waiting(now)
+        self._bind_all(spread, now)
+        self._watch_from(now)
+
+    def _move(self, stripe: Stripe, edge: StripeEdge, now: float) -> None:
+        """The stripe's edges are these now; what is the same goes on."""
+        for peer in [peer for peer in stripe.lanes if peer not in edge.children]:
+            stripe.lanes[peer].close("not a child any more", self._out)
+        stripe.children = frozenset(edge.children)
+        if stripe.parent != edge.parent or stripe.spread.fetches:
+            leave_parent(self._links, stripe, "not the parent any more", self._out)
+            stripe.parent = edge.parent
+        stripe.broken = False
+        stripe.last_at = now
+        follow(self._links, stripe, now, self._out)
+
+    def _expect_peers(self) -> None:
+        """Expects the peers of all plans, by what the newest says of them, and no others."""
+        expected = {peer: edge for spread in self._spreads.values() for peer, edge in spread.peers.items()}
+        for peer in sorted(self._expected.keys() - expected.keys()):
+            self._out.append(ForgetPeer(peer))
+        for peer, edge in expected.items():
+            if self._expected.get(peer) != edge:
+                self._out.append(ExpectPeer(edge))
+        self._expected = expected
+
+    # links and streams
+
+    def _on_link(self, event: LinkUp | LinkDown | StreamAsked | StreamClosed, now: float) -> None:
+        if isinstance(event, LinkUp):
+            self._on_link_up(event.peer, now)
+        elif event.peer in self._links:
+            match event:
+                case LinkDown(reason=reason):
+                    self._on_link_down(self._links[event.peer], reason, now)
+                case StreamAsked():
+                    self._on_asked(self._links[event.peer], event, now)
+                case StreamClosed(stream=stream, reason=reason):
+                    self._on_closed(self._links[event.peer], stream, reason, now)
+
+    def _on_link_up(self, peer: PeerId, now: float) -> None:
+        assert peer not in self._links
+        self._links[peer] = Link(self.me, peer)
+        for spread in self._spreads.values():
+            for stripe in spread.stripes.values():
+                if stripe.parent == peer:
+                    follow(self._links, stripe, now, self._out)
+            if spread.needs_table or peer in spread.sources:
+                ask_for_missing(spread, self._links, now, self._out)
+
+    def _on_link_down(self, link: Link, reason: str, now: float) -> None:
+        del self._links[link.peer]
+        unserved = {lane.stripe.spread.form for lane in link.lanes}
+        for lane in list(link.lanes):
+            lane.drop(self._out)
+        for spread in self._spreads.values():
+            for frame in spread.transfer.asked_of(link.peer):
+                spread.transfer.give_back(frame, link.peer)
+            lost = [stripe for stripe in spread.stripes.values() if stripe.parent == link.peer and not stripe.ended]
+            for stripe in lost:
+                stripe.stream = None
+            if lost or spread.form in unserved:
+                self._report(spread, link.peer, lost, reason, now)
+            elif link.peer in spread.sources:
+                ask_for_missing(spread, self._links, now, self._out)
+
+    def _report(self, spread: Spread, peer: PeerId, stripes: list[Stripe], reason: str, now: float) -> None:
+        """The edge to this peer is broken, and so are these stripes: tells the coordinator, and repairs meanwhile."""
+        assert spread.plan is not None
+        for stripe in stripes:
+            stripe.broken = not stripe.ended  # one that has ended brings nothing, but its parent may be asked again
+            stripe.last_at = now
+        self._out.append(ReportEdgeBroken(spread.plan, spread.generation, peer, reason))
+        ask_for_missing(spread, self._links, now, self._out)
+
+    def _on_asked(self, link: Link, asked: StreamAsked, now: float) -> None:
+        if asked.from_sequence < 0:
+            raise PeerFault(f"asks for a stripe from frame {asked.from_sequence} on")
+        spread = self._spreads.get(asked.form)
+        stripe = spread.stripes.get(asked.stripe) if spread is not None and spread.plan == asked.plan else None
+        if stripe is not None and link.peer in stripe.children:
+            if link.peer in stripe.lanes:
+                stripe.lanes[link.peer].close("asked for again", self._out)
+            Lane(stripe, link, asked.stream, asked.from_sequence)
+            self._serve(link, now)
+        elif _may_come(spread, asked) and len(link.asks) < ASKS_MAX:
+            link.asks[asked.form, asked.stripe] = asked
+        else:
+            self._out.append(CloseStream(link.peer, asked.stream, "not a child in this plan"))
+
+    def _admit_waiting(self, now: float) -> None:
+        """The plan that allows a stream may have come after the child asked for it."""
+        for link in list(self._links.values()):
+            asks, link.asks = link.asks, {}
+            for asked in asks.values():
+                self._on_asked(link, asked, now)
+
+    def _on_closed(self, link: Link, stream: int, reason: str, now: float) -> None:
+        stripe = link.incoming.pop(stream, None)
+        if stripe is not None:
+            stripe.stream = None
+            if reason == DONE:
+                stripe.last_at = now
+                stripe.end(self._out)
+                ask_for_missing(stripe.spread, self._links, now, self._out)
+            else:
+                self._report(stripe.spread, link.peer, [stripe], reason, now)
+            return
+        link.repairs = {form: number for form, number in link.repairs.items() if number != stream}
+        link.wants = deque(wanted for wanted in link.wants if wanted[0] != stream)
+        link.asks = {key: asked for key, asked in link.asks.items() if asked.stream != stream}
+        for lane in [lane for lane in link.lanes if lane.stream == stream]:
+            lane.drop(self._out)
+
+    # repair
+
+    def _on_repair(
+        self,
+        event: RepairVerified | RepairRefused | FrameRejected | HaveHeard | WantHeard | CancelHeard,
+        now: float,
+    ) -> None:
+        link, spread = self._links.get(event.peer), self._spreads.get(event.form)
+        match event:
+            case RepairVerified():
+                self._on_repaired(spread, link, event, now)
+            case _ if link is None:
+                return
+            case RepairRefused(form=form, frame=frame):
+                link.has.get(form, set()).discard(frame)
+                self._on_not_sent(spread, link, frame, now)
+            case FrameRejected():
+                self._on_rejected(spread, link, event, now)
+            case HaveHeard(form=form, frames=frames):
+                note_have(link, form, frames)
+            case WantHeard(stream=stream, form=form, frames=frames):
+                want(link, stream, form, frames)
+                self._serve(link, now)
+            case CancelHeard(form=form, frames=frames):
+                gone = {(form, frame) for frame in frames}
+                link.wants = deque(wanted for wanted in link.wants if wanted[1:] not in gone)
+            case _:
+                assert_never(event)
+
+    def _on_repaired(self, spread: Spread | None, link: Link | None, event: RepairVerified, now: float) -> None:
+        if link is not None:
+            link.heard_at = now
+        if spread is None or not spread.transfer.knows(event.frame):
+            return
+        cancel(spread, event.frame, event.peer, self._out)
+        spread.transfer.extend(event.peer, now + REPAIR_S)
+        spread.fetched_at = now
+        spread.transfer.hold(event.frame)
+        spread.gone_at = now + GONE_S
+        serve_lanes(self._links, self._out)
+        self._bind_all(spread, now)
+        self._note_arrival(spread, now)
+        ask_for_missing(spread, self._links, now, self._out)
+
+    def _on_not_sent(self, spread: Spread | None, link: Link, frame: FrameId, now: float) -> None:
+        """A frame asked of this peer does not come from it, so it is no source: somebody else is asked."""
+        link.quiet_until = now + QUIET_S
+        if spread is not None and link.peer in spread.sources:
+            self._drop_sources(spread, {link.peer}, now)
+        if spread is not None and spread.transfer.give_back(frame, link.peer):
+            ask_for_missing(spread, self._links, now, self._out)
+
+    def _drop_sources(self, spread: Spread, peers: set[PeerId], now: float) -> None:
+        """These do not bring what is missing; when there are no others, the stripes do."""
+        spread.denied |= peers
+        spread.sources -= spread.denied
+        if not spread.sources:
+            follow_all(self._links, spread, now, self._out)
+
+    def _on_rejected(self, spread: Spread | None, link: Link, event: FrameRejected, now: float) -> None:
+        self._out.append(Accuse(event.form, event.frame, link.peer))
+        link.has.get(event.form, set()).discard(event.frame)
+        stripe = link.incoming.get(event.stream)
+        if stripe is None:
+            self._on_not_sent(spread, link, event.frame, now)
+            return
+        leave_parent(self._links, stripe, "bad frame", self._out)
+        link.quiet_until = now + LINK_S
+        self._report(stripe.spread, link.peer, [stripe], "bad frame", now)
+
+    # time
+
+    def _watch_from(self, now: float) -> None:
+        if self._wake_at is None:
+            self._wake_at = now + WATCH_S
+
+    def _on_deadline(self, now: float) -> None:
+        for spread in self._spreads.values():
+            if spread.needs_table and now >= spread.search_until and spread.form not in self._unsearched:
+                searched(spread, self._links, now, self._out)
+            give_back_overdue(spread, self._links, now, self._out)
+            if spread.fetches and spread.searched and now >= spread.fetched_at + LINK_S:
+                self._drop_sources(spread, spread.sources, now)
+            for stripe in spread.stripes.values():
+                self._watch(stripe, now)
+            ask_for_missing(spread, self._links, now, self._out)
+            self._bind_all(spread, now)
+            give_up_gone(spread, now, self._out)
+        self._wake_at = now + WATCH_S if any(map(_unfinished, self._spreads.values())) else None
+
+    def _watch(self, stripe: Stripe, now: float) -> None:
+        """Reports a parent that should have sent something by now."""
+        reason = what_is_wrong(self._links, stripe, now)
+        if reason is None or stripe.parent is None:
+            return
+        self._report(stripe.spread, stripe.parent, [stripe], reason, now)
+        follow(self._links, stripe, now, self._out)
+
+    def check(self) -> None:
+        """What holds between events."""
+        assert len(self._spreads) <= FORMS_MAX
+        assert set(self._expected) == {peer for spread in self._spreads.values() for peer in spread.peers}
+        for spread in self._spreads.values():
+            spread.check()
+        for peer, link in self._links.items():
+            assert link.peer == peer
+            assert 0 <= link.room <= link.room_max
+            assert all(lane.stripe.lanes[peer] is lane for lane in link.lanes)
+            assert all(stripe.stream == number and stripe.parent == peer for number, stripe in link.incoming.items())
+        stripes = [stripe for spread in self._spreads.values() for stripe in spread.stripes.values()]
+        following = sum(stripe.stream is not None for stripe in stripes)
+        assert following == sum(len(link.incoming) for link in self._links.values())
+
+
+def _may_come(spread: Spread | None, asked: StreamAsked) -> bool:
+    """Whether the plan that allows this stream may still be on its way. Of two plans nobody can tell the newer one."""
+    return spread is None or spread.plan != asked.plan or asked.generation > spread.generation
+
+
+def _unfinished(spread: Spread) -> bool:
+    """Whether something of this form is still to come."""
+    return spread.plan is not None and (not spread.ended or needs_repair(spread))

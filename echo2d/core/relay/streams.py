@@ -1,0 +1,125 @@
+"""The streams of one peer: how a stripe is asked of its parent, when that is at fault, how streams are closed.
+
+Not here: what goes over them (`stripes`, `frame_repair`) and who is told of a fault (`relay`).
+"""
+
+import math
+from collections.abc import Sequence
+
+from echo2d.core.base.ids import FormId, FrameId, PeerId, is_table
+from echo2d.core.protocol.peer_messages import FRAMES_MAX
+from echo2d.core.relay.events import Action, CloseStream, FrameVerified, OpenStream, SendHave
+from echo2d.core.relay.frame_set import Transfer
+from echo2d.core.relay.stripes import GAP_START_S, Link, Spread, Stripe, table_of
+from echo2d.errors import PeerFault
+
+STALL_GAPS = 3.0  # a stream is stalled when the next frame takes this many expected gaps
+STALL_S_MIN = 1.0  # and at least so long
+LINK_S = 5.0  # a parent that has no stream with us after so long is reported, and asked again; sources are given up
+
+Links = dict[PeerId, Link]
+
+
+def follow(links: Links, stripe: Stripe, now: float, out: list[Action]) -> None:
+    """Opens the stream from the parent, if there is a link and none is open."""
+    spread = stripe.spread
+    if stripe.parent not in links or stripe.stream is not None or stripe.ended or not spread.searched or spread.fetches:
+        return
+    link = links[stripe.parent]
+    assert spread.plan is not None
+    tell(link, spread, out)
+    number = stripe.stream = link.new_stream()
+    link.incoming[number] = stripe
+    stripe.broken = False
+    stripe.last_at, stripe.gap_s = now, GAP_START_S
+    first = len(stripe.log)
+    out.append(OpenStream(link.peer, number, spread.form, spread.plan, spread.generation, stripe.number, first))
+    if len(stripe.children) > 1:
+        stripe.tell_passed(out, at_once=True)
+
+
+def follow_all(links: Links, spread: Spread, now: float, out: list[Action]) -> None:
+    """The stripes are taken from now on; until now no parent could be late."""
+    for stripe in spread.stripes.values():
+        stripe.last_at = now
+        follow(links, stripe, now, out)
+
+
+def tell(link: Link, spread: Spread, out: list[Action]) -> None:
+    """Tells the peer of all frames held here that it has not been told of."""
+    arrivals, lost = spread.transfer.arrivals, spread.transfer.lost
+    news = [frame for frame in arrivals[link.told.get(spread.form, 0) :] if frame not in lost]
+    say_have(link, spread, news, out)
+    link.told[spread.form] = len(arrivals)
+
+
+def say_have(link: Link, spread: Spread, frames: Sequence[FrameId], out: list[Action]) -> None:
+    """Tells the peer that these frames are held here."""
+    starts = range(0, len(frames), FRAMES_MAX)
+    out.extend(SendHave(link.peer, spread.form, tuple(frames[at : at + FRAMES_MAX])) for at in starts)
+
+
+def check_frame(stripe: Stripe, event: FrameVerified) -> None:
+    """PeerFault if no honest parent sends this frame now."""
+    frame, following = event.frame, len(stripe.log)
+    if event.sequence > following:
+        raise PeerFault(f"frame number {event.sequence} of a stripe where {following} is next")
+    transfer = stripe.spread.transfer
+    if event.header_only and not transfer.holds(frame) and frame not in transfer.lost:
+        raise PeerFault("a frame without payload that is not held here")
+    if event.sequence < following:
+        return
+    if frame in stripe.logged:
+        raise PeerFault("a frame twice in a stripe")
+    if not is_table(frame) and table_of(frame) not in stripe.logged:
+        raise PeerFault("a frame before its table")
+
+
+def what_is_wrong(links: Links, stripe: Stripe, now: float) -> str | None:
+    """Why the parent is to be reported now, if it is. A stripe that is known to be broken is not judged again.
+
+    A parent that sends on another stream works: if only this stripe stands still, the fault is further up. One that
+    ended the stripe and yet does not send what is missing when all have ended, as a repair, never had it.
+    """
+    if stripe.parent is None or not stripe.spread.searched or stripe.spread.fetches:
+        return None
+    waited = now - stripe.last_at
+    if stripe.ended:
+        heard_at = links[stripe.parent].heard_at if stripe.parent in links else -math.inf
+        lacking = stripe.spread.ended and stripe.spread.transfer.missing_count > 0
+        return "ended too early" if lacking and min(waited, now - heard_at) >= LINK_S else None
+    if stripe.stream is None:
+        return "no link" if waited >= LINK_S else None
+    if stripe.broken or not _more_is_due(stripe.spread.transfer):
+        return None
+    waited = min(waited, now - links[stripe.parent].heard_at)
+    return "stalled" if waited >= max(STALL_S_MIN, STALL_GAPS * stripe.gap_s) else None
+
+
+def leave_parent(links: Links, stripe: Stripe, reason: str, out: list[Action]) -> None:
+    """The stream from the parent, if one is open, ends."""
+    if stripe.stream is not None and stripe.parent is not None:
+        del links[stripe.parent].incoming[stripe.stream]
+        out.append(CloseStream(stripe.parent, stripe.stream, reason))
+    stripe.stream = None
+
+
+def close_stripes(links: Links, spread: Spread, reason: str, out: list[Action]) -> None:
+    """The stripe streams of this form end, those from parents and those to children."""
+    for stripe in spread.stripes.values():
+        leave_parent(links, stripe, reason, out)
+        for lane in list(stripe.lanes.values()):
+            lane.close(reason, out)
+
+
+def close_repairs(links: Links, form: FormId, reason: str, out: list[Action]) -> None:
+    """The repair streams that were opened here for this form end."""
+    for link in links.values():
+        stream = link.repairs.pop(form, None)
+        if stream is not None:
+            out.append(CloseStream(link.peer, stream, reason))
+
+
+def _more_is_due(transfer: Transfer) -> bool:
+    """Whether the root has something to send: frames that we know of, or, when we have all, at least the end."""
+    return transfer.missing_count > 0 or transfer.complete

@@ -1,0 +1,432 @@
+"""What passes through one peer: forms (`Spread`), their stripes (`Stripe`), and the children's places in them (`Lane`).
+
+A stripe's log is its sequence so far: log[n] is the frame with sequence number n, and it is held here, or was lost and
+is waited for. Each child has a cursor of its own into it, so that a slow child never holds up another (I6). At the root
+of a plan frames get their place late: a frame is bound to a stripe when a child of that stripe has caught up and its
+link has room.
+
+A child with several children tells how far it has passed a stripe on: as far as the middle one of them was given it,
+or says in turn. The root binds no more than a window ahead of that (`send_window`). So what would wait at a slow
+relay is bound to another stripe, whatever the planner thought that the relay could do.
+"""
+
+import math
+from collections import deque
+from collections.abc import Collection
+
+from echo2d.core.base.ids import (
+    FRAME_INDEX_BITS,
+    FormId,
+    FrameId,
+    Generation,
+    PeerId,
+    PlanId,
+    SegmentId,
+    StripeId,
+    frame_id,
+    is_table,
+)
+from echo2d.core.protocol.control_messages import EdgePeer, StripeEdge
+from echo2d.core.protocol.peer_messages import stream_after
+from echo2d.core.relay.events import DONE, Action, CloseStream, SendFrame, SendPassed, StreamAsked
+from echo2d.core.relay.frame_set import Transfer
+from echo2d.core.relay.send_window import PASS_EVERY, PASS_TRICKLE_S, Window
+from echo2d.errors import PeerFault
+
+FIRST_TABLE = frame_id(SegmentId(0), 0)
+FORMS_MAX = 8  # at the seed: one spreads, older ones drain, three are for peers that lack its base
+LANE_FRAMES_MAX = 4  # frames given to one link ahead of its socket, per lane: keeps it busy, and binding late
+LEAD_BYTES = 1 << 20  # of the whole form: a stripe without a window gets its share of so much more than the others
+STILL_S = 0.3  # a stripe of the root that takes no frame for so long stands still ...
+STILL_GAPS = 3.0  # ... and for so many of its usual gaps
+GAP_START_S = 10.0  # time between frames assumed of a stream that has not shown its own: start-up takes long in a chain
+GAP_DECAY = 0.8  # per frame: the expected gap is about the longest of the last ten
+
+
+def table_of(frame: FrameId) -> FrameId:
+    """The table that this frame's digest is in."""
+    return FrameId(frame >> FRAME_INDEX_BITS << FRAME_INDEX_BITS)
+
+
+class Link:
+    """An open link: its room, the streams on it, and what the other end has said.
+
+    room: frames it still takes. lanes: stripes that the peer takes from us. incoming: stripe streams that we opened.
+    repairs: our repair stream per form. wants: what the peer wants on its own. has: frames the peer holds.
+    told: how many of the form's arrivals the peer knows of. asks: streams asked for before the plan came here.
+    heard_at: when it last sent a frame. quiet_until: until then it is not asked for repairs.
+    """
+
+    __slots__ = (
+        "_next_stream",
+        "asks",
+        "has",
+        "heard_at",
+        "incoming",
+        "lanes",
+        "peer",
+        "quiet_until",
+        "repairs",
+        "room",
+        "told",
+        "wants",
+    )
+
+    def __init__(self, me: PeerId, peer: PeerId) -> None:
+        self.peer = peer
+        self.room = LANE_FRAMES_MAX
+        self.lanes: list[Lane] = []
+        self.incoming: dict[int, Stripe] = {}
+        self.repairs: dict[FormId, int] = {}
+        self.wants: deque[tuple[int, FormId, FrameId]] = deque()
+        self.has: dict[FormId, set[FrameId]] = {}
+        self.told: dict[FormId, int] = {}
+        self.asks: dict[tuple[FormId, StripeId], StreamAsked] = {}
+        self.heard_at = 0.0
+        self.quiet_until = 0.0
+        self._next_stream = 1 if me < peer else 2
+
+    @property
+    def room_max(self) -> int:
+        """Who takes several stripes from us gets as much of each as others do."""
+        return LANE_FRAMES_MAX * max(1, len(self.lanes))
+
+    def lane(self, stream: int) -> "Lane | None":
+        """That of this stream."""
+        return next((lane for lane in self.lanes if lane.stream == stream), None)
+
+    def new_stream(self) -> int:
+        """The number of the next stream that this end opens."""
+        number = self._next_stream
+        self._next_stream = stream_after(number)
+        return number
+
+    def serve(self, out: list[Action]) -> None:
+        """Gives the link what its lanes have ready, in turns, while there is room."""
+        sent = True
+        while sent and self.room > 0:
+            sent = False
+            for lane in self.lanes:
+                if lane.ready and self.room > 0:
+                    lane.send(out)
+                    sent = True
+        for lane in [lane for lane in self.lanes if lane.stripe.ended]:
+            lane.close_if_done(out)
+
+
+class Lane:
+    """One child's stream of one stripe. cursor: the sequence number it gets next. has: frames it holds already.
+
+    window: how far it has passed on, and what may be bound for it.
+    """
+
+    __slots__ = ("cursor", "first", "has", "link", "stream", "stripe", "window")
+
+    def __init__(self, stripe: "Stripe", link: Link, stream: int, first: int) -> None:
+        self.stripe = stripe
+        self.link = link
+        self.stream = stream
+        self.first = first
+        self.cursor = first
+        self.window = Window(first)
+        self.has = link.has.setdefault(stripe.spread.form, set())
+        stripe.lanes[link.peer] = self
+        link.lanes.append(self)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the frame at the cursor is known and held."""
+        stripe = self.stripe
+        return self.cursor < len(stripe.log) and stripe.log[self.cursor] not in stripe.spread.transfer.lost
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the child is not too far behind with passing on."""
+        return self.window.limit is None or self.cursor < self.window.limit
+
+    @property
+    def reached(self) -> int:
+        """How far the stripe has come by way of this child."""
+        return self.window.said if self.window.heard else self.cursor
+
+    def passed_on(self, sequence: int, now: float) -> None:
+        """The child says so. PeerFault: it never got that."""
+        if sequence > self.cursor:
+            raise PeerFault(f"frame number {sequence} of a stripe passed on, where {self.cursor} is next")
+        self.window.passed_on(sequence, now)
+
+    def send(self, out: list[Action]) -> None:
+        """Gives the frame at the cursor to the link, which has room for it."""
+        stripe, link, sequence = self.stripe, self.link, self.cursor
+        frame = stripe.log[sequence]
+        header_only = frame in self.has
+        out.append(SendFrame(link.peer, self.stream, stripe.spread.form, frame, sequence, header_only))
+        self.cursor = sequence + 1
+        link.room -= 1
+        if self.cursor % PASS_EVERY == 0:
+            stripe.tell_passed(out)
+
+    def close_if_done(self, out: list[Action]) -> None:
+        """Ends the stream if its stripe has ended and the child has all of it."""
+        if self.stripe.ended and self.cursor >= len(self.stripe.log):
+            self.close(DONE, out)
+
+    def close(self, reason: str, out: list[Action]) -> None:
+        out.append(CloseStream(self.link.peer, self.stream, reason))
+        self.drop(out)
+
+    def drop(self, out: list[Action]) -> None:
+        """The stream is gone."""
+        self.link.lanes.remove(self)
+        self.link.room = min(self.link.room, self.link.room_max)
+        del self.stripe.lanes[self.link.peer]
+        if self.stripe.told is not None:
+            self.stripe.tell_passed(out)
+
+
+class Stripe:
+    """This peer's place in one stripe's tree.
+
+    log: the sequence so far. stream: the open stream from the parent. ended: the log is all of the stripe.
+    broken: the stream is gone or stalled, and the coordinator was told. last_at: when it last moved on.
+    gap_s: the time within which a next frame is expected. logged: what is in the log. load: at the root, the bytes
+    bound, over the weight. told: how far the parent knows that it was passed on; None: nothing was said of that.
+    """
+
+    __slots__ = (
+        "broken",
+        "children",
+        "ended",
+        "gap_s",
+        "lanes",
+        "last_at",
+        "load",
+        "log",
+        "logged",
+        "number",
+        "parent",
+        "spread",
+        "stream",
+        "told",
+        "weight",
+    )
+
+    def __init__(self, spread: "Spread", edge: StripeEdge) -> None:
+        self.spread = spread
+        self.number = edge.stripe
+        self.weight = edge.weight
+        self.parent = edge.parent
+        self.children = frozenset(edge.children)
+        self.log: list[FrameId] = []
+        self.logged: set[FrameId] = set()
+        self.lanes: dict[PeerId, Lane] = {}
+        self.stream: int | None = None
+        self.ended = False
+        self.broken = False
+        self.last_at = 0.0
+        self.gap_s = GAP_START_S if edge.parent is not None else 0.0
+        self.load = 0.0
+        self.told: int | None = None
+
+    def takes_next(self, now: float) -> bool:
+        """At the root: whether a child has caught up with the log, may have more, and its link has room."""
+        end = len(self.log)
+        free = self.spread.blind or len(self.spread.stripes) == 1 or now >= self.last_at + PASS_TRICKLE_S
+        lanes = (lane for lane in self.lanes.values() if lane.cursor == end and lane.link.room > 0)
+        return any(free or lane.is_open for lane in lanes)
+
+    @property
+    def is_watched(self) -> bool:
+        """At the root: whether a child says how far it has passed the stripe on."""
+        return any(lane.window.limit is not None for lane in self.lanes.values())
+
+    @property
+    def is_open(self) -> bool:
+        """At the root: whether a child may have more."""
+        return any(lane.is_open for lane in self.lanes.values())
+
+    def stands_still(self, now: float) -> bool:
+        """At the root: whether it has taken no frame for longer than usual."""
+        return now - self.last_at >= max(STILL_S, STILL_GAPS * self.gap_s)
+
+    @property
+    def passed(self) -> int:
+        """How far it was passed on here: to the middle child; all of it where there is none."""
+        cursors = sorted(lane.reached for lane in self.lanes.values())
+        return cursors[len(cursors) // 2] if cursors else len(self.log)
+
+    def tell_passed(self, out: list[Action], *, at_once: bool = False) -> None:
+        """Tells the parent, if it is worth a word: nobody has a choice where there is one stripe."""
+        if self.parent is None or self.stream is None or len(self.spread.stripes) == 1:
+            return
+        passed = min(self.passed, len(self.log))
+        if at_once or (self.told is not None and passed >= self.told + PASS_EVERY):
+            self.told = passed
+            out.append(SendPassed(self.parent, self.stream, passed))
+
+    def progress(self, now: float) -> None:
+        """A frame came from the parent, or at the root was bound."""
+        self.gap_s = max(now - self.last_at, self.gap_s * GAP_DECAY)
+        self.last_at = now
+        self.broken = False
+
+    def append(self, frame: FrameId, out: list[Action]) -> None:
+        """The next frame of the sequence: children that have caught up get it at once, if their links have room."""
+        sequence = len(self.log)
+        self.log.append(frame)
+        self.logged.add(frame)
+        for lane in self.lanes.values():
+            if lane.cursor == sequence and lane.ready and lane.link.room > 0:
+                lane.send(out)
+        if not self.lanes and self.told is not None:
+            self.tell_passed(out)
+
+    def end(self, out: list[Action]) -> None:
+        """No more frames come: children that have all of it are told now, the others when they do."""
+        self.ended = True
+        self.stream = None
+        self.broken = False
+        for lane in list(self.lanes.values()):
+            lane.close_if_done(out)
+
+
+class Spread:
+    """One form as it passes through this peer. plan is None until one comes.
+
+    is_root: frames get their place in the sequence here. bound: how many arrivals have got theirs.
+    arrived: the FormArrived of this form was given. searched: what was here before is known, so that nothing of it is
+    asked for. by_table: searching needs the first table, which may be asked for; it is waited for until search_until.
+    blind: who can do what is to be found out by this plan: everybody gets as much as it takes.
+    gone_at: when what was lost counts as gone, if it is not back. sources: peers that hold everything, as
+    the coordinator says; but those that brought nothing of this plan are denied. fetched_at: when a source last sent
+    something, or was first asked.
+    """
+
+    __slots__ = (
+        "arrived",
+        "blind",
+        "bound",
+        "by_table",
+        "denied",
+        "fetched_at",
+        "form",
+        "generation",
+        "gone_at",
+        "is_root",
+        "peers",
+        "plan",
+        "search_until",
+        "searched",
+        "sources",
+        "stripes",
+        "transfer",
+    )
+
+    def __init__(self, form: FormId, *, searched: bool = True, by_table: bool = False) -> None:
+        self.form = form
+        self.searched = searched
+        self.by_table = by_table
+        self.search_until = math.inf
+        self.transfer = Transfer()
+        self.plan: PlanId | None = None
+        self.generation = Generation(0)
+        self.stripes: dict[StripeId, Stripe] = {}
+        self.peers: dict[PeerId, EdgePeer] = {}
+        self.sources: set[PeerId] = set()
+        self.denied: set[PeerId] = set()
+        self.fetched_at = 0.0
+        self.is_root = self.blind = False
+        self.bound = 0
+        self.arrived = False
+        self.gone_at = math.inf
+
+    @property
+    def ended(self) -> bool:
+        return all(stripe.ended for stripe in self.stripes.values())
+
+    @property
+    def fetches(self) -> bool:
+        """Whether sources bring what is missing; the stripes are followed when it is here."""
+        return bool(self.sources) and not self.transfer.complete
+
+    @property
+    def needs_table(self) -> bool:
+        """Whether the search waits for the first table."""
+        return self.by_table and not self.searched and not self.transfer.knows(FIRST_TABLE)
+
+    def bind(self, now: float, out: list[Action]) -> None:
+        """At the root: binds frames to stripes with a child that has caught up and whose link has room.
+
+        The stripe furthest behind its weight comes first. One of which nobody says how it gets on may be LEAD_BYTES
+        ahead of the others; but one that stands still holds up nobody (I6), and has lost its turn when it goes on.
+        """
+        while self._skip_tables():
+            moving = [stripe for stripe in self.stripes.values() if not stripe.stands_still(now)]
+            ready = [stripe for stripe in self.stripes.values() if stripe.takes_next(now)]
+            due = [place for stripe in ready if (place := _place(stripe, moving)) is not None]
+            if not due:
+                break
+            load, _, number = min(due)
+            self.stripes[number].load = load
+            self._bind_next(self.stripes[number], now, out)
+        if self.transfer.complete and self.bound == len(self.transfer.arrivals) and not self.ended:
+            for stripe in self.stripes.values():
+                stripe.end(out)
+
+    def _skip_tables(self) -> bool:
+        """Moves on to the next payload frame to bind; False if there is none, or not now. Tables are bound by need."""
+        arrivals, lost = self.transfer.arrivals, self.transfer.lost
+        while self.bound < len(arrivals) and is_table(arrivals[self.bound]):
+            self.bound += 1
+        return self.bound < len(arrivals) and arrivals[self.bound] not in lost
+
+    def _bind_next(self, stripe: Stripe, now: float, out: list[Action]) -> None:
+        stripe.progress(now)
+        frame = self.transfer.arrivals[self.bound]
+        self.bound += 1
+        table = table_of(frame)
+        if table not in stripe.logged:
+            stripe.append(table, out)
+        stripe.append(frame, out)
+        stripe.load += self.transfer.size(frame) / stripe.weight
+        for lane in stripe.lanes.values():
+            lane.window.bound(lane.cursor, now)
+
+    def check(self) -> None:
+        """Logs hold only held frames, payload after its table; at the root each payload frame is bound at most once."""
+        self.transfer.check()
+        for stripe in self.stripes.values():
+            self._check_stripe(stripe)
+        if self.is_root:
+            payload = [frame for stripe in self.stripes.values() for frame in stripe.log if not is_table(frame)]
+            assert len(set(payload)) == len(payload)
+            assert set(payload) == {frame for frame in self.transfer.arrivals[: self.bound] if not is_table(frame)}
+
+    def _check_stripe(self, stripe: Stripe) -> None:
+        assert stripe.spread is self
+        assert len(stripe.logged) == len(stripe.log)
+        before: set[FrameId] = set()
+        for frame in stripe.log:
+            assert self.transfer.holds(frame) or frame in self.transfer.lost
+            assert is_table(frame) or table_of(frame) in before
+            before.add(frame)
+        assert before == stripe.logged
+        assert not (stripe.ended and stripe.stream is not None)
+        for peer, lane in stripe.lanes.items():
+            assert peer == lane.link.peer
+            assert peer in stripe.children
+            assert lane in lane.link.lanes
+            assert lane.cursor == lane.first or lane.cursor <= len(stripe.log)
+            assert lane.first <= lane.window.said <= lane.cursor
+
+
+def _place(stripe: Stripe, moving: Collection[Stripe]) -> tuple[float, float, StripeId] | None:
+    """At the root: by what the stripe's turn is found, the least first; None: it is not its turn. moving: of all."""
+    others = [one for one in moving if one is not stripe]
+    able = [one for one in others if one.is_open]
+    others = able if stripe.is_watched else able or others
+    if not others:
+        return stripe.load, stripe.load, stripe.number
+    least = min(one.load for one in others)
+    load = stripe.load if stripe in moving else max(stripe.load, least)
+    return None if load > least + LEAD_BYTES else (load, stripe.load, stripe.number)

@@ -1,0 +1,276 @@
+"""When boxes are rented and given back: never beyond the budget, and none that is of no use.
+
+    shortfall --lasts patience_s, there is room in the budget--> the cheapest boxes that make it are started
+    a box     --of no use any more, or more than the budget has--> doomed: its worker gets nothing new (`leaving`),
+                finishes what it holds within drain_s, and is stopped until it is gone (`boxes`)
+
+Every box whose start did not end well is doomed: it may be there. A provider starts nothing before its list has been
+read in this process, nor while the last one could not be, or does not show what should be there. What is on its way
+counts as if it were here. A kind that cannot be had, or whose boxes never serve, is left alone for a while that
+doubles. A box whose time ends is drained before that, so that it is stopped in time.
+
+`now` is the run's rent clock (`budget`); commands end in events, whoever runs them. Never over the budget: a start
+sets aside what its box costs until it ends by itself, whatever happens to this process (`budget.life_s`).
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+from echo2d.core.renting.boxes import Box, Rented
+from echo2d.core.renting.budget import HOUR_S, SLACK, Label, Rental, RentOffer, Terms, life_s
+from echo2d.core.renting.events import (
+    Listed,
+    NeedMeasured,
+    RentAction,
+    RentEvent,
+    RentNote,
+    RentRules,
+    StartEnded,
+    StopEnded,
+)
+from echo2d.core.renting.report import Facts, rent_facts
+from echo2d.core.renting.selection import choose_boxes
+
+ALONE_S = 60.0  # a kind that failed is left alone for so long, doubling ...
+ALONE_S_MAX = 3600.0  # ... up to this
+GAP_S = 60.0  # this process stood still, so it saw no worker: nobody was away
+LITTLE_MU = 1e-12  # trajectories/s: any box makes that
+DRAIN_SHARE_MAX = 0.25  # of its life, in which a box only finishes what it holds
+
+
+@dataclass(slots=True)
+class _Trouble:
+    times: int = 0
+    until: float = -math.inf
+
+
+class Renting:
+    """See the module docstring."""
+
+    def __init__(
+        self,
+        rules: RentRules,
+        terms: Sequence[Terms],
+        offers: Sequence[RentOffer],
+        kept: Iterable[Rental],
+        *,
+        now: float,
+    ) -> None:
+        self._rules = rules
+        self._rented = Rented(rules, terms, offers, kept, now=now)
+        self._offers = {(offer.provider, offer.name): offer for offer in offers}
+        self._trouble: dict[RentOffer, _Trouble] = {}
+        self._need = NeedMeasured(None, wanted=False, workers=0)
+        self._watched_at = now
+        self._short_since: float | None = None
+        self._why = ""  # not more is started; empty: no more is needed
+
+    # --- what others may know
+
+    @property
+    def live(self) -> Mapping[Label, Rental]:
+        """Those that may be there."""
+        return {label: box.rental for label, box in self._rented.boxes.items()}
+
+    @property
+    def over(self) -> bool:
+        """Nothing is rented, and every provider has said so."""
+        return not self._rented.boxes and all(side.sighted for side in self._rented.sides.values())
+
+    @property
+    def leaving(self) -> Mapping[Label, str]:
+        """Those that are stopped, or will be, and why: their workers are to get nothing new."""
+        return {label: box.doomed for label, box in self._rented.boxes.items() if box.doomed}
+
+    @property
+    def horizon(self) -> float:
+        """When the time of all that may be there is over."""
+        return self._rented.horizon
+
+    def facts(self, *, now: float) -> Facts:
+        """For `status`."""
+        return rent_facts(self._rented, self._rules.budget, why=self._why, now=now)
+
+    # --- events
+
+    def handle(self, event: RentEvent, *, now: float) -> list[RentAction]:
+        match event:
+            case NeedMeasured():
+                self._need_measured(event, now)
+                actions: list[RentAction] = []
+            case StartEnded(label, ok):
+                actions = self._start_ended(label, ok=ok, now=now)
+            case StopEnded(label, ok):
+                self._rented.stop_ended(label, ok=ok, now=now)
+                actions = []
+            case Listed(provider, began_at, instances):
+                actions = self._rented.listed(provider, began_at, instances, now)
+            case _:
+                assert_never(event)
+        doomed = [*self._of_no_use(now), *self._too_dear(now)]
+        return [*actions, *doomed, *self._rented.stops(now), *self._rented.lists(now), *self._starts(now)]
+
+    def _need_measured(self, need: NeedMeasured, now: float) -> None:
+        gap = now - self._watched_at
+        self._need, self._watched_at = need, now
+        for label, box in self._rented.boxes.items():
+            box.serves, box.holds = label in need.serving, label in need.holding
+            if box.serves:
+                if _never_served(box):
+                    self._trouble.pop(self._kind(box), None)
+                box.served_at, box.seen_at, box.made = now, now, True
+            elif gap > GAP_S:
+                box.served_at += gap
+
+    def _start_ended(self, label: Label, *, ok: bool, now: float) -> list[RentAction]:
+        box = self._rented.ended(label, now)
+        box.made = box.made or ok
+        if ok:
+            return []
+        box.doomed = box.doomed or "its start did not end well"
+        return [self._failed(box, now)]
+
+    def _failed(self, box: Box, now: float) -> RentNote:
+        """Boxes of this kind are left alone for a while."""
+        trouble = self._trouble.setdefault(self._kind(box), _Trouble())
+        trouble.until = now + min(ALONE_S_MAX, ALONE_S * 2 ** min(trouble.times, 10))
+        trouble.times += 1
+        return RentNote("failed", f"{box.rental.label}: {box.doomed}; no more {box.rental.provider}/{box.rental.offer} "
+                        f"for {trouble.until - now:.0f} s")  # fmt: skip
+
+    # --- who goes
+
+    def _of_no_use(self, now: float) -> list[RentAction]:
+        notes: list[RentAction] = []
+        need = self._need
+        spare_mu = -math.inf if need.shortfall_mu is None else need.margin_mu - need.shortfall_mu
+        spare_mu -= sum(self._mu(box) for box in self._rented.boxes.values() if box.doomed and box.serves)
+        for box in self._rented.boxes.values():
+            if box.doomed or not (why := self._why_not(box, now, spare=spare_mu >= self._mu(box))):
+                continue
+            spare_mu -= self._mu(box) if box.serves else 0.0
+            note = self._doom(box, why, now)
+            failed = _never_served(box) and now >= box.served_at + self._rules.join_s
+            notes.append(self._failed(box, now) if failed else note)
+        return notes
+
+    def _doom(self, box: Box, why: str, now: float) -> RentNote:
+        """It goes once its worker has finished what it holds: within drain_s, and its life."""
+        box.doomed = why
+        box.stop_by = min(now + self._rules.drain_s, box.rental.sent_at + box.rental.life_s)
+        more = f"; it has {box.stop_by - now:.0f} s to finish" if box.holds and box.stop_by > now else ""
+        return RentNote("doomed", f"{box.rental.label}: {why}{more}")
+
+    def _why_not(self, box: Box, now: float, *, spare: bool) -> str:
+        """Why it is to go; empty: it may stay. spare: without it there is still enough."""
+        rules, need, rental = self._rules, self._need, box.rental
+        if rules.closing:
+            return "the run gives everything back"
+        if now >= rental.sent_at + rental.life_s - min(rules.drain_s, DRAIN_SHARE_MAX * rental.life_s):
+            return "its time ends"
+        if now >= box.served_at + rules.join_s:
+            return f"its worker has not served for {now - box.served_at:.0f} s"
+        idle_s = need.serving.get(rental.label, 0.0)
+        if idle_s >= rules.idle_s and (spare or not need.wanted):
+            return f"nothing was asked of it for {idle_s:.0f} s"
+        return ""
+
+    def _too_dear(self, now: float) -> list[RentAction]:
+        """More is committed than the budget has: it was lowered, or providers did what nobody asked them for."""
+        budget, notes = self._rules.budget, list[RentAction]()
+        over_usd = self._rented.committed_usd(now) - budget.usd_total * (1 + SLACK)
+        over_rate = self._rented.usd_per_h - budget.usd_per_h * (1 + SLACK)
+        dearest_last = sorted(self._rented.boxes.values(), key=lambda box: (not box.doomed, -self._rho(box)))
+        for box in dearest_last:  # those that go in any case come first
+            if over_usd <= 0 and over_rate <= 0:
+                break
+            over_rate -= box.rental.rate
+            over_usd -= box.rental.committed_usd(now) - box.rental.cost_usd(now)
+            if not box.doomed:
+                notes.append(self._doom(box, "the budget does not have that much", now))
+        return notes
+
+    def _rho(self, box: Box) -> float:
+        """usd per trajectory, but for a factor."""
+        mu = self._kind(box).mu
+        return box.rental.usd_per_h / mu if mu > 0 else math.inf
+
+    # --- who comes
+
+    def _starts(self, now: float) -> list[RentAction]:
+        missing, self._why = self._missing_mu(), ""
+        if missing <= self._need.margin_mu:
+            self._short_since = None
+            return []
+        if self._short_since is None:
+            self._short_since = now
+        if now < self._short_since + self._rules.patience_s:
+            return []
+        room = self._rules.budget.usd_per_h - self._rented.usd_per_h
+        wanted = choose_boxes(missing, self._free(now), room, gb_per_h=self._need.gb_per_h)
+        if not wanted.enough:
+            self._why = "the usd/h left, and what can be had, are not enough"
+        why = "nothing can be measured without a worker"
+        if self._need.shortfall_mu is not None:
+            why = f"{missing * HOUR_S:.4g} trajectories/h are missing"
+        return [action for offer in wanted.offers for action in self._start(offer, why, now)]
+
+    def _missing_mu(self) -> float:
+        """Of the shortfall, what those that are on their way will not make."""
+        need = self._need
+        coming = [box for box in self._rented.boxes.values() if not box.doomed and not box.serves]
+        if self._rules.closing or not need.wanted:
+            return 0.0
+        if need.shortfall_mu is None:  # with one worker something can be measured
+            return LITTLE_MU if not coming and not need.workers else 0.0
+        return need.shortfall_mu - sum(self._kind(box).mu for box in coming)
+
+    def _free(self, now: float) -> dict[RentOffer, int]:
+        """How many of each offer may be started."""
+        there = [self._kind(box) for box in self._rented.boxes.values()]
+        return {
+            offer: offer.count_max - there.count(offer)
+            for offer in self._offers.values()
+            if self._may_start(offer.provider) and now >= self._trouble.get(offer, _Trouble()).until
+        }
+
+    def _may_start(self, provider: str) -> bool:
+        """Its lists tell what is there."""
+        return self._rented.sides[provider].sighted and not self._rented.doubts(provider)
+
+    def _start(self, offer: RentOffer, why: str, now: float) -> list[RentAction]:
+        rented, rules = self._rented, self._rules
+        life = life_s(
+            rented.next_number,
+            offer,
+            rented.sides[offer.provider].terms,
+            rules.budget,
+            committed_usd=rented.committed_usd(now),
+            usd_per_h=rented.usd_per_h,
+            longest_s=rules.life_s,
+        )
+        if life is None or rented.full:
+            self._why = "what is left of the budget pays for no box"
+            return []
+        return rented.start(offer, life, now, why)
+
+    # --- inside
+
+    def _mu(self, box: Box) -> float:
+        """Trajectories/s, as measured or as offered."""
+        return self._need.mu.get(box.rental.label, self._kind(box).mu)
+
+    def _kind(self, box: Box) -> RentOffer:
+        rental = box.rental
+        unknown = RentOffer(rental.provider, rental.offer, rental.usd_per_h, trajectories_per_h=0.0, count_max=0)
+        return self._offers.get((rental.provider, rental.offer), unknown)
+
+    def check(self) -> None:
+        self._rented.check()
+        assert all(trouble.times > 0 for trouble in self._trouble.values())
+
+
+def _never_served(box: Box) -> bool:
+    return box.served_at <= box.rental.sent_at

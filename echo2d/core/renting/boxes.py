@@ -1,0 +1,290 @@
+"""The boxes that may be there, as commands and lists tell. A box counts as there until lists have shown that it is not.
+
+    (a row is kept) --start is sent--> starting --a list shows it--> seen
+                                          |                           |
+                                          +-- doomed: stop is sent until lists show it no more --> gone --shown--> seen
+
+Nothing a command says of itself is believed. Of a list that something is gone is believed only if
+
+- it began when no command for that box could be under way any more, and
+- another one that began settle_s after that says so too, and its worker does not serve, and
+- lists are good for something: one that never shows what is started (or has stopped to) is doubted until what should be
+  there has ended by itself, or the run gives everything back. Else it would have boxes started without end.
+
+What a list shows under a label of this run that nobody knows, or that was taken for gone, is doomed at once, and paid
+for. Two ids under one label are two boxes. A doomed box is stopped when its worker holds nothing any more, or has had
+its time to finish. Not here: which boxes are of use (`autoscaler`), what they cost (`budget`).
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from echo2d.core.renting.budget import Label, Rental, RentOffer, Terms
+from echo2d.core.renting.events import Instance, Keep, List, RentAction, RentNote, RentRules, Retire, Start, Stop
+
+RENTALS_MAX = 20_000  # of a run, all of them kept; then no more are started
+COMMANDS_MAX = 8  # of one provider under way: each is a process here, and most clouds limit calls
+KILL_S = 10.0  # beyond its time a command is gone
+STOP_AGAIN_S = 10.0  # after a stop, if a list still shows the box, doubling ...
+STOP_AGAIN_S_MAX = 120.0  # ... up to this: it costs money
+BLIND_S = 600.0  # after a stop, if no list can be read
+
+
+@dataclass(slots=True)
+class Box:
+    """One that may be there. busy_until: a command for it may be under way; infinite: one is.
+
+    served_at: when its worker served last, or that began to be expected. shown: by a list that began after the last
+    command for it had ended. seen_at: when it was last known to be there. made: its start did not fail, as far as is
+    known, or its worker has served. doubted: so it should be there, and lists do not show it. doomed: why. holds: its
+    worker has leases, or would get some, and may finish them until stop_by.
+    """
+
+    rental: Rental
+    busy_until: float
+    served_at: float
+    ids: tuple[str, ...] = ()
+    absent_from: float | None = None
+    serves: bool = False
+    shown: bool = False
+    doomed: str = ""
+    stops: int = 0
+    stop_at: float = -math.inf
+    seen_at: float = -math.inf
+    made: bool = False
+    doubted: bool = False
+    holds: bool = False
+    stop_by: float = -math.inf
+
+    def billed_to(self, now: float) -> float:
+        """One that nobody has seen beyond its time has ended by itself."""
+        return now if self.seen_at > self.rental.until else min(now, self.rental.until)
+
+
+@dataclass(slots=True)
+class Side:
+    """What is known of a provider. sighted: its last list could be read. proven: lists show what there is."""
+
+    terms: Terms
+    offers: tuple[RentOffer, ...]
+    sighted: bool = False
+    proven: bool = False
+    listing: bool = False
+    list_at: float = -math.inf
+    under_way: int = 0
+
+
+class Rented:
+    """See the module docstring. boxes: those that may be there; gone: all others of the run, and what they cost."""
+
+    def __init__(
+        self,
+        rules: RentRules,
+        terms: Sequence[Terms],
+        offers: Sequence[RentOffer],
+        kept: Iterable[Rental],
+        *,
+        now: float,
+    ) -> None:
+        self._rules = rules
+        self.sides = {
+            each.provider: Side(each, tuple(offer for offer in offers if offer.provider == each.provider))
+            for each in terms
+        }
+        kept = tuple(kept)
+        for provider in {rental.provider for rental in kept if rental.seen} & self.sides.keys():
+            self.sides[provider].proven = True
+        self.boxes: dict[Label, Box] = {}
+        self.gone: dict[Label, Rental] = {}
+        self.gone_usd = 0.0
+        self._number = 0
+        for rental in kept:
+            self._number = max(self._number, rules.number_of(rental.label))
+            if rental.gone_at is not None:
+                self._has_gone(rental, rental.gone_at)
+            else:
+                side = self.sides.get(rental.provider)
+                busy_s = 0.0 if side is None else side.terms.command_s + KILL_S
+                self.boxes[rental.label] = Box(rental, rental.sent_at + busy_s, now, made=True)
+
+    # --- money
+
+    def spent_usd(self, now: float) -> float:
+        return self.gone_usd + sum(box.rental.cost_usd(box.billed_to(now)) for box in self.boxes.values())
+
+    def committed_usd(self, now: float) -> float:
+        """Spent, and set aside."""
+        return self.gone_usd + sum(box.rental.committed_usd(box.billed_to(now)) for box in self.boxes.values())
+
+    @property
+    def usd_per_h(self) -> float:
+        """Of all that may be there."""
+        return sum(box.rental.rate for box in self.boxes.values())
+
+    @property
+    def horizon(self) -> float:
+        """When the time of all that may be there is over."""
+        return max((box.rental.until for box in self.boxes.values()), default=-math.inf)
+
+    # --- commands
+
+    @property
+    def full(self) -> bool:
+        return len(self.gone) + len(self.boxes) >= RENTALS_MAX
+
+    @property
+    def next_number(self) -> int:
+        return self._number + 1
+
+    def doubts(self, provider: str) -> bool:
+        """Whether its lists do not show what should be there."""
+        return any(box.doubted for box in self.boxes.values() if box.rental.provider == provider)
+
+    def start(self, offer: RentOffer, life_s: float, now: float, why: str = "") -> list[RentAction]:
+        """A new box; nothing if too many commands are under way."""
+        side = self.sides[offer.provider]
+        if side.under_way >= COMMANDS_MAX:
+            return []
+        self._number += 1
+        label, terms = self._rules.label(offer, self._number), side.terms
+        price, unit_s = offer.usd_per_h, terms.billed_by_s
+        rental = Rental(label, offer.provider, offer.name, price, unit_s, now, life_s, terms.grace_s)
+        self.boxes[label] = Box(rental, now, now)
+        self._begin(self.boxes[label])
+        return [Keep(rental), Start(rental, why)]
+
+    def stops(self, now: float) -> list[RentAction]:
+        """Of the doomed ones, again and again."""
+        stops: list[RentAction] = []
+        for box in self.boxes.values():
+            side = self.sides.get(box.rental.provider)
+            if side is None or not box.doomed or now < max(box.stop_at, box.busy_until):
+                continue
+            if box.holds and now < box.stop_by:
+                continue
+            blind = box.absent_from is None or box.doubted
+            due = not box.stops or box.shown or (blind and now >= box.busy_until + BLIND_S)
+            if due and side.under_way < COMMANDS_MAX:
+                self._begin(box)
+                stops.append(Stop(box.rental, box.ids, box.doomed))
+        return stops
+
+    def _begin(self, box: Box) -> None:
+        box.busy_until, box.absent_from, box.shown = math.inf, None, False
+        self.sides[box.rental.provider].under_way += 1
+
+    def ended(self, label: Label, now: float) -> Box:
+        """The command for it that was under way."""
+        box = self.boxes[label]
+        assert box.busy_until == math.inf
+        box.busy_until = now
+        self.sides[box.rental.provider].under_way -= 1
+        return box
+
+    def stop_ended(self, label: Label, *, ok: bool, now: float) -> None:
+        """It is said to be gone, or not: if it is still shown after a while, it is stopped again."""
+        box = self.ended(label, now)
+        wait_s = min(STOP_AGAIN_S_MAX, STOP_AGAIN_S * 2 ** min(box.stops, 10))
+        box.stops += 1
+        box.stop_at = now + max(wait_s, self.sides[box.rental.provider].terms.settle_s if ok else 0.0)
+
+    # --- lists
+
+    def lists(self, now: float) -> list[RentAction]:
+        """Those that are due."""
+        due = [side for side in self.sides.values() if not side.listing and now >= side.list_at]
+        for side in due:
+            side.listing = True
+        return [List(side.terms.provider) for side in due]
+
+    def listed(
+        self, provider: str, began_at: float, instances: Sequence[Instance] | None, now: float
+    ) -> list[RentAction]:
+        side = self.sides[provider]
+        side.listing, side.sighted = False, instances is not None
+        side.list_at = now + side.terms.list_every_s
+        if instances is None:
+            return []
+        shown: dict[Label, dict[str, None]] = {}  # ids: sets in the order of arrival
+        for each in instances:
+            if each.label.startswith(self._rules.prefix):
+                shown.setdefault(each.label, {})[each.id] = None
+        actions = [
+            action for label, ids in shown.items() for action in self._shown(side, label, tuple(ids), began_at, now)
+        ]
+        mine = [box for box in self.boxes.values() if box.rental.provider == provider]
+        absent = [box for box in mine if box.rental.label not in shown]
+        return [*actions, *(action for box in absent for action in self._not_shown(box, side, began_at, now))]
+
+    def _shown(self, side: Side, label: Label, ids: tuple[str, ...], began_at: float, now: float) -> list[RentAction]:
+        actions = [] if label in self.boxes else self._unexpected(side, label, now)
+        box = self.boxes[label]
+        if box.rental.provider not in self.sides:  # it has another name now
+            box.rental = replace(box.rental, provider=side.terms.provider)
+            actions.append(Keep(box.rental))
+        if box.rental.provider != side.terms.provider:  # two providers with one account
+            return actions
+        side.proven, box.doubted = True, False
+        box.ids, box.absent_from, box.seen_at = ids, None, now
+        if not box.rental.seen:
+            box.rental = replace(box.rental, seen=True)
+            actions.append(Keep(box.rental))
+        box.shown = box.shown or began_at >= box.busy_until
+        if len(ids) > box.rental.copies:
+            box.rental = replace(box.rental, copies=len(ids))
+            box.doomed = box.doomed or f"{len(ids)} boxes have its label"
+            actions += [Keep(box.rental), RentNote("copies", f"{label}: {' '.join(ids)}")]
+        return actions
+
+    def _unexpected(self, side: Side, label: Label, now: float) -> list[RentAction]:
+        self._number = max(self._number, self._rules.number_of(label))
+        rental = self.gone.pop(label, None)
+        if rental is None:
+            usd_per_h, terms = max((offer.usd_per_h for offer in side.offers), default=0.0), side.terms
+            rental = Rental(label, terms.provider, "", usd_per_h, terms.billed_by_s, now, 0.0, terms.grace_s)
+            why = "nobody knows it"
+        else:
+            self.gone_usd -= rental.cost_usd(now)
+            rental, why = replace(rental, gone_at=None), "it was gone, and is there again"
+        self.boxes[label] = Box(rental, now, now, doomed=why)
+        return [Keep(rental), RentNote("unexpected", f"{label}: {why}")]
+
+    def _not_shown(self, box: Box, side: Side, began_at: float, now: float) -> list[RentAction]:
+        if began_at < box.busy_until or box.serves:
+            return []
+        box.shown = False
+        box.doubted = box.doubted and now < box.rental.until
+        if box.absent_from is None:
+            box.absent_from = now
+        if began_at < box.absent_from + side.terms.settle_s:
+            return []
+        label, unproven = box.rental.label, box.made and not box.rental.seen
+        if unproven and not side.proven and now < box.rental.until and not self._rules.closing:
+            known, box.doubted = box.doubted, True
+            return [] if known else [RentNote("list_doubted", f"{label} was made, but lists show nothing")]
+        side.proven = side.proven and not unproven
+        del self.boxes[label]
+        gone = replace(box.rental, gone_at=box.billed_to(now))
+        self._has_gone(gone, now)
+        note = RentNote(
+            "gone", f"{label}: it cost {gone.cost_usd(now):.2f} usd; {box.doomed or 'nobody here stopped it'}"
+        )
+        return [Keep(gone), Retire(label), note]
+
+    def _has_gone(self, rental: Rental, now: float) -> None:
+        self.gone[rental.label] = rental
+        self.gone_usd += rental.cost_usd(now)
+
+    def check(self) -> None:
+        """What holds between any two events."""
+        assert not self.boxes.keys() & self.gone.keys()
+        for label, box in self.boxes.items():
+            assert box.rental.label == label
+            assert box.rental.gone_at is None
+            assert self._rules.number_of(label) <= self._number
+            assert box.absent_from is None or box.busy_until <= box.absent_from
+        for name, side in self.sides.items():
+            under_way = [box for box in self.boxes.values() if box.busy_until == math.inf]
+            assert side.under_way == sum(box.rental.provider == name for box in under_way) <= COMMANDS_MAX
+        assert all(rental.gone_at is not None for rental in self.gone.values())

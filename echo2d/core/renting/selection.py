@@ -1,0 +1,61 @@
+"""Which boxes to rent: the cheapest set that makes what is missing (`capacity/worker_cost`), as far as the usd/h go.
+
+Where the whole set costs more than that, the cheapest trajectories first, each that still fits.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from echo2d.core.capacity.worker_cost import Offer, by_rho, choose
+from echo2d.core.renting.budget import HOUR_S, SLACK, RentOffer
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """In the order to start them in. enough: they make what is missing."""
+
+    offers: tuple[RentOffer, ...]
+    enough: bool
+
+
+def choose_boxes(
+    missing_mu: float, free: Mapping[RentOffer, int], usd_per_h: float, *, gb_per_h: float = 0.0
+) -> Wanted:
+    """missing_mu: trajectories/s. free: how many of each can still be had. usd_per_h: that they may cost together.
+
+    gb_per_h: of versions that each receives, and passes on once.
+    """
+    assert missing_mu > 0
+    boxes = {
+        f"{offer.provider}/{offer.name}#{number}": offer
+        for offer, count in free.items()
+        for number in range(_most(offer, count, missing_mu, usd_per_h))
+    }
+    can = [_as_offer(name, offer, gb_per_h) for name, offer in boxes.items()]
+    choice = choose(can, missing_mu)
+    ranked = [boxes[offer.name] for offer in by_rho(choice.offers)]
+    if sum(offer.usd_per_h for offer in ranked) <= usd_per_h * (1 + SLACK):
+        return Wanted(tuple(ranked), choice.enough)
+    return Wanted(tuple(_that_fit([boxes[offer.name] for offer in by_rho(can)], usd_per_h)), enough=False)
+
+
+def _as_offer(name: str, offer: RentOffer, gb_per_h: float) -> Offer:
+    usd_per_h = offer.usd_per_h + gb_per_h * offer.usd_per_gb
+    return Offer(name, offer.trajectories_per_h / HOUR_S, usd_per_h, offer.availability)
+
+
+def _most(offer: RentOffer, count: int, missing_mu: float, usd_per_h: float) -> int:
+    """More of one kind cannot be had, are of no use, or too dear."""
+    if offer.mu <= 0:
+        return 0
+    return max(0, math.ceil(min(count, missing_mu / offer.mu, usd_per_h * (1 + SLACK) // offer.usd_per_h)))
+
+
+def _that_fit(ranked: Sequence[RentOffer], usd_per_h: float) -> list[RentOffer]:
+    taken: list[RentOffer] = []
+    for offer in ranked:
+        if offer.usd_per_h <= usd_per_h * (1 + SLACK):
+            taken.append(offer)
+            usd_per_h -= offer.usd_per_h
+    return taken

@@ -1,0 +1,230 @@
+"""The unfinished groups and where each of their samples is: waiting, in one running lease, or kept.
+
+    waiting --granted--> leased --answered--> kept
+       ^                    |
+       +--- lease ended ----+         a late answer of an ended attempt takes a sample out of whatever holds it
+
+Bookkeeping only. Kept true: no sample is lost or in two places; every attempt ever given for an unfinished group is
+known, also after a restart, so that a late result finds its group. A waiting sample may have tokens already.
+Not here: whom to lease to, which results count, what a group is worth.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from echo2d.core.base.ids import GroupId, LeaseId, PeerId
+from echo2d.core.cluster.events import LeaseGiven, StoredGroup
+from echo2d.core.protocol.control_messages import HeldLease, VersionKey
+from echo2d.core.protocol.trajectory import NOTHING, GroupRecord, Partial, TrajectoryRecord
+from echo2d.core.rollouts.leases import Lease, Leases
+from echo2d.core.rollouts.prompts import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What a waiting sample has already; from `until` on it is rather begun anew than left waiting."""
+
+    partial: Partial
+    until: float
+
+
+@dataclass(slots=True)
+class Group:
+    """One admitted group. given: every attempt; ended: those that may be attempted again.
+
+    kept: the accepted results; a reward that is NaN has not been scored. partials: of waiting samples. By sample:
+    failures: leases that failed; fruitless: those in a row that went on from a partial and added nothing.
+    """
+
+    group: GroupId
+    prompt: Prompt
+    waiting: set[int]
+    kept: dict[int, TrajectoryRecord] = field(default_factory=dict)
+    partials: dict[int, Waiting] = field(default_factory=dict)
+    given: dict[HeldLease, LeaseGiven] = field(default_factory=dict)
+    ended: list[HeldLease] = field(default_factory=list)
+    running: dict[HeldLease, Lease] = field(default_factory=dict)
+    failures: Counter[int] = field(default_factory=Counter)
+    fruitless: Counter[int] = field(default_factory=Counter)
+    bad_results: int = 0
+
+    def stored(self) -> StoredGroup:
+        """With the results it has so far, by sample."""
+        trajectories = tuple(self.kept[sample] for sample in sorted(self.kept))
+        return StoredGroup(GroupRecord(self.group, self.prompt.tokens, trajectories), self.prompt.cursor)
+
+    def lengths(self) -> list[int]:
+        """Tokens of each sample that has any; of an unfinished one those that were reported."""
+        unfinished = [waiting.partial.length for waiting in self.partials.values()]
+        for lease in self.running.values():
+            added = {sample: output.length for sample, output in lease.outputs.items() if output is not None}
+            unfinished += [lease.given.base.length + added.get(sample, 0) for sample in lease.samples]
+        return [length for length in [*(kept.length for kept in self.kept.values()), *unfinished] if length]
+
+    def unscored(self) -> list[TrajectoryRecord]:
+        return [kept for kept in self.kept.values() if math.isnan(kept.reward)]
+
+
+class GroupTable:
+    """See the module docstring."""
+
+    def __init__(self, group_size: int, leases: Leases) -> None:
+        self._size = group_size
+        self._leases = leases
+        self._groups: dict[GroupId, Group] = {}
+        self._owners: dict[HeldLease, Group] = {}
+        self._waiting: set[GroupId] = set()  # those with waiting samples
+
+    def __iter__(self) -> Iterator[Group]:
+        """By admission; the table may change meanwhile."""
+        return iter(list(self._groups.values()))
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def waiting(self) -> list[Group]:
+        """Those with waiting samples, by admission: group ids grow."""
+        return [self._groups[group] for group in sorted(self._waiting)]
+
+    def get(self, group: GroupId) -> Group | None:
+        return self._groups.get(group)
+
+    def owner(self, peer: PeerId, key: HeldLease, sample: int) -> Group | None:
+        """The group for which this worker was given this sample under this attempt, running or ended."""
+        group = self._owners.get(key)
+        if group is None:
+            return None
+        given = group.given[key]
+        return group if given.worker == peer and sample in given.samples else None
+
+    def wanted(self, peer: PeerId, key: HeldLease) -> LeaseGiven | None:
+        """This attempt, if it was this worker's and a result under it could still be the first of its sample."""
+        group = self._owners.get(key)
+        given = None if group is None else group.given[key]
+        if group is None or given is None or given.worker != peer or group.kept.keys() >= set(given.samples):
+            return None
+        return given
+
+    def add(self, group: Group) -> None:
+        self._groups[group.group] = group
+        self._note(group)
+
+    def remove(self, group: Group) -> list[Lease]:
+        """The group is finished or dropped; the leases that ran for it end."""
+        del self._groups[group.group]
+        self._waiting.discard(group.group)
+        for key in group.given:
+            del self._owners[key]
+        for lease in group.running.values():
+            self._leases.end(lease)
+        return list(group.running.values())
+
+    def grant(self, group: Group, worker: PeerId, served: VersionKey, samples: Sequence[int], *, now: float) -> Lease:
+        """Lease waiting samples, under the name of an attempt that ended if there is one.
+
+        One that has tokens already is leased alone, and goes on from them.
+        """
+        assert group.waiting.issuperset(samples)
+        assert len(samples) == 1 or group.partials.keys().isdisjoint(samples)
+        waiting = group.partials.pop(samples[0], None)
+        lease = self._leases.start(
+            group.ended.pop() if group.ended else None,
+            group.group,
+            worker,
+            served,
+            samples,
+            NOTHING if waiting is None else waiting.partial,
+            now=now,
+        )
+        self._know(group, lease.given)
+        self._take_up(group, lease)
+        return lease
+
+    def recover(
+        self, group: Group, given: Sequence[LeaseGiven], runs: Callable[[LeaseGiven], bool], *, now: float
+    ) -> None:
+        """The attempts from before a restart are known again, and run as far as nobody took over from them."""
+        holder: dict[int, LeaseGiven] = {}
+        newest: dict[LeaseId, LeaseGiven] = {}
+        for attempt in given:
+            self._know(group, attempt)
+            newest[attempt.lease] = attempt
+            holder.update(dict.fromkeys(attempt.samples, attempt))
+        for attempt in newest.values():
+            samples = [each for each in attempt.samples if holder[each] is attempt and each in group.waiting]
+            if samples and runs(attempt):
+                self._take_up(group, self._leases.resume(attempt, samples, now=now))
+
+    def revive(self, given: LeaseGiven, *, now: float) -> None:
+        """Its worker is at it again: it runs on with what nobody else has taken over."""
+        group = self._owners[given.key]
+        samples = group.waiting.intersection(given.samples)
+        if samples and given.key in group.ended:
+            group.ended.remove(given.key)
+            for sample in samples:
+                group.partials.pop(sample, None)
+            self._take_up(group, self._leases.resume(given, samples, now=now))
+
+    def keep(self, group: Group, record: TrajectoryRecord) -> Lease | None:
+        """The sample has its result; returns the lease that ended because it was its last open one."""
+        group.kept[record.sample] = record
+        return self._take(group, record.sample)
+
+    def put_back(self, group: Group, key: HeldLease, sample: int) -> None:
+        """The result under this attempt was useless: the sample waits, unless another lease has it or it is kept."""
+        lease = group.running.get(key)
+        if lease is not None and sample in lease.samples:
+            if self._take(group, sample) is not None:
+                group.ended.append(key)
+            group.waiting.add(sample)
+            self._note(group)
+
+    def end(self, lease: Lease) -> Group | None:
+        """The attempt is over and its open samples wait; None if it ended before."""
+        group = self._groups.get(lease.given.group)
+        if group is None or group.running.pop(lease.key, None) is None:
+            return None
+        self._leases.end(lease)
+        group.ended.append(lease.key)
+        group.waiting.update(lease.samples)
+        self._note(group)
+        return group
+
+    def _know(self, group: Group, given: LeaseGiven) -> None:
+        key = given.key
+        group.given[key], self._owners[key] = given, group
+
+    def _take_up(self, group: Group, lease: Lease) -> None:
+        group.waiting -= lease.samples
+        group.running[lease.key] = lease
+        self._note(group)
+
+    def _take(self, group: Group, sample: int) -> Lease | None:
+        group.waiting.discard(sample)
+        group.partials.pop(sample, None)
+        self._note(group)
+        for key, lease in list(group.running.items()):
+            if sample in lease.samples and self._leases.answer(lease, sample):
+                del group.running[key]
+                return lease
+        return None
+
+    def _note(self, group: Group) -> None:
+        """Its waiting samples have changed."""
+        (self._waiting.add if group.waiting else self._waiting.discard)(group.group)
+
+    def check(self) -> None:
+        running: dict[HeldLease, Lease] = {}
+        for group in self._groups.values():
+            leased = [sample for lease in group.running.values() for sample in lease.samples]
+            places = sorted([*group.waiting, *group.kept, *leased])
+            assert places == list(range(self._size)), "a sample is lost or in two places"
+            assert group.partials.keys() <= group.waiting
+            assert all(group.given[key] is lease.given for key, lease in group.running.items())
+            running |= group.running
+        assert list(self._groups) == sorted(self._groups)
+        assert self._waiting == {group.group for group in self._groups.values() if group.waiting}
+        assert running == {lease.key: lease for lease in self._leases}
+        assert self._owners == {key: group for group in self._groups.values() for key in group.given}

@@ -1,0 +1,466 @@
+"""Groups: a prompt goes out as leases, results come in and are scored, a whole group goes to the buffer.
+
+    prompt taken --> samples waiting --> leased --> kept (durable) --> scored --> all of them: buffered
+                        ^                  |                |            |
+                        +-- lease ended ---+                +------------+--> dropped, with everything it had
+
+A group is dropped whole (I5): when it is too old, a reward failed, its leases or results failed too often, a version
+that wrote for it is revoked, or all its rewards are the same. The first accepted result of a sample stands. A sample
+whose lease ended with tokens goes on from them, alone (`partials`). Leases are durable: after a restart they run on.
+Kept true: every sample is waiting, in one running lease, or kept.
+Not here: who gets a lease and when (`scheduler`), the gates (`staleness`), batches.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+
+from blake3 import blake3
+
+from echo2d.core.base.bounded_dict import keep_newest
+from echo2d.core.base.codec import pack
+from echo2d.core.base.ids import GroupId, Version
+from echo2d.core.cluster.events import (
+    Action,
+    CoordinatorRules,
+    GroupDropped,
+    LeaseGiven,
+    Note,
+    Persist,
+    PromptDrawn,
+    Recovered,
+    SampleKept,
+    SampleRewarded,
+    SampleScored,
+    ScoreSample,
+    Send,
+    StopRun,
+    StoredGroup,
+)
+from echo2d.core.cluster.membership import Membership, Peer
+from echo2d.core.cluster.statistics import Figures
+from echo2d.core.cluster.versions import Versions, key_of
+from echo2d.core.protocol.control_messages import (
+    HeldLease,
+    LeaseCancelled,
+    LeaseFailed,
+    LeaseProgress,
+    SampleAnswered,
+    SampleFinished,
+    VersionKey,
+)
+from echo2d.core.protocol.result_check import result_fault
+from echo2d.core.protocol.trajectory import GroupRecord, Partial, TrajectoryRecord
+from echo2d.core.rollouts.group_table import Group, GroupTable
+from echo2d.core.rollouts.leases import Lease, Leases
+from echo2d.core.rollouts.partials import Partials
+from echo2d.core.rollouts.prompts import Prompt, Prompts, prompt_fault
+from echo2d.core.rollouts.scheduler import Granting
+from echo2d.core.rollouts.staleness import Staleness
+
+LEASE_FAILURES_MAX = 8  # leases of one sample that failed or fell silent; then its group's prompt is given up
+BAD_RESULTS_MAX = 3  # refused results of one group; then its prompt is given up
+EXTRA_STEPS_MAX = 4  # a step draws at most 4 R trajectories more because groups had no variance
+ANSWERED_MAX = 1 << 16  # accepted results whose repeats are recognised; workers repeat at most their newest 1024
+
+
+class Groups:
+    """See the module docstring. `advance` grants what may be granted; call it after every event.
+
+    lent: the gateway's leases.
+    """
+
+    def __init__(
+        self,
+        rules: CoordinatorRules,
+        recovered: Recovered,
+        *,
+        members: Membership,
+        versions: Versions,
+        staleness: Staleness,
+        figures: Figures,
+        lent: Leases,
+        tag: int,
+    ) -> None:
+        self._rules = rules
+        self._members = members
+        self._versions = versions
+        self._staleness = staleness
+        self._figures = figures
+        self._prompts = Prompts(recovered.next_cursor)
+        self.leases = Leases(tag, rules.lease_silence_s)
+        self._groups = GroupTable(rules.group_size, self.leases)
+        self._partials = Partials(rules, leases=self.leases, versions=versions, staleness=staleness, figures=figures)
+        self.granting = Granting(
+            rules,
+            recovered.next_group,
+            prompts=self._prompts,
+            groups=self._groups,
+            leases=self.leases,
+            lent=lent,
+            partials=self._partials,
+            members=members,
+            versions=versions,
+            staleness=staleness,
+            figures=figures,
+        )
+        self._answered = {(each.key, each.sample): each.fingerprint for each in recovered.answered}
+        keep_newest(self._answered, ANSWERED_MAX)
+        self._extra = 0  # trajectories filtered while `_extra_step` was the open step
+        self._extra_step = 0
+        self._aged_to: Version | None = None  # older groups have been dropped
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._groups)
+
+    @property
+    def unscored(self) -> int:
+        """Groups that are whole but for rewards that have been asked for."""
+        return sum(map(self._is_whole, self._groups))
+
+    def lack_only_rewards(self, groups: int) -> bool:
+        """Whether so many of them do, and at least one."""
+        return len(self._groups) >= max(1, groups) and self.unscored >= max(1, groups)
+
+    def recover(self, recovered: Recovered, *, now: float) -> list[Action]:
+        """Take the stored groups that are in no batch: complete ones are buffered, the others go on."""
+        actions: list[Action] = []
+        given: dict[GroupId, list[LeaseGiven]] = defaultdict(list)
+        for attempt in recovered.given:
+            given[attempt.group].append(attempt)
+        held = self._staleness.held()
+        for stored in recovered.groups:
+            if stored.record.group not in held:
+                actions += self._recover_group(stored, given[stored.record.group], now)
+        return actions
+
+    # --- the data plane
+
+    def prompt_drawn(self, event: PromptDrawn) -> list[Action]:
+        """A prompt that no engine can take is the task's fault: the run cannot go on."""
+        fault = prompt_fault(event.tokens, self._rules.vocab_size)
+        if fault:
+            return [StopRun(f"prompt {event.cursor} of the task {fault}")]
+        self._prompts.drawn(event.cursor, event.tokens)
+        return []
+
+    def scored(self, event: SampleScored) -> list[Action]:
+        """The last score of a group completes it; a failed reward ends it, for no reward is better than a wrong one."""
+        group = self._groups.get(event.group)
+        kept = None if group is None else group.kept.get(event.sample)
+        if group is None or kept is None or not math.isnan(kept.reward):
+            return []  # the group left meanwhile
+        if event.reward is None or not math.isfinite(event.reward):
+            note = self._figures.fault(
+                "reward", f"sample {event.sample} of group {event.group}: {event.reason}", event.group
+            )
+            return [note, *self._drop(group, "reward", event.reason)]
+        group.kept[event.sample] = kept.scored(event.reward)
+        rewarded = Persist(SampleRewarded(event.group, event.sample, event.reward))
+        done = self._is_whole(group) and not group.unscored()
+        return [rewarded, *(self._complete(group) if done else [])]
+
+    # --- workers
+
+    def progressed(self, peer: Peer, message: LeaseProgress, *, now: float) -> list[Action]:
+        """A sign of life; work on anything but the worker's own running leases is called off."""
+        lease = self.leases.get(HeldLease(message.lease, message.attempt))
+        if lease is None or lease.worker != peer.peer:
+            return _send(peer, LeaseCancelled(message.lease, message.attempt))
+        tokens = any(sample.tokens for sample in message.samples) or self._stands_still(peer)
+        self.leases.renew(lease, tokens=tokens, now=now)
+        return [*self._partials.gather(peer, lease, message.samples)]
+
+    def finished(self, peer: Peer, message: SampleFinished, *, now: float) -> list[Action]:
+        """Judge a result and answer it: the first accepted result of a sample wins."""
+        key = HeldLease(message.lease, message.attempt)
+        before = self._answered.get((key, message.sample))
+        if before is not None:
+            return self._answer_repeat(peer, message, identical=before == _fingerprint(peer, message))
+        group = self._groups.owner(peer.peer, key, message.sample)
+        if group is None or not self._fits_rules(group.given[key]):
+            known = self.leases.given(message.lease)
+            return self._refuse(peer, message, "the lease is over" if known else "no such lease", fault=not known)
+        if message.sample in group.kept:
+            return self._refuse(peer, message, "another attempt was first")
+        base = group.given[key].base
+        fault = result_fault(
+            message,
+            vocab_size=self._rules.vocab_size,
+            max_new_tokens=self._rules.max_new_tokens,
+            believed=self._partials.believed(peer),
+            base=base,
+        )
+        if fault:
+            return self._bad_result(peer, group, message, fault, now)
+        whole = base.plus(message.tokens, message.logprobs, message.spans, shift=base.length)
+        if not self._partials.good(whole):
+            return self._refuse(peer, message, "the lease is over")  # it came too late
+        return self._accept(peer, group, message, whole, now)
+
+    def failed(self, peer: Peer, message: LeaseFailed, *, now: float) -> list[Action]:
+        """The worker gives a lease back; it rests a little."""
+        lease = self.leases.get(HeldLease(message.lease, message.attempt))
+        if lease is None or lease.worker != peer.peer:
+            return []
+        if peer.leaving:  # what crossed its notice, or what it could not finish: nobody's fault
+            return self._end(lease, now, failures=0)
+        note = self._figures.fault("lease", f"{peer.name}: {message.reason}", lease.given.group)
+        return [note, *self._lease_failed(lease, peer, now)]
+
+    def rejoined(
+        self, peer: Peer, held: Collection[HeldLease], *, now: float
+    ) -> tuple[tuple[HeldLease, ...], tuple[HeldLease, ...], list[Action]]:
+        """What a hello's leases become: kept, cancelled; running ones that the worker does not know end.
+
+        One that ended runs on if nobody took over from it; else it is kept for results that may still be the first.
+        """
+        actions: list[Action] = []
+        known = frozenset(held)  # a hello may name a million
+        for lease in self.leases.of_worker(peer.peer):
+            if lease.key in known:
+                self.leases.renew(lease, tokens=False, now=now)
+            else:
+                actions += self._end(lease, now)
+        kept = {key: None for key in held if self._goes_on(peer, key, now)}
+        return tuple(kept), tuple(key for key in held if key not in kept), actions
+
+    def worker_left(self, peer: Peer, *, revoked: bool = False, now: float) -> list[Action]:
+        """It will not finish anything; of a revoked one no more is taken."""
+        actions: list[Action] = []
+        for lease in self.leases.of_worker(peer.peer):
+            for sample in lease.samples if revoked else ():
+                self.leases.gather(lease, sample, None)
+            actions += self._end(lease, now)
+        return actions
+
+    # --- versions, time
+
+    def revoke(self, keys: Collection[VersionKey], *, now: float) -> list[Action]:
+        """Cancel the leases and drop the groups that these versions wrote for."""
+        actions: list[Action] = []
+        for lease in list(self.leases):
+            worker = self._members.get(lease.worker)
+            serving = None if worker is None else worker.serving
+            base = (span.key for span in lease.given.base.spans)
+            if any(key in keys for key in (serving, lease.given.served, *base)):
+                actions += [*self._cancel(lease), *self._end(lease, now, failures=0)]
+        for group in self._groups:
+            if group.stored().record.uses(keys):
+                actions += self._drop(group, "revoked", "", again=True)
+        return actions
+
+    def deadlines(self, *, now: float) -> list[Action]:
+        """Leases whose worker was silent, or made no token, for too long go to somebody else."""
+        actions: list[Action] = []
+        for lease in self.leases.expired(now=now):
+            worker = self._members.get(lease.worker)
+            name = lease.worker if worker is None else worker.name
+            note = self._figures.fault("lease", f"{name}: silent or stuck", lease.given.group)
+            actions += [note, *self._cancel(lease)]
+            actions += self._lease_failed(lease, worker, now)
+        return actions
+
+    def wake_at(self) -> float | None:
+        """When a lease expires, a worker has rested, or a partial has waited for long enough."""
+        times = (self.leases.wake_at(), self.granting.wake_at())
+        return min((at for at in times if at is not None), default=None)
+
+    def advance(self, *, now: float) -> list[Action]:
+        """Drop what has become too old, then keep the engines full: waiting samples first, then new groups."""
+        if self._staleness.open_step != self._extra_step:
+            self._extra, self._extra_step = 0, self._staleness.open_step
+        actions = self._age() if self._staleness.oldest != self._aged_to else []
+        actions += self.granting.fill(now=now)
+        return [*actions, *self._prompts.ask(1 + self.granting.slots // self._rules.group_size)]
+
+    def discard(self, stored: StoredGroup, reason: str, detail: str = "", *, again: bool = False) -> list[Action]:
+        """A complete group is of no use. again: for no fault of its prompt, which is used once more."""
+        lengths = [trajectory.length for trajectory in stored.record.trajectories]
+        return self._discard(stored, reason, detail, lengths, again=again)
+
+    def _discard(
+        self, stored: StoredGroup, reason: str, detail: str, lengths: Sequence[int], *, again: bool
+    ) -> list[Action]:
+        """lengths: of all its samples, those that are not in `stored` among them."""
+        if again:
+            self._prompts.give_back(Prompt(stored.cursor, stored.record.prompt))
+        self._figures.dropped(reason, len(stored.record.trajectories), lengths)
+        return [Persist(GroupDropped(stored.record.group, f"{reason}: {detail}" if detail else reason))]
+
+    # --- inside: results
+
+    def _accept(self, peer: Peer, group: Group, message: SampleFinished, whole: Partial, now: float) -> list[Action]:
+        """whole: the result behind what its attempt went on from."""
+        record = TrajectoryRecord(message.sample, whole.tokens, whole.logprobs, whole.spans, math.nan, peer.peer)
+        key = HeldLease(message.lease, message.attempt)
+        lease = group.running.get(key)
+        self._figures.measures.accepted(peer.peer, None if lease is None else lease.since, now=now)
+        ended = self._groups.keep(group, record)
+        if key in group.running:
+            self.leases.renew(group.running[key], tokens=True, now=now)
+        peer.succeeded()
+        self._figures.tokens_accepted += whole.length
+        fingerprint = self._answered[key, message.sample] = _fingerprint(peer, message)
+        keep_newest(self._answered, ANSWERED_MAX)
+        actions: list[Action] = [
+            Persist(SampleKept(group.group, message.lease, message.attempt, record, fingerprint)),
+            *_answer(peer, message),
+            *(self._cancel(ended) if ended is not None and ended.key != key else []),
+        ]
+        if self._is_whole(group) and self._outdated(group):  # with "mask" that is known only now
+            return [*actions, *self._drop(group, "stale", "", again=True)]
+        return [*actions, ScoreSample(group.group, message.sample, group.prompt.cursor, whole.tokens)]
+
+    def _bad_result(self, peer: Peer, group: Group, message: SampleFinished, fault: str, now: float) -> list[Action]:
+        """Refuse it; the sample waits for another lease unless one has it, and the group ends if this goes on."""
+        group.bad_results += 1
+        peer.rest(now)
+        actions = self._refuse(peer, message, fault, fault=True)
+        self._groups.put_back(group, HeldLease(message.lease, message.attempt), message.sample)
+        if group.bad_results >= BAD_RESULTS_MAX:
+            actions += self._drop(group, "result", fault)
+        return actions
+
+    def _refuse(self, peer: Peer, message: SampleFinished, reason: str, *, fault: bool = False) -> list[Action]:
+        self._figures.refused_results["bad" if fault else reason] += 1
+        notes = [self._figures.fault("result", f"{peer.name}: {reason}")] if fault else []
+        return [*notes, *_answer(peer, message, reason)]
+
+    def _answer_repeat(self, peer: Peer, message: SampleFinished, *, identical: bool) -> list[Action]:
+        if identical:
+            return _answer(peer, message)
+        return self._refuse(peer, message, "a different result was accepted before")
+
+    # --- inside: ends
+
+    def _complete(self, group: Group) -> list[Action]:
+        """All samples are scored: into the buffer, unless the rewards say nothing or it is too old."""
+        stored = group.stored()
+        actions: list[Action] = []
+        if self._rules.filter_zero_variance and _no_variance(stored.record):
+            size = self._rules.group_size
+            if self._extra + size <= EXTRA_STEPS_MAX * self._rules.trajectories_per_step:
+                self._extra += size
+                return self._drop(group, "filtered", "all rewards are the same")
+            text = f"step {self._staleness.open_step}: too many groups without variance; this one is taken"
+            actions = [Note("variance", text, group.group)]
+        if not self._staleness.admit(stored):
+            return self._drop(group, "stale", "", again=True)
+        self._groups.remove(group)
+        return [*actions, Note("buffered", f"version_min={stored.record.version_min}", group.group)]
+
+    def _age(self) -> list[Action]:
+        """Batch n has advanced: drop what it cannot take any more. What comes later is judged when it comes."""
+        self._aged_to = self._staleness.oldest
+        actions: list[Action] = []
+        for stored in self._staleness.age():
+            actions += self.discard(stored, "stale", again=True)
+        for group in self._groups:
+            if self._outdated(group):
+                actions += self._drop(group, "stale", "", again=True)
+        return actions
+
+    def _outdated(self, group: Group) -> bool:
+        """By the versions that are known to have written or to be writing for it."""
+        kept = group.kept.values()
+        oldest = [*[each.version_min for each in kept], *[lease.given.oldest for lease in group.running.values()]]
+        newest = max([each.version_max for each in kept]) if self._is_whole(group) else None
+        return bool(oldest) and self._staleness.outdated(min(oldest), newest)
+
+    def _is_whole(self, group: Group) -> bool:
+        return len(group.kept) == self._rules.group_size
+
+    def _lease_failed(self, lease: Lease, worker: Peer | None, now: float) -> list[Action]:
+        if worker is not None:
+            worker.rest(now, at_least_s=lease.idle_s(now))
+        return self._end(lease, now)
+
+    def _end(self, lease: Lease, now: float, *, failures: int = 1) -> list[Action]:
+        """The attempt is over; its open samples wait for the next one, unless one has failed too often."""
+        group = self._groups.end(lease)
+        if group is None:
+            return []  # it ended with its group just now
+        group.failures.update(dict.fromkeys(lease.samples, failures))
+        if max(group.failures.values()) > LEASE_FAILURES_MAX:
+            return self._drop(group, "lease", "its leases failed")
+        return [*self._partials.left(group, lease, now=now)]
+
+    def _cancel(self, lease: Lease) -> list[Action]:
+        peer = self._members.get(lease.worker)
+        return [] if peer is None else _send(peer, LeaseCancelled(lease.key.lease, lease.key.attempt))
+
+    def _drop(self, group: Group, reason: str, detail: str, *, again: bool = False) -> list[Action]:
+        lengths = group.lengths()
+        cancelled = [self._cancel(lease) for lease in self._groups.remove(group)]
+        actions = [action for actions in cancelled for action in actions]
+        return [*actions, *self._discard(group.stored(), reason, detail, lengths, again=again)]
+
+    def _recover_group(self, stored: StoredGroup, given: Sequence[LeaseGiven], now: float) -> list[Action]:
+        record, size = stored.record, self._rules.group_size
+        kept = {trajectory.sample: trajectory for trajectory in record.trajectories}
+        if any(sample >= size for sample in kept):
+            return self.discard(stored, "rules", "the group size has changed")
+        group = Group(record.group, Prompt(stored.cursor, record.prompt), set(range(size)) - set(kept), kept)
+        unscored = group.unscored()
+        if group.waiting or unscored:
+            self._groups.add(group)
+            self._groups.recover(group, given, self._may_count, now=now)
+            return [ScoreSample(group.group, each.sample, stored.cursor, each.tokens) for each in unscored]
+        return [] if self._staleness.admit(stored) else self.discard(stored, "stale", again=True)
+
+    def _fits_rules(self, given: LeaseGiven) -> bool:
+        """It may be from before a restart with others."""
+        return max(given.samples) < self._rules.group_size and given.base.length < self._rules.max_new_tokens
+
+    def _stands_still(self, peer: Peer) -> bool:
+        """Whether it may make no token for a newer version's sake."""
+        newest = self._versions.newest
+        return self._rules.mode == "exclusive" and newest is not None and peer.serving != key_of(newest)
+
+    def _may_count(self, given: LeaseGiven) -> bool:
+        """Whether what this attempt makes may still become part of a batch."""
+        fits = self._fits_rules(given) and self._versions.live(given.served) is not None
+        return fits and self._partials.good(given.base) and not self._staleness.outdated(given.oldest, None)
+
+    def _goes_on(self, peer: Peer, key: HeldLease, now: float) -> bool:
+        """Whether a worker that comes back with this attempt is to keep it."""
+        lease = self.leases.get(key)
+        if lease is not None:
+            return lease.worker == peer.peer
+        given = self._groups.wanted(peer.peer, key)
+        if given is None or not self._may_count(given):
+            return False
+        self._groups.revive(given, now=now)
+        return True
+
+    def check(self) -> None:
+        self.leases.check()
+        self.granting.check()
+        self._prompts.check()
+        assert len(self._answered) <= ANSWERED_MAX
+        self._groups.check()
+        for group in self._groups:
+            assert all(failures <= LEASE_FAILURES_MAX for failures in group.failures.values())
+            assert all(self._partials.good(waiting.partial) for waiting in group.partials.values())
+            assert group.bad_results < BAD_RESULTS_MAX
+            assert group.group not in self._staleness.held()
+            assert not self._outdated(group)
+
+
+def _no_variance(record: GroupRecord) -> bool:
+    """Of one trajectory alone nothing can be said."""
+    return len(record.trajectories) > 1 and len({trajectory.reward for trajectory in record.trajectories}) == 1
+
+
+def _fingerprint(peer: Peer, message: SampleFinished) -> bytes:
+    return blake3(peer.peer.encode() + pack(message)).digest(16)
+
+
+def _answer(peer: Peer, message: SampleFinished, refusal: str = "") -> list[Action]:
+    return _send(peer, SampleAnswered(message.lease, message.attempt, message.sample, not refusal, refusal))
+
+
+def _send(peer: Peer, message: LeaseCancelled | SampleAnswered) -> list[Action]:
+    return [] if peer.session is None else [Send(peer.session, message)]

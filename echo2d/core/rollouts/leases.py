@@ -1,0 +1,208 @@
+"""The leases that run now: who works on which samples of which group, until when silence is allowed.
+
+    granted --(progress, results)--> granted ... --> ended: every sample answered, given back, silent, stuck, cancelled
+
+A lease that ended with samples open may run again as the next attempt. Ids begin with a tag of this process: those of
+two processes never meet, so that leases from before a restart can go on. What a worker reports of unfinished samples is
+gathered with its lease, not durably. Not here: groups, who gets a lease, and what output is worth (`partials`).
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from echo2d.core.base.deadline_queue import Deadlines
+from echo2d.core.base.ids import TAG_SHIFT, GroupId, LeaseId, PeerId
+from echo2d.core.cluster.events import LeaseGiven
+from echo2d.core.protocol.control_messages import HeldLease, VersionKey
+from echo2d.core.protocol.trajectory import NOTHING, Partial
+
+STUCK_S = 180.0  # progress without a single token for so long is no progress (I6); workers give up after 120 s
+GATHERED_BYTES_MAX = 256 << 20  # tokens and logprobs of unfinished samples: 32 million tokens, 1,000 workers' worth
+
+
+@dataclass(slots=True)
+class Lease:
+    """One running attempt, as it was `given`. samples: those still open.
+
+    outputs: what open samples have so far beyond the base; None: not known any more.
+    """
+
+    key: HeldLease
+    given: LeaseGiven
+    samples: set[int]
+    since: float
+    silent_at: float
+    stuck_at: float
+    outputs: dict[int, Partial | None] = field(default_factory=dict)
+
+    @property
+    def worker(self) -> PeerId:
+        return self.given.worker
+
+    @property
+    def ends_at(self) -> float:
+        """When it expires, if nothing comes until then."""
+        return min(self.silent_at, self.stuck_at)
+
+    def idle_s(self, now: float) -> float:
+        """How long its worker has reported it without a token; 0 if the worker is silent."""
+        return now - (self.stuck_at - STUCK_S) if now < self.silent_at else 0.0
+
+
+class Leases:
+    """See the module docstring. `now` is monotonic seconds."""
+
+    def __init__(self, tag: int, silence_s: float) -> None:
+        self._next = tag << TAG_SHIFT
+        self._first = self._next
+        self._silence_s = silence_s
+        self._running: dict[HeldLease, Lease] = {}
+        self._load: Counter[PeerId] = Counter()
+        self._resumed: set[LeaseId] = set()
+        self._gathered_bytes = 0
+        self._by_worker: dict[PeerId, dict[HeldLease, Lease]] = {}
+        self._ends = Deadlines[HeldLease](self._ends_at)
+        self.changed: set[PeerId] = set()  # workers whose load is another one than when this was last emptied
+
+    def __iter__(self) -> Iterator[Lease]:
+        return iter(self._running.values())
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def get(self, key: HeldLease) -> Lease | None:
+        return self._running.get(key)
+
+    def given(self, lease: LeaseId) -> bool:
+        """Whether this process ever gave a lease of this id, or found it running."""
+        return self._first <= lease < self._next or lease in self._resumed
+
+    @property
+    def tokens_under_way(self) -> int:
+        """Tokens of unfinished samples that workers have reported."""
+        return self._gathered_bytes // 8
+
+    def load(self, worker: PeerId) -> int:
+        """Samples that this worker holds."""
+        return self._load.get(worker, 0)
+
+    def of_worker(self, worker: PeerId) -> list[Lease]:
+        """By the start of the attempt."""
+        return list(self._by_worker.get(worker, {}).values())
+
+    def start(
+        self,
+        ended: HeldLease | None,
+        group: GroupId,
+        worker: PeerId,
+        served: VersionKey,
+        samples: Iterable[int],
+        base: Partial = NOTHING,
+        *,
+        now: float,
+    ) -> Lease:
+        """A new lease, or the next attempt of an ended one. base: what its only sample has already."""
+        if ended is None:
+            lease, attempt = LeaseId(self._next), 0
+            self._next += 1
+        else:
+            lease, attempt = ended.lease, ended.attempt + 1
+        given = LeaseGiven(group, lease, attempt, worker, tuple(samples), served, base)
+        return self._run(given, given.samples, now)
+
+    def resume(self, given: LeaseGiven, samples: Iterable[int], *, now: float) -> Lease:
+        """An attempt that ended, or is from before a restart, with those of its samples that are open still."""
+        if not self.given(given.lease):
+            self._resumed.add(given.lease)
+        return self._run(given, samples, now)
+
+    def _run(self, given: LeaseGiven, samples: Iterable[int], now: float) -> Lease:
+        lease = Lease(given.key, given, set(samples), now, now + self._silence_s, now + STUCK_S)
+        self._running[lease.key] = lease
+        self._by_worker.setdefault(lease.worker, {})[lease.key] = lease
+        self._ends.set(lease.key)
+        self._carry(lease.worker, len(lease.samples))
+        return lease
+
+    def renew(self, lease: Lease, *, tokens: bool, now: float) -> None:
+        """A sign of life. tokens: with output in it."""
+        lease.silent_at = now + self._silence_s
+        if tokens:
+            lease.stuck_at = now + STUCK_S
+
+    def gather(self, lease: Lease, sample: int, output: Partial | None) -> None:
+        """What the sample has now; None, and what there is no room for, is not known until it is told anew."""
+        self._forget(lease, sample)
+        if output is not None and self._gathered_bytes + _size(output) > GATHERED_BYTES_MAX:
+            output = None
+        lease.outputs[sample] = output
+        self._gathered_bytes += _size(output)
+
+    def answer(self, lease: Lease, sample: int) -> bool:
+        """The sample is no longer this lease's; returns whether the lease ended with it."""
+        if sample in lease.samples:
+            if lease.outputs:
+                self._forget(lease, sample)
+            lease.samples.remove(sample)
+            self._carry(lease.worker, -1)
+        if not lease.samples:
+            self.end(lease)
+        return not lease.samples
+
+    def end(self, lease: Lease) -> None:
+        """Its outputs are the caller's, and no longer counted."""
+        worker = lease.worker
+        del self._running[lease.key]
+        if lease.outputs:
+            self._gathered_bytes -= sum(map(_size, lease.outputs.values()))
+        others = self._by_worker[worker]
+        del others[lease.key]
+        if not others:
+            del self._by_worker[worker]
+        if lease.samples:
+            self._carry(worker, -len(lease.samples))
+
+    def expired(self, *, now: float) -> list[Lease]:
+        first = self._ends.earliest()
+        return [] if first is None or now < first else [lease for lease in self if now >= lease.ends_at]
+
+    def wake_at(self) -> float | None:
+        return self._ends.earliest()
+
+    def _ends_at(self, key: HeldLease) -> float | None:
+        lease = self._running.get(key)
+        return None if lease is None else lease.ends_at
+
+    def _carry(self, worker: PeerId, samples: int) -> None:
+        """So many more, or fewer."""
+        self._load[worker] = load = self._load.get(worker, 0) + samples
+        if not load:
+            del self._load[worker]
+        self.changed.add(worker)
+
+    def _forget(self, lease: Lease, sample: int) -> None:
+        self._gathered_bytes -= _size(lease.outputs.pop(sample, None))
+
+    def check(self) -> None:
+        load: Counter[PeerId] = Counter()
+        for key, lease in self._running.items():
+            assert key == lease.key
+            assert lease.samples
+            assert self.given(lease.key.lease)
+            assert lease.outputs.keys() <= lease.samples <= set(lease.given.samples)
+            load[lease.worker] += len(lease.samples)
+        assert load == self._load
+        outputs = [output for lease in self for output in lease.outputs.values()]
+        assert sum(map(_size, outputs)) == self._gathered_bytes <= GATHERED_BYTES_MAX
+        held = {key: lease for leases in self._by_worker.values() for key, lease in leases.items()}
+        assert held == self._running
+        assert all(leases for leases in self._by_worker.values())
+        assert all(lease.worker == worker for worker, leases in self._by_worker.items() for lease in leases.values())
+        self._ends.check(self._running)
+        ids = [key.lease for key in self._running]
+        assert len(ids) == len(set(ids)), "two attempts of one lease run"
+
+
+def _size(output: Partial | None) -> int:
+    return 0 if output is None else len(output.tokens) + len(output.logprobs)

@@ -1,0 +1,115 @@
+"""Partials: what samples have that their worker did not finish, and who may go on from there (SYSTEM.md 9).
+
+    LeaseProgress --judged--> gathered with the running lease --lease ended--> waiting --> base of the next attempt
+                                                                                  |
+                                  revoked, outdated, fruitless, nobody for it <---+ --> the sample starts anew
+
+A partial is as good as a result: every token within the vocabulary, every version published, unrevoked and acknowledged
+by who wrote it. It goes on at a worker that serves the version of its last span or a newer one, so that versions never
+decrease along a trajectory. Nothing of it is durable before somebody goes on from it.
+Not here: where samples wait and who has room (`groups`).
+"""
+
+from collections.abc import Iterable, Sequence
+
+from echo2d.core.cluster.events import CoordinatorRules, Note
+from echo2d.core.cluster.membership import Peer
+from echo2d.core.cluster.statistics import Figures
+from echo2d.core.cluster.versions import Versions
+from echo2d.core.protocol.control_messages import SampleDelta, VersionKey
+from echo2d.core.protocol.result_check import Believed, delta_fault, partial_fault
+from echo2d.core.protocol.trajectory import NOTHING, Partial
+from echo2d.core.rollouts.group_table import Group, Waiting
+from echo2d.core.rollouts.leases import Lease, Leases
+from echo2d.core.rollouts.staleness import Staleness
+
+PARTIAL_WAIT_S = 30.0  # longer than a refit; then whoever has room begins the sample anew, for its group waits
+FRUITLESS_MAX = 2  # leases in a row that went on from a partial and added nothing: the partial may be what is wrong
+
+
+class Partials:
+    """See the module docstring. `now` is monotonic seconds."""
+
+    def __init__(
+        self, rules: CoordinatorRules, *, leases: Leases, versions: Versions, staleness: Staleness, figures: Figures
+    ) -> None:
+        self._rules = rules
+        self._leases = leases
+        self._versions = versions
+        self._staleness = staleness
+        self._figures = figures
+
+    def believed(self, peer: Peer) -> Believed:
+        """Which versions may have written what this peer reports."""
+        return lambda version: version in peer.acknowledged and self._live(version)
+
+    def gather(self, peer: Peer, lease: Lease, deltas: Sequence[SampleDelta]) -> list[Note]:
+        """Its worker reports new output; what begins at the first token replaces what was reported before."""
+        notes: list[Note] = []
+        for delta in deltas:
+            before = _before(lease, delta)
+            if before is None or not delta.tokens or delta.sample not in lease.samples:
+                continue
+            base = lease.given.base
+            room, oldest = self._rules.max_new_tokens - base.length, base.version_last
+            fault = delta_fault(delta, before, room=room, oldest=oldest, believed=self.believed(peer))
+            grown = None if fault else before.plus(delta.tokens, delta.logprobs, delta.spans)
+            self._leases.gather(lease, delta.sample, grown)
+            if fault:
+                notes.append(self._figures.fault("progress", f"{peer.name}: {fault}"))
+        return notes
+
+    def left(self, group: Group, lease: Lease, *, now: float) -> list[Note]:
+        """The lease ended; its open samples wait, each with what it has by now."""
+        notes: list[Note] = []
+        base = lease.given.base
+        for sample in sorted(lease.samples):
+            output = lease.outputs.get(sample) or NOTHING
+            fault = self._fault(output)
+            if fault:
+                notes.append(self._figures.fault("progress", f"from {lease.worker}: {fault}"))
+                output = NOTHING
+            partial = self._usable(base.plus(output.tokens, output.logprobs, output.spans, shift=base.length))
+            grew = partial.length > base.length
+            group.fruitless[sample] = 0 if grew else group.fruitless[sample] + 1
+            if partial.length and group.fruitless[sample] <= FRUITLESS_MAX:
+                group.partials[sample] = Waiting(partial, now + PARTIAL_WAIT_S)
+        return notes
+
+    def forget(self, groups: Iterable[Group], *, now: float) -> float | None:
+        """What is of no use any more is forgotten; returns when the next one of the others has waited for long."""
+        waits: list[float] = []
+        for group in groups:
+            group.partials = {at: each for at, each in group.partials.items() if self.good(each.partial)}
+            waits += [each.until for each in group.partials.values() if each.until > now]
+        return min(waits, default=None)
+
+    def good(self, partial: Partial) -> bool:
+        """Whether its tokens may still become part of a batch."""
+        oldest = partial.version_min
+        stale = oldest is not None and self._staleness.outdated(oldest, None)
+        return not stale and all(self._live(span.key) for span in partial.spans)
+
+    # --- inside
+
+    def _live(self, version: VersionKey) -> bool:
+        return self._versions.live(version) is not None
+
+    def _fault(self, output: Partial) -> str:
+        rules = self._rules
+        return (
+            partial_fault(output, vocab_size=rules.vocab_size, stop_token_ids=rules.stop_token_ids)
+            if output.length
+            else ""
+        )
+
+    def _usable(self, partial: Partial) -> Partial:
+        """As far as its versions are not revoked, and with a token left to add."""
+        revoked = (span.start for span in partial.spans if not self._live(span.key))
+        return partial.first(min(self._rules.max_new_tokens - 1, next(revoked, partial.length)))
+
+
+def _before(lease: Lease, delta: SampleDelta) -> Partial | None:
+    """What the new output comes after; None: something in between is not known."""
+    begins = bool(delta.spans) and delta.spans[0].start == 0
+    return NOTHING if begins else lease.outputs.get(delta.sample, NOTHING)

@@ -1,0 +1,79 @@
+"""The prompts of a run in the order of the task's cursor: drawn a little ahead, taken one by one, given back.
+
+    DrawPrompt -> asked -> (PromptDrawn) -> ready -> taken by a group
+                                              ^---- given back: the group aged out, its prompt is used again
+
+Not here: groups, and what a prompt means.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+from echo2d.core.cluster.events import DrawPrompt
+from echo2d.core.protocol.trajectory import unpack_tokens
+from echo2d.errors import PeerFault
+
+AHEAD_MAX = 64  # prompts asked for or ready; drawing one takes a task process milliseconds
+AGAIN_MAX = 4096  # prompts given back; more than S + 2 steps ever hold
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Prompt number `cursor` of the task: its tokens as little-endian int32."""
+
+    cursor: int
+    tokens: bytes
+
+
+def prompt_fault(tokens: bytes, vocab_size: int) -> str:
+    """Why no engine can take this prompt; empty when one can."""
+    try:
+        ids = unpack_tokens(tokens)
+    except PeerFault as fault:
+        return f"is malformed: {fault}"
+    if not len(ids):
+        return "has no tokens"
+    return "" if 0 <= int(ids.min()) <= int(ids.max()) < vocab_size else f"has token ids beyond {vocab_size}"
+
+
+class Prompts:
+    """See the module docstring."""
+
+    def __init__(self, next_cursor: int) -> None:
+        self._next_cursor = next_cursor
+        self._asked: set[int] = set()
+        self._ready: dict[int, bytes] = {}
+        self._again: deque[Prompt] = deque(maxlen=AGAIN_MAX)
+
+    def ask(self, count: int) -> list[DrawPrompt]:
+        """Draw so many ahead, counting those that are on their way or ready."""
+        actions = []
+        while len(self._asked) + len(self._ready) + len(self._again) < min(count, AHEAD_MAX):
+            self._asked.add(self._next_cursor)
+            actions.append(DrawPrompt(self._next_cursor))
+            self._next_cursor += 1
+        return actions
+
+    def drawn(self, cursor: int, tokens: bytes) -> None:
+        """A prompt came; one that was not asked for is ignored."""
+        if cursor in self._asked:
+            self._asked.remove(cursor)
+            self._ready[cursor] = tokens
+
+    def give_back(self, prompt: Prompt) -> None:
+        """Its group left without a fault of the prompt."""
+        self._again.append(prompt)
+
+    def take(self) -> Prompt | None:
+        """The next prompt: those given back first, then by cursor."""
+        if self._again:
+            return self._again.popleft()
+        if not self._ready:
+            return None
+        cursor = min(self._ready)
+        return Prompt(cursor, self._ready.pop(cursor))
+
+    def check(self) -> None:
+        assert not self._asked & self._ready.keys()
+        assert len(self._asked) + len(self._ready) <= AHEAD_MAX
+        assert all(cursor < self._next_cursor for cursor in (*self._asked, *self._ready))

@@ -1,0 +1,99 @@
+"""How long a plan should take, and how long any must: one cost model for all shapes.
+
+For B bytes in frames of f bytes, in seconds: every peer sends its children their share of B over its uplink and
+receives B over its downlink, all at the same time; to the slowest of these comes the start-up of the slowest tree, at
+every hop a frame for each child of the sender, and the way to it.
+
+    T = max( max_p copies_p * B / u_p, max_p B / d_p ) + max_tree max_path sum_hops( children * f / u + latency )
+
+Rates that were not measured count as the median of the others, and an uplink never as more than its owner allows; where
+no downlink was measured, none is an obstacle. Not here: slow start, loss, encoding and applying.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import median
+
+from echo2d.core.base.ids import PeerId
+from echo2d.core.topology.plan import Job, PeerFacts, Stripe, Tree, copies
+
+RATE_GUESS = 12.5e6  # bytes/s where nothing at all was measured: 100 Mbit/s
+LATENCY_GUESS_S = 0.02  # one way to the middle of the network: 80 ms between two peers and back
+
+
+def fill_in(peers: Sequence[PeerFacts]) -> tuple[PeerFacts, ...]:
+    """The same peers, with the usual figures where something was not measured. peers[0] is the root."""
+    uplink = _usual([facts.uplink for facts in peers[1:] if not facts.receive_only], RATE_GUESS)
+    uplinks = [uplink if facts.uplink is None else facts.uplink for facts in peers if not facts.receive_only]
+    enough = min(uplinks[0], sum(uplinks) / max(1, len(peers) - 1)) if peers and uplinks else 0.0
+    downlink = _usual([facts.downlink for facts in peers[1:]], max(RATE_GUESS, uplink, enough))
+    latency_s = _usual([facts.latency_s for facts in peers], LATENCY_GUESS_S)
+    return tuple(
+        replace(
+            facts,
+            uplink=min(uplink if facts.uplink is None else facts.uplink, facts.uplink_limit or math.inf),
+            downlink=max(downlink, facts.uplink or 0.0) if facts.downlink is None else facts.downlink,
+            latency_s=latency_s if facts.latency_s is None else facts.latency_s,
+        )
+        if None in (facts.uplink, facts.downlink, facts.latency_s) or facts.uplink_limit is not None
+        else facts
+        for facts in peers
+    )
+
+
+def _usual(measured: Sequence[float | None], guess: float) -> float:
+    known = [value for value in measured if value is not None]
+    return median(known) if known else guess
+
+
+def uplink(facts: PeerFacts) -> float:
+    """Bytes/s that it can send; 0 if it only receives. For facts that are filled in."""
+    assert facts.uplink is not None
+    return 0.0 if facts.receive_only else facts.uplink
+
+
+def downlink(facts: PeerFacts) -> float:
+    """Bytes/s that it can receive. For facts that are filled in."""
+    assert facts.downlink is not None
+    return facts.downlink
+
+
+def latency_s(facts: PeerFacts) -> float:
+    """One way to the middle of the network. For facts that are filled in."""
+    assert facts.latency_s is not None
+    return facts.latency_s
+
+
+def rate_max(seed: PeerFacts, peers: Sequence[PeerFacts]) -> float:
+    """Bytes/s at which all of them can receive the same at most, downlinks aside: min(u_s, (u_s + sum u_i) / N)."""
+    return min(uplink(seed), (uplink(seed) + sum(map(uplink, peers))) / max(1, len(peers)))
+
+
+def bound_s(job: Job, seed: PeerFacts, peers: Sequence[PeerFacts]) -> float:
+    """T* = max(B/u_s, B/min d_i, N*B/(u_s + sum u_i)): the fluid limit of any way to spread B bytes.
+
+    Mundinger, Weber and Weiss 2008; Kumar and Ross 2006. For facts that are filled in.
+    """
+    if not peers:
+        return 0.0
+    return job.wire_bytes / min(rate_max(seed, peers), *map(downlink, peers))
+
+
+def predicted_s(job: Job, peers: Sequence[PeerFacts], stripes: tuple[Stripe, ...]) -> float:
+    """T_verify by the formula above. For facts that are filled in; peers[0] is the root."""
+    facts = {one.peer: one for one in peers}
+    sending = max((sent / uplink(facts[peer]) for peer, sent in copies(stripes).items()), default=0.0)
+    receiving = max((1 / downlink(one) for one in peers[1:]), default=0.0)
+    return job.wire_bytes * max(sending, receiving) + max(_start_s(job, stripe.tree, facts) for stripe in stripes)
+
+
+def _start_s(job: Job, tree: Tree, facts: Mapping[PeerId, PeerFacts]) -> float:
+    """Until a frame has come down the longest way, every hop waiting for all children of its sender."""
+    start = {tree.root: 0.0}
+    for peer in tree.downwards():
+        children = tree.children(peer)
+        if children:
+            sent = start[peer] + len(children) * job.frame_bytes / uplink(facts[peer]) + latency_s(facts[peer])
+            start.update({child: sent + latency_s(facts[child]) for child in children})
+    return max(start.values())

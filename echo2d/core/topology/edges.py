@@ -1,0 +1,73 @@
+"""What each peer is told of a plan: parents and children, at which pace to send, who of two dials. Not here: plans."""
+
+from collections.abc import Callable
+
+from blake3 import blake3
+
+from echo2d.core.base.ids import PeerId, StripeId
+from echo2d.core.protocol.control_messages import EdgePeer, PlanEdges, StripeEdge
+from echo2d.core.topology.plan import PeerFacts, Plan
+
+PACE_MIN = 65536.0  # bytes/s of one edge: slower, and what is not a frame would take too long behind one
+
+
+def changed_peers(old: Plan, new: Plan) -> set[PeerId]:
+    """The peers of the new plan whose edges differ."""
+    changed: set[PeerId] = set()
+    for before, after in zip(old.stripes, new.stripes, strict=True):
+        one, other = set(before.tree.parents.items()), set(after.tree.parents.items())
+        changed.update(peer for edge in one ^ other for peer in edge)
+    changed.update(peer for edge in _supply(old).keys() ^ _supply(new).keys() for peer in edge)
+    return changed & set(new.facts())
+
+
+def edges_for(plan: Plan, peer: PeerId, secret: Callable[[PeerId, PeerId], bytes]) -> PlanEdges:
+    """What this peer is told of the plan. secret(one, other) is called with the ids in order. The child dials."""
+    facts = plan.facts()
+    stripes = []
+    others: dict[PeerId, float] = {}  # and the share of the form that this peer sends to each
+    for number, stripe in enumerate(plan.stripes):
+        parent, children = stripe.tree.parents.get(peer), stripe.tree.children(peer)
+        stripes.append(StripeEdge(StripeId(number), stripe.weight, parent, children))
+        for child in children:
+            others[child] = others.get(child, 0.0) + stripe.weight
+        if parent is not None:
+            others.setdefault(parent, 0.0)
+    supply = dict.fromkeys(other for pair in _supply(plan) if peer in pair for other in pair if other != peer)
+    others = {**dict.fromkeys(supply, 0.0), **others}
+    pace, sent = facts[peer].pace, sum(others.values())
+    peers = []
+    for other, share in others.items():
+        part = None if pace is None or not share else max(PACE_MIN, pace * share / sent)
+        peers.append(_edge_peer(facts[peer], facts[other], plan, secret, part))
+    sources = plan.sources.get(peer, ())
+    blind = facts[plan.root].uplink is None
+    return PlanEdges(plan.form, plan.plan_id, plan.generation, tuple(stripes), tuple(peers), sources, blind)
+
+
+def _supply(plan: Plan) -> dict[tuple[PeerId, PeerId], None]:
+    """(newcomer, source), in order."""
+    return {(peer, source): None for peer, sources in plan.sources.items() for source in sources}
+
+
+def _edge_peer(
+    me: PeerFacts, other: PeerFacts, plan: Plan, secret: Callable[[PeerId, PeerId], bytes], pace: float | None
+) -> EdgePeer:
+    dials = _dialler(me, other, plan) == me.peer
+    pair = sorted((me.peer, other.peer))
+    return EdgePeer(other.peer, other.address if dials else None, dials, secret(pair[0], pair[1]), pace)
+
+
+def _dialler(one: PeerFacts, other: PeerFacts, plan: Plan) -> PeerId:
+    """The child dials the parent if it can; where each is the other's parent, the one with the smaller id does."""
+    if one.address is None or other.address is None:
+        return one.peer if one.address is None else other.peer
+    above = (one.peer, other.peer) in plan.shares
+    if above == ((other.peer, one.peer) in plan.shares):
+        return min(one.peer, other.peer)
+    return other.peer if above else one.peer
+
+
+def edge_secret(plan_secret: bytes, one: PeerId, other: PeerId) -> bytes:
+    """The secret of one edge: 32 bytes that only holders of the plan's 32-byte secret can make."""
+    return blake3(f"{one} {other}".encode(), key=plan_secret).digest()

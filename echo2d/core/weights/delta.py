@@ -1,0 +1,94 @@
+"""One chunk, encoded and decoded exactly: `decode_chunk(encode_chunk(new, base), base) == new`, bit for bit.
+
+    mode     payload                                        chosen when
+    same     nothing: the chunk is its base                 no word changed
+    sparse   which words changed and by how much            up to 15 % of them did      (`delta_words`)
+    dense    by how much each word changed                  more did                    (`delta_words`)
+    full     exponents compressed, the rest as it is        that is smaller, or there is no base      (`delta_full`)
+    raw      the bytes                                      nothing is smaller
+
+Any bytes of any length round-trip; a base of another length is none. Chunks are independent of each other, and the GIL
+is free most of the time, so threads help. Only payloads travel; mode and lengths stand in the segment table.
+Wrong input to `decode_chunk` is `IntegrityFault`.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from echo2d.core.base.canonical import Buffer, require
+from echo2d.core.weights.delta_full import decode_full, encode_full
+from echo2d.core.weights.delta_words import decode_dense, decode_sparse, encode_dense, encode_sparse, find_changes
+from echo2d.errors import IntegrityFault
+
+FULL_SHARE_MIN = 0.5  # of the chunk: full is never less, for one of its two planes is not compressed
+
+
+class Mode(IntEnum):
+    """How a chunk is encoded; the numbers are the wire format."""
+
+    SAME = 0
+    RAW = 1
+    FULL = 2
+    SPARSE = 3
+    DENSE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedChunk:
+    """A payload and how to read it."""
+
+    mode: Mode
+    payload: bytes
+
+
+def encode_chunk(new: Buffer, base: Buffer | None = None) -> EncodedChunk:
+    """The smallest encoding of `new`; `base` is the same chunk of the base version, if there is one.
+
+    Allocates at most about four times the chunk.
+    """
+    delta = None if base is None or len(base) != len(new) else encode_delta(new, base)
+    if delta is not None and len(delta.payload) <= FULL_SHARE_MIN * len(new):
+        return delta
+    full = EncodedChunk(Mode.FULL, encode_full(new))
+    best = full if delta is None or len(full.payload) < len(delta.payload) else delta
+    return best if len(best.payload) < len(new) else EncodedChunk(Mode.RAW, bytes(new))
+
+
+def encode_delta(new: Buffer, base: Buffer) -> EncodedChunk | None:
+    """Of equal length. None: they have too little in common."""
+    changes = find_changes(new, base)
+    if changes is None:
+        dense = encode_dense(new, base)
+        return None if dense is None else EncodedChunk(Mode.DENSE, dense)
+    if not changes.places.size and new[-1:] == base[-1:]:
+        return EncodedChunk(Mode.SAME, b"")
+    return EncodedChunk(Mode.SPARSE, encode_sparse(new, changes))
+
+
+def decode_chunk(
+    mode: Mode, payload: Buffer, raw_len: int, base: Buffer | None = None, *, overwrite: bool = False
+) -> Buffer:
+    """The chunk's `raw_len` bytes; may be `payload` or `base` itself.
+
+    overwrite: the base, which is writable, is used up: a delta is decoded in its memory, and after a fault it holds
+    anything. Allocates no more than about four times raw_len, whatever the payload says.
+    """
+    match mode:
+        case Mode.SAME:
+            require(len(payload) == 0, "a same chunk has a payload")
+            return _matching(base, raw_len)
+        case Mode.RAW:
+            require(len(payload) == raw_len, "a raw chunk has the wrong length")
+            return payload
+        case Mode.FULL:
+            return decode_full(payload, raw_len)
+        case Mode.SPARSE:
+            return decode_sparse(payload, _matching(base, raw_len), overwrite=overwrite)
+        case Mode.DENSE:
+            return decode_dense(payload, _matching(base, raw_len), overwrite=overwrite)
+
+
+def _matching(base: Buffer | None, raw_len: int) -> Buffer:
+    if base is None or len(base) != raw_len:
+        raise IntegrityFault("a delta chunk has no base of its length")
+    return base

@@ -1,0 +1,89 @@
+"""Deltas one after the other, as one: a -> b and b -> c make a -> c, without the bytes of a.
+
+Differences add up modulo 2**16, so what a chain of deltas makes of zeros is what it adds to any base. From a chunk that
+needs no base on, what the chain makes are the bytes themselves.
+
+Also here: which of the deltas that are kept lead from one snapshot to another. Not here: where they are kept.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from echo2d.core.base.canonical import Buffer, digest_of, require
+from echo2d.core.base.ids import ChunkId, Digest
+from echo2d.core.weights.delta import FULL_SHARE_MIN, EncodedChunk, Mode, decode_chunk, encode_chunk, encode_delta
+from echo2d.core.weights.encoding import NO_BASE, SELF_CONTAINED, ChunkRecord
+
+DELTAS_KEPT_MAX = 32  # at half a percent of a version each; over more of them, most of a version has changed
+
+
+@dataclass(frozen=True, slots=True)
+class KeptDelta:
+    """It makes the snapshot `made` of the snapshot `base`, and takes so many bytes."""
+
+    base: Digest
+    made: Digest
+    wire_bytes: int
+
+
+def shortest_chain(deltas: Iterable[KeptDelta], base: Digest, made: Digest) -> tuple[KeptDelta, ...] | None:
+    """Those that lead from one snapshot to the other with the fewest bytes together; None: none do."""
+    found: dict[Digest, tuple[KeptDelta, ...]] = {base: ()}
+    known = list(deltas)
+    for _ in known:  # after n rounds all chains of n deltas are found
+        for delta in known:
+            if delta.base in found and delta.made != base:
+                chain, present = (*found[delta.base], delta), found.get(delta.made)
+                if present is None or chain_bytes(chain) < chain_bytes(present):
+                    found[delta.made] = chain
+    return found.get(made) or None
+
+
+def chain_bytes(chain: Iterable[KeptDelta]) -> int:
+    """What a delta composed of these takes at most, but for tables."""
+    return sum(delta.wire_bytes for delta in chain)
+
+
+def compose_chunks(chain: Sequence[EncodedChunk], raw_len: int) -> EncodedChunk | None:
+    """One encoding of a chunk that does what these do one after the other; its base is that of the first.
+
+    None: as a delta it is not smaller than the chunk. Allocates at most about six times the chunk. IntegrityFault: one
+    of them is wrong.
+    """
+    start = max((place for place, each in enumerate(chain) if each.mode in SELF_CONTAINED), default=-1)
+    deltas = [each for each in chain[start + 1 :] if each.mode != Mode.SAME]
+    if not deltas:
+        return EncodedChunk(Mode.SAME, b"") if start < 0 else chain[start]
+    if start < 0 and len(deltas) == 1:
+        return deltas[0]
+    data: Buffer = bytes(raw_len) if start < 0 else decode_chunk(chain[start].mode, chain[start].payload, raw_len)
+    for each in deltas:
+        data = decode_chunk(each.mode, each.payload, raw_len, data)
+    return encode_chunk(data) if start >= 0 else _encode_sum(data)
+
+
+def _encode_sum(words: Buffer) -> EncodedChunk | None:
+    """As a delta. An odd last byte is no difference, and goes along: nothing says what it was in the base."""
+    zeros = bytearray(len(words))
+    if len(words) % 2:
+        zeros[-1] = words[-1] ^ 0xFF
+    encoded = encode_delta(words, zeros)
+    return encoded if encoded is not None and len(encoded.payload) < len(words) else None
+
+
+def compose_record(
+    chunk: ChunkId, chain: Sequence[tuple[ChunkRecord, Buffer]], raw_len: int, new: Callable[[], Buffer]
+) -> tuple[ChunkRecord, bytes]:
+    """Like `encoding.encode_record`. chain: records and payloads of the chunk, the oldest first.
+
+    new() reads the chunk that the last of them makes; it is called where the chunk may take less by itself.
+    """
+    last = chain[-1][0]
+    best = compose_chunks([EncodedChunk(record.mode, bytes(payload)) for record, payload in chain], raw_len)
+    if best is None or (best.mode not in SELF_CONTAINED and len(best.payload) > FULL_SHARE_MIN * raw_len):
+        data = new()
+        require(digest_of(data) == last.result, f"chunk {chunk} is not what its deltas make")
+        own = encode_chunk(data)
+        best = own if best is None or len(own.payload) < len(best.payload) else best
+    base = NO_BASE if best.mode in SELF_CONTAINED else chain[0][0].base
+    return ChunkRecord(chunk, best.mode, len(best.payload), base, last.result), best.payload

@@ -1,0 +1,148 @@
+"""The sender's side of a form: encoded chunks in, finished segments out; finished segments in, roots out.
+
+Nothing is kept of a segment once it has been handed out but its chunks' result digests.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from echo2d.core.base.canonical import Buffer, digest_of
+from echo2d.core.base.codec import pack
+from echo2d.core.base.ids import DIGEST_BYTES, Digest, SegmentId
+from echo2d.core.weights.encoding import (
+    RECORD_TABLE_BYTES,
+    SEGMENT_BYTES_MAX,
+    TABLE_BYTES_MAX,
+    ChunkRecord,
+    FormFacts,
+    FrameSpan,
+    SegmentTable,
+    frame_layout,
+)
+from echo2d.core.weights.manifest import FileEntry, Manifest
+from echo2d.core.weights.signed_index import ROOT_SEGMENTS_MAX, Root, Totals, running_digest
+
+_TABLE_HEAD_BYTES = 128  # the table's format, numbers and msgpack lengths; really about 60
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A finished segment: its table and the payloads of its chunks."""
+
+    table: SegmentTable
+    payloads: tuple[bytes, ...]
+
+    def frames(self, frame_bytes: int) -> Iterator[tuple[FrameSpan, memoryview]]:
+        views = {
+            record.chunk: memoryview(payload) for record, payload in zip(self.table.records, self.payloads, strict=True)
+        }
+        for span in frame_layout(self.table, frame_bytes):
+            yield span, views[span.chunk][span.offset_in_chunk : span.offset_in_chunk + span.length]
+
+
+class FormBuilder:
+    """Collects the chunks of a form, in order, into segments.
+
+    A segment closes when the next chunk does not fit, so a segment takes more than SEGMENT_BYTES_MAX - CHUNK_BYTES
+    unless it is the last (or its table is full). `segment_bytes` may only be lowered.
+    """
+
+    def __init__(self, facts: FormFacts, files: Sequence[FileEntry], *, segment_bytes: int = SEGMENT_BYTES_MAX) -> None:
+        assert segment_bytes <= SEGMENT_BYTES_MAX
+        self._facts = facts
+        self._files = tuple(files)
+        self._segment_bytes = segment_bytes
+        self._segment = SegmentId(0)
+        self._results: list[Digest] = []
+        self._wire_bytes = 0  # of closed segments, tables included
+        self._open: list[tuple[ChunkRecord, bytes, list[Digest]]] = []
+        self._open_wire_bytes = 0
+        self._open_table_bytes = _TABLE_HEAD_BYTES + len(pack(self._files))  # at most, when encoded
+
+    def add(self, record: ChunkRecord, payload: bytes) -> Segment | None:
+        """Take the next chunk; returns the segment before it if that is now full."""
+        assert record.chunk == len(self._results)
+        assert record.wire_bytes == len(payload)
+        frames = self._frame_digests(payload)
+        table_bytes = RECORD_TABLE_BYTES + DIGEST_BYTES * len(frames)
+        fits = (
+            self._open_wire_bytes + len(payload) <= self._segment_bytes
+            and self._open_table_bytes + table_bytes <= TABLE_BYTES_MAX
+        )
+        full = self._close() if self._open and not fits else None
+        self._open.append((record, payload, frames))
+        self._open_wire_bytes += len(payload)
+        self._open_table_bytes += table_bytes
+        self._results.append(record.result)
+        return full
+
+    def finish(self) -> Segment:
+        """The last segment. All chunks have been added."""
+        return self._close()
+
+    def manifest(self) -> Manifest:
+        """The manifest of what was encoded. All chunks have been added."""
+        return Manifest(self._files, tuple(self._results))
+
+    def totals(self) -> Totals:
+        """For the last root, after `finish`."""
+        assert not self._open
+        manifest = self.manifest()
+        return Totals(self._wire_bytes, manifest.full_bytes, manifest.digest)
+
+    def check(self) -> None:
+        """All invariants: the open segment is within its limits and holds the newest chunks in order."""
+        chunks = [record.chunk for record, _, _ in self._open]
+        assert chunks == list(range(len(self._results)))[len(self._results) - len(chunks) :]
+        assert sum(len(payload) for _, payload, _ in self._open) == self._open_wire_bytes
+        assert self._open_wire_bytes <= self._segment_bytes or len(chunks) == 1
+        assert self._open_table_bytes <= TABLE_BYTES_MAX
+
+    def _frame_digests(self, payload: Buffer) -> list[Digest]:
+        view, size = memoryview(payload), self._facts.frame_bytes
+        return [digest_of(view[start : start + size]) for start in range(0, len(view), size)]
+
+    def _close(self) -> Segment:
+        records, payloads, frames = zip(*self._open, strict=True)
+        files = self._files if self._segment == 0 else ()
+        table = SegmentTable(self._segment, records, tuple(digest for part in frames for digest in part), files)
+        self._open, self._open_wire_bytes, self._open_table_bytes = [], 0, _TABLE_HEAD_BYTES
+        self._segment = SegmentId(self._segment + 1)
+        self._wire_bytes += table.wire_bytes + len(table.encode())
+        return Segment(table, payloads)
+
+
+class RootWriter:
+    """Turns the digests of finished segments into roots to be signed."""
+
+    def __init__(self, facts: FormFacts) -> None:
+        self._facts = facts
+        self._segments: list[Digest] = []
+        self._rooted = 0  # so many segments are in roots already
+
+    @property
+    def segments(self) -> Sequence[Digest]:
+        """All segments so far: what a newcomer gets in pages."""
+        return self._segments
+
+    def add(self, table_digest: Digest) -> None:
+        self._segments.append(table_digest)
+
+    def take(self, totals: Totals | None = None) -> list[Root]:
+        """Roots for the segments added since the last call. With `totals` the last of them is the form's final root."""
+        roots = []
+        while self._rooted < len(self._segments):
+            end = min(self._rooted + ROOT_SEGMENTS_MAX, len(self._segments))
+            roots.append(self._root(end, totals if end == len(self._segments) else None))
+        if totals is not None and not roots:
+            roots.append(self._root(self._rooted, totals))
+        return roots
+
+    def check(self) -> None:
+        """All invariants."""
+        assert self._rooted <= len(self._segments)
+
+    def _root(self, end: int, totals: Totals | None) -> Root:
+        first, self._rooted = self._rooted, end
+        digests = tuple(self._segments[first:end])
+        return Root(self._facts, SegmentId(first), digests, running_digest(self._segments[:end]), totals)

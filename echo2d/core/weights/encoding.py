@@ -1,0 +1,289 @@
+"""A form: one encoding of a version, cut for the wire. Facts, chunk records, segment tables, frames.
+
+    chunks (manifest) -> encoded chunks -> segments of at most 64 MiB, each with its table -> frames
+
+    segment on the wire   | chunk 7 encoded      | chunk 8 | chunk 9 ...          offset_in_segment ->
+    frames                | 1     | 2     | 3   | 4       | 5     | 6 ...
+    frame 0               the segment's table: per chunk mode, length, base and result; per frame its digest
+
+A frame never crosses a chunk, so all frames of a chunk but the last are `frame_bytes` long. The first segment's table
+also lists the files. Tables are believed because their digest is in a signed root (`signed_index`); everything in
+here that decodes raises `IntegrityFault`. Not here: how chunks are encoded (`delta`), who builds and who receives
+forms.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from xxhash import xxh3_128_digest
+
+from echo2d.core.base.canonical import Buffer, canonical_unpacker, digest_of
+from echo2d.core.base.codec import pack
+from echo2d.core.base.ids import (
+    DIGEST_BYTES,
+    FORM_ID_CHARS,
+    FRAME_INDEX_MAX,
+    SEGMENTS_MAX,
+    ChunkId,
+    Digest,
+    Epoch,
+    FormId,
+    FrameId,
+    PublishSeq,
+    RunId,
+    SegmentId,
+    Version,
+    frame_id,
+)
+from echo2d.core.weights.delta import Mode, decode_chunk, encode_chunk
+from echo2d.core.weights.manifest import CHUNK_BYTES, CHUNKS_MAX, FileEntry, check_files, split_digests
+from echo2d.errors import IntegrityFault
+
+FormKind = Literal["full", "delta", "composed"]  # a delta made from the base, or of deltas that follow each other
+
+SEGMENT_BYTES_MAX = 64 << 20  # signed and usable as a whole: a second of a 500 Mbit/s uplink
+TABLE_BYTES_MAX = 1 << 20  # a table travels as one frame
+FRAME_BYTES_MIN = 64 << 10  # below, headers and digests begin to cost
+FRAME_BYTES_DEFAULT = 256 << 10
+FRAME_BYTES_MAX = 1 << 20  # above, a relay waits too long before it can verify and forward
+SMALL_FORM_BYTES = 256 << 20  # under this, frames of FRAME_BYTES_MIN keep a chain of peers busy
+RUN_ID_CHARS_MAX = 64
+BASE_BYTES = 16  # xxh3-128
+NO_BASE = bytes(BASE_BYTES)
+RECORD_TABLE_BYTES = 1 + 4 + BASE_BYTES + DIGEST_BYTES  # what a chunk takes in an encoded table
+
+_RUN_ID = re.compile(r"[A-Za-z0-9._-]+")
+SELF_CONTAINED = (Mode.RAW, Mode.FULL)  # what needs no base
+
+
+def frame_bytes_for(expected_wire_bytes: int) -> int:
+    """The frame size of a form that is expected to take so many bytes on the wire."""
+    return FRAME_BYTES_MIN if expected_wire_bytes < SMALL_FORM_BYTES else FRAME_BYTES_DEFAULT
+
+
+def form_id(
+    run_id: RunId, epoch: Epoch, version: Version, publish_seq: PublishSeq, kind: FormKind, base_digest: Digest | None
+) -> FormId:
+    facts = ("echo2d-form-1", run_id, epoch, version, publish_seq, kind, base_digest)
+    return FormId(digest_of(pack(facts)).hex()[:FORM_ID_CHARS])
+
+
+@dataclass(frozen=True, slots=True)
+class FormFacts:
+    """What is known of a form before its first segment. base_digest: the base's snapshot digest, delta forms only."""
+
+    run_id: RunId
+    epoch: Epoch
+    version: Version
+    publish_seq: PublishSeq
+    kind: FormKind
+    base_digest: Digest | None
+    frame_bytes: int
+
+    def __post_init__(self) -> None:
+        if len(self.run_id) > RUN_ID_CHARS_MAX or not _RUN_ID.fullmatch(self.run_id):
+            raise IntegrityFault("a form has an impossible run id")
+        if (self.kind == "full") != (self.base_digest is None):
+            raise IntegrityFault("delta forms have a base, full forms have none")
+        if self.base_digest is not None and len(self.base_digest) != DIGEST_BYTES:
+            raise IntegrityFault("a form's base digest has the wrong length")
+        if not FRAME_BYTES_MIN <= self.frame_bytes <= FRAME_BYTES_MAX:
+            raise IntegrityFault(f"frames of {self.frame_bytes} bytes are not allowed")
+
+    @property
+    def form(self) -> FormId:
+        return form_id(self.run_id, self.epoch, self.version, self.publish_seq, self.kind, self.base_digest)
+
+    def encode(self) -> bytes:
+        return pack(self)
+
+    @staticmethod
+    def decode(data: bytes) -> "FormFacts":
+        return _unpack_facts(data)
+
+
+_unpack_facts = canonical_unpacker(FormFacts, bytes_max=1024)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRecord:
+    """One encoded chunk. base: xxh3-128 of the base chunk it needs, else NO_BASE; result: blake3-256 of the chunk."""
+
+    chunk: ChunkId
+    mode: Mode
+    wire_bytes: int
+    base: bytes
+    result: Digest
+
+    @property
+    def needs_base(self) -> bool:
+        return self.mode not in SELF_CONTAINED
+
+
+def base_sum(data: Buffer) -> bytes:
+    """xxh3-128: what ChunkRecord.base says of a base. It tells what a disk did, not what an enemy did."""
+    return xxh3_128_digest(data)
+
+
+class LacksBase(IntegrityFault):
+    """A chunk is a delta from bytes that are not here."""
+
+
+def encode_record(chunk: ChunkId, new: Buffer, base: Buffer | None = None) -> tuple[ChunkRecord, bytes]:
+    """Encode one chunk: its record and its payload. Chunks are independent, so this may run in many threads."""
+    encoded = encode_chunk(new, base)
+    needed = NO_BASE if base is None or encoded.mode in SELF_CONTAINED else base_sum(base)
+    return ChunkRecord(chunk, encoded.mode, len(encoded.payload), needed, digest_of(new)), encoded.payload
+
+
+def decode_record(
+    record: ChunkRecord, payload: Buffer, raw_len: int, base: Buffer | None = None, *, overwrite: bool = False
+) -> Buffer:
+    """The chunk's bytes, after checking the base: LacksBase if it is another one. overwrite: as of `decode_chunk`.
+
+    The result is *not* checked here: `SlotWriter.write_chunk` does.
+    """
+    if record.needs_base and (base is None or base_sum(base) != record.base):
+        raise LacksBase(f"chunk {record.chunk} needs a base that is not here")
+    return decode_chunk(record.mode, payload, raw_len, base, overwrite=overwrite)
+
+
+@dataclass(frozen=True, slots=True)
+class FrameSpan:
+    """Where a payload frame lies: `length` bytes at offset_in_chunk of the encoded chunk, at offset_in_segment."""
+
+    frame: FrameId
+    chunk: ChunkId
+    offset_in_chunk: int
+    length: int
+    offset_in_segment: int
+    digest: Digest
+
+    def is_made_of(self, payload: Buffer) -> bool:
+        """Whether this is the frame's payload."""
+        return len(payload) == self.length and digest_of(payload) == self.digest
+
+
+@dataclass(frozen=True, slots=True)
+class _TableRecord:
+    """The canonical encoding's fields: columns over chunks and frames."""
+
+    format: Literal["echo2d-table-1"]
+    segment: SegmentId
+    first_chunk: ChunkId
+    modes: bytes
+    wire_bytes: bytes
+    bases: bytes
+    results: bytes
+    frames: bytes
+    files: tuple[FileEntry, ...]
+
+
+_unpack_table = canonical_unpacker(_TableRecord, bytes_max=TABLE_BYTES_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentTable:
+    """What a segment holds: records of consecutive chunks, digests of its frames 1, 2, ..., files in segment 0.
+
+    Always valid in itself: checked when it is made.
+    """
+
+    segment: SegmentId
+    records: tuple[ChunkRecord, ...]
+    frames: tuple[Digest, ...]
+    files: tuple[FileEntry, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.segment < SEGMENTS_MAX or not self.records or self.end_chunk > CHUNKS_MAX:
+            raise IntegrityFault("a segment table has an impossible number or no chunks")
+        for record in self.records:
+            _check_record(record)
+        if self.wire_bytes > SEGMENT_BYTES_MAX or len(self.frames) > FRAME_INDEX_MAX:
+            raise IntegrityFault(f"a segment of {self.wire_bytes} bytes is too large")
+        if (self.segment == 0) != bool(self.files):
+            raise IntegrityFault("the first segment lists the files, and only the first")
+        if self.files:
+            check_files(self.files)
+
+    @property
+    def first_chunk(self) -> ChunkId:
+        return self.records[0].chunk
+
+    @property
+    def end_chunk(self) -> int:
+        """One past the last chunk."""
+        return self.records[-1].chunk + 1
+
+    @property
+    def wire_bytes(self) -> int:
+        """All its frames together, without this table."""
+        return sum(record.wire_bytes for record in self.records)
+
+    @property
+    def digest(self) -> Digest:
+        return digest_of(self.encode())
+
+    def encode(self) -> bytes:
+        return pack(
+            _TableRecord(
+                "echo2d-table-1",
+                self.segment,
+                self.first_chunk,
+                bytes(record.mode for record in self.records),
+                np.array([record.wire_bytes for record in self.records], dtype="<u4").tobytes(),
+                b"".join(record.base for record in self.records),
+                b"".join(record.result for record in self.records),
+                b"".join(self.frames),
+                self.files,
+            )
+        )
+
+    @staticmethod
+    def decode(data: bytes) -> "SegmentTable":
+        fields = _unpack_table(data)
+        return SegmentTable(fields.segment, tuple(_records(fields)), split_digests(fields.frames), fields.files)
+
+
+def _records(fields: _TableRecord) -> Iterator[ChunkRecord]:
+    count, results = len(fields.modes), split_digests(fields.results)
+    if (len(fields.wire_bytes), len(fields.bases), len(results)) != (4 * count, BASE_BYTES * count, count):
+        raise IntegrityFault("a segment table has columns of different lengths")
+    if not set(fields.modes) <= set(Mode):
+        raise IntegrityFault("a segment table names an unknown chunk mode")
+    lengths = np.frombuffer(fields.wire_bytes, dtype="<u4").tolist()
+    for row in range(count):
+        base = fields.bases[BASE_BYTES * row : BASE_BYTES * (row + 1)]
+        chunk = ChunkId(fields.first_chunk + row)
+        yield ChunkRecord(chunk, Mode(fields.modes[row]), lengths[row], base, results[row])
+
+
+def _check_record(record: ChunkRecord) -> None:
+    if record.wire_bytes > CHUNK_BYTES or (record.mode == Mode.SAME) != (record.wire_bytes == 0):
+        raise IntegrityFault(f"chunk {record.chunk} has an impossible length on the wire")
+    if record.mode in SELF_CONTAINED and record.base != NO_BASE:
+        raise IntegrityFault(f"chunk {record.chunk} names a base that it does not need")
+
+
+def frame_layout(table: SegmentTable, frame_bytes: int) -> tuple[FrameSpan, ...]:
+    """All frames of a segment in order; frame i of the segment is at position i - 1. IntegrityFault if they do not
+    match the table's chunks in number."""
+    places = list(_frame_places(table, frame_bytes))
+    if len(places) != len(table.frames):
+        raise IntegrityFault(f"segment {table.segment} lists {len(table.frames)} frames for {len(places)}")
+    return tuple(
+        FrameSpan(frame_id(table.segment, index), chunk, offset, length, position, digest)
+        for index, ((chunk, offset, length, position), digest) in enumerate(zip(places, table.frames, strict=True), 1)
+    )
+
+
+def _frame_places(table: SegmentTable, frame_bytes: int) -> Iterator[tuple[ChunkId, int, int, int]]:
+    """(chunk, offset in chunk, length, offset in segment) of each frame."""
+    start = 0
+    for record in table.records:
+        for offset in range(0, record.wire_bytes, frame_bytes):
+            yield record.chunk, offset, min(frame_bytes, record.wire_bytes - offset), start + offset
+        start += record.wire_bytes

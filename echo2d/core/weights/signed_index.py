@@ -1,0 +1,89 @@
+"""Roots: the signed summaries that name a form's segments while it is still being encoded.
+
+    root 1   segments 0..1   running digest over 0..1
+    root 2   segments 2..2   running digest over 0..2
+    root 3   segments -      running digest over 0..2, totals: the form is complete
+
+The run's key signs `signing_bytes()`. A newcomer gets the newest root and the older segments' digests in pages, which
+the running digest proves. Not here: signatures, which need a key, and what a receiver makes of roots (`verifier`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from echo2d.core.base.canonical import canonical_unpacker, digest_of
+from echo2d.core.base.codec import pack
+from echo2d.core.base.ids import DIGEST_BYTES, SEGMENTS_MAX, Digest, FormId, SegmentId
+from echo2d.core.weights.encoding import FormFacts
+from echo2d.errors import IntegrityFault
+
+ROOT_BYTES_MAX = 1024  # roots go over the control link to every peer
+ROOT_SEGMENTS_MAX = 16  # so many digests fit beside the longest facts and totals
+PAGE_SEGMENTS_MAX = 1024  # 34 KiB a page; four pages list the largest form
+
+
+def running_digest(segments: Sequence[Digest]) -> Digest:
+    """The digest over all segment digests from the first on."""
+    return digest_of(b"".join(segments))
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Of a complete form. wire_bytes: all frames and tables; full_bytes: all files; snapshot: the manifest's digest."""
+
+    wire_bytes: int
+    full_bytes: int
+    snapshot: Digest
+
+    def __post_init__(self) -> None:
+        if len(self.snapshot) != DIGEST_BYTES:
+            raise IntegrityFault("a snapshot digest has the wrong length")
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """Segments [first_segment, segment_count) finished since the last root; `running` covers [0, segment_count)."""
+
+    facts: FormFacts
+    first_segment: SegmentId
+    segments: tuple[Digest, ...]
+    running: Digest
+    totals: Totals | None
+
+    def __post_init__(self) -> None:
+        if len(self.segments) > ROOT_SEGMENTS_MAX or self.segment_count > SEGMENTS_MAX:
+            raise IntegrityFault("a root names too many segments")
+        if any(len(digest) != DIGEST_BYTES for digest in (*self.segments, self.running)):
+            raise IntegrityFault("a root has a digest of the wrong length")
+        if self.segment_count == 0:
+            raise IntegrityFault("a root names no segment")
+
+    @property
+    def form(self) -> FormId:
+        return self.facts.form
+
+    @property
+    def segment_count(self) -> int:
+        """Segments of the form so far; all of them once there are totals."""
+        return self.first_segment + len(self.segments)
+
+    def signing_bytes(self) -> bytes:
+        """What is signed and sent; at most ROOT_BYTES_MAX."""
+        return pack(_SignedRecord("echo2d-root-1", self))
+
+    @staticmethod
+    def decode(data: bytes) -> "Root":
+        """The root in bytes whose signature was verified. IntegrityFault on anything but `signing_bytes()`."""
+        return _unpack(data).root
+
+
+@dataclass(frozen=True, slots=True)
+class _SignedRecord:
+    """The format name keeps this signature from being taken for one over something else."""
+
+    format: Literal["echo2d-root-1"]
+    root: Root
+
+
+_unpack = canonical_unpacker(_SignedRecord, bytes_max=ROOT_BYTES_MAX)

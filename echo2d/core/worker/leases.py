@@ -1,0 +1,371 @@
+"""The leases of one worker: granted, waiting for slots, generating, and results until they are answered.
+
+    LeaseGranted --> waiting --(slots)--> generating --> every sample finished --> results --(SampleAnswered)--> gone
+         |              |                     |
+     LeaseFailed        +-- LeaseCancelled, not kept by Welcome, revoked, engine fault, stop --> gone
+
+Kept true: samples in the engines never exceed the slots (but for one lease that alone is larger); a span names only a
+version this worker itself loaded (I2), never an older one than the lease allows or than the span before it (I1).
+A result is sent once every version in its spans is confirmed: served by all engines, and reported so before; progress
+as far as that holds. What a lease has so far is told before it is given back, so that somebody else can go on from it.
+Leases and results outlive the control link: after a Welcome every kept sample is reported again from its first token.
+Not here: which version is served, and engines.
+"""
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from echo2d.core.base.bounded_dict import keep_newest
+from echo2d.core.protocol.control_messages import (
+    PROGRESS_S,
+    Finish,
+    HeldLease,
+    LeaseFailed,
+    LeaseGranted,
+    LeaseProgress,
+    SampleAnswered,
+    SampleDelta,
+    SampleFinished,
+    Span,
+    VersionKey,
+    Welcome,
+)
+from echo2d.core.protocol.result_check import LOGPROB_MAX
+from echo2d.core.protocol.trajectory import pack_logprobs, pack_tokens
+from echo2d.core.worker.events import AbortGeneration, LeaseAction, SampleProgressed, SendControl, StartGeneration
+
+PROGRESS_S_MIN = 0.05  # a message costs both ends something, and engines bundle tokens for as long
+ENGINE_STALL_S = 120.0  # a running lease without one token for so long is given back (I6); refits reset it
+LEASES_MAX = 256  # the coordinator grants about as many samples as there are slots; more is its mistake
+RESULTS_MAX = 1024  # unanswered results: several steps' worth from one worker while the coordinator is away
+CONFIRMED_MAX = 64  # versions; results name the last two or three
+SAMPLES_MAX = 1024  # samples of one lease; a group is rarely over 64
+TOKENS_MAX = 1 << 18  # prompt or output of one sample: 8 B a token, so every message stays under 4 MiB
+
+
+@dataclass(slots=True)
+class _Output:
+    """One sample's output so far; tokens before `sent` are in progress messages of the present connection."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    sent: int = 0
+
+    def extend(self, event: SampleProgressed, spans: list[Span]) -> None:
+        self.tokens += event.tokens
+        self.logprobs += event.logprobs
+        for span in spans:
+            last = self.spans[-1] if self.spans else None
+            if last is not None and last.key == span.key:
+                self.spans[-1] = Span(last.start, span.end, span.version, span.digest)
+            else:
+                self.spans.append(span)
+
+    def confirmed(self, versions: Collection[VersionKey]) -> int:
+        """How many tokens, from the first on, these versions wrote."""
+        return next((span.start for span in self.spans if span.key not in versions), len(self.tokens))
+
+    def take_unsent(self, sample: int, end: int) -> SampleDelta:
+        start, self.sent = self.sent, end
+        spans = (Span(max(s.start, start), s.end, s.version, s.digest) for s in self.spans if start < s.end <= end)
+        tokens, logprobs = self.tokens[start:end], self.logprobs[start:end]
+        return SampleDelta(sample, pack_tokens(tokens), pack_logprobs(logprobs), tuple(spans))
+
+
+@dataclass(slots=True)
+class _Held:
+    grant: LeaseGranted
+    outputs: dict[int, _Output]  # unfinished samples by their index within the group
+    report_at: float
+    token_at: float
+    started: bool = False
+
+    @property
+    def key(self) -> HeldLease:
+        return HeldLease(self.grant.lease, self.grant.attempt)
+
+
+class Leases:
+    """See the module docstring. Methods return what to do; `now` is monotonic seconds."""
+
+    def __init__(self, slots: int) -> None:
+        assert slots >= 0
+        self._slots = slots
+        self._held: dict[HeldLease, _Held] = {}  # in order of arrival
+        self._results: dict[tuple[HeldLease, int], SampleFinished] = {}
+        self._confirmed: dict[VersionKey, None] = {}
+        self._still = False
+
+    @property
+    def running(self) -> int:
+        """Samples now in the engines."""
+        return sum(len(held.outputs) for held in self._held.values() if held.started)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing held and nothing unanswered."""
+        return not self._held and not self._results
+
+    def held(self) -> tuple[HeldLease, ...]:
+        """What Hello lists: attempts still worked on, and those with unanswered results."""
+        return tuple(dict.fromkeys([*self._held, *(key for key, _ in self._results)]))
+
+    def served(self) -> tuple[VersionKey, ...]:
+        """The confirmed versions that wrote for these."""
+        outputs = [output.spans for held in self._held.values() for output in held.outputs.values()]
+        wrote = {
+            span.key for spans in [*outputs, *(result.spans for result in self._results.values())] for span in spans
+        }
+        return tuple(key for key in self._confirmed if key in wrote)
+
+    # --- from the coordinator ---
+
+    def granted(self, grant: LeaseGranted, serving: VersionKey | None, *, now: float) -> list[LeaseAction]:
+        """Take the lease or give it back at once; a repeat of one that is held is ignored."""
+        key = HeldLease(grant.lease, grant.attempt)
+        if key in self.held():
+            return []
+        reason = _unusable(grant, serving) or self._full()
+        if reason:
+            return [SendControl(LeaseFailed(grant.lease, grant.attempt, reason))]
+        outputs = {sample: _Output() for sample in grant.samples}
+        self._held[key] = _Held(grant, outputs, report_at=now + _report_s(grant), token_at=now)
+        return self._start(now)
+
+    def cancelled(self, key: HeldLease, *, now: float) -> list[LeaseAction]:
+        """Nothing more of this attempt is wanted, results included."""
+        for result in [result for result in self._results if result[0] == key]:
+            del self._results[result]
+        return [*self._drop(key), *self._start(now)]
+
+    def answered(self, answer: SampleAnswered) -> None:
+        self._results.pop((HeldLease(answer.lease, answer.attempt), answer.sample), None)
+
+    def welcomed(self, welcome: Welcome, *, now: float) -> list[LeaseAction]:
+        """A new connection: what it does not keep ends; kept results and samples are sent again, whole."""
+        actions: list[LeaseAction] = []
+        for key in self.held():
+            if key not in welcome.keep:
+                actions += self.cancelled(key, now=now)
+        actions += [SendControl(result) for result in self._results.values() if self._believed(result)]
+        for held in self._held.values():
+            held.report_at = now
+            for output in held.outputs.values():
+                output.sent = 0
+        return actions
+
+    # --- from the engines ---
+
+    def progressed(self, event: SampleProgressed, labels: Mapping[str, VersionKey], *, now: float) -> list[LeaseAction]:
+        """New output. `labels`: versions this worker loaded and may use; output that names any other is refused."""
+        held = self._held.get(HeldLease(event.lease, event.attempt))
+        if held is None:
+            return []  # it was cancelled meanwhile
+        output = held.outputs.get(event.sample)
+        fault = "an unknown sample" if output is None else _output_fault(event, output, held.grant, labels)
+        if output is None or fault:
+            return self.failed(held.key, f"the engine reported {fault}", now=now)
+        output.extend(
+            event, [Span(s.start, s.end, labels[s.label].version, labels[s.label].digest) for s in event.spans]
+        )
+        held.token_at = now
+        return [] if event.finish is None else self._finish(held, event.sample, event.finish, now)
+
+    def failed(self, key: HeldLease, reason: str, *, now: float) -> list[LeaseAction]:
+        """The lease goes back to the coordinator; samples that are already finished stay results."""
+        return [*self._give_back(key, reason), *self._start(now)]
+
+    # --- from the worker ---
+
+    def revoked(self, keys: Collection[VersionKey], *, now: float) -> list[LeaseAction]:
+        """These versions are void: give back every lease with one of their tokens, forget such results."""
+        actions: list[LeaseAction] = []
+        for key in keys:
+            self._confirmed.pop(key, None)
+        for held in list(self._held.values()):
+            if any(_uses(output.spans, keys) for output in held.outputs.values()):
+                actions += self.failed(held.key, "its version was revoked", now=now)
+        for result in [result for result, sent in self._results.items() if _uses(sent.spans, keys)]:
+            del self._results[result]
+        return actions
+
+    def confirmed(self, key: VersionKey, *, now: float) -> list[LeaseAction]:
+        """All engines serve this version, and the coordinator was told. Results with its tokens may go."""
+        waiting = [result for result in self._results.values() if not self._believed(result)]
+        self._confirmed.pop(key, None)
+        self._confirmed[key] = None
+        keep_newest(self._confirmed, CONFIRMED_MAX)
+        for held in self._held.values():
+            held.token_at = now  # generation stood still for the refit
+        return [SendControl(result) for result in waiting if self._believed(result)]
+
+    def stand_still(self, *, still: bool, now: float) -> None:
+        """The engines write nothing for a while, on purpose; or they go on."""
+        self._still = still
+        for held in self._held.values():
+            held.token_at = now
+
+    def doubted(self, key: VersionKey, *, now: float) -> list[LeaseAction]:
+        """A refit to this version failed: tokens that an engine says are its own are nobody's."""
+        doubtful = [at for at, result in self._results.items() if not self._believed(result)]
+        doubtful = [at for at in doubtful if _uses(self._results[at].spans, {key})]
+        for at in doubtful:
+            del self._results[at]
+        actions: list[LeaseAction] = []
+        for lease in dict.fromkeys(at[0] for at in doubtful):
+            actions += self._drop(lease)
+            actions.append(SendControl(LeaseFailed(lease.lease, lease.attempt, "a refit failed")))
+        return [*actions, *self._start(now)]
+
+    def give_back(self, reason: str) -> list[LeaseAction]:
+        """Every lease goes back: nothing is served any more, or the worker stops."""
+        return [action for key in list(self._held) for action in self._give_back(key, reason)]
+
+    def report(self, *, now: float) -> list[LeaseAction]:
+        """Progress of the leases whose time has come; a lease whose engine is stuck goes back."""
+        actions: list[LeaseAction] = []
+        for held in list(self._held.values()):
+            if held.started and not self._still and now >= held.token_at + ENGINE_STALL_S:
+                actions += self.failed(held.key, f"no token for {ENGINE_STALL_S:.0f} s", now=now)
+            elif now >= held.report_at:
+                held.report_at = now + _report_s(held.grant)
+                actions += [SendControl(message) for message in self._progress(held)]
+        return actions
+
+    def wake_at(self) -> float | None:
+        return min((held.report_at for held in self._held.values()), default=None)
+
+    # --- inside ---
+
+    def _full(self) -> str:
+        if len(self._held) >= LEASES_MAX:
+            return "too many leases"
+        return "too many unanswered results" if len(self._results) >= RESULTS_MAX else ""
+
+    def _start(self, now: float) -> list[LeaseAction]:
+        actions: list[LeaseAction] = []
+        running = self.running
+        for held in self._held.values():
+            if held.started:
+                continue
+            if running and running + len(held.outputs) > self._slots:
+                break  # first come, first served: a large lease is not overtaken for ever
+            held.started, held.token_at = True, now
+            running += len(held.outputs)
+            actions.append(StartGeneration(held.grant))
+        return actions
+
+    def _give_back(self, key: HeldLease, reason: str) -> list[LeaseAction]:
+        held = self._held.get(key)
+        if held is None:
+            return []
+        last = [SendControl(message) for message in self._progress(held) if message.samples]
+        return [*last, *self._drop(key), SendControl(LeaseFailed(key.lease, key.attempt, reason))]
+
+    def _progress(self, held: _Held) -> Iterator[LeaseProgress]:
+        """Everything unsent of one lease, in messages of at most TOKENS_MAX tokens (or one sample) each."""
+        deltas: list[SampleDelta] = []
+        room = TOKENS_MAX
+        for sample, output in held.outputs.items():
+            end = output.confirmed(self._confirmed)
+            fresh = end - output.sent
+            if deltas and fresh > room:
+                yield LeaseProgress(held.grant.lease, held.grant.attempt, tuple(deltas))
+                deltas, room = [], TOKENS_MAX
+            if fresh > 0:
+                deltas.append(output.take_unsent(sample, end))
+                room -= fresh
+        yield LeaseProgress(held.grant.lease, held.grant.attempt, tuple(deltas))
+
+    def _drop(self, key: HeldLease) -> list[LeaseAction]:
+        held = self._held.pop(key, None)
+        return [AbortGeneration(key.lease, key.attempt)] if held is not None and held.started else []
+
+    def _finish(self, held: _Held, sample: int, finish: Finish, now: float) -> list[LeaseAction]:
+        output = held.outputs.pop(sample)
+        tokens, logprobs = pack_tokens(output.tokens), pack_logprobs(output.logprobs)
+        result = SampleFinished(
+            held.grant.lease, held.grant.attempt, sample, tokens, logprobs, tuple(output.spans), finish
+        )
+        self._results[held.key, sample] = result
+        if not held.outputs:
+            del self._held[held.key]
+        sent = [SendControl(result)] if self._believed(result) else []
+        return [*sent, *self._start(now)]
+
+    def _believed(self, result: SampleFinished) -> bool:
+        return all(span.key in self._confirmed for span in result.spans)
+
+    def check(self) -> None:
+        assert len(self._held) <= LEASES_MAX
+        assert len(self._confirmed) <= CONFIRMED_MAX
+        assert len(self._results) < RESULTS_MAX + LEASES_MAX * SAMPLES_MAX
+        started = [held for held in self._held.values() if held.started]
+        assert self.running <= self._slots or len(started) == 1
+        for key, held in self._held.items():
+            assert key == held.key
+            assert held.outputs, "a lease without open samples is no lease"
+            assert set(held.outputs) <= set(held.grant.samples)
+            for output in held.outputs.values():
+                _check_output(output, held.grant)
+                assert held.started or not output.tokens
+
+
+def _check_output(output: _Output, grant: LeaseGranted) -> None:
+    assert len(output.tokens) == len(output.logprobs) <= grant.max_new_tokens
+    assert 0 <= output.sent <= len(output.tokens)
+    ends = [0, *(span.end for span in output.spans)]
+    assert ends[-1] == len(output.tokens)
+    assert ends[:-1] == [span.start for span in output.spans]
+    versions = [span.version for span in output.spans]
+    assert versions == sorted(versions)
+    assert all(version >= grant.oldest for version in versions)
+
+
+def _report_s(grant: LeaseGranted) -> float:
+    return min(PROGRESS_S, max(PROGRESS_S_MIN, grant.report_s))
+
+
+def _uses(spans: Collection[Span], keys: Collection[VersionKey]) -> bool:
+    return any(span.key in keys for span in spans)
+
+
+def _unusable(grant: LeaseGranted, serving: VersionKey | None) -> str:
+    """Why this grant cannot be worked on; empty when it can."""
+    if serving is None:
+        return "no version is served"
+    if serving.version < grant.oldest:
+        return f"version {serving.version} is served, {grant.oldest} or newer is needed"
+    if not 0 < len(grant.samples) <= SAMPLES_MAX or len(set(grant.samples)) != len(grant.samples):
+        return "malformed lease: samples"
+    if not grant.prompt or len(grant.prompt) % 4 or len(grant.prompt) > 4 * TOKENS_MAX:
+        return "malformed lease: prompt"
+    if not 0 < grant.max_new_tokens <= TOKENS_MAX:
+        return "malformed lease: max_new_tokens"
+    if not (math.isfinite(grant.temperature) and grant.temperature >= 0 and 0 < grant.top_p <= 1):
+        return "malformed lease: sampling parameters"
+    return ""
+
+
+def _output_fault(
+    event: SampleProgressed, output: _Output, grant: LeaseGranted, labels: Mapping[str, VersionKey]
+) -> str:
+    """What is wrong with new output; empty when nothing is."""
+    length = len(output.tokens) + len(event.tokens)
+    if len(event.logprobs) != len(event.tokens) or length > grant.max_new_tokens:
+        return f"{len(event.tokens)} tokens, {len(event.logprobs)} logprobs, {length} in all"
+    if not all(-math.inf < logprob <= LOGPROB_MAX for logprob in event.logprobs):
+        return "a logprob that is no logarithm of a probability"
+    end, newest = len(output.tokens), output.spans[-1].version if output.spans else grant.oldest
+    for span in event.spans:
+        key = labels.get(span.label)
+        if key is None:
+            return f"a version it was never given: {span.label[:80]!r}"
+        if key.version < newest:
+            return f"tokens of version {key.version} after {newest}"
+        if span.start != end or span.end <= span.start:
+            return f"a span [{span.start}, {span.end}) after token {end}"
+        end, newest = span.end, key.version
+    return "" if end == length else f"spans up to {end} for {length} tokens"

@@ -1,0 +1,39 @@
+"""Whether a part of a plan can be followed: what a peer checks before its relay believes it.
+
+Not here: whether it is a good plan, and who made it (the control link's other end proved that it holds the run's key).
+"""
+
+import math
+from collections import Counter
+
+from echo2d.core.base.ids import PeerId
+from echo2d.core.protocol.addresses import is_dialable
+from echo2d.core.protocol.control_messages import EdgePeer, PlanEdges, StripeEdge
+from echo2d.core.protocol.peer_handshake import SECRET_BYTES
+from echo2d.core.topology.plan import STRIPES_MAX
+
+
+def edges_fault(edges: PlanEdges, me: PeerId) -> str:
+    """What is wrong with it; empty when nothing is."""
+    peers = {edge.peer for edge in edges.peers}
+    if len(edges.stripes) > STRIPES_MAX or max(Counter(edge.stripe for edge in edges.stripes).values(), default=1) > 1:
+        return "its stripes are too many or the same"
+    if len(peers) != len(edges.peers) or me in peers or not all(map(_is_edge, edges.peers)):
+        return "a peer in it cannot be linked with"
+    if len({edge.parent is None for edge in edges.stripes}) > 1:
+        return "it begins here for some stripes only"
+    if not peers.issuperset(edges.sources):
+        return "a source in it is no peer of it"
+    return "" if all(_is_place(edge, peers) for edge in edges.stripes) else "a stripe's edges are impossible"
+
+
+def _is_edge(edge: EdgePeer) -> bool:
+    reachable = is_dialable(edge.address) if edge.address is not None else not edge.dial
+    paced = edge.pace is None or (math.isfinite(edge.pace) and edge.pace > 0)
+    return reachable and paced and len(edge.secret) == SECRET_BYTES
+
+
+def _is_place(edge: StripeEdge, peers: set[PeerId]) -> bool:
+    others = edge.children if edge.parent is None else (edge.parent, *edge.children)
+    weighs = math.isfinite(edge.weight) and edge.weight > 0
+    return weighs and len(set(others)) == len(others) and peers.issuperset(others)

@@ -1,0 +1,314 @@
+"""One peer but the seed: hold, relay, refit, roll out. Composes the machines of its parts; event in, actions out.
+
+    control link ---+--> Versions   which version to hold, apply, serve         (worker_versions)
+    links (relay) --+--> Relay      which frames to send, to ask for, to whom   (relay)
+    engines --------+--> Leases     what to generate, report, send again        (worker_leases)
+
+The parts meet here: leases are taken for the version served and read their spans by the labels of Versions; a revoked
+version ends leases; forms that Relay has complete are what Versions applies. While the control link is down nothing is
+said: what must not be lost (leases, results, versions held and served) is told again by the next Hello and Welcome.
+A relay peer is the same machine without engines (slots == 0).
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import assert_never
+
+from echo2d.core.base.ids import FormId, PublishSeq, RunId
+from echo2d.core.protocol.control_messages import (
+    PROTOCOL_VERSION,
+    Address,
+    DialledBack,
+    Drain,
+    EdgeBroken,
+    EncodeVersion,
+    ForgetForm,
+    FrameAccused,
+    Goodbye,
+    HeldLease,
+    Hello,
+    LeaseCancelled,
+    LeaseFailed,
+    LeaseGranted,
+    Leaving,
+    PeerKind,
+    PlanEdges,
+    RefitDone,
+    RefitFailed,
+    Refused,
+    SampleAnswered,
+    SegmentPage,
+    SignedRoot,
+    ToPeer,
+    VersionKey,
+    VersionsRevoked,
+    Welcome,
+)
+from echo2d.core.relay import events as relay_events
+from echo2d.core.relay.relay import Relay
+from echo2d.core.worker.events import (
+    ApplyCancelled,
+    ApplyRejected,
+    ArrivalFailed,
+    ControlDown,
+    ControlUp,
+    DropForm,
+    EngineLost,
+    EngineRefitFailed,
+    EngineRefitted,
+    GenerationFailed,
+    HoldEngines,
+    LeaseAction,
+    LeaveAsked,
+    Note,
+    RootVerified,
+    Said,
+    SampleProgressed,
+    SendControl,
+    ShutDown,
+    SnapshotReady,
+    Standing,
+    StopAsked,
+    VersionAction,
+    VersionEvent,
+)
+from echo2d.core.worker.leases import Leases
+from echo2d.core.worker.plan_check import edges_fault
+from echo2d.core.worker.versions import Versions
+
+Event = (
+    SampleProgressed | GenerationFailed | Said | ControlUp | ControlDown | RootVerified | ArrivalFailed
+    | SnapshotReady | ApplyRejected | ApplyCancelled | EngineRefitted | EngineRefitFailed | EngineLost
+    | StopAsked | LeaveAsked | relay_events.Event
+)  # fmt: skip
+Action = LeaseAction | VersionAction | HoldEngines | relay_events.LinkAction | ShutDown
+
+REFITS_MAX = 64  # between a hello and its welcome, which take seconds; a refit takes one
+UNDIALABLE = (
+    "others cannot dial this peer, it dials them (to be dialled: open its port and set listen_port, or say where it is "
+    "open with --advertise)"
+)
+
+
+class WorkerState:
+    """See the module docstring. `standing`: what stands verified in the slots at start; `slots`: samples at once."""
+
+    def __init__(
+        self, relay: Relay, run_id: RunId, *, slots: int, publish_seq: PublishSeq, standing: Iterable[Standing]
+    ) -> None:
+        self._relay = relay
+        self._leases = Leases(slots)
+        self._versions = Versions(run_id, engines=slots > 0, publish_seq=publish_seq, standing=standing)
+        self._run_id, self._slots = run_id, slots
+        self._up = False
+        self._draining = False
+        self._leaving: Leaving | None = None  # by its own wish
+        self._exclusive = False  # as the coordinator said last
+        self._still_since: float | None = None  # for the next version; None: the engines run
+        self._undialable: str | None = None  # why others cannot dial it; empty: they can, None: not told yet
+        self._since_hello: deque[RefitDone | RefitFailed] = deque(maxlen=REFITS_MAX)
+
+    @property
+    def running(self) -> int:
+        """Samples now in the engines."""
+        return self._leases.running
+
+    @property
+    def serving(self) -> VersionKey | None:
+        """What all engines serve."""
+        return self._versions.serving
+
+    def stands_mostly(self, form: FormId) -> bool:
+        """Whether chunks of this form are looked for in the slots before any are asked for."""
+        return self._versions.stands_mostly(form)
+
+    def hello(
+        self, *, kind: PeerKind, name: str, boot_id: str, listen: Address | None, forms: Sequence[FormId]
+    ) -> Hello:
+        """What to tell the coordinator first. `forms`: those whose frames are all on disk."""
+        self._since_hello.clear()
+        versions, leases = self._versions, self._leases.held()
+        return Hello(
+            PROTOCOL_VERSION, self._run_id, kind, name, boot_id, self._slots, listen,
+            versions.serving, versions.holding(), leases, tuple(forms), self._leases.served(),
+        )  # fmt: skip
+
+    def handle(self, event: Event, *, now: float) -> list[Action]:
+        """What to do about it, in order. `now`: monotonic seconds."""
+        if isinstance(event, relay_events.FrameVerified | relay_events.PeerReady):
+            relayed = self._relay.handle(event, now=now)
+            frames: list[Action] = [action for action in relayed if isinstance(action, relay_events.SendFrame)]
+            if len(frames) == len(relayed):
+                return frames  # most events of a day: nobody but the relay is concerned
+            actions = [*self._routed(relayed, now), *self._after(now)]
+        else:
+            actions = [*self._on_event(event, now), *self._after(now)]
+        refits = [action.message for action in actions if isinstance(action, SendControl)]
+        self._since_hello += [message for message in refits if isinstance(message, RefitDone | RefitFailed)]
+        return [action for action in actions if self._up or not isinstance(action, SendControl)]
+
+    def wake_at(self) -> float | None:
+        """When DeadlinePassed is due; None: not for now."""
+        times = (self._relay.wake_at(), self._leases.wake_at(), self._versions.wake_at())
+        return min((time for time in times if time is not None), default=None)
+
+    def _on_event(self, event: Event, now: float) -> Sequence[Action]:  # noqa: C901 - one line per event
+        match event:
+            case SampleProgressed():
+                return self._leases.progressed(event, self._versions.labels, now=now)
+            case GenerationFailed(lease, attempt, reason):
+                return self._leases.failed(HeldLease(lease, attempt), reason, now=now)
+            case ControlUp(welcome):
+                self._up, self._exclusive = True, welcome.exclusive
+                told = [SendControl(message) for message in self._since_hello]  # results may name these versions
+                leaving = [] if self._leaving is None else [SendControl(self._leaving)]
+                return [*told, *leaving, *self._leases.welcomed(welcome, now=now)]
+            case ControlDown():
+                self._up = False
+                return []
+            case Said(message):
+                return self._on_message(message, now)
+            case StopAsked(reason):
+                return [*self._leases.give_back(reason), SendControl(Goodbye(reason)), ShutDown(reason)]
+            case LeaveAsked(reason):
+                self._draining, self._leaving = True, Leaving(reason)
+                return [SendControl(self._leaving)]
+            case relay_events.DeadlinePassed():
+                due = [*self._leases.report(now=now), *self._versioned(self._versions.choose(now=now), now)]
+                return [*due, *self._relayed(event, now)]
+            case RootVerified(root):
+                announced = self._on_version_event(event, now)
+                if self.stands_mostly(root.form):
+                    self._relay.search(root.form)
+                return self._versioned(announced, now)
+            case ArrivalFailed() | SnapshotReady() | ApplyRejected() | ApplyCancelled() | EngineLost():
+                return self._versioned(self._on_version_event(event, now), now)
+            case EngineRefitted() | EngineRefitFailed():
+                return self._on_refit(event, now)
+            case _:
+                return [*self._relayed(event, now), *self._made_room(event, now)]
+
+    def _made_room(self, event: relay_events.Event, now: float) -> list[Action]:
+        """A form that gave way to another one on a full disk is not waited for."""
+        if not isinstance(event, relay_events.FormForgotten):
+            return []
+        return self._versioned(self._versions.forgotten(event.form, now=now), now)
+
+    def _on_refit(self, event: EngineRefitted | EngineRefitFailed, now: float) -> Sequence[Action]:
+        key = VersionKey(event.version, event.digest)
+        actions = self._versioned(self._on_version_event(event, now), now)
+        served = self._versions.serving == key
+        if served and self._still_since is not None:
+            self._still_since = now
+        leases = self._leases.confirmed(key, now=now) if served else self._leases.doubted(key, now=now)
+        return [*actions, *leases]
+
+    def _on_version_event(self, event: VersionEvent, now: float) -> list[VersionAction]:
+        match event:
+            case RootVerified(root):
+                return self._versions.announced(root, now=now)
+            case ArrivalFailed(form, reason):
+                return self._versions.lost(form, reason, now=now)
+            case SnapshotReady():
+                return self._versions.ready(event, now=now)
+            case ApplyRejected():
+                return self._versions.rejected(event, now=now)
+            case ApplyCancelled(form):
+                return self._versions.apply_cancelled(form, now=now)
+            case EngineRefitted():
+                held_s = 0.0 if self._still_since is None else now - self._still_since
+                return self._versions.refitted(event, held_s=held_s, now=now)
+            case EngineRefitFailed():
+                return self._versions.refit_failed(event, now=now)
+            case EngineLost(reason):
+                return self._versions.engine_lost(reason, now=now)
+            case _:
+                assert_never(event)
+
+    def _on_message(self, message: ToPeer, now: float) -> Sequence[Action]:
+        match message:
+            case LeaseGranted():
+                if self._draining:
+                    return [SendControl(LeaseFailed(message.lease, message.attempt, "draining"))]
+                return self._leases.granted(message, self._versions.serving, now=now)
+            case LeaseCancelled(lease, attempt):
+                return self._leases.cancelled(HeldLease(lease, attempt), now=now)
+            case SampleAnswered():
+                self._leases.answered(message)
+                return []
+            case PlanEdges(form=form):
+                fault = "its root was refused" if self._versions.refuses(form) else edges_fault(message, self._relay.me)
+                if fault:
+                    return [Note(f"plan refused: form {form}: {fault}")]
+                planned = self._versioned(self._versions.planned(form, now=now), now)
+                return [*planned, *self._relayed(relay_events.PlanReceived(message), now)]
+            case VersionsRevoked(epoch, versions):
+                revoked = self._versioned(self._versions.revoked(epoch, versions, now=now), now)
+                return [*revoked, *self._leases.revoked(versions, now=now)]
+            case ForgetForm(form):
+                return self._versioned(self._versions.forgotten(form, now=now), now)
+            case Drain():
+                self._draining = True
+                return []
+            case DialledBack(fault):
+                return self._dialled_back(fault)
+            case Welcome() | Refused() | SignedRoot() | SegmentPage() | EncodeVersion():
+                return [Note(f"unexpected message {type(message).__name__}")]
+            case _:
+                assert_never(message)
+
+    def _dialled_back(self, fault: str) -> list[Action]:
+        """Said to the owner once, until it changes."""
+        before, self._undialable = self._undialable, fault
+        if fault == before:
+            return []
+        return [Note(f"{UNDIALABLE}: {fault}" if fault else "others can dial this peer")]
+
+    def _versioned(self, actions: Iterable[VersionAction], now: float) -> list[Action]:
+        done: list[Action] = []
+        for action in actions:
+            done.append(action)
+            if isinstance(action, DropForm):
+                done += self._relayed(relay_events.FormForgotten(action.form), now)
+        return done
+
+    def _relayed(self, event: relay_events.Event, now: float) -> list[Action]:
+        return self._routed(self._relay.handle(event, now=now), now)
+
+    def _routed(self, relayed: Sequence[relay_events.Action], now: float) -> list[Action]:
+        """What the relay wants, and what others make of it."""
+        done: list[Action] = []
+        for action in relayed:
+            match action:
+                case relay_events.ReportEdgeBroken(plan, generation, peer, reason):
+                    done.append(SendControl(EdgeBroken(plan, generation, peer, reason)))
+                case relay_events.Accuse(form, frame, accused):
+                    done.append(SendControl(FrameAccused(form, frame, accused)))
+                case relay_events.FormArrived(form):
+                    done += self._versioned(self._versions.arrived(form, now=now), now)
+                case relay_events.FrameGone(form, frame):
+                    done.append(Note(f"root of form {form}, and frame {frame} is gone"))  # it is the seed that is one
+                case _:
+                    done.append(action)
+        return done
+
+    def _after(self, now: float) -> list[Action]:
+        """Consequences that hold after every event: nothing served, nothing leased; drained, gone."""
+        actions: list[Action] = []
+        still = self._exclusive and self._versions.awaits
+        if still != (self._still_since is not None):
+            self._still_since = now if still else None
+            self._leases.stand_still(still=still, now=now)
+            actions.append(HoldEngines(still))
+        if self._versions.serving is None:
+            actions += self._leases.give_back("no version is served")
+        if self._draining and self._leases.idle:
+            self._draining = False
+            actions += [SendControl(Goodbye("drained")), ShutDown("drained")]
+        return actions
+
+    def check(self) -> None:
+        self._relay.check()
+        self._leases.check()
+        self._versions.check()
+        assert self._versions.serving is not None or not self._leases.running

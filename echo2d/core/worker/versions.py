@@ -1,0 +1,408 @@
+"""Which version one worker holds, prepares and serves: roots in, orders to apply, to refit and to forget out.
+
+    root accepted --> planned or arrived --> applied (one form at a time) --> standing in a slot --> refit --> served
+          +------- of what stands in the spare slot -------^
+                                                 |                                |                    |
+                                             ApplyFailed                       revoked            RefitFailed, retried
+                          <---------------------------------- its slot is damaged --+
+
+The newest publish wins: order is by publish_seq, because a newer epoch may publish an older version again. A slot's
+snapshot is served only after a signed root of this process's lifetime named its digest. Two slots: applying overwrites
+the one that is not current, so what stood there is gone, and no refit may be reading it.
+Not here: leases, frames, and who verifies signatures and bytes.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from echo2d.core.base.bounded_dict import keep_newest
+from echo2d.core.base.ids import Epoch, FormId, PublishSeq, RunId, version_label
+from echo2d.core.protocol.control_messages import ApplyFailed, RefitDone, RefitFailed, VersionKey, VersionVerified
+from echo2d.core.weights.signed_index import Root
+from echo2d.core.worker.events import (
+    ApplyForm,
+    ApplyRejected,
+    CancelApply,
+    DropForm,
+    EngineRefitFailed,
+    EngineRefitted,
+    IndexRoot,
+    KeepPublishSeq,
+    Note,
+    RefitEngines,
+    SendControl,
+    SnapshotReady,
+    Standing,
+    VersionAction,
+)
+
+FORMS_MAX = 4  # the spreading one, the waiting one, and the last two for peers that still fetch them
+SLOTS = 2  # current and spare
+LABELS_MAX = 64  # versions whose tokens may still be on their way from an engine; really two or three
+REFUSED_MAX = 64  # forms remembered as refused; the coordinator sends one at a time
+REVOKED_MAX = 4096  # keys remembered as void; more than an epoch ever revokes
+REFIT_TRIES_MAX = 3  # of one version; then any other one that stands is served rather than it
+REFIT_RETRY_S = 5.0  # an engine that just failed gets time to recover, twice as much each time, ...
+REFIT_RETRY_S_MAX = 160.0  # ... up to this: there may be no other version, and no other worker that makes one possible
+
+
+@dataclass(slots=True)
+class _Form:
+    """stood: a version of its number stood in a slot when it was first heard of."""
+
+    root: Root
+    stood: bool = False
+    arrived: bool = False
+    rejected: bool = False
+
+    @property
+    def seq(self) -> PublishSeq:
+        return self.root.facts.publish_seq
+
+    @property
+    def key(self) -> VersionKey | None:
+        """Known once the form's last root has come."""
+        totals = self.root.totals
+        return None if totals is None else VersionKey(self.root.facts.version, totals.snapshot)
+
+
+class Versions:
+    """See the module docstring. `standing`: oldest first, the last one is current."""
+
+    def __init__(
+        self,
+        run_id: RunId,
+        *,
+        engines: bool,
+        publish_seq: PublishSeq,
+        standing: Iterable[Standing],
+    ) -> None:
+        self._run_id = run_id
+        self._engines = engines
+        self._publish_seq = publish_seq
+        self._forms: dict[FormId, _Form] = {}
+        self._published: dict[VersionKey, PublishSeq] = {}  # standing, and named by an accepted root
+        self._standing = {each.key: each.path for each in standing}
+        self._revoked: dict[VersionKey, Epoch] = {}
+        self._refused: dict[FormId, None] = {}
+        self._delta_seq = PublishSeq(-1)  # the newest publish of which a delta was announced
+        self._planned: dict[FormId, None] = {}  # a plan may come before its form's first root
+        self._applying: FormId | None = None  # until it was answered, also when it is no longer wanted
+        self._cancelling = False
+        self._refitting: VersionKey | None = None
+        self._refit_path = ""  # which that refit reads
+        self._failures: dict[VersionKey, int] = {}
+        self._retry_at = 0.0
+        self._labels: dict[str, VersionKey] = {}
+        self._served_seq = PublishSeq(-1)  # the newest publish that was served
+        self.serving: VersionKey | None = None
+
+    @property
+    def labels(self) -> Mapping[str, VersionKey]:
+        """What the engines' labels mean; revoked versions have none."""
+        return self._labels
+
+    @property
+    def awaits(self) -> bool:
+        """Whether something newer than what is served is on its way, or about to be loaded: nothing has failed yet."""
+        served = max(self._served_seq, self._published.get(self.serving, -1)) if self.serving is not None else -1
+        return self.serving is not None and any(
+            form.seq > served
+            and not form.rejected
+            and (form.key is None or not (form.key == self.serving or form.key in self._revoked | self._failures))
+            for form in self._forms.values()
+        )
+
+    def refuses(self, form: FormId) -> bool:
+        """Whether a root of this form was refused: then its frames are not wanted either."""
+        return form in self._refused
+
+    def stands_mostly(self, form: FormId) -> bool:
+        """Whether chunks of this full form are looked for in the slots.
+
+        A delta to the same snapshot came before, or it may be the snapshot that stands in the spare slot.
+        """
+        known = self._forms.get(form)
+        if known is None or known.root.facts.kind != "full":
+            return False
+        return known.stood or known.seq == self._delta_seq
+
+    def holding(self) -> tuple[VersionKey, ...]:
+        """The last one is current. Nothing, if that is revoked."""
+        return (
+            () if self._current in self._revoked else tuple(key for key in self._standing if key not in self._revoked)
+        )
+
+    # --- what happens; each returns what to do ---
+
+    def announced(self, root: Root, *, now: float) -> list[VersionAction]:
+        """A verified root. Forms of an older publish than the newest one seen are refused, unless already accepted."""
+        refusal = self._refusal(root)
+        if refusal:
+            self._planned.pop(root.form, None)
+            self._forms.pop(root.form, None)
+            self._refused[root.form] = None
+            keep_newest(self._refused, REFUSED_MAX)
+            return [Note(f"root refused: {refusal}"), DropForm(root.form), *self.choose(now=now)]
+        self._refused.pop(root.form, None)
+        actions: list[VersionAction] = [IndexRoot(root)]
+        if root.facts.publish_seq > self._publish_seq:
+            self._publish_seq = root.facts.publish_seq
+            actions.append(KeepPublishSeq(self._publish_seq))
+        if root.facts.kind != "full":
+            self._delta_seq = max(self._delta_seq, root.facts.publish_seq)
+        stood = any(key.version == root.facts.version for key in self._standing)
+        form = self._forms.setdefault(root.form, _Form(root, stood))
+        if (root.segment_count, root.totals is not None) > (form.root.segment_count, form.root.totals is not None):
+            form.root = root
+        if form.key is not None:
+            actions += self._named(root.form, form, form.key)
+        return [*actions, *self._forget_old(), *self.choose(now=now)]
+
+    def planned(self, form: FormId, *, now: float) -> list[VersionAction]:
+        """This peer has a place in a plan for the form; one that was rejected gets another chance."""
+        self._planned.pop(form, None)
+        self._planned[form] = None
+        keep_newest(self._planned, FORMS_MAX)
+        if form in self._forms:
+            self._forms[form].rejected = False
+        return self.choose(now=now)
+
+    def arrived(self, form: FormId, *, now: float) -> list[VersionAction]:
+        """All frames of the form are on disk."""
+        known = self._forms.get(form)
+        if known is None:
+            return []
+        known.arrived = True
+        actions: list[VersionAction] = []
+        if not self._engines and known.key is not None:
+            actions.append(_verified(form, known.key))
+        return [*actions, *self.choose(now=now)]
+
+    def ready(self, event: SnapshotReady, *, now: float) -> list[VersionAction]:
+        key = VersionKey(event.version, event.digest)
+        self._standing.pop(key, None)
+        self._standing[key] = event.path
+        keep_newest(self._standing, SLOTS)
+        self._apply_ended(event.form)
+        form = self._forms.get(event.form)
+        if form is not None:
+            self._publish(key, form.seq)
+        return [_verified(event.form, key), *self.choose(now=now)]
+
+    def rejected(self, event: ApplyRejected, *, now: float) -> list[VersionAction]:
+        """It cannot become a snapshot here; its frames stay for others."""
+        self._apply_ended(event.form)
+        if event.form in self._forms:
+            self._forms[event.form].rejected = True
+        failed = ApplyFailed(event.form, event.reason, event.lacks_base)
+        return [SendControl(failed), *self.choose(now=now)]
+
+    def apply_cancelled(self, form: FormId, *, now: float) -> list[VersionAction]:
+        self._apply_ended(form)
+        return self.choose(now=now)
+
+    def lost(self, form: FormId, reason: str, *, now: float) -> list[VersionAction]:
+        """Its frames cannot be kept here (disk full): the coordinator is told, and the form is given up."""
+        return [SendControl(ApplyFailed(form, reason)), *self.forgotten(form, now=now)]
+
+    def forgotten(self, form: FormId, *, now: float) -> list[VersionAction]:
+        """Nobody wants the form any more."""
+        dropped = self._forget(form) if form in self._forms else []
+        return [*dropped, *self.choose(now=now)]
+
+    def refitted(self, event: EngineRefitted, *, held_s: float = 0.0, now: float) -> list[VersionAction]:
+        """A refit whose memory check failed is a failed one: what the engines hold is nobody's version (I3)."""
+        key = VersionKey(event.version, event.digest)
+        if event.memory_ok is False:
+            reason = "the engines' memory is not the snapshot"
+            return self.refit_failed(EngineRefitFailed(event.version, event.digest, reason, None), now=now)
+        self._refitting = None
+        self._failures.pop(key, None)
+        if key in self._revoked:
+            self.serving = None
+            return self.choose(now=now)
+        self._learn_label(key)
+        self.serving = key
+        self._served_seq = max(self._served_seq, self._published.get(key, self._served_seq))
+        done = RefitDone(event.version, event.digest, event.pause_s, event.memory_ok, held_s)
+        return [SendControl(done), *self.choose(now=now)]
+
+    def refit_failed(self, event: EngineRefitFailed, *, now: float) -> list[VersionAction]:
+        """It is tried again; if its slot is damaged, once it has been applied again."""
+        key = VersionKey(event.version, event.digest)
+        self._refitting = None
+        if event.damaged and self._standing.get(key) == self._refit_path:
+            del self._standing[key]
+            self._published.pop(key, None)
+        failures = self._failures | {key: self._failures.get(key, 0) + 1}
+        self._failures = {each: count for each, count in failures.items() if each in self._standing}
+        self._retry_at = now + min(REFIT_RETRY_S_MAX, REFIT_RETRY_S * 2.0 ** min(failures[key] - 1, 10))
+        self.serving = None if event.label is None else self._labels.get(event.label)
+        failed = RefitFailed(event.version, event.digest, self.serving, event.reason)
+        return [SendControl(failed), *self.choose(now=now)]
+
+    def engine_lost(self, reason: str, *, now: float) -> list[VersionAction]:
+        """As if the last refit had failed, so that it is done again; one under way tells by itself."""
+        if self.serving is None or self._refitting is not None:
+            return []
+        key = self.serving
+        return self.refit_failed(EngineRefitFailed(key.version, key.digest, reason, None), now=now)
+
+    def revoked(self, epoch: Epoch, keys: Collection[VersionKey], *, now: float) -> list[VersionAction]:
+        """Publishes of these versions in epochs below `epoch` are void."""
+        actions: list[VersionAction] = []
+        for key in keys:
+            self._revoked[key] = epoch
+            self._published.pop(key, None)
+            self._labels = {label: named for label, named in self._labels.items() if named != key}
+            if self.serving == key:
+                self.serving = None
+                actions.append(SendControl(RefitFailed(key.version, key.digest, None, "revoked")))
+        for form, each in list(self._forms.items()):
+            if each.key in keys and each.root.facts.epoch < epoch:
+                actions += self._forget(form)
+        keep_newest(self._revoked, REVOKED_MAX)
+        return [*actions, *self.choose(now=now)]
+
+    def choose(self, *, now: float) -> list[VersionAction]:
+        """What to apply and what to refit to next, if anything."""
+        refit = self._next_refit(now)
+        return [*refit, *self._next_apply()]
+
+    def wake_at(self) -> float | None:
+        """When a failed refit is tried again."""
+        target = self._target()
+        waits = target is not None and target != self.serving and self._refitting is None
+        return self._retry_at if waits and self._engines else None
+
+    # --- inside ---
+
+    def _refusal(self, root: Root) -> str:
+        facts = root.facts
+        if facts.run_id != self._run_id:
+            return f"it belongs to run {facts.run_id}"
+        if root.form not in self._forms and facts.publish_seq < self._publish_seq:
+            return f"publish {facts.publish_seq} is older than {self._publish_seq}"
+        key = None if root.totals is None else VersionKey(facts.version, root.totals.snapshot)
+        if key is not None and self._revoked.get(key, Epoch(0)) > facts.epoch:
+            return f"version {facts.version} of epoch {facts.epoch} is revoked"
+        return ""
+
+    def _named(self, form: FormId, known: _Form, key: VersionKey) -> list[VersionAction]:
+        """A root names the whole snapshot: a newer epoch's publish revives a revoked one; the current one is ready."""
+        self._revoked.pop(key, None)
+        if not self._engines:
+            return [_verified(form, key)] if known.arrived else []
+        if key != self._current:  # in the spare slot, it is made current first: the next delta is made from it
+            return []
+        self._publish(key, known.seq)
+        return [_verified(form, key)]
+
+    def _publish(self, key: VersionKey, seq: PublishSeq) -> None:
+        if key not in self._revoked:
+            self._published[key] = max(seq, self._published.get(key, seq))
+        self._published = {each: at for each, at in self._published.items() if each in self._standing}
+
+    @property
+    def _current(self) -> VersionKey | None:
+        return next(reversed(self._standing), None)
+
+    def _target(self) -> VersionKey | None:
+        """The newest version that stands and is published; one that has failed too often only if there is no other."""
+
+        def rank(key: VersionKey) -> tuple[bool, PublishSeq]:
+            return self._failures.get(key, 0) < REFIT_TRIES_MAX, self._published[key]
+
+        return max(self._published, key=rank, default=None)
+
+    def _next_refit(self, now: float) -> list[VersionAction]:
+        target = self._target()
+        if not self._engines or self._refitting is not None or target is None or target == self.serving:
+            return []
+        if self._failures.get(target, 0) and now < self._retry_at:
+            return []
+        self._refitting, self._refit_path = target, self._standing[target]
+        self._learn_label(target)
+        return [RefitEngines(target.version, target.digest, self._standing[target])]
+
+    def _learn_label(self, key: VersionKey) -> None:
+        label = version_label(key.version, key.digest)
+        self._labels.pop(label, None)
+        self._labels[label] = key
+        while len(self._labels) > LABELS_MAX:
+            del self._labels[next(each for each, old in self._labels.items() if old != self.serving)]
+
+    def _next_apply(self) -> list[VersionAction]:
+        """Begin what is wanted most, once nothing else is being applied and no refit reads the spare slot."""
+        form = self._wanted_form() if self._engines else None
+        if self._applying is not None:
+            applying = self._forms.get(self._applying)
+            ends_soon = applying is not None and (applying.arrived or form in (None, self._applying))
+            if ends_soon or self._cancelling:
+                return []
+            self._cancelling = True
+            return [CancelApply(self._applying)]
+        if form is None or self._refit_reads_spare():
+            return []
+        self._applying, key = form, self._forms[form].key
+        stands = key.digest if key in self._standing and key is not None else None
+        while len(self._standing) > 1:
+            overwritten = next(iter(self._standing))
+            del self._standing[overwritten]
+            self._published.pop(overwritten, None)
+        return [ApplyForm(form, stands)]
+
+    def _wanted_form(self) -> FormId | None:
+        """The newest form on its way whose snapshot is newer than all that stand, and may be served."""
+        newest = max(self._published.values(), default=-1)
+        wanted = [
+            (each.seq, each.arrived, form)
+            for form, each in self._forms.items()
+            if (form in self._planned or each.arrived or each.key in self._standing) and not each.rejected
+            if each.seq > newest and (each.key is None or each.key != self._current) and each.key not in self._revoked
+        ]
+        return max(wanted)[2] if wanted else None
+
+    def _refit_reads_spare(self) -> bool:
+        """The same version may stand in both slots, so it is the path that counts."""
+        current = None if self._current is None else self._standing[self._current]
+        return self._refitting is not None and self._refit_path != current
+
+    def _apply_ended(self, form: FormId) -> None:
+        if self._applying == form:
+            self._applying, self._cancelling = None, False
+
+    def _forget_old(self) -> list[VersionAction]:
+        actions: list[VersionAction] = []
+        while len(self._forms) > FORMS_MAX:
+            others = [form for form in self._forms if form != self._applying]
+            actions += self._forget(min(others, key=lambda form: self._forms[form].seq))
+        return actions
+
+    def _forget(self, form: FormId) -> list[VersionAction]:
+        """Its frames go; if it is being applied, `_next_apply` cancels that."""
+        del self._forms[form]
+        self._planned.pop(form, None)
+        return [DropForm(form)]
+
+    def check(self) -> None:
+        assert len(self._forms) <= FORMS_MAX
+        assert len(self._standing) <= SLOTS
+        assert len(self._labels) <= LABELS_MAX
+        assert len(self._failures) <= 2 * SLOTS
+        assert len(self._planned) <= FORMS_MAX
+        assert len(self._refused) <= REFUSED_MAX
+        assert not self._refused.keys() & self._forms.keys()
+        assert self._applying is None or (len(self._standing) <= 1 and not self._refit_reads_spare())
+        assert self._applying in self._forms or self._applying is None or self._cancelling
+        assert self._published.keys() <= self._standing.keys()
+        assert not self._published.keys() & self._revoked.keys()
+        assert not set(self._labels.values()) & self._revoked.keys()
+        assert self.serving is None or self.serving in self._labels.values()
+        assert self._engines or (self._applying, self._refitting, self.serving) == (None, None, None)
+        assert all(form.seq <= self._publish_seq for form in self._forms.values())
+
+
+def _verified(form: FormId, key: VersionKey) -> SendControl:
+    return SendControl(VersionVerified(form, key.version, key.digest))

@@ -1,0 +1,181 @@
+"""Chaos for a demo: `kill -9` at points drawn from its seed, and how long until things moved again.
+
+Programs of the demo are started again soon, as a supervisor would; seed and task processes belong to the coordinator,
+which starts them again by itself. Not here: what the run promises in spite of it (`demo/results.py`).
+"""
+
+import contextlib
+import os
+import random
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from echo2d.bench.lab.processes import Programs, children_of
+from echo2d.demo.results import Kill, read_rows
+from echo2d.runtime.seed.supervisor import SEED_MODULE
+
+Kind = Literal["learner", "coordinator", "worker", "seed", "task process"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+PROGRAM_KINDS = ("learner", "coordinator", "worker")  # of the demo; the coordinator starts the others
+RECOVERED: Mapping[str, str] = {
+    "learner": "has trained a step again",
+    "coordinator": "has committed a step again",
+    "worker": "serves a version again",
+    "seed": "is connected again",
+    "task process": "runs again",
+}
+STEPS_MIN = 8  # fewer have no room for a kill of each kind
+STEPS_PER_WORKER_KILL = 16
+STEPS_PER_TASK_KILL = 40
+LAST_SHARE = 0.85  # of the steps; later kills might come after the end
+PAUSE_S_MAX = 1.0  # a supervisor waits so long at most before it starts a program again
+TASK_MODULE = "echo2d.tasks.pool_child"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedKill:
+    """Once this step is trained. name: of the program, or of what the coordinator has started."""
+
+    step: int
+    kind: Kind
+    name: str
+    pause_s: float
+
+
+def plan_kills(steps: int, workers: int, rng_seed: int) -> list[PlannedKill]:
+    """Spread over the run, in drawn order: random workers again and again, each other kind at least once."""
+    rng = random.Random(rng_seed)
+    kinds = list(KINDS)
+    kinds += ["worker"] * (steps // STEPS_PER_WORKER_KILL - 1)
+    kinds += ["task process"] * (steps // STEPS_PER_TASK_KILL - 1)
+    rng.shuffle(kinds)
+    width = (LAST_SHARE * steps - 1) / len(kinds)
+    return [
+        PlannedKill(
+            step=1 + int((number + rng.random()) * width),
+            kind=kind,
+            name=f"worker-{rng.randint(1, workers)}" if kind == "worker" else kind,
+            pause_s=rng.uniform(0.0, PAUSE_S_MAX),
+        )
+        for number, kind in enumerate(kinds)
+    ]
+
+
+def find_process(kind: Kind, name: str, programs: Programs) -> int | None:
+    """The process that such a kill means; None while it does not run."""
+    if kind in PROGRAM_KINDS:
+        return programs[name].pid if programs[name].returncode is None else None
+    module = SEED_MODULE if kind == "seed" else TASK_MODULE
+    for pid in children_of(programs["coordinator"].pid):
+        with contextlib.suppress(OSError):
+            if module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return pid if kind == "seed" else next(iter(children_of(pid)), None)  # a guard stands before the task
+    return None
+
+
+def kill_process(kind: Kind, name: str, programs: Programs) -> int | None:
+    """`kill -9`, now: which process; None where it does not run."""
+    pid = find_process(kind, name, programs)
+    if pid is not None and kind in PROGRAM_KINDS:
+        programs[name].kill()
+    elif pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def start_again(kind: Kind, name: str, programs: Programs) -> None:
+    """As a supervisor does; the coordinator is that of its seed and task processes."""
+    if kind in PROGRAM_KINDS:
+        programs[name].start(*(["--resume"] if kind == "learner" else []))
+
+
+@dataclass(slots=True)
+class _Open:
+    """A kill, and whether things have moved again. mark: (epoch, step) of the newest train step at that time."""
+
+    planned: PlannedKill
+    pid: int
+    killed_at: float
+    step: int
+    mark: tuple[int, int]
+    seen_down: bool = False
+    recovery_s: float | None = None
+
+
+class Chaos:
+    """Carries out planned kills while somebody looks at the run. `metrics`: the learner's rows."""
+
+    def __init__(
+        self, planned: Sequence[PlannedKill], programs: Programs, metrics: Path, say: Callable[[str], None]
+    ) -> None:
+        self._planned = deque(planned)
+        self._programs = programs
+        self._metrics = metrics
+        self._say = say
+        self._began = time.monotonic()
+        self._kills: list[_Open] = []
+        self.lives: list[Mapping[str, Any]] = []  # the last status of each coordinator that was killed
+
+    @property
+    def quiet(self) -> bool:
+        """Everything moves again."""
+        return all(kill.recovery_s is not None for kill in self._kills)
+
+    def kills(self) -> tuple[Kill, ...]:
+        """All that were planned, in order; what could not be killed any more has not come back either."""
+        now_s = time.monotonic() - self._began
+        done = (
+            Kill(each.planned.kind, each.planned.name, each.step, each.killed_at - self._began, each.recovery_s)
+            for each in self._kills
+        )
+        return (*done, *(Kill(each.kind, each.name, each.step, now_s, None) for each in self._planned))
+
+    def look(self, facts: Mapping[str, Any]) -> None:
+        """Say what moves again, and kill what is due. facts: the run's status since the last look."""
+        for kill in self._kills:
+            if kill.recovery_s is None and self._moves_again(kill, facts):
+                kill.recovery_s = time.monotonic() - kill.killed_at
+                done = RECOVERED[kill.planned.kind]
+                self._tell(f"{kill.planned.name} {done}, {kill.recovery_s:.1f} s after it was killed")
+        step = self._reached()[0]
+        while self._planned and step >= self._planned[0].step and self._kill(self._planned[0], facts):
+            self._planned.popleft()
+
+    def _kill(self, planned: PlannedKill, facts: Mapping[str, Any]) -> bool:
+        killed_at = time.monotonic()
+        pid = kill_process(planned.kind, planned.name, self._programs)
+        if pid is None:
+            return False
+        if planned.kind == "coordinator":
+            self.lives.append(facts)
+        step, mark = self._reached()  # after the kill: a dead learner writes no more
+        self._kills.append(_Open(planned, pid, killed_at, step, mark))
+        self._tell(f"{planned.name} is killed at step {step}")
+        time.sleep(planned.pause_s)
+        start_again(planned.kind, planned.name, self._programs)
+        return True
+
+    def _tell(self, text: str) -> None:
+        self._say(f"{time.monotonic() - self._began:5.1f} s  {text}")
+
+    def _reached(self) -> tuple[int, tuple[int, int]]:
+        """The furthest train step, and (epoch, step) of the newest one, which may repeat an earlier one."""
+        rows = read_rows(self._metrics)
+        return (max(row["step"] for row in rows), (rows[-1]["epoch"], rows[-1]["step"])) if rows else (0, (0, 0))
+
+    def _moves_again(self, kill: _Open, facts: Mapping[str, Any]) -> bool:
+        kind, name = kill.planned.kind, kill.planned.name
+        if kind in ("learner", "coordinator"):
+            return self._reached()[1] > kill.mark
+        if kind == "worker":
+            serves = any(each["name"] == name and each["alive"] and each["serving"] for each in facts["workers"])
+            kill.seen_down = kill.seen_down or not serves
+            return serves and kill.seen_down
+        replaced = find_process(kind, name, self._programs) not in (None, kill.pid)
+        return replaced and (kind == "task process" or facts["seed_alive"])

@@ -1,0 +1,274 @@
+"""The main job on one machine: coordinator, workers and learner as real processes; a small model gets better by GRPO.
+
+Nothing on the path is faked: HTTP and WebSocket, peer links, signed roots, safetensors, a reward. What the demo says at
+its end comes from the coordinator's status, the learner's metrics, and the weights themselves.
+"""
+
+import json
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from echo2d.bench.lab.processes import Program, Programs, wait_for
+from echo2d.client import Coordinator
+from echo2d.core.capacity.estimators import quantile
+from echo2d.demo.chaos import STEPS_MIN as CHAOS_STEPS_MIN
+from echo2d.demo.chaos import Chaos, plan_kills
+from echo2d.demo.live_view import LiveView, print_result
+from echo2d.demo.results import (
+    Quantiles,
+    Result,
+    Trajectories,
+    WorkerEnd,
+    add_up,
+    bubble_ratio,
+    read_metrics,
+    read_rows,
+    staleness_histogram,
+    tenth,
+    trained_again,
+)
+from echo2d.demo.tiny_model import TinyRecipe, greedy_accuracy, held_out_prompts, make_tiny_model
+from echo2d.errors import OperatorFault
+from echo2d.runtime.run_dir.credentials import create_token
+
+STEPS = 80
+SLOTS = 96  # samples one worker's engine runs at once: three workers hold a batch and a bit
+START_S = 60.0  # importing torch on a busy machine
+SETTLE_S = 60.0  # the last version reaches every worker
+POLL_S = 0.25
+CACHE = Path.home() / ".cache" / "echo2d"
+STOPPED = 130  # exit code after Ctrl-C, as a shell has it
+
+CONFIG = """\
+[run]
+run_dir = "{run}/coordinator"
+snapshot_root = "{run}/snapshots"
+base_model = "{model}"
+
+[coordinator]
+port = 0
+
+[policy]
+staleness_max = {staleness}
+publish_every = {kappa}
+trajectories_per_step = 256
+group_size = 8
+
+[sampling]
+max_new_tokens = 12
+
+[task]
+name = "sort_digits"
+options = {{ rng_seed = {seed} }}
+processes = 1
+
+[dissemination]
+shape = "chain"
+delta = {delta}
+"""
+
+LEARNER = """
+[learner]
+url = "{url}"
+token_file = "{run}/coordinator/tokens/learner.token"
+model = "{model}"
+snapshot_root = "{run}/snapshots"
+out_dir = "{run}/learner"
+steps = {steps}
+lr = 2e-4
+threads = 1
+checkpoint_every = 15
+rng_seed = {seed}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Demo:
+    """What `echo2d demo` was asked for. staleness: S; kappa: train steps per publish; seed: of everything random."""
+
+    steps: int = STEPS
+    workers: int = 3
+    staleness: int = 2
+    kappa: int = 1
+    seed: int = 0
+    as_json: bool = False
+    chaos: bool = False
+    delta: bool = True
+    run_dir: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise OperatorFault(f"--steps: expected at least 1; found {self.steps}")
+        if self.chaos and self.steps < CHAOS_STEPS_MIN:
+            raise OperatorFault(f"--chaos: expected at least {CHAOS_STEPS_MIN} steps; found {self.steps}")
+        if self.kappa > self.staleness + 1:
+            raise OperatorFault(f"--kappa: expected at most staleness + 1 = {self.staleness + 1}; found {self.kappa}")
+
+
+def run_demo(demo: Demo) -> int:
+    """Run it, show it, judge it. The exit code: 0 when the run kept its promises, 1 when not, 130 after Ctrl-C."""
+    run = (demo.run_dir or _fresh_directory(Path("runs"))).absolute()
+    if (run / "coordinator").exists():
+        raise OperatorFault(f"{run} holds a run already; choose another --run-dir")
+    run.mkdir(parents=True, exist_ok=True)
+    view = LiveView(demo.steps)
+    view.say(f"run directory {run}")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # nothing is left running either way
+    try:
+        result = _run(demo, run, view)
+    except KeyboardInterrupt:
+        view.say(f"stopped; logs are in {run / 'logs'}")
+        return STOPPED
+    if demo.as_json:
+        print(json.dumps(result.as_dict()))
+    else:
+        print_result(result)
+    broken = result.broken_promises(judge_accuracy=demo.steps >= STEPS)
+    for promise in broken:
+        view.say(f"broken promise: {promise}")
+    return 1 if broken else 0
+
+
+def _fresh_directory(parent: Path) -> Path:
+    number = 1
+    while (parent / f"demo-{number}").exists():
+        number += 1
+    return parent / f"demo-{number}"
+
+
+def _run(demo: Demo, run: Path, view: LiveView) -> Result:
+    view.say("making the tiny model (cached after the first time)")
+    recipe = TinyRecipe(rng_seed=demo.seed)
+    model = make_tiny_model(CACHE, recipe)
+    start = time.monotonic()
+    with Programs(run / "logs") as programs:
+        url = _start_coordinator(demo, run, model, programs)
+        with Coordinator(url, token_file=run / "coordinator" / "tokens" / "viewer.token") as coordinator:
+            learner = _start_others(demo, run, url, programs)
+            planned = plan_kills(demo.steps, demo.workers, demo.seed) if demo.chaos else ()
+            chaos = Chaos(planned, programs, _metrics(run), view.say)
+            facts = _watch(coordinator, programs, learner, chaos, run, view)
+            wall_s = time.monotonic() - start
+            facts = _settled(coordinator, programs, chaos, facts, demo)
+        view.say("measuring held-out accuracy of version 0 and the last")
+        prompts = held_out_prompts(recipe)
+        last = greedy_accuracy(next((run / "coordinator" / "versions").glob(f"{demo.steps}-*")), prompts)
+    accuracy = (greedy_accuracy(model, prompts), last)
+    result = _result(demo, add_up([*chaos.lives, facts]), read_metrics(_metrics(run)), accuracy=accuracy, wall_s=wall_s)
+    again, changed = trained_again(read_rows(_metrics(run)))
+    return replace(result, steps_again=again, batches_changed=changed, kills=chaos.kills())
+
+
+def _metrics(run: Path) -> Path:
+    return run / "learner" / "metrics.jsonl"
+
+
+def _start_coordinator(demo: Demo, run: Path, model: Path, programs: Programs) -> str:
+    """Its URL, once it listens."""
+    (run / "snapshots").mkdir()
+    facts = {"run": run, "model": model, "staleness": demo.staleness, "kappa": demo.kappa, "seed": demo.seed}
+    config = run / "run.toml"
+    config.write_text(CONFIG.format(**facts, delta=json.dumps(demo.delta)))
+    programs.start("coordinator", "-m", "echo2d", "coordinate", "--config", str(config))
+    announced = json.loads(wait_for(run / "coordinator" / "coordinator.json", programs, START_S))
+    url = str(announced["url"])
+    learner = LEARNER.format(**facts, steps=demo.steps, url=url)
+    port = f"port = {announced['port']}"  # a coordinator that is started again is found where it was
+    config.write_text(config.read_text().replace("port = 0", port) + learner)
+    return url
+
+
+def _start_others(demo: Demo, run: Path, url: str, programs: Programs) -> Program:
+    """The workers, each with a credential of its own, and the learner, which is returned."""
+    for number in range(1, demo.workers + 1):
+        name = f"worker-{number}"
+        token = run / f"{name}.token"
+        create_token(run / "coordinator", name, role="worker", url=url, out=token, max_workers=1, expires="1d")
+        flags = {"token-file": token, "state-dir": run / name, "name": name, "slots": SLOTS, "threads": 1}
+        options = (f"--{flag}={value}" for flag, value in flags.items())
+        programs.start(name, "-m", "echo2d", "join", url, *options)
+    return programs.start("learner", "-m", "learner", "--config", str(run / "run.toml"))
+
+
+def _watch(
+    coordinator: Coordinator, programs: Programs, learner: Program, chaos: Chaos, run: Path, view: LiveView
+) -> dict[str, Any]:
+    """Show the run until the learner is done; the last status."""
+    with view:
+        while True:
+            done = learner.returncode is not None
+            facts = coordinator.status()
+            view.show(facts, read_metrics(_metrics(run)), now=time.monotonic())
+            programs.check()
+            if done:
+                return facts
+            chaos.look(facts)
+            time.sleep(POLL_S)
+
+
+def _settled(
+    coordinator: Coordinator, programs: Programs, chaos: Chaos, facts: dict[str, Any], demo: Demo
+) -> dict[str, Any]:
+    """The status once every worker serves the last version and what was killed is back, or after SETTLE_S."""
+    deadline = time.monotonic() + SETTLE_S
+    while not (_all_serve(facts, demo) and chaos.quiet) and time.monotonic() < deadline:
+        programs.check()
+        chaos.look(facts)
+        time.sleep(POLL_S)
+        facts = coordinator.status()
+    return facts
+
+
+def _all_serve(facts: Mapping[str, Any], demo: Demo) -> bool:
+    ends = _worker_ends(facts)
+    return len(ends) == demo.workers and all(end.version == demo.steps and end.digest_ok for end in ends)
+
+
+def _worker_ends(facts: Mapping[str, Any]) -> tuple[WorkerEnd, ...]:
+    return tuple(
+        WorkerEnd(
+            id=worker["id"],
+            version=None if worker["serving"] is None else worker["serving"]["version"],
+            digest_ok=worker["memory_ok"] is True,
+        )
+        for worker in facts["workers"]
+    )
+
+
+def _result(
+    demo: Demo,
+    facts: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    accuracy: tuple[float, float],
+    wall_s: float,
+) -> Result:
+    histogram = staleness_histogram(rows)
+    copies = list(facts["seed_copies"].values())
+    trained_s = sum(float(row["t_train_s"]) + float(row["wait_s"]) for row in rows[1:])
+    return Result(
+        steps=len(rows),
+        accuracy_first=accuracy[0],
+        accuracy_last=accuracy[1],
+        reward_first=tenth(rows, last=False),
+        reward_last=tenth(rows, last=True),
+        max_staleness=max(histogram),
+        staleness_bound=demo.staleness,
+        staleness_histogram=histogram,
+        bubble_ratio=bubble_ratio(rows),
+        t_train_s=quantile([float(row["t_train_s"]) for row in rows], 0.5) or 0.0,
+        t_bcast_s=Quantiles.of(facts["t_bcast_s"]),
+        refit_pause_s=Quantiles.of(facts["refit_pause_s"]),
+        tokens_per_s=sum(int(row["tokens"]) for row in rows[1:]) / trained_s if trained_s else 0.0,
+        seed_copies=sum(copies) / len(copies) if copies else 0.0,
+        wire_bytes=facts["wire_bytes"],
+        full_bytes=facts["full_bytes"],
+        trajectories=Trajectories(**facts["trajectories"]),
+        versions_published=facts["versions_published"],
+        wall_s=wall_s,
+        workers=_worker_ends(facts),
+    )

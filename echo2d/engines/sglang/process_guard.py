@@ -1,0 +1,132 @@
+"""The process between a worker and its SGLang server: `python -m echo2d.engines.sglang.process_guard`.
+
+It starts the server in a process group of its own, keeps its log (without the keys, which the server prints), and ends
+the whole group when its own stdin closes: also when the worker was killed. Then the file with the keys goes, if the
+server never read it. Its exit code is the server's.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+STOP_S = 3.0  # for the server to end in order; nothing in it is worth more
+LOOK_S = 0.2  # the server's main process may be gone while its children keep the pipe open
+LOG_BYTES_MAX = 16 << 20  # of one file; the one before it is kept
+PR_SET_PDEATHSIG = 1
+
+
+class Log:
+    """A file that begins anew when it is full. Lines without the secrets."""
+
+    def __init__(self, path: Path, secrets: Sequence[str]) -> None:
+        self._path, self._secrets = path, [secret.encode() for secret in secrets]
+        self._rest = b""
+        self._open()
+
+    def _open(self) -> None:
+        if self._path.exists():
+            self._path.replace(self._path.with_suffix(".log.1"))
+        self._file = self._path.open("wb", buffering=0)
+
+    def write(self, received: bytes) -> None:
+        """Whole lines; a full disk costs the log, never the server."""
+        *lines, self._rest = (self._rest + received).split(b"\n")
+        with contextlib.suppress(OSError):
+            for line in lines:
+                for secret in self._secrets:
+                    line = line.replace(secret, b"***")
+                self._file.write(line + b"\n")
+            if self._file.tell() > LOG_BYTES_MAX:
+                self._file.close()
+                self._open()
+        if len(self._rest) > LOG_BYTES_MAX:
+            self._rest = b""
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def main() -> int:
+    os.umask(0o077)
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to everybody at once; the worker decides
+        signal.signal(number, signal.SIG_IGN)
+    told = json.loads(sys.stdin.buffer.readline())
+    log = Log(Path(told["log"]), told["secrets"])
+    try:
+        return _guard(told["argv"], told["environment"], log)
+    finally:
+        log.close()
+        Path(told["keys"]).unlink(missing_ok=True)
+
+
+def _guard(argv: Sequence[str], environment: dict[str, str], log: Log) -> int:
+    try:
+        server = _start(argv, environment)
+    except OSError as error:
+        log.write(f"{argv[0]}: {error}\n".encode())
+        return 1
+    try:
+        _watch(server, log)
+    finally:
+        _end(server)
+    return server.wait()
+
+
+def _start(argv: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        start_new_session=True,
+        preexec_fn=_obey,
+    )
+
+
+def _obey() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _watch(server: subprocess.Popen[bytes], log: Log) -> None:
+    """Until the server ends or nobody wants it any more."""
+    assert server.stdout is not None
+    with selectors.DefaultSelector() as selector:
+        selector.register(sys.stdin, selectors.EVENT_READ)
+        selector.register(server.stdout, selectors.EVENT_READ)
+        while True:
+            ready = {key.fd for key, _ in selector.select(LOOK_S)}
+            if server.stdout.fileno() in ready:
+                received = os.read(server.stdout.fileno(), 1 << 16)
+                log.write(received)
+                if not received:
+                    return
+            elif server.poll() is not None:
+                return
+            if sys.stdin.fileno() in ready and not os.read(sys.stdin.fileno(), 1 << 16):
+                return
+
+
+def _end(server: subprocess.Popen[bytes]) -> None:
+    """The whole group, the main process first."""
+    deadline = time.monotonic() + STOP_S
+    with contextlib.suppress(ProcessLookupError):
+        server.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        server.wait(max(0.0, deadline - time.monotonic()))
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(server.pid, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

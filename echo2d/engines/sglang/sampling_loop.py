@@ -1,0 +1,129 @@
+"""Samples to their ends, each as a chain of pieces: one request to the server, and another one where a refit cut it.
+
+The first sample of a call goes ahead; once its first token shows that the prompt's KV is there, the others share it.
+How many run at once follows what the server says of its load. Not here: which version is served (`serving`), and who
+wrote a token (`segment`).
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from itertools import count
+
+from echo2d.engines.base import FinishReason
+from echo2d.engines.sglang.admission import Room
+from echo2d.engines.sglang.calls import Call, Sample, request_body
+from echo2d.engines.sglang.http_client import Lost, Server
+from echo2d.engines.sglang.segment import Foreign, Piece
+from echo2d.engines.sglang.server import Serving
+from echo2d.errors import EngineFault
+
+LOOK_S = 1.0  # between two looks at the server's load
+PIECES_FRUITLESS_MAX = 64  # in a row for one sample: somebody else aborts what is asked here
+
+log = logging.getLogger("echo2d.engines")
+
+
+class Writing:
+    """See the module docstring."""
+
+    def __init__(self, serving: Serving, room: Room) -> None:
+        self._serving = serving
+        self._room = room
+        self._looked_at = float("-inf")
+        self._numbers = count()
+        self._nonce = secrets.token_hex(6)
+
+    async def write(self, call: Call, sample: Sample) -> None:
+        """One sample to its end."""
+        finish: FinishReason | None = None
+        try:
+            if sample.index:
+                await call.begun.wait()
+            while finish is None:
+                finish = await self._piece(call, sample)
+        except EngineFault as fault:
+            log.info("sample given up: %s", fault)
+            finish = "abort"
+        finally:
+            if sample.index == 0:
+                call.begun.set()
+        call.stream.put(sample.buffer.take(finish))
+
+    async def _piece(self, call: Call, sample: Sample) -> FinishReason | None:
+        """One request to the server; None: the sample goes on with another one."""
+        async with self._inside():
+            server, label = await self._serving.served()
+            if call.aborted:
+                return "abort"
+            piece = Piece(label)
+            await self._stream(server, call, sample, piece, self._serving.updates)
+        if piece.finish != "abort":
+            return piece.finish
+        sample.fruitless += 1
+        if sample.fruitless > PIECES_FRUITLESS_MAX:
+            raise EngineFault("SGLang aborts every request at once")
+        return "abort" if call.aborted else sample.finish()
+
+    async def _stream(self, server: Server, call: Call, sample: Sample, piece: Piece, updates: int) -> None:
+        """updates: those that had been asked for before it began; it is certain as long as there are no more."""
+        serving = self._serving
+        rid = f"{self._nonce}{next(self._numbers):015d}"
+        call.rids[sample.index] = rid
+        told = False
+        try:
+            async for chunk in server.stream(request_body(rid, piece.label, call, sample)):
+                tokens = piece.take(chunk, certain=(piece.label, updates) == (serving.label, serving.updates))
+                sample.extend(tokens)
+                if piece.finish is not None:
+                    return
+                if tokens:
+                    call.begun.set()
+                    call.stream.put(sample.buffer.take())
+                if not told and (call.aborted or self._uncut(piece)):
+                    told = True
+                    await server.abort(rid)
+            raise Lost("SGLang ended a stream in the middle")  # noqa: TRY301 - as if the connection had broken
+        except Foreign as fault:
+            if server is serving.server:
+                await serving.doubt(str(fault))
+            raise
+        except Lost:
+            await serving.examine(server)
+            raise
+        finally:
+            del call.rids[sample.index]
+            call.cached_tokens += piece.cached_tokens
+            if piece.finish is None and server is serving.server:
+                with suppress(EngineFault):
+                    await server.abort(rid)
+
+    def _uncut(self, piece: Piece) -> bool:
+        """It got past a refit: the server is asked to say now who wrote its tokens."""
+        return not piece.certain and self._serving.quiet and self._serving.mode != "in_place"
+
+    @asynccontextmanager
+    async def _inside(self) -> AsyncIterator[None]:
+        """A place among the samples that run."""
+        entered = asyncio.Event()
+        self._room.enter(entered.set)
+        try:
+            await self._look()
+            await entered.wait()
+            yield
+        finally:
+            if entered.is_set():
+                self._room.leave()
+            else:
+                self._room.give_up(entered.set)
+
+    async def _look(self) -> None:
+        """How full the server is, now and then."""
+        server, now = self._serving.server, asyncio.get_running_loop().time()
+        if server is None or now < self._looked_at + LOOK_S or not self._serving.quiet:
+            return
+        self._looked_at = now
+        with suppress(EngineFault):
+            self._room.look(await server.load())

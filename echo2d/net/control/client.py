@@ -1,0 +1,301 @@
+"""A peer's end of the control link: enrol once, then stay connected to the coordinator.
+
+    away --dial, prove, hello--> welcomed --closed, reset, silent--> away (waits, longer each time, with jitter)
+      |                             |
+      +--- permanently refused -----+--> OperatorFault: trying again with this credential is of no use
+
+One ControlLink belongs to one daemon. Not here: what messages mean.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+import secrets
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, NoReturn, Protocol
+from urllib.parse import urlsplit
+
+import aiohttp
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from echo2d.core.base.codec import MESSAGE_BYTES_MAX, Codec
+from echo2d.core.base.ids import PeerId, RunId
+from echo2d.core.protocol.control_messages import (
+    TO_COORDINATOR,
+    TO_PEER,
+    Heartbeat,
+    Hello,
+    Refused,
+    ToCoordinator,
+    ToPeer,
+    Welcome,
+)
+from echo2d.errors import IntegrityFault, OperatorFault, PeerFault
+from echo2d.net.control.send_buffer import CLOSE_TIMEOUT_S, Outbox
+from echo2d.net.security.auth import (
+    ANSWER,
+    NONCE_BYTES,
+    NONCE_HEADER,
+    PEER_HEADER,
+    Challenge,
+    TokenFile,
+    answer,
+    enrol_proof,
+    peer_id_of,
+    public_bytes,
+    run_id_of,
+)
+from echo2d.net.security.tls import Tls, in_words, is_for_good, to_coordinator
+from echo2d.net.security.urls import coordinator_url
+
+CONNECT_TIMEOUT_S = 10.0
+PING_S = 30.0  # a coordinator that answers no WebSocket ping for half of it is gone
+BACKOFF_S_MIN = 0.25
+BACKOFF_S_MAX = 15.0  # a lease is kept for as long: who comes back later has lost it anyway
+
+_OPENING = Codec({"Challenge": Challenge, "Refused": Refused}, bytes_max=16 << 10)
+
+log = logging.getLogger("echo2d.control")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who a peer is, to whom: its key, and the public key of its run. tls: of all its connections; None: without."""
+
+    key: Ed25519PrivateKey
+    run_key: bytes
+    tls: Tls | None = None
+
+    @staticmethod
+    def of(url: str, token: TokenFile, key: Ed25519PrivateKey) -> "Identity":
+        """OperatorFault: URL and token do not agree on TLS."""
+        return Identity(key, bytes.fromhex(token.run_key), Tls.of(url, token.authority, promised=token.url))
+
+    @property
+    def peer(self) -> PeerId:
+        return peer_id_of(public_bytes(self.key))
+
+    @property
+    def run_id(self) -> RunId:
+        return run_id_of(self.run_key)
+
+
+class LinkOwner(Protocol):
+    """What a daemon tells its control link, and hears from it. connected, received*, disconnected, connected, ..."""
+
+    def hello(self) -> Hello:
+        """As of now; asked for at every connection."""
+
+    def heartbeat(self) -> Heartbeat: ...
+
+    async def connected(self, welcome: Welcome) -> None: ...
+
+    async def received(self, message: ToPeer) -> None:
+        """Every message after the welcome; the link reads no further until this returns."""
+
+    async def disconnected(self, reason: str) -> None: ...
+
+
+class Backoff:
+    """How long to wait before the next attempt: doubling, between half of it and all of it."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._failures = 0
+
+    def reset(self) -> None:
+        self._failures = 0
+
+    def next_s(self) -> float:
+        delay_s = min(BACKOFF_S_MAX, BACKOFF_S_MIN * 2.0 ** min(self._failures, 16))
+        self._failures += 1
+        return delay_s * self._rng.uniform(0.5, 1.0)
+
+
+class _Lost(Exception):  # noqa: N818 - a connection's ordinary end
+    """The connection did not come about, or is gone; another attempt may help."""
+
+
+async def enrol(url: str, token: TokenFile, identity: Identity, *, rng: random.Random, patience_s: float) -> None:
+    """Bind the key to the token. OperatorFault: refused, or no coordinator within `patience_s`.
+
+    From then on `identity.tls` presents the certificate that came back.
+    """
+    url, key, tls = coordinator_url(url), identity.key, identity.tls
+    body = {"key": public_bytes(key).hex(), "proof": enrol_proof(key, token.secret).hex()}
+    backoff, loop = Backoff(rng), asyncio.get_running_loop()
+    deadline = loop.time() + patience_s
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=CONNECT_TIMEOUT_S)) as http:
+        while True:
+            try:
+                certificate = await _enrol_once(http, url, token, body, tls)
+                return None if tls is None else await asyncio.to_thread(tls.present, key, certificate)
+            except _Lost as lost:
+                delay_s = backoff.next_s()
+                if loop.time() + delay_s > deadline:
+                    raise OperatorFault(f"cannot reach the coordinator at {url}: {lost}") from lost
+                log.info("unreachable url=%s reason=%s", url, lost)
+                await asyncio.sleep(delay_s)
+
+
+async def _enrol_once(
+    http: aiohttp.ClientSession, url: str, token: TokenFile, body: dict[str, str], tls: Tls | None
+) -> str:
+    headers = {"Authorization": f"Bearer {token.secret}"}
+    try:
+        async with http.post(f"{url}/v1/enrol", json=body, headers=headers, **to_coordinator(tls)) as response:
+            if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                raise _Lost(f"HTTP {response.status}")
+            reply: Any = await response.json(content_type=None)
+            found = reply.get("run_id") if response.ok else reply.get("detail")
+            certificate = str(reply.get("certificate"))
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        if is_for_good(error):
+            raise OperatorFault(f"{url}: {in_words(error)}") from error
+        raise _Lost(in_words(error) + _hint(url, error)) from error
+    except (ValueError, AttributeError) as error:
+        raise OperatorFault(f"{url} is not an echo2d coordinator") from error
+    if not response.ok:
+        raise OperatorFault(f"the coordinator at {url} refused to enrol this worker: {found}")
+    if found != token.run_id:
+        raise OperatorFault(f"the token file is of run {token.run_id}; at {url} is run {found}")
+    return certificate
+
+
+def _hint(url: str, error: Exception) -> str:
+    closed = isinstance(error, aiohttp.ServerDisconnectedError) and urlsplit(url).scheme == "http"
+    return "; if it speaks TLS, its URL is https://" if closed else ""
+
+
+class ControlLink:
+    """Keeps one control link up."""
+
+    def __init__(self, url: str, identity: Identity, owner: LinkOwner, *, rng: random.Random) -> None:
+        self._url = coordinator_url(url)
+        self._identity = identity
+        self._owner = owner
+        self._backoff = Backoff(rng)
+        self._outbox: Outbox | None = None
+        self._leaving = asyncio.Event()
+
+    def leave(self) -> None:
+        """Send what is queued, close, and let `run` return."""
+        self._leaving.set()
+        if self._outbox is not None:
+            self._outbox.finish()
+
+    def send(self, message: ToCoordinator) -> None:
+        """Queue it; dropped when the link is down (`disconnected` says so)."""
+        if self._outbox is not None:
+            self._outbox.put(TO_COORDINATOR.encode(message))
+
+    async def run(self) -> None:
+        """Until `leave`. OperatorFault: refused for good, or this is not a coordinator."""
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(connect=CONNECT_TIMEOUT_S)) as http:
+            while not self._leaving.is_set():
+                try:
+                    await self._once(http)
+                except _Lost as lost:
+                    await self._wait(str(lost))
+
+    async def _wait(self, reason: str) -> None:
+        if self._leaving.is_set():
+            return
+        delay_s = self._backoff.next_s()
+        log.info("disconnected url=%s reason=%s retry_s=%.2f", self._url, reason, delay_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(delay_s):
+                await self._leaving.wait()
+
+    async def _once(self, http: aiohttp.ClientSession) -> NoReturn:
+        """One connection, which always ends in _Lost or OperatorFault."""
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        try:
+            async with await self._dial(http, nonce) as socket:
+                async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                    welcome = await self._open(socket, nonce)
+                self._backoff.reset()
+                await self._converse(socket, welcome)
+        except aiohttp.WSServerHandshakeError as error:
+            if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                raise _Lost(f"HTTP {error.status}") from error
+            raise OperatorFault(f"{self._url} is not an echo2d coordinator (HTTP {error.status})") from error
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise _Lost(in_words(error)) from error
+        except IntegrityFault as fault:
+            raise OperatorFault(f"{self._url}: {fault}; is the token file of another run?") from fault
+        except PeerFault as fault:
+            raise _Lost(str(fault)) from fault
+
+    async def _dial(self, http: aiohttp.ClientSession, nonce: bytes) -> aiohttp.ClientWebSocketResponse:
+        headers = {PEER_HEADER: self._identity.peer, NONCE_HEADER: nonce.hex()}
+        return await http.ws_connect(
+            f"{self._url}/v1/worker",
+            headers=headers,
+            max_msg_size=MESSAGE_BYTES_MAX,
+            heartbeat=PING_S,
+            timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_TIMEOUT_S),
+            **to_coordinator(self._identity.tls),
+        )
+
+    async def _open(self, socket: aiohttp.ClientWebSocketResponse, nonce: bytes) -> Welcome:
+        asked = _OPENING.decode(await _binary(socket))
+        if isinstance(asked, Refused):
+            raise _refused(asked)
+        given = answer(self._identity.key, self._identity.run_key, nonce, asked)
+        await socket.send_bytes(ANSWER.encode(given))
+        await socket.send_bytes(TO_COORDINATOR.encode(self._owner.hello()))
+        first = TO_PEER.decode(await _binary(socket))
+        if isinstance(first, Refused):
+            raise _refused(first)
+        if not isinstance(first, Welcome):
+            raise PeerFault("the coordinator's first message is a Welcome")
+        return first
+
+    async def _converse(self, socket: aiohttp.ClientWebSocketResponse, welcome: Welcome) -> NoReturn:
+        self._outbox = outbox = Outbox(socket)
+        await self._owner.connected(welcome)
+        ended: Exception = _Lost("cancelled")
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                helpers = [tasks.create_task(outbox.run()), tasks.create_task(self._beat(welcome.heartbeat_s))]
+                try:
+                    await self._read(socket)
+                except (OperatorFault, PeerFault, _Lost) as error:
+                    ended = error
+                finally:
+                    for helper in helpers:
+                        helper.cancel()
+        finally:
+            self._outbox = None
+            await self._owner.disconnected(str(ended))
+        raise ended
+
+    async def _beat(self, every_s: float) -> None:
+        while True:
+            self.send(self._owner.heartbeat())
+            await asyncio.sleep(every_s)
+
+    async def _read(self, socket: aiohttp.ClientWebSocketResponse) -> NoReturn:
+        while True:
+            message = TO_PEER.decode(await _binary(socket))
+            if isinstance(message, Refused):
+                raise _refused(message)
+            await self._owner.received(message)
+
+
+async def _binary(socket: aiohttp.ClientWebSocketResponse) -> bytes:
+    message = await socket.receive()
+    if message.type is aiohttp.WSMsgType.BINARY:
+        data: bytes = message.data
+        return data
+    if message.type is aiohttp.WSMsgType.TEXT:
+        raise PeerFault("expected a binary frame")
+    raise _Lost(str(socket.exception() or "closed by the coordinator"))
+
+
+def _refused(refused: Refused) -> Exception:
+    text = f"the coordinator refused this peer ({refused.reason}): {refused.detail}"
+    return OperatorFault(text) if refused.permanent else _Lost(text)

@@ -1,0 +1,73 @@
+"""The sending half of a control link, the same at both ends: a bounded queue and the one task that empties it."""
+
+import asyncio
+import contextlib
+from typing import Any, Protocol
+
+from echo2d.core.base.codec import MESSAGE_BYTES_MAX
+
+QUEUE_BYTES_MAX = 16 * MESSAGE_BYTES_MAX  # leases of all of a big worker's slots at once; who lags further is slow
+BATCH_BYTES_MAX = 64 << 10  # sent under one timer, for most messages are far smaller than what a timer costs
+SEND_TIMEOUT_S = 20.0  # one message or batch, when the other end does not read
+CLOSE_TIMEOUT_S = 5.0
+
+
+class Socket(Protocol):
+    """What both of aiohttp's WebSockets offer."""
+
+    def send_bytes(self, data: bytes) -> Any: ...
+
+    def close(self) -> Any: ...
+
+
+class Outbox:
+    """Messages on their way out. Past its limits the link is given up (`slow`), and nothing more is sent."""
+
+    def __init__(self, socket: Socket) -> None:
+        self._socket = socket
+        self._queue: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._queued_bytes = 0
+        self.slow = False
+
+    def put(self, data: bytes) -> None:
+        if self._queued_bytes + len(data) > QUEUE_BYTES_MAX:
+            self.slow = True
+            self.finish()
+        if not self.slow:
+            self._queued_bytes += len(data)
+            self._queue.put_nowait(data)
+
+    def finish(self) -> None:
+        """Close once everything before has gone out."""
+        self._queue.put_nowait(None)
+
+    async def run(self) -> None:
+        """Send until finished, slow or disconnected, then close the socket."""
+        with contextlib.suppress(ConnectionError):
+            await self._send_all()
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self._socket.close()
+
+    async def _send_all(self) -> None:
+        while not self.slow and (batch := await self._next_batch()):
+            try:
+                async with asyncio.timeout(SEND_TIMEOUT_S):
+                    for data in batch:
+                        await self._socket.send_bytes(data)
+            except TimeoutError:
+                self.slow = True
+            self._queued_bytes -= sum(map(len, batch))
+
+    async def _next_batch(self) -> list[bytes]:
+        """Messages that wait, at least one; none: it is finished."""
+        batch: list[bytes] = []
+        room = BATCH_BYTES_MAX
+        while room > 0 and not (batch and self._queue.empty()):
+            data = await self._queue.get()
+            if data is None:
+                self._queue.put_nowait(None)  # for the next call
+                break
+            batch.append(data)
+            room -= len(data)
+        return batch

@@ -1,0 +1,253 @@
+"""The coordinator's end of all control links: authenticate, hello, then messages in both directions.
+
+    upgraded --Refused--> closed                   unknown or revoked peer, too many sessions
+        | Challenge, Answer, Hello (HELLO_TIMEOUT_S)
+        v
+      open --PeerConnected--> ... PeerSaid ... --PeerDisconnected--> closed
+
+After PeerConnected exactly one PeerDisconnected follows, always. A peer that breaks the protocol, goes silent or does
+not read what it is sent is closed; what it broke is counted and said to it. Not here: who supersedes whom, and what
+messages mean.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+
+from aiohttp import WSMsgType, web
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from echo2d.core.base.codec import MESSAGE_BYTES_MAX
+from echo2d.core.base.ids import PeerId
+from echo2d.core.cluster.events import Event, PeerConnected, PeerDisconnected, PeerSaid, SessionId
+from echo2d.core.protocol.addresses import Network, dialable
+from echo2d.core.protocol.control_messages import TO_COORDINATOR, TO_PEER, Hello, RefusalReason, Refused, ToPeer
+from echo2d.errors import PeerFault
+from echo2d.net.control.send_buffer import CLOSE_TIMEOUT_S, Outbox
+from echo2d.net.http.admission import admit
+from echo2d.net.security.auth import (
+    ANSWER,
+    CHALLENGE,
+    NONCE_BYTES,
+    NONCE_HEADER,
+    PEER_HEADER,
+    Denied,
+    KnownPeer,
+    challenge,
+    is_answer,
+    public_bytes,
+)
+from echo2d.net.security.tls import shows
+
+SESSIONS_MAX = 2048  # sockets of one process, well above the 500 workers this is for
+HELLO_TIMEOUT_S = 10.0
+SILENCE_S_MAX = 60.0  # heartbeats come every few seconds
+SILENCE_GRAIN = 0.02  # a session is given up by so much sooner at most
+SLOW = "slow: it does not read what it is sent"
+
+log = logging.getLogger("echo2d.control")
+
+
+class _Refusal(Exception):  # noqa: N818 - an outcome of the handshake, not an error
+    def __init__(self, refused: Refused) -> None:
+        super().__init__(refused.detail)
+        self.refused = refused
+
+
+def _refusal(reason: RefusalReason, detail: str, *, permanent: bool) -> _Refusal:
+    return _Refusal(Refused(reason, detail, permanent))
+
+
+@dataclass(frozen=True, slots=True)
+class _Session:
+    peer: PeerId
+    outbox: Outbox
+
+
+class Sessions:
+    """All open control links. `emit` takes events, and waits when there are too many of them.
+
+    peer_networks: where peers may say that they are, besides where their control links come from.
+    """
+
+    def __init__(
+        self,
+        run_key: Ed25519PrivateKey,
+        *,
+        known_peer: Callable[[PeerId], KnownPeer],
+        emit: Callable[[Event], Awaitable[None]],
+        peer_networks: Sequence[Network] = (),
+    ) -> None:
+        self._run_key = run_key
+        self._peer_networks = peer_networks
+        self._known_peer = known_peer
+        self._emit = emit
+        self._open: dict[SessionId, _Session] = {}
+        self._opening = 0
+        self._ids = count()
+        self.faults: Counter[str] = Counter()  # by peer id
+
+    def peers(self) -> frozenset[PeerId]:
+        """Who has an open session."""
+        return frozenset(session.peer for session in self._open.values())
+
+    def peer(self, session: SessionId) -> PeerId | None:
+        """Whose session it is, while it is open."""
+        return self._open[session].peer if session in self._open else None
+
+    def send(self, message: ToPeer, *to: SessionId) -> None:
+        """Queue it for these sessions; those that have gone are skipped."""
+        data = TO_PEER.encode(message)
+        for session in to:
+            if session in self._open:
+                self._open[session].outbox.put(data)
+
+    def close(self, session: SessionId) -> None:
+        """Close after what was sent before has gone out."""
+        if session in self._open:
+            self._open[session].outbox.finish()
+
+    def close_all(self) -> None:
+        for session in tuple(self._open):
+            self.close(session)
+
+    async def handle(self, request: web.Request) -> web.WebSocketResponse:
+        """GET /v1/worker."""
+        socket = web.WebSocketResponse(max_msg_size=MESSAGE_BYTES_MAX, compress=False, timeout=CLOSE_TIMEOUT_S)
+        await socket.prepare(request)
+        self._opening += 1
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                known, hello = await self._handshake(request, socket)
+        except _Refusal as refusal:
+            log.info("refused remote=%s reason=%s detail=%s", request.remote, refusal.refused.reason, refusal)
+            await _last_words(socket, TO_PEER.encode(refusal.refused))
+            return socket
+        except (TimeoutError, ConnectionError):
+            await socket.close()
+            return socket
+        finally:
+            self._opening -= 1
+        admit(request)
+        await self._serve(request, socket, known, hello)
+        return socket
+
+    async def _handshake(self, request: web.Request, socket: web.WebSocketResponse) -> tuple[KnownPeer, Hello]:
+        try:
+            known = self._known_peer(PeerId(request.headers.get(PEER_HEADER, "")))
+        except Denied as denied:
+            raise _refusal(
+                "revoked" if denied.code == "revoked" else "credential", denied.detail, permanent=True
+            ) from denied
+        if not shows(request.transport, known.peer):
+            raise _refusal("credential", "this connection does not show the peer's certificate", permanent=True)
+        if len(self._open) + self._opening > SESSIONS_MAX:
+            raise _refusal("busy", f"{SESSIONS_MAX} peers are connected already", permanent=False)
+        try:
+            await self._prove(request, socket, known)
+            hello = TO_COORDINATOR.decode(await _next_binary(socket))
+        except PeerFault as fault:
+            raise _refusal("protocol", str(fault), permanent=False) from fault
+        if not isinstance(hello, Hello):
+            raise _refusal("protocol", "the first message is a Hello", permanent=True)
+        if (hello.kind == "seed") != (known.role == "seed"):
+            raise _refusal("credential", f"a {known.role}'s credential is not for a {hello.kind}", permanent=True)
+        if hello.kind != "seed":  # which is our own child, and listens where the operator says
+            hello = replace(hello, listen=dialable(hello.listen, request.remote, self._peer_networks))
+        return known, hello
+
+    async def _prove(self, request: web.Request, socket: web.WebSocketResponse, known: KnownPeer) -> None:
+        try:
+            client_nonce = bytes.fromhex(request.headers.get(NONCE_HEADER, ""))
+        except ValueError:
+            client_nonce = b""
+        if len(client_nonce) != NONCE_BYTES:
+            raise PeerFault(f"{NONCE_HEADER} is {NONCE_BYTES} bytes in hex")
+        asked = challenge(self._run_key, client_nonce, known.peer)
+        await socket.send_bytes(CHALLENGE.encode(asked))
+        given = ANSWER.decode(await _next_binary(socket))
+        if not is_answer(known.public_key, public_bytes(self._run_key), client_nonce, asked, given):
+            raise _refusal("credential", "the signature is not this peer's", permanent=True)
+
+    async def _serve(self, request: web.Request, socket: web.WebSocketResponse, known: KnownPeer, hello: Hello) -> None:
+        number, session = SessionId(next(self._ids)), _Session(known.peer, Outbox(socket))
+        self._open[number] = session
+        log.info("connected peer=%s name=%s kind=%s session=%d", known.peer, hello.name, hello.kind, number)
+        try:
+            await self._emit(PeerConnected(number, known.peer, hello))
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(_send(session.outbox, request))
+                await self._converse(socket, number, session)
+        finally:
+            self._open.pop(number, None)
+
+    async def _converse(self, socket: web.WebSocketResponse, number: SessionId, session: _Session) -> None:
+        """Until either side closes. PeerDisconnected does not wait for the peer to take note."""
+        reason = "closed"
+        try:
+            async with asyncio.timeout(SILENCE_S_MAX) as silence:
+                while (data := await _next(socket)) is not None:
+                    _heard(silence)
+                    await self._emit(PeerSaid(number, TO_COORDINATOR.decode(data)))
+        except TimeoutError:
+            reason = f"silent for {SILENCE_S_MAX:g} s"
+        except PeerFault as fault:
+            reason = f"protocol: {fault}"
+            self.faults[session.peer] += 1
+            session.outbox.put(TO_PEER.encode(Refused("protocol", str(fault), permanent=False)))
+        finally:
+            del self._open[number]
+            session.outbox.finish()
+            reason = SLOW if session.outbox.slow else reason
+            log.info("disconnected peer=%s session=%d reason=%s", session.peer, number, reason)
+            await self._emit(PeerDisconnected(number, reason))
+
+
+async def _send(outbox: Outbox, request: web.Request) -> None:
+    """Until it is over. Who has not read all of it then will not: reading from it may hang in the answer to a ping."""
+    try:
+        await outbox.run()
+    finally:
+        transport = request.transport
+        if transport is not None and (outbox.slow or transport.get_write_buffer_size()):
+            transport.abort()
+
+
+def _heard(silence: asyncio.Timeout) -> None:
+    """Silence begins anew; a timer for each message would cost as much as the message."""
+    until, last = asyncio.get_running_loop().time() + SILENCE_S_MAX, silence.when()
+    if last is not None and until - last > SILENCE_GRAIN * SILENCE_S_MAX:
+        silence.reschedule(until)
+
+
+async def _next(socket: web.WebSocketResponse) -> bytes | None:
+    """The next binary frame; None when the link is closed. PeerFault: text, or too long."""
+    try:
+        message = await socket.receive()
+    except ConnectionError:  # while a ping is answered
+        return None
+    if message.type is WSMsgType.BINARY:
+        data: bytes = message.data
+        return data
+    if message.type is WSMsgType.TEXT:
+        raise PeerFault("expected a binary frame")
+    if message.type is WSMsgType.ERROR:
+        raise PeerFault(f"broken frame: {socket.exception()}")
+    return None
+
+
+async def _next_binary(socket: web.WebSocketResponse) -> bytes:
+    data = await _next(socket)
+    if data is None:
+        raise PeerFault("closed during the handshake")
+    return data
+
+
+async def _last_words(socket: web.WebSocketResponse, data: bytes) -> None:
+    outbox = Outbox(socket)
+    outbox.put(data)
+    outbox.finish()
+    await outbox.run()

@@ -1,0 +1,194 @@
+"""What a caller of the gateway asks for: the request's fields, checked one by one, as one Ask for all endpoints.
+
+What the engines cannot give is refused by name (400); null and the neutral value of such a field are accepted. Fields
+that are about something else (user, metadata, ...) are ignored; unknown ones are refused. Not here: text and tokens.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from echo2d.core.gateway.open_calls import CHOICES_MAX
+from echo2d.net.gateway.errors import unusable
+
+STOPS_MAX = 4  # as OpenAI allows
+STOP_CHARS_MAX = 256  # so much text is held back at most, for it may be the beginning of a stop
+STOP_IDS_MAX = 64
+SEED_MAX = (1 << 62) - 1  # choices have the next ones
+TEMPERATURE_MIN = 1e-3  # below it engines are asked for 0, greedy
+TEMPERATURE_MAX = 10.0
+MESSAGES_MAX = 4096
+
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "best_of": (1,), "echo": (False,), "frequency_penalty": (0,), "function_call": ("none",), "functions": ([],),
+    "ignore_eos": (False,), "logit_bias": ({},), "length_penalty": (1,), "min_p": (0,), "min_tokens": (0,),
+    "modalities": (["text"],), "presence_penalty": (0,), "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "suffix": ("",), "tool_choice": ("none", "auto"), "tools": ([],), "top_k": (-1, 0), "top_logprobs": (0,),
+    "use_beam_search": (False,), "prompt_logprobs": (0,), "features": (None,), "return_routed_experts": (False,),
+}  # fmt: skip
+IGNORED = frozenset({
+    "cache_salt", "metadata", "parallel_tool_calls", "priority", "prompt_cache_key", "request_id",
+    "safety_identifier", "service_tier", "store", "user", "model",
+})  # fmt: skip
+COMMON = frozenset({
+    "temperature", "top_p", "max_tokens", "n", "stop", "stop_token_ids", "seed", "logprobs", "skip_special_tokens",
+})  # fmt: skip
+STREAMED = frozenset({"stream", "stream_options"})
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request. max_new_tokens None: as many as are allowed. special: special tokens are part of the text."""
+
+    choices: int
+    max_new_tokens: int | None
+    temperature: float
+    top_p: float
+    stops: tuple[str, ...]
+    stop_token_ids: tuple[int, ...]
+    rng_seed: int | None
+    logprobs: bool
+    special: bool
+    stream: bool = False
+    include_usage: bool = False
+
+
+def read_ask(body: Mapping[str, Any], own: frozenset[str], *, logprobs: bool) -> Ask:
+    """own: fields of this endpoint that its handler reads. logprobs: whether it was asked for them."""
+    _refuse_others(body, COMMON | STREAMED | own)
+    options = body.get("stream_options") or {}
+    if not isinstance(options, dict) or options.keys() - {"include_usage"}:
+        raise unusable("stream_options", "expected {include_usage}")
+    name = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
+    seed = body.get("seed")
+    return Ask(
+        choices=_integer(body, "n", 1, 1, CHOICES_MAX),
+        max_new_tokens=None if body.get(name) is None else _integer(body, name, 1, 1, 1 << 31),
+        temperature=_temperature(body),
+        top_p=_number(body, "top_p", 1.0, 0.0, 1.0, above=True),
+        stops=_stops(body.get("stop")),
+        stop_token_ids=_token_ids(body, "stop_token_ids", STOP_IDS_MAX),
+        rng_seed=None if seed is None else _integer(body, "seed", 0, 0, SEED_MAX),
+        logprobs=logprobs,
+        special=not _boolean(body, "skip_special_tokens", default=True),
+        stream=_boolean(body, "stream"),
+        include_usage=_boolean(options, "include_usage"),
+    )
+
+
+def wants_logprobs(body: Mapping[str, Any]) -> bool:
+    """Of chat: true or false."""
+    return _boolean(body, "logprobs")
+
+
+def wants_legacy_logprobs(body: Mapping[str, Any]) -> bool:
+    """Of completions: a number of alternatives, of which engines give none; 0: of the sampled tokens."""
+    found = body.get("logprobs")
+    if found is None or found is False:
+        return False
+    if type(found) is not int or found != 0:
+        raise unusable("logprobs", "engines report the sampled token's only: expected 0 or null", "unsupported_value")
+    return True
+
+
+def read_tokens(value: Any, name: str, most: int) -> tuple[int, ...]:
+    if not isinstance(value, list) or not 0 < len(value) <= most:
+        raise unusable(name, f"expected a list of 1 to {most} token ids")
+    if not all(type(token) is int and 0 <= token < 1 << 31 for token in value):
+        raise unusable(name, "expected token ids")
+    return tuple(value)
+
+
+def read_messages(value: Any) -> list[dict[str, Any]]:
+    """With the text of their parts joined."""
+    if not isinstance(value, list) or not 0 < len(value) <= MESSAGES_MAX:
+        raise unusable("messages", f"expected a list of 1 to {MESSAGES_MAX} messages")
+    return [_message(message, f"messages[{number}]") for number, message in enumerate(value)]
+
+
+def _message(message: Any, name: str) -> dict[str, Any]:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise unusable(name, "expected {role, content}")
+    for extra in sorted(message.keys() - {"role", "content", "name", "refusal"}):
+        if message[extra] not in (None, [], ""):
+            raise unusable(name, f"{extra[:64]} is not supported", "unsupported_value")
+    kept = {key: message[key] for key in ("role", "name") if isinstance(message.get(key), str)}
+    return {**kept, "content": _content(message.get("content"), name)}
+
+
+def _content(content: Any, name: str) -> str:
+    parts = content if isinstance(content, list) else [{"text": content}]
+    texts = [part.get("text") for part in parts if isinstance(part, dict)]  # images have none
+    if len(texts) < len(parts) or not all(isinstance(text, str) for text in texts):
+        raise unusable(f"{name}.content", "expected text, or a list of text parts", "unsupported_value")
+    return checked_text("".join(map(str, texts)), f"{name}.content")
+
+
+def checked_text(text: str, name: str) -> str:
+    """JSON also spells halves of characters."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise unusable(name, "is no valid text") from error
+    return text
+
+
+def _refuse_others(body: Mapping[str, Any], known: frozenset[str]) -> None:
+    for name, value in body.items():
+        if name in known or name in IGNORED or value is None:
+            continue
+        if name not in NEUTRAL:
+            raise unusable(name[:64], "unknown field", "unknown_field")
+        if not any((type(value) is not bool and value == neutral) or value is neutral for neutral in NEUTRAL[name]):
+            raise unusable(name, "is not supported", "unsupported_value")
+
+
+def _stops(value: Any) -> tuple[str, ...]:
+    stops = [] if value is None else [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or len(stops) > STOPS_MAX:
+        raise unusable("stop", f"expected a text, or a list of at most {STOPS_MAX}")
+    if not all(isinstance(stop, str) and 0 < len(stop) <= STOP_CHARS_MAX for stop in stops):
+        raise unusable("stop", f"expected texts of 1 to {STOP_CHARS_MAX} characters")
+    return tuple(checked_text(stop, "stop") for stop in stops)
+
+
+def _token_ids(body: Mapping[str, Any], name: str, most: int) -> tuple[int, ...]:
+    found = body.get(name)
+    return () if found in (None, []) else read_tokens(found, name, most)
+
+
+def _temperature(body: Mapping[str, Any]) -> float:
+    found = _number(body, "temperature", 1.0, 0.0, TEMPERATURE_MAX)
+    return found if found >= TEMPERATURE_MIN else 0.0
+
+
+def _number(
+    body: Mapping[str, Any], name: str, default: float, low: float, high: float, *, above: bool = False
+) -> float:
+    found = body.get(name)
+    if found is None:
+        return default
+    if type(found) not in (int, float) or not low <= found <= high:  # NaN is not
+        raise unusable(name, f"expected a number from {low:g} to {high:g}")
+    if above and found == low:
+        raise unusable(name, f"expected more than {low:g}")
+    return float(found)
+
+
+def _integer(body: Mapping[str, Any], name: str, default: int, low: int, high: int) -> int:
+    found = body.get(name)
+    if found is None:
+        return default
+    if type(found) is not int or not low <= found <= high:
+        raise unusable(name, f"expected an integer from {low} to {high}")
+    return found
+
+
+def _boolean(body: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
+    found = body.get(name)
+    if found is None:
+        return default
+    if type(found) is not bool:
+        raise unusable(name, "expected true or false")
+    return found

@@ -1,0 +1,249 @@
+"""The gateway's endpoints: what OpenAI's clients and verifiers' training client say, as calls on the run's workers.
+
+    GET  /v1/models                 the policy, as one model
+    POST /v1/chat/completions       messages through the snapshot's chat template; also streamed
+    POST /v1/completions            a text or token ids; also streamed
+    POST /inference/v1/generate     token ids in, token ids and logprobs out (vLLM's shape)
+
+A bearer secret of role gateway. X-Session-ID: calls of one session go to one worker. X-Echo2d-Min-Version: 409 with the
+version that is served, if none so new can be had. Not here: how answers are sent (`handlers`); slots, versions, which
+tokens are believed (`core/gateway/calls.py`).
+"""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from http import HTTPStatus
+from typing import Any, Protocol
+
+from aiohttp import web
+from blake3 import blake3
+
+from echo2d.core.base.ids import Version
+from echo2d.core.gateway.events import CallAsked, CallId
+from echo2d.core.protocol.trajectory import pack_tokens, unpack_tokens
+from echo2d.net.gateway.errors import CallRefusal, unusable
+from echo2d.net.gateway.handlers import Answer, Answering, Question, Spelling
+from echo2d.net.gateway.limits import Desk, Requests
+from echo2d.net.gateway.requests import (
+    checked_text,
+    read_ask,
+    read_messages,
+    read_tokens,
+    wants_legacy_logprobs,
+    wants_logprobs,
+)
+from echo2d.net.gateway.tokenizer import Texts
+from echo2d.net.http.json_fields import integer_text, json_object
+
+GATEWAY_PATHS = frozenset({"/v1/models", "/v1/chat/completions", "/v1/completions", "/inference/v1/generate"})
+MIN_VERSION_HEADER = "X-Echo2d-Min-Version"
+SESSION_HEADER = "X-Session-ID"
+BODY_S_MAX = 30.0  # for a body of 1 MiB at most
+PROMPT_TOKENS_MAX = 1 << 17  # as of a task's prompts: 512 KiB in a lease
+CALL_TOKENS_MAX = 1 << 17  # of all choices of a call together: an answer of some 10 MB with logprobs
+COMPLETION_TOKENS = 16  # of a completion that does not say how many, as at OpenAI
+PREFIX_TOKENS = 64  # prompts that begin alike belong together, if nothing else says so
+TEMPLATE_OPTIONS_MAX = 32
+OF_ITS_TEXT = frozenset({"detokenize", "output_kind", "spaces_between_special_tokens"})  # what `generate` means anyway
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Backend(Answering, Protocol):
+    """What the endpoints need from the coordinator's runtime. max_new_tokens: of one choice, at most."""
+
+    vocab_size: int
+    max_new_tokens: int
+    stop_token_ids: tuple[int, ...]
+
+    async def texts(self) -> Texts:
+        """Of the newest published version. CallRefusal: there is none."""
+
+    def newest(self) -> dict[str, Any] | None:
+        """The newest published version, for people."""
+
+
+class Endpoints:
+    """The handlers."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._requests = Requests()
+        self._desk = Desk()
+
+    def limited(self, handler: Handler) -> Handler:
+        """The handler, for so many requests at once."""
+
+        async def counted(request: web.Request) -> web.StreamResponse:
+            with self._requests.one_of(self._backend.caller(request).name):
+                return await handler(request)
+
+        return counted
+
+    async def models(self, request: web.Request) -> web.Response:  # noqa: ARG002 - aiohttp's signature
+        newest = self._backend.newest()
+        facts = {"id": self._backend.model, "object": "model", "created": 0, "owned_by": "echo2d", "version": newest}
+        if newest is not None:
+            facts["max_model_len"] = (await self._backend.texts()).context_max
+        return web.json_response({"object": "list", "data": [facts]})
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        return await self._answer(request, await self._chat(request))
+
+    async def complete(self, request: web.Request) -> web.StreamResponse:
+        return await self._answer(request, await self._completion(request))
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        return await self._answer(request, await self._generation(request))
+
+    # --- inside: reading; a request's body is gone before its answer begins
+
+    async def _chat(self, request: web.Request) -> Question:
+        body = await self._body(request)
+        own = frozenset({"messages", "max_completion_tokens", "chat_template_kwargs", "return_token_ids"})
+        ask, ids = read_ask(body, own, logprobs=wants_logprobs(body)), body.get("return_token_ids") is True
+        messages, options = read_messages(body.get("messages")), _template_options(body.get("chat_template_kwargs"))
+        texts = await self._backend.texts()
+        prompt = await self._desk.do(lambda: pack_tokens(texts.encode(texts.render(messages, options), special=False)))
+        if not prompt:
+            raise unusable("messages", "the chat template makes no tokens of them")
+        spelling = Spelling(
+            "chat",
+            "chat.completion",
+            "chatcmpl-",
+            lambda output: {**output.message(logprobs=ask.logprobs), **output.facts(ids=ids)},
+            lambda output, step, first: output.delta(step, first=first, logprobs=ask.logprobs),
+        )
+        return Question(ask, prompt, self._session(request, body, messages[:2]), texts, spelling)
+
+    async def _completion(self, request: web.Request) -> Question:
+        body = await self._body(request)
+        own = frozenset({"prompt", "return_token_ids"})
+        ask, ids = read_ask(body, own, logprobs=wants_legacy_logprobs(body)), body.get("return_token_ids") is True
+        if ask.max_new_tokens is None:
+            ask = replace(ask, max_new_tokens=COMPLETION_TOKENS)
+        texts = await self._backend.texts()
+        prompt = await self._completion_prompt(body.get("prompt"), texts)
+        spelling = Spelling(
+            "completion",
+            "text_completion",
+            "cmpl-",
+            lambda output: {**output.completion(logprobs=ask.logprobs), **output.facts(ids=ids)},
+            lambda output, step, _: output.completion_chunk(step, logprobs=ask.logprobs),
+        )
+        return Question(ask, prompt, self._session(request, body, _prefix(prompt)), texts, spelling)
+
+    async def _generation(self, request: web.Request) -> Question:
+        body = await self._body(request)
+        known = {"model", "token_ids", "sampling_params", "cache_salt", "priority", "request_id"}
+        for name in sorted(body.keys() - known):
+            if body[name] not in (None, False):
+                raise unusable(name[:64], "is not supported", "unsupported_value")
+        given = body.get("sampling_params") or {}
+        if not isinstance(given, dict):
+            raise unusable("sampling_params", "expected an object")
+        logprobs = given.get("logprobs")
+        if logprobs not in (None, 0, 1) or isinstance(logprobs, bool):
+            raise unusable("logprobs", "engines report the sampled token's only: expected 1, 0 or null")
+        ask = replace(read_ask(given, OF_ITS_TEXT, logprobs=logprobs is not None), stream=False)
+        prompt = pack_tokens(read_tokens(body.get("token_ids"), "token_ids", PROMPT_TOKENS_MAX))
+        spelling = Spelling(
+            "generate",
+            "",
+            "gen-",
+            lambda output: {**output.generated(logprobs=ask.logprobs), **output.facts(ids=False)},
+        )
+        session = self._session(request, body, _prefix(prompt))
+        return Question(ask, prompt, session, await self._backend.texts(), spelling)
+
+    async def _body(self, request: web.Request) -> dict[str, Any]:
+        try:
+            async with asyncio.timeout(BODY_S_MAX):
+                body = await json_object(request)
+        except TimeoutError as error:
+            detail = f"the body did not come in {BODY_S_MAX:g} s"
+            raise CallRefusal(HTTPStatus.REQUEST_TIMEOUT, "slow", detail) from error
+        if body.get("model") != self._backend.model:
+            detail = f"model: there is only {self._backend.model!r} here"
+            raise CallRefusal(HTTPStatus.NOT_FOUND, "model_not_found", detail, param="model")
+        return body
+
+    async def _completion_prompt(self, given: Any, texts: Texts) -> bytes:
+        if isinstance(given, list) and len(given) == 1 and isinstance(given[0], str | list):
+            given = given[0]
+        if isinstance(given, str):
+            text = checked_text(given, "prompt")
+            prompt = await self._desk.do(lambda: pack_tokens(texts.encode(text, special=True)))
+            if not prompt:
+                raise unusable("prompt", "is empty")
+            return prompt
+        if isinstance(given, list) and given and not isinstance(given[0], int):
+            raise unusable("prompt", "one prompt per call", "unsupported_value")
+        return pack_tokens(read_tokens(given, "prompt", PROMPT_TOKENS_MAX))
+
+    def _session(self, request: web.Request, body: Mapping[str, Any], prefix: Any) -> str:
+        """Of a header or a field if there is one, else of how the prompt begins; of one caller only."""
+        named = request.headers.get(SESSION_HEADER) or body.get("prompt_cache_key") or body.get("user")
+        said = [self._backend.caller(request).name, "named" if named else "prefix", named or prefix]
+        return blake3(json.dumps(said, default=str).encode()).hexdigest()[:32]
+
+    # --- inside: asking
+
+    async def _answer(self, request: web.Request, question: Question) -> web.StreamResponse:
+        return await Answer(self._backend, request, question).give(self._make(request, question))
+
+    def _make(self, request: web.Request, question: Question) -> Callable[[CallId], CallAsked]:
+        """The call, once all is in order."""
+        ask = question.ask
+        if int(unpack_tokens(question.prompt).max()) >= self._backend.vocab_size:
+            raise unusable("prompt", f"token ids are below {self._backend.vocab_size}")
+        room = self._room(question)
+        header = request.headers.get(MIN_VERSION_HEADER)
+        oldest = Version(0 if header is None else integer_text(header, MIN_VERSION_HEADER))
+        ends = tuple(dict.fromkeys((*self._backend.stop_token_ids, *ask.stop_token_ids)))
+        caller = self._backend.caller(request).name
+        return lambda number: CallAsked(
+            number, caller, question.prompt, ask.choices, room, ask.temperature, ask.top_p, ends, ask.rng_seed,
+            oldest, question.session,
+        )  # fmt: skip
+
+    def _room(self, question: Question) -> int:
+        """How many tokens a choice gets."""
+        wanted, choices, context = question.ask.max_new_tokens, question.ask.choices, question.texts.context_max
+        most = min(self._backend.max_new_tokens, CALL_TOKENS_MAX // choices)
+        if wanted is not None and wanted > most:
+            raise unusable("max_tokens", f"at most {most} are given here" + (f" to {choices} choices" * (choices > 1)))
+        asked = question.prompt_tokens
+        left = most if context is None else min(most, context - asked)
+        if asked > PROMPT_TOKENS_MAX or left < (wanted or 1):
+            limit = PROMPT_TOKENS_MAX if context is None else context
+            detail = f"this model's maximum context length is {limit} tokens; {asked} and {wanted or 1} are too many"
+            raise unusable("prompt", detail, "context_length_exceeded")
+        return wanted or left
+
+
+def _prefix(prompt: bytes) -> str:
+    return prompt[: 4 * PREFIX_TOKENS].hex()
+
+
+def _template_options(given: Any) -> dict[str, Any]:
+    options = {} if given is None else given
+    if not isinstance(options, dict) or len(options) > TEMPLATE_OPTIONS_MAX:
+        raise unusable("chat_template_kwargs", f"expected an object of at most {TEMPLATE_OPTIONS_MAX} values")
+    if not all(isinstance(value, str | int | float | None) for value in options.values()):
+        raise unusable("chat_template_kwargs", "expected texts, numbers and booleans")
+    return options
+
+
+def mount(app: web.Application, backend: Backend, allow: Callable[[Handler], Handler]) -> None:
+    """Add the endpoints. allow: makes a handler one for callers of the gateway only."""
+    endpoints = Endpoints(backend)
+    app.router.add_get("/v1/models", allow(endpoints.models))
+    for path, handler in {
+        "/v1/chat/completions": endpoints.chat,
+        "/v1/completions": endpoints.complete,
+        "/inference/v1/generate": endpoints.generate,
+    }.items():
+        app.router.add_post(path, allow(endpoints.limited(handler)))

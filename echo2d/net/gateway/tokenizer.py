@@ -1,0 +1,104 @@
+"""Text to tokens and back, by the files of a published snapshot: its tokenizer and its chat template. Blocking.
+
+A template runs in jinja2's sandbox: it comes with the weights, and sees the messages of strangers. Nothing is ever
+tokenized again: what engines write is only made readable. Not here: which snapshot, and who verified its bytes.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from jinja2 import TemplateError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+from echo2d.core.cluster.statistics import printable
+from echo2d.errors import OperatorFault
+from echo2d.net.gateway.errors import unusable
+
+TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json")
+PROMPT_CHARS_MAX = 4 << 20  # of a rendered template; a request is 1 MiB
+TEMPLATE_WORDS_MAX = 300  # of what it says is wrong
+LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")
+
+
+class Texts:
+    """Of one snapshot. files: the content of those of TEXT_FILES that it has. template: instead of its own.
+
+    context_max: tokens of prompt and output together; None: the snapshot does not say.
+    """
+
+    def __init__(self, files: Mapping[str, bytes], template: str | None = None) -> None:
+        try:
+            self.tokenizer = Tokenizer.from_buffer(files["tokenizer.json"])
+            settings = _object(files.get("tokenizer_config.json"))
+            model = _object(files.get("config.json"))
+        except Exception as error:
+            raise OperatorFault(f"the snapshot's tokenizer cannot be read: {error}") from error
+        inner = model.get("text_config")
+        lengths = [of.get(key) for of in (model, inner) if isinstance(of, dict) for key in LENGTH_KEYS]
+        self.context_max = next((found for found in lengths if type(found) is int and found > 0), None)
+        self.special = frozenset(
+            each for each, token in self.tokenizer.get_added_tokens_decoder().items() if token.special
+        )
+        self._template = template or _template_of(files, settings)
+        self._named = {name: _token_text(settings.get(name)) for name in ("bos_token", "eos_token", "pad_token")}
+
+    def encode(self, text: str, *, special: bool) -> list[int]:
+        """special: with the tokens that the tokenizer puts around a text."""
+        (encoded,) = self.tokenizer.encode_batch([text], add_special_tokens=special)  # `encode` keeps the GIL
+        ids: list[int] = encoded.ids
+        return ids
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """With the text of special tokens."""
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=False))
+
+    def render(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> str:
+        """The messages as the model knows them, up to where its answer begins. options: for the template."""
+        if self._template is None:
+            raise unusable("messages", "this model has no chat template; use /v1/completions", "no_chat_template")
+        values = {**options, **self._named, "messages": messages, "add_generation_prompt": True}
+        try:
+            text = _environment().from_string(self._template).render(values)
+            text.encode()  # it may spell halves of characters
+        except Exception as error:  # somebody else's program: it may raise what it likes
+            detail = f"the chat template says: {printable(str(error), TEMPLATE_WORDS_MAX)}"
+            raise unusable("messages", detail, "chat_template") from error
+        if len(text) > PROMPT_CHARS_MAX:
+            raise unusable("messages", f"the chat template makes more than {PROMPT_CHARS_MAX} characters of them")
+        return text
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = lambda form: datetime.now(UTC).strftime(form)
+    return environment
+
+
+def _raise(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _object(data: bytes | None) -> dict[str, Any]:
+    found = {} if data is None else json.loads(data)
+    return found if isinstance(found, dict) else {}
+
+
+def _template_of(files: Mapping[str, bytes], settings: Mapping[str, Any]) -> str | None:
+    if "chat_template.jinja" in files:
+        return files["chat_template.jinja"].decode(errors="surrogateescape")  # what is no text renders to none
+    found = settings.get("chat_template")
+    if isinstance(found, list):  # several by name
+        named = [each for each in found if isinstance(each, dict) and each.get("name") == "default"]
+        found = named[0].get("template") if named else None
+    return found if isinstance(found, str) else None
+
+
+def _token_text(value: Any) -> str:
+    found = value.get("content") if isinstance(value, dict) else value
+    return found if isinstance(found, str) else ""

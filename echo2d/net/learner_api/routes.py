@@ -1,0 +1,319 @@
+"""The coordinator's public HTTP API. It checks who asks and what the request looks like; it takes no decisions.
+
+    POST /v1/enrol                        bearer secret, {key, proof} in hex          -> {peer, run_id, certificate}
+    GET  /v1/worker                       WebSocket, see net/control/server.py
+    POST /v1/learner/session              {resume_step}                               -> {epoch, run_id, ...}
+    POST /v1/versions                     {version, epoch, path} or {.., upload:true} -> {version, digest, ...}
+    PUT  /v1/versions/{n}/files/{name}    ?epoch=E, the file's bytes                  -> {bytes}
+    GET  /v1/batches/{n}                  ?epoch=E, long poll                         -> the batch's bytes, or 204
+    POST /v1/batches/{n}/commit           {batch_digest, epoch, t_train_s}            -> {publish_every}
+    POST /v1/batches/{n}/refuse           {groups, reasons, epoch}                    -> {}
+    POST /v1/learner/checkpoint           {step, epoch}                               -> {}
+    GET  /v1/status, /metrics, /          facts as JSON, as Prometheus text, as a page
+    the gateway's, if it is on            see net/gateway/routes.py; its errors have OpenAI's shape
+
+Every error is {"error": a short code, "detail": one line}: 400 malformed, 401 / 403 who, 409 the run's state forbids
+it, 413 too large, 415 encoded body, 503 busy (try again), 507 disk. Unknown fields are refused. Request bodies are
+never decompressed.
+"""
+
+import io
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from http import HTTPStatus
+from importlib import resources
+from typing import Any, Protocol
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from echo2d.core.base.ids import DIGEST_BYTES, Digest, Epoch, GroupId, PeerId, RunId, Version
+from echo2d.core.cluster.events import (
+    BatchAsked,
+    CheckpointAsked,
+    CommitAsked,
+    EpochAsked,
+    Event,
+    RefuseAsked,
+    Reply,
+    RequestId,
+    SessionAsked,
+)
+from echo2d.errors import OperatorFault, PeerFault, StoreFault
+from echo2d.net.gateway.errors import error_response
+from echo2d.net.gateway.routes import GATEWAY_PATHS, mount
+from echo2d.net.gateway.routes import Backend as Gateway
+from echo2d.net.http.admission import DOOR, Door, admit
+from echo2d.net.http.json_fields import (
+    Refusal,
+    fields,
+    from_hex,
+    integer,
+    integer_text,
+    malformed,
+    seconds,
+    secret_of,
+    text,
+)
+from echo2d.net.security.auth import KEY_BYTES, Caller, Denied, Role
+
+BODY_BYTES_MAX = 1 << 20  # JSON; the longest is a refusal of all groups with reasons
+LONG_POLL_S = 30.0
+ANSWER_S_MAX = 60.0  # a coordinator that needs longer is overloaded; the caller tries again
+REASON_CHARS_MAX = 500
+KEEPALIVE_S = 75.0  # an idle connection of somebody with a credential; clients let go after 15 s
+DIGEST_HEADER = "X-Echo2d-Digest"
+
+LEARNER: frozenset[Role] = frozenset({"learner"})
+GATEWAY: frozenset[Role] = frozenset({"gateway"})
+READERS: frozenset[Role] = frozenset({"learner", "gateway", "viewer"})
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Backend(Protocol):
+    """What the API needs from the coordinator's runtime."""
+
+    run_id: RunId
+
+    def caller(self, secret: str) -> Caller:
+        """Denied: not a valid secret."""
+
+    async def enrol(self, secret: str, public_key: bytes, proof: bytes) -> tuple[PeerId, str]:
+        """The peer and its certificate. Denied: not with this secret, key or proof."""
+
+    async def ask(self, make: Callable[[RequestId], Event], *, timeout_s: float) -> Reply | None:
+        """Put a request to the core; None when it was not answered in time."""
+
+    async def publish(self, epoch: Epoch, version: Version, path: str | None) -> Reply | None:
+        """The snapshot in directory `path`, or (None) the uploaded one. OperatorFault: not a snapshot we may take."""
+
+    async def upload(self, epoch: Epoch, version: Version, name: str, data: AsyncIterator[bytes]) -> int:
+        """Keep one file until its version is published; its size. OperatorFault: name or size not allowed."""
+
+    def status(self) -> dict[str, Any]: ...
+
+    def metrics(self) -> bytes: ...
+
+
+def _error(
+    request: web.Request, status: int, code: str, detail: str, *, refusal: Refusal | None = None
+) -> web.Response:
+    if request.path in GATEWAY_PATHS:
+        return error_response(status, code, detail, refusal=refusal)
+    return web.json_response({"error": code, "detail": detail}, status=status)
+
+
+@web.middleware
+async def _faults_to_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    if "Content-Encoding" in request.headers:
+        status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
+        return _error(request, status, "encoded", "request bodies are sent as they are")
+    try:
+        return await handler(request)
+    except Refusal as refusal:
+        return _error(request, refusal.status, refusal.code, refusal.detail, refusal=refusal)
+    except Denied as denied:
+        return _error(request, denied.status, denied.code, denied.detail)
+    except PeerFault as fault:
+        return _error(request, HTTPStatus.BAD_REQUEST, "malformed", str(fault))
+    except OperatorFault as fault:
+        return _error(request, HTTPStatus.BAD_REQUEST, "refused", str(fault))
+    except StoreFault as fault:
+        return _error(request, HTTPStatus.INSUFFICIENT_STORAGE, "disk", str(fault))
+    except web.HTTPRequestEntityTooLarge:
+        return _error(request, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "too_large", f"at most {BODY_BYTES_MAX} bytes")
+    except web.HTTPException as http:
+        return _error(request, http.status, "http", http.reason)
+
+
+# --- handlers -------------------------------------------------------------------------------------------------------
+
+
+class Api:
+    """The handlers of one coordinator's API."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def allow(self, roles: frozenset[Role], handler: Handler) -> Handler:
+        """The handler, for callers of these roles only."""
+
+        async def checked(request: web.Request) -> web.StreamResponse:
+            caller = self._backend.caller(secret_of(request))
+            admit(request)
+            if caller.role not in roles:
+                detail = f"token {caller.name} is for a {caller.role}; this needs {' or '.join(sorted(roles))}"
+                raise Refusal(HTTPStatus.FORBIDDEN, "role", detail)
+            return await handler(request)
+
+        return checked
+
+    async def enrol(self, request: web.Request) -> web.Response:
+        secret = secret_of(request)
+        body = await fields(request, {"key", "proof"})
+        key, proof = from_hex(body["key"], "key", KEY_BYTES), from_hex(body["proof"], "proof", 2 * KEY_BYTES)
+        peer, certificate = await self._backend.enrol(secret, key, proof)
+        return web.json_response({"peer": peer, "run_id": self._backend.run_id, "certificate": certificate})
+
+    async def open_session(self, request: web.Request) -> web.Response:
+        body = await fields(request, {"resume_step"})
+        step = integer(body["resume_step"], "resume_step")
+        return await self._ask(lambda number: SessionAsked(number, step))
+
+    async def publish(self, request: web.Request) -> web.Response:
+        body = await fields(request, {"version", "epoch"}, frozenset({"path", "upload"}))
+        path = body.get("path")
+        if isinstance(path, str) and not path.isprintable():
+            raise malformed("path: expected printable text")
+        if (path is None) != (body.get("upload") is True) or not isinstance(path, str | None):
+            raise malformed('expected either "path": a directory, or "upload": true')
+        epoch, version = Epoch(integer(body["epoch"], "epoch")), Version(integer(body["version"], "version"))
+        await self._fence(epoch)
+        return _answer(await self._backend.publish(epoch, version, path))
+
+    async def upload(self, request: web.Request) -> web.Response:
+        epoch, version = _epoch(request), Version(integer_text(request.match_info["version"], "version"))
+        await self._fence(epoch)
+        size = await self._backend.upload(epoch, version, request.match_info["name"], request.content.iter_any())
+        return web.json_response({"bytes": size})
+
+    async def take_batch(self, request: web.Request) -> web.Response:
+        epoch, step = _epoch(request), _step(request)
+        reply = await self._backend.ask(lambda number: BatchAsked(number, epoch, step), timeout_s=LONG_POLL_S)
+        self._backend.caller(secret_of(request))  # it may have been revoked meanwhile
+        return web.Response(status=HTTPStatus.NO_CONTENT) if reply is None else _answer(reply)
+
+    async def commit(self, request: web.Request) -> web.Response:
+        body, step = await fields(request, {"batch_digest", "epoch", "t_train_s"}), _step(request)
+        digest = Digest(from_hex(body["batch_digest"], "batch_digest", DIGEST_BYTES))
+        epoch, t_train_s = Epoch(integer(body["epoch"], "epoch")), seconds(body["t_train_s"], "t_train_s")
+        return await self._ask(lambda number: CommitAsked(number, epoch, step, digest, t_train_s))
+
+    async def refuse(self, request: web.Request) -> web.Response:
+        body, step = await fields(request, {"groups", "reasons", "epoch"}), _step(request)
+        epoch, groups = Epoch(integer(body["epoch"], "epoch")), _refused_groups(body)
+        return await self._ask(lambda number: RefuseAsked(number, epoch, step, groups))
+
+    async def checkpoint(self, request: web.Request) -> web.Response:
+        body = await fields(request, {"step", "epoch"})
+        epoch, step = Epoch(integer(body["epoch"], "epoch")), integer(body["step"], "step")
+        return await self._ask(lambda number: CheckpointAsked(number, epoch, step))
+
+    async def status(self, request: web.Request) -> web.Response:  # noqa: ARG002 - aiohttp's signature
+        return web.json_response(self._backend.status())
+
+    async def metrics(self, request: web.Request) -> web.Response:  # noqa: ARG002
+        return web.Response(body=self._backend.metrics(), content_type="text/plain", charset="utf-8")
+
+    async def _fence(self, epoch: Epoch) -> None:
+        """Refusal: a newer learner has the run; the bytes of this one are not looked at."""
+        reply = await self._backend.ask(lambda number: EpochAsked(number, epoch), timeout_s=ANSWER_S_MAX)
+        if reply is None:
+            raise _overloaded()
+        if reply.status != HTTPStatus.OK:
+            assert isinstance(reply.body, dict)
+            raise Refusal(reply.status, reply.body["error"], reply.body["detail"])
+
+    async def _ask(self, make: Callable[[RequestId], Event]) -> web.Response:
+        return _answer(await self._backend.ask(make, timeout_s=ANSWER_S_MAX))
+
+
+def _refused_groups(body: Mapping[str, Any]) -> tuple[tuple[GroupId, str], ...]:
+    groups, reasons = body["groups"], body["reasons"]
+    if not isinstance(groups, list) or not isinstance(reasons, list) or len(groups) != len(reasons) or not groups:
+        raise malformed("groups, reasons: expected two lists of the same length, at least 1")
+    ids = [GroupId(integer(group, "groups")) for group in groups]
+    said = [text(reason, "reasons")[:REASON_CHARS_MAX] for reason in reasons]
+    return tuple(zip(ids, said, strict=True))
+
+
+def _epoch(request: web.Request) -> Epoch:
+    return Epoch(integer_text(request.query.get("epoch"), "epoch"))
+
+
+def _step(request: web.Request) -> int:
+    return integer_text(request.match_info["step"], "step")
+
+
+def _overloaded() -> Refusal:
+    return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "busy", "the coordinator is overloaded; try again")
+
+
+def _answer(reply: Reply | None) -> web.Response:
+    if reply is None:
+        raise _overloaded()
+    if isinstance(reply.body, bytes):
+        assert reply.digest is not None, "a batch is answered with its digest"
+        headers = {DIGEST_HEADER: reply.digest.hex()}
+        body = io.BytesIO(reply.body)  # so that it is sent in parts: a batch in one go holds up everybody else
+        return web.Response(status=reply.status, body=body, headers=headers, content_type="application/octet-stream")
+    return web.json_response(reply.body, status=reply.status)
+
+
+def _show(page: str) -> Handler:
+    policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
+
+    async def show(request: web.Request) -> web.Response:  # noqa: ARG001 - aiohttp's signature
+        return web.Response(text=page, content_type="text/html", headers={"Content-Security-Policy": policy})
+
+    return show
+
+
+def read_page() -> str:
+    """The dashboard. Blocking."""
+    return resources.files("echo2d").joinpath("web/index.html").read_text(encoding="utf-8")
+
+
+def make_app(backend: Backend, *, worker: Handler, page: str, gateway: Gateway | None = None) -> web.Application:
+    """The application; `worker` handles the control links. gateway: None, it is off. Serve it with `make_runner`."""
+    api, app = Api(backend), web.Application(middlewares=[_faults_to_json], client_max_size=BODY_BYTES_MAX)
+    app[DOOR] = Door()
+    app.router.add_get("/", _show(page))
+    app.router.add_get("/v1/worker", worker)
+    app.router.add_post("/v1/enrol", api.enrol)
+    app.router.add_post("/v1/learner/session", api.allow(LEARNER, api.open_session))
+    app.router.add_post("/v1/learner/checkpoint", api.allow(LEARNER, api.checkpoint))
+    app.router.add_post("/v1/versions", api.allow(LEARNER, api.publish))
+    app.router.add_put("/v1/versions/{version}/files/{name:.+}", api.allow(LEARNER, api.upload))
+    app.router.add_get("/v1/batches/{step}", api.allow(LEARNER, api.take_batch))
+    app.router.add_post("/v1/batches/{step}/commit", api.allow(LEARNER, api.commit))
+    app.router.add_post("/v1/batches/{step}/refuse", api.allow(LEARNER, api.refuse))
+    app.router.add_get("/v1/status", api.allow(READERS, api.status))
+    app.router.add_get("/metrics", api.allow(READERS, api.metrics))
+    if gateway is not None:
+        mount(app, gateway, lambda handler: api.allow(GATEWAY, handler))
+    return app
+
+
+def _callers_mistakes(record: logging.LogRecord) -> bool:
+    """aiohttp logs what it cannot parse as an error with its stack; it is the caller's, not ours."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, HttpProcessingError):
+        record.levelno, record.levelname = logging.INFO, "INFO"
+        record.msg, record.args = "not HTTP: %s", (error.message.partition("\n")[0],)  # then come bytes of the request
+        record.exc_info = record.exc_text = None
+    return True
+
+
+class _Runner(web.AppRunner):
+    async def setup(self) -> None:
+        await super().setup()
+        assert self.server is not None
+        self.app[DOOR].watch(self.server)
+
+
+def make_runner(app: web.Application, *, shutdown_timeout_s: float) -> web.AppRunner:
+    """Serves the application: few strangers, no decompression, and a caller that hangs up cancels its handler.
+
+    What is no HTTP is answered 400 and logged as one line.
+    """
+    logging.getLogger("aiohttp.server").addFilter(_callers_mistakes)
+    return _Runner(
+        app,
+        access_log=None,
+        keepalive_timeout=KEEPALIVE_S,
+        auto_decompress=False,
+        handler_cancellation=True,
+        shutdown_timeout=shutdown_timeout_s,
+    )

@@ -1,0 +1,48 @@
+"""Dialling a peer to see whether that very peer answers: the first half of the handshake of a peer link.
+
+The end that accepts a link proves first, freshly, that it knows the secret. Then this end hangs up: no link opens, so
+nothing that the peer does is disturbed. Not here: whom to dial, and where.
+"""
+
+import asyncio
+import secrets
+
+from echo2d.core.base.ids import RunId
+from echo2d.core.cluster.events import DialBack
+from echo2d.core.cluster.reachability import DIAL_BACK_S
+from echo2d.core.protocol.peer_handshake import DIAL_BACK, NONCE_BYTES
+from echo2d.core.protocol.peer_link import Link
+from echo2d.core.protocol.peer_messages import LinkEnded, LinkOpened
+from echo2d.errors import PeerFault
+from echo2d.net.security.tls import Tls, in_words
+
+
+async def dial_back(order: DialBack, run_id: RunId, tls: Tls | None) -> str:
+    """Why nobody, or somebody else, answers; empty: that very peer does. Under TLS it also shows its certificate."""
+    host, port = order.address.host, order.address.port
+    try:
+        async with asyncio.timeout(DIAL_BACK_S):
+            context, name = (None, None) if tls is None else (tls.dialler, order.peer)
+            reader, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=name)
+            try:
+                await _ask(order, run_id, reader, writer)
+            finally:
+                writer.transport.abort()
+    except (OSError, PeerFault) as error:  # a time-out is one
+        return f"{host}:{port}: {in_words(error)}"
+    return ""
+
+
+async def _ask(order: DialBack, run_id: RunId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """PeerFault: it is not that peer."""
+    expected, nonce = {order.peer: order.secret}, secrets.token_bytes(NONCE_BYTES)
+    link = Link(run_id=run_id, me=DIAL_BACK, secrets=expected, nonce=nonce, dialled=order.peer)
+    writer.write(link.start())
+    while data := await reader.read(len(link.get_buffer())):
+        link.get_buffer()[: len(data)] = data
+        match link.bytes_received(len(data)):
+            case LinkOpened():
+                return
+            case LinkEnded(reason):
+                raise PeerFault(reason)
+    raise PeerFault("it hangs up")

@@ -1,0 +1,254 @@
+"""Who somebody is: token files, keys, proofs of possession, signatures of the run.
+
+    enrolment     bearer secret + public key + proof (signature over a hash of the secret)     -> peer id
+    control link  client: peer id, nonce (headers)
+                  server: Challenge(nonce, signature by the run's key over both nonces and the peer id)
+                  client: Answer(signature by the peer's key over both nonces and the run's key), then its Hello
+    HTTP API      bearer secret
+
+So a captured control link connection is of no use to anybody, and a worker talks to no coordinator but its own.
+Every signature is over a text of its own kind first, so that none can stand for another. Not here: who has which
+credential (`runtime/run_dir/credentials.py`).
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import secrets
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from blake3 import blake3
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from echo2d.core.base.codec import Codec
+from echo2d.core.base.ids import PEER_ID_CHARS, PeerId, RunId
+from echo2d.errors import IntegrityFault, OperatorFault, PeerFault
+
+Role = Literal["worker", "learner", "gateway", "viewer", "seed"]
+TokenRole = Literal["worker", "learner", "gateway", "viewer"]  # seeds get their key from the coordinator itself
+
+KEY_BYTES = 32
+NONCE_BYTES = 32
+RUN_ID_CHARS = 16
+TOKEN_FILE_BYTES_MAX = 16 << 10  # a token is a few hundred bytes
+
+PEER_HEADER = "X-Echo2d-Peer"
+NONCE_HEADER = "X-Echo2d-Nonce"
+
+log = logging.getLogger("echo2d.auth")
+
+
+class Denied(PeerFault):
+    """The caller may not do this. code: a short word; status: 401 (not known) or 403 (known, not allowed)."""
+
+    def __init__(self, status: int, code: str, detail: str) -> None:
+        super().__init__(detail)
+        self.status, self.code, self.detail = status, code, detail
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Somebody with a valid token."""
+
+    name: str
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class KnownPeer:
+    """A peer whose key is bound to a valid token."""
+
+    peer: PeerId
+    public_key: bytes
+    role: Role
+
+
+# --- keys -----------------------------------------------------------------------------------------------------------
+
+
+def public_bytes(key: Ed25519PrivateKey) -> bytes:
+    return key.public_key().public_bytes_raw()
+
+
+def peer_id_of(public_key: bytes) -> PeerId:
+    return PeerId(blake3(public_key).hexdigest()[:PEER_ID_CHARS])
+
+
+def run_id_of(run_key: bytes) -> RunId:
+    """A run is named after its public key."""
+    return RunId(blake3(run_key).hexdigest()[:RUN_ID_CHARS])
+
+
+def load_or_make_key(path: Path) -> Ed25519PrivateKey:
+    """The key in the file, made (mode 0600) when it does not exist; the same one for all who make it at once."""
+    try:
+        return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(path.read_text()))
+    except FileNotFoundError:
+        _make_key(path)
+        return load_or_make_key(path)
+    except (OSError, ValueError) as error:
+        raise OperatorFault(f"{path} is not a readable key: {error}") from error
+
+
+def _make_key(path: Path) -> None:
+    """A new key, unless somebody else was first."""
+    mine = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    write_private(mine, Ed25519PrivateKey.generate().private_bytes_raw().hex())
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.link(mine, path)
+    except OSError as error:
+        raise OperatorFault(f"cannot write {path}: {error.strerror}") from error
+    finally:
+        mine.unlink()
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a new file that only its owner can read, whole or not at all."""
+    scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(text)
+        scratch.replace(path)
+    except OSError as error:
+        scratch.unlink(missing_ok=True)
+        raise OperatorFault(f"cannot write {path}: {error.strerror}") from error
+
+
+# --- token files ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFile:
+    """What `echo2d token create` hands out. url: empty when it was not known then; run_key: hex; authority: PEM."""
+
+    name: str
+    role: TokenRole
+    secret: str
+    run_key: str
+    url: str = ""
+    authority: str = ""
+
+    @property
+    def run_id(self) -> RunId:
+        return run_id_of(bytes.fromhex(self.run_key))
+
+
+def write_token_file(path: Path, token: TokenFile) -> None:
+    write_private(path, json.dumps(asdict(token), indent=2) + "\n")
+
+
+def read_token_file(path: Path) -> TokenFile:
+    """OperatorFault: missing, unreadable or no token file."""
+    try:
+        with path.open("rb") as file:
+            _warn_of_readers(path, file.fileno())
+            token = TokenFile(**json.loads(file.read(TOKEN_FILE_BYTES_MAX)))
+        right = all(type(value) is str for value in asdict(token).values()) and token.role in get_args(TokenRole)
+        right = right and len(bytes.fromhex(token.run_key)) == KEY_BYTES
+    except OSError as error:
+        raise OperatorFault(f"cannot read token file {path}: {error.strerror}") from error
+    except (ValueError, TypeError, RecursionError) as error:
+        raise OperatorFault(f"{path} is not a token file") from error
+    if not right:
+        raise OperatorFault(f"{path} is not a token file")
+    return token
+
+
+def _warn_of_readers(path: Path, descriptor: int) -> None:
+    if os.fstat(descriptor).st_mode & 0o077:
+        log.warning("token file %s can be read by other users; chmod 600 it", path)
+
+
+def secret_hash(secret: str) -> bytes:
+    """How a secret is stored: it has 256 bits of entropy, so a plain hash is enough."""
+    return hashlib.sha256(b"echo2d secret\0" + secret.encode()).digest()
+
+
+# --- proofs ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """The first frame of a control link, from the coordinator, which proves that it holds the run's key."""
+
+    nonce: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The first frame from the peer, which proves that it holds its own key."""
+
+    signature: bytes
+
+
+CHALLENGE = Codec({"Challenge": Challenge}, bytes_max=1024)
+ANSWER = Codec({"Answer": Answer}, bytes_max=1024)
+
+
+def verifies(public_key: bytes, signature: bytes, text: bytes) -> bool:
+    try:
+        Ed25519PublicKey.from_public_bytes(public_key).verify(signature, text)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def _enrol_text(secret: str) -> bytes:
+    return b"echo2d enrol 1\0" + secret_hash(secret)
+
+
+def enrol_proof(key: Ed25519PrivateKey, secret: str) -> bytes:
+    return key.sign(_enrol_text(secret))
+
+
+def is_enrol_proof(public_key: bytes, proof: bytes, secret: str) -> bool:
+    return verifies(public_key, proof, _enrol_text(secret))
+
+
+def _challenge_text(client_nonce: bytes, nonce: bytes, peer: PeerId) -> bytes:
+    return b"echo2d challenge 1\0" + client_nonce + nonce + peer.encode()
+
+
+def _answer_text(client_nonce: bytes, nonce: bytes, run_key: bytes) -> bytes:
+    return b"echo2d answer 1\0" + client_nonce + nonce + run_key
+
+
+def challenge(run_key: Ed25519PrivateKey, client_nonce: bytes, peer: PeerId) -> Challenge:
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    return Challenge(nonce, run_key.sign(_challenge_text(client_nonce, nonce, peer)))
+
+
+def answer(key: Ed25519PrivateKey, run_key: bytes, client_nonce: bytes, asked: Challenge) -> Answer:
+    """IntegrityFault: whoever asked does not hold the run's key."""
+    text = _challenge_text(client_nonce, asked.nonce, peer_id_of(public_bytes(key)))
+    if len(asked.nonce) != NONCE_BYTES or not verifies(run_key, asked.signature, text):
+        raise IntegrityFault("the coordinator does not hold the key of this run")
+    return Answer(key.sign(_answer_text(client_nonce, asked.nonce, run_key)))
+
+
+def is_answer(public_key: bytes, run_key: bytes, client_nonce: bytes, asked: Challenge, given: Answer) -> bool:
+    return verifies(public_key, given.signature, _answer_text(client_nonce, asked.nonce, run_key))
+
+
+# --- roots ----------------------------------------------------------------------------------------------------------
+
+
+def _root_text(root: bytes) -> bytes:
+    return b"echo2d root 1\0" + root
+
+
+def sign_root(run_key: Ed25519PrivateKey, root: bytes) -> bytes:
+    return run_key.sign(_root_text(root))
+
+
+def verify_root(run_key: bytes, root: bytes, signature: bytes) -> None:
+    """IntegrityFault unless the run's key signed these root bytes."""
+    if not verifies(run_key, signature, _root_text(root)):
+        raise IntegrityFault("a root is not signed by the key of this run")

@@ -1,0 +1,222 @@
+"""The gateway beside the coordinator's loop: open calls, the tokenizer of what is published, records.
+
+    HTTP handler --CallAsked--> mailbox --> core --ChoiceGrew, CallRefused--> the call's queue --> HTTP handler
+
+Not here: HTTP (`net/gateway`), slots and versions (`core/gateway/calls.py`).
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+from blake3 import blake3
+
+from echo2d.config import GatewayTable
+from echo2d.core.cluster.events import CoordinatorRules, Event, Record, VersionPublished
+from echo2d.core.gateway.events import (
+    CallAction,
+    CallAsked,
+    CallGone,
+    CallId,
+    CallRefused,
+    ChoiceGrew,
+    ChoiceStopped,
+)
+from echo2d.errors import Fault, OperatorFault, StoreFault
+from echo2d.net.gateway.errors import CallRefusal, Unread
+from echo2d.net.gateway.tokenizer import TEXT_FILES, Texts
+from echo2d.net.http.json_fields import secret_of
+from echo2d.net.security.auth import Caller
+from echo2d.runtime.run_dir.version_files import VersionFiles
+from echo2d.store.call_log import CallLog
+
+TEXT_BYTES_MAX = 64 << 20  # tokenizers of 250,000 tokens take 20 MB
+TEMPLATE_BYTES_MAX = 1 << 20
+RECORDS_WAITING_MAX = 256  # half as many calls as may be open; with a slower disk than that records are lost
+UNREAD_BYTES_MAX = 512 << 10  # of one call: 25 s of 32 choices, or a minute of what waits behind one unread piece
+EVENT_BYTES = 256  # of the least that a call is told
+
+log = logging.getLogger("echo2d.gateway")
+
+
+class _Call:
+    """One open call. unread: is told when its caller is too far behind."""
+
+    def __init__(self, number: CallId, emit: Callable[[Event], Awaitable[None]], unread: asyncio.Timeout) -> None:
+        self.number = number
+        self._emit = emit
+        self._unread = unread
+        self._unread_bytes = 0
+        self._queue: asyncio.Queue[CallAction] = asyncio.Queue()
+
+    def put(self, action: CallAction) -> None:
+        if self._unread_bytes > UNREAD_BYTES_MAX:
+            return
+        self._unread_bytes += _size(action)
+        self._queue.put_nowait(action)
+        if self._unread_bytes > UNREAD_BYTES_MAX:
+            self._unread.reschedule(0.0)
+
+    async def next(self) -> ChoiceGrew | CallRefused:
+        action = await self._queue.get()
+        self._unread_bytes -= _size(action)
+        return action
+
+    async def stop(self, choice: int) -> None:
+        await self._emit(ChoiceStopped(self.number, choice))
+
+
+def _size(action: CallAction) -> int:
+    return EVENT_BYTES + (len(action.tokens) + len(action.logprobs) if isinstance(action, ChoiceGrew) else 0)
+
+
+class Gateway:
+    """The endpoints' Backend. newest: the newest published version; `emit` puts events into the core's mailbox."""
+
+    def __init__(
+        self,
+        table: GatewayTable,
+        rules: CoordinatorRules,
+        files: VersionFiles,
+        *,
+        template: str | None,
+        call_log: CallLog | None,
+        newest: VersionPublished | None,
+        caller: Callable[[str], Caller],
+        emit: Callable[[Event], Awaitable[None]],
+    ) -> None:
+        self.model, self.max_new_tokens = table.model, table.max_new_tokens
+        self.vocab_size, self.stop_token_ids = rules.vocab_size, rules.stop_token_ids
+        self._template = template
+        self._files = files
+        self._newest = newest
+        self._caller = caller
+        self._emit = emit
+        self._calls: dict[CallId, _Call] = {}
+        self._ids = count()
+        self._closed = False
+        self._texts: tuple[bytes, Texts] | None = None  # with the digest of the files that it was made from
+        self._texts_of: str | None = None  # the path of the version that it is known to be right for
+        self._reading = asyncio.Lock()
+        self._log = call_log
+        self._records: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue(RECORDS_WAITING_MAX)
+
+    # --- the loop's side
+
+    def take(self, action: CallAction) -> None:
+        """Whoever has gone is not told."""
+        call = self._calls.get(action.call)
+        if call is not None:
+            call.put(action)
+
+    def durable(self, record: Record) -> None:
+        if isinstance(record, VersionPublished):
+            self._newest = record
+
+    def close(self) -> None:
+        """Tell all callers, now and from now on, to come back later."""
+        self._closed = True
+        for call in self._calls.values():
+            call.put(_stopping(call.number))
+
+    async def keep_records(self) -> None:
+        """Until cancelled; what waits then is still written."""
+        while self._log is not None:
+            records: list[Mapping[str, Any]] = []
+            try:
+                records.append(await self._records.get())
+            finally:
+                records += [self._records.get_nowait() for _ in range(self._records.qsize())]
+                await self._write(records)
+
+    # --- the endpoints' side
+
+    def caller(self, request: web.Request) -> Caller:
+        return self._caller(secret_of(request))
+
+    @asynccontextmanager
+    async def open(self, make: Callable[[CallId], CallAsked]) -> AsyncIterator[_Call]:
+        number, slow = CallId(next(self._ids)), False
+        try:
+            async with asyncio.timeout(None) as unread:
+                call = self._calls[number] = _Call(number, self._emit, unread)
+                if self._closed:
+                    call.put(_stopping(number))
+                await self._emit(make(number))
+                yield call
+        except (TimeoutError, Unread) as error:
+            slow = True
+            log.info("call given up call=%d: its caller does not read", number)
+            raise Unread("the caller does not read") from error
+        finally:
+            del self._calls[number]
+            await self._emit(CallGone(number, "slow" if slow else "gone"))
+
+    async def texts(self) -> Texts:
+        newest = self._newest
+        if newest is None:
+            raise CallRefusal(HTTPStatus.SERVICE_UNAVAILABLE, "late", "no version is published yet")
+        async with self._reading:
+            if self._texts is None or self._texts_of != newest.path:
+                try:
+                    self._texts = await asyncio.to_thread(self._read_texts, newest)
+                    self._texts_of = newest.path
+                except Fault as fault:
+                    log.warning("no tokenizer version=%d: %s", newest.version, fault)
+                    detail = "the tokenizer of the newest version cannot be read"
+                    raise CallRefusal(HTTPStatus.SERVICE_UNAVAILABLE, "late", detail) from fault
+            return self._texts[1]
+
+    def newest(self) -> dict[str, Any] | None:
+        newest = self._newest
+        return None if newest is None else {"version": newest.version, "digest": newest.digest.hex()}
+
+    def record(self, entry: dict[str, Any]) -> None:
+        if self._log is None:
+            return
+        try:
+            self._records.put_nowait(entry)
+        except asyncio.QueueFull:
+            log.warning("a record is lost: the disk is too slow")
+
+    # --- inside
+
+    def _read_texts(self, of: VersionPublished) -> tuple[bytes, Texts]:
+        """Made anew only if its files are others than before, for that takes a second. Blocking."""
+        files = self._files.read(of.path, of.digest, TEXT_FILES, bytes_max=TEXT_BYTES_MAX)
+        digest = blake3(repr(sorted(files.items())).encode()).digest()
+        if self._texts is not None and self._texts[0] == digest:
+            return self._texts
+        return digest, Texts(files, self._template)
+
+    async def _write(self, records: list[Mapping[str, Any]]) -> None:
+        assert self._log is not None
+        try:
+            await asyncio.to_thread(self._log.append, records)
+        except StoreFault as fault:
+            log.warning("%d records are lost: %s", len(records), fault)
+
+
+def _stopping(call: CallId) -> CallRefused:
+    return CallRefused(call, "stopping", "the coordinator is stopping", None)
+
+
+def read_template(path: Path | None) -> str | None:
+    """Of the operator, to take the place of the snapshots'. OperatorFault: not readable. Blocking."""
+    if path is None:
+        return None
+    try:
+        data = path.read_bytes()
+        if len(data) > TEMPLATE_BYTES_MAX:
+            raise OperatorFault(f"gateway.chat_template: {path} has more than {TEMPLATE_BYTES_MAX} bytes")
+        return data.decode()
+    except OSError as error:
+        raise OperatorFault(f"gateway.chat_template: cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise OperatorFault(f"gateway.chat_template: {path} is not text") from error

@@ -1,0 +1,103 @@
+"""What becomes of every group, told to the log under one id: `grep -w group=123` finds it from its lease to its step.
+
+    admitted -> leased (each attempt) -> accepted, scored (each sample) -> buffered | dropped -> frozen -> committed
+
+Read off the actions that are performed anyway. Lines for a sample are debug, for a lease, group or batch info. Workers
+tell of generating under the same id, the learner of training (docs/operating.md). Not here: any decision.
+"""
+
+import logging
+from collections.abc import Callable
+from logging import DEBUG, INFO
+from typing import Any
+
+from echo2d.core.base.bounded_dict import keep_newest
+from echo2d.core.base.ids import GroupId, LeaseId, PeerId, lease_name
+from echo2d.core.cluster.events import (
+    Action,
+    BatchCommitted,
+    BatchFrozen,
+    GroupDropped,
+    Note,
+    Persist,
+    PromptTaken,
+    Record,
+    SampleKept,
+    SampleRewarded,
+    Send,
+    SessionId,
+)
+from echo2d.core.protocol.control_messages import LeaseCancelled, LeaseGranted, SampleAnswered, ToPeer
+from echo2d.runtime.process.logs import STORY, say
+
+LEASES_MAX = 1 << 16  # whose group is remembered, to say which one a refused result was for
+DIGEST_CHARS = 12
+
+story = logging.getLogger(STORY)
+log = logging.getLogger("echo2d.coordinator")  # what peers cause without end; may be held back
+
+
+class Story:
+    """See the module docstring. worker: who has a session."""
+
+    def __init__(self, worker: Callable[[SessionId], PeerId | None]) -> None:
+        self._worker = worker
+        self._groups: dict[LeaseId, GroupId] = {}
+
+    def tell(self, action: Action) -> None:
+        """Of an action that is being performed; a Persist is durable."""
+        match action:
+            case Persist(record):
+                _tell_record(record)
+            case Send(session, message):
+                self._tell_sent(message, session)
+            case Note("buffered" as kind, text, group):
+                say(story, INFO, kind, text, group=group)
+            case Note(kind, text, group):
+                say(log, INFO, kind, text, group=group)
+            case _:
+                pass
+
+    def _tell_sent(self, message: ToPeer, session: SessionId) -> None:
+        match message:
+            case LeaseGranted(lease, attempt, group, samples=samples):
+                self._groups[lease] = group
+                keep_newest(self._groups, LEASES_MAX)
+                facts: dict[str, Any] = {"worker": self._worker(session), "samples": ",".join(map(str, samples))}
+                say(story, INFO, "leased", group=group, lease=lease_name(lease), attempt=attempt, **facts)
+            case LeaseCancelled(lease, attempt):
+                facts = {"lease": lease_name(lease), "attempt": attempt, "worker": self._worker(session)}
+                say(story, DEBUG, "cancelled", group=self._groups.get(lease), **facts)
+            case SampleAnswered(lease, attempt, sample, False, reason):
+                facts = {"attempt": attempt, "sample": sample, "worker": self._worker(session)}
+                say(log, INFO, "refused", reason, group=self._groups.get(lease), lease=lease_name(lease), **facts)
+            case _:
+                pass
+
+
+def _tell_record(record: Record) -> None:
+    match record:
+        case PromptTaken(group, cursor):
+            say(story, DEBUG, "admitted", group=group, cursor=cursor)
+        case SampleKept(group, lease, attempt, kept):
+            facts: dict[str, Any] = {"lease": lease_name(lease), "attempt": attempt, "worker": kept.worker}
+            say(story, DEBUG, "accepted", group=group, sample=kept.sample, tokens=len(kept.tokens) // 4, **facts)
+        case SampleRewarded(group, sample, reward):
+            say(story, DEBUG, "scored", group=group, sample=sample, reward=reward)
+        case GroupDropped(group, reason):
+            say(story, INFO, "dropped", reason, group=group)
+        case BatchFrozen(step, digest, groups, refusals):
+            facts = {"digest": digest.hex()[:DIGEST_CHARS], "refusals": refusals or None}
+            say(story, INFO, "frozen", step=step, **facts, group=list(groups))
+        case BatchCommitted(step, epoch, digest, t_train_s):
+            say(
+                story,
+                INFO,
+                "committed",
+                step=step,
+                epoch=epoch,
+                digest=digest.hex()[:DIGEST_CHARS],
+                t_train_s=t_train_s,
+            )
+        case _:
+            pass

@@ -1,0 +1,337 @@
+"""The coordinator's loop around the core, and everything that makes events of the world and actions of decisions.
+
+    control links, HTTP calls, data plane, clock --> mailbox --> core.handle, up to 256 events a turn
+    turn: all Persists in one transaction (ledger thread) --> then the other actions, in order, none of which waits
+
+What takes time (a prompt, a reward, deleting a version) becomes a task that ends in an event. A failing Persist ends
+the process: nothing was acknowledged. Told to stop, it takes what has come already, commits and answers that, and tells
+all others to come back. Not here: any decision about the run.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, Protocol, assert_never
+
+from echo2d.core.base.ids import Epoch, PeerId, Version
+from echo2d.core.cluster.events import (
+    Action,
+    CloseSession,
+    DeadlinePassed,
+    DeleteVersion,
+    DialBack,
+    DialBackEnded,
+    DrawPrompt,
+    Event,
+    Note,
+    PeerRevoked,
+    Persist,
+    PublishAsked,
+    Record,
+    RemovalPlanned,
+    Reply,
+    RequestId,
+    ScoreSample,
+    Send,
+    SendRoot,
+    StopRun,
+    VersionPublished,
+)
+from echo2d.core.gateway.events import CallRefused, ChoiceGrew
+from echo2d.core.protocol.addresses import Network
+from echo2d.core.protocol.control_messages import SignedRoot
+from echo2d.errors import Fault, StoreFault, first_fault
+from echo2d.net.control.server import Sessions
+from echo2d.net.peer.dial_back import dial_back
+from echo2d.net.security.auth import Caller, Denied, KnownPeer, sign_root
+from echo2d.net.security.tls import Tls
+from echo2d.runtime.coordinator.gateway import Gateway
+from echo2d.runtime.coordinator.group_log import Story
+from echo2d.runtime.coordinator.metrics import CoordinatorMetrics
+from echo2d.runtime.coordinator.task_calls import DataPlane
+from echo2d.runtime.process.mailbox import EVENTS_MAX, EVENTS_PER_TURN_MAX, Mailbox
+from echo2d.runtime.process.pending_requests import Requests
+from echo2d.runtime.run_dir.credentials import AccessTable, Enrolment, RunDirectory
+from echo2d.runtime.run_dir.enrolments import Enrolments
+from echo2d.runtime.run_dir.ledger_thread import LedgerThread
+from echo2d.runtime.run_dir.version_files import VersionFiles
+from echo2d.sd_notify import Notifier
+
+LEDGER_FILE = "ledger.sqlite"  # in the run directory
+ACCESS_RELOAD_S = 1.0  # a revoked token works no longer than this
+LATE_S = 1.0  # a deadline met so late was met by a process that stood still: so did what is in its sockets
+LATE_ROUNDS = 4  # of the event loop: one reads the sockets, one makes events of it, others wait for room in the mailbox
+LAST_TURNS_MAX = EVENTS_MAX // EVENTS_PER_TURN_MAX  # all that can have come before a stop; more may come meanwhile
+
+log = logging.getLogger("echo2d.coordinator")
+
+
+Emit = Callable[[Event], Awaitable[None]]
+
+
+class _StoppedError(Exception):
+    """Ends the task group."""
+
+
+class Machine(Protocol):
+    """The core."""
+
+    def handle(self, event: Event, *, now: float) -> list[Action]: ...
+
+    def wake_at(self) -> float | None: ...
+
+    def status(self, *, now: float) -> dict[str, Any]: ...
+
+
+class Coordinator:
+    """One running coordinator; also the Backend of its API."""
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        machine: Machine,
+        *,
+        access: AccessTable,
+        ledger: LedgerThread,
+        data_plane: DataPlane,
+        files: VersionFiles,
+        tls: Tls | None = None,
+        peer_networks: Sequence[Network] = (),
+        service: Notifier | None = None,
+        make_gateway: Callable[[Emit], Gateway] | None = None,
+    ) -> None:
+        self.run_id = run.run_id
+        self._run = run
+        self._machine = machine
+        self._access = access
+        self._enrolments = Enrolments(access)
+        self._ledger = ledger
+        self._data_plane = data_plane
+        self._files = files
+        self._tls = tls
+        self._service = service or Notifier()
+        self._mailbox: Mailbox[Event] = Mailbox()
+        self._requests = Requests(self._mailbox.put)
+        self.gateway = None if make_gateway is None else make_gateway(self._mailbox.put)
+        self.sessions = Sessions(
+            run.key, known_peer=self._known_peer, emit=self._mailbox.put, peer_networks=peer_networks
+        )
+        self._story = Story(self.sessions.peer)
+        self._metrics = CoordinatorMetrics(ledger=run.path / LEDGER_FILE)
+        self._tasks = asyncio.TaskGroup()
+        self._serving = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._stop_reason: str | None = None
+        self._publishing = asyncio.Lock()
+        self._learner_heard_at: float | None = None
+        self._learner_calls = 0  # under way: it waits for a batch, and is there
+        self.renting: Callable[[], Mapping[str, Any]] | None = None  # its facts, where boxes are rented
+        self._published_paths: set[str] = set()
+
+    # --- the loop ------------------------------------------------------------
+
+    def stop(self, reason: str) -> None:
+        """End in order; may be called by a signal handler."""
+        log.info("stopping reason=%s", reason)
+        self._service.stopping(f"stopping ({reason})")
+        self._stop.set()
+        self._mailbox.wake()
+
+    async def serve(self, *helpers: Coroutine[Any, Any, None]) -> None:
+        """Until `stop`, with these helpers at its side. Fault: the core stopped the run, or the ledger failed."""
+        try:
+            async with self._tasks:
+                self._serving.set()
+                for helper in self._helpers(*helpers):
+                    self._tasks.create_task(helper)
+        except* _StoppedError:
+            pass
+        except* Fault as faults:
+            self._stop_reason = str(first_fault(faults))
+        finally:
+            self._mailbox.close()
+            self._requests.close()
+            if self.gateway is not None:
+                self.gateway.close()
+            self.sessions.close_all()
+        if self._stop_reason is not None:
+            log.error("stopped reason=%s", self._stop_reason)
+            raise Fault(self._stop_reason)
+
+    def _helpers(self, *others: Coroutine[Any, Any, None]) -> tuple[Coroutine[Any, Any, None], ...]:
+        watches = (self._watch_access(), self._metrics.watch(self._run.path), self._ledger.keep_small())
+        records = () if self.gateway is None else (self.gateway.keep_records(),)
+        return (self._turns(), *watches, *records, *others)
+
+    async def _turns(self) -> None:
+        while not self._stop.is_set():
+            await self._turn()
+            self._service.turned(self._words)
+        for _ in range(0 if self._stop_reason else LAST_TURNS_MAX):
+            await self._take_turn(self._mailbox.waiting())
+        raise _StoppedError
+
+    async def _turn(self) -> None:
+        wake_at = self._machine.wake_at()
+        timeout_s = None if wake_at is None else max(0.0, wake_at - time.monotonic())
+        events = await self._mailbox.take(timeout_s=self._service.wait_s(timeout_s))
+        if wake_at is not None and time.monotonic() >= wake_at:
+            for _ in range(LATE_ROUNDS if time.monotonic() > wake_at + LATE_S else 0):
+                await asyncio.sleep(0)
+                events += self._mailbox.waiting(EVENTS_MAX)
+            events.append(DeadlinePassed())
+        await self._take_turn(events)
+
+    async def _take_turn(self, events: list[Event]) -> None:
+        actions = [action for event in events for action in self._handle(event)]
+        await self._persist([action.record for action in actions if isinstance(action, Persist)])
+        for action in actions:
+            self._perform(action)
+
+    def _words(self) -> str:
+        facts = self._machine.status(now=time.monotonic())
+        newest, leases = facts["newest_version"], facts["groups"]["leases"]
+        version = "no version" if newest is None else f"version {newest['version']}"
+        step, workers = facts["committed_step"], len(facts["workers"])
+        return f"{version} published, step {step} committed, {workers} workers, {leases} leases"
+
+    def _handle(self, event: Event) -> list[Action]:
+        self._metrics.count(event)
+        return self._machine.handle(event, now=time.monotonic())
+
+    async def _persist(self, records: list[Record]) -> None:
+        if records:
+            with self._metrics.persist_s.time():
+                await self._ledger.append(records)
+            for record in records:
+                if self.gateway is not None:
+                    self.gateway.durable(record)
+            self._published_paths.update(record.path for record in records if isinstance(record, VersionPublished))
+
+    def _perform(self, action: Action) -> None:  # noqa: C901 - one line per action
+        self._story.tell(action)
+        match action:
+            case Send(session, message):
+                self.sessions.send(message, session)
+            case SendRoot(to, root):
+                self.sessions.send(SignedRoot(root, sign_root(self._run.key, root)), *to)
+            case CloseSession(session):
+                self.sessions.close(session)
+            case DialBack():
+                self._tasks.create_task(self._dial_back(action))
+            case Reply():
+                self._requests.answer(action)
+            case DrawPrompt():
+                self._tasks.create_task(self._draw(action))
+            case ScoreSample():
+                self._tasks.create_task(self._score(action))
+            case DeleteVersion(path):
+                self._published_paths.discard(path)
+                self._tasks.create_task(asyncio.to_thread(self._files.delete, path))
+            case StopRun(reason):
+                self._stop_reason = reason
+                self._stop.set()
+            case ChoiceGrew() | CallRefused():
+                if self.gateway is not None:
+                    self.gateway.take(action)
+            case Persist() | Note():
+                pass
+            case _:
+                assert_never(action)
+
+    async def _dial_back(self, action: DialBack) -> None:
+        await self._mailbox.put(DialBackEnded(action.session, await dial_back(action, self.run_id, self._tls)))
+
+    async def _draw(self, action: DrawPrompt) -> None:
+        await self._mailbox.put(await self._data_plane.draw(action))
+
+    async def _score(self, action: ScoreSample) -> None:
+        await self._mailbox.put(await self._data_plane.score(action))
+
+    async def _watch_access(self) -> None:
+        told: frozenset[PeerId] = frozenset()
+        while True:
+            await asyncio.sleep(ACCESS_RELOAD_S)
+            try:
+                await asyncio.to_thread(self._access.reload)
+            except StoreFault as fault:
+                log.warning("access table not reread: %s", fault)
+            revoked = frozenset(filter(self._lost_access, self.sessions.peers()))
+            for peer in revoked - told:
+                await self._mailbox.put(PeerRevoked(peer))
+            told = revoked
+
+    def _lost_access(self, peer: PeerId) -> bool:
+        try:
+            self._known_peer(peer)
+        except Denied:
+            return True
+        return False
+
+    def _known_peer(self, peer: PeerId) -> KnownPeer:
+        return self._access.peer(peer, now_s=time.time())
+
+    # --- the API's backend ---------------------------------------------------
+
+    def caller(self, secret: str) -> Caller:
+        return self._access.caller(secret, now_s=time.time())
+
+    async def enrol(self, secret: str, public_key: bytes, proof: bytes) -> tuple[PeerId, str]:
+        peer = await self._enrolments.enrol(Enrolment(secret, public_key, proof))
+        return peer, self._run.authority.certify_peer(public_key)
+
+    async def ask(self, make: Callable[[RequestId], Event], *, timeout_s: float) -> Reply | None:
+        self._learner_calls += 1
+        try:
+            return await self._requests.ask(make, timeout_s=timeout_s)
+        finally:
+            self._learner_calls -= 1
+            self._learner_heard_at = time.monotonic()
+
+    async def publish(self, epoch: Epoch, version: Version, path: str | None) -> Reply | None:
+        """Goes on when the caller hangs up, so that no half-adopted version stays behind."""
+        await self._serving.wait()
+        if self._stop.is_set():
+            return None
+        outcome = await asyncio.shield(self._tasks.create_task(self._publish(epoch, version, path)))
+        if isinstance(outcome, Fault):
+            raise outcome
+        return outcome
+
+    async def _publish(self, epoch: Epoch, version: Version, path: str | None) -> Reply | Fault | None:
+        async with self._publishing:
+            try:
+                adopted = await asyncio.to_thread(self._files.adopt, epoch, version, path)
+            except Fault as fault:
+                return fault
+            reply = await self._requests.ask(
+                lambda number: PublishAsked(number, epoch, version, adopted.digest, adopted.path, adopted.full_bytes),
+                timeout_s=None,
+            )
+            if adopted.path not in self._published_paths:
+                await asyncio.to_thread(self._files.delete, adopted.path)
+            return reply
+
+    async def upload(self, epoch: Epoch, version: Version, name: str, data: AsyncIterator[bytes]) -> int:
+        return await self._files.upload(epoch, version, name, data)
+
+    async def plan_removal(self, peer: PeerId, reason: str) -> None:
+        """Whoever rents will take this peer's box away."""
+        await self._mailbox.put(RemovalPlanned(peer, reason))
+
+    def status(self) -> dict[str, Any]:
+        faults = sum(self.sessions.faults.values())
+        now = time.monotonic()
+        heard_at = now if self._learner_calls else self._learner_heard_at
+        shell = {"run_id": self.run_id, "peer_faults": faults}
+        shell["learner_silent_s"] = None if heard_at is None else now - heard_at
+        facts = {**self._machine.status(now=now), **shell}
+        if self.renting is not None:
+            facts["renting"] = self.renting()
+            facts["attention"] = [*facts["attention"], *facts["renting"]["attention"]]
+        return facts
+
+    def metrics(self) -> bytes:
+        self._metrics.events_waiting.set(len(self._mailbox))
+        return self._metrics.render(self.status())

@@ -1,0 +1,270 @@
+"""`echo2d coordinate`: put the coordinator together, serve until a signal, take it apart.
+
+Not here: the loop (`loop`), or any decision about the run (`core/coordinator/state.py`).
+"""
+
+import asyncio
+import errno
+import json
+import logging
+import random
+import secrets
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from echo2d.config import CoordinatorConfig, LinkTable, PriceTable, ServeTable, notifier
+from echo2d.core.base.ids import RunId
+from echo2d.core.capacity.prices import NamedPrice, Price
+from echo2d.core.cluster.events import CoordinatorRules, Recovered
+from echo2d.core.coordinator.state import CoordinatorState
+from echo2d.core.gateway.events import GatewayRules
+from echo2d.errors import OperatorFault
+from echo2d.net.learner_api.routes import make_app, make_runner, read_page
+from echo2d.net.security.auth import Caller, public_bytes
+from echo2d.net.security.tls import GIVEN_UP, Tls
+from echo2d.net.security.urls import is_loopback
+from echo2d.runtime.coordinator.gateway import Gateway, read_template
+from echo2d.runtime.coordinator.loop import LEDGER_FILE, Coordinator, Emit, Machine
+from echo2d.runtime.coordinator.task_calls import DataPlane
+from echo2d.runtime.process.lifecycle import Ending, collect_rarely
+from echo2d.runtime.renting.renter import boxes_left_alone, open_renter
+from echo2d.runtime.renting.setup import prices_of
+from echo2d.runtime.run_dir.credentials import AccessTable, RunDirectory, announce, own_token, withdraw
+from echo2d.runtime.run_dir.ledger_thread import LedgerThread
+from echo2d.runtime.run_dir.version_files import VersionFiles
+from echo2d.runtime.seed.supervisor import SeedHandover, supervise_seed
+from echo2d.store.call_log import CallLog
+from echo2d.tasks.pool import Limits, TaskPool
+
+WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
+SHUTDOWN_S = 2.0  # for calls under way and closing links
+
+log = logging.getLogger("echo2d.coordinator")
+
+MakeMachine = Callable[[CoordinatorRules, Recovered], Machine]
+
+
+def core_machine(rules: CoordinatorRules, recovered: Recovered) -> Machine:
+    return CoordinatorState(rules, recovered, plan_secret=secrets.token_bytes(32), now=time.monotonic())
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A coordinator that listens, and what its seed is to be told."""
+
+    coordinator: Coordinator
+    url: str
+    seed: SeedHandover
+    run: RunDirectory
+    access: AccessTable
+
+
+async def run_coordinator(config: CoordinatorConfig, *, rent: bool = False) -> int:
+    """Serve until SIGTERM or SIGINT: 0. OperatorFault: it cannot start like this. Fault: the run cannot go on."""
+    with Ending() as ending:
+        async with open_coordinator(config) as opened, AsyncExitStack() as stack:
+            helpers = [supervise_seed(opened.seed, rng=random.Random())]
+            if rent:
+                helpers.append(await stack.enter_async_context(_renting(config, opened)))
+            elif left := await asyncio.to_thread(boxes_left_alone, config):
+                log.warning("not_renting left=%s: nobody looks after them without --rent; see `echo2d rented`", left)
+            collect_rarely()
+            ending.by_signals(opened.coordinator.stop)
+            await opened.coordinator.serve(*helpers)
+    log.info("stopped")
+    return 0
+
+
+@asynccontextmanager
+async def _renting(config: CoordinatorConfig, opened: Opened) -> AsyncIterator[Coroutine[Any, Any, None]]:
+    """What rents boxes beside this coordinator, to be run."""
+    async with open_renter(config, opened.run, opened.access, url=opened.url) as renter:
+        opened.coordinator.renting = renter.facts
+        yield renter.rent(opened.coordinator.status, opened.coordinator.plan_removal)
+
+
+@asynccontextmanager
+async def open_coordinator(
+    config: CoordinatorConfig, *, make_machine: MakeMachine = core_machine
+) -> AsyncIterator[Opened]:
+    """Everything but the loop: recover, listen, tell this host where. The caller serves."""
+    await asyncio.to_thread(_check_link, config.link)
+    run = await asyncio.to_thread(RunDirectory, config.run.run_dir)
+    tls = await asyncio.to_thread(run.authority.coordinator) if _uses_tls(config) else None
+    async with AsyncExitStack() as stack:
+        ledger = LedgerThread(run.path / LEDGER_FILE)
+        stack.push_async_callback(ledger.close)
+        recovered = await ledger.open()
+        await asyncio.to_thread(withdraw, run)  # of one that was killed
+        access = await asyncio.to_thread(AccessTable, run)
+        files = VersionFiles(
+            run.path, config.run.snapshot_root, config.run.disk_bytes_max, base_model=config.run.base_model
+        )
+        lost = await asyncio.to_thread(files.prepare, {version.path for version in recovered.published})
+        recovered = replace(recovered, lost=lost)
+        task = config.task
+        pool = TaskPool(
+            task.name,
+            task.options,
+            processes=task.processes,
+            timeout_s=task.timeout_s,
+            limits=Limits(network=task.network),
+        )
+        await stack.enter_async_context(pool)
+        rules = await asyncio.to_thread(make_rules, config, run.run_id, pool.stop_token_ids)
+
+        template = await asyncio.to_thread(read_template, config.gateway.chat_template)
+
+        def caller(secret: str) -> Caller:
+            return access.caller(secret, now_s=time.time())
+
+        def make_gateway(emit: Emit) -> Gateway:
+            newest = recovered.published[-1] if recovered.published else None
+            call_log = CallLog(run.path, config.gateway.record_bytes_max) if config.gateway.record_bytes_max else None
+            return Gateway(
+                config.gateway,
+                rules,
+                files,
+                template=template,
+                call_log=call_log,
+                newest=newest,
+                caller=caller,
+                emit=emit,
+            )
+
+        coordinator = Coordinator(
+            run,
+            make_machine(rules, recovered),
+            access=access,
+            ledger=ledger,
+            data_plane=DataPlane(pool, vocab_size=rules.vocab_size),
+            files=files,
+            tls=tls,
+            peer_networks=config.link.networks,
+            service=notifier(),
+            make_gateway=make_gateway if config.gateway.enabled else None,
+        )
+        url = await _listen(stack, config.coordinator, coordinator, tls)
+        await asyncio.to_thread(_tell_this_host, run, access, url)
+        stack.push_async_callback(asyncio.to_thread, withdraw, run)
+        log.info("listening url=%s run=%s run_dir=%s", url, run.run_id, run.path)
+        yield Opened(coordinator, url, _seed_handover(config, run, access, url), run, access)
+
+
+def make_rules(config: CoordinatorConfig, run_id: RunId, stop_token_ids: tuple[int, ...]) -> CoordinatorRules:
+    """What the core is held to. OperatorFault: the base model does not tell its vocabulary size."""
+    policy, sampling = config.policy, config.sampling
+    return CoordinatorRules(
+        run_id=run_id,
+        staleness_max=policy.staleness_max,
+        publish_every=policy.publish_every if isinstance(policy.publish_every, int) else None,
+        trajectories_per_step=policy.trajectories_per_step,
+        group_size=policy.group_size,
+        max_new_tokens=sampling.max_new_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        stop_token_ids=stop_token_ids,
+        vocab_size=sampling.vocab_size or _vocab_size(config.run.base_model),
+        over_stale=policy.over_stale,
+        filter_zero_variance=policy.filter_zero_variance,
+        shape=config.dissemination.shape,
+        chains=config.dissemination.chains,
+        mode=config.dissemination.mode,
+        p2p=config.dissemination.p2p,
+        activation=config.activation.mode,
+        by_cost=config.activation.by_cost,
+        gamma=config.activation.gamma,
+        prices=(*map(_named_price, config.prices), *prices_of(config.providers, run_id)),
+        learner_usd_per_h=config.activation.learner_usd_per_h,
+        delta=config.dissemination.delta,
+        disk_bytes_max=config.run.disk_bytes_max,
+        gateway=GatewayRules(config.gateway.share, config.gateway.wait_s) if config.gateway.enabled else None,
+    )
+
+
+def _named_price(row: PriceTable) -> NamedPrice:
+    price = Price(
+        row.usd_per_h, row.usd_per_gb_down, row.usd_per_gb_up, row.availability, row.trajectories_per_h or None
+    )
+    return NamedPrice(row.workers, price)
+
+
+def _vocab_size(model: Path | None) -> int:
+    assert model is not None, "the config is checked"
+    path = model / "config.json"
+    try:
+        size = json.loads(path.read_text())["vocab_size"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise OperatorFault(f"{path} does not tell vocab_size; set sampling.vocab_size") from error
+    if type(size) is not int or size < 1:
+        raise OperatorFault(f"{path}: vocab_size is {size!r}; set sampling.vocab_size")
+    return size
+
+
+def _uses_tls(config: CoordinatorConfig) -> bool:
+    hosts = [host for host in (config.coordinator.host, config.link.host) if not is_loopback(host)]
+    if config.coordinator.tls == "off" and hosts:
+        log.warning("no_tls hosts=%s: %s", ",".join(hosts), GIVEN_UP)
+    return config.coordinator.tls == "on" or (config.coordinator.tls == "auto" and bool(hosts))
+
+
+def _check_link(link: LinkTable) -> None:
+    """The seed binds it later, in a process of its own; a wrong address is told now."""
+    if link.host in WILDCARDS:
+        raise OperatorFault(f"link.host: expected an address that workers can dial; found {link.host!r}")
+    try:
+        socket.create_server((link.host, link.port), family=_family(link.host)).close()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise OperatorFault(f"link.port: {link.port} on {link.host} is in use") from error
+        raise OperatorFault(f"link.host: cannot listen on {link.host}:{link.port}: {error.strerror}") from error
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+async def _listen(stack: AsyncExitStack, serve: ServeTable, coordinator: Coordinator, tls: Tls | None) -> str:
+    """Start serving; the URL by which programs of this host reach it."""
+    page = await asyncio.to_thread(read_page)
+    app = make_app(coordinator, worker=coordinator.sessions.handle, page=page, gateway=coordinator.gateway)
+    runner = make_runner(app, shutdown_timeout_s=SHUTDOWN_S)
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    try:
+        await web.TCPSite(runner, serve.host, serve.port, ssl_context=None if tls is None else tls.listener).start()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise OperatorFault(f"coordinator.port: {serve.port} on {serve.host} is in use") from error
+        raise OperatorFault(f"cannot listen on {serve.host}:{serve.port}: {error.strerror or error}") from error
+    port = runner.addresses[0][1]
+    host = "127.0.0.1" if serve.host in WILDCARDS else serve.host
+    scheme = "http" if tls is None else "https"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _tell_this_host(run: RunDirectory, access: AccessTable, url: str) -> None:
+    own_token(run, access, "learner", url)
+    own_token(run, access, "viewer", url)
+    announce(run, url)
+
+
+def _seed_handover(config: CoordinatorConfig, run: RunDirectory, access: AccessTable, url: str) -> SeedHandover:
+    key = Ed25519PrivateKey.generate()
+    access.admit_seed(public_bytes(key))
+    return SeedHandover.make(
+        url,
+        key,
+        run=run,
+        link_host=config.link.host,
+        link_port=config.link.port,
+        disk_bytes_max=config.run.disk_bytes_max,
+    )

@@ -1,0 +1,184 @@
+"""What comes in over one link: frames wait here until they can be judged, are verified and stored, then reported.
+
+Events of one stream are reported in the order in which its frames came, and only frames that verify are reported as
+such. A frame whose digest is not signed yet waits (the root is on its way over another connection); while much waits,
+the link is not read. An inbox belongs to one connection: frames that verify after it has gone are reported as found.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from echo2d.core.base.ids import FormId, FrameId, PeerId, is_table, segment_of
+from echo2d.core.protocol.peer_messages import FrameReceived, StreamEnded
+from echo2d.core.relay import events as relay_events
+from echo2d.core.topology.uplink_rates import LinkMeter
+from echo2d.errors import IntegrityFault, StoreFault
+from echo2d.net.peer.links import PeerLinks
+from echo2d.runtime.peer.frame_holdings import Holdings
+
+WAITING_BYTES_MAX = 4 << 20  # of payload not yet verified; then the link is not read until half of it has gone
+BATCH_BYTES_MAX = 2 << 20  # verified and stored in one go: a thread change costs as much as hashing 256 KiB
+ROOT_WAIT_S = 10.0  # frames for which no root comes in this time are dropped: others wait behind them
+
+log = logging.getLogger("echo2d.peer")
+
+
+class Inbox:
+    """`stripes`: the streams this end opened for stripes (all others it opened are for repair)."""
+
+    def __init__(
+        self,
+        peer: PeerId,
+        links: PeerLinks,
+        holdings: Holdings,
+        *,
+        emit: Callable[[relay_events.Event], None],
+        fail: Callable[[FormId, str], None],
+    ) -> None:
+        self._peer, self._links, self._holdings = peer, links, holdings
+        self._emit, self._fail = emit, fail
+        self._queue: deque[FrameReceived | StreamEnded] = deque()
+        self._waiting_bytes = 0
+        self._paused = False
+        self._changed = asyncio.Event()
+        self._closed = False
+        self.stripes: set[int] = set()
+        self.meter = LinkMeter()
+
+    def put(self, event: FrameReceived | StreamEnded, *, now: float) -> None:
+        payload = event.payload if isinstance(event, FrameReceived) else None
+        if payload is not None:
+            self.meter.count(payload.nbytes, now)
+        if not self._queue and self._take_at_once(event):
+            return
+        self._queue.append(event)
+        if payload is not None:
+            self._waiting_bytes += payload.nbytes
+        if self._waiting_bytes > WAITING_BYTES_MAX and not self._paused:
+            self._paused = True
+            self._links.pause(self._peer)
+        self._changed.set()
+
+    def close(self) -> None:
+        """The connection is gone; what has arrived over it is still judged and kept."""
+        self._closed = True
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Until the connection is gone and nothing waits any more."""
+        while self._queue or not self._closed:
+            if self._queue:
+                await self._take()
+            else:
+                self._changed.clear()
+                await self._changed.wait()
+
+    def _take_at_once(self, event: FrameReceived | StreamEnded) -> bool:
+        """Whether nothing has to be waited for: the end of a stream, a header only, a short frame."""
+        if isinstance(event, StreamEnded):
+            self._report(relay_events.StreamClosed(self._peer, event.stream, event.reason))
+        elif event.payload is None:
+            self._on_empty(event)
+        elif self._holdings.takes_at_once(event.form, event.frame, event.payload.nbytes):
+            good = self._holdings.put_at_once(event.form, event.frame, event.payload)
+            self._verified(event) if good else self._rejected(event)
+        else:
+            return False
+        return True
+
+    async def _take(self) -> None:
+        """The events at the front that can be handled together."""
+        first = self._queue[0]
+        if isinstance(first, StreamEnded) or first.payload is None:
+            self._take_at_once(first)
+            self._done(1)
+        elif not await self._known(first):
+            self._done(1)
+        elif is_table(first.frame):
+            await self._on_table(first, bytes(first.payload))
+        else:
+            await self._on_payloads(first.form)
+
+    def _on_empty(self, frame: FrameReceived) -> None:
+        if frame.stream in self.stripes:
+            self._verified(frame)
+        else:
+            self._report(relay_events.RepairRefused(self._peer, frame.form, frame.frame))
+
+    async def _known(self, frame: FrameReceived) -> bool:
+        """Waits until the frame's digest is signed. False: nobody wants it, or no root comes at all."""
+        try:
+            async with asyncio.timeout(ROOT_WAIT_S):
+                while not self._holdings.knows(frame.form, frame.frame):
+                    if self._holdings.dropped(frame.form):
+                        return False
+                    await self._holdings.changed()
+        except TimeoutError:
+            log.warning("frames dropped form=%s peer=%s: no root tells of them", frame.form, self._peer)
+            self._holdings.give_up(frame.form)
+            return False
+        return True
+
+    async def _on_table(self, frame: FrameReceived, data: bytes) -> None:
+        try:
+            await self._holdings.put_table(frame.form, segment_of(frame.frame), data)
+        except IntegrityFault:
+            self._rejected(frame)
+        except StoreFault as fault:
+            self._fail(frame.form, str(fault))
+        else:
+            self._verified(frame)
+        self._done(1)
+
+    async def _on_payloads(self, form: FormId) -> None:
+        batch: list[FrameReceived] = []
+        payloads: list[tuple[FrameId, memoryview]] = []
+        size = 0
+        for event in self._queue:
+            if not isinstance(event, FrameReceived) or event.form != form or event.payload is None:
+                break
+            if is_table(event.frame) or not self._holdings.knows(form, event.frame) or size >= BATCH_BYTES_MAX:
+                break
+            batch.append(event)
+            payloads.append((event.frame, event.payload))
+            size += event.payload.nbytes
+        try:
+            bad = await self._holdings.put_frames(form, payloads)
+        except StoreFault as fault:
+            self._fail(form, str(fault))
+        else:
+            for event in batch:
+                self._rejected(event) if event.frame in bad else self._verified(event)
+        self._done(len(batch))
+
+    def _verified(self, frame: FrameReceived) -> None:
+        if self._closed:
+            if frame.payload is not None:
+                self._emit(relay_events.FramesFound(frame.form, (frame.frame,)))
+        elif frame.stream in self.stripes:
+            header_only = frame.payload is None
+            self._emit(
+                relay_events.FrameVerified(
+                    self._peer, frame.stream, frame.form, frame.frame, frame.sequence, header_only
+                )
+            )
+        else:
+            self._emit(relay_events.RepairVerified(self._peer, frame.form, frame.frame))
+
+    def _rejected(self, frame: FrameReceived) -> None:
+        self._report(relay_events.FrameRejected(self._peer, frame.stream, frame.form, frame.frame))
+
+    def _report(self, event: relay_events.Event) -> None:
+        if not self._closed:
+            self._emit(event)
+
+    def _done(self, count: int) -> None:
+        for _ in range(count):
+            event = self._queue.popleft()
+            if isinstance(event, FrameReceived) and event.payload is not None:
+                self._waiting_bytes -= event.payload.nbytes
+        if self._paused and self._waiting_bytes <= WAITING_BYTES_MAX // 2 and not self._closed:
+            self._paused = False
+            self._links.resume(self._peer)

@@ -1,0 +1,318 @@
+"""The peer links of one process and the forms it holds: shared by workers, relay peers and the seed.
+
+    link events --> inbox (verify, store) --> relay events --> `emit` --> the owner's mailbox --> Relay
+    relay actions --> `perform` --> lane (read, send) --> link
+
+The owner hands every relay event to its Relay, calls `noticed` with it, then `perform`s the actions of that turn, all
+without awaiting: so what is performed on a link was decided for that very connection.
+Not here: decisions, signatures, encoding and decoding.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol, assert_never
+
+from echo2d.core.base.ids import FormId, PeerId, RunId, Version
+from echo2d.core.protocol.control_messages import Backlog, EdgePeer, LinkSample, SegmentsWanted, TransferReport
+from echo2d.core.protocol.peer_messages import (
+    Event,
+    FrameReceived,
+    FramesCancelled,
+    FramesHeld,
+    FramesPassed,
+    FramesWanted,
+    LinkEnded,
+    LinkOpened,
+    StreamEnded,
+    StreamOpened,
+)
+from echo2d.core.relay import events as relay_events
+from echo2d.errors import PeerFault, StoreFault
+from echo2d.net.peer.links import PeerLinks
+from echo2d.net.security.tls import Tls
+from echo2d.net.security.urls import is_loopback
+from echo2d.runtime.peer.base_model import BaseModel
+from echo2d.runtime.peer.frame_holdings import Holdings
+from echo2d.runtime.peer.receive_queue import Inbox
+from echo2d.runtime.peer.send_queue import Lane
+from echo2d.store.frames import FrameStore
+
+REPORT_S = 1.0  # rates older than that are of no use to a planner
+DIAL_S_MIN = 0.1
+DIAL_S_MAX = 5.0  # a peer that comes back is reached within this time
+
+log = logging.getLogger("echo2d.peer")
+
+
+@dataclass(slots=True)
+class _Peer:
+    """One connection of a peer. number: 1 for its first one, and so on."""
+
+    number: int
+    inbox: Inbox
+    lane: Lane
+    sending: asyncio.Task[None]
+
+
+class Owner(Protocol):
+    """The daemon whose links these are."""
+
+    def emit(self, event: relay_events.Event) -> None:
+        """For its Relay, in this order."""
+
+    def crowded(self) -> bool:
+        """Whether so much waits for the Relay that a link which says more is ended."""
+
+    def tell(self, message: SegmentsWanted | TransferReport) -> None:
+        """Send it over the control link."""
+
+    def fail(self, form: FormId, reason: str) -> None:
+        """The form was given up: its frames cannot be kept here (disk full)."""
+
+    def serving_version(self) -> Version | None:
+        """What the engines serve."""
+
+    def base_of(self, form: FormId) -> BaseModel | None:
+        """A directory in which chunks of the form may stand."""
+
+
+class Receiver:
+    """The links listen, dial and receive while `run` runs. no_tls: whether they may leave this host without.
+
+    receive_only: nothing that is held here is told of, or sent. uplink_limit: bytes/s that all links send at most.
+    """
+
+    def __init__(
+        self,
+        *,
+        run_id: RunId,
+        me: PeerId,
+        store: FrameStore,
+        tls: Tls | None,
+        no_tls: bool,
+        owner: Owner,
+        receive_only: bool = False,
+        uplink_limit: float | None = None,
+    ) -> None:
+        self._me, self._off_loopback, self._receive_only = me, no_tls or tls is not None, receive_only
+        self._owner, self._emit = owner, owner.emit
+        self.holdings = Holdings(
+            store,
+            emit=owner.emit,
+            ask=owner.tell,
+            fail=self.give_up,
+            serving=owner.serving_version,
+            base=owner.base_of,
+        )
+        self.links = PeerLinks(
+            run_id=run_id, me=me, on_event=self._on_link, on_ready=self._on_ready, tls=tls, uplink_limit=uplink_limit
+        )
+        self._peers: dict[PeerId, _Peer] = {}
+        self._opened: dict[PeerId, int] = {}  # connections so far; a run has some hundred peers
+        self._noticed: dict[PeerId, int] = {}  # how many of them the relay has heard of
+        self._dialling: dict[PeerId, asyncio.Task[None]] = {}
+        self._lost: dict[PeerId, asyncio.Event] = {}  # rung when the link of a peer that is dialled has ended
+        self._tasks: asyncio.TaskGroup | None = None
+        self._sent: dict[FormId, int] = {}
+        self._moved: FormId | None = None  # what moved last, since the last report
+
+    async def run(self) -> None:
+        """Until cancelled; the links are closed then."""
+        async with asyncio.TaskGroup() as self._tasks:
+            self._tasks.create_task(self.holdings.write_behind())
+            try:
+                while True:
+                    await asyncio.sleep(REPORT_S)
+                    self._report()
+            finally:
+                await self.links.close("shutting down")
+
+    @property
+    def link_count(self) -> int:
+        return len(self._peers)
+
+    # --- relay
+
+    def noticed(self, event: object) -> None:
+        """The relay has handled this event."""
+        if isinstance(event, relay_events.LinkUp):
+            self._noticed[event.peer] = self._noticed.get(event.peer, 0) + 1
+
+    def blame(self, event: object, fault: PeerFault) -> None:
+        """The relay found that the peer of this event broke the protocol."""
+        peer = getattr(event, "peer", None)
+        if peer is None:
+            raise fault
+        log.warning("peer dropped peer=%s reason=%s", peer, fault)
+        self.links.end(peer, str(fault))
+
+    def perform(self, action: relay_events.LinkAction) -> None:
+        """Not before `run` has begun."""
+        match action:
+            case relay_events.ExpectPeer(edge):
+                self._expect(edge)
+            case relay_events.ForgetPeer(peer):
+                self._stop_dialling(peer)
+                self.links.forget(peer)
+            case _:
+                here = self._peers.get(action.peer)
+                if here is not None and here.number == self._noticed.get(action.peer):
+                    self._perform_on(here, action)
+
+    def _perform_on(self, here: _Peer, action: relay_events.LinkAction) -> None:
+        match action:
+            case relay_events.CloseStream(peer, stream, reason) if (stream % 2 == 1) == (self._me < peer):
+                self.links.end_stream(peer, stream, reason)  # opened by this end: nothing was sent on it
+            case relay_events.SendFrame() | relay_events.CloseStream():
+                here.lane.put(action)
+            case relay_events.OpenStream(peer, stream, form, plan, generation, stripe, sequence):
+                here.inbox.stripes.add(stream)
+                self.links.open_stream(peer, stream, form, plan, generation, stripe, sequence)
+            case relay_events.SendHave(peer, form, frames):
+                if not self._receive_only:
+                    self.links.have(peer, form, frames)
+            case relay_events.SendWant(peer, stream, form, frames):
+                self.links.want(peer, stream, form, frames)
+            case relay_events.SendCancel(peer, form, frames):
+                self.links.cancel(peer, form, frames)
+            case relay_events.SendPassed(peer, stream, sequence):
+                self.links.passed(peer, stream, sequence)
+            case relay_events.ExpectPeer() | relay_events.ForgetPeer():
+                raise AssertionError("not an action on a link")
+            case _:
+                assert_never(action)
+
+    # --- links
+
+    def _on_link(self, peer: PeerId, event: Event) -> None:
+        if isinstance(event, FrameReceived):
+            self._moved = event.form
+            self._peers[peer].inbox.put(event, now=asyncio.get_running_loop().time())
+            return
+        if self._owner.crowded() and not isinstance(event, LinkOpened | LinkEnded):
+            self.links.end(peer, "says more than is handled")
+            return
+        match event:
+            case LinkOpened():
+                self._on_opened(peer)
+            case LinkEnded(reason):
+                self._on_ended(peer, reason)
+            case StreamEnded():
+                self._peers[peer].inbox.put(event, now=asyncio.get_running_loop().time())
+            case StreamOpened(stream) | FramesWanted(stream) if self._receive_only:
+                self.links.end_stream(peer, stream, "receives only")
+            case StreamOpened(stream, form, plan, generation, stripe, from_sequence):
+                self._emit(relay_events.StreamAsked(peer, stream, form, plan, generation, stripe, from_sequence))
+            case FramesWanted(stream, form, frames):
+                self._emit(relay_events.WantHeard(peer, stream, form, frames))
+            case FramesCancelled(form, frames):
+                self._emit(relay_events.CancelHeard(peer, form, frames))
+            case FramesPassed(stream, sequence):
+                self._emit(relay_events.PassedHeard(peer, stream, sequence))
+            case FramesHeld(form):
+                self._emit(relay_events.HaveHeard(peer, form, event.frames()))
+            case _:
+                raise AssertionError(f"{type(event).__name__} does not leave a link")
+
+    def _on_opened(self, peer: PeerId) -> None:
+        assert self._tasks is not None
+        number = self._opened[peer] = self._opened.get(peer, 0) + 1
+        inbox = Inbox(peer, self.links, self.holdings, emit=self._emit, fail=self.give_up)
+        lane = Lane(peer, self.links, holdings=self.holdings, emit=self._emit, sent=self._count_sent)
+        self._tasks.create_task(inbox.run())
+        self._peers[peer] = _Peer(number, inbox, lane, self._tasks.create_task(lane.run()))
+        self._emit(relay_events.LinkUp(peer))
+
+    def _on_ended(self, peer: PeerId, reason: str) -> None:
+        here = self._peers.pop(peer)
+        here.inbox.close()
+        here.sending.cancel()
+        if peer in self._lost:
+            self._lost[peer].set()
+        self._emit(relay_events.LinkDown(peer, reason))
+
+    def _on_ready(self, peer: PeerId) -> None:
+        if peer in self._peers:
+            self._peers[peer].lane.room()
+
+    # --- dialling
+
+    def _expect(self, edge: EdgePeer) -> None:
+        self.links.expect(edge.peer, edge.secret)
+        self.links.pace(edge.peer, edge.pace)
+        self._stop_dialling(edge.peer)
+        if edge.dial and edge.address is not None:
+            assert self._tasks is not None
+            self._lost[edge.peer] = asyncio.Event()
+            self._dialling[edge.peer] = self._tasks.create_task(self._dial(edge, self._lost[edge.peer]))
+
+    def _stop_dialling(self, peer: PeerId) -> None:
+        self._lost.pop(peer, None)
+        task = self._dialling.pop(peer, None)
+        if task is not None:
+            task.cancel()
+
+    async def _dial(self, edge: EdgePeer, lost: asyncio.Event) -> None:
+        """Keeps a link to the peer until it is no longer expected."""
+        assert edge.address is not None
+        host, port = edge.address.host, edge.address.port
+        if not self._off_loopback and not is_loopback(host):
+            log.warning("not dialled peer=%s address=%s: off loopback only with TLS, or --no-tls", edge.peer, host)
+            return
+        delay_s = DIAL_S_MIN
+        while True:
+            try:
+                lost.clear()
+                await self.links.dial(edge.peer, host, port)
+                if edge.peer in self._peers:
+                    delay_s = DIAL_S_MIN
+                    await lost.wait()
+            except PeerFault as fault:
+                log.info("dial failed peer=%s reason=%s", edge.peer, fault)
+                delay_s = min(2 * delay_s, DIAL_S_MAX)
+            await asyncio.sleep(delay_s)
+
+    # --- forms that go
+
+    def give_up(self, form: FormId, reason: str) -> None:
+        """The form cannot be kept; said once, however many of its frames wait."""
+        if self.holdings.give_up(form):
+            log.warning("form given up form=%s reason=%s", form, reason)
+            self._owner.fail(form, reason)
+
+    async def forget(self, form: FormId) -> None:
+        """Delete a form; its late frames are dropped."""
+        self._sent.pop(form, None)
+        try:
+            await self.holdings.forget(form)
+        except StoreFault as fault:  # its space is missed when it is needed
+            log.warning("form not deleted form=%s reason=%s", form, fault)
+
+    # --- figures
+
+    def _report(self) -> None:
+        """Tells the progress of the form that moved last, if anything has moved since the last report."""
+        form, self._moved = self._moved, None
+        if form is not None:
+            payload_bytes, sent_bytes = self.holdings.payload_bytes(form), self._sent.get(form, 0)
+            links, backlogs = tuple(self._link_samples()), tuple(self._backlogs())
+            duplicates = self.holdings.duplicates(form)
+            self._owner.tell(TransferReport(form, payload_bytes, links, sent_bytes, backlogs, duplicates))
+
+    def _link_samples(self) -> Iterator[LinkSample]:
+        for peer, here in self._peers.items():
+            payload_bytes, seconds = here.inbox.meter.take()
+            if payload_bytes:
+                yield LinkSample(peer, payload_bytes, seconds)
+
+    def _backlogs(self) -> Iterator[Backlog]:
+        for peer in self._peers:
+            seconds = self.links.take_backlog(peer)
+            if seconds:
+                yield Backlog(peer, seconds)
+
+    def _count_sent(self, form: FormId, payload_bytes: int) -> None:
+        self._moved = form
+        self._sent[form] = self._sent.get(form, 0) + payload_bytes

@@ -1,0 +1,104 @@
+"""What goes out over one link: frames are taken from memory or read from disk and sent as the link has room, in order.
+
+A lane belongs to one connection; with the connection it ends. When it has sent all frames it was given and the link
+has room, it says so (PeerReady), and the relay gives it the next few: so frames are bound late and nothing queues up.
+What is in memory is sent at once, without another task.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from echo2d.core.base.ids import FormId, FrameId, PeerId
+from echo2d.core.relay import events as relay_events
+from echo2d.core.relay.stripes import LANE_FRAMES_MAX
+from echo2d.errors import IntegrityFault, StoreFault
+from echo2d.net.peer.links import PeerLinks
+
+READY_AFTER = LANE_FRAMES_MAX // 2  # frames given since it was said last: with fewer, the relay may give more anyway
+
+log = logging.getLogger("echo2d.peer")
+
+
+class Holdings(Protocol):
+    """Where held frames are."""
+
+    def in_memory(self, form: FormId, frame: FrameId) -> memoryview | None: ...
+
+    def load(self, form: FormId, frame: FrameId) -> Awaitable[memoryview]: ...
+
+
+class Lane:
+    """`emit` takes relay events; `sent` is told of payload bytes that went out."""
+
+    def __init__(
+        self,
+        peer: PeerId,
+        links: PeerLinks,
+        *,
+        holdings: Holdings,
+        emit: Callable[[relay_events.Event], None],
+        sent: Callable[[FormId, int], None],
+    ) -> None:
+        self._peer, self._links = peer, links
+        self._holdings, self._emit, self._sent = holdings, emit, sent
+        self._queue: deque[relay_events.SendFrame | relay_events.CloseStream] = (
+            deque()
+        )  # bounded by the relay's flow control
+        self._loaded: memoryview | None = None  # of the frame at the front
+        self._needed = asyncio.Event()  # set while that is to be loaded
+        self._given = 0  # frames since the last PeerReady
+
+    def put(self, action: relay_events.SendFrame | relay_events.CloseStream) -> None:
+        self._queue.append(action)
+        self._given += isinstance(action, relay_events.SendFrame)
+        self._go_on()
+
+    def room(self) -> None:
+        """The link has room for a frame again."""
+        self._go_on()
+
+    async def run(self) -> None:
+        """Loads what is not in memory, until cancelled."""
+        while True:
+            await self._needed.wait()
+            action = self._queue[0]
+            assert isinstance(action, relay_events.SendFrame)
+            try:
+                self._loaded = await self._holdings.load(action.form, action.frame)
+            except (IntegrityFault, StoreFault) as fault:
+                self._queue.popleft()
+                log.warning("frame lost form=%s frame=%d reason=%s", action.form, action.frame, fault)
+                self._links.end_stream(self._peer, action.stream, "frame lost")
+                self._emit(relay_events.StreamClosed(self._peer, action.stream, "frame lost here"))
+            self._needed.clear()
+            self._go_on()
+
+    def _go_on(self) -> None:
+        while self._queue and not self._needed.is_set():
+            action = self._queue[0]
+            if isinstance(action, relay_events.CloseStream):
+                self._links.end_stream(self._peer, action.stream, action.reason)
+            elif not self._send(action):
+                return
+            self._queue.popleft()
+        if not self._queue and self._given >= READY_AFTER and self._links.can_send(self._peer):
+            self._given = 0
+            self._emit(relay_events.PeerReady(self._peer))
+
+    def _send(self, action: relay_events.SendFrame) -> bool:
+        """False: not now, for it has to be loaded first or the link has no room."""
+        payload = None
+        if not action.header_only:
+            payload = self._loaded or self._holdings.in_memory(action.form, action.frame)
+            if payload is None:
+                self._needed.set()
+                return False
+        if not self._links.can_send(self._peer):
+            return False
+        self._loaded = None
+        if self._links.send_frame(self._peer, action.stream, action.frame, action.sequence, payload) and payload:
+            self._sent(action.form, len(payload))
+        return True

@@ -1,0 +1,98 @@
+"""What a worker keeps between its starts, in one directory that one process uses at a time.
+
+    state_dir (0700) / lock   worker.key (0600)   accepted.json   frames/   slots/
+
+accepted.json: the highest publish_seq of the run that was ever accepted here; roots below it stay refused.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from echo2d.config import DISK_BYTES_MAX
+from echo2d.core.base.ids import PublishSeq, RunId
+from echo2d.core.protocol.control_messages import VersionKey
+from echo2d.core.worker.events import Standing
+from echo2d.core.worker.versions import FORMS_MAX
+from echo2d.errors import OperatorFault
+from echo2d.net.security.auth import load_or_make_key
+from echo2d.store.budget import DiskBudget
+from echo2d.store.disk import replace_file, store_faults
+from echo2d.store.frames import FrameStore
+from echo2d.store.slots import SlotStore
+from echo2d.store.snapshots import damaged_chunks
+
+
+def open_frames(root: Path, budget: DiskBudget) -> FrameStore:
+    """The frame store of a peer, with the newest forms of before, as far as the budget goes; nobody will ask for the
+    others any more."""
+    store = FrameStore(root, budget)
+    forms = store.forms()
+    for position, facts in enumerate(forms[:-1]):
+        if budget.exceeded or position < len(forms) - FORMS_MAX:
+            store.forget(facts.form)
+    return store
+
+
+class StateDir:
+    """Locked until `close`. OperatorFault: not usable, or in use by another worker. Blocking.
+
+    Frames and slots together take at most `disk_bytes_max` bytes.
+    """
+
+    def __init__(self, path: Path, disk_bytes_max: int = DISK_BYTES_MAX) -> None:
+        self._path = path
+        self._budget = DiskBudget(disk_bytes_max)
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.chmod(0o700)
+            self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise OperatorFault(f"cannot use state directory {path}: {error.strerror}") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            raise OperatorFault(f"state directory {path} is in use by another worker") from error
+
+    def close(self) -> None:
+        os.close(self._lock)
+
+    def key(self) -> Ed25519PrivateKey:
+        return load_or_make_key(self._path / "worker.key")
+
+    def publish_seq(self, run_id: RunId) -> PublishSeq:
+        """0 for a run that nothing was accepted of. OperatorFault: the file is damaged."""
+        path = self._path / "accepted.json"
+        try:
+            kept = json.loads(path.read_text()) if path.exists() else {}
+            return PublishSeq(int(kept["publish_seq"]) if kept.get("run_id") == run_id else 0)
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+            raise OperatorFault(f"{path} is damaged: {error}") from error
+
+    def keep_publish_seq(self, run_id: RunId, publish_seq: PublishSeq) -> None:
+        """StoreFault: the disk refused; the old number is still there."""
+        path = self._path / "accepted.json"
+        with store_faults("writing", path):
+            replace_file(path, json.dumps({"run_id": run_id, "publish_seq": publish_seq}).encode(), durable=True)
+
+    def frames(self) -> FrameStore:
+        """After `slots`, which come first when there is little room."""
+        return open_frames(self._path / "frames", self._budget)
+
+    def slots(self) -> tuple[SlotStore, tuple[Standing, ...]]:
+        """The slots and what stands in them, every byte verified; damaged ones are emptied."""
+        root = self._path / "slots"
+        slots = SlotStore(root, self._budget)
+        current = slots.current()
+        if current is None:
+            return slots, ()
+        if damaged_chunks(current.directory, current.manifest):
+            with store_faults("emptying", root):
+                shutil.rmtree(root)
+            return SlotStore(root, self._budget), ()
+        return slots, (Standing(VersionKey(current.version, current.manifest.digest), str(current.directory)),)

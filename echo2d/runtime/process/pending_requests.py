@@ -1,0 +1,60 @@
+"""Waiting HTTP calls: each becomes an event with a number, and is answered by the Reply with that number, or not."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from itertools import count
+
+from echo2d.core.cluster.events import Event, Reply, RequestGone, RequestId
+
+REQUESTS_MAX = 256  # one learner has two or three under way
+
+
+class Requests:
+    """All waiting calls of one process."""
+
+    def __init__(self, emit: Callable[[Event], Awaitable[None]]) -> None:
+        self._emit = emit
+        self._waiting: dict[RequestId, asyncio.Future[Reply]] = {}
+        self._ids = count()
+        self._closed = False
+
+    async def ask(self, make: Callable[[RequestId], Event], *, timeout_s: float | None) -> Reply | None:
+        """Emit the event and wait. Unanswered in time, or given up by the caller: the core is told."""
+        number = RequestId(next(self._ids))
+        if self._closed:
+            return _stopping(number)
+        if len(self._waiting) >= REQUESTS_MAX:
+            return _unavailable(number, "busy", f"{REQUESTS_MAX} calls are waiting already")
+        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = answer
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._emit(make(number))
+                return await answer
+        except TimeoutError:
+            return None
+        finally:
+            del self._waiting[number]
+            if not answer.done() or answer.cancelled():
+                await self._emit(RequestGone(number))
+
+    def answer(self, reply: Reply) -> None:
+        """Whoever has gone is not answered."""
+        waiting = self._waiting.get(reply.request)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(reply)
+
+    def close(self) -> None:
+        """Tell all callers, now and from now on, to come back later."""
+        self._closed = True
+        for number in self._waiting:
+            self.answer(_stopping(number))
+
+
+def _stopping(number: RequestId) -> Reply:
+    return _unavailable(number, "stopping", "the coordinator is stopping")
+
+
+def _unavailable(number: RequestId, code: str, detail: str) -> Reply:
+    return Reply(number, HTTPStatus.SERVICE_UNAVAILABLE, {"error": code, "detail": detail})

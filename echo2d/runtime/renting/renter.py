@@ -1,0 +1,355 @@
+"""Renting beside a running coordinator: looks, asks the core, keeps what it says, and runs the providers' commands.
+
+    status, once a second --> need --+--> core.renting --> rows kept, all of a turn in one transaction
+    commands that ended -------------+                 --> then commands are started, each in a task of its own
+                                                       --> workers of boxes that go are told to the coordinator
+
+A box's credential is made for it before its start command is run, lets one worker in until its time is over, and is
+deleted with it. A failing row ends the process: nothing was started. Not here: any decision
+(`core/renting/autoscaler.py`), how commands are run (`echo2d/providers`), what a status says of the need (`demand`).
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import assert_never
+
+from echo2d.config import CoordinatorConfig
+from echo2d.core.base.ids import PeerId
+from echo2d.core.renting.autoscaler import Renting
+from echo2d.core.renting.budget import Label, Rental
+from echo2d.core.renting.events import (
+    Keep,
+    List,
+    Listed,
+    NeedMeasured,
+    RentAction,
+    RentEvent,
+    RentNote,
+    RentRules,
+    Retire,
+    Start,
+    StartEnded,
+    Stop,
+    StopEnded,
+)
+from echo2d.errors import OperatorFault, ProviderFault, StoreFault
+from echo2d.net.security.auth import write_token_file
+from echo2d.net.security.urls import coordinator_url
+from echo2d.providers.base import Order, Provider
+from echo2d.runtime.renting.clock import RentClock, moment
+from echo2d.runtime.renting.demand import Facts, gb_per_h, holds, margin_of, shortfall_of, works
+from echo2d.runtime.renting.setup import make_provider, offers_of, prefix_of, rent_plan, rules_of, terms_of
+from echo2d.runtime.run_dir.credentials import AccessTable, RunDirectory
+from echo2d.runtime.run_dir.ledger_thread import LedgerThread
+from echo2d.store.rentals import RentalStore
+
+LEDGER_FILE = "ledger.sqlite"
+RENTALS_FILE = "rentals.sqlite"  # in the run directory
+TICK_S = 1.0  # between two looks at the run
+CLOCK_KEPT_S = 30.0  # the rent clock is durable at least so often
+WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - compared, not bound
+NOBODY = NeedMeasured(None, wanted=False, workers=0)
+
+log = logging.getLogger("echo2d.renting")
+
+PlanRemoval = Callable[[PeerId, str], Awaitable[None]]
+
+
+class Renter:
+    """See the module docstring."""
+
+    def __init__(
+        self,
+        renting: Renting,
+        rules: RentRules,
+        store: RentalStore,
+        clock: RentClock,
+        providers: Mapping[str, Provider],
+        *,
+        run: RunDirectory,
+        access: AccessTable,
+        url: str,
+    ) -> None:
+        self._renting = renting
+        self._rules = rules
+        self._store = store
+        self._clock = clock
+        self._providers = providers
+        self._access = access
+        self._directory = run
+        self._url = url
+        self._ended: asyncio.Queue[RentEvent] = asyncio.Queue()  # bounded by the commands under way
+        self._asked_at: dict[Label, float] = {}
+        self._workers: Mapping[Label, Facts] = {}  # of boxes, as of the last look
+        self._kept_at = clock.now()
+
+    def facts(self) -> Facts:
+        return self._renting.facts(now=self._clock.now())
+
+    async def rent(self, status: Callable[[], Facts], plan_removal: PlanRemoval) -> None:
+        """Until cancelled."""
+        await self._run(lambda: self._need(status()), plan_removal, until=lambda: False)
+
+    async def give_all_back(self, within_s: float) -> bool:
+        """Of a run that is closing: whether nothing is left."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._run(lambda: NOBODY, _nobody_leaves, until=lambda: self._renting.over)
+        return self._renting.over
+
+    async def _run(
+        self, look: Callable[[], NeedMeasured], plan_removal: PlanRemoval, *, until: Callable[[], bool]
+    ) -> None:
+        await asyncio.to_thread(self._tidy)
+        async with asyncio.TaskGroup() as tasks:
+            while not until():
+                events: list[RentEvent] = [look()]
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(TICK_S):
+                        events.append(await self._ended.get())
+                while not self._ended.empty():
+                    events.append(self._ended.get_nowait())
+                await self._turn(events, tasks)
+                for peer, why in self._told_to_leave():
+                    await plan_removal(peer, why)
+
+    async def _turn(self, events: Iterable[RentEvent], tasks: asyncio.TaskGroup) -> None:
+        now = self._clock.look(self._renting.horizon)
+        actions = [action for event in events for action in self._renting.handle(event, now=now)]
+        rows = [action.rental for action in actions if isinstance(action, Keep)]
+        if rows or now >= self._kept_at + CLOCK_KEPT_S:
+            await asyncio.to_thread(self._store.keep, rows, now, moment())
+            self._kept_at = now
+        for action in actions:
+            self._perform(action, tasks)
+
+    def _perform(self, action: RentAction, tasks: asyncio.TaskGroup) -> None:
+        match action:
+            case Start(rental, why):
+                spent = self._renting.facts(now=rental.sent_at)
+                log.info(
+                    "start label=%s usd_per_h=%g life_s=%.0f spent_usd=%.2f set_aside_usd=%.2f why=%s",
+                    rental.label, rental.usd_per_h, rental.life_s, spent["spent_usd"], spent["set_aside_usd"], why,
+                )  # fmt: skip
+                tasks.create_task(self._start(rental))
+            case Stop(rental, ids, why):
+                log.info("stop label=%s ids=%s why=%s", rental.label, ",".join(ids), why)
+                tasks.create_task(self._stop(rental, ids))
+            case List(provider):
+                tasks.create_task(self._list(provider, self._clock.now()))
+            case Retire(label):
+                self._asked_at.pop(label, None)
+                tasks.create_task(asyncio.to_thread(self._retire, label))
+            case RentNote(kind, text):
+                log.info("%s %s", kind, text)
+            case Keep():
+                pass
+            case _:
+                assert_never(action)
+
+    # --- commands
+
+    async def _start(self, rental: Rental) -> None:
+        ok = await self._did(f"start {rental.label}", self._order(rental))
+        await self._ended.put(StartEnded(rental.label, ok=ok))
+
+    async def _order(self, rental: Rental) -> None:
+        path, secret = await asyncio.to_thread(self._make_token, rental)
+        order = Order(rental.label, rental.offer, self._url, path, rental.life_s)
+        try:
+            await self._providers[rental.provider].start(order)
+        except ProviderFault as fault:  # its last words are logged
+            raise ProviderFault(str(fault).replace(secret, "(secret)")) from None
+
+    async def _stop(self, rental: Rental, ids: tuple[str, ...]) -> None:
+        ok = await self._did(f"stop {rental.label}", self._providers[rental.provider].stop(rental.label, ids))
+        await self._ended.put(StopEnded(rental.label, ok=ok))
+
+    async def _did(self, what: str, doing: Awaitable[None]) -> bool:
+        try:
+            await doing
+        except (ProviderFault, OperatorFault, StoreFault) as fault:
+            log.warning("%s failed: %s", what, fault)
+            return False
+        return True
+
+    async def _list(self, provider: str, began_at: float) -> None:
+        instances = None
+        try:
+            instances = await self._providers[provider].list()
+        except ProviderFault as fault:
+            log.warning("list %s failed: %s", provider, fault)
+        await self._ended.put(Listed(provider, began_at, instances))
+
+    # --- credentials
+
+    def _make_token(self, rental: Rental) -> tuple[Path, str]:
+        """Its file, and the secret in it."""
+        expires_at = time.time() + rental.life_s + rental.grace_s
+        token = self._access.create(rental.label, "worker", max_workers=1, expires_at=expires_at)
+        path = self._directory.token_path(rental.label)
+        write_token_file(path, replace(token, url=self._url))
+        return path, token.secret
+
+    def _retire(self, label: Label) -> None:
+        """What cannot be deleted now is void in time, and deleted by the next start of a coordinator."""
+        try:
+            self._access.retire(label)
+            self._directory.token_path(label).unlink(missing_ok=True)
+        except (StoreFault, OSError) as fault:
+            log.warning("retire %s failed: %s", label, fault)
+
+    def _tidy(self) -> None:
+        """Credentials of boxes that had gone when this was killed, or were never started."""
+        for token in self._access.tokens():
+            if token.name.startswith(self._rules.prefix) and token.name not in self._renting.live:
+                self._retire(Label(token.name))
+
+    # --- the need
+
+    def _need(self, facts: Facts) -> NeedMeasured:
+        now, silent_s = self._clock.now(), facts["learner_silent_s"]
+        self._workers = self._rented_workers(facts["workers"])
+        return NeedMeasured(
+            shortfall_of(facts),
+            wanted=silent_s is not None and silent_s < self._rules.idle_s,
+            workers=sum(map(works, facts["workers"])),
+            serving=self._serving(now),
+            holding=frozenset(label for label, worker in self._workers.items() if holds(worker)),
+            mu={label: worker["mu"] for label, worker in self._workers.items() if worker["mu"] is not None},
+            margin_mu=margin_of(facts),
+            gb_per_h=gb_per_h(facts),
+        )
+
+    def _rented_workers(self, workers: Iterable[Facts]) -> dict[Label, Facts]:
+        """Whoever came with a box's credential, whatever it calls itself."""
+        named = {Label(self._access.token_of(PeerId(worker["id"])) or ""): worker for worker in workers}
+        return {label: named[label] for label in self._renting.live if label in named}
+
+    def _told_to_leave(self) -> list[tuple[PeerId, str]]:
+        """Workers of boxes that go, as far as the coordinator does not know it yet, and why."""
+        leaving = self._renting.leaving
+        return [
+            (PeerId(worker["id"]), leaving[label])
+            for label, worker in self._workers.items()
+            if label in leaving and worker["state"] != "gone" and not worker["leaving"]
+        ]
+
+    def _serving(self, now: float) -> dict[Label, float]:
+        """For how long nothing was asked of the rented ones."""
+        serving = dict[Label, float]()
+        for label, worker in self._workers.items():
+            if worker["alive"] and worker["serving"] is not None:
+                if worker["leased"] or label not in self._asked_at:
+                    self._asked_at[label] = now
+                serving[label] = now - self._asked_at[label]
+        return serving
+
+
+async def _nobody_leaves(peer: PeerId, why: str) -> None:
+    raise AssertionError(f"no coordinator runs, but {peer} is to leave: {why}")
+
+
+# --- put together
+
+
+@asynccontextmanager
+async def open_renter(
+    config: CoordinatorConfig, run: RunDirectory, access: AccessTable, *, url: str = "", closing: bool = False
+) -> AsyncIterator[Renter]:
+    """url: of the coordinator, as this host reaches it. OperatorFault: it cannot rent like this."""
+    prefix = prefix_of(run.run_id)
+    rules = rules_of(config, prefix, closing=closing)
+    store = await asyncio.to_thread(RentalStore, run.path / RENTALS_FILE)
+    try:
+        kept = await asyncio.to_thread(store.rentals)
+        clock = await asyncio.to_thread(lambda: RentClock(store.clock(), kept))
+        await asyncio.to_thread(store.keep, (), clock.now(), moment())
+        offers = [offer for provider in config.providers for offer in offers_of(provider)]
+        renting = Renting(rules, list(map(terms_of, config.providers)), offers, kept, now=clock.now())
+        providers = {each.table.name: make_provider(each, prefix) for each in config.providers}
+        url_of_boxes = "" if closing else _url_of_boxes(config, url)
+        yield Renter(renting, rules, store, clock, providers, run=run, access=access, url=url_of_boxes)
+    finally:
+        await asyncio.to_thread(store.close)
+
+
+def _url_of_boxes(config: CoordinatorConfig, url: str) -> str:
+    if not config.rent.url and config.coordinator.host in WILDCARDS:
+        raise OperatorFault("rent.url: expected how rented boxes reach this coordinator, https://HOST:PORT")
+    return coordinator_url(config.rent.url or url)
+
+
+# --- the commands
+
+
+def print_rent_plan(config: CoordinatorConfig, say: Callable[[str], None]) -> None:
+    """What `echo2d coordinate --rent` is about to do. OperatorFault: it cannot."""
+    rules_of(config, "")
+    run = RunDirectory(config.run.run_dir)
+    rentals, now = _kept(run.path)
+    for line in rent_plan(config, prefix_of(run.run_id), rentals, now):
+        say(line)
+
+
+def _kept(run_dir: Path) -> tuple[tuple[Rental, ...], float]:
+    store = RentalStore(run_dir / RENTALS_FILE)
+    try:
+        rentals = store.rentals()
+        return rentals, RentClock(store.clock(), rentals).now()
+    finally:
+        store.close()
+
+
+async def give_back(config: CoordinatorConfig, within_s: float) -> Facts:
+    """Stop everything that this run has rented, in place of a coordinator; what is left. OperatorFault: one runs."""
+    run = await asyncio.to_thread(RunDirectory, config.run.run_dir)
+    ledger = LedgerThread(run.path / LEDGER_FILE)
+    try:
+        await ledger.open()
+        access = await asyncio.to_thread(AccessTable, run)
+        async with open_renter(config, run, access, closing=True) as renter:
+            await renter.give_all_back(within_s)
+            return renter.facts()
+    finally:
+        await ledger.close()
+
+
+def rented(config: CoordinatorConfig) -> Facts:
+    """What the book of the run says; the providers are not asked."""
+    rentals, now = _kept(config.run.run_dir) if (config.run.run_dir / RENTALS_FILE).exists() else ((), 0.0)
+    live = [rental for rental in rentals if rental.gone_at is None]
+    costs = {rental.label: rental.cost_usd(min(now, rental.until)) for rental in rentals}
+    return {
+        "spent_usd": sum(costs.values()),
+        "usd_total_max": config.rent.usd_total,
+        "usd_per_h": sum(rental.rate for rental in live),
+        "boxes": [
+            {"label": rental.label, "usd_per_h": rental.rate, "age_s": now - rental.sent_at,
+             "cost_usd": costs[rental.label]} for rental in live
+        ],
+    }  # fmt: skip
+
+
+def rented_lines(facts: Facts) -> list[str]:
+    """The same for people."""
+    boxes, most = facts["boxes"], facts["usd_total_max"]
+    of = "" if most is None else f" of {most:g}"
+    rows = [
+        f"  {box['label']}  for {box['age_s'] / 60:.0f} min, {box['cost_usd']:.2f} usd  {box.get('state', '')}".rstrip()
+        for box in boxes
+    ]
+    there = f"{len(boxes)} boxes may be there, {facts['usd_per_h']:g} usd/h" if boxes else "nothing is there"
+    return [f"spent {facts['spent_usd']:.2f}{of} usd; {there}", *rows]
+
+
+def boxes_left_alone(config: CoordinatorConfig) -> str:
+    """Of a coordinator that does not rent: what an earlier one may have left; empty: nothing."""
+    facts = rented(config)
+    return f"{len(facts['boxes'])} boxes, {facts['usd_per_h']:g} usd/h" if facts["boxes"] else ""

@@ -1,0 +1,120 @@
+"""What the operator's words about renting come to: rules, terms, offers, providers, and the plan printed first."""
+
+from collections.abc import Iterable
+
+from echo2d.config import CoordinatorConfig, command_environment
+from echo2d.config_renting import OfferTable, ProviderConfig
+from echo2d.core.capacity.prices import NamedPrice, Price
+from echo2d.core.renting.budget import HOUR_S, Budget, Rental, RentOffer, Terms
+from echo2d.core.renting.events import RentRules
+from echo2d.errors import OperatorFault
+from echo2d.providers.base import Provider
+from echo2d.providers.exec import Commands, ExecProvider
+from echo2d.providers.static import StaticProvider
+
+PREFIX_CHARS = 8  # of the run's id: 32 bits tell the runs of an account apart
+
+
+def prefix_of(run_id: str) -> str:
+    """Of all labels of a run."""
+    return f"echo2d-{run_id[:PREFIX_CHARS]}-"
+
+
+def rules_of(config: CoordinatorConfig, prefix: str, *, closing: bool = False) -> RentRules:
+    """OperatorFault: there is no budget, or nowhere to rent."""
+    rent = config.rent
+    if rent.usd_per_h is None or rent.usd_total is None:
+        raise OperatorFault("--rent needs a budget: rent.usd_per_h and rent.usd_total; nothing was rented")
+    if all(provider.table.kind == "static" for provider in config.providers):
+        raise OperatorFault('--rent needs a [[provider]] of kind "exec" (docs/renting.md); nothing was rented')
+    budget = Budget(rent.usd_per_h, rent.usd_total)
+    times = (rent.idle_s, rent.join_s, rent.patience_s, rent.drain_s)
+    return RentRules(prefix, budget, rent.life_h * HOUR_S, *times, closing=closing)
+
+
+def terms_of(provider: ProviderConfig) -> Terms:
+    table = provider.table
+    return Terms(table.name, table.timeout_s, table.settle_s, table.list_every_s, table.billed_by_s, table.grace_s)
+
+
+def offers_of(provider: ProviderConfig) -> list[RentOffer]:
+    """What it rents; nothing, of a static one."""
+    return [_offer(provider, each) for each in provider.offers if provider.table.kind == "exec"]
+
+
+def _offer(provider: ProviderConfig, each: OfferTable) -> RentOffer:
+    usd_per_gb = each.usd_per_gb_down + each.usd_per_gb_up
+    return RentOffer(
+        provider.table.name, each.name, each.usd_per_h, each.trajectories_per_h, each.max, each.availability, usd_per_gb
+    )
+
+
+def prices_of(providers: Iterable[ProviderConfig], run_id: str) -> list[NamedPrice]:
+    """What the workers of boxes cost that go by their label, or of static ones that have such a name."""
+    return [_price(provider, each, prefix_of(run_id)) for provider in providers for each in provider.offers]
+
+
+def _price(provider: ProviderConfig, each: OfferTable, prefix: str) -> NamedPrice:
+    rented = provider.table.kind == "exec"
+    names = f"{prefix}{provider.table.name}-{each.name}-*" if rented else each.name
+    price = Price(
+        each.usd_per_h, each.usd_per_gb_down, each.usd_per_gb_up, each.availability, each.trajectories_per_h or None
+    )
+    return NamedPrice(names, price)
+
+
+def make_provider(config: ProviderConfig, prefix: str) -> Provider:
+    table = config.table
+    if table.kind == "static":
+        return StaticProvider()
+    commands = Commands(table.start, table.stop, table.list, table.timeout_s, command_environment())
+    return ExecProvider(commands, prefix)
+
+
+def rent_plan(config: CoordinatorConfig, prefix: str, kept: Iterable[Rental], now: float) -> list[str]:
+    """What renting may come to, before anything is done."""
+    rules, rentals = rules_of(config, prefix), list(kept)
+    budget, live = rules.budget, [rental for rental in rentals if rental.gone_at is None]
+    spent_usd = sum(rental.cost_usd(min(now, rental.until)) for rental in rentals)
+    committed_usd = sum(rental.cost_usd(rental.until) for rental in rentals)
+    left_h = max(0.0, budget.usd_total - committed_usd) / budget.usd_per_h
+    offers = sorted(
+        (offer for provider in config.providers for offer in offers_of(provider)),
+        key=lambda offer: offer.usd_per_h / (offer.trajectories_per_h * offer.availability),
+    )
+    commands = [
+        f"  {each.name}: start {list(each.start)} stop {list(each.stop)} list {list(each.list)}"
+        for each in (provider.table for provider in config.providers)
+        if each.kind == "exec"
+    ]
+    lasts = f"{_duration(left_h)} at {budget.usd_per_h:g} usd/h"
+    return [
+        f"renting: at most {budget.usd_per_h:g} usd/h and {budget.usd_total:g} usd in all",
+        f"  spent {spent_usd:.2f}, set aside {committed_usd - spent_usd:.2f}; the rest lasts {lasts}",
+        f"  there now, by this run's book: {len(live)} boxes, {sum(rental.rate for rental in live):g} usd/h",
+        f"  labels {prefix}...; a box lives {_duration(config.rent.life_h)} at most",
+        f"  it goes after {rules.idle_s:g} s without work, or {rules.join_s:g} s without serving",
+        f"  then its worker has {rules.drain_s:g} s to finish what it holds",
+        "  nothing is started before a learner takes data and workers are too few; then, cheapest data first:",
+        *_strangers(config, live),
+        *map(_line, offers),
+        *commands,
+    ]
+
+
+def _duration(hours: float) -> str:
+    return f"{hours:.1f} h" if hours >= 1 else f"{60 * hours:.0f} min"
+
+
+def _strangers(config: CoordinatorConfig, live: Iterable[Rental]) -> list[str]:
+    names = {provider.table.name for provider in config.providers if provider.table.kind == "exec"}
+    gone = sorted({rental.provider for rental in live} - names)
+    return [f"  boxes of {name} may be there, but it is no [[provider]] any more: stop them yourself" for name in gone]
+
+
+def _line(offer: RentOffer) -> str:
+    made = offer.trajectories_per_h * offer.availability
+    return (
+        f"  {offer.provider}/{offer.name}: up to {offer.count_max} at {offer.usd_per_h:g} usd/h, "
+        f"{made:g} trajectories/h expected: {1000 * offer.usd_per_h / made:.3f} usd per 1000"
+    )

@@ -1,0 +1,355 @@
+"""The run directory's credentials: the run's key, its tokens, and the peers enrolled with them.
+
+    run_dir/ (0700)   run.key   access.sqlite   tokens/NAME.token   ledger.sqlite   versions/   uploads/
+
+`echo2d token` and a running coordinator share the table: whoever writes it uses a transaction, and the coordinator
+rereads it every second (`AccessTable.reload`). A token is valid until it expires or is revoked; its peers live and
+die with it. Secrets are stored hashed. `now_s` is Unix time. What writes or reloads blocks; `caller` and `peer` answer
+from memory.
+"""
+
+import json
+import os
+import re
+import secrets
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast, get_args
+from urllib.parse import urlsplit
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from echo2d.core.base.ids import PeerId, RunId
+from echo2d.errors import OperatorFault, StoreFault
+from echo2d.net.security.auth import (
+    Caller,
+    Denied,
+    KnownPeer,
+    TokenFile,
+    TokenRole,
+    is_enrol_proof,
+    load_or_make_key,
+    peer_id_of,
+    public_bytes,
+    read_token_file,
+    run_id_of,
+    secret_hash,
+    write_private,
+    write_token_file,
+)
+from echo2d.net.security.tls import Authority
+from echo2d.net.security.urls import coordinator_url
+
+NAME_RULE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # it becomes a file name
+COORDINATOR_FILE = "coordinator.json"  # where the running coordinator listens
+TOKENS_MAX = 10_000  # the whole table is read every second
+ENROLLED_MAX = 10_000  # peers, for the same reason; twenty times the largest fleet
+SCHEMA = (
+    """CREATE TABLE IF NOT EXISTS tokens (name TEXT PRIMARY KEY, role TEXT NOT NULL, secret_hash BLOB NOT NULL UNIQUE,
+    max_workers INTEGER, expires_at REAL, revoked INTEGER NOT NULL DEFAULT 0)""",
+    "CREATE TABLE IF NOT EXISTS peers (peer TEXT PRIMARY KEY, public_key BLOB NOT NULL, token TEXT NOT NULL)",
+)
+DURATION_S_MAX = 100 * 365 * 86400.0
+_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One row of the table. max_workers, expires_at: None means no limit."""
+
+    name: str
+    role: TokenRole
+    secret_hash: bytes
+    max_workers: int | None
+    expires_at: float | None
+    revoked: bool
+
+    def fault(self, now_s: float) -> Denied | None:
+        """Why it is not valid now; None when it is."""
+        if self.revoked:
+            return Denied(403, "revoked", f"token {self.name} was revoked")
+        if self.expires_at is not None and now_s >= self.expires_at:
+            return Denied(403, "expired", f"token {self.name} has expired")
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Enrolment:
+    """A worker's request: its token's secret, its key, and the proof that the key is its own."""
+
+    secret: str
+    public_key: bytes
+    proof: bytes
+
+
+def parse_duration_s(text: str) -> float:
+    """Seconds of "30d", "12h", "10m" or "45s"."""
+    matched = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd])", text)
+    if matched is None:
+        raise OperatorFault(f"expected a duration such as 30d, 12h or 10m; found {text!r}")
+    duration_s = float(matched[1]) * _UNITS_S[matched[2]]
+    if duration_s > DURATION_S_MAX:
+        raise OperatorFault(f'{text} is longer than a hundred years; say "never"')
+    return duration_s
+
+
+class RunDirectory:
+    """The directory of a run; made with its key when it does not exist."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.chmod(0o700)
+            (path / "tokens").mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise OperatorFault(f"cannot use run directory {path}: {error.strerror}") from error
+        self.path = path
+        self.key: Ed25519PrivateKey = load_or_make_key(path / "run.key")
+        self.public_key = public_bytes(self.key)
+        self.run_id: RunId = run_id_of(self.public_key)
+        self.authority = Authority(self.key)
+
+    def token_path(self, name: str) -> Path:
+        return self.path / "tokens" / f"{name}.token"
+
+
+class AccessTable:
+    """Tokens and peers of one run: on disk, and as last read in memory."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._run = run
+        self._path = run.path / "access.sqlite"
+        self._seeds: dict[PeerId, KnownPeer] = {}
+        self._tokens: dict[bytes, Token] = {}
+        self._peers: dict[PeerId, tuple[bytes, Token]] = {}
+        try:
+            with self._database() as database:
+                for statement in SCHEMA:
+                    database.execute(statement)
+            self._path.chmod(0o600)
+            self.reload()
+        except StoreFault as fault:
+            raise OperatorFault(f"cannot open the access table {fault}") from fault
+
+    # --- people --------------------------------------------------------------
+
+    def create(
+        self, name: str, role: str, *, max_workers: int | None = None, expires_at: float | None = None
+    ) -> TokenFile:
+        """A new token; its secret exists only in what is returned. OperatorFault: name taken or malformed."""
+        if NAME_RULE.fullmatch(name) is None:
+            raise OperatorFault(f"token name {name!r}: expected up to 64 letters, digits, dots, dashes, underscores")
+        if role not in get_args(TokenRole):
+            raise OperatorFault(f"role {role!r}: expected {', '.join(get_args(TokenRole))}")
+        secret = secrets.token_urlsafe(32)
+        with self._database() as database:
+            if database.execute("SELECT count(*) FROM tokens").fetchone()[0] >= TOKENS_MAX:
+                raise OperatorFault(f"this run has {TOKENS_MAX} tokens already")
+            row = (name, role, secret_hash(secret), max_workers, expires_at)
+            if database.execute("INSERT OR IGNORE INTO tokens VALUES (?, ?, ?, ?, ?, 0)", row).rowcount == 0:
+                raise OperatorFault(f"a token named {name} exists already")
+        self.reload()
+        facts = {"run_key": self._run.public_key.hex(), "authority": self._run.authority.certificate}
+        return TokenFile(name, cast("TokenRole", role), secret, **facts)
+
+    def revoke(self, name: str) -> None:
+        """Its callers and peers lose access within a second."""
+        with self._database() as database:
+            if database.execute("UPDATE tokens SET revoked = 1 WHERE name = ?", (name,)).rowcount == 0:
+                raise OperatorFault(f"there is no token named {name}")
+        self.reload()
+
+    def discard(self, name: str) -> None:
+        """As if it had never been created: nobody got its secret."""
+        with self._database() as database:
+            database.execute("DELETE FROM tokens WHERE name = ?", (name,))
+        self.reload()
+
+    def retire(self, name: str) -> None:
+        """It and its peers were never there: for tokens that are made and used up by the thousand."""
+        with self._database() as database:
+            database.execute("DELETE FROM peers WHERE token = ?", (name,))
+            database.execute("DELETE FROM tokens WHERE name = ?", (name,))
+        self.reload()
+
+    def tokens(self) -> list[Token]:
+        return sorted(self._tokens.values(), key=lambda token: token.name)
+
+    # --- the coordinator -----------------------------------------------------
+
+    def admit_seed(self, public_key: bytes) -> PeerId:
+        """Let the holder of this key in as the seed, until this process ends."""
+        peer = peer_id_of(public_key)
+        self._seeds[peer] = KnownPeer(peer, public_key, "seed")
+        return peer
+
+    def caller(self, secret: str, *, now_s: float) -> Caller:
+        """Whose secret this is. Denied: nobody's, or no longer valid."""
+        token = self._token(secret, now_s)
+        return Caller(token.name, token.role)
+
+    def peer(self, peer: PeerId, *, now_s: float) -> KnownPeer:
+        """Denied: not enrolled, or with a token that is no longer valid."""
+        if peer in self._seeds:
+            return self._seeds[peer]
+        if peer not in self._peers:
+            raise Denied(401, "credential", "this peer is not enrolled in this run")
+        public_key, token = self._peers[peer]
+        if fault := token.fault(now_s):
+            raise fault
+        return KnownPeer(peer, public_key, token.role)
+
+    def token_of(self, peer: PeerId) -> str | None:
+        """The name of the token that it enrolled with."""
+        return self._peers[peer][1].name if peer in self._peers else None
+
+    def enrol(self, secret: str, public_key: bytes, proof: bytes, *, now_s: float) -> PeerId:
+        """`enrol_all` of one. Denied: not with this secret, key or proof."""
+        (outcome,) = self.enrol_all([Enrolment(secret, public_key, proof)], now_s=now_s)
+        if isinstance(outcome, Denied):
+            raise outcome
+        return outcome
+
+    def enrol_all(self, asked: Sequence[Enrolment], *, now_s: float) -> list[PeerId | Denied]:
+        """Bind workers' keys to their tokens, in one transaction; idempotent; a new token takes over an old one's peer.
+
+        The table is read again first: a token may have been made a moment ago.
+        """
+        self.reload()
+        with self._database() as database:
+            outcomes = [self._enrol(database, each, now_s) for each in asked]
+        self.reload()
+        return outcomes
+
+    def reload(self) -> None:
+        """Read the table again."""
+        with self._database() as database:
+            rows = database.execute("SELECT name, role, secret_hash, max_workers, expires_at, revoked FROM tokens")
+            tokens = [Token(*row) for row in rows]
+            peers = database.execute("SELECT peer, public_key, token FROM peers").fetchall()
+        by_name = {token.name: token for token in tokens}
+        self._tokens = {token.secret_hash: token for token in tokens}
+        self._peers = {PeerId(peer): (public_key, by_name[token]) for peer, public_key, token in peers}
+
+    # --- the table -----------------------------------------------------------
+
+    def _enrol(self, database: sqlite3.Connection, asked: Enrolment, now_s: float) -> PeerId | Denied:
+        try:
+            token = self._token(asked.secret, now_s)
+        except Denied as denied:
+            return denied
+        if token.role != "worker":
+            return Denied(403, "role", f"token {token.name} is for a {token.role}; workers enrol with a worker's")
+        if not is_enrol_proof(asked.public_key, asked.proof, asked.secret):
+            return Denied(403, "proof", "the signature does not prove possession of the key")
+        peer = peer_id_of(asked.public_key)
+        others = "SELECT count(*) FROM peers WHERE token = ? AND peer != ?"
+        enrolled = database.execute(others, (token.name, peer)).fetchone()[0]
+        if token.max_workers is not None and enrolled >= token.max_workers:
+            return Denied(403, "workers", f"token {token.name} has enrolled its {token.max_workers} workers already")
+        known = database.execute("SELECT count(*) FROM peers WHERE peer != ?", (peer,)).fetchone()[0]
+        if known >= ENROLLED_MAX:
+            return Denied(403, "workers", f"this run has enrolled {ENROLLED_MAX} workers already")
+        database.execute("INSERT OR REPLACE INTO peers VALUES (?, ?, ?)", (peer, asked.public_key, token.name))
+        return peer
+
+    def _token(self, secret: str, now_s: float) -> Token:
+        token = self._tokens.get(secret_hash(secret))
+        if token is None:
+            raise Denied(401, "credential", "unknown credential; is the token file of this run?")
+        if fault := token.fault(now_s):
+            raise fault
+        return token
+
+    @contextmanager
+    def _database(self) -> Iterator[sqlite3.Connection]:
+        """One transaction."""
+        try:
+            database = sqlite3.connect(self._path, isolation_level=None)
+            try:
+                database.execute("BEGIN IMMEDIATE")
+                yield database
+                database.execute("COMMIT")
+            finally:
+                database.close()
+        except sqlite3.Error as error:
+            raise StoreFault(f"{self._path}: {error}") from error
+
+
+# --- the commands ---------------------------------------------------------------------------------------------------
+
+
+def create_token(
+    run_dir: Path, name: str, *, role: str, url: str, out: Path, max_workers: int | None, expires: str
+) -> None:
+    """Create a token and write its file. expires: a duration from now, or "never"."""
+    url = coordinator_url(url)
+    expires_at = None if expires == "never" else time.time() + parse_duration_s(expires)
+    table = AccessTable(RunDirectory(run_dir))
+    token = table.create(name, role, max_workers=max_workers, expires_at=expires_at)
+    try:
+        write_token_file(out, replace(token, url=url))
+    except OperatorFault:
+        table.discard(name)
+        raise
+
+
+def list_tokens(run_dir: Path) -> list[dict[str, Any]]:
+    """JSON-able rows."""
+    now_s = time.time()
+    return [
+        {
+            "name": token.name,
+            "role": token.role,
+            "max_workers": token.max_workers,
+            "expires_in_s": None if token.expires_at is None else round(token.expires_at - now_s),
+            "state": fault.code if (fault := token.fault(now_s)) else "valid",
+        }
+        for token in AccessTable(_existing(run_dir)).tokens()
+    ]
+
+
+def revoke_token(run_dir: Path, name: str) -> None:
+    AccessTable(_existing(run_dir)).revoke(name)
+
+
+def own_token(run: RunDirectory, access: AccessTable, role: TokenRole, url: str) -> Path:
+    """The token of this host's own learner or viewer, made where its file is missing; the file, with today's URL."""
+    path, name = run.token_path(role), f"own-{role}"
+    if path.exists():
+        token = read_token_file(path)
+    else:
+        access.discard(name)  # its secret is lost
+        token = access.create(name, role)
+    write_token_file(path, replace(token, url=url, authority=run.authority.certificate))
+    return path
+
+
+def announce(run: RunDirectory, url: str) -> None:
+    """Tell the programs of this host where the coordinator listens."""
+    facts = {"url": url, "port": urlsplit(url).port, "pid": os.getpid(), "run_id": run.run_id}
+    write_private(run.path / COORDINATOR_FILE, json.dumps(facts) + "\n")
+
+
+def withdraw(run: RunDirectory) -> None:
+    """The coordinator does not listen (any more)."""
+    (run.path / COORDINATOR_FILE).unlink(missing_ok=True)
+
+
+def find_coordinator(run_dir: Path) -> tuple[str, Path]:
+    """URL and a token file of the coordinator that runs in this directory."""
+    try:
+        url = json.loads((run_dir / COORDINATOR_FILE).read_text())["url"]
+    except OSError as error:
+        raise OperatorFault(f"no coordinator runs in {run_dir}") from error
+    return url, run_dir / "tokens" / "viewer.token"
+
+
+def _existing(run_dir: Path) -> RunDirectory:
+    if not (run_dir / "run.key").exists():
+        raise OperatorFault(f"{run_dir} is not a run directory")
+    return RunDirectory(run_dir)

@@ -1,0 +1,119 @@
+"""What the seed makes deltas from: a copy of the base, or deltas that lead from it to the version. Blocking.
+
+Neither is believed: a chunk that is not what it was is encoded by itself, for nobody could decode its difference.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from echo2d.core.base.canonical import digest_of
+from echo2d.core.base.ids import ChunkId, Digest
+from echo2d.core.weights.delta_chain import compose_record
+from echo2d.core.weights.encoding import ChunkRecord, base_sum, encode_record
+from echo2d.core.weights.manifest import Chunk, Manifest, chunk_layout
+from echo2d.errors import IntegrityFault, OperatorFault, StoreFault
+from echo2d.store.deltas import DeltaStore, StoredDelta
+from echo2d.store.snapshots import read_chunk, scan_snapshot
+
+log = logging.getLogger("echo2d.seed")
+
+
+class BaseLost(IntegrityFault):
+    """There is no such base here."""
+
+
+class _Damage:
+    """Said once of each base."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._said = threading.Lock()
+
+    def note(self, place: Chunk, reason: object) -> None:
+        if self._said.acquire(blocking=False):
+            log.warning(
+                "%s is damaged, chunks go in full path=%s offset=%d: %s", self._what, place.path, place.offset, reason
+            )
+
+
+class BaseCopy:
+    """The snapshot directory of the base. sums: of its chunks, if they are known; else all of it is hashed first."""
+
+    def __init__(self, directory: Path, digest: Digest, sums: Mapping[Chunk, bytes] | None) -> None:
+        self._directory = directory
+        self._sums = _sums_of(directory, digest) if sums is None else sums
+        self._damage = _Damage(f"the base {directory.name}")
+
+    def encode(self, position: ChunkId, place: Chunk, new: Callable[[], bytes]) -> tuple[ChunkRecord, bytes]:
+        data, base = new(), self._read(place)
+        record, payload = encode_record(position, data, base)
+        if record.needs_base and record.base != self._sums[place]:
+            self._damage.note(place, "it is not what was published")
+            return encode_record(position, data)
+        return record, payload
+
+    def _read(self, place: Chunk) -> bytes | None:
+        """The chunk; None: the base has none there, or it cannot be read."""
+        if place not in self._sums:
+            return None
+        try:
+            return read_chunk(self._directory, place)
+        except (IntegrityFault, StoreFault) as fault:
+            self._damage.note(place, fault)
+            return None
+
+
+def _sums_of(directory: Path, digest: Digest) -> dict[Chunk, bytes]:
+    """BaseLost: this is not the snapshot in the directory."""
+    try:
+        files = scan_snapshot(directory)
+        sums, digests = dict[Chunk, bytes](), list[Digest]()
+        for chunk in chunk_layout(files):
+            data = read_chunk(directory, chunk)
+            sums[chunk] = base_sum(data)
+            digests.append(digest_of(data))
+    except (OperatorFault, IntegrityFault, StoreFault) as fault:
+        raise BaseLost(str(fault)) from fault
+    if Manifest(files, tuple(digests)).digest != digest:
+        raise BaseLost(f"{directory} is not the base that was published")
+    return sums
+
+
+class BaseChain:
+    """Deltas that lead from the base to the version, the oldest first."""
+
+    def __init__(self, deltas: Sequence[StoredDelta]) -> None:
+        self._deltas = deltas
+        self._damage = _Damage("a kept delta")
+
+    @staticmethod
+    def open(store: DeltaStore, base: Digest, via: Sequence[Digest], made: Digest) -> "BaseChain":
+        """BaseLost: one of them is not kept any more."""
+        try:
+            return BaseChain([store.open(*pair) for pair in pairwise((base, *via, made))])
+        except (IntegrityFault, StoreFault) as fault:
+            raise BaseLost(str(fault)) from fault
+
+    def encode(self, position: ChunkId, place: Chunk, new: Callable[[], bytes]) -> tuple[ChunkRecord, bytes]:
+        try:
+            chain = self._chain(place)
+            if chain:
+                return compose_record(position, chain, place.length, new)
+        except (IntegrityFault, StoreFault) as fault:
+            self._damage.note(place, fault)
+        return encode_record(position, new())
+
+    def _chain(self, place: Chunk) -> list[tuple[ChunkRecord, bytes]]:
+        """What was made of the chunk, from where on it needs no base; empty: not all of it is known."""
+        chain: list[tuple[ChunkRecord, bytes]] = []
+        for delta in reversed(self._deltas):
+            found = delta.read(place)
+            if found is None:
+                return []
+            chain.insert(0, found)
+            if not found[0].needs_base:
+                break
+        return chain

@@ -1,0 +1,78 @@
+"""One snapshot directory becomes the segments of one form. Blocking: call it in a thread; it uses a few of its own."""
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from os import cpu_count
+from pathlib import Path
+from typing import Protocol
+
+from echo2d.core.base.ids import ChunkId
+from echo2d.core.weights.encoder import FormBuilder, Segment
+from echo2d.core.weights.encoding import SEGMENT_BYTES_MAX, ChunkRecord, FormFacts, base_sum, encode_record
+from echo2d.core.weights.manifest import Chunk, FileEntry, Manifest, chunk_layout
+from echo2d.core.weights.signed_index import Totals
+from echo2d.store.snapshots import read_chunk, scan_snapshot
+
+ENCODERS_MAX = 4  # chunks encoded at once: about a core and 50 MB each
+
+Encoded = tuple[ChunkRecord, bytes]
+
+
+class Base(Protocol):
+    """What a delta form is made from (`bases`). Used from several threads."""
+
+    def encode(self, position: ChunkId, place: Chunk, new: Callable[[], bytes]) -> Encoded:
+        """The chunk at this place, whose bytes new() reads; IntegrityFault, StoreFault: that cannot be done."""
+
+
+class Encoder:
+    """`directory`: the snapshot. OperatorFault: it is none."""
+
+    def __init__(
+        self, facts: FormFacts, directory: Path, base: Base | None, *, segment_bytes: int = SEGMENT_BYTES_MAX
+    ) -> None:
+        self._directory, self._base = directory, base
+        self._sums: dict[Chunk, bytes] = {}
+        self._files: tuple[FileEntry, ...] = scan_snapshot(directory)
+        self._builder = FormBuilder(facts, self._files, segment_bytes=segment_bytes)
+
+    def segments(self) -> Generator[Segment, None, None]:
+        """All of them, in order. IntegrityFault, StoreFault: a file cannot be read any more."""
+        with ThreadPoolExecutor(min(ENCODERS_MAX, cpu_count() or 1), "echo2d-encoder") as pool:
+            for record, payload in self._chunks(pool):
+                full = self._builder.add(record, payload)
+                if full is not None:
+                    yield full
+        yield self._builder.finish()
+
+    def totals(self) -> Totals:
+        """After the last segment."""
+        return self._builder.totals()
+
+    def manifest(self) -> Manifest:
+        """After the last segment."""
+        return self._builder.manifest()
+
+    def sums(self) -> dict[Chunk, bytes] | None:
+        """`forms.base_sum` of every chunk, after the last segment; None: not all of them were read."""
+        return self._sums if len(self._sums) == len(chunk_layout(self._files)) else None
+
+    def _chunks(self, pool: ThreadPoolExecutor) -> Iterator[Encoded]:
+        encoding: deque[Future[Encoded]] = deque()
+        for position, chunk in enumerate(chunk_layout(self._files)):
+            encoding.append(pool.submit(self._encode, ChunkId(position), chunk))
+            if len(encoding) > ENCODERS_MAX:
+                yield encoding.popleft().result()
+        while encoding:
+            yield encoding.popleft().result()
+
+    def _encode(self, position: ChunkId, chunk: Chunk) -> Encoded:
+        new = partial(self._read, chunk)
+        return encode_record(position, new()) if self._base is None else self._base.encode(position, chunk, new)
+
+    def _read(self, chunk: Chunk) -> bytes:
+        data = read_chunk(self._directory, chunk)
+        self._sums[chunk] = base_sum(data)
+        return data

@@ -1,0 +1,363 @@
+"""The seed, `python -m echo2d.runtime.seed.main`: encodes published versions and is the root of their plans.
+
+A child process of the coordinator and a peer like any other: control link, peer links, frame store under run_dir/seed.
+
+    EncodeVersion --> chunks encoded in threads --> segments on disk --> SegmentEncoded ... --> FormEncoded
+                                                        +--> frames to whoever the plan says
+
+A version is encoded from the coordinator's own copy, and only believed if it comes out as the digest that was asked
+for. Of several that wait the one asked for last is next; those for a few peers are encoded aside. Deltas that were for
+all are kept, to compose others of for who is further behind. Not here: which form a version gets, and signatures.
+"""
+
+import asyncio
+import logging
+import random
+import secrets
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from echo2d.core.base.bounded_dict import keep_newest
+from echo2d.core.base.canonical import require
+from echo2d.core.base.ids import Digest, FormId, frame_id
+from echo2d.core.protocol.control_messages import (
+    PROTOCOL_VERSION,
+    Address,
+    DeltasKept,
+    EdgeBroken,
+    EncodeFailed,
+    EncodeVersion,
+    ForgetForm,
+    FormEncoded,
+    FrameAccused,
+    Heartbeat,
+    Hello,
+    PlanEdges,
+    SegmentEncoded,
+    SegmentsWanted,
+    ToCoordinator,
+    ToPeer,
+    TransferReport,
+    Welcome,
+)
+from echo2d.core.relay import events as relay_events
+from echo2d.core.relay.relay import Relay
+from echo2d.core.weights.encoder import RootWriter, Segment
+from echo2d.core.weights.encoding import FormFacts
+from echo2d.core.weights.manifest import Chunk, Manifest
+from echo2d.errors import Fault, IntegrityFault, OperatorFault, PeerFault, StoreFault
+from echo2d.net.control.client import ControlLink
+from echo2d.net.security.urls import is_loopback
+from echo2d.runtime.peer.base_model import BaseModel
+from echo2d.runtime.peer.peer_mailbox import PeerMailbox, outcome
+from echo2d.runtime.peer.receiver import Receiver
+from echo2d.runtime.peer.state_dir import open_frames
+from echo2d.runtime.process.lifecycle import collect_rarely
+from echo2d.runtime.process.logs import start_logging
+from echo2d.runtime.seed.delta_bases import BaseChain, BaseCopy, BaseLost
+from echo2d.runtime.seed.encoder import Base, Encoder
+from echo2d.runtime.seed.supervisor import SeedHandover, receive_handover
+from echo2d.store.budget import DiskBudget
+from echo2d.store.deltas import DeltaStore
+
+SUMS_MAX = 8  # versions of whose chunks they are known, more than are kept as bases; 2,000 chunks for 16 GB
+DELTAS_SHARE = 8  # of the disk, one part is for deltas that are kept; the others are for frames
+ORDERS_MAX = 16  # forms that are remembered; the coordinator asks for one at a time and forgets it two versions later
+
+log = logging.getLogger("echo2d.seed")
+
+
+class Seed:
+    """One run of the seed."""
+
+    def __init__(self, handover: SeedHandover) -> None:
+        self._handover, self._identity = handover, handover.identity()
+        self._run_dir = Path(handover.run_dir)
+        self._boot_id = secrets.token_hex(8)
+        self._mailbox: PeerMailbox[relay_events.Event] = PeerMailbox()
+        self._control = ControlLink(handover.url, self._identity, self, rng=random.Random(secrets.randbits(64)))
+        self._relay = Relay(self._identity.peer)
+        self._listen: Address | None = None
+        self._orders: dict[FormId, EncodeVersion] = {}
+        self._said: dict[FormId, list[ToCoordinator]] = {}  # of each form; said again if it is asked for again
+        self._sums: dict[Digest, dict[Chunk, bytes]] = {}  # of the chunks of versions that were encoded
+        self._ordered = {aside: asyncio.Event() for aside in (False, True)}
+
+    async def run(self) -> None:
+        """Until cancelled. OperatorFault: refused, or an address cannot be had."""
+        disk_bytes_max = self._handover.disk_bytes_max
+        budget, for_deltas = DiskBudget(disk_bytes_max - disk_bytes_max // DELTAS_SHARE), disk_bytes_max // DELTAS_SHARE
+        self._deltas = await asyncio.to_thread(DeltaStore, self._run_dir / "seed" / "deltas", for_deltas)
+        store = await asyncio.to_thread(open_frames, self._run_dir / "seed", budget)
+        host, port = self._handover.link_host, self._handover.link_port
+        me, run_id = self._identity.peer, self._identity.run_id
+        self._receiver = Receiver(
+            run_id=run_id, me=me, store=store, tls=self._identity.tls, no_tls=not is_loopback(host), owner=self
+        )
+        try:
+            self._listen = Address(*await self._receiver.links.listen(host, port))
+        except OSError as error:
+            raise OperatorFault(f"link.port: cannot listen on {host}:{port}: {error.strerror}") from error
+        async with asyncio.TaskGroup() as self._tasks:
+            encoders = (self._encode_all(aside=aside) for aside in (False, True))
+            for work in (self._receiver.run(), self._control.run(), self._turns(), *encoders):
+                self._tasks.create_task(work)
+
+    # --- relay
+
+    async def _turns(self) -> None:
+        clock = asyncio.get_running_loop().time
+
+        def wait_s() -> float | None:
+            wake_at = self._relay.wake_at()
+            return None if wake_at is None else wake_at - clock()
+
+        while True:
+            event = await self._mailbox.take(wait_s) or relay_events.DeadlinePassed()
+            try:
+                actions = self._relay.handle(event, now=clock())
+            except PeerFault as fault:
+                self._receiver.blame(event, fault)
+                continue
+            self._receiver.noticed(event)
+            if isinstance(event, relay_events.FormForgotten) and event.form in self._orders:
+                self._say(event.form, EncodeFailed(event.form, "the disk is full: it made room for a newer one"))
+            for action in actions:
+                self._perform(action)
+
+    def _perform(self, action: relay_events.Action) -> None:
+        match action:
+            case relay_events.ReportEdgeBroken(plan, generation, peer, reason):
+                self._control.send(EdgeBroken(plan, generation, peer, reason))
+            case relay_events.Accuse(form, frame, accused):
+                self._control.send(FrameAccused(form, frame, accused))
+            case relay_events.FormArrived():
+                pass  # it was encoded here
+            case relay_events.FrameGone(form, frame):
+                self._receiver.give_up(
+                    form, f"frame {frame} is lost here, no peer sends it, and it cannot be made again"
+                )
+            case _:
+                self._receiver.perform(action)
+
+    # --- encoding
+
+    async def _encode_all(self, *, aside: bool) -> None:
+        """Those that are for a few peers, or the others: these never wait for those."""
+        while True:
+            orders = [order for order in self._orders.values() if order.aside == aside]
+            waiting = [order for order in orders if order.form not in self._said]
+            if waiting:
+                await self._encode(waiting[-1])  # not the highest version: a learner may have gone back
+            else:
+                ordered = self._ordered[aside]
+                ordered.clear()
+                await ordered.wait()
+
+    async def _encode(self, order: EncodeVersion) -> None:
+        """Ends with FormEncoded or EncodeFailed, or without either if the form was forgotten meanwhile."""
+        self._said[order.form] = []
+        started_at = asyncio.get_running_loop().time()
+        try:
+            facts = FormFacts.decode(order.facts)
+            require(facts.form == order.form, "the order's facts are another form's")
+            encoder = await asyncio.to_thread(self._encoder, order, facts)
+            await self._encode_segments(order, facts, encoder, started_at)
+        except (IntegrityFault, StoreFault, OperatorFault) as fault:
+            if self._is_wanted(order):
+                log.warning("encoding failed form=%s version=%d reason=%s", order.form, order.version, fault)
+                self._say(order.form, EncodeFailed(order.form, str(fault), isinstance(fault, BaseLost)))
+
+    def _encoder(self, order: EncodeVersion, facts: FormFacts) -> Encoder:
+        """Blocking. BaseLost: what it is to be made from is not here."""
+        base: Base | None = None
+        if facts.base_digest is not None and facts.kind == "composed":
+            base = BaseChain.open(self._deltas, facts.base_digest, order.via, order.digest)
+        elif facts.base_digest is not None:
+            require(order.base_path is not None, "the order of a delta names no base")
+            sums = self._sums.get(facts.base_digest)
+            base = BaseCopy(self._run_dir / str(order.base_path), facts.base_digest, sums)
+        return Encoder(facts, self._run_dir / order.path, base)
+
+    async def _encode_segments(
+        self, order: EncodeVersion, facts: FormFacts, encoder: Encoder, started_at: float
+    ) -> None:
+        roots = RootWriter(facts)
+        segments = encoder.segments()
+        kept = facts.kind == "delta" and not order.aside
+        while (segment := await asyncio.to_thread(_next, segments)) is not None:
+            if not self._is_wanted(order):
+                await asyncio.to_thread(segments.close)
+                return
+            roots.add(segment.table.digest)
+            for root in roots.take():
+                await self._receiver.holdings.accept_root(root)
+            await self._hold(facts, segment)
+            kept = kept and await self._keep(facts, segment)
+            if not self._is_wanted(order):
+                continue
+            self._say(order.form, SegmentEncoded(order.form, segment.table.segment, segment.table.digest))
+            frames = [frame_id(segment.table.segment, index) for index in range(len(segment.table.frames) + 1)]
+            self.emit(relay_events.FramesFound(order.form, tuple(frames)))
+        if not self._is_wanted(order):
+            return
+        totals = encoder.totals()
+        require(totals.snapshot == order.digest, f"{order.path} is not the snapshot that was published")
+        if (sums := encoder.sums()) is not None:
+            self._sums[totals.snapshot] = sums
+            keep_newest(self._sums, SUMS_MAX)
+        encode_s = asyncio.get_running_loop().time() - started_at
+        count = len(roots.segments)
+        self._say(
+            order.form,
+            FormEncoded(order.form, totals.snapshot, count, totals.wire_bytes, totals.full_bytes, encode_s),
+        )
+        for root in roots.take(totals):
+            await self._receiver.holdings.accept_root(root)
+        log.info("encoded form=%s version=%d wire_bytes=%d", order.form, order.version, totals.wire_bytes)
+        if kept:
+            await self._keep_whole(facts, roots.segments, encoder.manifest(), totals.wire_bytes)
+
+    def _is_wanted(self, order: EncodeVersion) -> bool:
+        """The same form may have been forgotten and asked for again."""
+        return self._orders.get(order.form) is order
+
+    async def _hold(self, facts: FormFacts, segment: Segment) -> None:
+        holdings = self._receiver.holdings
+        await holdings.put_table(facts.form, segment.table.segment, segment.table.encode())
+        frames = [(span.frame, payload) for span, payload in segment.frames(facts.frame_bytes)]
+        bad = await holdings.put_frames(facts.form, frames)
+        assert not bad, "what was just encoded has its own digests"
+
+    # --- deltas that are kept
+
+    async def _keep(self, facts: FormFacts, segment: Segment) -> bool:
+        """False: there is no room. Nobody needs it, so that is no fault."""
+        try:
+            await asyncio.to_thread(self._deltas.put, facts, segment)
+        except StoreFault as fault:
+            log.warning("delta not kept form=%s reason=%s", facts.form, fault)
+            return False
+        return True
+
+    async def _keep_whole(
+        self, facts: FormFacts, segments: Sequence[Digest], manifest: Manifest, wire_bytes: int
+    ) -> None:
+        try:
+            await asyncio.to_thread(self._deltas.finish, facts, segments, manifest, wire_bytes)
+        except StoreFault as fault:
+            log.warning("delta not kept form=%s reason=%s", facts.form, fault)
+        self._control.send(DeltasKept(self._deltas.kept()))
+
+    def _say(self, form: FormId, message: ToCoordinator) -> None:
+        self._said.setdefault(form, []).append(message)
+        self._control.send(message)
+
+    # --- what the receiver says
+
+    def emit(self, event: relay_events.Event) -> None:
+        self._mailbox.put(event)
+
+    def crowded(self) -> bool:
+        return self._mailbox.crowded
+
+    def tell(self, message: SegmentsWanted | TransferReport) -> None:
+        assert isinstance(message, TransferReport), "the seed knows all segments"
+        self._control.send(message)
+
+    def fail(self, form: FormId, reason: str) -> None:
+        if self._orders.pop(form, None) is not None:
+            self._say(form, EncodeFailed(form, reason))
+
+    def serving_version(self) -> None:
+        """It has no engine."""
+
+    def base_of(self, form: FormId) -> BaseModel | None:
+        """What a frame that was damaged on disk can be made from again."""
+        order, said = self._orders.get(form), self._said.get(form, [])
+        encoded = bool(said) and isinstance(said[-1], FormEncoded)
+        return BaseModel(self._run_dir / order.path) if order is not None and encoded else None
+
+    # --- what the control link says
+
+    def hello(self) -> Hello:
+        forms = self._receiver.holdings.whole_forms()
+        return Hello(
+            PROTOCOL_VERSION, self._identity.run_id, "seed", "seed", self._boot_id, 0, self._listen, None, (), (), forms
+        )  # fmt: skip
+
+    def heartbeat(self) -> Heartbeat:
+        return Heartbeat(0)
+
+    async def connected(self, welcome: Welcome) -> None:
+        log.info("connected url=%s epoch=%d", self._handover.url, welcome.epoch)
+        self._control.send(DeltasKept(self._deltas.kept()))
+
+    async def disconnected(self, reason: str) -> None:
+        log.info("disconnected reason=%s", reason)
+
+    async def received(self, message: ToPeer) -> None:
+        match message:
+            case EncodeVersion():
+                self._on_order(message)
+            case PlanEdges():
+                self.emit(relay_events.PlanReceived(message))
+            case ForgetForm(form):
+                self._forget(form)
+            case _:
+                log.warning("unexpected message %s", type(message).__name__)
+
+    def _on_order(self, order: EncodeVersion) -> None:
+        said = self._said.get(order.form, [])
+        if order.form in self._orders and not (said and isinstance(said[-1], EncodeFailed)):
+            for message in said:  # asked again after a reconnection, which may have lost some of it
+                self._control.send(message)
+            return
+        if len(self._orders) >= ORDERS_MAX:
+            self._forget(next(iter(self._orders)))
+        self._said.pop(order.form, None)
+        self._orders.pop(order.form, None)
+        self._orders[order.form] = order
+        self._ordered[order.aside].set()
+
+    def _forget(self, form: FormId) -> None:
+        self._orders.pop(form, None)
+        self._said.pop(form, None)
+        self.emit(relay_events.FormForgotten(form))
+        self._tasks.create_task(self._receiver.forget(form))
+
+
+def _next(segments: Iterator[Segment]) -> Segment | None:
+    return next(segments, None)
+
+
+async def run_seed(handover: SeedHandover) -> int:
+    """The exit code. It serves until its coordinator ends it."""
+    try:
+        seed = Seed(handover)
+        collect_rarely()
+        await seed.run()
+    except BaseExceptionGroup as group:
+        return outcome(group)
+    return 0
+
+
+def main() -> int:
+    start_logging()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the coordinator, which ends its seed
+    try:
+        import uvloop
+
+        handover = receive_handover(sys.stdin.buffer)
+        start_logging(handover.log_level, as_json=handover.log_json)
+        code: int = uvloop.run(run_seed(handover))
+    except Fault as fault:
+        log.critical("%s", fault)
+        return 2 if isinstance(fault, OperatorFault) else 1
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""Leases on engines: each becomes one generation call on the engine with the most room, its output becomes events.
+
+The machine that grants (`worker/leases`) never lets more samples run than all engines have slots. Labels pass through
+as the engines report them (I2); what they mean is the machine's to say. A lease that an engine ends by itself, or whose
+output makes no sense, is failed once.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import cast
+
+from echo2d.core.base.ids import LeaseId, lease_name
+from echo2d.core.protocol.control_messages import LeaseGranted
+from echo2d.core.protocol.trajectory import unpack_tokens
+from echo2d.core.worker.events import EngineLost, GenerationFailed, LabelSpan, SampleProgressed
+from echo2d.engines.base import Engine, GenerateRequest, SampleDelta
+from echo2d.errors import EngineFault
+from echo2d.runtime.process.logs import STORY, say
+
+log = logging.getLogger("echo2d.worker")
+story = logging.getLogger(STORY)
+
+
+@dataclass(slots=True)
+class _Call:
+    engine: int
+    samples: int
+    task: asyncio.Task[None]
+
+
+class Rollouts:
+    """`emit` takes SampleProgressed, GenerationFailed and EngineLost. Tasks run in the owner's group."""
+
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        tasks: asyncio.TaskGroup,
+        emit: Callable[[SampleProgressed | GenerationFailed | EngineLost], None],
+    ) -> None:
+        self._engines, self._tasks, self._emit = engines, tasks, emit
+        self._calls: dict[tuple[LeaseId, int], _Call] = {}
+        self._hold = self._held = False  # as it is to be; as it is, or is about to be
+        self._holding = False
+
+    def hold(self, *, hold: bool) -> None:
+        """No token from now on, or tokens again; what was said last counts."""
+        self._hold = hold
+        if not self._holding:
+            self._holding = True
+            self._tasks.create_task(self._follow())
+
+    async def _follow(self) -> None:
+        while self._held != self._hold:
+            self._held = self._hold
+            for engine in self._engines:
+                try:
+                    await (engine.hold() if self._held else engine.release())
+                except EngineFault as fault:
+                    say(log, logging.WARNING, "engine not held" if self._held else "engine not released", str(fault))
+                    self._lost(engine, fault)
+        self._holding = False
+
+    def start(self, lease: LeaseGranted) -> None:
+        key = (lease.lease, lease.attempt)
+        assert key not in self._calls
+        engine = min(range(len(self._engines)), key=self._running)
+        task = self._tasks.create_task(self._generate(lease, self._engines[engine]))
+        self._calls[key] = _Call(engine, len(lease.samples), task)
+
+    def abort(self, lease: LeaseId, attempt: int) -> None:
+        """Stop generating; nothing more is emitted for it. One that has ended is ignored."""
+        call = self._calls.pop((lease, attempt), None)
+        if call is not None:
+            call.task.cancel()
+
+    def _running(self, engine: int) -> int:
+        return sum(call.samples for call in self._calls.values() if call.engine == engine)
+
+    async def _generate(self, lease: LeaseGranted, engine: Engine) -> None:
+        unfinished = set(range(len(lease.samples)))
+        facts = {"group": lease.group, "lease": lease_name(lease.lease), "attempt": lease.attempt}
+        say(story, logging.DEBUG, "generating", **facts, samples=",".join(map(str, lease.samples)))
+        tokens, labels = 0, set[str]()
+        try:
+            output = cast("AsyncGenerator[SampleDelta, None]", engine.generate(_request(lease)))
+            async with aclosing(output):
+                async for delta in output:
+                    self._progress(lease, delta, unfinished)
+                    tokens += len(delta.tokens)
+                    labels.update(span.label for span in delta.spans)
+            _require_none(unfinished)
+            say(story, logging.INFO, "generated", **facts, tokens=tokens, versions=",".join(sorted(labels)))
+        except EngineFault as fault:
+            say(log, logging.WARNING, "generation failed", str(fault), **facts)
+            self._emit(GenerationFailed(lease.lease, lease.attempt, str(fault)))
+            self._lost(engine, fault)
+        finally:
+            self._calls.pop((lease.lease, lease.attempt), None)
+
+    def _lost(self, engine: Engine, fault: EngineFault) -> None:
+        if engine.label is None:
+            self._emit(EngineLost(f"an engine serves nothing any more: {fault}"))
+
+    def _progress(self, lease: LeaseGranted, delta: SampleDelta, unfinished: set[int]) -> None:
+        if delta.sample not in unfinished:
+            raise EngineFault(f"the engine reported sample {delta.sample}, which is not running")
+        if delta.finish == "abort":
+            raise EngineFault("the engine aborted the request")
+        if delta.finish is not None:
+            unfinished.discard(delta.sample)
+        spans = tuple(LabelSpan(span.start, span.end, span.label) for span in delta.spans)
+        sample, tokens, logprobs = lease.samples[delta.sample], tuple(delta.tokens), tuple(delta.logprobs)
+        self._emit(SampleProgressed(lease.lease, lease.attempt, sample, tokens, logprobs, spans, delta.finish))
+
+
+def _require_none(unfinished: set[int]) -> None:
+    if unfinished:
+        raise EngineFault(f"the engine ended without finishing samples {sorted(unfinished)}")
+
+
+def _request(lease: LeaseGranted) -> GenerateRequest:
+    return GenerateRequest(
+        request_id=f"{lease.lease}.{lease.attempt}",
+        prompt=unpack_tokens(lease.prompt).tolist(),
+        samples=len(lease.samples),
+        max_new_tokens=lease.max_new_tokens,
+        temperature=lease.temperature,
+        top_p=lease.top_p,
+        stop_token_ids=lease.stop_token_ids,
+        rng_seed=lease.rng_seed,
+    )

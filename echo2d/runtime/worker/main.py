@@ -1,0 +1,402 @@
+"""`echo2d join`: one worker or relay peer. Mailbox, timer and actions of `WorkerState`.
+
+    control link --+
+    peer links ----+--> mailbox --> WorkerState.handle --> actions: say, send frames, apply, refit, generate
+    engine, disk --+
+
+A turn is one event and its actions, without awaiting in between; what takes long becomes a task that ends in an event.
+The process ends when it is told to (SIGTERM, drained), when the coordinator refuses it for good, or on our own bugs.
+It has started, for a service manager, when its listener is open and the loop turns: it waits for an absent coordinator
+as long as it takes, and its one line of status says so.
+"""
+
+import asyncio
+import logging
+import math
+import random
+import secrets
+import socket
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
+from typing import Any, Never
+from urllib.parse import urlsplit
+
+from echo2d.config import WorkerConfig, notifier
+from echo2d.core.base.ids import FormId, PublishSeq, Version
+from echo2d.core.protocol.control_messages import (
+    Address,
+    Heartbeat,
+    Hello,
+    SegmentPage,
+    SegmentsWanted,
+    SignedRoot,
+    ToPeer,
+    TransferReport,
+    Welcome,
+)
+from echo2d.core.protocol.peer_handshake import DIAL_BACK, SECRET_BYTES
+from echo2d.core.relay import events as relay_events
+from echo2d.core.relay.relay import Relay
+from echo2d.core.weights.signed_index import Root
+from echo2d.core.worker.events import (
+    AbortGeneration,
+    ApplyForm,
+    ArrivalFailed,
+    CancelApply,
+    ControlDown,
+    ControlUp,
+    DropForm,
+    HoldEngines,
+    IndexRoot,
+    KeepPublishSeq,
+    LeaveAsked,
+    Note,
+    RefitEngines,
+    RootVerified,
+    Said,
+    SendControl,
+    ShutDown,
+    StartGeneration,
+    StopAsked,
+)
+from echo2d.core.worker.state import Action, Event, WorkerState
+from echo2d.engines.base import Engine
+from echo2d.errors import IntegrityFault, OperatorFault, PeerFault, StoreFault
+from echo2d.net.control.client import ControlLink, Identity, enrol
+from echo2d.net.security.auth import TokenFile, read_token_file, verify_root
+from echo2d.net.security.tls import GIVEN_UP
+from echo2d.net.security.urls import coordinator_url, is_loopback
+from echo2d.runtime.peer.base_model import BaseModel
+from echo2d.runtime.peer.peer_mailbox import PeerMailbox, outcome
+from echo2d.runtime.peer.receiver import Receiver
+from echo2d.runtime.peer.state_dir import StateDir
+from echo2d.runtime.process.lifecycle import Ending, collect_rarely
+from echo2d.runtime.worker.engine_refit import Refits, make_engines
+from echo2d.runtime.worker.generation import Rollouts
+from echo2d.runtime.worker.metrics import WorkerMetrics, serve_metrics
+from echo2d.runtime.worker.snapshot_builder import Applier
+from echo2d.sd_notify import Notifier
+
+GOODBYE_S = 10.0  # for the last words to go out: handed-over work is a few MB, and uplinks of 20 Mbit/s are common
+ENGINES_CLOSE_S = 5.0  # an engine that hangs is left behind
+
+log = logging.getLogger("echo2d.worker")
+
+
+class _Stopped(Exception):  # noqa: N818 - the ordinary end
+    """Ends the tasks of a worker that has said goodbye."""
+
+
+class Worker:
+    """One run of the daemon. token: to enrol with first; None: that was done."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        identity: Identity,
+        state_dir: StateDir,
+        engines: Sequence[Engine],
+        *,
+        rng: random.Random,
+        token: TokenFile | None = None,
+        service: Notifier | None = None,
+    ) -> None:
+        self._config, self._identity, self._state_dir, self._engines = config, identity, state_dir, engines
+        self._rng, self._token, self._service = rng, token, service or Notifier()
+        self._boot_id = secrets.token_hex(8)
+        self._dial_back_secret = secrets.token_bytes(SECRET_BYTES)
+        self._mailbox: PeerMailbox[Event] = PeerMailbox()
+        self._control = ControlLink(config.url, self._identity, self, rng=rng)
+        self._listen: Address | None = None
+        self._metrics = WorkerMetrics()
+        self._saving = asyncio.Lock()
+        self._base: BaseModel | None = None
+        self._disconnected = asyncio.Event()
+        self._disconnected.set()
+
+    def stop(self, reason: str) -> None:
+        """Leave in order: leases go back, the coordinator is told."""
+        self._service.stopping(f"stopping ({reason})")
+        self._mailbox.put(StopAsked(reason))
+
+    def leave(self, reason: str) -> None:
+        """The machine will be taken away: no more leases, and then stop."""
+        self._mailbox.put(LeaveAsked(reason))
+
+    def status(self) -> dict[str, Any]:
+        """Numbers for people who watch."""
+        serving = self._state.serving
+        return {
+            "connected": not self._disconnected.is_set(),
+            "running": self._state.running,
+            "links": self._receiver.link_count,
+            "slots": self._config.slots if self._engines else 0,
+            "serving_version": None if serving is None else serving.version,
+            "publish_seq": self._publish_seq,
+        }
+
+    async def run(self, opened: Callable[[], None] = lambda: None) -> None:
+        """Until stopped. OperatorFault: refused for good, or something here cannot be used.
+
+        opened: called when what is on disk has been checked; before that there is nothing to end in order.
+        """
+        async with AsyncExitStack() as cleanup:
+            cleanup.push_async_callback(self._close_engines)
+            for engine in self._engines:
+                await engine.start()
+            await self._open()
+            opened()
+            collect_rarely()
+            try:
+                async with asyncio.TaskGroup() as self._tasks:
+                    self._rollouts = Rollouts(self._engines, self._tasks, self._mailbox.put)
+                    await self._serve()
+            except* _Stopped:
+                log.info("stopped")
+
+    async def _close_engines(self) -> None:
+        try:
+            async with asyncio.timeout(ENGINES_CLOSE_S):
+                await asyncio.gather(*(engine.close() for engine in self._engines))
+        except TimeoutError:
+            log.warning("engines left behind: not closed after %g s", ENGINES_CLOSE_S)
+
+    async def _open(self) -> None:
+        """What is on disk, and the machine that starts from it."""
+        self._slots, standing = await asyncio.to_thread(self._state_dir.slots)
+        store = await asyncio.to_thread(self._state_dir.frames)
+        if self._config.base_model is not None:
+            self._base = await asyncio.to_thread(BaseModel.at, self._config.base_model)
+        me, run_id = self._identity.peer, self._identity.run_id
+        self._publish_seq = await asyncio.to_thread(self._state_dir.publish_seq, run_id)
+        self._receiver = Receiver(
+            run_id=run_id,
+            me=me,
+            store=store,
+            tls=self._identity.tls,
+            no_tls=self._config.no_tls,
+            receive_only=self._config.receive_only,
+            uplink_limit=self._config.uplink_bytes_per_s_max,
+            owner=self,
+        )
+        self._receiver.links.expect(DIAL_BACK, self._dial_back_secret)
+        self._applier = Applier(self._slots, store, self._receiver.holdings)
+        self._refits = Refits(self._engines, self._slots, self._config.base_model)
+        on_disk = [facts.form for facts in store.forms()]
+        self._state = WorkerState(
+            Relay(me, unsearched=on_disk, has_base=self._base is not None),
+            run_id,
+            slots=self._config.slots * len(self._engines),
+            publish_seq=self._publish_seq,
+            standing=standing,
+        )
+
+    async def _serve(self) -> Never:
+        """Ends with _Stopped."""
+        host, port = self._config.listen_host, self._config.listen_port
+        try:
+            self._listen = Address(*await self._receiver.links.listen(host, port))
+        except OSError as error:
+            raise OperatorFault(f"cannot listen on {host}:{port}: {error.strerror}") from error
+        self._spawn(self._receiver.run())
+        self._spawn(self._join())
+        if self._config.metrics_port:
+            self._spawn(serve_metrics(self._config.metrics_port, self._metrics, self.status))
+            self._spawn(self._metrics.watch(self._config.state_dir))
+        listen = f"{host}:{self._listen.port}"
+        log.info("started peer=%s run=%s listen=%s", self._identity.peer, self._identity.run_id, listen)
+        await self._turns()
+        self._control.leave()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(GOODBYE_S):
+                await self._disconnected.wait()
+        raise _Stopped
+
+    async def _join(self) -> None:
+        if self._token is not None:
+            await enrol(self._config.url, self._token, self._identity, rng=self._rng, patience_s=math.inf)
+        await self._control.run()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.create_task(work)
+
+    # --- the loop
+
+    async def _turns(self) -> None:
+        clock = asyncio.get_running_loop().time
+
+        def wait_s() -> float | None:
+            wake_at = self._state.wake_at()
+            return self._service.wait_s(None if wake_at is None else wake_at - clock())
+
+        while True:
+            self._service.turned(self._words)
+            event = await self._mailbox.take(wait_s) or relay_events.DeadlinePassed()
+            self._metrics.handled(event)
+            try:
+                actions = self._state.handle(event, now=clock())
+            except PeerFault as fault:
+                self._receiver.blame(event, fault)
+                continue
+            self._receiver.noticed(event)
+            for action in actions:
+                if isinstance(action, ShutDown):
+                    log.info("stopping reason=%s", action.reason)
+                    return
+                self._perform(action)
+
+    def _words(self) -> str:
+        serving = self._state.serving
+        version = "no version served" if serving is None else f"version {serving.version} served"
+        where = "waiting for" if self._disconnected.is_set() else "connected to"
+        return f"{version}, {self._state.running} samples running, {where} {self._config.url}"
+
+    def _perform(self, action: Action) -> None:  # noqa: C901 - one line per action
+        match action:
+            case SendControl(message):
+                self._control.send(message)
+            case StartGeneration(lease):
+                self._rollouts.start(lease)
+            case AbortGeneration(lease, attempt):
+                self._rollouts.abort(lease, attempt)
+            case HoldEngines(hold):
+                self._rollouts.hold(hold=hold)
+            case IndexRoot(root):
+                self._spawn(self._receiver.holdings.accept_root(root))
+            case KeepPublishSeq(publish_seq):
+                self._spawn(self._keep_publish_seq(publish_seq))
+            case ApplyForm():
+                self._spawn(self._apply(action))
+            case CancelApply(form):
+                self._applier.cancel(form)
+            case RefitEngines():
+                self._spawn(self._refit(action))
+            case DropForm(form):
+                self._spawn(self._receiver.forget(form))
+            case Note(text):
+                log.info("%s", text)
+            case ShutDown():
+                raise AssertionError("the loop has ended")
+            case _:
+                self._receiver.perform(action)
+
+    async def _apply(self, order: ApplyForm) -> None:
+        self._mailbox.put(await self._applier.apply(order.form, order.stands))
+
+    async def _refit(self, order: RefitEngines) -> None:
+        self._mailbox.put(await self._refits.refit(order))
+
+    async def _keep_publish_seq(self, publish_seq: PublishSeq) -> None:
+        async with self._saving:
+            self._publish_seq = max(self._publish_seq, publish_seq)
+            try:
+                await asyncio.to_thread(self._state_dir.keep_publish_seq, self._identity.run_id, self._publish_seq)
+            except StoreFault as fault:  # said again with the next version
+                log.warning("publish_seq not kept: %s", fault)
+
+    # --- what the receiver says
+
+    def emit(self, event: relay_events.Event) -> None:
+        self._mailbox.put(event)
+
+    def crowded(self) -> bool:
+        return self._mailbox.crowded
+
+    def tell(self, message: SegmentsWanted | TransferReport) -> None:
+        self._control.send(message)
+
+    def fail(self, form: FormId, reason: str) -> None:
+        self._mailbox.put(ArrivalFailed(form, reason))
+
+    def serving_version(self) -> Version | None:
+        serving = self._state.serving
+        return None if serving is None else serving.version
+
+    def base_of(self, form: FormId) -> BaseModel | None:
+        if self._state.stands_mostly(form):
+            given = () if self._config.base_model is None else (self._config.base_model,)
+            return BaseModel(*self._slots.directories(), *given)  # slots change: nothing read is remembered
+        return self._base
+
+    # --- what the control link says
+
+    def hello(self) -> Hello:
+        announced = self._config.announced
+        hello = self._state.hello(
+            kind="worker" if self._engines else "relay",
+            name=self._config.name or socket.gethostname(),
+            boot_id=self._boot_id,
+            listen=self._listen if announced is None else Address(*announced),
+            forms=self._receiver.holdings.whole_forms(),
+        )
+        return replace(
+            hello,
+            receive_only=self._config.receive_only,
+            uplink_limit=self._config.uplink_bytes_per_s_max,
+            dial_back_secret=self._dial_back_secret,
+            usd_per_h=self._config.usd_per_h or None,
+        )
+
+    def heartbeat(self) -> Heartbeat:
+        return Heartbeat(self._state.running)
+
+    async def connected(self, welcome: Welcome) -> None:
+        log.info("connected url=%s epoch=%d publish_seq=%d", self._config.url, welcome.epoch, welcome.publish_seq)
+        self._disconnected.clear()
+        self._mailbox.put(ControlUp(welcome))
+        self._receiver.holdings.reconnected()
+
+    async def received(self, message: ToPeer) -> None:
+        match message:
+            case SignedRoot(root, signature):
+                self._on_root(root, signature)
+            case SegmentPage():
+                self._spawn(self._receiver.holdings.accept_page(message))
+            case _:
+                self._mailbox.put(Said(message))
+
+    async def disconnected(self, reason: str) -> None:
+        log.info("disconnected reason=%s", reason)
+        self._disconnected.set()
+        self._mailbox.put(ControlDown())
+
+    def _on_root(self, root: bytes, signature: bytes) -> None:
+        try:
+            verify_root(self._identity.run_key, root, signature)
+            self._mailbox.put(RootVerified(Root.decode(root)))
+        except IntegrityFault as fault:
+            log.warning("root refused: %s", fault)
+
+
+async def run_worker(config: WorkerConfig) -> int:
+    """The exit code. OperatorFault: the operator's mistake, or refused for good; one clear line."""
+    _check_hosts(config)
+    token = await asyncio.to_thread(read_token_file, config.token_file)
+    state_dir = await asyncio.to_thread(StateDir, config.state_dir, config.disk_bytes_max)
+    try:
+        engines = await asyncio.to_thread(make_engines, config)
+        identity = Identity.of(config.url, token, await asyncio.to_thread(state_dir.key))
+        rng = random.Random(secrets.randbits(64))
+        worker = Worker(config, identity, state_dir, engines, rng=rng, token=token, service=notifier())
+        with Ending() as ending:
+            await worker.run(lambda: ending.by_signals(worker.stop, worker.leave))
+    except BaseExceptionGroup as group:
+        return outcome(group)
+    finally:
+        state_dir.close()
+    return 0
+
+
+def _check_hosts(config: WorkerConfig) -> None:
+    """OperatorFault off loopback without TLS, unless the operator says so."""
+    url = urlsplit(coordinator_url(config.url))
+    hosts = [host for host in (url.hostname or "", config.listen_host) if not is_loopback(host)]
+    if not hosts or url.scheme == "https":
+        return
+    if not config.no_tls:
+        raise OperatorFault(
+            f"{hosts[0]!r} is not loopback, and a URL that begins with http:// means no TLS: {GIVEN_UP}; "
+            "--no-tls says to go on like this"
+        )
+    log.warning("no_tls hosts=%s: %s", ",".join(hosts), GIVEN_UP)

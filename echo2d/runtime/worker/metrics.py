@@ -1,0 +1,74 @@
+"""A worker's numbers for Prometheus: `GET /metrics` on loopback only, at `worker.metrics_port`."""
+
+import asyncio
+from collections.abc import Callable
+
+from aiohttp import web
+from prometheus_client import Counter, Histogram
+
+from echo2d.core.worker.events import EngineRefitFailed, EngineRefitted, GenerationFailed, SampleProgressed
+from echo2d.errors import OperatorFault
+from echo2d.runtime.process.prometheus import PAUSE_BUCKETS_S, Facts, Family, LoopMetrics, number
+
+HOST = "127.0.0.1"
+
+FAMILIES = (
+    Family("echo2d_connected", "1 while the coordinator can be spoken to", number("connected")),
+    Family("echo2d_serving_version", "Policy version all engines serve; no sample: none", number("serving_version")),
+    Family("echo2d_publish_seq", "Newest publish accepted; older ones are refused", number("publish_seq")),
+    Family("echo2d_slots", "Samples the engines run at once", number("slots")),
+    Family("echo2d_running_samples", "Samples now in the engines", number("running")),
+    Family("echo2d_links", "Open peer links", number("links")),
+)
+
+
+class WorkerMetrics(LoopMetrics):
+    """See the module docstring."""
+
+    def __init__(self) -> None:
+        super().__init__(FAMILIES)
+        registry = self.registry
+        self._tokens = Counter("echo2d_tokens_generated", "By the engines", registry=registry)
+        self._failed = Counter("echo2d_generations_failed", "Leases that an engine gave up", registry=registry)
+        self._refits_failed = Counter("echo2d_refits_failed", "Refits that failed", registry=registry)
+        self._pause_s = Histogram(
+            "echo2d_refit_pause_seconds",
+            "Time in which an engine generated nothing for a refit",
+            buckets=PAUSE_BUCKETS_S,
+            registry=registry,
+        )
+
+    def handled(self, event: object) -> None:
+        """Of every event of the loop."""
+        self.count(event)
+        match event:
+            case SampleProgressed(tokens=tokens):
+                self._tokens.inc(len(tokens))
+            case GenerationFailed():
+                self._failed.inc()
+            case EngineRefitted(pause_s=pause_s):
+                self._pause_s.observe(pause_s)
+            case EngineRefitFailed():
+                self._refits_failed.inc()
+            case _:
+                pass
+
+
+async def serve_metrics(port: int, metrics: LoopMetrics, status: Callable[[], Facts]) -> None:
+    """GET /metrics, until cancelled. OperatorFault: the port cannot be had."""
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(body=metrics.render(status()), content_type="text/plain")
+
+    app = web.Application()
+    app.router.add_get("/metrics", answer)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, HOST, port).start()
+        except OSError as error:
+            raise OperatorFault(f"metrics_port: cannot listen on {HOST}:{port}: {error.strerror}") from error
+        await asyncio.Event().wait()
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,169 @@
+"""Versions on their way to the workers of a simulated fleet.
+
+    published --> waits (an older one is dropped) --> spreads for what the planner predicts --> all refit --> served
+
+Everybody who was there when it began has it at the same moment. In exclusive mode workers stop for the last part of
+that time, in the other one for the refit alone; who joins later fetches the newest version in full. Not here: when the
+learner publishes, who works.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from echo2d.core.base.ids import Digest, Epoch, PeerId, Version
+from echo2d.core.capacity.demand import Provisioning
+from echo2d.core.cluster.events import PublishAsked, RequestId, VersionPublished
+from echo2d.core.cluster.membership import Membership, Peer
+from echo2d.core.cluster.statistics import Figures
+from echo2d.core.cluster.versions import Versions, key_of
+from echo2d.core.protocol.control_messages import RefitDone, VersionKey
+from echo2d.sim.fleet.forecast import Ablation, Broadcast, Planner, relays_of_all
+from echo2d.sim.fleet.spec import Fleet
+from echo2d.sim.fleet.worker import Box
+from echo2d.sim.kernel.scenario import MBIT
+from echo2d.sim.kernel.virtual_clock import Clock
+
+PREDICTION_SHARE = 0.05  # of a kind that may come or go before a broadcast is predicted anew
+
+
+class FleetVersions:
+    """See the module docstring. published: the newest step of which there is one; served: is called when one is."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        ablation: Ablation,
+        clock: Clock,
+        boxes: Mapping[PeerId, Box],
+        *,
+        members: Membership,
+        versions: Versions,
+        figures: Figures,
+        provisioning: Provisioning,
+        served: Callable[[], None],
+    ) -> None:
+        self._fleet, self._ablation, self._clock, self._boxes = fleet, ablation, clock, boxes
+        self._members, self._versions, self._figures = members, versions, figures
+        self._provisioning, self._are_served = provisioning, served
+        self._planner = Planner(fleet, ablation)
+        self.relays = relays_of_all(fleet, ablation)
+        self._predicted: tuple[dict[str, int], Broadcast] | None = None
+        self._spreading: VersionPublished | None = None
+        self._waiting: VersionPublished | None = None
+        self._publish_at: dict[int, float] = {}
+        self.published = 0
+        self.egress_gb = self.relayed_gb = self.bandwidth_usd = 0.0
+        figures.measures.wire_bytes.add(float(fleet.model.wire_bytes(delta=ablation.delta)))
+
+    @property
+    def copies(self) -> Mapping[str, float]:
+        """What a worker of each kind sends on, as predicted last."""
+        return {} if self._predicted is None else self._predicted[1].copies
+
+    def publish(self, step: int) -> None:
+        self.published = step
+        digest = Digest(step.to_bytes(32, "big"))
+        asked = PublishAsked(RequestId(0), Epoch(1), Version(step), digest, f"v{step}", 0)
+        self._waiting = self._versions.publish(asked)
+        self._versions.surplus([], bases=0, bytes_max=1)
+        self._publish_at[step] = self._clock.now
+        self._spread()
+
+    def joined(self, box: Box) -> None:
+        """It fetches the newest version in full, at its downlink's rate."""
+        if self._versions.newest is not None and self._clock.now > 0:
+            takes_s = self._fleet.model.wire_bytes(delta=False) / (box.kind.downlink_mbps * MBIT)
+            self._clock.after(takes_s, self._caught_up, box)
+
+    # --- inside
+
+    def _caught_up(self, box: Box) -> None:
+        served = [other.peer.serving for other in self._boxes.values() if other.here and other.peer.serving is not None]
+        if box.here and served:
+            self._refit(box, max(served, key=lambda key: key.version))
+            self._are_served()
+
+    def _spread(self) -> None:
+        """The newest version, once the one before it has arrived."""
+        if self._spreading is not None or self._waiting is None:
+            return
+        self._spreading, self._waiting = self._waiting, None
+        receivers = [box for box in self._boxes.values() if box.here]
+        broadcast = self._broadcast(receivers)
+        takes_s, copies = broadcast.planned_s, broadcast.seed_copies
+        gb = self._fleet.model.wire_bytes(delta=self._ablation.delta) / 1e9
+        self.egress_gb += gb * copies
+        self.relayed_gb += gb * (len(receivers) - copies)
+        for box in receivers:
+            if box.active_since is not None:
+                sent = broadcast.copies.get(box.kind.name, 0.0)
+                self.bandwidth_usd += gb * (box.kind.usd_per_gb_down + sent * box.kind.usd_per_gb_up)
+        if self._fleet.policy.mode == "exclusive":
+            t_bcast_s = takes_s + self._fleet.policy.pause_s
+            still_s = self._fleet.policy.still_share * t_bcast_s
+            self._clock.after(t_bcast_s - still_s, self._pause, receivers, still_s)
+        self._clock.after(takes_s, self._verified, self._spreading, receivers)
+
+    def _broadcast(self, receivers: Iterable[Box]) -> Broadcast:
+        counts: dict[str, int] = {}
+        for box in receivers:
+            counts[box.kind.name] = counts.get(box.kind.name, 0) + 1
+        if self._predicted is not None and _near(counts, self._predicted[0]):
+            return self._predicted[1]
+        self._predicted = counts, self._planner.broadcast(counts, self.relays)
+        known_s = self._predicted[1].planned_s + self._fleet.policy.pause_s
+        self._provisioning.said = replace(self._provisioning.said, t_bcast_s=known_s)
+        return self._predicted[1]
+
+    def _verified(self, record: VersionPublished, receivers: list[Box]) -> None:
+        """Everybody has it, and refits; the next one may spread."""
+        self._spreading = None
+        pause_s = self._fleet.policy.pause_s
+        if self._fleet.policy.mode == "background":
+            self._pause([box for box in receivers if box.here], pause_s)
+        self._clock.after(pause_s, self._served, record, receivers)
+        self._spread()
+
+    def _served(self, record: VersionPublished, receivers: list[Box]) -> None:
+        active = [box.peer.peer for box in receivers if box.peer.active]
+        self._figures.broadcast(self._clock.now - self._publish_at[record.version], active, cold=False)
+        self._figures.paused(self._fleet.policy.pause_s)  # once for all, who pause alike
+        for box in receivers:
+            if box.here:
+                self._refit(box, key_of(record))
+        self._are_served()
+
+    def _refit(self, box: Box, key: VersionKey) -> None:
+        if box.peer.serving is not None and box.peer.serving.version >= key.version:
+            return
+        box.peer.refitted(RefitDone(key.version, key.digest, self._fleet.policy.pause_s, memory_ok=None))
+        self._changed(box)
+
+    def _pause(self, boxes: list[Box], seconds: float) -> None:
+        """They have heard of the version. No leases until `_served`: what they start is written by the next one."""
+        paused = []
+        for box in boxes:
+            if box.here and box.peer.serving is not None:
+                paused.append((box.peer, box.pause(seconds, self._clock.now)))
+                box.peer.rest_until = max(box.peer.rest_until, box.paused_until)
+                self._changed(box)
+        self._clock.after(seconds, self._go_on, paused)
+
+    def _changed(self, box: Box) -> None:
+        """Tell granting, which does not look at those on standby."""
+        if box.peer.active:
+            self._members.changed.add(box.peer.peer)
+
+    def _go_on(self, paused: list[tuple[Peer, float]]) -> None:
+        for peer, seconds in paused:
+            self._figures.measures.stood_still(peer.peer, seconds, now=self._clock.now)
+
+
+def _near(counts: dict[str, int], others: dict[str, int]) -> bool:
+    """Whether no kind has become larger or smaller by much."""
+    names = counts.keys() | others.keys()
+    return all(
+        abs(counts.get(name, 0) - others.get(name, 0)) <= math.ceil(PREDICTION_SHARE * others.get(name, 0))
+        for name in names
+    )

@@ -1,0 +1,414 @@
+"""A fleet, a learner and their coordinator's decisions for hours of virtual time: `echo2d simulate` of a fleet.
+
+Real, from `core`: membership, leases, granting, groups, the gates and batches of staleness, estimators, capacity,
+activation. Modelled: a broadcast is one prediction of the planner, after which everybody has the version at once;
+progress and heartbeats are no messages: who falls silent is given up after the silence that a run allows; grants are
+made a little apart. Who passes versions on is what `plan` would choose; workers on standby receive them, pass them on
+like others of their kind, and cost nothing. The same rng_seed gives the same run. Not here: what one box does
+(`worker`), how a version reaches them (`versions`), frames and faults on the way (`world`, `run/world`).
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from echo2d.core.base.ids import PeerId, PublishSeq, RunId
+from echo2d.core.capacity.demand import Candidate, Provisioning, ProvisionRules, Said
+from echo2d.core.capacity.measurements import Measures
+from echo2d.core.capacity.model import Demand, mu_min
+from echo2d.core.capacity.prices import Price
+from echo2d.core.cluster.events import (
+    Action,
+    CoordinatorRules,
+    DrawPrompt,
+    PeerConnected,
+    Persist,
+    PromptDrawn,
+    Recovered,
+    SampleScored,
+    ScoreSample,
+    Send,
+    SessionId,
+    StopRun,
+)
+from echo2d.core.cluster.membership import PEERS_MAX, Membership
+from echo2d.core.cluster.statistics import Figures
+from echo2d.core.cluster.versions import Versions
+from echo2d.core.protocol.control_messages import (
+    PROTOCOL_VERSION,
+    HeldLease,
+    Hello,
+    LeaseCancelled,
+    LeaseGranted,
+    ToPeer,
+)
+from echo2d.core.protocol.trajectory import pack_tokens
+from echo2d.core.rollouts.groups import Groups
+from echo2d.core.rollouts.leases import Leases
+from echo2d.core.rollouts.staleness import PREFETCH_STEPS, Staleness
+from echo2d.errors import OperatorFault
+from echo2d.sim.fleet.forecast import Ablation
+from echo2d.sim.fleet.spec import Fleet, WorkersTable
+from echo2d.sim.fleet.versions import FleetVersions
+from echo2d.sim.fleet.worker import TOKENS_MAX, Box, Sample
+from echo2d.sim.kernel.virtual_clock import Clock
+
+ADVANCE_SHARE = 0.01  # of a sample's time, between two grants: for half of that a slot stays empty on average ...
+ADVANCE_S_MAX = 1.0  # ... and never longer
+SILENCE_S = 15.0  # until a worker that left without a word is given up, as in a run
+FOREVER_S = 1e12
+WARM_STEPS = 2  # times S + 1: steps before the bubble counts
+CHECK_EVERY = 2000  # grants between two checks of the machines
+_PROMPT = pack_tokens([2])
+
+
+class FleetWorld:
+    """Plays one fleet."""
+
+    def __init__(self, fleet: Fleet, ablation: Ablation | None = None) -> None:
+        count = sum(kind.count for kind in fleet.workers)
+        if count > PEERS_MAX:
+            raise OperatorFault(f"fleet.count: expected at most {PEERS_MAX} workers to simulate; found {count}")
+        self._fleet, self._ablation = fleet, ablation or Ablation()
+        learner, self._simulate = fleet.learner, fleet.simulate
+        self._chance = random.Random(self._simulate.rng_seed)
+        self._clock = Clock()
+        kappa = learner.publish_every if isinstance(learner.publish_every, int) else None
+        self._rules = CoordinatorRules(
+            RunId("fleet"), learner.staleness_max, kappa, learner.trajectories_per_step, self._simulate.group_size,
+            TOKENS_MAX, 1.0, 1.0, (), 8, "drop", True, "auto", 1, lease_silence_s=FOREVER_S, heartbeat_s=FOREVER_S,
+        )  # fmt: skip
+        nothing = Recovered.nothing()
+        self.measures = Measures(self._simulate.group_size)
+        self.figures = Figures(measures=self.measures)
+        self.members = Membership(self._rules.run_id, FOREVER_S)
+        self.versions = Versions((), PublishSeq(0))
+        self.staleness = Staleness(self._rules, nothing)
+        self.groups = Groups(
+            self._rules, nothing, members=self.members, versions=self.versions, staleness=self.staleness,
+            figures=self.figures, lent=Leases(0, FOREVER_S), tag=1,
+        )  # fmt: skip
+        policy = fleet.policy
+        self.provisioning = Provisioning(
+            ProvisionRules(
+                learner.trajectories_per_step, learner.staleness_max, self._simulate.group_size, policy.mode,
+                policy.gamma, self._ablation.by_cost, self._ablation.rng_seed,
+            ),
+            self.measures,
+            Said(learner.t_train_s, 0.0, policy.pause_s, policy.t_gen_s),
+        )  # fmt: skip
+        self.boxes: dict[PeerId, Box] = {}
+        self.spreading = FleetVersions(
+            fleet, self._ablation, self._clock, self.boxes, members=self.members, versions=self.versions,
+            figures=self.figures, provisioning=self.provisioning, served=self._served,
+        )  # fmt: skip
+        self._sessions = 0
+        self._idle_since: float | None = 0.0
+        self.waited_s, self.measured_from, self.learner_s = 0.0, 0.0, 0.0
+        self._usd_at_commit = 0.0
+        fastest = max(kind.trajectories_per_h / fleet.slots(kind) for kind in fleet.workers)
+        self._advance_s = min(ADVANCE_S_MAX, ADVANCE_SHARE * 3600.0 / fastest) if fastest else ADVANCE_S_MAX
+        self._advancing = False
+        self._advances = 0
+        self._settle_at = 0.0
+        self.demands: list[tuple[float | None, float]] = []  # mu_min and mu_pool at each publish
+
+    def run(self, progress: Callable[[float], None] = lambda _: None) -> dict[str, Any]:
+        """Until the hours are over; the facts of `facts`. progress: is told the share that is done, now and then."""
+        for kind in self._fleet.workers:
+            for number in range(1, kind.count + 1):
+                self._join(kind, f"{kind.name}#{number}")
+        self.spreading.publish(0)
+        limit = self._simulate.hours * 3600.0
+        while self._clock.step(limit):
+            if self._advances % CHECK_EVERY == 0:
+                progress(self._clock.now / limit)
+        self._clock.now = limit
+        self._advance()
+        self._check()
+        return self.facts()
+
+    def after(self, seconds: float, act: Callable[[], None]) -> None:
+        """What a test wants to happen then."""
+        self._clock.after(seconds, act)
+
+    def lose(self, box: Box) -> None:
+        """It falls silent, for ever."""
+        box.here = False
+        self._clock.after(SILENCE_S, self._given_up, box)
+
+    @property
+    def publish_every(self) -> int:
+        said = self._rules.publish_every
+        return self.figures.publish_every(self._rules.staleness_max) if said is None else said
+
+    # --- workers
+
+    def _join(self, kind: WorkersTable, name: str, price: Price | None = None) -> None:
+        now = self._clock.now
+        slots = self._fleet.slots(kind)
+        self._sessions += 1
+        session, peer_id = SessionId(self._sessions), PeerId(name)
+        hello = Hello(PROTOCOL_VERSION, None, "worker", name, f"{self._sessions}", slots, None, None, (), (), ())
+        joined, _ = self.members.connected(PeerConnected(session, peer_id, hello), now=now)
+        assert joined is not None
+        peer = joined.peer
+        peer.active, peer.serving = False, None
+        before = self.boxes.get(peer_id)
+        speed = (
+            self._chance.lognormvariate(-(kind.speed_sigma**2) / 2, kind.speed_sigma)
+            if before is None
+            else before.speed
+        )
+        box = Box(name, kind, peer, speed, _price(kind) if price is None else price)
+        if before is not None:
+            box.usd = before.usd
+        self.boxes[peer_id] = box
+        if kind.stay_h:
+            stay_s = self._chance.expovariate(1.0 / (kind.stay_h * 3600.0))
+            self._clock.after(max(0.0, stay_s - kind.notice_s), self._leaves, box)
+        if kind.price_sigma:
+            self._clock.after(3600.0, self._new_price, box)
+        self.spreading.joined(box)
+
+    def _served(self) -> None:
+        """By somebody, who did not serve it before."""
+        self._decide()
+        self._advance_soon()
+
+    def _leaves(self, box: Box) -> None:
+        """With notice it drains first; without, it falls silent."""
+        box.leaving = box.kind.notice_s > 0
+        if box.leaving:
+            self._decide(lost=box.peer.active)
+        self._clock.after(box.kind.notice_s, self._left, box)
+
+    def _left(self, box: Box) -> None:
+        self.lose(box)
+        away_h = box.kind.stay_h * (1.0 - box.kind.availability) / box.kind.availability
+        back_s = SILENCE_S + 1.0 + (self._chance.expovariate(1.0 / (away_h * 3600.0)) if away_h else 0.0)
+        self._clock.after(back_s, self._join, box.kind, box.name, box.price)
+
+    def _given_up(self, box: Box) -> None:
+        box.pay(self._clock.now)
+        box.active_since = None
+        self.members.left(box.peer)
+        self._perform(self.groups.worker_left(box.peer, now=self._clock.now))
+        self._decide(lost=box.peer.active)
+        self._advance_soon()
+
+    def _new_price(self, box: Box) -> None:
+        if box.here:
+            box.pay(self._clock.now)
+            changed = self._chance.lognormvariate(0.0, box.kind.price_sigma)
+            box.price = replace(box.price, usd_per_h=box.price.usd_per_h * changed)
+            self._clock.after(3600.0, self._new_price, box)
+
+    # --- who is active
+
+    def _candidates(self) -> list[Candidate]:
+        copies, guessed = self.spreading.copies, self.measures.guessed
+        return [
+            Candidate(
+                name,
+                self._mu(box),
+                box.price,
+                copies.get(box.kind.name, 0.0),
+                leaving=box.leaving,
+                guessed=guessed(name),
+            )
+            for name, box in self.boxes.items()
+            if box.peer.serving is not None  # until it is given up: nobody knows that it is silent
+        ]
+
+    def _mu(self, box: Box) -> float:
+        return self.measures.mu(box.peer.peer, box.peer.slots, box.expected)
+
+    def demand(self) -> Demand:
+        """By what was measured; before that, by what the file and the planner say."""
+        demand = self.provisioning.demand(self.publish_every)
+        assert demand is not None
+        return demand
+
+    def _decide(self, *, lost: bool = False) -> None:
+        """lost: an active one. Rates are brought up to date once a publish period, as in a run."""
+        now = self._clock.now
+        if not lost and now < self.provisioning.activation.waits_until():
+            return
+        if now >= self._settle_at:
+            period_s = self.demand().period_s
+            said = {key: box.expected for key, box in self.boxes.items()}
+            self.measures.settle(period_s, said, now=now)
+            self._settle_at = now + period_s
+        decision = self.provisioning.review(self._candidates(), self.publish_every, now=now)
+        for names, active in ((decision.activate, True), (decision.deactivate, False)):
+            for name in names:
+                self._set_active(self.boxes[PeerId(name)], active=active)
+        if decision.activate:
+            self._advance_soon()
+
+    def _set_active(self, box: Box, *, active: bool) -> None:
+        box.pay(self._clock.now)
+        box.active_since = self._clock.now if active else None
+        box.peer.active = active
+        self.members.changed.add(box.peer.peer)
+
+    # --- rollouts
+
+    def _advance_soon(self) -> None:
+        if not self._advancing:
+            self._advancing = True
+            self._clock.after(self._advance_s, self._advance)
+
+    def _advance(self) -> None:
+        self._advancing = False
+        self.figures.now = self._clock.now
+        self._advances += 1
+        asked = self.staleness.committed + PREFETCH_STEPS
+        while self.staleness.freeze(asked) is not None:
+            pass
+        if self._perform(self.groups.advance(now=self._clock.now)):  # prompts have come at once
+            self._perform(self.groups.advance(now=self._clock.now))
+        self._train()
+        if self._advances % CHECK_EVERY == 0:
+            self._check()
+
+    def _perform(self, actions: list[Action]) -> bool:
+        """Whether prompts were drawn."""
+        drawn = False
+        for action in actions:
+            match action:
+                case Persist():  # first, for it is half of them
+                    pass
+                case Send(session, message):
+                    self._hears(session, message)
+                case ScoreSample(group, sample):
+                    self._perform(self.groups.scored(SampleScored(group, sample, self._chance.random(), "")))
+                case DrawPrompt(cursor):
+                    self.groups.prompt_drawn(PromptDrawn(cursor, _PROMPT))
+                    drawn = True
+                case StopRun(reason):
+                    raise AssertionError(reason)
+                case _:
+                    pass
+        return drawn
+
+    def _hears(self, session: SessionId, message: ToPeer) -> None:
+        """What a worker is told of its leases."""
+        if isinstance(message, LeaseGranted):
+            box = self._box(session)
+            assert box is not None
+            for sample in box.begin(message, self._chance, self._simulate.gen_sigma, self._clock.now):
+                self._clock.at(sample.due, self._finished, box, sample)
+        elif isinstance(message, LeaseCancelled) and (box := self._box(session)) is not None:
+            box.cancel(HeldLease(message.lease, message.attempt))
+
+    def _box(self, session: SessionId) -> Box | None:
+        peer = self.members.of_session(session)
+        return None if peer is None else self.boxes[peer.peer]
+
+    def _finished(self, box: Box, sample: Sample) -> None:
+        if not box.here or (sample.lease, sample.sample) not in box.samples:
+            return
+        if box.moved(sample):
+            self._clock.at(max(sample.due, self._clock.now), self._finished, box, sample)
+            return
+        self.figures.now = self._clock.now
+        self._perform(self.groups.finished(box.peer, box.finish(sample), now=self._clock.now))
+        self._advance_soon()
+
+    # --- the learner
+
+    def _train(self) -> None:
+        """Take the next batch if it is full and no step runs."""
+        step = self.staleness.committed + 1
+        if self._idle_since is None or self.staleness.batch(step) is None:
+            return
+        self.waited_s += self._clock.now - self._idle_since
+        self._idle_since = None
+        sigma = self._simulate.train_sigma
+        t_train_s = self._fleet.learner.t_train_s * self._chance.lognormvariate(-sigma * sigma / 2, sigma)
+        self._clock.after(t_train_s, self._trained, step, t_train_s)
+
+    def _trained(self, step: int, t_train_s: float) -> None:
+        batch = self.staleness.batch(step)
+        assert batch is not None
+        self.figures.now = self._clock.now
+        self.staleness.commit(step)
+        self.figures.trained(step, batch.groups, t_train_s)
+        self.staleness.keep_checkpoint(step)
+        self._usd_at_commit = self._usd()
+        self.learner_s, self._idle_since = self.learner_s + t_train_s, self._clock.now
+        if step == WARM_STEPS * (self._rules.staleness_max + 1):
+            self.waited_s, self.measured_from = 0.0, self._clock.now
+        if step - self.spreading.published >= self.publish_every:
+            self.spreading.publish(step)
+            self.demands.append((mu_min(self.demand()), self.mu_pool))
+        self._decide()
+        self._advance_soon()
+
+    # --- what came of it
+
+    @property
+    def mu_pool(self) -> float:
+        """As measured, of those that are active and here."""
+        return sum(self._mu(box) for box in self.boxes.values() if box.here and box.peer.active)
+
+    def facts(self) -> dict[str, Any]:
+        """The keys of `plan`, as measured, and what only a run has."""
+        now, demand, steps = self._clock.now, self.demand(), self.staleness.committed
+        idle_s = self.waited_s + (0.0 if self._idle_since is None else now - self._idle_since)
+        measured_s = now - self.measured_from
+        needed, histogram = mu_min(demand), self.figures.staleness
+        enough = needed is not None and self.mu_pool >= needed
+        return {
+            "feasible": enough,
+            "why_not": "" if enough else "the active workers make less than the learner needs",
+            "mu_min": needed,
+            "mu_pool": self.mu_pool,
+            "bubble": idle_s / measured_s if measured_s > 0 else 1.0,
+            "t_bcast_s": demand.t_bcast_s,
+            "relays": self.spreading.relays,
+            "usd_per_step": self._usd_at_commit / steps if steps else None,  # a step that goes on is none yet
+            "workers": self._kinds(),
+            "steps": steps,
+            "max_staleness": max(histogram, default=0),
+            "staleness_histogram": {str(each): count for each, count in sorted(histogram.items())},
+            "trajectories": {
+                "trained": self.figures.trajectories_trained,
+                "dropped": self.figures.trajectories_dropped,
+            },
+            "egress_gb": self.spreading.egress_gb,
+            "relayed_gb": self.spreading.relayed_gb,
+            "activation_changes": self.provisioning.activation.changes,
+            "usd": self._usd(),
+        }
+
+    def _usd(self) -> float:
+        """Until now."""
+        for box in self.boxes.values():
+            box.pay(self._clock.now)
+        learner_usd = self._fleet.learner.usd_per_h * self._clock.now / 3600.0
+        return learner_usd + sum(box.usd for box in self.boxes.values()) + self.spreading.bandwidth_usd
+
+    def _kinds(self) -> list[dict[str, Any]]:
+        """Active at the end; rho by what it was paid per hour and makes."""
+        rows = []
+        for kind in self._fleet.workers:
+            active = [box for box in self.boxes.values() if box.kind is kind and box.here and box.peer.active]
+            mu = sum(map(self._mu, active))
+            usd = sum(box.price.usd_per_h for box in active)
+            rows.append({"name": kind.name, "count": len(active), "rho": usd / (3600.0 * mu) if mu else None})
+        return rows
+
+    def _check(self) -> None:
+        self.groups.wake_at()  # a coordinator asks after every event, and so forgets the deadlines of leases that ended
+        parts = (self.figures, self.measures, self.members, self.versions, self.staleness, self.groups)
+        for part in (*parts, self.provisioning.activation):
+            part.check()
+        assert max(self.figures.staleness, default=0) <= self._rules.staleness_max
+
+
+def _price(kind: WorkersTable) -> Price:
+    return Price(kind.usd_per_h, kind.usd_per_gb_down, kind.usd_per_gb_up, kind.availability)

@@ -1,0 +1,97 @@
+"""What a lying worker says instead of a result, or besides it. None of it may become part of a batch."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+from echo2d.core.base.ids import Digest, FrameId, Generation, Version
+from echo2d.core.protocol.control_messages import (
+    EdgeBroken,
+    FrameAccused,
+    LeaseFailed,
+    LeaseGranted,
+    LeaseProgress,
+    PlanEdges,
+    RefitDone,
+    SampleFinished,
+    Span,
+    ToCoordinator,
+)
+from echo2d.core.protocol.trajectory import pack_logprobs, pack_tokens
+from echo2d.sim.run.engine import STOP, VOCAB
+
+FORGED = Digest(b"\xee" * 32)
+
+
+def forged(result: SampleFinished, chance: random.Random) -> SampleFinished:
+    """A result that a coordinator can see to be wrong."""
+    count, first, last = len(result.tokens) // 4, result.spans[0], result.spans[-1]
+    lies = [
+        replace(result, spans=(*result.spans[:-1], replace(last, end=last.end + 1))),
+        replace(result, spans=(replace(first, start=1), *result.spans[1:])),
+        replace(result, spans=(replace(first, digest=FORGED), *result.spans[1:])),
+        replace(result, spans=(*result.spans[:-1], replace(last, version=Version(last.version + 1)))),
+        replace(result, spans=()),
+        replace(result, spans=(*result.spans, Span(count, count, last.version, last.digest))),
+        replace(result, logprobs=pack_logprobs([float("nan")] * count)),
+        replace(result, logprobs=pack_logprobs([0.5] * count)),
+        replace(result, logprobs=result.logprobs[:-4]),
+        replace(result, tokens=pack_tokens([VOCAB] * count)),
+        replace(result, tokens=result.tokens[:-1]),
+        replace(result, tokens=b"", logprobs=b"", spans=()),
+    ]
+    return chance.choice(lies)
+
+
+def forged_progress(progress: LeaseProgress, chance: random.Random) -> LeaseProgress:
+    """Somebody might go on from it, if it were believed."""
+    delta = chance.choice(progress.samples)
+    first, last = delta.spans[0], delta.spans[-1]
+    count = last.end - first.start
+    lies = [
+        replace(delta, spans=(*delta.spans[:-1], replace(last, end=last.end + 1))),
+        replace(delta, spans=(replace(first, start=first.start + 1), *delta.spans[1:])),
+        replace(delta, spans=(replace(first, digest=FORGED), *delta.spans[1:])),
+        replace(delta, spans=()),
+        replace(delta, logprobs=pack_logprobs([float("nan")] * count)),
+        replace(delta, logprobs=b""),
+        replace(delta, tokens=pack_tokens([VOCAB] * count)),
+        replace(delta, tokens=pack_tokens([STOP] * count)),
+        replace(delta, tokens=delta.tokens[:-1]),
+    ]
+    return replace(progress, samples=(chance.choice(lies),))
+
+
+def lie(
+    result: SampleFinished, chance: random.Random, foreign: Sequence[LeaseGranted], plan: PlanEdges | None
+) -> list[ToCoordinator]:
+    """What to say instead of this result; `foreign`: leases of anybody; `plan`: the newest one."""
+    kind = chance.choice(["forged", "foreign", "twice", "contradiction", "sabotage", "boast", "accusation", "nothing"])
+    other = chance.choice(foreign)
+    match kind:
+        case "forged":
+            return [forged(result, chance), forged(result, chance)]
+        case "foreign":
+            return [replace(result, lease=other.lease, attempt=other.attempt, sample=s) for s in other.samples]
+        case "twice":
+            return [result, result]
+        case "contradiction":
+            tokens = pack_tokens([3] * (len(result.tokens) // 4))
+            return [result, replace(result, tokens=tokens), replace(result, finish="length")]
+        case "sabotage":
+            return [
+                LeaseFailed(other.lease, other.attempt, "lie"),
+                LeaseProgress(other.lease, other.attempt, ()),
+                result,
+            ]
+        case "boast":
+            return [RefitDone(Version(10_000), FORGED, 0.0, memory_ok=True), result]
+        case "accusation" if plan is not None and plan.peers:
+            accused = chance.choice(plan.peers).peer
+            return [
+                EdgeBroken(plan.plan, Generation(plan.generation), accused, "lie"),
+                FrameAccused(plan.form, FrameId(1), accused),
+                result,
+            ]
+        case _:
+            return []

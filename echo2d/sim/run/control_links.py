@@ -1,0 +1,280 @@
+"""Control links in virtual time: one session after the other between each peer and the coordinator.
+
+A session keeps its order in each direction and loses nothing until it ends, as TCP does. It ends by a cut, by either
+end closing or dying, or because one end has heard nothing for too long; each end learns of it in its own time, or not
+at all before it gives up. What was under way then is lost, or still arrives after the peer's next session has begun:
+that is where things are reordered and repeated. While a peer is blocked, everything to and from it waits.
+
+Not here: what the two ends do with what they hear.
+"""
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from echo2d.core.base.ids import PeerId
+from echo2d.core.cluster.events import Event, PeerConnected, PeerDisconnected, PeerSaid, SessionId
+from echo2d.core.protocol.control_messages import Heartbeat, Hello, Refused, ToCoordinator, ToPeer, Welcome
+from echo2d.sim.kernel.virtual_clock import Clock
+from echo2d.sim.run.process import Process
+
+HELLO_S = 10.0  # a peer that is not welcome by then dials again
+SILENCE_S = 60.0  # then the coordinator gives a session up
+PING_S = 45.0  # then a peer does
+BACKOFF_S = (0.25, 15.0)
+NOTICE_S = 3.0  # at most, until an end learns that a connection was reset
+
+
+class _Ended:
+    """The last thing that comes over a session."""
+
+
+ENDED = _Ended()
+Word = ToCoordinator | ToPeer | _Ended
+
+
+@dataclass(slots=True)
+class Way:
+    """One direction of a session. closed: takes nothing more; dead: nothing more arrives."""
+
+    in_order: float = 0.0
+    closed: bool = False
+    dead: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    number: SessionId
+    peer: "Peer"
+    peer_boot: int
+    coordinator_boot: int
+    up: Way = field(default_factory=Way)
+    down: Way = field(default_factory=Way)
+
+
+class Peer(Process, ABC):
+    """The peer's end: dials, says hello, listens, dials again. Its subclass is the daemon.
+
+    latency_s: one way to the coordinator. blocked_until: nothing goes or comes before. barred: its credential is void.
+    closed: nobody can dial it.
+    """
+
+    def __init__(self, clock: Clock, chance: random.Random, control: "Control", number: int, latency_s: float) -> None:
+        super().__init__(clock)
+        self.number = number
+        self.peer = PeerId(f"{number:032x}")
+        self.latency_s = latency_s
+        self.blocked_until = 0.0
+        self.barred = False
+        self.closed = False
+        self.session: Session | None = None
+        self.welcome: Welcome | None = None
+        self.chance = chance
+        self._control = control
+        self._tries = 0
+
+    # --- the daemon
+
+    @abstractmethod
+    def hello(self) -> Hello: ...
+
+    def running(self) -> int:
+        return 0
+
+    def connected(self, welcome: Welcome) -> None: ...
+
+    def heard(self, message: ToPeer) -> None: ...
+
+    def disconnected(self) -> None: ...
+
+    # --- the link
+
+    @property
+    def blocked(self) -> bool:
+        return self.clock.now < self.blocked_until
+
+    def dial(self) -> None:
+        if self.session is not None or self.barred:
+            return
+        self.session = self._control.open(self)
+        if self.session is None:
+            self._dial_again()
+        else:
+            self.later(HELLO_S, self._not_welcome, self.session)
+
+    def say(self, message: ToCoordinator) -> None:
+        if self.session is not None and self.welcome is not None:
+            self._control.up(self.session, message)
+
+    def hear(self, session: Session, word: ToPeer | _Ended) -> None:
+        if self.session is not session:
+            return
+        if isinstance(word, _Ended | Refused):
+            self.lose(session)
+        elif isinstance(word, Welcome):
+            self.welcome, self._tries = word, 0
+            self.connected(word)
+            self._beat(session)
+        else:
+            self.heard(word)
+
+    def lose(self, session: Session) -> None:
+        """The session is over for this end."""
+        if self.session is not session:
+            return
+        self._control.up(session, ENDED)
+        was_welcome = self.welcome is not None
+        self.session = self.welcome = None
+        if was_welcome:
+            self.disconnected()
+        self._dial_again()
+
+    def end(self) -> None:
+        super().end()
+        self.session = self.welcome = None
+        self._tries = 0
+
+    def _dial_again(self) -> None:
+        delay_s = min(BACKOFF_S[1], BACKOFF_S[0] * 2.0 ** min(self._tries, 16))
+        self._tries += 1
+        self.later(delay_s * self.chance.uniform(0.5, 1.0), self.dial)
+
+    def _not_welcome(self, session: Session) -> None:
+        if self.welcome is None:
+            self.lose(session)
+
+    def _beat(self, session: Session) -> None:
+        if self.session is session and self.welcome is not None:
+            self._control.heartbeat(session, self.running())
+            self.later(self.welcome.heartbeat_s, self._beat, session)
+
+
+class Control:
+    """All sessions. `coordinator` is their other end; `emit` takes its events while it is up."""
+
+    def __init__(self, clock: Clock, chance: random.Random, coordinator: Process) -> None:
+        self._clock = clock
+        self._random = chance
+        self._coordinator = coordinator
+        self._sessions: dict[SessionId, Session] = {}
+        self._made = 0
+        self.emit: Callable[[Event], None]
+
+    # --- both ends
+
+    def open(self, peer: Peer) -> Session | None:
+        """A connection, with the peer's hello under way; None: there is no way to the coordinator."""
+        if not self._coordinator.up or peer.blocked:
+            return None
+        self._made += 1
+        session = Session(SessionId(self._made), peer, peer.boots, self._coordinator.boots)
+        self._sessions[session.number] = session
+        self.up(session, peer.hello())
+        return session
+
+    def up(self, session: Session, word: ToCoordinator | _Ended) -> None:
+        self._transmit(session, session.up, word)
+
+    def down(self, number: SessionId, message: ToPeer) -> None:
+        """To the peer of this session, if the session is still open."""
+        if number in self._sessions:
+            self._transmit(self._sessions[number], self._sessions[number].down, message)
+
+    def heartbeat(self, session: Session, running: int) -> None:
+        self.up(session, Heartbeat(running))
+
+    def close(self, number: SessionId) -> None:
+        """By the coordinator, after what was sent before."""
+        if number in self._sessions:
+            self._transmit(self._sessions[number], self._sessions[number].down, ENDED)
+
+    def peer_of(self, number: SessionId) -> Peer | None:
+        session = self._sessions.get(number)
+        return None if session is None else session.peer
+
+    # --- what goes wrong
+
+    def cut(self, peer: Peer) -> None:
+        """The connection is reset; the peer may be dead already."""
+        for session in self._of(peer):
+            session.down.dead = True
+            self._notice_at_peer(session)
+            self._lose_up(session)
+
+    def vanish(self, peer: Peer) -> None:
+        """The peer's machine is gone: nobody tells the coordinator."""
+        for session in self._of(peer):
+            session.down.dead = session.up.dead = True
+            self._clock.after(self._random.uniform(5.0, SILENCE_S), self._ended_above, session)
+
+    def block(self, peer: Peer, seconds: float) -> None:
+        """Nothing passes for so long; either end may lose patience before."""
+        peer.blocked_until = max(peer.blocked_until, self._clock.now + seconds)
+        for session in self._of(peer):
+            self._clock.after(self._random.uniform(0.0, PING_S), self._impatient_peer, session)
+            self._clock.after(self._random.uniform(0.0, SILENCE_S), self._impatient_coordinator, session)
+
+    def coordinator_died(self) -> None:
+        for session in self._sessions.values():
+            session.up.dead = session.down.dead = True
+            self._notice_at_peer(session)
+        self._sessions.clear()
+
+    # --- inside
+
+    def _of(self, peer: Peer) -> list[Session]:
+        return [session for session in self._sessions.values() if session.peer is peer]
+
+    def _transmit(self, session: Session, way: Way, word: Word) -> None:
+        if way.closed:
+            return
+        way.closed = isinstance(word, _Ended)
+        delay_s = session.peer.latency_s * self._random.uniform(0.5, 1.5)
+        way.in_order = max(self._clock.now + delay_s, way.in_order)
+        self._clock.at(way.in_order, self._arrive, session, way, word)
+
+    def _arrive(self, session: Session, way: Way, word: Word) -> None:
+        if way.dead:
+            return
+        if session.peer.blocked:
+            self._clock.at(session.peer.blocked_until, self._arrive, session, way, word)
+        elif way is session.down:
+            session.peer.call(session.peer_boot, session.peer.hear, session, word)
+        elif isinstance(word, _Ended):
+            self._ended_above(session)
+        elif isinstance(word, Hello):
+            if not session.peer.barred:
+                self.emit(PeerConnected(session.number, session.peer.peer, word))
+        else:
+            self.emit(PeerSaid(session.number, word))  # type: ignore[arg-type]  # the way up carries no other
+
+    def _ended_above(self, session: Session) -> None:
+        """The coordinator's socket is closed."""
+        if self._sessions.pop(session.number, None) is not None:
+            session.up.dead = session.up.closed = True
+            self._transmit(session, session.down, ENDED)
+            self.emit(PeerDisconnected(session.number, "closed"))
+
+    def _lose_up(self, session: Session) -> None:
+        """What is under way to the coordinator is lost, or still comes."""
+        if self._random.random() < 0.5:
+            session.up.dead = True
+            self._clock.after(self._random.uniform(0.0, NOTICE_S), self._ended_above, session)
+        else:
+            session.up.in_order = max(session.up.in_order, self._clock.now + self._random.uniform(0.0, NOTICE_S))
+            self._transmit(session, session.up, ENDED)
+
+    def _notice_at_peer(self, session: Session) -> None:
+        peer = session.peer
+        self._clock.after(
+            self._random.uniform(0.0, NOTICE_S), peer.call, session.peer_boot, peer.lose, session
+        )  # fmt: skip
+
+    def _impatient_peer(self, session: Session) -> None:
+        if session.peer.blocked:
+            session.peer.call(session.peer_boot, session.peer.lose, session)
+
+    def _impatient_coordinator(self, session: Session) -> None:
+        if session.peer.blocked:
+            self._ended_above(session)

@@ -1,0 +1,296 @@
+"""The judge of the loop: what must hold whatever happens, checked at every record, every answer, every lease.
+
+It knows what the processes cannot know together: the ledger, what was granted to whom, what engines really loaded,
+which rewards the task gives. It uses none of the code it judges. Numbers as in the blueprint:
+
+    I1 nothing too old, nothing of a revoked version in a batch that freezes    I4 acknowledged is durable, trained once
+    I2 spans name what wrote the tokens, handed over or not    I5 whole groups    I7 only whom it was leased to
+    I8 (`check` of the cores)
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable
+
+from echo2d.core.base.ids import Digest, FormId, GroupId, PeerId
+from echo2d.core.cluster.events import (
+    Action,
+    BatchAsked,
+    BatchCommitted,
+    BatchFrozen,
+    CheckpointAsked,
+    CheckpointKept,
+    CommitAsked,
+    CoordinatorRules,
+    EpochOpened,
+    Event,
+    GroupDropped,
+    LeaseGiven,
+    PromptTaken,
+    PublishAsked,
+    Record,
+    RefuseAsked,
+    Reply,
+    RequestId,
+    SampleKept,
+    SampleRewarded,
+    Send,
+    SendRoot,
+    SessionAsked,
+    VersionPublished,
+)
+from echo2d.core.coordinator.state import CoordinatorState
+from echo2d.core.protocol.control_messages import EncodeVersion, HeldLease, LeaseGranted, SampleAnswered, VersionKey
+from echo2d.core.protocol.trajectory import (
+    BatchBody,
+    TrajectoryRecord,
+    batch_digest,
+    pack_batch,
+    unpack_batch,
+    unpack_logprobs,
+    unpack_tokens,
+)
+from echo2d.core.weights.encoding import FormFacts
+from echo2d.core.weights.signed_index import Root
+from echo2d.sim.run.engine import VOCAB, mark
+from echo2d.sim.run.memory_ledger import Ledger
+
+
+def reward_of(cursor: int, sample: int) -> float:
+    """What the task gives; every sixth prompt says nothing."""
+    return 1.0 if cursor % 6 == 0 else float((cursor + sample) % 2)
+
+
+class Judge:
+    """See the module docstring. honest(peer): whether it never lies."""
+
+    def __init__(self, rules: CoordinatorRules, honest: Callable[[PeerId], bool]) -> None:
+        self.ledger = Ledger()
+        self._rules, self._honest = rules, honest
+        self._asked: dict[RequestId, Event] = {}
+        self._granted: dict[HeldLease, tuple[PeerId, LeaseGranted]] = {}
+        self._writers: dict[tuple[GroupId, int], set[PeerId]] = defaultdict(set)  # who may have written for a sample
+        self._kept: set[tuple[HeldLease, int]] = set()
+        self._step_of: dict[GroupId, int] = {}  # of every group that was ever frozen
+        self._trained_in: dict[GroupId, int] = {}  # of every group of a committed batch
+        self._refused: set[GroupId] = set()  # by the learner
+        self.barred: set[PeerId] = set()
+        self.steps_committed = self.newest_step = 0
+        self.handed_over = self.joined = 0  # leases that go on from somebody's output, results of such
+        self.outlived = 0  # results under leases of an earlier coordinator process
+        self._before: frozenset[HeldLease] = frozenset()
+        self._facts: dict[FormId, FormFacts] = {}  # of every form that was signed
+        self.forms: Counter[str] = Counter()  # what the seed was told to make, by kind; for a few peers only: "aside"
+
+    def restarted(self) -> None:
+        """Another coordinator process begins."""
+        self._before = frozenset(self._granted)
+
+    def compare(self, state: CoordinatorState) -> None:
+        """The machine holds exactly what is durable; called where nothing waits to be written."""
+        groups, ledger = state.status()["groups"], self.ledger
+        in_batches = {group for frozen in ledger.frozen.values() for group in frozen.groups} & ledger.groups.keys()
+        assert groups["buffered"] + groups["in_flight"] == len(ledger.groups) - len(in_batches), "a group got lost"
+
+    # --- what becomes durable
+
+    def persist(self, record: Record) -> None:
+        """Judges the record, and writes it."""
+        match record:
+            case EpochOpened(epoch):
+                assert epoch == self.ledger.epoch + 1
+            case VersionPublished():
+                self._check_published(record)
+            case PromptTaken(_, cursor):
+                assert cursor not in {stored.cursor for stored in self.ledger.groups.values()}, "a prompt twice"
+            case LeaseGiven():
+                self._check_given(record)
+            case SampleKept(group, lease, attempt, kept):
+                self._check_kept(group, HeldLease(lease, attempt), kept)
+            case SampleRewarded(group, sample, reward):
+                assert reward == reward_of(self.ledger.groups[group].cursor, sample), "a reward nobody gave"
+            case GroupDropped():
+                self._check_dropped(record)
+            case BatchFrozen():
+                self._check_frozen(record)
+            case BatchCommitted():
+                self._check_committed(record)
+            case CheckpointKept(step):
+                assert self.ledger.checkpoint < step <= self._last_committed()
+            case _:
+                pass
+        self.ledger.append(record)
+
+    def _last_committed(self) -> int:
+        """In the epoch in force."""
+        ledger = self.ledger
+        mine = [step for step, each in ledger.committed.items() if each.epoch == ledger.epoch]
+        return max([ledger.resume_step, ledger.checkpoint, *mine])
+
+    def _check_published(self, record: VersionPublished) -> None:
+        assert record.publish_seq == max(self.ledger.published, default=0) + 1
+        assert record.epoch == self.ledger.epoch
+        assert record.version <= self._last_committed()
+
+    def _check_given(self, record: LeaseGiven) -> None:
+        """Only of a sample that has no result, and one alone if it has tokens, which must be as good as a result."""
+        stored = self.ledger.groups[record.group]
+        assert not {each.sample for each in stored.record.trajectories} & set(record.samples)
+        assert len(record.samples) == 1 or not record.base.length
+        revoked = [VersionKey(span.version, span.digest) in self.ledger.revoked for span in record.base.spans]
+        assert not any(revoked), "I1: somebody is to go on from a revoked version"
+        tokens, logprobs = unpack_tokens(record.base.tokens).tolist(), unpack_logprobs(record.base.logprobs).tolist()
+        assert len(tokens) == len(logprobs) < self._rules.max_new_tokens
+        assert all(0 <= token < VOCAB and token not in self._rules.stop_token_ids for token in tokens)
+        assert all(math.isfinite(logprob) and logprob <= 1e-4 for logprob in logprobs)
+
+    def _check_kept(self, group: GroupId, key: HeldLease, kept: TrajectoryRecord) -> None:
+        """I2, I7, and everything a result must be."""
+        worker, lease = self._granted[key]
+        prompt = self.ledger.groups[group].record.prompt
+        assert (worker, lease.group) == (kept.worker, group), "I7: a result for somebody else's lease"
+        assert kept.sample in lease.samples
+        assert (prompt + kept.tokens).startswith(lease.prompt), "I2: not what the worker was to go on from"
+        self.joined += lease.prompt != prompt
+        self.outlived += key in self._before
+        assert kept.worker not in self.barred, "I7: a result of a peer whose credential is void"
+        tokens, logprobs = unpack_tokens(kept.tokens), unpack_logprobs(kept.logprobs)
+        assert 0 < len(tokens) == len(logprobs) <= self._rules.max_new_tokens
+        assert all(0 <= token < VOCAB for token in tokens.tolist())
+        assert all(math.isfinite(logprob) and logprob <= 1e-4 for logprob in logprobs.tolist())
+        edges = [0, *(edge for span in kept.spans for edge in (span.start, span.end)), len(tokens)]
+        assert edges[::2] == edges[1::2], "I2: spans do not cover the tokens"
+        versions = [span.version for span in kept.spans]
+        assert versions == sorted(versions), "an older version went on from a newer one"
+        honest = all(map(self._honest, self._writers[group, kept.sample]))
+        first = len(prompt) // 4
+        published = {VersionKey(each.version, each.digest) for each in self.ledger.published.values()}
+        for span in kept.spans:
+            version = VersionKey(span.version, span.digest)
+            assert version in published - self.ledger.revoked, "I1: a token of no version"
+            wrote = tokens[span.start : span.end].tolist()
+            signed = [mark(version, group, kept.sample, first + at) for at in range(span.start, span.end)]
+            assert not honest or wrote == signed, "I2: a span names a version that did not write this here"
+        assert math.isnan(kept.reward)
+        self._kept.add((key, kept.sample))
+
+    def _check_dropped(self, record: GroupDropped) -> None:
+        """Work is thrown away for a reason that holds only."""
+        stored = self.ledger.groups[record.group]
+        spans = [span for each in stored.record.trajectories for span in each.spans]
+        reason = record.reason.partition(":")[0]
+        rewards = [each.reward for each in stored.record.trajectories]
+        match reason:
+            case "revoked":
+                assert any(VersionKey(span.version, span.digest) in self.ledger.revoked for span in spans)
+            case "filtered":
+                assert self._rules.filter_zero_variance
+                assert len(rewards) == self._rules.group_size > 1
+                assert len(set(rewards)) == 1
+            case "refused":
+                void = [VersionKey(span.version, span.digest) in self.ledger.revoked for span in spans]
+                assert record.group in self._refused or any(void)
+            case _:
+                assert reason in ("stale", "reward", "lease", "result"), reason
+        assert record.group not in self._trained_in or reason == "refused", "a committed group is dropped"
+
+    def _check_frozen(self, record: BatchFrozen) -> None:
+        """I1, I4, I5."""
+        step, groups, size, ledger = record.step, record.groups, self._rules.group_size, self.ledger
+        before = ledger.frozen.get(step)
+        assert before is None or record.refusals > before.refusals, "I4: a batch changed that was not refused"
+        assert step - 1 in ledger.frozen or step - 1 <= max(ledger.checkpoint, ledger.resume_step)
+        assert len(set(groups)) == len(groups) == self._rules.trajectories_per_step // size
+        held = {group for each in ledger.frozen.values() if each.step != step for group in each.groups}
+        assert not held & set(groups), "I4: a group in two batches"
+        for group in groups:
+            assert self._step_of.setdefault(group, step) == step, "I4: a group in two batches"
+            assert before is None or group in before.groups or group not in self._refused
+            self._check_group(group, step, fresh=before is None or group not in before.groups)
+        body = pack_batch(BatchBody(step, tuple(ledger.groups[group].record for group in groups)))
+        assert batch_digest(body) == record.digest
+
+    def _check_group(self, group: GroupId, step: int, *, fresh: bool) -> None:
+        trajectories = self.ledger.groups[group].record.trajectories
+        assert [each.sample for each in trajectories] == list(range(self._rules.group_size)), "I5: not whole"
+        assert not any(math.isnan(each.reward) for each in trajectories), "I5: not scored"
+        spans = [span for each in trajectories for span in each.spans]
+        ages = [step - 1 - span.version for span in spans]
+        counts = min if self._rules.over_stale == "mask" else max
+        assert min(ages) >= 0, "I1: a token of the future"
+        assert counts(ages) <= self._rules.staleness_max, "I1: a token too old"
+        revoked = [VersionKey(span.version, span.digest) in self.ledger.revoked for span in spans]
+        assert not (fresh and any(revoked)), "I1: a token of a revoked version"
+
+    def _check_committed(self, record: BatchCommitted) -> None:
+        frozen = self.ledger.frozen[record.step]
+        assert frozen.digest == record.digest, "I4: what is committed is not what was frozen"
+        assert record.epoch == self.ledger.epoch
+        for group in frozen.groups:
+            assert self._trained_in.setdefault(group, record.step) == record.step, "I4: trained twice"
+        self.steps_committed += 1
+        self.newest_step = max(self.newest_step, record.step)
+
+    # --- what is said
+
+    def granted(self, peer: PeerId, lease: LeaseGranted) -> None:
+        assert peer not in self.barred, "I7: a lease for a peer whose credential is void"
+        key = HeldLease(lease.lease, lease.attempt)
+        assert key not in self._granted, "I4: an attempt given twice"
+        self._granted[key] = (peer, lease)
+        for sample in lease.samples:
+            self._writers[lease.group, sample].add(peer)
+        stored = self.ledger.groups.get(lease.group)
+        self.handed_over += stored is not None and lease.prompt != stored.record.prompt
+
+    def asked(self, request: RequestId, event: Event) -> None:
+        self._asked[request] = event
+        if isinstance(event, RefuseAsked):
+            self._refused.update(group for group, _ in event.groups)
+
+    def performs(self, action: Action) -> None:
+        """I4: nothing is acknowledged that is not durable."""
+        match action:
+            case Send(_, SampleAnswered(lease, attempt, sample, accepted)) if accepted:
+                assert (HeldLease(lease, attempt), sample) in self._kept, "I4: an accepted result is not durable"
+            case Send(_, EncodeVersion() as order):
+                self.forms[f"{order.kind} aside" if order.aside else order.kind] += 1
+            case SendRoot(_, root):
+                facts = Root.decode(root).facts
+                assert self._facts.setdefault(facts.form, facts) == facts, "I3: two forms under one name"
+                known = {record.digest for record in self.ledger.published.values()}
+                assert facts.base_digest is None or facts.base_digest in known, "a delta from nobody's version"
+            case Reply(request, status):
+                event = self._asked.pop(request, None)
+                assert event is not None, "answered twice"
+                if status == 200:
+                    self._check_reply(event, action)
+            case _:
+                pass
+
+    def _check_reply(self, event: Event, reply: Reply) -> None:
+        ledger, body = self.ledger, reply.body
+        match event:
+            case SessionAsked(_, step):
+                assert isinstance(body, dict)
+                assert body["epoch"] < ledger.epoch or (body["epoch"], step) == (ledger.epoch, ledger.resume_step)
+            case PublishAsked(version=version, digest=digest):
+                assert isinstance(body, dict)
+                record = ledger.published[body["publish_seq"]]
+                assert (record.version, record.digest) == (version, digest)
+            case BatchAsked(step=step):
+                assert isinstance(body, bytes)
+                self._check_batch(step, body, reply.digest)
+            case CommitAsked(step=step, batch_digest=digest):
+                assert step <= ledger.checkpoint or ledger.committed[step].digest == digest
+            case CheckpointAsked(step=step):
+                assert ledger.checkpoint >= step
+            case _:
+                pass
+
+    def _check_batch(self, step: int, body: bytes, digest: Digest | None) -> None:
+        """A batch that is given out is the one that is frozen, always."""
+        frozen = self.ledger.frozen[step]
+        assert digest == batch_digest(body) == frozen.digest, "I4: another batch for the same step"
+        batch: BatchBody = unpack_batch(body)
+        assert (batch.step, tuple(group.group for group in batch.groups)) == (step, frozen.groups)

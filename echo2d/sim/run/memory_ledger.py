@@ -1,0 +1,127 @@
+"""The ledger of a run in memory: what `store.ledger` keeps on disk, as values.
+
+Records go in, `Recovered` comes out. A record that contradicts an earlier one is an assertion: the real ledger has a
+key there. Kept true with the real one: what a drop or a checkpoint deletes, and that counters never go back.
+"""
+
+from dataclasses import replace
+
+from echo2d.core.base.ids import Epoch, GroupId, PeerId, PublishSeq
+from echo2d.core.cluster.events import (
+    Answered,
+    BatchCommitted,
+    BatchFrozen,
+    CheckpointKept,
+    EpochOpened,
+    FormChosen,
+    GroupDropped,
+    LeaseGiven,
+    PromptTaken,
+    RatesMeasured,
+    Record,
+    Recovered,
+    SampleKept,
+    SampleRewarded,
+    StoredGroup,
+    VersionPublished,
+    VersionRevoked,
+)
+from echo2d.core.protocol.control_messages import HeldLease, VersionKey
+from echo2d.core.protocol.trajectory import GroupRecord
+from echo2d.core.topology.uplink_rates import PeerRate
+
+
+class Ledger:
+    """See the module docstring."""
+
+    def __init__(self) -> None:
+        self.epoch, self.resume_step, self.checkpoint = Epoch(0), 0, 0
+        self.next_cursor = self.next_group = 0
+        self.published: dict[int, VersionPublished] = {}
+        self.revoked: set[VersionKey] = set()
+        self.void: set[int] = set()  # publish_seqs that were revoked
+        self.groups: dict[GroupId, StoredGroup] = {}
+        self.given: dict[HeldLease, LeaseGiven] = {}
+        self.answered: dict[tuple[GroupId, int], Answered] = {}
+        self.frozen: dict[int, BatchFrozen] = {}
+        self.committed: dict[int, BatchCommitted] = {}
+        self.rates: dict[PeerId, PeerRate] = {}
+        self.form: FormChosen | None = None
+
+    def append(self, record: Record) -> None:  # noqa: C901 - one case per record
+        match record:
+            case EpochOpened(epoch, step):
+                assert epoch > self.epoch
+                self.epoch, self.resume_step = epoch, step
+            case VersionPublished():
+                assert record.publish_seq not in self.published
+                self.published[record.publish_seq] = record
+                self.revoked.discard(VersionKey(record.version, record.digest))
+            case VersionRevoked(_, version, digest):
+                self.revoked.add(VersionKey(version, digest))
+                keys = {(p.version, p.digest): seq for seq, p in self.published.items()}
+                self.void.add(keys[version, digest])
+                self.void |= {s for s, p in self.published.items() if (p.version, p.digest) == (version, digest)}
+            case PromptTaken(group, cursor, prompt):
+                assert group not in self.groups
+                self.groups[group] = StoredGroup(GroupRecord(group, prompt, ()), cursor)
+                self.next_cursor, self.next_group = max(self.next_cursor, cursor + 1), group + 1
+            case LeaseGiven(group):
+                assert group in self.groups
+                assert record.key not in self.given
+                self.given[record.key] = record
+            case SampleKept(group, lease, attempt, kept, fingerprint):
+                stored = self.groups[group]
+                self.answered[group, kept.sample] = Answered(HeldLease(lease, attempt), kept.sample, fingerprint)
+                assert kept.sample not in {each.sample for each in stored.record.trajectories}
+                both = sorted((*stored.record.trajectories, kept), key=lambda each: each.sample)
+                self.groups[group] = replace(stored, record=replace(stored.record, trajectories=tuple(both)))
+            case SampleRewarded(group, sample, reward):
+                stored = self.groups[group]
+                scored = [replace(t, reward=reward) if t.sample == sample else t for t in stored.record.trajectories]
+                self.groups[group] = replace(stored, record=replace(stored.record, trajectories=tuple(scored)))
+            case GroupDropped(group):
+                del self.groups[group]
+                self._forget_work()
+            case BatchFrozen(step):
+                self.frozen[step] = record
+            case BatchCommitted(step):
+                self.committed[step] = record
+            case CheckpointKept(step):
+                for frozen in [each for each in self.frozen.values() if each.step <= step]:
+                    for group in frozen.groups:
+                        self.groups.pop(group, None)
+                    del self.frozen[frozen.step]
+                self.committed = {s: each for s, each in self.committed.items() if s > step}
+                self.checkpoint = step
+                self._forget_work()
+            case FormChosen(seq):
+                assert seq in self.published
+                self.form = record
+            case RatesMeasured(rates):
+                for rate in rates:
+                    self.rates.pop(rate.peer, None)
+                    self.rates[rate.peer] = rate
+
+    def _forget_work(self) -> None:
+        """Of groups that are no more."""
+        self.given = {key: each for key, each in self.given.items() if each.group in self.groups}
+        self.answered = {at: each for at, each in self.answered.items() if at[0] in self.groups}
+
+    def recover(self) -> Recovered:
+        return Recovered(
+            epoch=self.epoch,
+            resume_step=self.resume_step,
+            publish_seq=PublishSeq(max(self.published, default=0)),
+            published=tuple(self.published[seq] for seq in sorted(self.published.keys() - self.void)),
+            next_cursor=self.next_cursor,
+            next_group=GroupId(self.next_group),
+            groups=tuple(self.groups[group] for group in sorted(self.groups)),
+            frozen=tuple(self.frozen[step] for step in sorted(self.frozen)),
+            committed=tuple(self.committed[step] for step in sorted(self.committed)),
+            checkpoint=self.checkpoint,
+            given=tuple(self.given.values()),
+            answered=tuple(self.answered.values()),
+            rates=tuple(self.rates.values()),
+            form=self.form,
+        )

@@ -1,0 +1,311 @@
+"""The status of a run as a picture for a terminal: what trains, who serves what, what spreads, what is wrong.
+
+Reads `GET /v1/status` (`core/coordinator/status.py`), asks nobody. What others said is shown as text, never as markup.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from echo2d.core.capacity.estimators import quantile
+
+BAR_CELLS = 24
+SPARK = "▁▂▃▄▅▆▇█"
+SPARK_CELLS = 50
+PLAIN_COLUMNS = 120  # where there is no terminal
+TILES_PER_ROW = 4
+FAULTS_SHOWN = 5
+WORKERS_SHOWN_MIN = 4  # however small the terminal is
+GONE_SHOWN_S = 600.0  # spot boxes come and go all day
+SENTENCES_SHOWN = 8  # on a terminal; all of them elsewhere
+OTHER_LINES = 22  # of a picture, besides its workers, sentences and faults: a long bottleneck takes four of them
+COLOURS = {"joined": "green", "suspected": "yellow", "gone": "red"}
+Facts = Mapping[str, Any]
+
+
+def print_status(facts: Facts) -> None:
+    """`echo2d status`: a run in a few lines."""
+    console = plain_console()
+    console.print(status_picture(facts, lines=console.height if console.is_terminal else None))
+
+
+def plain_console() -> Console:
+    """The terminal, or lines of PLAIN_COLUMNS for a file or pipe."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=PLAIN_COLUMNS)
+
+
+def status_picture(facts: Facts, *, tokens_per_s: float | None = None, lines: int | None = None) -> RenderableType:
+    """All of it. lines: of the terminal; workers that have no room are counted."""
+    sentences, faults = facts["attention"], facts["faults"][-FAULTS_SHOWN:]
+    room = None
+    if lines is not None:
+        sentences = sentences[:SENTENCES_SHOWN]
+        room = max(WORKERS_SHOWN_MIN, lines - OTHER_LINES - len(sentences) - len(faults))
+    parts: list[RenderableType] = [
+        Panel(_tiles(facts, tokens_per_s), title=_title(facts), title_align="left", border_style="cyan"),
+        *_provision(facts),
+        *_rented(facts),
+        *_reward_and_staleness(facts),
+        *_spreading(facts),
+        Text(),
+        workers_table(facts, rows=room),
+    ]
+    if sentences or faults:
+        parts.append(Text())
+    parts += [Text.assemble(("  ! ", "bold yellow"), sentence) for sentence in sentences]
+    return Group(*parts, *map(_fault, faults))
+
+
+def _title(facts: Facts) -> Text:
+    seed = ("●", "green") if facts["seed_alive"] else ("○", "red")
+    return Text.assemble(("echo2d ", "bold"), f"run {facts.get('run_id', '-')}  epoch {facts['epoch']}  seed ", seed)
+
+
+def _tiles(facts: Facts, tokens_per_s: float | None) -> Table:
+    """The numbers of a run."""
+    grid = Table.grid(expand=True, padding=(0, 1))
+    for _ in range(TILES_PER_ROW):
+        grid.add_column(justify="right", style="dim", no_wrap=True)
+        grid.add_column(ratio=1, no_wrap=True)
+    newest, groups, counts = facts["newest_version"], facts["groups"], facts["trajectories"]
+    bubble, t_bcast_s = facts.get("bubble_ratio"), facts["t_bcast_s"]
+    tiles = {
+        "step": f"{facts['committed_step']} committed",
+        "version": "-" if newest is None else str(newest["version"]),
+        "S, kappa": f"{facts['staleness_max']}, {facts['publish_every']}",
+        "bubble": "-" if bubble is None else f"{bubble:.1%}",
+        "train step": seconds(quantile(facts["t_train_s"], 0.5)),
+        "T_bcast": seconds(quantile(t_bcast_s, 0.5)),
+        "its p95": seconds(quantile(t_bcast_s, 0.95)),
+        "refit": seconds(quantile(facts["refit_pause_s"], 0.5)),
+        "leases": str(groups["leases"]),
+        "groups in flight": str(groups["in_flight"]),
+        "buffered": str(groups["buffered"]),
+        "tokens/s": "-" if tokens_per_s is None else f"{tokens_per_s:,.0f}",
+        "trained": f"{counts['trained']:,}",
+        "dropped": f"{counts['dropped']:,}",
+        "refused": f"{sum(facts['results_refused'].values()):,}",
+        "published": f"{facts['versions_published']:,}",
+    }
+    cells = [cell for tile in tiles.items() for cell in tile]
+    for at in range(0, len(cells), 2 * TILES_PER_ROW):
+        grid.add_row(*cells[at : at + 2 * TILES_PER_ROW])
+    return grid
+
+
+def _provision(facts: Facts) -> Iterable[RenderableType]:
+    """What the run waits for, and who is to work."""
+    provision = facts["provision"]
+    yield _labelled("bottleneck", provision["bottleneck"]["text"])
+    if provision["activation"] == "auto":
+        here = [worker for worker in facts["workers"] if worker["state"] == "joined"]
+        working = sum(worker["active"] for worker in here)
+        aim = provision["mu_target"]
+        aimed = "" if aim is None else f" of {per_h(aim)} that are aimed at"
+        words = f"{working} of {len(here)} workers work, {per_h(provision['mu_pool'])} trajectories/h{aimed}"
+        yield _labelled("activation", f"{words}; {provision['why']}" if provision["why"] else words)
+
+
+def _labelled(label: str, words: str) -> Table:
+    """Long words go on below themselves."""
+    grid = Table.grid()
+    grid.add_column(no_wrap=True)
+    grid.add_column()
+    grid.add_row(Text(*_label(label)), Text(words))
+    return grid
+
+
+def _rented(facts: Facts) -> Iterable[Text]:
+    if "renting" in facts:
+        yield Text.assemble(_label("rented"), rented_words(facts["renting"]))
+
+
+def rented_words(renting: Facts) -> str:
+    """What is there, what it costs, and what is left."""
+    states = ", ".join(f"{count} {state}" for state, count in renting["states"].items() if count)
+    return (
+        f"{len(renting['boxes'])} boxes{f' ({states})' if states else ''}, "
+        f"{renting['usd_per_h']:.2f} of {renting['usd_per_h_max']:g} usd/h; spent {renting['spent_usd']:.2f} "
+        f"of {renting['usd_total_max']:g} usd, {renting['set_aside_usd']:.2f} set aside, {renting['left_usd']:.2f} left"
+    )
+
+
+def _reward_and_staleness(facts: Facts) -> Iterable[Text]:
+    rewards = [reward for _, reward in facts["rewards"]]
+    if rewards:
+        yield Text.assemble(_label("reward"), (spark(rewards[-SPARK_CELLS:]), "green"), f"  {rewards[-1]:.3f}")
+    if facts["staleness"]:
+        yield Text.assemble(_label("staleness"), staleness_bars(facts["staleness"]))
+
+
+def staleness_bars(histogram: Mapping[Any, int]) -> str:
+    """The share of trained trajectories of each staleness."""
+    total = sum(histogram.values()) or 1
+    return "   ".join(f"{staleness}: {bar(n, total, 8)} {n / total:4.0%}" for staleness, n in histogram.items())
+
+
+def _spreading(facts: Facts) -> Iterable[Text]:
+    broadcast = facts["broadcast"]
+    if not broadcast or not broadcast["peers"]:
+        return
+    verified = sum(peer["verified"] for peer in broadcast["peers"])
+    count, predicted_s, waiting = len(broadcast["peers"]), broadcast["predicted_s"], broadcast["waiting_version"]
+    words: list[str | tuple[str, str]] = [
+        _label(f"version {broadcast['version']}"),
+        (bar(verified, count), "green" if verified == count else "cyan"),
+        f"  verified by {verified} of {count}",
+        f", {size(broadcast['wire_bytes'] or broadcast['full_bytes'])} in a {broadcast['shape'] or 'plan to come'}",
+        "" if predicted_s is None else f", predicted {seconds(predicted_s)}",
+        "" if waiting is None else f"; version {waiting} waits",
+    ]
+    yield Text.assemble(*words)
+
+
+def _label(text: str) -> tuple[str, str]:
+    return f"  {text:<14}", "dim"
+
+
+def workers_table(facts: Facts, *, rows: int | None = None) -> Table:
+    """Who serves what, and how far the version that spreads has come; those in trouble first where not all fit."""
+    broadcast = facts["broadcast"]
+    progress = {peer["id"]: peer for peer in broadcast["peers"]} if broadcast else {}
+    table = Table(box=SIMPLE_HEAD, show_edge=False, header_style="dim", padding=(0, 1, 0, 0))
+    columns = _columns(facts)
+    for name in columns:
+        table.add_column(name, justify="left" if name in WORDS else "right", no_wrap=True)
+    table.add_column(f"gets v{broadcast['version']}" if broadcast else "broadcast", no_wrap=True)
+    workers = [worker for worker in facts["workers"] if worker["state"] != "gone" or worker["silent_s"] < GONE_SHOWN_S]
+    if rows is not None:
+        workers.sort(key=_trouble)
+    for worker in workers[:rows]:
+        cells = _worker_cells(worker)
+        table.add_row(*(cells[name] for name in columns), _arrival(progress.get(worker["id"]), broadcast))
+    if rows is not None and len(workers) > rows:
+        rest = workers[rows:]
+        joined = sum(worker["state"] == "joined" for worker in rest)
+        table.add_row(Text(f"  and {len(rest)} more", style="dim"), Text(f"{joined} joined", style="dim"))
+    if gone := len(facts["workers"]) - len(workers):
+        table.add_row(Text(f"  and {gone} gone", style="dim"))
+    return table
+
+
+COLUMNS = ("worker", "state", "serves", "lag", "running", "leases", "accepted", "per h", "usd/h", "refit", "heard")
+WORDS = {"worker", "state"}
+
+
+def _columns(facts: Facts) -> list[str]:
+    """Without any price there is none to show."""
+    priced = any(worker["usd_per_h"] for worker in facts["workers"])
+    return [name for name in COLUMNS if priced or name != "usd/h"]
+
+
+def _trouble(worker: Facts) -> tuple[bool, bool, int, str]:
+    lag = worker["lag"]
+    return worker["state"] == "gone", worker["alive"], -(1 << 30 if lag is None else lag), worker["name"]
+
+
+def _worker_cells(worker: Facts) -> dict[str, Text]:
+    serving, lag, state = worker["serving"], worker["lag"], worker["state"]
+    dialled = ", not dialable" if worker["reachable"] is False else ""
+    colour = COLOURS[state] if worker["alive"] or state == "gone" else COLOURS["suspected"]
+    return {
+        "worker": Text.assemble(("● ", colour), worker["name"]),
+        "state": Text(_state(worker) + dialled, style=colour),
+        "serves": Text("-" if serving is None else f"v{serving['version']}"),
+        "lag": Text("-" if lag is None else str(lag)),
+        "running": Text(f"{worker['running']}/{worker['slots']}"),
+        "leases": Text(str(worker["leases"])),
+        "accepted": Text(f"{worker['accepted']:,}"),
+        "per h": _makes(worker),
+        "usd/h": Text(f"{worker['usd_per_h']:.2f}"),
+        "refit": Text(seconds(worker["refit_pause_s"])),
+        "heard": Text(age(worker["silent_s"]), style="dim"),
+    }
+
+
+def _makes(worker: Facts) -> Text:
+    """Trajectories; ~ stands before what is only expected of it."""
+    mu = worker["mu"]
+    if mu is None or worker["state"] == "gone":
+        return Text("-")
+    return Text(per_h(mu)) if worker["mu_sd"] is not None else Text(f"~{per_h(mu)}", style="dim")
+
+
+def _state(worker: Facts) -> str:
+    if worker["state"] != "joined" or not worker["alive"]:
+        return "away" if worker["state"] == "joined" else str(worker["state"])
+    return "leaving" if worker["leaving"] else "joined" if worker["active"] else "standby"
+
+
+def _arrival(peer: Facts | None, broadcast: Facts | None) -> Text:
+    if peer is None or broadcast is None:
+        return Text()
+    total = broadcast["wire_bytes"] or broadcast["full_bytes"]
+    share = 1.0 if peer["verified"] else min(1.0, peer["payload_bytes"] / total)
+    colour = "green" if peer["verified"] else "red" if peer["failed"] else "cyan"
+    return Text.assemble((bar(share, 1.0, 10), colour), f" {share:4.0%}")
+
+
+def _fault(fault: Facts) -> Text:
+    times = f"  x {fault['times']}" if fault["times"] > 1 else ""
+    ago = (f"{age(fault['age_s']):>10} ago  ", "dim")
+    return Text.assemble(ago, (f"{fault['kind']:<8}", "red"), f"{fault['text']}{times}")
+
+
+def bar(part: float, whole: float, cells: int = BAR_CELLS) -> str:
+    filled = round(cells * min(1.0, part / whole)) if whole else 0
+    return "█" * filled + "░" * (cells - filled)
+
+
+def spark(values: Sequence[float]) -> str:
+    """Each value as one of eight heights, 0 to the largest."""
+    top = max(values, default=0.0) or 1.0
+    return "".join(SPARK[max(0, min(len(SPARK) - 1, int(value / top * len(SPARK))))] for value in values)
+
+
+def seconds(value: float | None) -> str:
+    """A measured duration."""
+    if value is None:
+        return "-"
+    return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.1f} s"
+
+
+def per_h(mu: float) -> str:
+    """Of trajectories/s."""
+    return f"{3600.0 * mu:,.0f}"
+
+
+def age(value: float) -> str:
+    """How long something is past, in whole units."""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if value >= 2 * length:
+            return f"{value / length:.0f} {unit}"
+    return f"{max(0.0, value):.0f} s"
+
+
+def size(value: float) -> str:
+    for unit, length in (("GB", 1e9), ("MB", 1e6)):
+        if value >= length:
+            return f"{value / length:.1f} {unit}"
+    return f"{value / 1e3:.0f} kB"
+
+
+class TokenRate:
+    """Tokens per second over the last few updates, smoothed."""
+
+    def __init__(self) -> None:
+        self._last: tuple[int, float] | None = None
+        self._rate = 0.0
+
+    def update(self, tokens: int, now: float) -> float:
+        if self._last is not None and now > self._last[1] and tokens >= self._last[0]:
+            measured = (tokens - self._last[0]) / (now - self._last[1])
+            self._rate += 0.2 * (measured - self._rate)
+        self._last = (tokens, now)
+        return self._rate

@@ -1,0 +1,141 @@
+"""`echo2d status --watch`: the status again and again, until Ctrl-C, across restarts of the coordinator.
+
+On a terminal the picture is redrawn in place; elsewhere each interval prints a plain block, with `as_json` one line.
+Not being answered at the very first call is the operator's mistake; later it is a pause, and said.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from echo2d.client import AsyncCoordinator, OperatorFault, PeerFault, Unreachable
+from echo2d.views.status import Facts, TokenRate, age, plain_console, status_picture
+
+ANSWER_S = 5.0  # somebody waits at the terminal
+PATIENCE_S = 5.0  # of a single look, for a coordinator that is just starting
+
+Find = Callable[[], tuple[str, Path]]  # URL and token file of the coordinator; OperatorFault: none runs
+
+
+class Away(Exception):  # noqa: N818 - a state, not an error
+    """The coordinator did not answer this time."""
+
+
+class Asker:
+    """Asks one coordinator for its status, wherever it listens now; `async with` closes the connection."""
+
+    def __init__(self, find: Find, *, patience_s: float = 0.0) -> None:
+        self._find = find
+        self._patience_s = patience_s
+        self._at: tuple[str, Path] | None = None
+        self._client: AsyncCoordinator | None = None
+        self._answered = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._close()
+
+    async def status(self) -> dict[str, Any]:
+        """Away: it answered before. OperatorFault: it never did, or does not accept the token."""
+        try:
+            facts = await self._ask(await self._present())
+        except (Unreachable, PeerFault, TimeoutError) as fault:
+            reason = str(fault) or f"no answer from {self._at and self._at[0]} within {ANSWER_S:.0f} s"
+            if not self._answered:
+                raise OperatorFault(reason) from fault
+            raise Away(reason) from fault
+        self._answered = True
+        return facts
+
+    async def _close(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+
+    async def _ask(self, client: AsyncCoordinator) -> dict[str, Any]:
+        async with asyncio.timeout(ANSWER_S + self._patience_s):
+            return await client.status()
+
+    async def _present(self) -> AsyncCoordinator:
+        """A restarted coordinator may listen elsewhere."""
+        try:
+            at = await asyncio.to_thread(self._find)
+        except OperatorFault as fault:
+            raise Unreachable(str(fault)) from fault
+        if self._client is None or at != self._at:
+            await self._close()
+            self._at, self._client = at, AsyncCoordinator(at[0], token_file=at[1], timeout_s=self._patience_s)
+        return self._client
+
+
+class Screen:
+    """Shows statuses and pauses to a person, or to a program."""
+
+    def __init__(self, *, as_json: bool, console: Console | None = None) -> None:
+        self._as_json = as_json
+        self._console = console or plain_console()
+        self._rate = TokenRate()
+        self._last: Facts | None = None
+        self._answered_at = 0.0
+        self._live = Live(console=self._console, auto_refresh=False)
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal and not self._as_json:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def show(self, facts: Facts, *, now: float) -> None:
+        """A status that was just answered; `now` is monotonic seconds."""
+        self._last, self._answered_at = facts, now
+        rate = self._rate.update(facts["tokens_accepted"], now)
+        if self._as_json:
+            print(json.dumps(facts), flush=True)
+        elif self._live.is_started:
+            picture = status_picture(facts, tokens_per_s=rate, lines=self._console.height)
+            self._live.update(picture, refresh=True)
+        else:
+            self._console.print(Text(time.strftime("--- %H:%M:%S")), status_picture(facts, tokens_per_s=rate))
+
+    def away(self, reason: str, *, now: float) -> None:
+        """No answer; what was seen last stays on the terminal."""
+        away_s = now - self._answered_at
+        words = Text(f"coordinator away since {age(away_s)}, trying again: {reason}", style="bold yellow")
+        if self._as_json:
+            print(json.dumps({"away_s": away_s, "reason": reason}), flush=True)
+        elif self._live.is_started and self._last is not None:
+            picture = status_picture(self._last, lines=self._console.height - 1)
+            self._live.update(Group(words, picture), refresh=True)
+        else:
+            self._console.print(words, soft_wrap=True)
+
+
+async def status_once(find: Find) -> dict[str, Any]:
+    """One answer. OperatorFault: there is none."""
+    async with Asker(find, patience_s=PATIENCE_S) as asker:
+        return await asker.status()
+
+
+async def watch(find: Find, screen: Screen, *, interval_s: float) -> None:
+    """Until cancelled. OperatorFault: nobody answered the first call, or the token is not accepted."""
+    clock = asyncio.get_running_loop().time
+    async with Asker(find) as asker:
+        facts = await asker.status()  # before anything is drawn
+        with screen:
+            screen.show(facts, now=clock())
+            while True:
+                await asyncio.sleep(interval_s)
+                try:
+                    screen.show(await asker.status(), now=clock())
+                except Away as away:
+                    screen.away(str(away), now=clock())

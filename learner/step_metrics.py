@@ -1,0 +1,46 @@
+"""The row of a train step in metrics.jsonl, and its line in the log. Where rows go: `tracking`."""
+
+import dataclasses
+from typing import Any
+
+from echo2d.client import Batch
+from learner.batches import staleness_histogram
+from learner.model import StepReport
+from learner.staleness_metrics import answers_by_staleness
+
+
+def row_of(
+    batch: Batch, report: StepReport, *, published: int, t_train_s: float, wait_s: float, seconds: dict[str, float]
+) -> dict[str, Any]:
+    """published: the newest version that was begun; seconds: since the row before, by what was done."""
+    rewards = [trajectory.reward for group in batch.groups for trajectory in group.trajectories]
+    return {
+        "step": batch.step,
+        "epoch": batch.epoch,
+        "batch": batch.digest,
+        "reward_mean": sum(rewards) / len(rewards),
+        "staleness": staleness_histogram(batch),
+        "loss": report.loss,
+        "grad_norm": report.grad_norm,
+        **dataclasses.asdict(report.means),
+        "by_staleness": _by_staleness(batch, report),
+        "t_train_s": t_train_s,
+        "wait_s": wait_s,
+        "bubble": wait_s / (t_train_s + wait_s),
+        "published": published,
+        "seconds": seconds,
+    }
+
+
+def line_of(row: dict[str, Any], batch: Batch) -> str:
+    """Groups have the id there that they have in every other log."""
+    groups = " ".join(f"group={group.group_id}" for group in batch.groups)
+    facts = f"reward={row['reward_mean']:.3f} loss={row['loss']:.4f} t_train_s={row['t_train_s']:.3f}"
+    return f"step={batch.step} epoch={batch.epoch} digest={batch.digest[:12]} {facts} {groups}"
+
+
+def _by_staleness(batch: Batch, report: StepReport) -> dict[int, dict[str, float]]:
+    """Tokens by their own staleness, answers by that of their oldest token."""
+    tokens = {key: dataclasses.asdict(means) for key, means in report.staleness.items()}
+    answers = answers_by_staleness(batch)
+    return {key: {**tokens.get(key, {}), **answers.get(key, {})} for key in sorted(tokens.keys() | answers)}

@@ -1,0 +1,88 @@
+"""The codec accepts what the annotations say and nothing else."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgpack
+import pytest
+
+from echo2d.core.base.codec import INT_MAX, TEXT_CHARS_MAX, Codec, pack, unpacker
+from echo2d.core.base.ids import Digest, PeerId
+from echo2d.errors import PeerFault
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    digest: Digest
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class Everything:
+    count: int
+    ready: bool
+    peer: PeerId | None
+    kind: Literal["star", "chain"]
+    parts: tuple[Part, ...]
+
+
+CODEC = Codec({"Everything": Everything})
+SAMPLE = Everything(7, True, None, "chain", (Part(Digest(b"x" * 32), 0.5),))
+FIELDS: list[Any] = [7, True, None, "chain", [[b"x" * 32, 0.5]]]
+
+
+def wire(*fields: Any, tag: Any = "Everything") -> bytes:
+    packed: bytes = msgpack.packb([tag, *fields])
+    return packed
+
+
+def test_round_trip() -> None:
+    assert CODEC.decode(CODEC.encode(SAMPLE)) == SAMPLE
+    assert CODEC.encode(SAMPLE) == wire(*FIELDS)
+
+
+def test_records_without_a_tag_round_trip() -> None:
+    unpack = unpacker(Everything, bytes_max=1000)
+    assert unpack(pack(SAMPLE)) == SAMPLE
+    with pytest.raises(PeerFault, match="at most 10"):
+        unpacker(Everything, bytes_max=10)(pack(SAMPLE))
+
+
+@pytest.mark.parametrize(
+    ("position", "value"),
+    [
+        (0, -1), (0, INT_MAX + 1), (0, True), (0, 1.0), (0, "7"), (0, None),
+        (1, 1), (1, None),
+        (2, 5), (2, "x" * (TEXT_CHARS_MAX + 1)), (2, b"peer"),
+        (3, "ring"), (3, None), (3, ["star"]),
+        (4, "parts"), (4, [[b"x" * 32]]), (4, [[b"x" * 32, "0.5"]]), (4, [{"digest": b""}]), (4, {}),
+    ],
+)  # fmt: skip
+def test_wrong_fields_are_a_peer_fault(position: int, value: Any) -> None:
+    fields = [*FIELDS]
+    fields[position] = value
+    with pytest.raises(PeerFault):
+        CODEC.decode(wire(*fields))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"", b"\xc1", b"\xff", wire(*FIELDS)[:-1], wire(*FIELDS) + b"\x00", wire(*FIELDS[:-1]), wire(*FIELDS, 1),
+        wire(*FIELDS, tag="Nothing"), wire(*FIELDS, tag=3), msgpack.packb([]), msgpack.packb({"a": 1}), b"\x91" * 2000,
+        b"\xdd\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff",
+    ],
+)  # fmt: skip
+def test_malformed_messages_are_a_peer_fault(data: bytes) -> None:
+    with pytest.raises(PeerFault):
+        CODEC.decode(data)
+
+
+def test_too_long_is_refused_before_it_is_parsed() -> None:
+    with pytest.raises(PeerFault, match="at most 16"):
+        Codec({"Everything": Everything}, bytes_max=16).decode(b"\xc1" * 17)
+
+
+def test_our_own_wrong_direction_is_our_bug() -> None:
+    with pytest.raises(AssertionError, match="is not a message of this codec"):
+        CODEC.encode(Part(Digest(b""), 1.0))

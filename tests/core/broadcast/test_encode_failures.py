@@ -1,0 +1,114 @@
+"""Forms that the seed cannot make, or lost; through the whole machine."""
+
+from echo2d.core.base.ids import Digest, FormId, SegmentId
+from echo2d.core.broadcast.publishing import ENCODE_FAILURES_MAX, ENCODE_RETRY_S
+from echo2d.core.protocol.control_messages import (
+    EncodeFailed,
+    EncodeVersion,
+    ForgetForm,
+    FormEncoded,
+    Heartbeat,
+    SegmentEncoded,
+)
+from tests.support.coordinator_world import World, form_of, messages, publish_step, rules, train, version_digest
+from tests.support.publishing import broadcast, deliver_seed, publish_again, published
+
+
+def test_encoding_is_tried_again_and_then_given_up() -> None:
+    world = published("a")
+    world.pending.clear()
+    seed = world.peers["seed"]
+    for number in range(1, ENCODE_FAILURES_MAX):
+        world.say(seed, EncodeFailed(form_of(world), "disk full"))
+        assert len(messages(seed, EncodeVersion)) == number
+        world.pass_time(ENCODE_RETRY_S)
+        assert len(messages(seed, EncodeVersion)) == number + 1
+        world.pending.clear()
+    world.say(seed, EncodeFailed(form_of(world), "disk full"))
+    assert world.stopped == "version 0 cannot be encoded: disk full"
+
+
+def serving(*workers: str) -> World:
+    """They serve version 1, and version 2 is whole at the seed; nobody has it."""
+    world = World(rules(shape="chain", staleness_max=2))
+    world.connect("seed", kind="seed", slots=0)
+    for name in workers:
+        world.connect(name)
+    train(world, 1)
+    publish_step(world, 2)
+    deliver_seed(world)
+    world.pending.clear()
+    for peer in world.peers.values():
+        peer.ready = None
+    return world
+
+
+def fail_for_good(world: World) -> FormId:
+    """The seed has lost a frame, and cannot encode the form again."""
+    seed, form = world.peers["seed"], form_of(world)
+    if messages(seed, EncodeVersion)[-1].base_path is not None:
+        world.say(seed, EncodeFailed(form, "the base is gone", lacks_base=True))
+        world.pending.clear()
+        form = form_of(world)
+    for _ in range(ENCODE_FAILURES_MAX):
+        for peer in world.peers.values():
+            world.say(peer, Heartbeat(0))
+        world.say(seed, EncodeFailed(form, "frame 3 is lost"))
+        world.pass_time(ENCODE_RETRY_S)
+    return form
+
+
+def test_a_version_whose_frames_are_gone_is_given_up_and_the_next_one_spreads() -> None:
+    world = serving("a", "b")
+    form = fail_for_good(world)
+    assert world.stopped is None
+    assert world.state.status()["broadcast"] is None
+    assert world.state.status()["faults"][-1]["text"] == (
+        "version 2 is given up, older ones are served until the next is published: frame 3 is lost"
+    )
+    assert all(messages(peer, ForgetForm)[-1].form == form for peer in world.peers.values())
+    orders = len(messages(world.peers["seed"], EncodeVersion))
+    world.connect("seed", kind="seed", slots=0)  # and it is not asked for again
+    assert len(messages(world.peers["seed"], EncodeVersion)) == orders
+    publish_step(world, 3)
+    world.work()
+    assert {worker["serving"]["version"] for worker in world.state.status()["workers"]} == {3}
+
+
+def test_without_a_version_that_the_learner_needs_the_run_stops() -> None:
+    world = published("a")
+    deliver_seed(world)
+    fail_for_good(world)
+    assert world.stopped == "version 0 cannot be encoded: frame 3 is lost"
+
+
+def test_a_version_that_waits_takes_the_place_of_one_that_is_gone() -> None:
+    world = published("a")
+    deliver_seed(world)
+    publish_again(world)
+    form = fail_for_good(world)
+    assert world.stopped is None
+    assert broadcast(world)["form"] != form
+
+
+def test_a_form_that_comes_out_otherwise_than_it_was_signed_fails() -> None:
+    world = published("a")
+    deliver_seed(world)
+    other = SegmentEncoded(form_of(world), SegmentId(0), Digest(bytes([1]) * 32))
+    world.say(world.peers["seed"], other)
+    assert not world.peers["seed"].closed
+    assert "segment 0 is not the one that was signed" in world.state.status()["faults"][-1]["text"]
+    world.pass_time(ENCODE_RETRY_S)
+    assert len(messages(world.peers["seed"], EncodeVersion)) == 2
+
+
+def test_only_the_seed_encodes_and_only_what_was_published() -> None:
+    world = published("a")
+    world.pending.clear()
+    form = form_of(world)
+    world.say(world.peers["a"], SegmentEncoded(form, SegmentId(0), Digest(bytes(32))))
+    assert world.peers["a"].closed
+    world.say(world.peers["seed"], SegmentEncoded(form, SegmentId(0), Digest(bytes(32))))
+    world.say(world.peers["seed"], FormEncoded(form, version_digest(9), 1, 1, 1, 0.1))
+    assert world.peers["seed"].closed
+    assert broadcast(world)["whole"] is False

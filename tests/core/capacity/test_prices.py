@@ -1,0 +1,13 @@
+"""What a worker costs, by its name."""
+
+from echo2d.core.capacity.prices import NamedPrice, Price, price_of
+
+SPOT, ANY = Price(usd_per_h=0.3), Price(usd_per_h=0.5)
+
+
+def test_the_first_pattern_that_fits_counts_and_the_worker_is_asked_last() -> None:
+    named = (NamedPrice("spot-*", SPOT), NamedPrice("*", ANY))
+    assert price_of(named, "spot-7", 0.1) == SPOT
+    assert price_of(named, "box", 0.1) == ANY
+    assert price_of(named[:1], "box", 0.1) == Price(usd_per_h=0.1)
+    assert price_of((), "box", None) == Price()

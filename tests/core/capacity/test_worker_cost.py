@@ -1,0 +1,65 @@
+"""The cheapest workers that make enough: the worked example, the edges."""
+
+import random
+import time
+
+import pytest
+
+from echo2d.core.capacity.worker_cost import EXACT_MAX, Offer, bandwidth_usd_per_h, choose
+
+A, B, C = Offer("a", 6 / 3600, 3.0), Offer("b", 6 / 3600, 3.1), Offer("c", 5 / 3600, 2.6)
+
+
+def test_the_worked_example() -> None:
+    best = choose([A, B, C], 10 / 3600)
+    assert [offer.name for offer in best.offers] == ["a", "c"]
+    assert best.usd_per_h == pytest.approx(5.6)
+    assert best.bound_usd_per_h == pytest.approx(3 + 4 / 6 * 3.1)
+    assert (best.enough, best.exact) == (True, True)
+    assert A.rho == pytest.approx(0.5)
+
+
+def test_bandwidth_decides_where_it_is_metered() -> None:
+    """16 GB in full at 0.02 usd/GB, 12 times an hour, costs more than the GPU; a delta of 3 % does not."""
+    common = {"publishes_per_h": 12.0, "copies_sent": 0.0, "usd_per_gb_down": 0.02, "usd_per_gb_up": 0.05}
+    assert bandwidth_usd_per_h(wire_bytes=16e9, **common) == pytest.approx(3.84)
+    assert bandwidth_usd_per_h(wire_bytes=0.03 * 16e9, **common) == pytest.approx(0.1152)
+    assert bandwidth_usd_per_h(wire_bytes=16e9, **{**common, "copies_sent": 1.0}) == pytest.approx(13.44)
+
+
+def test_all_if_all_are_too_few() -> None:
+    best = choose([A, B], 100.0)
+    assert (len(best.offers), best.enough) == (2, False)
+
+
+def test_nobody_if_nothing_is_wanted_and_never_who_makes_nothing() -> None:
+    assert choose([A], 0.0).offers == ()
+    idle = Offer("idle", 0.0, 0.0)
+    assert idle.rho == float("inf")
+    assert choose([idle, A], 1.0).offers == (A,)
+
+
+def test_what_is_often_away_counts_for_less() -> None:
+    spot = Offer("spot", 6 / 3600, 2.0, availability=0.5)
+    assert spot.rho > A.rho
+    assert choose([spot, A], 6 / 3600).offers == (A,)
+
+
+def test_thirds_add_up() -> None:
+    thirds = [Offer(str(index), 1 / 3, 1.0) for index in range(4)]
+    assert len(choose(thirds, 1.0).offers) == 3
+
+
+@pytest.mark.parametrize("kind", ["random", "same rho", "alike"])
+def test_the_worst_cases_take_no_second(kind: str) -> None:
+    """Sets that all cost the same per trajectory are hard to tell apart: then nearly exact has to do."""
+    chance = random.Random(7)
+    offers = []
+    for index in range(EXACT_MAX):
+        mu = 1.0 if kind == "alike" else chance.uniform(0.5, 2.0)
+        offers.append(Offer(str(index), mu, mu if kind == "same rho" else chance.uniform(0.5, 2.0)))
+    began = time.process_time()
+    best = choose(offers, 20.0)
+    assert time.process_time() - began < 5.0
+    assert best.enough
+    assert best.bound_usd_per_h <= best.usd_per_h <= 1.05 * best.bound_usd_per_h

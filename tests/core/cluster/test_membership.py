@@ -1,0 +1,188 @@
+"""Who is here: joins, silence, rivals for one peer id, limits."""
+
+from dataclasses import replace
+
+import pytest
+
+from echo2d.core.base.ids import PeerId, RunId
+from echo2d.core.cluster.events import Action, CloseSession, PeerConnected, Send, SessionId
+from echo2d.core.cluster.membership import (
+    ACKNOWLEDGED_MAX,
+    FLIP_WINDOW_S,
+    GONE_S,
+    HEARTBEATS_MISSED_MAX,
+    PEERS_MAX,
+    REST_S,
+    REST_S_MAX,
+    SLOTS_MAX,
+    Joined,
+    Membership,
+)
+from echo2d.core.protocol.control_messages import PROTOCOL_VERSION, Address, Hello, Refused
+from tests.support.coordinator_world import version_key
+
+SILENCE_S = HEARTBEATS_MISSED_MAX * 2.0
+HELLO = Hello(
+    PROTOCOL_VERSION, RunId("r"), "worker", "box", "boot", 4, Address("h", 1), None, (), (), ()
+)  # fmt: skip
+
+
+class Club:
+    """A membership with numbered sessions."""
+
+    def __init__(self) -> None:
+        self.members = Membership("r", heartbeat_s=2.0)
+        self.sessions = 0
+
+    def hello(self, name: str = "a", hello: Hello = HELLO, *, now: float = 0.0) -> tuple[Joined | None, list[Action]]:
+        self.sessions += 1
+        result = self.members.connected(PeerConnected(SessionId(self.sessions), PeerId(name), hello), now=now)
+        self.members.check()
+        return result
+
+
+def refusals(actions: list[Action]) -> list[tuple[int, str]]:
+    return [(a.session, a.message.reason) for a in actions if isinstance(a, Send) and isinstance(a.message, Refused)]
+
+
+@pytest.mark.parametrize(
+    ("hello", "reason"),
+    [(replace(HELLO, protocol=99), "protocol"), (replace(HELLO, run_id=RunId("other")), "run")],
+)
+def test_a_wrong_hello_is_refused_for_good(hello: Hello, reason: str) -> None:
+    joined, actions = Club().hello(hello=hello)
+    assert joined is None
+    assert refusals(actions) == [(1, reason)]
+    assert actions[-1] == CloseSession(SessionId(1))
+
+
+def test_a_name_is_short_and_printable() -> None:
+    joined, _ = Club().hello(hello=replace(HELLO, name="box\n\x1b[31m" + "x" * 4000))
+    assert joined is not None
+    assert joined.peer.name == ("box  [31m" + "x" * 4000)[:64]
+
+
+def test_a_first_hello_need_not_know_the_run_and_slots_are_bounded() -> None:
+    joined, actions = Club().hello(hello=replace(HELLO, run_id=None, slots=10**9))
+    assert joined is not None
+    assert (joined.renewed, actions) == (True, [])
+    assert joined.peer.slots == SLOTS_MAX
+
+
+def test_silence_suspects_a_word_redeems_long_silence_ends() -> None:
+    club = Club()
+    club.hello()
+    assert club.members.deadlines(now=SILENCE_S - 0.1) == ([], [])
+    suspected, _ = club.members.deadlines(now=SILENCE_S)
+    assert [peer.peer for peer in suspected] == ["a"]
+    assert not club.members.workers()
+    peer, returned = club.members.heard(SessionId(1), now=SILENCE_S + 1)
+    assert returned
+    assert club.members.workers() == [peer]
+    suspected, actions = club.members.deadlines(now=SILENCE_S + 1 + GONE_S)
+    assert len(suspected) == 1
+    assert actions == [CloseSession(SessionId(1))]
+    assert club.members.wake_at() is None
+    club.members.check()
+
+
+def test_a_cut_connection_is_not_alive_but_may_come_back_unnoticed() -> None:
+    club = Club()
+    club.hello()
+    club.members.disconnected(SessionId(1))
+    assert not club.members.workers()
+    joined, actions = club.hello(now=1.0)
+    assert joined is not None
+    assert (joined.renewed, actions) == (False, [])
+    assert club.members.deadlines(now=SILENCE_S) == ([], [])
+
+
+def test_the_newer_session_wins_and_three_changes_a_minute_refuse_both() -> None:
+    club = Club()
+    club.hello()
+    for now, old in ((1.0, 1), (2.0, 2)):
+        joined, actions = club.hello(now=now)
+        assert joined is not None
+        assert refusals(actions) == [(old, "superseded")]
+    joined, actions = club.hello(now=3.0)
+    assert joined is None
+    assert refusals(actions) == [(3, "flapping"), (4, "flapping")]
+    assert club.members.of_session(SessionId(3)) is None
+
+
+def test_rare_changes_are_no_flapping() -> None:
+    club = Club()
+    for number in range(6):
+        joined, _ = club.hello(now=number * FLIP_WINDOW_S / 2)
+        assert joined is not None
+
+
+def test_a_new_start_of_the_daemon_forgets_what_it_served() -> None:
+    club = Club()
+    joined, _ = club.hello(hello=replace(HELLO, serving=version_key(1)))
+    assert joined is not None
+    assert list(joined.peer.acknowledged) == [version_key(1)]
+    joined, _ = club.hello(hello=replace(HELLO, boot_id="next"), now=9.0)
+    assert joined is not None
+    assert joined.renewed
+    assert (joined.peer.serving, list(joined.peer.acknowledged)) == (None, [])
+
+
+def test_one_seed_at_a_time() -> None:
+    club = Club()
+    seed = replace(HELLO, kind="seed")
+    club.hello("s", seed)
+    assert refusals(club.hello("t", seed)[1]) == [(2, "busy")]
+    club.members.deadlines(now=SILENCE_S)
+    joined, actions = club.hello("t", seed, now=SILENCE_S)
+    assert joined is not None
+    assert actions == [CloseSession(SessionId(1))]
+    assert club.members.seed is joined.peer
+
+
+def test_a_revoked_peer_is_told_so() -> None:
+    club = Club()
+    joined, _ = club.hello()
+    assert joined is not None
+    assert refusals(club.members.revoked(joined.peer)) == [(1, "revoked")]
+    assert joined.peer.state == "gone"
+    club.members.check()
+
+
+def test_there_is_room_for_so_many_and_gone_ones_make_room() -> None:
+    club = Club()
+    for number in range(PEERS_MAX):
+        club.sessions += 1
+        club.members.connected(PeerConnected(SessionId(club.sessions), PeerId(str(number)), HELLO), now=0.0)
+    assert refusals(club.hello("late")[1]) == [(PEERS_MAX + 1, "busy")]
+    first = club.members.get(PeerId("0"))
+    assert first is not None
+    club.members.left(first)
+    assert club.hello("late")[0] is not None
+    assert club.members.get(PeerId("0")) is None
+
+
+def test_failures_mean_rest_and_successes_end_it() -> None:
+    joined, _ = Club().hello()
+    assert joined is not None
+    peer = joined.peer
+    peer.rest(10.0)
+    assert peer.rest_until == 10.0 + REST_S
+    for _ in range(20):
+        peer.rest(10.0)
+    assert peer.rest_until == 10.0 + REST_S  # all of one accident
+    for _ in range(20):
+        begins = peer.rest_until
+        peer.rest(begins)
+    assert peer.rest_until == begins + REST_S_MAX
+    peer.succeeded()
+    peer.rest(200.0 + begins)
+    assert peer.rest_until == 200.0 + begins + REST_S
+
+
+def test_acknowledged_versions_are_bounded() -> None:
+    joined, _ = Club().hello()
+    assert joined is not None
+    for version in range(2 * ACKNOWLEDGED_MAX):
+        joined.peer.serves(version_key(version))
+    assert len(joined.peer.acknowledged) == ACKNOWLEDGED_MAX

@@ -1,0 +1,76 @@
+"""Whom two peers, or the seed, had a bad frame of; and who says so of everybody."""
+
+from echo2d.core.base.ids import PeerId
+from echo2d.core.cluster.quarantine import (
+    ACCUSED_MAX,
+    ACCUSERS_MAX,
+    ALONE_MAX,
+    QUARANTINE_S,
+    QUARANTINE_S_MAX,
+    Quarantine,
+)
+
+BAD, ONE, OTHER, SEED = map(PeerId, ("bad", "one", "other", "seed"))
+GOOD = [PeerId(f"good{number}") for number in range(ALONE_MAX + 1)]
+
+
+def accuse(quarantine: Quarantine, accuser: PeerId, accused: PeerId, now: float = 0.0) -> PeerId:
+    at_fault = quarantine.accuse(accuser, accused, is_seed=accuser == SEED, now=now)
+    quarantine.check()
+    return at_fault
+
+
+def test_one_accuser_is_not_enough_however_often_it_says_so() -> None:
+    quarantine = Quarantine()
+    assert [accuse(quarantine, ONE, BAD) for _ in range(5)] == [BAD] * 5
+    assert BAD not in quarantine
+    assert accuse(quarantine, OTHER, BAD) == BAD
+    assert BAD in quarantine
+
+
+def test_the_seed_is_enough() -> None:
+    quarantine = Quarantine()
+    assert accuse(quarantine, SEED, BAD) == BAD
+    assert BAD in quarantine
+
+
+def test_who_accuses_peers_that_others_find_good_is_at_fault_and_counts_for_nothing() -> None:
+    quarantine = Quarantine()
+    assert [accuse(quarantine, BAD, good) for good in GOOD] == [*GOOD[:ALONE_MAX], BAD]
+    assert accuse(quarantine, ONE, GOOD[-1]) == GOOD[-1]
+    assert not any(good in quarantine for good in GOOD)
+
+
+def test_who_accuses_those_whom_others_accuse_too_is_believed() -> None:
+    quarantine = Quarantine()
+    for culprit in GOOD:
+        accuse(quarantine, ONE, culprit)
+        assert accuse(quarantine, OTHER, culprit) == culprit
+    assert all(culprit in quarantine for culprit in GOOD)
+
+
+def test_it_ends_and_takes_twice_as_long_the_next_time() -> None:
+    quarantine = Quarantine()
+    now = 0.0
+    for times in range(10):
+        accuse(quarantine, SEED, BAD, now)
+        lasts = min(QUARANTINE_S_MAX, QUARANTINE_S * 2**times)
+        assert quarantine.wake_at() == now + lasts
+        quarantine.release(now=now + lasts - 1)
+        assert BAD in quarantine
+        now += lasts
+        quarantine.release(now=now)
+        assert BAD not in quarantine
+    assert quarantine.wake_at() is None
+
+
+def test_there_is_room_for_so_many() -> None:
+    quarantine = Quarantine()
+    for number in range(ACCUSED_MAX + 5):
+        accuse(quarantine, PeerId(f"by{number}"), PeerId(str(number)))
+    for number in range(ACCUSED_MAX + 5):
+        accuse(quarantine, SEED, PeerId(str(number)))
+    liars = [PeerId(f"liar{number}") for number in range(ACCUSERS_MAX + 5)]
+    for liar in liars:
+        for good in GOOD:
+            accuse(quarantine, liar, good)

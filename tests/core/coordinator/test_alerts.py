@@ -1,0 +1,99 @@
+"""What is wrong with a run, said to a person."""
+
+from echo2d.core.base.ids import Version
+from echo2d.core.cluster.membership import GONE_S
+from echo2d.core.coordinator.alerts import BROADCASTS_MIN, SENTENCES_MAX, attention
+from echo2d.core.protocol.control_messages import Heartbeat, Leaving, RefitDone
+from tests.support.coordinator_world import World, rules, version_digest
+
+
+def running(world: World | None = None, names: str = "ab") -> World:
+    """A learner, the seed, and workers that serve version 0 and hold leases."""
+    world = world or World()
+    world.connect("seed", kind="seed")
+    for name in names:
+        world.connect(name)
+    world.open_session()
+    world.publish(0)
+    world.drain()
+    for name in names:
+        world.refit(world.peers[name])
+    world.drain()
+    return world
+
+
+def said(world: World) -> list[str]:
+    found: list[str] = world.state.status(now=world.now)["attention"]
+    return found
+
+
+def beat(world: World, *names: str) -> None:
+    for name in names:
+        world.say(world.peers[name], Heartbeat(0))
+
+
+def test_nothing_when_all_is_well() -> None:
+    assert said(running()) == []
+
+
+def test_an_empty_run() -> None:
+    assert said(World()) == [
+        "no learner has opened a session",
+        "the seed is away: versions spread only from worker to worker until it is back",
+        "no worker is here: nothing is generated",
+    ]
+
+
+def test_a_silent_worker_and_when_its_leases_go_to_others() -> None:
+    world = running()
+    assert len(world.peers["a"].leases) == 2
+    world.now += 9.0
+    beat(world, "b", "seed")
+    assert said(world) == ["a silent for 9 s: its 2 leases go to others in 6 s"]
+    world.pass_time(5.9)
+    beat(world, "b", "seed")
+    assert said(world) == ["a silent for 15 s: its 2 leases go to others in 0 s"]
+    world.pass_time(1.0)
+    beat(world, "b", "seed")
+    assert said(world) == [f"a silent for 16 s: it has no leases, and is given up at {GONE_S:.0f} s"]
+    for _ in range(int(GONE_S) // 4):
+        world.pass_time(4.0)
+        beat(world, "b", "seed")
+    assert said(world) == [], "it is gone"
+
+
+def test_who_said_that_it_goes_is_not_missed_when_it_has_finished() -> None:
+    world = running()
+    world.say(world.peers["a"], Leaving("spot notice"))
+    world.pass_time(9.0)
+    beat(world, "b", "seed")
+    assert said(world) == ["a silent for 9 s: its 2 leases go to others in 6 s"]
+    world.pass_time(8.0)
+    beat(world, "b", "seed")
+    assert said(world) == []
+
+
+def test_versions_that_workers_do_not_serve() -> None:
+    world = running(World(rules(staleness_max=0)))
+    late = world.connect("late")
+    assert said(world) == ["late serves no version yet"]
+    world.say(late, RefitDone(Version(0), version_digest(0), 0.1, memory_ok=False))
+    assert said(world) == ["late has weights in its engine's memory that are not those of its version"]
+
+
+def test_a_dissemination_bound_run_is_told_when_it_is_known() -> None:
+    status = running().state.status()
+    bound = {**status, "dissemination_bound": True, "t_bcast_s": [1.0] * BROADCASTS_MIN}
+    assert attention(bound) == []
+    bound["t_bcast_s"].append(1.0)
+    assert attention(bound) == ["a broadcast takes longer than S + 1 = 3 train steps: the learner waits for data"]
+
+
+def test_a_hundred_workers_do_not_fill_a_book() -> None:
+    status = World().state.status()
+    worker = {"name": "x", "state": "joined", "alive": False, "silent_s": 7.0, "leases": 1, "leases_end_s": 8.0}
+    more = {"serving": None, "lag": None, "memory_ok": None, "quarantined": False, "leaving": False}
+    sentences = attention({**status, "epoch": 1, "seed_alive": True, "workers": [{**worker, **more}] * 100})
+    assert len(sentences) == SENTENCES_MAX + 1
+    assert sentences[1] == "x silent for 7 s: its lease goes to others in 8 s"
+    assert sentences[-1] == "and 77 more like these"

@@ -1,0 +1,356 @@
+"""The learner's calls: epochs, order, fencing, refusals, checkpoints; through the whole machine."""
+
+from typing import Any
+
+import pytest
+
+from echo2d.core.base.ids import Digest, Epoch, Version
+from echo2d.core.cluster.events import (
+    BatchAsked,
+    BatchCommitted,
+    CheckpointAsked,
+    CommitAsked,
+    EpochAsked,
+    PeerDisconnected,
+    Persist,
+    PublishAsked,
+    RefuseAsked,
+    Reply,
+    RequestGone,
+    VersionRevoked,
+)
+from echo2d.core.coordinator.learner_api import WAITING_MAX
+from echo2d.core.protocol.control_messages import HeldLease, LeaseCancelled, RefitDone, VersionKey, VersionsRevoked
+from echo2d.core.rollouts.staleness import REFUSALS_MAX
+from tests.support.coordinator_world import World, rules, train, version_digest, version_key
+
+NO_DIGEST = Digest(bytes(32))
+
+
+def trained(steps: int, **changes: Any) -> World:
+    """A run after so many steps, with one worker."""
+    world = World(rules(**changes))
+    world.connect("seed", kind="seed", slots=0)
+    world.connect("a", slots=4)
+    train(world, steps)
+    return world
+
+
+def error(reply: Reply) -> tuple[int, str]:
+    assert isinstance(reply.body, dict)
+    return reply.status, reply.body.get("error", "")
+
+
+def batch_of(world: World, step: int) -> Reply:
+    request = world.ask_batch(step)
+    world.work()
+    return world.replies[request]
+
+
+def serving(world: World) -> VersionKey | None:
+    return world.peers["a"].serving
+
+
+def test_a_session_tells_the_rules() -> None:
+    world = World()
+    assert world.open_session().body == {
+        "epoch": 1, "run_id": "run-1", "staleness_max": 2, "publish_every": 1, "trajectories_per_step": 4,
+        "group_size": 2, "over_stale": "drop", "checkpoint": 0,
+    }  # fmt: skip
+    assert world.publish(0).body == {"version": 0, "digest": version_digest(0).hex(), "publish_seq": 1}
+
+
+def test_older_epochs_are_fenced_everywhere() -> None:
+    world = trained(2, staleness_max=0)
+    waiting = world.ask_batch(3)
+    old = world.ledger.epoch
+    world.open_session(2)
+    assert error(world.replies[waiting]) == (409, "fenced")
+    key = version_key(2)
+    for reply in (
+        world.call(lambda number: BatchAsked(number, old, 3)),
+        world.call(lambda number: CommitAsked(number, old, 3, NO_DIGEST, 1.0)),
+        world.call(lambda number: RefuseAsked(number, old, 3, ())),
+        world.call(lambda number: CheckpointAsked(number, old, 1)),
+        world.call(lambda number: PublishAsked(number, old, key.version, key.digest, "p", 1)),
+        world.call(lambda number: EpochAsked(number, old)),
+    ):
+        assert error(reply) == (409, "fenced")
+        assert isinstance(reply.body, dict)
+        assert reply.body["epoch"] == 2
+    assert world.call(lambda number: EpochAsked(number, world.ledger.epoch)).status == 200
+
+
+def test_publishes_keep_the_order_of_their_epoch() -> None:
+    world = World()
+    assert error(world.publish(0)) == (409, "fenced")  # no session yet
+    world = trained(5)
+    world.open_session(5)
+    assert error(world.publish(4)) == (409, "order")
+    assert world.publish(5).status == 200
+    again = world.publish(5)
+    assert again.body == {"version": 5, "digest": version_digest(5).hex(), "publish_seq": 7}
+    assert error(world.publish(5, salt=1)) == (409, "digest")
+    assert error(world.publish(7)) == (409, "order")
+    assert len(world.ledger.published) == 7
+
+
+def test_a_new_epoch_revokes_what_lies_beyond_its_start() -> None:
+    world = trained(4, staleness_max=0)
+    world.work()
+    assert world.state.status()["groups"]["buffered"] > 0
+    world.open_session(2)
+    revoked = [a.record for a in world.actions if isinstance(a, Persist) and isinstance(a.record, VersionRevoked)]
+    assert sorted(record.version for record in revoked) == [3, 4]
+    told = [m for m in world.peers["a"].inbox if isinstance(m, VersionsRevoked)]
+    assert set(told[-1].versions) == {version_key(3), version_key(4)}
+    assert world.state.status()["workers"][0]["serving"] is None
+    kept = [span.version for g in world.ledger.groups.values() for t in g.record.trajectories for span in t.spans]
+    frozen = {group for batch in world.ledger.frozen.values() for group in batch.groups}
+    assert max(kept) == 3  # in the frozen batch of step 4
+    assert all(
+        span.version <= 2
+        for number, stored in world.ledger.groups.items()
+        if number not in frozen
+        for trajectory in stored.record.trajectories
+        for span in trajectory.spans
+    )
+
+
+def test_a_restarted_learner_gets_the_same_batches() -> None:
+    world = trained(4)
+    before = {step: world.digests[step] for step in (3, 4)}
+    world.open_session(2)
+    world.publish(2)
+    for step in (3, 4):
+        reply = batch_of(world, step)
+        assert reply.digest == before[step]
+        assert world.commit(step, before[step]).status == 200
+    assert world.state.status()["trajectories"]["trained"] == 16  # nothing counts twice
+
+
+def test_resuming_at_a_later_step_commits_what_was_frozen() -> None:
+    world = trained(2)
+    batch_of(world, 3)
+    world.open_session(3)
+    commits = [a.record for a in world.actions if isinstance(a, Persist) and isinstance(a.record, BatchCommitted)]
+    assert [(commit.step, commit.epoch) for commit in commits] == [(1, 2), (2, 2), (3, 2)]
+    assert world.state.status()["committed_step"] == 3
+
+
+def test_resuming_below_the_checkpoint_is_refused_with_the_lowest_step() -> None:
+    world = trained(4)
+    assert world.checkpoint(3).body == {"checkpoint": 3}
+    assert world.checkpoint(1).body == {"checkpoint": 3}
+    reply = world.open_session(2)
+    assert error(reply) == (409, "resume")
+    assert isinstance(reply.body, dict)
+    assert reply.body["lowest"] == 3
+    assert world.ledger.epoch == 1
+    assert world.open_session(3).status == 200
+
+
+@pytest.mark.parametrize("beyond", [1, 1 << 62])
+def test_resuming_beyond_what_was_given_out_is_refused(beyond: int) -> None:
+    new = World()
+    reply = new.open_session(beyond)
+    assert error(reply) == (409, "resume")
+    assert isinstance(reply.body, dict)
+    assert reply.body["highest"] == 0
+    world = trained(4)
+    batch_of(world, 5)
+    assert error(world.open_session(5 + beyond)) == (409, "resume")
+    assert world.ledger.epoch == 1
+    assert world.open_session(5).status == 200  # batch 5 was given out: somebody may have trained on it
+    assert world.open_session(2).status == 200
+    assert world.open_session(5).status == 200  # and in no later epoch is that forgotten
+    world.crash()
+    assert error(world.open_session(5 + beyond)) == (409, "resume")
+    assert world.open_session(5).status == 200
+
+
+def test_leases_of_a_revoked_version_are_called_off_through_nobodys_fault() -> None:
+    world = trained(4)
+    world.drain()
+    worker = world.peers["a"]
+    world.refit(worker)
+    world.drain()
+    held = list(worker.leases)
+    assert held
+    assert worker.serving == version_key(4)
+    world.open_session(2)
+    told = [message for message in worker.inbox if isinstance(message, LeaseCancelled)]
+    assert {HeldLease(each.lease, each.attempt) for each in told} >= set(held)
+    assert (worker.leases, world.state.status()["groups"]["leases"]) == ({}, 0)
+    assert {group.failures.total() for group in world.state._groups._groups} == {0}
+    assert {peer.failures for peer in world.state._members} == {0}
+
+
+def test_other_bytes_of_the_first_version_revoke_those_of_before() -> None:
+    world = trained(4)
+    batch_of(world, 5)
+    world.open_session(4)
+    frozen = world.ledger.frozen[5]
+    assert world.publish(4, salt=1).status == 200
+    revoked = [a.record for a in world.actions if isinstance(a, Persist) and isinstance(a.record, VersionRevoked)]
+    assert [VersionKey(record.version, record.digest) for record in revoked] == [version_key(4)]
+    assert VersionsRevoked(Epoch(2), (version_key(4),)) in world.peers["a"].inbox
+    held = {group for batch in world.ledger.frozen.values() for group in batch.groups}
+    assert not any(
+        stored.record.uses([version_key(4)]) for number, stored in world.ledger.groups.items() if number not in held
+    )
+    assert batch_of(world, 5).digest == frozen.digest  # as it is, with tokens of the revoked version
+    assert serving(world) == version_key(4, 1)
+
+
+def test_a_version_published_again_is_the_newest_and_workers_refit_to_it() -> None:
+    world = trained(4)
+    world.work()
+    assert serving(world) == version_key(4)
+    world.open_session(2)
+    assert serving(world) is None
+    reply = world.publish(2)
+    assert isinstance(reply.body, dict)
+    assert reply.body["publish_seq"] == 6
+    assert world.publish(2).body == reply.body
+    world.work()
+    assert serving(world) == version_key(2)
+    assert world.state.status()["newest_version"]["publish_seq"] == 6
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_a_worker_that_was_away_serves_nothing_revoked(*, crash: bool) -> None:
+    world = trained(4)
+    world.work()
+    away = world.peers["a"]
+    world.handle(PeerDisconnected(away.session, "reset"))
+    world.connect("b")
+    world.open_session(2)
+    assert serving(world) == version_key(4)
+    if crash:
+        world.crash()  # the peers come back with it
+    else:
+        world.connect("a")
+    assert serving(world) is None
+    assert away.open == []  # nor does it go on with what it held
+    told = [message for message in away.inbox if isinstance(message, VersionsRevoked)]
+    assert told[-1] == VersionsRevoked(Epoch(2), (version_key(4),))
+    world.publish(2)
+    world.work()
+    assert away.serving == version_key(2)
+
+
+def test_a_worker_that_refits_to_a_revoked_version_is_told() -> None:
+    world = trained(4)
+    world.work()
+    worker = world.peers["a"]
+    world.open_session(3)
+    told = len(worker.inbox)
+    worker.serving = version_key(4)
+    world.say(worker, RefitDone(Version(4), version_digest(4), 0.1, memory_ok=True))
+    assert worker.inbox[told:] == [VersionsRevoked(Epoch(2), (version_key(4),))]
+    assert worker.serving is None
+
+
+def test_batches_come_in_order_and_not_too_far_ahead() -> None:
+    world = trained(2, staleness_max=0)
+    assert error(world.replies[world.ask_batch(5)]) == (409, "order")
+    world.checkpoint(2)
+    assert error(world.replies[world.ask_batch(2)]) == (409, "deleted")
+    requests = [world.ask_batch(4) for _ in range(WAITING_MAX + 1)]
+    assert error(world.replies[requests[-1]]) == (503, "busy")
+    assert requests[0] not in world.replies
+
+
+def test_nobody_who_hung_up_is_answered_but_the_batch_freezes() -> None:
+    world = trained(1, staleness_max=0)
+    request = world.ask_batch(2)
+    world.handle(RequestGone(request))
+    world.work()
+    assert request not in world.replies
+    assert 2 in world.ledger.frozen
+
+
+def test_commits_are_idempotent_checked_and_in_order() -> None:
+    world = trained(2)
+    reply = batch_of(world, 3)
+    assert reply.digest is not None
+    assert error(world.commit(4, reply.digest)) == (409, "order")
+    assert error(world.commit(3, NO_DIGEST)) == (409, "digest")
+    for _ in range(2):
+        assert world.commit(3, reply.digest).body == {"publish_every": 1}
+    assert world.state.status()["trajectories"]["trained"] == 12
+    assert error(world.commit(2, NO_DIGEST)) == (409, "digest")
+    assert error(world.checkpoint(4)) == (409, "order")
+    world.checkpoint(2)
+    assert world.commit(1, NO_DIGEST).status == 200  # its batch is deleted; it was this one
+
+
+def test_commit_tells_the_period_in_force() -> None:
+    world = trained(3, publish_every=None)
+    world.state._figures.measures.t_bcast.samples.extend([1.5] * 32)
+    reply = batch_of(world, 4)
+    assert reply.digest is not None
+    assert world.commit(4, reply.digest, t_train_s=1.0).body == {"publish_every": 2}
+
+
+def test_refused_groups_are_replaced_under_a_new_digest() -> None:
+    world = trained(1)
+    before = batch_of(world, 2)
+    first, second = world.ledger.frozen[2].groups
+    assert world.refuse(2, first).body == {"replaced": 1}
+    assert world.refuse(2, first).body == {"replaced": 0}  # a repeated call
+    assert first not in world.ledger.groups
+    after = batch_of(world, 2)
+    assert after.digest != before.digest
+    assert world.ledger.frozen[2].groups[0] == second
+    assert world.ledger.frozen[2].refusals == 1
+    assert before.digest is not None
+    assert error(world.commit(2, before.digest)) == (409, "digest")
+    assert error(world.refuse(1, first)) == (409, "order")
+
+
+def test_a_step_refused_too_often_stops_the_run_with_the_reasons() -> None:
+    world = trained(1)
+    for _ in range(REFUSALS_MAX):
+        assert world.stopped is None
+        batch_of(world, 2)
+        world.refuse(2, world.ledger.frozen[2].groups[0])
+    assert world.stopped == f"batch 2 was refused {REFUSALS_MAX} times: bad; bad; bad; bad; bad"
+
+
+def test_refusals_are_counted_in_each_session_anew() -> None:
+    world = trained(1)
+    for refusals in (REFUSALS_MAX - 1, 1):
+        world.open_session(1)
+        world.publish(1)
+        for _ in range(refusals):
+            batch_of(world, 2)
+            world.refuse(2, world.ledger.frozen[2].groups[0])
+    assert world.stopped is None
+    batch_of(world, 2)
+    assert world.ledger.frozen[2].refusals == REFUSALS_MAX
+
+
+def test_a_crash_after_a_refusal_leaves_the_batch_open() -> None:
+    world = trained(1, staleness_max=0)
+    batch_of(world, 2)
+    world.refuse(2, world.ledger.frozen[2].groups[0])
+    world.crash()
+    assert world.state.status()["open_step"] == 2
+    batch_of(world, 2)
+    assert world.ledger.frozen[2].refusals >= 1
+
+
+@pytest.mark.parametrize("step", [0, 3])
+def test_epochs_survive_a_crash(step: int) -> None:
+    world = trained(4)
+    world.open_session(step)
+    world.publish(step)
+    world.crash()
+    status = world.state.status()
+    assert (status["epoch"], status["committed_step"], status["open_step"]) == (2, step, 5)
+    assert status["newest_version"]["version"] == step
+    assert world.publish(step).status == 200
+    assert world.call(lambda n: BatchAsked(n, Epoch(1), 1)).status == 409
+    assert Version(step) in {record.version for record in world.ledger.published.values()}

@@ -1,0 +1,109 @@
+"""Who gets in, and who does not."""
+
+import pytest
+
+from echo2d.core.base.ids import PeerId, RunId
+from echo2d.core.protocol.peer_handshake import LINK_PROTOCOL_VERSION, NONCE_BYTES
+from echo2d.core.protocol.peer_link import Link
+from echo2d.core.protocol.peer_messages import FRAME, HANDSHAKE_BYTES_MAX, Hello, LinkEnded, LinkOpened, Proof, encode
+from echo2d.errors import PeerFault
+from tests.support.peer_link import ALICE, BOB, CAROL, FORM, RUN, SECRET, an_end, feed, joined
+
+NONCE = b"n" * NONCE_BYTES
+
+
+def listener() -> Link:
+    return an_end(BOB, ALICE, dials=False)
+
+
+def test_both_ends_open_after_a_round_trip_and_a_half() -> None:
+    joined()
+
+
+@pytest.mark.parametrize(
+    ("hello", "reason"),
+    [
+        (Hello(LINK_PROTOCOL_VERSION + 1, RUN, ALICE, BOB, NONCE), "link protocol 1, not 2"),
+        (Hello(LINK_PROTOCOL_VERSION, RunId("run-2"), ALICE, BOB, NONCE), "same run"),
+        (Hello(LINK_PROTOCOL_VERSION, RUN, ALICE, CAROL, NONCE), "looked for"),
+        (Hello(LINK_PROTOCOL_VERSION, RUN, CAROL, BOB, NONCE), "no link with that peer"),
+        (Hello(LINK_PROTOCOL_VERSION, RUN, BOB, BOB, NONCE), "no link with that peer"),
+        (Hello(LINK_PROTOCOL_VERSION, RUN, ALICE, BOB, b"short"), "nonce"),
+    ],
+)
+def test_a_stranger_is_refused_without_an_answer(hello: Hello, reason: str) -> None:
+    bob = listener()
+    with pytest.raises(PeerFault, match=reason):
+        feed(bob, encode(hello))
+    assert bob.ended
+    assert bob.take_replies() == b""
+
+
+def test_who_answers_must_be_who_was_dialled() -> None:
+    secrets = {BOB: SECRET, CAROL: SECRET}
+    alice = Link(run_id=RUN, me=ALICE, secrets=secrets, nonce=NONCE, dialled=BOB)
+    with pytest.raises(PeerFault, match="dialled"):
+        feed(alice, encode(Hello(LINK_PROTOCOL_VERSION, RUN, CAROL, ALICE, NONCE)))
+
+
+def test_a_wrong_secret_is_noticed_by_both_ends() -> None:
+    alice, bob = an_end(ALICE, BOB, dials=True), an_end(BOB, ALICE, dials=False, secret=b"x" * 32)
+    feed(bob, alice.start())
+    with pytest.raises(PeerFault, match="wrong proof"):
+        feed(alice, bob.take_replies())
+    with pytest.raises(PeerFault, match="wrong proof"):
+        feed(bob, alice.take_replies())
+
+
+def test_a_proof_cannot_be_sent_back_to_its_maker() -> None:
+    alice = an_end(ALICE, BOB, dials=True)
+    feed(alice, encode(Hello(LINK_PROTOCOL_VERSION, RUN, BOB, ALICE, NONCE)))
+    with pytest.raises(PeerFault, match="wrong proof"):
+        feed(alice, alice.take_replies())
+
+
+def test_a_recorded_handshake_does_not_open_another_link() -> None:
+    alice, bob = an_end(ALICE, BOB, dials=True, nonce=1), an_end(BOB, ALICE, dials=False, nonce=2)
+    hello = alice.start()
+    feed(bob, hello)
+    feed(alice, bob.take_replies())
+    recorded = hello + alice.take_replies()
+    with pytest.raises(PeerFault, match="wrong proof"):
+        feed(an_end(BOB, ALICE, dials=False, nonce=3), recorded)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        encode(Proof(b"p" * 32)),
+        bytes([FRAME, 0, 1, 0]) + bytes(11) + b"\1",
+        encode(LinkEnded("x" * HANDSHAKE_BYTES_MAX)),
+        bytes(16),
+    ],
+    ids=["a proof first", "a frame", "too long", "zeros"],
+)
+def test_nothing_but_a_hello_opens_the_conversation(data: bytes) -> None:
+    with pytest.raises(PeerFault):
+        feed(listener(), data)
+
+
+def test_a_refusal_is_read_by_the_end_that_dialled() -> None:
+    alice, bob = an_end(ALICE, BOB, dials=True), an_end(BOB, PeerId("c" * 32), dials=False)
+    with pytest.raises(PeerFault) as fault:
+        feed(bob, alice.start())
+    assert feed(alice, bob.end(str(fault.value))) == [LinkEnded("no link with that peer is expected")]
+    assert alice.ended
+
+
+def test_a_second_hello_is_refused() -> None:
+    _, bob = joined()
+    with pytest.raises(PeerFault, match="not expected now"):
+        feed(bob, encode(Hello(LINK_PROTOCOL_VERSION, RUN, ALICE, BOB, NONCE)))
+
+
+def test_the_name_of_the_peer_comes_with_the_proof() -> None:
+    bob = listener()
+    alice = an_end(ALICE, BOB, dials=True)
+    assert feed(bob, alice.start()) == []
+    feed(alice, bob.take_replies())
+    assert feed(bob, alice.take_replies() + alice.have(FORM, []))[0] == LinkOpened(ALICE)

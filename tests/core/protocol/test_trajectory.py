@@ -1,0 +1,58 @@
+"""The stored form of groups and batches."""
+
+import pytest
+
+from echo2d.core.base.ids import Digest, GroupId, PeerId, Version
+from echo2d.core.protocol.control_messages import Span
+from echo2d.core.protocol.trajectory import (
+    BatchBody,
+    GroupRecord,
+    TrajectoryRecord,
+    batch_digest,
+    join_batch,
+    pack_batch,
+    pack_group,
+    pack_logprobs,
+    pack_tokens,
+    unpack_batch,
+)
+from echo2d.errors import PeerFault
+
+DIGEST = Digest(b"d" * 32)
+
+
+def trajectory(sample: int, *versions: int) -> TrajectoryRecord:
+    spans = tuple(Span(i, i + 1, Version(version), DIGEST) for i, version in enumerate(versions))
+    count = len(versions)
+    return TrajectoryRecord(sample, pack_tokens(range(count)), pack_logprobs([-0.5] * count), spans, 1.0, PeerId("w"))
+
+
+GROUP = GroupRecord(GroupId(4), pack_tokens([1, 2]), (trajectory(0, 3, 3, 5), trajectory(1, 2, 4)))
+
+
+def test_a_group_knows_its_oldest_and_newest_version() -> None:
+    assert [t.version_min for t in GROUP.trajectories] == [3, 2]
+    assert (GROUP.version_min, GROUP.version_max) == (2, 5)
+
+
+def test_batches_round_trip() -> None:
+    batch = BatchBody(9, (GROUP, GROUP))
+    assert unpack_batch(pack_batch(batch)) == batch
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 70_000])
+def test_packed_groups_join_to_the_same_bytes(count: int) -> None:
+    small = GroupRecord(GroupId(1), b"", ())
+    groups = (GROUP, *[small] * (count - 1))
+    assert join_batch(300, list(map(pack_group, groups))) == pack_batch(BatchBody(300, groups))
+
+
+def test_the_digest_names_the_bytes() -> None:
+    body = pack_batch(BatchBody(9, (GROUP,)))
+    assert batch_digest(body) == batch_digest(pack_batch(BatchBody(9, (GROUP,))))
+    assert batch_digest(body) != batch_digest(pack_batch(BatchBody(10, (GROUP,))))
+
+
+def test_cut_bytes_are_a_peer_fault() -> None:
+    with pytest.raises(PeerFault):
+        unpack_batch(pack_batch(BatchBody(9, (GROUP,)))[:-1])

@@ -1,0 +1,119 @@
+"""Frames that a peer held and lost: they are asked for again, and nobody is blamed or left waiting for ever."""
+
+from echo2d.core.base.ids import FrameId, PeerId
+from echo2d.core.relay.disk_frames import GONE_S
+from echo2d.core.relay.events import (
+    DONE,
+    Action,
+    DeadlinePassed,
+    FrameGone,
+    FramesFound,
+    FramesLost,
+    FrameVerified,
+    HaveHeard,
+    LinkUp,
+    PeerReady,
+    RepairRefused,
+    RepairVerified,
+    ReportEdgeBroken,
+    SendFrame,
+    SendHave,
+    SendWant,
+    StreamClosed,
+)
+from echo2d.core.relay.streams import LINK_S
+from tests.support.relay_peer import FORM, FRAMES, LEFT, RIGHT, TABLE, UP, Peer, fill, frames_to
+
+
+def test_what_is_lost_in_the_middle_is_asked_for_and_only_that(follower: Peer) -> None:
+    follower.comes(UP, 2, 0, TABLE)
+    follower.comes(UP, 2, 1, FRAMES[0])
+    assert follower(FramesLost(FORM, FRAMES[:1])) == [SendWant(UP, 4, FORM, FRAMES[:1])]
+    assert follower(FramesLost(FORM, FRAMES[:1])) == []
+
+
+def test_what_is_lost_after_the_end_is_asked_for_and_no_parent_is_late(follower: Peer) -> None:
+    for sequence, frame in enumerate((TABLE, *FRAMES)):
+        follower.comes(UP, 2, sequence, frame)
+    follower(StreamClosed(UP, 2, DONE))
+    follower.now += 10 * LINK_S
+    assert follower(FramesLost(FORM, FRAMES[2:4])) == [SendWant(UP, 4, FORM, FRAMES[2:4])]
+    late = follower(DeadlinePassed(), after=LINK_S - 1)
+    assert not any(isinstance(action, ReportEdgeBroken) for action in late)
+
+
+def test_children_wait_for_a_lost_frame_and_get_it_when_it_is_back(follower: Peer) -> None:
+    follower.asked(LEFT, 2)
+    follower.comes(UP, 2, 0, TABLE)
+    for sequence, frame in enumerate(FRAMES[:5], 1):
+        follower.comes(UP, 2, sequence, frame)
+    follower(FramesLost(FORM, FRAMES[3:4]))
+    assert frames_to(LEFT, follower(PeerReady(LEFT))) == []
+    assert frames_to(LEFT, follower(RepairVerified(UP, FORM, FRAMES[3]))) == [FRAMES[3], FRAMES[4]]
+
+
+def test_the_root_binds_a_lost_frame_when_it_is_back(peer: Peer) -> None:
+    fill(peer)
+    peer.plan((None, (LEFT,)))
+    peer(LinkUp(LEFT))
+    peer(FramesLost(FORM, FRAMES[1:2]))
+    assert frames_to(LEFT, peer.asked(LEFT, 2)) == [TABLE, FRAMES[0]]
+    assert frames_to(LEFT, peer(FramesFound(FORM, FRAMES[1:2]))) == [FRAMES[1], FRAMES[2]]
+
+
+def test_a_root_that_lost_a_frame_asks_a_child_that_has_it(root: Peer) -> None:
+    root(HaveHeard(LEFT, FORM, FRAMES))
+    asked = [action for action in root(FramesLost(FORM, FRAMES[:1])) if isinstance(action, SendWant)]
+    assert [(want.peer, want.frames) for want in asked] == [(LEFT, FRAMES[:1])]
+
+
+def test_a_parent_that_was_told_before_is_not_at_fault(follower: Peer) -> None:
+    follower.comes(UP, 2, 0, TABLE)
+    follower(FramesFound(FORM, FRAMES[:1]))
+    follower(FramesLost(FORM, FRAMES[:1]))
+    follower(FrameVerified(UP, 2, FORM, FRAMES[0], 1, header_only=True))
+    assert frames_to(UP, follower.comes(UP, 2, 2, FRAMES[1])) == []
+
+
+def test_what_is_lost_is_not_told_of(follower: Peer) -> None:
+    follower.comes(UP, 2, 0, TABLE)
+    follower.comes(UP, 2, 1, FRAMES[0])
+    follower.comes(UP, 2, 2, FRAMES[1])
+    follower(FramesLost(FORM, FRAMES[:1]))
+    follower.plan((RIGHT, (LEFT,)), generation=1)
+    assert SendHave(RIGHT, FORM, (TABLE, FRAMES[1])) in follower(LinkUp(RIGHT))
+
+
+def test_one_that_wants_what_was_lost_is_told_so(follower: Peer) -> None:
+    follower.comes(UP, 2, 0, TABLE)
+    follower.comes(UP, 2, 1, FRAMES[0])
+    follower(FramesLost(FORM, FRAMES[:1]))
+    answer = follower.wanted(LEFT, 4, FRAMES[:1])
+    assert answer == [SendFrame(LEFT, 4, FORM, FRAMES[0], 0, header_only=True)]
+
+
+def wanted_of(actions: list[Action]) -> list[tuple[PeerId, tuple[FrameId, ...]]]:
+    return [(action.peer, action.frames) for action in actions if isinstance(action, SendWant)]
+
+
+def test_a_root_asks_the_children_that_were_sent_what_it_lost_one_after_the_other(root: Peer) -> None:
+    assert FRAMES[0] in frames_to(LEFT, root.asked(LEFT, 2))
+    first = wanted_of(root(FramesLost(FORM, FRAMES[:1])))
+    assert first == [(LEFT, FRAMES[:1])]
+    assert wanted_of(root(RepairRefused(LEFT, FORM, FRAMES[0]))) == [(RIGHT, FRAMES[:1])]
+    root(RepairVerified(RIGHT, FORM, FRAMES[0]))
+    assert FrameGone(FORM, FRAMES[0]) not in root(DeadlinePassed(), after=2 * GONE_S)
+
+
+def test_a_root_says_once_that_what_it_lost_is_gone(root: Peer) -> None:
+    root(FramesLost(FORM, FRAMES[1:3]))
+    assert FrameGone(FORM, FRAMES[1]) not in root(DeadlinePassed(), after=GONE_S - 0.5)
+    assert FrameGone(FORM, FRAMES[1]) in root(DeadlinePassed(), after=0.5)
+    assert FrameGone(FORM, FRAMES[1]) not in root(DeadlinePassed(), after=GONE_S)
+
+
+def test_whoever_is_not_the_root_waits_for_what_it_lost(follower: Peer) -> None:
+    follower.comes(UP, 2, 0, TABLE)
+    follower.comes(UP, 2, 1, FRAMES[0])
+    follower(FramesLost(FORM, FRAMES[:1]))
+    assert FrameGone(FORM, FRAMES[0]) not in follower(DeadlinePassed(), after=2 * GONE_S)

@@ -1,0 +1,94 @@
+"""A form of which something may be here already is asked for only when that is known."""
+
+import pytest
+
+from echo2d.core.base.ids import SegmentId
+from echo2d.core.relay.events import (
+    DeadlinePassed,
+    FormForgotten,
+    FormSearched,
+    FramesFound,
+    LinkUp,
+    OpenStream,
+    RepairRefused,
+    ReportEdgeBroken,
+    SendFrame,
+    SendHave,
+    SendWant,
+    TableHeld,
+)
+from echo2d.core.relay.frame_repair import QUIET_S
+from echo2d.core.relay.relay import SEARCH_S, Relay
+from echo2d.core.relay.streams import LINK_S
+from tests.support.relay_peer import FORM, FRAMES, LEFT, ME, SIZES, TABLE, UP, Peer, frames_to, opened
+
+
+@pytest.fixture
+def restarted(peer: Peer) -> Peer:
+    """Something of the form lies on its disk."""
+    peer.relay = Relay(ME, unsearched=[FORM])
+    return peer
+
+
+@pytest.fixture
+def based(peer: Peer) -> Peer:
+    """It has a base model."""
+    peer.relay = Relay(ME, has_base=True)
+    return peer
+
+
+def test_a_restarted_peer_waits_for_what_is_on_its_disk(restarted: Peer) -> None:
+    restarted.plan((UP, ()))
+    assert restarted(LinkUp(UP)) == []
+    assert restarted(DeadlinePassed(), after=2 * LINK_S) == [], "it is nobody's fault"
+    restarted(TableHeld(FORM, SegmentId(0), SIZES))
+    restarted(FramesFound(FORM, FRAMES[:5]))
+    told = SendHave(UP, FORM, (TABLE, *FRAMES[:5]))
+    assert restarted(FormSearched(FORM)) == [told, opened(UP, 2)]
+    assert restarted(DeadlinePassed(), after=0.5) == []
+
+
+def test_the_search_may_end_before_the_plan_comes(restarted: Peer) -> None:
+    restarted(FormSearched(FORM))
+    restarted.plan((UP, ()))
+    assert restarted(LinkUp(UP)) == [opened(UP, 2)]
+
+
+def test_a_form_that_was_forgotten_is_new(restarted: Peer) -> None:
+    restarted(FormForgotten(FORM))
+    restarted.plan((UP, ()))
+    assert restarted(LinkUp(UP)) == [opened(UP, 2)]
+
+
+def test_a_base_is_searched_by_the_first_table(based: Peer) -> None:
+    based.plan((UP, ()))
+    assert based(LinkUp(UP)) == [SendWant(UP, 2, FORM, (TABLE,))]
+    based(TableHeld(FORM, SegmentId(0), SIZES))
+    assert based(DeadlinePassed(), after=2 * SEARCH_S) == [], "the search takes what it takes"
+    based(FramesFound(FORM, FRAMES))
+    actions = based(FormSearched(FORM))
+    assert actions[0] == SendHave(UP, FORM, (TABLE, *FRAMES))
+    assert isinstance(actions[1], OpenStream)
+
+
+def test_a_table_that_does_not_come_ends_the_search(based: Peer) -> None:
+    based.plan((UP, ()))
+    based(LinkUp(UP))
+    assert based(RepairRefused(UP, FORM, TABLE)) == []
+    assert based(DeadlinePassed(), after=QUIET_S) == [SendWant(UP, 2, FORM, (TABLE,))]
+    assert based(RepairRefused(UP, FORM, TABLE)) == []
+    actions = based(DeadlinePassed(), after=SEARCH_S - QUIET_S)
+    assert any(isinstance(action, OpenStream) for action in actions)
+    assert not any(isinstance(action, ReportEdgeBroken) for action in actions)
+
+
+def test_a_first_table_on_its_way_is_given_when_it_has_come(follower: Peer) -> None:
+    assert follower.wanted(LEFT, 4, (TABLE,)) == []
+    given = follower(TableHeld(FORM, SegmentId(0), SIZES))
+    assert given == [SendFrame(LEFT, 4, FORM, TABLE, 0, header_only=False)]
+
+
+def test_what_is_found_later_is_told_to_the_parent(follower: Peer) -> None:
+    follower.comes(UP, 2, 0, TABLE)
+    assert follower(FramesFound(FORM, FRAMES[:2])) == [SendHave(UP, FORM, FRAMES[:2])]
+    assert frames_to(UP, follower(FramesFound(FORM, FRAMES[:2]))) == []

@@ -1,0 +1,209 @@
+"""Frames outside the stripes: who is asked, what is answered, what is taken back."""
+
+import pytest
+
+from echo2d.core.base.ids import SegmentId, frame_id
+from echo2d.core.relay.events import (
+    DONE,
+    Accuse,
+    CancelHeard,
+    CloseStream,
+    DeadlinePassed,
+    Event,
+    ExpectPeer,
+    ForgetPeer,
+    FormArrived,
+    FormComplete,
+    FrameRejected,
+    HaveHeard,
+    LinkDown,
+    LinkUp,
+    PeerReady,
+    RepairRefused,
+    RepairVerified,
+    SendCancel,
+    SendFrame,
+    SendWant,
+    StreamClosed,
+    TableHeld,
+    WantHeard,
+)
+from echo2d.core.relay.frame_repair import LATE_S, QUIET_S, REPAIR_S, WANT_FRAMES_MAX, WANTED_FRAMES_MAX
+from echo2d.core.relay.streams import LINK_S
+from echo2d.errors import PeerFault
+from tests.support.relay_peer import (
+    FORM,
+    FRAMES,
+    LEFT,
+    RIGHT,
+    SIZES,
+    TABLE,
+    UP,
+    Peer,
+    fill,
+    opened,
+)
+
+
+@pytest.fixture
+def bereft(peer: Peer) -> Peer:
+    """It follows UP and RIGHT, one stripe each, holds the table, and has just lost UP; RIGHT is asked on stream 3."""
+    peer.plan((UP, ()), (RIGHT, ()))
+    peer(LinkUp(UP))
+    peer(LinkUp(RIGHT))
+    peer.comes(UP, 2, 0, TABLE)
+    assert SendWant(RIGHT, 3, FORM, FRAMES) in peer(LinkDown(UP, "reset"))
+    return peer
+
+
+def test_what_a_lost_parent_owed_is_asked_of_another(bereft: Peer) -> None:
+    bereft(RepairVerified(RIGHT, FORM, FRAMES[0]))
+    transfer = bereft.relay.transfer(FORM)
+    assert transfer is not None
+    assert transfer.asked_count == len(FRAMES) - 1
+
+
+def test_a_peer_that_has_the_frame_is_asked_and_not_the_seed(peer: Peer) -> None:
+    """The seed, here RIGHT, sends stripes and says nothing of what it has."""
+    peer.plan((UP, (LEFT,)), (RIGHT, ()))
+    for other in (UP, LEFT, RIGHT):
+        peer(LinkUp(other))
+    peer.comes(UP, 2, 0, TABLE)
+    peer(HaveHeard(LEFT, FORM, FRAMES[:2]))
+    asked = {action.peer: action.frames for action in peer(LinkDown(UP, "reset")) if isinstance(action, SendWant)}
+    assert asked == {LEFT: FRAMES[:2], RIGHT: FRAMES[2:]}
+
+
+def test_a_frame_that_came_by_the_stripe_is_cancelled(bereft: Peer) -> None:
+    bereft.comes(RIGHT, 1, 0, TABLE)
+    assert SendCancel(RIGHT, FORM, (FRAMES[0],)) in bereft.comes(RIGHT, 1, 1, FRAMES[0])
+
+
+def test_a_peer_that_does_not_hold_it_is_left_in_peace_for_a_while(bereft: Peer) -> None:
+    assert bereft(RepairRefused(RIGHT, FORM, FRAMES[0])) == []
+    assert bereft(DeadlinePassed(), after=QUIET_S / 2) == []
+    assert bereft(DeadlinePassed(), after=QUIET_S / 2) == [SendWant(RIGHT, 3, FORM, FRAMES[:1])]
+
+
+def test_what_does_not_come_in_time_is_given_back(bereft: Peer) -> None:
+    assert SendCancel(RIGHT, FORM, FRAMES) in bereft(DeadlinePassed(), after=REPAIR_S)
+
+
+def test_a_bad_repair_is_accused_and_asked_later(bereft: Peer) -> None:
+    assert bereft(FrameRejected(RIGHT, 3, FORM, FRAMES[0])) == [Accuse(FORM, FRAMES[0], RIGHT)]
+
+
+def test_what_is_missing_after_the_last_stripe_is_asked_for(follower: Peer) -> None:
+    follower.comes(UP, 2, 0, TABLE)
+    assert SendWant(UP, 4, FORM, FRAMES) in follower(StreamClosed(UP, 2, DONE))
+
+
+def test_wants_are_answered_after_the_stripes(root: Peer) -> None:
+    root.asked(LEFT, 2)
+    assert root(WantHeard(LEFT, 4, FORM, (FRAMES[5], frame_id(SegmentId(3), 1)))) == []
+    root(PeerReady(LEFT))
+    answer = root(PeerReady(LEFT))
+    assert SendFrame(LEFT, 4, FORM, FRAMES[5], 0, header_only=False) in answer
+    assert SendFrame(LEFT, 4, FORM, frame_id(SegmentId(3), 1), 0, header_only=True) in answer
+
+
+def test_wants_end_when_cancelled_or_with_their_stream(root: Peer) -> None:
+    root.asked(LEFT, 2)
+    root(WantHeard(LEFT, 4, FORM, FRAMES[:3]))
+    root(CancelHeard(LEFT, FORM, FRAMES[:1]))
+    root(StreamClosed(LEFT, 4, DONE))
+    root(PeerReady(LEFT))
+    assert not any(isinstance(action, SendFrame) and action.stream == 4 for action in root(PeerReady(LEFT)))
+
+
+def test_wants_are_bounded(root: Peer) -> None:
+    root.asked(LEFT, 2)
+    for _ in range(WANTED_FRAMES_MAX // WANT_FRAMES_MAX):
+        root(WantHeard(LEFT, 4, FORM, FRAMES * (WANT_FRAMES_MAX // len(FRAMES))))
+    with pytest.raises(PeerFault, match="wants more than"):
+        root(WantHeard(LEFT, 4, FORM, FRAMES[:1]))
+    root.relay.check()
+
+
+def test_late_events_of_a_link_that_is_gone_change_nothing(follower: Peer) -> None:
+    follower(LinkDown(LEFT, "reset"))
+    for event in (PeerReady(LEFT), StreamClosed(LEFT, 2, ""), HaveHeard(LEFT, FORM, FRAMES), LinkDown(LEFT, "reset")):
+        assert follower(event) == []
+    assert follower.asked(LEFT, 2) == []
+
+
+@pytest.fixture
+def newcomer(peer: Peer) -> Peer:
+    """LEFT and RIGHT hold everything; its stripe would come from UP. LEFT and RIGHT are asked on streams 1."""
+    peer(FormComplete(FORM, 1))
+    peer.plan((UP, ()), sources=(LEFT, RIGHT))
+    peer(LinkUp(UP))
+    assert peer(LinkUp(LEFT)) == [SendWant(LEFT, 1, FORM, (TABLE,))]
+    peer(TableHeld(FORM, SegmentId(0), SIZES))
+    peer(RepairVerified(LEFT, FORM, TABLE))
+    return peer
+
+
+def test_a_newcomer_fetches_from_its_sources_and_then_takes_its_stripes(newcomer: Peer) -> None:
+    newcomer(LinkUp(RIGHT))
+    for frame in FRAMES[:-1]:
+        newcomer(RepairVerified(LEFT, FORM, frame))
+    last = newcomer(RepairVerified(LEFT, FORM, FRAMES[-1]))
+    assert FormArrived(FORM) in last
+    assert opened(UP, 2) in last
+
+
+def test_what_is_on_disk_is_not_fetched(peer: Peer) -> None:
+    fill(peer, FRAMES[:-2])
+    peer.plan((UP, ()), sources=(LEFT,))
+    assert peer(LinkUp(LEFT)) == [SendWant(LEFT, 1, FORM, FRAMES[-2:])]
+
+
+def test_the_end_game_steals_from_the_most_loaded_source(newcomer: Peer) -> None:
+    """LEFT was asked for everything and sends nothing: RIGHT takes over what LEFT would send last."""
+    assert newcomer(LinkUp(RIGHT)) == []
+    later = newcomer(DeadlinePassed(), after=LATE_S)
+    half = FRAMES[len(FRAMES) // 2 :]
+    assert later == [SendCancel(LEFT, FORM, half), SendWant(RIGHT, 1, FORM, half)]
+    newcomer(RepairVerified(RIGHT, FORM, half[0]))
+    newcomer(RepairVerified(LEFT, FORM, half[0]))  # it was on its way
+    transfer = newcomer.relay.transfer(FORM)
+    assert transfer is not None
+    assert transfer.duplicates == 1
+
+
+def test_a_source_that_sends_keeps_what_it_was_asked_for(newcomer: Peer) -> None:
+    newcomer(RepairVerified(LEFT, FORM, FRAMES[0]), after=REPAIR_S - 1)
+    assert newcomer(DeadlinePassed(), after=2.0) == []
+
+
+@pytest.mark.parametrize("event", [RepairRefused(LEFT, FORM, FRAMES[0]), FrameRejected(LEFT, 1, FORM, FRAMES[0])])
+def test_who_does_not_hold_everything_is_no_source(newcomer: Peer, event: Event) -> None:
+    newcomer(LinkUp(RIGHT))
+    assert opened(UP, 2) not in newcomer(event)
+    assert opened(UP, 2) in newcomer(RepairRefused(RIGHT, FORM, FRAMES[0]))
+
+
+def test_what_a_lost_source_owed_is_asked_of_another(newcomer: Peer) -> None:
+    newcomer(LinkUp(RIGHT))
+    assert newcomer(LinkDown(LEFT, "reset")) == [SendWant(RIGHT, 1, FORM, FRAMES)]
+
+
+def test_who_follows_already_leaves_its_stripes_when_it_gets_sources(follower: Peer) -> None:
+    follower(FormComplete(FORM, 1))
+    follower(LinkUp(RIGHT))
+    again = follower.plan((UP, ()), generation=1, sources=(RIGHT,))
+    assert [action for action in again if not isinstance(action, ExpectPeer | ForgetPeer)][-2:] == [
+        CloseStream(UP, 2, "not the parent any more"),
+        SendWant(RIGHT, 1, FORM, (TABLE,)),
+    ]
+    assert opened(UP, 4, generation=1) in follower(RepairRefused(RIGHT, FORM, TABLE))
+    assert follower.plan((UP, ()), generation=2, sources=(RIGHT,)) == [], "it said that it does not have it"
+
+
+def test_without_a_word_from_any_source_the_stripes_are_taken(peer: Peer) -> None:
+    peer(FormComplete(FORM, 1))
+    peer.plan((UP, ()), sources=(LEFT,))
+    peer(LinkUp(UP))
+    assert peer(DeadlinePassed(), after=LINK_S - 0.1) == []
+    assert opened(UP, 2) in peer(DeadlinePassed(), after=0.1)

@@ -1,0 +1,162 @@
+"""Streams from parents: when they are opened, what may come on them, when a parent is at fault."""
+
+import pytest
+
+from echo2d.core.base.ids import FrameId, Generation, PlanId, SegmentId
+from echo2d.core.relay.events import (
+    DONE,
+    Accuse,
+    CloseStream,
+    DeadlinePassed,
+    ExpectPeer,
+    FormComplete,
+    FrameRejected,
+    FramesFound,
+    FrameVerified,
+    LinkDown,
+    LinkUp,
+    PeerReady,
+    RepairRefused,
+    RepairVerified,
+    ReportEdgeBroken,
+    SendHave,
+    StreamClosed,
+    TableHeld,
+)
+from echo2d.core.relay.streams import LINK_S, STALL_GAPS
+from echo2d.core.relay.stripes import GAP_DECAY, GAP_START_S
+from echo2d.errors import PeerFault
+from tests.support.relay_peer import (
+    FORM,
+    FRAMES,
+    LEFT,
+    RIGHT,
+    SIZES,
+    TABLE,
+    UP,
+    Peer,
+    opened,
+)
+
+
+def test_a_relay_tells_what_it_holds_and_opens_where_it_stopped(peer: Peer) -> None:
+    peer(TableHeld(FORM, SegmentId(0), SIZES))
+    peer(FramesFound(FORM, FRAMES[:2]))
+    assert [type(action) for action in peer.plan((UP, ()))] == [ExpectPeer]
+    assert peer(LinkUp(UP)) == [SendHave(UP, FORM, (TABLE, *FRAMES[:2])), opened(UP, 2)]
+
+
+@pytest.mark.parametrize(
+    ("sequence", "frame", "header_only"),
+    [(2, FRAMES[0], False), (1, FRAMES[0], True), (1, TABLE, False)],
+    ids=["hole", "header of a frame not held", "twice"],
+)
+def test_what_no_honest_parent_sends_is_its_fault(
+    follower: Peer, sequence: int, frame: FrameId, header_only: bool
+) -> None:
+    follower.comes(UP, 2, 0, TABLE)
+    with pytest.raises(PeerFault):
+        follower(FrameVerified(UP, 2, FORM, frame, sequence, header_only))
+    follower.relay.check()
+
+
+def test_a_stripe_that_begins_without_its_table_is_the_parents_fault(follower: Peer) -> None:
+    follower(TableHeld(FORM, SegmentId(0), SIZES))
+    with pytest.raises(PeerFault):
+        follower(FrameVerified(UP, 2, FORM, FRAMES[0], 0, header_only=False))
+
+
+def test_a_lost_parent_is_reported_and_asked_again_when_it_is_back(follower: Peer) -> None:
+    follower.comes(UP, 2, 0, TABLE)
+    assert follower(LinkDown(UP, "reset")) == [ReportEdgeBroken(PlanId(1), Generation(0), UP, "reset")]
+    assert follower(LinkUp(UP)) == [SendHave(UP, FORM, (TABLE,)), opened(UP, 2, first=1)]
+
+
+def test_a_lost_child_is_reported_unless_it_has_everything(root: Peer) -> None:
+    root.asked(LEFT, 2)
+    assert root(LinkDown(LEFT, "reset")) == [ReportEdgeBroken(PlanId(1), Generation(0), LEFT, "reset")]
+    root.asked(RIGHT, 2)
+    root(PeerReady(RIGHT))
+    root(PeerReady(RIGHT))
+    assert root(LinkDown(RIGHT, "reset")) == []
+
+
+def test_a_parent_that_stands_still_is_reported_once(follower: Peer) -> None:
+    follower.comes(UP, 2, 0, TABLE)
+    for sequence, frame in enumerate(FRAMES[:7], start=1):
+        follower.comes(UP, 2, sequence, frame, after=0.1)
+    expected_gap = GAP_START_S * GAP_DECAY**8
+    assert follower(DeadlinePassed(), after=STALL_GAPS * expected_gap - 0.01) == []
+    assert follower(DeadlinePassed(), after=0.02) == [ReportEdgeBroken(PlanId(1), Generation(0), UP, "stalled")]
+    assert follower(DeadlinePassed(), after=60.0) == []
+
+
+def test_silence_is_no_stall_when_everything_known_is_held(follower: Peer) -> None:
+    for sequence, frame in enumerate((TABLE, *FRAMES)):
+        follower.comes(UP, 2, sequence, frame)
+    assert follower(DeadlinePassed(), after=600.0) == []
+
+
+def test_a_parent_that_sends_another_stripe_is_not_accused(peer: Peer) -> None:
+    peer.plan((UP, ()), (UP, ()))
+    peer(LinkUp(UP))
+    peer.comes(UP, 2, 0, TABLE)
+    peer.comes(UP, 4, 0, TABLE, after=100.0)
+    assert peer(DeadlinePassed(), after=0.9) == []
+
+
+def test_a_parent_without_a_link_is_reported_in_time(peer: Peer) -> None:
+    peer.plan((UP, ()))
+    assert peer(DeadlinePassed(), after=LINK_S - 0.1) == []
+    assert peer(DeadlinePassed(), after=0.2) == [ReportEdgeBroken(PlanId(1), Generation(0), UP, "no link")]
+
+
+def test_a_parent_that_refuses_is_reported_and_asked_again_later(follower: Peer) -> None:
+    refused = follower(StreamClosed(UP, 2, "not a child in this plan"))
+    assert refused == [ReportEdgeBroken(PlanId(1), Generation(0), UP, "not a child in this plan")]
+    assert opened(UP, 4) in follower(DeadlinePassed(), after=LINK_S)
+
+
+def test_alarms_stop_when_nothing_is_to_come(follower: Peer) -> None:
+    assert follower.relay.wake_at() is not None
+    for sequence, frame in enumerate((TABLE, *FRAMES)):
+        follower.comes(UP, 2, sequence, frame)
+    follower(FormComplete(FORM, 1))
+    follower(StreamClosed(UP, 2, DONE))
+    follower(DeadlinePassed(), after=1.0)
+    assert follower.relay.wake_at() is None
+
+
+def test_a_parent_that_ends_a_stripe_without_its_frames_is_reported(follower: Peer) -> None:
+    follower.comes(UP, 2, 0, TABLE)
+    follower(StreamClosed(UP, 2, DONE), after=60.0)
+    refused = [RepairRefused(UP, FORM, frame) for frame in FRAMES]
+    assert not [action for event in refused for action in follower(event) if isinstance(action, ReportEdgeBroken)]
+    too_early = ReportEdgeBroken(PlanId(1), Generation(0), UP, "ended too early")
+    assert too_early not in follower(DeadlinePassed(), after=LINK_S - 0.1)
+    assert too_early in follower(DeadlinePassed(), after=0.2)
+    assert too_early not in follower(DeadlinePassed(), after=LINK_S - 0.1)
+    follower(RepairVerified(UP, FORM, FRAMES[0]))
+    assert too_early not in follower(DeadlinePassed(), after=LINK_S - 0.1)
+    assert too_early in follower(DeadlinePassed(), after=0.2)
+
+
+def test_a_parent_whose_stripe_ended_is_not_to_blame_while_another_brings_frames(peer: Peer) -> None:
+    peer.plan((UP, ()), (LEFT, ()))
+    peer(LinkUp(UP))
+    peer(LinkUp(LEFT))
+    peer.comes(UP, 2, 0, TABLE)
+    peer(StreamClosed(UP, 2, DONE))
+    for sequence, frame in enumerate((TABLE, *FRAMES[:4])):
+        peer.comes(LEFT, 1, sequence, frame, after=LINK_S / 2)
+        assert peer(DeadlinePassed()) == []
+
+
+def test_a_bad_frame_accuses_its_parent_and_ends_the_stream(follower: Peer) -> None:
+    follower.comes(UP, 2, 0, TABLE)
+    assert follower(FrameRejected(UP, 2, FORM, FRAMES[0])) == [
+        Accuse(FORM, FRAMES[0], UP),
+        CloseStream(UP, 2, "bad frame"),
+        ReportEdgeBroken(PlanId(1), Generation(0), UP, "bad frame"),
+    ]
+    assert opened(UP, 4, first=1, generation=1) in follower.plan((UP, (LEFT,)), generation=1)

@@ -1,0 +1,55 @@
+import pytest
+
+from echo2d.core.renting.boxes import Rented
+from echo2d.core.renting.budget import Budget, Label, RentOffer, Terms
+from echo2d.core.renting.events import Instance, RentRules
+from echo2d.core.renting.report import STATES, rent_facts
+
+OFFER = RentOffer("cloud", "box", 0.5, 360.0, 8)
+TERMS = Terms("cloud", command_s=60.0, settle_s=0.0, list_every_s=30.0, billed_by_s=60.0, grace_s=600.0)
+BUDGET = Budget(2.0, 10.0)
+ONE = Label("x-cloud-box-1")
+
+
+def started() -> Rented:
+    rented = Rented(RentRules("x-", BUDGET, 3600.0, 60.0, 60.0, 0.0), [TERMS], [OFFER], [], now=0.0)
+    rented.start(OFFER, 3000.0, 0.0)
+    rented.ended(ONE, 1.0)
+    return rented
+
+
+def test_what_is_spent_set_aside_and_left_is_the_budget() -> None:
+    facts = rent_facts(started(), BUDGET, why="", now=600.0)
+    assert facts["spent_usd"] == pytest.approx(0.5 / 6)
+    assert facts["set_aside_usd"] == pytest.approx(0.5 * 3000 / 3600)
+    assert facts["spent_usd"] + facts["set_aside_usd"] + facts["left_usd"] == pytest.approx(10.0)
+    assert facts["attention"] == []
+
+
+def test_every_state_of_a_box() -> None:
+    rented = started()
+    box, states = rented.boxes[ONE], []
+    for change in (
+        {},
+        {"ids": ("i-1",)},
+        {"serves": True},
+        {"doomed": "x", "holds": True, "stop_by": 9.0},
+        {"stop_by": 1.0},
+    ):
+        for name, value in change.items():
+            setattr(box, name, value)
+        (row,) = rent_facts(rented, BUDGET, why="", now=5.0)["boxes"]
+        states.append(row["state"])
+    assert tuple(states) == STATES
+
+
+def test_what_a_person_should_know() -> None:
+    rented = started()
+    assert rent_facts(rented, BUDGET, why="no money", now=2.0)["attention"] == ["renting: more is needed, but no money"]
+    rented.listed("cloud", 2.0, None, 2.0)
+    (words,) = rent_facts(rented, BUDGET, why="", now=2.0)["attention"]
+    assert "cannot be listed" in words
+    rented.listed("cloud", 3.0, [Instance(ONE, "i-1")], 3.0)
+    del rented.sides["cloud"]
+    (words,) = rent_facts(rented, BUDGET, why="", now=3.0)["attention"]
+    assert "nothing stops them" in words

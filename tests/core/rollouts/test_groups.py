@@ -1,0 +1,263 @@
+"""Groups: results, retries, scoring; each through the whole machine, as a worker sees it."""
+
+from dataclasses import replace
+
+import pytest
+
+from echo2d.core.base.ids import GroupId, LeaseId
+from echo2d.core.cluster.events import (
+    GroupDropped,
+    Note,
+    Persist,
+    PromptDrawn,
+    PromptTaken,
+    SampleKept,
+    SampleScored,
+    ScoreSample,
+    StopRun,
+)
+from echo2d.core.cluster.membership import REST_S_MAX
+from echo2d.core.protocol.control_messages import (
+    Goodbye,
+    Heartbeat,
+    HeldLease,
+    LeaseCancelled,
+    LeaseFailed,
+    LeaseGranted,
+    LeaseProgress,
+    SampleAnswered,
+    Span,
+)
+from echo2d.core.protocol.trajectory import pack_tokens
+from echo2d.core.rollouts.groups import BAD_RESULTS_MAX, LEASE_FAILURES_MAX
+from tests.support.coordinator_world import Peer, World, publish_step, rules, version_key
+
+SILENCE_S = 15.0
+
+
+def world_of(*slots: int, **changes: object) -> tuple[World, list[Peer]]:
+    """Workers that serve version 0, with groups waiting to be generated."""
+    world = World(rules(**changes))
+    world.connect("seed", kind="seed", slots=0)
+    world.open_session()
+    workers = [world.connect(f"w{number}", slots=count) for number, count in enumerate(slots)]
+    world.publish(0)
+    world.drain()
+    for worker in workers:
+        world.refit(worker)
+    return world, workers
+
+
+def grants(peer: Peer) -> list[LeaseGranted]:
+    return [message for message in peer.inbox if isinstance(message, LeaseGranted)]
+
+
+def answers(peer: Peer) -> list[tuple[bool, str]]:
+    return [(m.accepted, m.reason) for m in peer.inbox if isinstance(m, SampleAnswered)]
+
+
+def dropped(world: World) -> list[str]:
+    return [
+        a.record.reason for a in world.actions if isinstance(a, Persist) and isinstance(a.record, GroupDropped)
+    ]  # fmt: skip
+
+
+def test_a_result_is_kept_answered_and_scored() -> None:
+    world, (worker,) = world_of(2)
+    key, sample = worker.open[0]
+    actions = world.say(worker, worker.finish(key, sample))
+    kept = next(a.record for a in actions if isinstance(a, Persist) and isinstance(a.record, SampleKept))
+    assert (kept.lease, kept.trajectory.worker) == (key.lease, worker.peer)
+    assert answers(worker) == [(True, "")]
+    assert any(isinstance(action, ScoreSample) for action in actions)
+    assert world.state.status()["tokens_accepted"] == 3
+
+
+def test_the_first_accepted_result_wins() -> None:
+    world, (worker,) = world_of(2)
+    key, sample = worker.open[0]
+    result = worker.finish(key, sample)
+    for message in (result, result, replace(result, finish="length")):
+        world.say(worker, message)
+    assert answers(worker) == [(True, ""), (True, ""), (False, "a different result was accepted before")]
+    assert sum(world.state.status()["results_refused"].values()) == 1
+
+
+def test_results_for_leases_that_are_not_ones_own() -> None:
+    world, (one, two) = world_of(2, 2)
+    result = one.finish(*one.open[0])
+    world.say(one, result)
+    world.say(two, result)
+    world.say(two, one.finish(*one.open[0]))
+    world.say(two, replace(result, lease=LeaseId(7)))
+    reasons = ["a different result was accepted before", "the lease is over", "no such lease"]
+    assert answers(two) == [(False, reason) for reason in reasons]
+    assert "no such lease" in world.state.status()["faults"][-1]["text"]
+
+
+def test_a_bad_result_is_refused_and_its_sample_leased_again() -> None:
+    world, (worker,) = world_of(2)
+    key, sample = worker.open[0]
+    world.say(worker, worker.finish(key, sample, tokens=(99,)))
+    assert answers(worker)[0][0] is False
+    world.pass_time(1.0)  # it rests
+    again = [grant for grant in grants(worker) if grant.group == grants(worker)[0].group][-1]
+    assert again.samples == (sample,)
+
+
+def test_a_span_names_only_what_its_worker_said_it_serves() -> None:
+    world, (worker, _) = world_of(2, 2, staleness_max=1, trajectories_per_step=2)
+    result = worker.finish(*worker.open[0])
+    publish_step(world, 1)
+    version, digest = version_key(1).version, version_key(1).digest
+    world.say(worker, replace(result, spans=(Span(0, 3, version, digest),)))
+    assert answers(worker)[-1] == (False, "version 1 is not published, revoked, or not acknowledged by this worker")
+
+
+def test_with_mask_the_last_result_tells_that_a_group_is_too_old() -> None:
+    """Until it is whole it might still get a token that counts; then it makes room at once."""
+    world, (slow, _) = world_of(2, 2, staleness_max=1, over_stale="mask", trajectories_per_step=2)
+    first, last = slow.open
+    world.say(slow, slow.finish(*first))
+    late = slow.finish(*last)
+    publish_step(world, 1)
+    publish_step(world, 2)
+    world.say(slow, late)
+    assert dropped(world) == ["stale"]
+
+
+def test_too_many_bad_results_end_the_group() -> None:
+    world, (worker,) = world_of(1, group_size=1, trajectories_per_step=1)
+    for _ in range(BAD_RESULTS_MAX):
+        world.say(worker, worker.finish(*worker.open[0], tokens=(99,)))
+        reasons = dropped(world)
+        world.pass_time(REST_S_MAX)
+        world.connect(worker.name, slots=1)
+    assert reasons[0].startswith("result:")
+
+
+def test_silence_gives_the_open_samples_to_somebody_else() -> None:
+    world, (one, two) = world_of(2, 2, staleness_max=0, trajectories_per_step=2)
+    world.say(one, one.finish(*one.open[0]))
+    before = grants(one)[0]
+    while world.now < SILENCE_S:
+        world.pass_time(2.0)
+        world.say(two, LeaseProgress(LeaseId(0), 0, ()))
+    after = grants(two)[-1]
+    assert (after.lease, after.attempt, after.samples) == (before.lease, 1, (1,))
+    assert any(isinstance(m, LeaseCancelled) for m in two.inbox)  # of the lease it never had
+
+
+def test_a_late_result_of_an_earlier_attempt_still_counts() -> None:
+    world, (one, two) = world_of(2, 2, staleness_max=0, trajectories_per_step=2)
+    key, _ = one.open[0]
+    late = [one.finish(key, sample) for sample in (0, 1)]
+    world.say(one, LeaseFailed(key.lease, key.attempt, "engine fault"))
+    assert grants(two)[-1].attempt == 1
+    for result in late:
+        world.say(one, result)
+    assert answers(one) == [(True, ""), (True, "")]
+    assert two.leases == {}  # cancelled: nothing is left to do
+    world.say(two, LeaseProgress(key.lease, 1, ()))
+    world.drain()
+    assert world.state.status()["groups"]["buffered"] == 1
+
+
+def test_failed_leases_end_the_group_and_a_failing_worker_rests() -> None:
+    world, (worker,) = world_of(2, staleness_max=0, trajectories_per_step=2)
+    for _ in range(LEASE_FAILURES_MAX + 1):
+        key = next(iter(worker.leases))
+        worker.forget(key)
+        world.say(worker, LeaseFailed(key.lease, key.attempt, "engine fault"))
+        reasons = dropped(world)
+        assert not worker.leases
+        while not worker.leases:
+            world.pass_time(0.5)
+            world.say(worker, Heartbeat(0))
+    assert reasons == ["lease: its leases failed"]
+    assert grants(worker)[-1].group > grants(worker)[0].group
+
+
+def test_a_reconnected_worker_keeps_its_leases_and_loses_what_it_forgot() -> None:
+    world, (worker,) = world_of(4)
+    kept, lost = worker.leases
+    worker.forget(lost)
+    worker.leases[HeldLease(LeaseId(9), 0)] = grants(worker)[0]
+    world.connect(worker.name, slots=4)
+    welcome = next(m for m in worker.inbox[::-1] if type(m).__name__ == "Welcome")
+    assert (welcome.keep, welcome.cancel) == ((kept,), (HeldLease(LeaseId(9), 0),))  # type: ignore[attr-defined]
+    assert grants(worker)[-1].attempt == 1
+
+
+def test_a_goodbye_frees_the_work_at_once() -> None:
+    world, (one, two) = world_of(2, 4, staleness_max=0, trajectories_per_step=2)
+    owner, other = (one, two) if one.leases else (two, one)
+    world.say(owner, Goodbye("stopping"))
+    assert [grant.attempt for grant in grants(other)] == [1]
+
+
+def test_a_failed_reward_ends_its_group_and_is_said() -> None:
+    world, (worker,) = world_of(2)
+    world.reward = lambda cursor, sample: None
+    world.say(worker, worker.finish(*worker.open[0]))
+    actions = world.handle(world.pending.pop())
+    assert dropped(world) == ["reward: crashed"]
+    assert any(isinstance(action, Note) and action.kind == "reward" for action in actions)
+    assert any(isinstance(a, Persist) and isinstance(a.record, PromptTaken) for a in actions)  # a new prompt
+
+
+def test_a_reward_that_is_no_number_is_a_failed_one() -> None:
+    world, (worker,) = world_of(2)
+    world.say(worker, worker.finish(*worker.open[0]))
+    world.pending.clear()
+    world.handle(SampleScored(GroupId(0), 0, float("inf"), ""))
+    assert len(dropped(world)) == 1
+
+
+def test_groups_without_variance_are_filtered_so_often() -> None:
+    world, _ = world_of(2, staleness_max=0)
+    world.reward = lambda cursor, sample: 1.0
+    request = world.ask_batch(1)
+    world.work()
+    assert request in world.replies
+    status = world.state.status()
+    assert status["groups_dropped"] == {"filtered": 8}  # 4 R = 16 trajectories
+    assert status["trajectories"]["dropped"] == 16
+    kept = {each.length for stored in world.ledger.groups.values() for each in stored.record.trajectories}
+    assert [status["answer_tokens"]] == [{"filtered": length} for length in kept]  # all are as long as each other
+
+
+def test_prompts_beyond_the_vocabulary_stop_the_run() -> None:
+    world = World()
+    world.handle(PromptDrawn(0, pack_tokens([1, 99])))
+    assert isinstance(world.actions[0], StopRun)
+    assert "prompt 0" in str(world.stopped)
+
+
+@pytest.mark.parametrize("tokens", [b"", b"123"])
+def test_malformed_prompts_stop_the_run(tokens: bytes) -> None:
+    world = World()
+    world.handle(PromptDrawn(0, tokens))
+    assert world.stopped is not None
+
+
+def test_a_restart_scores_and_leases_what_is_open() -> None:
+    world, (worker,) = world_of(2)
+    key, _ = worker.open[0]
+    world.say(worker, worker.finish(key, 0))
+    group = grants(worker)[0].group
+    world.crash()
+    assert key in worker.leases  # it goes on
+    scoring = [event for event in world.pending if isinstance(event, SampleScored)]
+    assert [(event.group, event.sample) for event in scoring] == [(group, 0)]
+    assert len(grants(worker)) == 1
+    world.say(worker, worker.finish(key, 1))
+    assert answers(worker)[-1] == (True, "")
+
+
+def test_a_changed_group_size_drops_what_does_not_fit() -> None:
+    world, (worker,) = world_of(2)
+    world.say(worker, worker.finish(worker.open[0][0], 1))
+    world.rules = rules(group_size=1)
+    world.crash()
+    assert world.state.status()["groups_dropped"] == {"rules": 1}

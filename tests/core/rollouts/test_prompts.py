@@ -1,0 +1,29 @@
+"""Prompts are drawn ahead, taken by cursor, and used again when their group aged out."""
+
+from echo2d.core.cluster.events import DrawPrompt
+from echo2d.core.rollouts.prompts import AHEAD_MAX, Prompt, Prompts
+
+
+def test_drawn_ahead_and_taken_in_order() -> None:
+    prompts = Prompts(7)
+    assert prompts.ask(2) == [DrawPrompt(7), DrawPrompt(8)]
+    assert prompts.ask(2) == []
+    prompts.drawn(8, b"8")
+    prompts.drawn(7, b"7")
+    prompts.drawn(99, b"?")  # never asked for
+    prompts.check()
+    assert [prompts.take(), prompts.take(), prompts.take()] == [Prompt(7, b"7"), Prompt(8, b"8"), None]
+
+
+def test_given_back_ones_come_first_and_count() -> None:
+    prompts = Prompts(0)
+    prompts.give_back(Prompt(3, b"3"))
+    assert prompts.ask(1) == []
+    assert prompts.take() == Prompt(3, b"3")
+    assert prompts.ask(1) == [DrawPrompt(0)]
+
+
+def test_never_more_than_the_limit() -> None:
+    prompts = Prompts(0)
+    assert len(prompts.ask(10 * AHEAD_MAX)) == AHEAD_MAX
+    prompts.check()

@@ -1,0 +1,109 @@
+"""The chunk codec: which mode is chosen, and what is refused whatever the mode."""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from echo2d.core.weights.delta import Mode, decode_chunk, encode_chunk
+from echo2d.errors import IntegrityFault
+
+RNG = np.random.default_rng(7)
+WORDS = (RNG.standard_normal(1 << 17).astype(np.float32).view(np.uint32) >> 16).astype("<u2").tobytes()
+
+
+def changed(share: float, *, by: Sequence[int] = (-1, 1)) -> bytes:
+    """WORDS with this share of them changed."""
+    words = np.frombuffer(WORDS, "<u2").copy()
+    places = RNG.permutation(words.size)[: round(share * words.size)]
+    words[places] += RNG.choice(np.array(by).astype(np.uint16), places.size)
+    return words.tobytes()
+
+
+def test_an_unchanged_chunk_is_same() -> None:
+    encoded = encode_chunk(WORDS, bytearray(WORDS))
+    assert (encoded.mode, encoded.payload) == (Mode.SAME, b"")
+    assert decode_chunk(Mode.SAME, b"", len(WORDS), memoryview(WORDS)) == WORDS
+
+
+@pytest.mark.parametrize(
+    ("share", "mode", "most"),
+    [(0.0001, Mode.SPARSE, 0.003), (0.01, Mode.SPARSE, 0.0074), (0.1, Mode.SPARSE, 0.042), (0.14, Mode.SPARSE, 0.053),
+     (0.16, Mode.DENSE, 0.066), (0.5, Mode.DENSE, 0.12), (1.0, Mode.DENSE, 0.085)],
+)  # fmt: skip
+def test_a_changed_chunk_takes_what_its_changes_take(share: float, mode: Mode, most: float) -> None:
+    new = changed(share)
+    encoded = encode_chunk(memoryview(new), memoryview(WORDS))
+    assert encoded.mode == mode
+    assert len(encoded.payload) < most * len(new)
+    assert decode_chunk(mode, memoryview(encoded.payload), len(new), memoryview(WORDS)) == new
+
+
+def test_one_odd_byte_is_sparse() -> None:
+    encoded = encode_chunk(WORDS + b"a", WORDS + b"b")
+    assert (encoded.mode, len(encoded.payload)) == (Mode.SPARSE, 17)
+    assert decode_chunk(Mode.SPARSE, encoded.payload, len(WORDS) + 1, WORDS + b"b") == WORDS + b"a"
+
+
+def test_weights_are_full() -> None:
+    encoded = encode_chunk(memoryview(WORDS), RNG.bytes(len(WORDS)))
+    assert encoded.mode == Mode.FULL
+    assert len(encoded.payload) < 0.72 * len(WORDS)
+    assert decode_chunk(encoded.mode, bytearray(encoded.payload), len(WORDS)) == WORDS
+
+
+def test_noise_is_raw() -> None:
+    noise = RNG.bytes(10_001)
+    for base in (None, RNG.bytes(10_001), RNG.bytes(9)):
+        encoded = encode_chunk(noise, base)
+        assert (encoded.mode, encoded.payload) == (Mode.RAW, noise)
+    assert decode_chunk(encoded.mode, encoded.payload, len(noise)) == noise
+
+
+def test_float32_comes_back() -> None:
+    """Its low halves change wherever anything does; the high ones seldom."""
+    base = RNG.standard_normal(1 << 14).astype(np.float32)
+    new = base * np.float32(1 + 1e-5)
+    encoded = encode_chunk(new.tobytes(), base.tobytes())
+    assert len(encoded.payload) < 0.62 * new.nbytes
+    assert decode_chunk(encoded.mode, encoded.payload, new.nbytes, base.tobytes()) == new.tobytes()
+
+
+def test_a_base_of_another_length_is_never_same() -> None:
+    assert encode_chunk(WORDS, WORDS + b"\0").mode == Mode.FULL
+
+
+def test_chunks_are_independent_of_each_other() -> None:
+    """Whatever other threads encode meanwhile."""
+    news = [changed(share) for share in (0.0, 0.01, 0.1, 0.3, 1.0)] * 4
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda new: encode_chunk(new, WORDS), news))
+    assert together == [encode_chunk(new, WORDS) for new in news]
+
+
+def test_the_mode_numbers_are_fixed() -> None:
+    assert [(mode.name, mode.value) for mode in Mode] == [
+        ("SAME", 0), ("RAW", 1), ("FULL", 2), ("SPARSE", 3), ("DENSE", 4),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("mode", "payload", "base"),
+    [
+        (Mode.SAME, b"", None),
+        (Mode.SAME, b"", b"1234567"),
+        (Mode.SAME, b"x", b"12345678"),
+        (Mode.RAW, b"1234567", None),
+        (Mode.RAW, b"123456789", None),
+        (Mode.FULL, b"", None),
+        (Mode.SPARSE, b"", b"12345678"),
+        (Mode.SPARSE, bytes(16), None),
+        (Mode.SPARSE, bytes(16), b"1234567"),
+        (Mode.DENSE, b"", b"12345678"),
+        (Mode.DENSE, bytes(12), None),
+    ],
+)
+def test_wrong_payloads_are_refused(mode: Mode, payload: bytes, base: bytes | None) -> None:
+    with pytest.raises(IntegrityFault):
+        decode_chunk(mode, payload, 8, base)

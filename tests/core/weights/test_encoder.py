@@ -1,0 +1,83 @@
+"""Chunks become segments within the limits of bytes and of the table."""
+
+import pytest
+
+from echo2d.core.base.canonical import digest_of
+from echo2d.core.base.ids import ChunkId
+from echo2d.core.weights.delta import Mode
+from echo2d.core.weights.encoder import FormBuilder, Segment
+from echo2d.core.weights.encoding import (
+    FRAME_BYTES_MAX,
+    NO_BASE,
+    RECORD_TABLE_BYTES,
+    SEGMENT_BYTES_MAX,
+    TABLE_BYTES_MAX,
+    ChunkRecord,
+    encode_record,
+)
+from echo2d.core.weights.manifest import CHUNK_BYTES, FileEntry
+from tests.support.encodings import build_form, facts
+
+ZEROS = bytes(CHUNK_BYTES)
+
+
+def test_a_segment_holds_sixty_four_mebibytes() -> None:
+    builder = FormBuilder(facts(), (FileEntry("a.json", 10 * CHUNK_BYTES, 0),))
+    segments: list[Segment] = []
+    for chunk in range(10):
+        full = builder.add(ChunkRecord(ChunkId(chunk), Mode.RAW, CHUNK_BYTES, NO_BASE, digest_of(b"")), ZEROS)
+        segments += [] if full is None else [full]
+        builder.check()
+    segments.append(builder.finish())
+    builder.check()
+    assert [(segment.table.wire_bytes, segment.table.first_chunk) for segment in segments] == [
+        (SEGMENT_BYTES_MAX, 0),
+        (2 * CHUNK_BYTES, 8),
+    ]
+    assert segments[0].table.files == (FileEntry("a.json", 10 * CHUNK_BYTES, 0),)
+    assert segments[1].table.files == ()
+
+
+def test_a_full_table_closes_a_segment() -> None:
+    count = TABLE_BYTES_MAX // RECORD_TABLE_BYTES + 1
+    builder = FormBuilder(facts("delta"), (FileEntry("a.json", count * CHUNK_BYTES, 0),))
+    closed = [
+        full
+        for chunk in range(count)
+        if (full := builder.add(ChunkRecord(ChunkId(chunk), Mode.SAME, 0, bytes(range(16)), digest_of(b"")), b""))
+    ]
+    builder.check()
+    last = builder.finish()
+    (first,) = closed
+    assert TABLE_BYTES_MAX - 256 < len(first.table.encode()) <= TABLE_BYTES_MAX
+    assert len(first.table.records) + len(last.table.records) == count
+
+
+def test_frames_carry_the_encoded_chunks() -> None:
+    contents = {"a.json": b"{}" * 70_000, "b.txt": b"hello"}
+    form = build_form(facts(), contents)
+    (segment,) = form.segments
+    carried = b"".join(bytes(payload) for _, payload in segment.frames(form.facts.frame_bytes))
+    assert carried == b"".join(encode_record(ChunkId(0), contents[path])[1] for path in sorted(contents))
+    for span, payload in segment.frames(form.facts.frame_bytes):
+        assert (len(payload), digest_of(payload)) == (span.length, span.digest)
+
+
+def test_totals_count_frames_and_tables() -> None:
+    contents = {f"{index:02d}.txt": bytes([index]) * 50_000 for index in range(9)}
+    form = build_form(facts(), contents, segment_bytes=1000)
+    totals = form.roots[-1].totals
+    assert totals is not None
+    assert totals.wire_bytes == sum(each.table.wire_bytes + len(each.table.encode()) for each in form.segments)
+    assert totals.full_bytes == 9 * 50_000
+    assert totals.snapshot == form.manifest.digest
+    assert len(form.segments) > 1
+
+
+def test_segments_cannot_be_larger_than_the_limit() -> None:
+    with pytest.raises(AssertionError):
+        FormBuilder(facts(), (), segment_bytes=SEGMENT_BYTES_MAX + 1)
+
+
+def test_the_largest_frames_fit_the_numbering() -> None:
+    assert SEGMENT_BYTES_MAX // FRAME_BYTES_MAX < 1 << 20

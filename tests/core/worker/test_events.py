@@ -1,0 +1,22 @@
+"""Every event that the worker's parts name is one the worker's machine takes, every action one it may give."""
+
+from typing import get_args
+
+from echo2d.core.relay import events as relay_events
+from echo2d.core.worker import events as worker_events
+from echo2d.core.worker import state as worker_state
+
+
+def names(union: object) -> set[str]:
+    return {cls.__name__ for cls in get_args(union)}
+
+
+def test_the_events_of_all_parts_come_in() -> None:
+    assert names(worker_events.VersionEvent) <= names(worker_state.Event)
+    assert names(relay_events.Event) <= names(worker_state.Event)
+
+
+def test_the_actions_of_all_parts_go_out_or_become_messages() -> None:
+    became_messages = {"ReportEdgeBroken", "Accuse", "FormArrived", "FrameGone"}
+    assert names(worker_events.LeaseAction) | names(worker_events.VersionAction) <= names(worker_state.Action)
+    assert names(relay_events.Action) - became_messages <= names(worker_state.Action)

@@ -1,0 +1,301 @@
+"""Leases of one worker: granted, generated, reported, answered, kept over reconnections."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from echo2d.core.base.ids import Digest, Epoch, GroupId, LeaseId, PeerId, PublishSeq, RunId, Version
+from echo2d.core.protocol.control_messages import (
+    PROGRESS_S,
+    Finish,
+    HeldLease,
+    LeaseFailed,
+    LeaseGranted,
+    LeaseProgress,
+    SampleAnswered,
+    SampleFinished,
+    Span,
+    VersionKey,
+    Welcome,
+)
+from echo2d.core.protocol.trajectory import pack_tokens, unpack_tokens
+from echo2d.core.worker.events import (
+    AbortGeneration,
+    LabelSpan,
+    LeaseAction,
+    SampleProgressed,
+    SendControl,
+    StartGeneration,
+)
+from echo2d.core.worker.leases import ENGINE_STALL_S, LEASES_MAX, RESULTS_MAX, Leases
+
+SLOTS = 4
+V1, V2 = (VersionKey(Version(n), Digest(bytes([n]) * 32)) for n in (1, 2))
+LABELS = {"1-a": V1, "2-b": V2}
+
+
+def a_lease(number: int = 1, *, samples: tuple[int, ...] = (0, 1), oldest: int = 0) -> LeaseGranted:
+    return LeaseGranted(
+        LeaseId(number), 1, GroupId(9), pack_tokens([5, 6]), samples, 10, 1.0, 1.0, (), Version(oldest), 15.0
+    )  # fmt: skip
+
+
+def key(number: int = 1) -> HeldLease:
+    return HeldLease(LeaseId(number), 1)
+
+
+def output(
+    tokens: int, *, start: int = 0, lease: int = 1, sample: int = 0, label: str = "1-a", finish: Finish | None = None
+) -> SampleProgressed:
+    spans = (LabelSpan(start, start + tokens, label),) if tokens else ()
+    words = tuple(range(start, start + tokens))
+    return SampleProgressed(LeaseId(lease), 1, sample, words, (-0.5,) * tokens, spans, finish)
+
+
+def welcome(*kept: HeldLease) -> Welcome:
+    return Welcome(PeerId("p"), RunId("run"), Epoch(1), PublishSeq(1), 2.0, kept, ())
+
+
+def sent(actions: list[LeaseAction], kind: type) -> list[object]:
+    return [each.message for each in actions if isinstance(each, SendControl) and isinstance(each.message, kind)]
+
+
+@pytest.fixture
+def leases() -> Iterator[Leases]:
+    leases = Leases(SLOTS)
+    leases.confirmed(V1, now=0.0)
+    yield leases
+    leases.check()
+
+
+def test_a_lease_starts_and_ends_with_its_results(leases: Leases) -> None:
+    assert leases.granted(a_lease(), V1, now=0.0) == [StartGeneration(a_lease())]
+    assert (leases.running, leases.held()) == (2, (key(),))
+    assert leases.progressed(output(3), LABELS, now=1.0) == []
+    [first] = sent(leases.progressed(output(2, start=3, finish="stop"), LABELS, now=1.0), SampleFinished)
+    assert isinstance(first, SampleFinished)
+    assert unpack_tokens(first.tokens).tolist() == [0, 1, 2, 3, 4]
+    assert first.spans == (Span(0, 5, *_parts(V1)),)
+    leases.progressed(output(1, sample=1, finish="length"), LABELS, now=1.0)
+    assert (leases.running, leases.held()) == (0, (key(),))
+    for sample in (0, 1):
+        leases.answered(SampleAnswered(LeaseId(1), 1, sample, True, ""))
+    assert leases.idle
+
+
+def _parts(version: VersionKey) -> tuple[Version, Digest]:
+    return version.version, version.digest
+
+
+@pytest.mark.parametrize(
+    ("serving", "lease", "reason"),
+    [
+        (None, a_lease(), "no version is served"),
+        (V1, a_lease(oldest=2), "version 1 is served, 2 or newer is needed"),
+        (V1, a_lease(samples=()), "malformed lease: samples"),
+        (V1, a_lease(samples=(1, 1)), "malformed lease: samples"),
+        (V1, replace(a_lease(), prompt=b"abc"), "malformed lease: prompt"),
+        (V1, replace(a_lease(), prompt=b""), "malformed lease: prompt"),
+        (V1, replace(a_lease(), max_new_tokens=0), "malformed lease: max_new_tokens"),
+        (V1, replace(a_lease(), temperature=math.nan), "malformed lease: sampling parameters"),
+    ],
+)
+def test_what_cannot_be_worked_on_is_given_back(
+    leases: Leases, serving: VersionKey | None, lease: LeaseGranted, reason: str
+) -> None:
+    assert leases.granted(lease, serving, now=0.0) == [SendControl(LeaseFailed(LeaseId(1), 1, reason))]
+    assert leases.idle
+
+
+def test_leases_wait_for_slots_in_order(leases: Leases) -> None:
+    leases.granted(a_lease(1), V1, now=0.0)
+    leases.granted(a_lease(2, samples=(0, 1, 2)), V1, now=0.0)
+    assert leases.granted(a_lease(3), V1, now=0.0) == [], "a large lease is not overtaken"
+    assert leases.running == 2
+    assert leases.cancelled(key(1), now=1.0) == [
+        AbortGeneration(LeaseId(1), 1),
+        StartGeneration(a_lease(2, samples=(0, 1, 2))),
+    ]
+    assert leases.cancelled(key(2), now=1.0)[1:] == [StartGeneration(a_lease(3))]
+
+
+def test_a_lease_larger_than_all_slots_runs_alone(leases: Leases) -> None:
+    large = a_lease(samples=tuple(range(SLOTS + 1)))
+    assert leases.granted(large, V1, now=0.0) == [StartGeneration(large)]
+    leases.check()
+
+
+def test_progress_tells_new_tokens_every_two_seconds(leases: Leases) -> None:
+    leases.granted(a_lease(), V1, now=0.0)
+    leases.progressed(output(3), LABELS, now=0.5)
+    assert leases.report(now=1.0) == []
+    assert leases.wake_at() == PROGRESS_S
+    [message] = sent(leases.report(now=PROGRESS_S), LeaseProgress)
+    assert isinstance(message, LeaseProgress)
+    assert [(delta.sample, delta.spans) for delta in message.samples] == [(0, (Span(0, 3, *_parts(V1)),))]
+    leases.progressed(output(2, start=3), LABELS, now=2.5)
+    [message] = sent(leases.report(now=2 * PROGRESS_S), LeaseProgress)
+    assert isinstance(message, LeaseProgress)
+    assert message.samples[0].spans == (Span(3, 5, *_parts(V1)),)
+    assert sent(leases.report(now=3 * PROGRESS_S), LeaseProgress) == [LeaseProgress(LeaseId(1), 1, ())]
+
+
+def test_a_stuck_engine_does_not_keep_its_lease(leases: Leases) -> None:
+    leases.granted(a_lease(), V1, now=0.0)
+    leases.progressed(output(1), LABELS, now=50.0)
+    actions = leases.report(now=50.0 + ENGINE_STALL_S)
+    assert actions[1] == AbortGeneration(LeaseId(1), 1)
+    assert sent(actions, LeaseFailed) == [LeaseFailed(LeaseId(1), 1, "no token for 120 s")]
+
+
+@pytest.mark.parametrize(
+    ("bad", "word"),
+    [
+        (output(1, label="9-z"), "never given: '9-z'"),
+        (output(1, start=4), "a span [4, 5) after token 2"),
+        (replace(output(2, start=2), spans=()), "spans up to 2 for 4 tokens"),
+        (replace(output(1, start=2), logprobs=(math.nan,)), "no logarithm"),
+        (replace(output(1, start=2), logprobs=(0.5,)), "no logarithm"),
+        (replace(output(1, start=2), logprobs=()), "1 tokens, 0 logprobs"),
+        (output(9, start=2), "11 in all"),
+        (output(1, start=2, sample=5), "an unknown sample"),
+    ],
+)
+def test_output_that_makes_no_sense_ends_the_lease(leases: Leases, bad: SampleProgressed, word: str) -> None:
+    leases.granted(a_lease(), V1, now=0.0)
+    leases.progressed(output(2), LABELS, now=0.0)
+    actions = leases.progressed(bad, LABELS, now=0.0)
+    assert actions[1] == AbortGeneration(LeaseId(1), 1)
+    [failed] = sent(actions, LeaseFailed)
+    assert isinstance(failed, LeaseFailed)
+    assert word in failed.reason
+
+
+def test_versions_never_go_back_within_a_sample(leases: Leases) -> None:
+    leases.granted(a_lease(oldest=1), V1, now=0.0)
+    leases.progressed(output(2, label="2-b"), LABELS, now=0.0)
+    [failed] = sent(leases.progressed(output(1, start=2), LABELS, now=0.0), LeaseFailed)
+    assert isinstance(failed, LeaseFailed)
+    assert "tokens of version 1 after 2" in failed.reason
+
+
+def test_results_wait_until_their_version_is_confirmed(leases: Leases) -> None:
+    leases.granted(a_lease(samples=(0,)), V1, now=0.0)
+    leases.progressed(output(1), LABELS, now=0.0)
+    assert leases.progressed(output(1, start=1, label="2-b", finish="stop"), LABELS, now=0.0) == []
+    assert sent(leases.welcomed(welcome(key()), now=0.0), SampleFinished) == []
+    [result] = sent(leases.confirmed(V2, now=0.0), SampleFinished)
+    assert isinstance(result, SampleFinished)
+    assert [span.version for span in result.spans] == [1, 2]
+
+
+def test_results_of_a_refit_in_doubt_are_nobodys(leases: Leases) -> None:
+    leases.granted(a_lease(samples=(0,)), V1, now=0.0)
+    leases.progressed(output(1, label="2-b", finish="stop"), LABELS, now=0.0)
+    assert leases.doubted(V2, now=0.0) == [SendControl(LeaseFailed(LeaseId(1), 1, "a refit failed"))]
+    assert leases.idle
+
+
+def told(actions: list[LeaseAction], sample: int = 0) -> list[int]:
+    """The tokens of this sample in progress messages."""
+    messages = [message for message in sent(actions, LeaseProgress) if isinstance(message, LeaseProgress)]
+    deltas = [delta for message in messages for delta in message.samples if delta.sample == sample]
+    return [token for delta in deltas for token in unpack_tokens(delta.tokens).tolist()]
+
+
+def test_progress_names_confirmed_versions_only(leases: Leases) -> None:
+    leases.granted(a_lease(), V1, now=0.0)
+    leases.progressed(output(2), LABELS, now=0.0)
+    leases.progressed(output(2, start=2, label="2-b"), LABELS, now=0.0)
+    assert leases.served() == (V1,)
+    first = leases.report(now=PROGRESS_S)
+    assert told(first) == [0, 1]
+    leases.progressed(output(1, start=4, label="2-b"), LABELS, now=3.0)
+    assert told(leases.report(now=2 * PROGRESS_S)) == []
+    leases.confirmed(V2, now=5.0)
+    assert leases.served() == (V1, V2)
+    [again] = sent(leases.report(now=3 * PROGRESS_S), LeaseProgress)
+    assert isinstance(again, LeaseProgress)
+    assert again.samples[0].spans == (Span(2, 5, *_parts(V2)),)
+
+
+@pytest.mark.parametrize("end", ["stop", "engine fault", "stall"])
+def test_what_a_lease_has_is_told_before_it_is_given_back(leases: Leases, end: str) -> None:
+    leases.granted(a_lease(), V1, now=0.0)
+    leases.progressed(output(2), LABELS, now=0.0)
+    leases.report(now=PROGRESS_S)
+    leases.progressed(output(3, start=2), LABELS, now=2.5)
+    if end == "stop":
+        actions = leases.give_back("SIGTERM")
+    elif end == "stall":
+        actions = leases.report(now=2.5 + ENGINE_STALL_S)
+    else:
+        actions = leases.failed(key(), "engine fault", now=3.0)
+    assert told(actions) == [2, 3, 4]
+    assert [type(each.message) for each in actions if isinstance(each, SendControl)] == [LeaseProgress, LeaseFailed]
+
+
+def test_of_a_revoked_version_nothing_is_told(leases: Leases) -> None:
+    leases.confirmed(V2, now=0.0)
+    leases.granted(a_lease(), V1, now=0.0)
+    leases.progressed(output(2), LABELS, now=0.0)
+    leases.progressed(output(2, start=2, label="2-b"), LABELS, now=0.0)
+    assert told(leases.revoked([V2], now=1.0)) == [0, 1]
+
+
+def test_a_new_connection_hears_everything_again(leases: Leases) -> None:
+    leases.granted(a_lease(1), V1, now=0.0)
+    leases.granted(a_lease(2), V1, now=0.0)
+    leases.progressed(output(3), LABELS, now=0.0)
+    leases.report(now=PROGRESS_S)
+    leases.progressed(output(1, lease=2, finish="stop"), LABELS, now=3.0)
+    leases.progressed(output(1, lease=2, sample=1, finish="stop"), LABELS, now=3.0)
+    actions = leases.welcomed(welcome(key(1), key(2)), now=5.0)
+    assert len(sent(actions, SampleFinished)) == 2
+    [again] = sent(leases.report(now=5.0), LeaseProgress)
+    assert isinstance(again, LeaseProgress)
+    assert again.samples[0].spans == (Span(0, 3, *_parts(V1)),)
+
+
+def test_what_a_welcome_does_not_keep_ends(leases: Leases) -> None:
+    leases.granted(a_lease(1), V1, now=0.0)
+    leases.granted(a_lease(2, samples=(0,)), V1, now=0.0)
+    leases.progressed(output(1, lease=2, finish="stop"), LABELS, now=0.0)
+    assert leases.welcomed(welcome(), now=1.0) == [AbortGeneration(LeaseId(1), 1)]
+    assert leases.idle
+
+
+def test_revoked_tokens_are_forgotten(leases: Leases) -> None:
+    leases.granted(a_lease(1), V1, now=0.0)
+    leases.granted(a_lease(2), V1, now=0.0)
+    leases.progressed(output(1, finish="stop"), LABELS, now=0.0)
+    leases.progressed(output(1, sample=1), LABELS, now=0.0)
+    leases.progressed(output(1, lease=2, label="2-b"), LABELS, now=0.0)
+    actions = leases.revoked([V1], now=1.0)
+    assert sent(actions, LeaseFailed) == [LeaseFailed(LeaseId(1), 1, "its version was revoked")]
+    assert leases.held() == (key(2),)
+
+
+def test_late_events_of_ended_leases_are_ignored(leases: Leases) -> None:
+    assert leases.progressed(output(1), LABELS, now=0.0) == []
+    assert leases.failed(key(), "late", now=0.0) == []
+    leases.answered(SampleAnswered(LeaseId(1), 1, 0, True, ""))
+    leases.granted(a_lease(), V1, now=0.0)
+    assert leases.granted(a_lease(), V1, now=0.0) == [], "a repeat"
+
+
+def test_everything_is_bounded(leases: Leases) -> None:
+    for number in range(LEASES_MAX):
+        leases.granted(a_lease(number), V1, now=0.0)
+    [failed] = sent(leases.granted(a_lease(LEASES_MAX), V1, now=0.0), LeaseFailed)
+    assert isinstance(failed, LeaseFailed)
+    assert failed.reason == "too many leases"
+    assert len(leases.give_back("stop")) == LEASES_MAX + SLOTS // 2
+    for number in range(RESULTS_MAX):
+        leases.granted(a_lease(number, samples=(0,)), V1, now=0.0)
+        leases.progressed(output(1, lease=number, finish="stop"), LABELS, now=0.0)
+    [failed] = sent(leases.granted(a_lease(RESULTS_MAX), V1, now=0.0), LeaseFailed)
+    assert isinstance(failed, LeaseFailed)
+    assert failed.reason == "too many unanswered results"

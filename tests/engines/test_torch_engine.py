@@ -1,0 +1,362 @@
+"""The parts of the torch engine, and what it does beyond the contract suite."""
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import BloomConfig, GPT2Config, MambaConfig, MistralConfig, Qwen3MoeConfig
+
+from echo2d.engines.base import Engine, GenerateRequest, SampleDelta
+from echo2d.engines.layout import file_tensor_digests
+from echo2d.engines.stream import RequestStream
+from echo2d.engines.torch_engine import TorchEngine
+from echo2d.engines.torch_engine.batch import PREFILL_TOKENS_MAX, Batch
+from echo2d.engines.torch_engine.decoder import Decoder, DecoderOptions, Output
+from echo2d.engines.torch_engine.policy import Policy, build, prepare
+from echo2d.engines.torch_engine.sampling import Chances, draw
+from echo2d.errors import EngineFault, OperatorFault
+from tests.support.engine_harness import VOCAB_SIZE, load_model, save_random_model, score, tiny_config
+
+CPU = torch.device("cpu")
+SMALL = {"vocab_size": VOCAB_SIZE, "bos_token_id": None, "eos_token_id": None, "initializer_range": 0.2}
+LLAMA_LIKE = SMALL | {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}  # fmt: skip
+MOE = {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+FAMILIES = {
+    "qwen3": tiny_config(),
+    "window of 4": MistralConfig(**LLAMA_LIKE, sliding_window=4),
+    "experts": Qwen3MoeConfig(**LLAMA_LIKE, **MOE),
+    "learned positions": GPT2Config(**SMALL, n_embd=32, n_layer=2, n_head=4, n_positions=128),
+    "alibi": BloomConfig(**SMALL, hidden_size=32, n_layer=2, n_head=4),
+}
+
+
+def saved(folder: Path, rng_seed: int = 0, **changes: Any) -> Path:
+    save_random_model(folder, tiny_config(**changes), rng_seed=rng_seed)
+    return folder
+
+
+def loaded(snapshot: Path) -> Policy:
+    return build(prepare(snapshot, None, torch.float32), torch.float32, CPU)
+
+
+# sampling
+
+
+def table(
+    rows: int, *, temperature: float = 1.0, top_p: float = 1.0, uniform: Sequence[float] | None = None
+) -> Chances:
+    return Chances([temperature] * rows, [top_p] * rows, list(uniform) if uniform is not None else [0.5] * rows)
+
+
+def test_tokens_are_drawn_by_their_probability() -> None:
+    """Evenly spread uniforms meet each token in proportion to its probability at this temperature."""
+    logits = torch.tensor([[0.0, 1.0, 3.0, -2.0]])
+    count = 1000
+    chances = table(count, temperature=2.0, uniform=[(i + 0.5) / count for i in range(count)])
+    tokens, logprobs = draw(logits.expand(count, 4), chances)
+    truth = torch.log_softmax(logits[0] / 2.0, dim=-1)
+    assert logprobs == pytest.approx(truth[torch.tensor(tokens)].tolist(), abs=1e-6)
+    for token in range(4):
+        assert tokens.count(token) / count == pytest.approx(truth[token].exp().item(), abs=2 / count)
+
+
+def test_greedy_takes_the_likeliest_and_scores_it_at_temperature_1() -> None:
+    logits = torch.tensor([[0.0, 1.0, 3.0, -2.0]])
+    tokens, logprobs = draw(logits, table(1, temperature=0.0, uniform=[0.0]))
+    assert tokens == [2]
+    assert logprobs == pytest.approx([torch.log_softmax(logits[0], dim=-1)[2].item()])
+
+
+def test_top_p_limits_the_draw_but_not_the_logprob() -> None:
+    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().expand(100, 4)
+    uniform = [i / 100 for i in range(100)]
+    tokens, logprobs = draw(logits, table(100, top_p=0.6, uniform=uniform))
+    assert set(tokens) == {0, 1}
+    assert tokens.count(0) == pytest.approx(100 * 0.5 / 0.8, abs=1)
+    assert logprobs[0] == pytest.approx(torch.tensor(0.5).log().item())
+    assert set(draw(logits, table(100, top_p=1e-6, uniform=uniform))[0]) == {0}
+
+
+@pytest.mark.parametrize("uniform", [0.0, 1 - 2**-53])
+def test_an_impossible_token_is_never_drawn(uniform: float) -> None:
+    logits = torch.tensor([[-1e9, 0.0, 0.0, -1e9]])
+    assert draw(logits, table(1, uniform=[uniform]))[0][0] in {1, 2}
+
+
+def test_each_row_has_its_own_parameters() -> None:
+    logits = torch.tensor([[0.0, 1.0, 3.0, -2.0]]).expand(3, 4)
+    mixed = draw(logits, Chances([0.0, 1.0, 0.5], [1.0, 0.5, 1.0], [0.1, 0.9, 0.3]))
+    alone = [
+        draw(logits[:1], Chances([t], [p], [u])) for t, p, u in [(0.0, 1.0, 0.1), (1.0, 0.5, 0.9), (0.5, 1.0, 0.3)]
+    ]
+    assert mixed == ([one[0][0] for one in alone], [one[1][0] for one in alone])
+
+
+# batch
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_come_and_go_without_touching_the_others(tmp_path: Path, family: str) -> None:
+    """Random arrivals and departures: each row's logits stay those of a full forward pass over its tokens alone."""
+    save_random_model(tmp_path, FAMILIES[family], rng_seed=1)
+    chance, model = random.Random(0), load_model(tmp_path)
+    batch, rows = Batch(loaded(tmp_path)), list[list[int]]()
+    with torch.inference_mode():
+        for _ in range(12):
+            contexts = [[chance.randrange(VOCAB_SIZE) for _ in range(chance.randint(1, 9))] for _ in range(2)]
+            batch.add(contexts, [1, 2])
+            batch.check()
+            rows += [list(contexts[row]) for row in (0, 1, 1)]
+            kept = [row for row in range(len(rows)) if chance.random() < 0.7]
+            batch.keep(kept)
+            batch.check()
+            rows = [rows[row] for row in kept]
+            if rows:
+                tokens = [chance.randrange(VOCAB_SIZE) for _ in rows]
+                batch.step(tokens)
+                batch.check()
+                rows = [[*row, token] for row, token in zip(rows, tokens, strict=True)]
+                truth = torch.cat([model(input_ids=torch.tensor([row]), use_cache=False).logits[:, -1] for row in rows])
+                assert (batch.logits - truth).abs().max() < 1e-4
+        batch.keep([])
+        batch.check()
+
+
+def test_a_long_prefill_is_cut_into_passes(tmp_path: Path) -> None:
+    save_random_model(tmp_path, tiny_config(), rng_seed=1)
+    policy = loaded(tmp_path)
+    together, apart = Batch(policy), Batch(policy)
+    contexts = [[i % VOCAB_SIZE] * (PREFILL_TOKENS_MAX // 4 + i) for i in range(6)]
+    with torch.inference_mode():
+        together.add(contexts, [1] * 6)
+        together.check()
+        for context in contexts:
+            apart.add([context], [1])
+    assert (together.logits - apart.logits).abs().max() < 1e-4
+
+
+# policy
+
+
+def test_a_model_without_attention_is_refused(tmp_path: Path) -> None:
+    save_random_model(tmp_path, MambaConfig(vocab_size=VOCAB_SIZE, hidden_size=32, num_hidden_layers=2), rng_seed=0)
+    with pytest.raises(EngineFault, match="KV cache"):
+        loaded(tmp_path)
+
+
+def test_preparing_touches_no_weight(tmp_path: Path) -> None:
+    for version in (0, 1):
+        save_random_model(tmp_path / str(version), tiny_config(), rng_seed=version)
+    policy = loaded(tmp_path / "0")
+    prepared = prepare(tmp_path / "1", policy, torch.float32)
+    assert policy.digests() == file_tensor_digests(tmp_path / "0")
+    assert prepared.target is policy
+    policy.copy(prepared.tensors, prepared.layout)
+    assert policy.digests() == file_tensor_digests(tmp_path / "1")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_what_becomes_of_the_files_does_not_matter_any_more(tmp_path: Path, dtype: torch.dtype) -> None:
+    """A later version is written into them while this one may still be served."""
+    snapshot = saved(tmp_path / "one")
+    policy = build(prepare(snapshot, None, dtype), dtype, CPU)
+    before = policy.digests()
+    weights = snapshot / "model.safetensors"
+    with weights.open("r+b") as file:
+        file.seek(weights.stat().st_size // 2)
+        file.write(bytes(weights.stat().st_size // 2))
+    assert policy.digests() == before
+
+
+def test_weights_under_other_names_are_built_anew(tmp_path: Path) -> None:
+    """transformers computes with the experts of a layer in one tensor; the files hold one each."""
+    save_random_model(tmp_path, FAMILIES["experts"], rng_seed=0)
+    policy = loaded(tmp_path)
+    assert prepare(tmp_path, policy, torch.float32).target is None
+    with pytest.raises(EngineFault, match="nothing to compare"):
+        policy.digests()
+
+
+# decoder
+
+
+def decoder(emitted: list[Output]) -> Decoder:
+    return Decoder(DecoderOptions(CPU, torch.float32, slots_max=4, tokens_per_s_max=None, threads=1), emitted.append)
+
+
+def test_tensors_for_another_model_are_not_copied_into_this_one(tmp_path: Path) -> None:
+    """A refit that was prepared before another model took over."""
+    shallow, deep = saved(tmp_path / "0"), saved(tmp_path / "1", num_hidden_layers=3)
+    one = decoder([])
+    one.swap(prepare(shallow, one.policy, torch.float32), "0-a")
+    late = prepare(shallow, one.policy, torch.float32)
+    one.swap(prepare(deep, one.policy, torch.float32), "1-b")
+    assert one.digests() == file_tensor_digests(deep)
+    one.swap(late, "2-c")
+    assert one.digests() == file_tensor_digests(shallow)
+    one.check()
+
+
+@pytest.mark.may_block
+async def test_a_request_checked_against_another_model_ends(tmp_path: Path) -> None:
+    emitted: list[Output] = []
+    one = decoder(emitted)
+    one.swap(prepare(saved(tmp_path), None, torch.float32), "0-a")
+    stream = RequestStream(2)
+    one.submit(GenerateRequest("r", [1], 2, 5), stream, 0, loaded(tmp_path))
+    assert [(to, delta.sample, delta.finish) for to, delta in emitted[0]] == [
+        (stream, 0, "abort"),
+        (stream, 1, "abort"),
+    ]
+    one.check()
+
+
+# engine
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[TorchEngine]:
+    engine = TorchEngine(threads=1)
+    await engine.start()
+    yield engine
+    await engine.close()
+
+
+async def deltas(engine: Engine, request: GenerateRequest) -> list[SampleDelta]:
+    return [delta async for delta in engine.generate(request)]
+
+
+def tokens_of(found: list[SampleDelta], sample: int = 0) -> list[int]:
+    return [token for delta in found if delta.sample == sample for token in delta.tokens]
+
+
+async def test_end_tokens_of_the_snapshot_end_a_sample(tmp_path: Path, engine: TorchEngine) -> None:
+    snapshot = saved(tmp_path)
+    (snapshot / "generation_config.json").write_text(json.dumps({"eos_token_id": list(range(0, VOCAB_SIZE, 2))}))
+    await engine.refit(snapshot, "0-a")
+    found = await deltas(engine, GenerateRequest("r", [1], 8, 64))
+    for sample in range(8):
+        tokens = tokens_of(found, sample)
+        assert tokens[-1] % 2 == 0
+        assert all(token % 2 == 1 for token in tokens[:-1])
+    assert {delta.finish for delta in found} <= {None, "stop"}
+
+
+async def test_a_seeded_request_does_not_depend_on_its_company(tmp_path: Path, engine: TorchEngine) -> None:
+    await engine.refit(saved(tmp_path), "0-a")
+    seeded = GenerateRequest("seeded", [1, 2], 3, 20, rng_seed=5)
+    alone = await deltas(engine, seeded)
+    async with asyncio.TaskGroup() as tasks:
+        for i in range(5):
+            tasks.create_task(deltas(engine, GenerateRequest(str(i), [i] * (i + 1), 2, 10 + i)))
+        again = tasks.create_task(deltas(engine, seeded))
+    for sample in range(3):
+        assert tokens_of(again.result(), sample) == tokens_of(alone, sample)
+    await engine.check()
+
+
+async def test_short_answers_come_in_one_delta_and_long_ones_in_bundles(tmp_path: Path, engine: TorchEngine) -> None:
+    await engine.refit(saved(tmp_path), "0-a")
+    found = await deltas(engine, GenerateRequest("r", [1], 1, 100))
+    assert max(len(delta.tokens) for delta in found) <= 16
+    assert len(found) < 50
+
+
+async def test_a_slow_engine_keeps_its_pace_and_holds_little_back(tmp_path: Path) -> None:
+    """20 ms a step: what is held back leaves after 50 ms, so with the third or fourth step."""
+    engine = TorchEngine(threads=1, tokens_per_s_max=100)
+    await engine.start()
+    await engine.refit(saved(tmp_path), "0-a")
+    loop = asyncio.get_running_loop()
+    before = loop.time()
+    found = await deltas(engine, GenerateRequest("r", [1], 2, 8))
+    assert loop.time() - before >= 7 * 0.02
+    assert max(len(delta.tokens) for delta in found) <= 4
+    await engine.close()
+
+
+@pytest.mark.may_block
+async def test_another_depth_is_built_and_goes_on(tmp_path: Path, engine: TorchEngine) -> None:
+    await engine.refit(saved(tmp_path / "0"), "0-a")
+    deep = saved(tmp_path / "1", num_hidden_layers=3)
+    stream = engine.generate(GenerateRequest("r", [1, 2], 1, 10_000))
+    found = [await anext(stream)]
+    await engine.refit(deep, "1-b")
+    while found[-1].spans[-1].label != "1-b":
+        found.append(await anext(stream))
+    await engine.abort("r")
+    found += [delta async for delta in stream]
+    assert await engine.tensor_digests() == file_tensor_digests(deep)
+    tokens, logprobs = tokens_of(found), [logprob for delta in found for logprob in delta.logprobs]
+    switch = next(span.start for delta in found for span in delta.spans if span.label == "1-b")
+    truth = score(load_model(deep), [1, 2], tokens, 1.0)
+    assert logprobs[switch:] == pytest.approx(truth[switch:], abs=1e-3)
+
+
+async def test_another_vocabulary_ends_what_runs(tmp_path: Path, engine: TorchEngine) -> None:
+    await engine.refit(saved(tmp_path / "0"), "0-a")
+    stream = engine.generate(GenerateRequest("r", [1, 2], 1, 10_000))
+    await anext(stream)
+    await engine.refit(saved(tmp_path / "1", vocab_size=8), "1-b")
+    assert [delta.finish async for delta in stream][-1] == "abort"
+    with pytest.raises(EngineFault, match="vocabulary of 8"):
+        await deltas(engine, GenerateRequest("r", [8], 1, 1))
+
+
+@pytest.mark.may_block
+async def test_bfloat16_weights_come_back_unchanged(tmp_path: Path) -> None:
+    engine = TorchEngine(threads=1, dtype="bfloat16")
+    await engine.start()
+    await engine.refit(saved(tmp_path), "0-a")
+    assert await engine.tensor_digests() == file_tensor_digests(tmp_path)
+    assert len(tokens_of(await deltas(engine, GenerateRequest("r", [1], 1, 5)))) == 5
+    await engine.close()
+
+
+async def test_a_failing_step_leaves_nothing_until_the_next_refit(
+    tmp_path: Path, engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def out_of_memory(batch: Batch, tokens: Sequence[int]) -> None:
+        raise RuntimeError("out of memory")
+
+    await engine.refit(saved(tmp_path), "0-a")
+    with monkeypatch.context() as patch:
+        patch.setattr(Batch, "step", out_of_memory)
+        found = await deltas(engine, GenerateRequest("r", [1], 2, 5))
+    for sample in range(2):  # the first token is of the prefill; a delta brings it alone or with the end
+        assert len(tokens_of(found, sample)) == 1
+        assert [delta.finish for delta in found if delta.sample == sample][-1] == "abort"
+    assert engine.label is None
+    await engine.check()
+    await engine.refit(tmp_path, "0-a")
+    assert len(tokens_of(await deltas(engine, GenerateRequest("r", [1], 1, 5)))) == 5
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_nobody_waits_for_a_dead_decoder(
+    tmp_path: Path, engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def bug(decoder: Decoder, *arguments: object) -> None:
+        raise KeyError("a bug of ours")
+
+    await engine.refit(saved(tmp_path), "0-a")
+    monkeypatch.setattr(Decoder, "_step", bug)
+    found = await deltas(engine, GenerateRequest("r", [1], 2, 5))
+    assert [delta.finish for delta in found] == ["abort"] * 2
+    assert engine.label is None
+    with pytest.raises(EngineFault):
+        await engine.refit(tmp_path, "0-a")
+
+
+@pytest.mark.parametrize("options", [{"device": "nonsense"}, {"dtype": "int3"}])
+def test_an_impossible_engine_is_the_operators_mistake(options: dict[str, Any]) -> None:
+    with pytest.raises(OperatorFault, match=next(iter(options.values()))):
+        TorchEngine(**options)

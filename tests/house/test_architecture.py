@@ -1,0 +1,164 @@
+"""The house rules that a machine can check. A failure names file, line and rule."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import REPO
+
+SHELLS = {"net", "store", "engines", "tasks", "providers"}
+MAY_IMPORT: dict[str, set[str]] = {
+    "__init__": set(),
+    "__main__": {"cli"},
+    "errors": set(),
+    "core": {"errors"},
+    "config_tables": {"errors"},
+    "sd_notify": set(),
+    "quantities": {"errors"},
+    "adapters": {"core", "errors"},
+    "config_renting": {"config_tables", "errors"},
+    "config": {"config_tables", "config_renting", "sd_notify", "quantities", "errors"},
+    **{shell: {"core", "errors"} for shell in SHELLS},
+    "sim": {"core", "quantities", "config_tables", "errors"},
+    "runtime": {"adapters", "core", "config", "config_renting", "sd_notify", "errors"} | SHELLS,
+    "client": {"adapters", "core", "net", "config_tables", "sd_notify", "errors"},
+    "views": {"client", "core", "sim", "errors"},
+    "demo": {"views", "bench", "core", "config", "errors", "client", "runtime"} | SHELLS,
+    "bench": {"views", "demo", "core", "config", "errors", "client", "runtime", "sim"} | SHELLS,
+    "cli": {"config", "quantities", "runtime", "client", "sim", "bench", "demo", "views", "errors"},
+    "learner": {"client"},
+    "tools": {"config", "runtime", "client", "core", "store", "sim", "bench", "demo", "views", "tasks", "errors"},
+}
+CORE_BANS = {
+    "asyncio",
+    "datetime",
+    "io",
+    "logging",
+    "os",
+    "pathlib",
+    "random",
+    "secrets",
+    "selectors",
+    "shutil",
+    "signal",
+}
+CORE_BANS |= {"socket", "sqlite3", "ssl", "subprocess", "tempfile", "threading", "time", "uuid"}
+CORE_THIRD_PARTY = {"msgpack", "numpy", "zstandard", "blake3", "xxhash"}
+TORCH_FILES = ("echo2d/engines/torch_engine", "tools/rl_updates.py", "tools/sglang_cpu/")
+TORCH_AREAS = {"bench", "demo", "learner"}
+
+
+def sources() -> Iterator[Path]:
+    for folder in ("echo2d", "learner", "tools"):
+        yield from sorted((REPO / folder).rglob("*.py"))
+
+
+def area(path: Path) -> str:
+    parts = path.relative_to(REPO).with_suffix("").parts
+    return parts[1] if parts[0] == "echo2d" else parts[0]
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            if module == "echo2d":
+                yield from ((node.lineno, f"echo2d.{alias.name}") for alias in node.names)
+            else:
+                yield node.lineno, module
+
+
+def import_faults(path: str, here: str, tree: ast.AST) -> Iterator[str]:
+    for line, name in imports(tree):
+        where = f"{path}:{line}"
+        top, _, rest = name.partition(".")
+        target = rest.partition(".")[0]
+        if not top:
+            yield f"{where}: relative import"
+        if here == "core" and top in CORE_BANS:
+            yield f"{where}: core may not import {name}"
+        if here == "core" and top not in sys.stdlib_module_names | CORE_THIRD_PARTY | {"echo2d"}:
+            yield f"{where}: core takes no third-party {name}"
+        if top in {"torch", "transformers"} and not path.startswith(TORCH_FILES) and here not in TORCH_AREAS:
+            yield f"{where}: {here} may not import {top}"
+        if top == "echo2d" and target not in MAY_IMPORT[here] | {here, "__version__"}:
+            yield f"{where}: {here} may not import echo2d.{target}"
+        if top in {"learner", "tests", "tools"} and top != here and (here, top) != ("tools", "learner"):
+            yield f"{where}: {here} may not import {top}"
+
+
+def call_faults(path: str, here: str, tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name)):
+            continue
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
+        owner = node.func.value if isinstance(node.func, ast.Attribute) else None
+        of_asyncio = isinstance(owner, ast.Name) and owner.id == "asyncio"
+        if name == "create_task" and of_asyncio:
+            yield f"{path}:{node.lineno}: bare create_task; use a TaskGroup"
+        if name == "print" and owner is None and here not in {"cli", "tools", "bench", "demo", "views", "learner"}:
+            yield f"{path}:{node.lineno}: print outside cli and tools"
+
+
+def environment_faults(path: str, tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Attribute)
+            and node.attr in {"environ", "getenv"}
+            and not path.startswith(("echo2d/bench", "echo2d/demo"))
+        ):
+            yield f"{path}:{node.lineno}: os.{node.attr} is read by the config alone"
+
+
+@pytest.mark.parametrize("path", list(sources()), ids=lambda path: str(path.relative_to(REPO)))
+def test_house_rules(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    name, here = str(path.relative_to(REPO)), area(path)
+    faults = [*import_faults(name, here, tree), *call_faults(name, here, tree)]
+    if name not in {"echo2d/config.py", "learner/config.py"}:
+        faults += environment_faults(name, tree)
+    assert faults == []
+
+
+def test_every_module_says_what_it_is() -> None:
+    silent = [
+        str(p.relative_to(REPO))
+        for p in sources()
+        if p.stat().st_size and not ast.get_docstring(ast.parse(p.read_text()))
+    ]
+    assert silent == []
+
+
+def test_every_core_module_has_a_test_file() -> None:
+    core, tests = REPO / "echo2d" / "core", REPO / "tests"
+    modules = {path.relative_to(core).with_suffix("") for path in core.rglob("*.py") if path.stem != "__init__"}
+    tested = {
+        path.relative_to(tests / kind).with_name(path.stem.removeprefix("test_"))
+        for kind in ("core", "property")
+        for path in (tests / kind).rglob("test_*.py")
+    }
+    assert modules - tested - {Path("protocol/control_messages"), Path("cluster/events")} == set()
+
+
+PLANTED = [
+    ("core", "import time"),
+    ("core", "from os import path"),
+    ("core", "import aiohttp"),
+    ("core", "from . import ids"),
+    ("store", "from echo2d.net import api"),
+    ("net", "import torch"),
+    ("learner", "import echo2d.core.base.ids"),
+    ("learner", "from echo2d import core"),
+    ("tools", "import tests.support.full_disk"),
+    ("cli", "import echo2d.core.base.ids"),
+]
+
+
+@pytest.mark.parametrize(("here", "line"), PLANTED)
+def test_a_planted_import_is_found(here: str, line: str) -> None:
+    assert list(import_faults(f"{here}/x.py", here, ast.parse(line)))

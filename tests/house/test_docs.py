@@ -1,0 +1,54 @@
+"""What the documents say is so: the tests they name exist, the limits they give are those of the code."""
+
+import ast
+import importlib
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.paths import REPO
+
+SECURITY = (REPO / "docs" / "security.md").read_text()
+CITED = sorted(set(re.findall(r"`((?:[a-z0-9_]+/)+test_[a-z0-9_]+\.py)::(test_[a-z0-9_]+)`", SECURITY)))
+LIMITS = re.findall(r"^\| `([A-Z_]+)` \| ([0-9_.]+)(?: << ([0-9]+))? \| `([a-z0-9_.]+)` \|$", SECURITY, re.MULTILINE)
+OPERATING = (REPO / "docs" / "operating.md").read_text()
+TELLERS = ("echo2d/runtime/coordinator/group_log.py", "echo2d/runtime/worker/generation.py")
+
+
+@pytest.mark.parametrize(("file", "name"), CITED)
+def test_every_test_that_is_named_exists(file: str, name: str) -> None:
+    assert re.search(rf"^(async )?def {name}\(", (REPO / "tests" / file).read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize(("name", "value", "shift", "module"), LIMITS)
+def test_every_limit_has_the_value_given(name: str, value: str, shift: str, module: str) -> None:
+    assert getattr(importlib.import_module(module), name) == float(value) * 2 ** int(shift or 0)
+
+
+def test_the_page_was_read() -> None:
+    assert min(len(CITED), len(LIMITS)) > 30
+
+
+def test_every_kind_of_line_of_the_story_is_told() -> None:
+    source = "".join((REPO / path).read_text() for path in TELLERS)
+    said = set(re.findall(r'say\(\s*(?:story|log),\s*(?:logging\.)?(?:INFO|DEBUG),\s*"(\w+)"', source)) | {"buffered"}
+    table = {
+        word for row in re.findall(r"^\| (.*?) \| (?:debug|info)", OPERATING, re.MULTILINE) for word in row.split(", ")
+    }
+    assert {f"`{kind}`" for kind in said} | {"`trained`"} == table
+
+
+def sentences(path: str) -> Iterator[str]:
+    """The longest fixed part of every sentence that is yielded there."""
+    for node in ast.walk(ast.parse((REPO / path).read_text())):
+        if isinstance(node, ast.Yield) and node.value is not None:
+            parts = [each.value for each in ast.walk(node.value) if isinstance(each, ast.Constant)]
+            yield max((part for part in parts if isinstance(part, str)), key=len)
+
+
+def test_every_sentence_of_the_status_is_explained() -> None:
+    """By its beginning."""
+    said = list(sentences("echo2d/core/coordinator/alerts.py"))
+    assert len(said) == 10
+    assert [each for each in said if each.split(":")[0][:20].strip() not in OPERATING] == []

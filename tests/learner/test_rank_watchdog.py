@@ -1,0 +1,124 @@
+"""Ranks that watch each other through a store: who stands still is missed, who left in order is not."""
+
+import os
+import queue
+import threading
+from typing import Any
+
+import pytest
+from torch._C._distributed_c10d import HashStore
+
+from learner.__main__ import _OneLine
+from learner.config import Place
+from learner.rank_watchdog import LAST_WORD, LOOKS, Vigil
+
+SILENCE_S = 0.4
+WAIT_S = 20.0
+
+Lost = queue.SimpleQueue[str]
+
+
+class HangingStore:
+    """A connection to a store whose host is gone, as soon as `hang` is set."""
+
+    def __init__(self, store: HashStore) -> None:
+        self._store = store
+        self.hang = threading.Event()
+        self.answer = threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        if self.hang.is_set():
+            self.answer.wait()
+        return getattr(self._store, name)
+
+
+@pytest.fixture
+def store() -> HashStore:
+    return HashStore()
+
+
+def vigil(store: Any, rank: int, lost: Lost) -> Vigil:
+    return Vigil(store, rank, 2, silence_s=SILENCE_S, lost=lost.put)
+
+
+def heard(store: HashStore, rank: int) -> None:
+    """Until it has counted for longer than a silence."""
+    goal = store.add(f"alive-{rank}", 0) + 2 * LOOKS
+    waited = threading.Event()
+    while store.add(f"alive-{rank}", 0) < goal:
+        waited.wait(0.01)
+
+
+def test_who_counts_is_there_and_who_stands_still_is_lost(store: HashStore) -> None:
+    lost: list[Lost] = [Lost(), Lost()]
+    first = vigil(store, 0, lost[0])
+    still = HangingStore(store)
+    second = vigil(still, 1, lost[1])
+    heard(store, 1)
+    assert lost[0].empty()
+    still.hang.set()
+    assert lost[0].get(timeout=WAIT_S) == f"nothing was heard of rank 1 for {SILENCE_S:g} s"
+    assert lost[1].get(timeout=WAIT_S) == f"nothing was heard of rank 0 for {SILENCE_S:g} s", "its store is gone"
+    still.answer.set()
+    first.leave()
+    second.leave()
+
+
+def test_who_has_not_come_yet_is_not_missed(store: HashStore) -> None:
+    """It may be on its way, or fail at something before: then it has a last word."""
+    lost = Lost()
+    first = vigil(store, 0, lost)
+    heard(store, 0)
+    assert lost.empty()
+    store.set(LAST_WORD, "1: no such device")
+    assert lost.get(timeout=WAIT_S)
+    first.leave()
+
+
+def test_who_has_left_is_not_missed(store: HashStore) -> None:
+    lost = Lost()
+    first, second = (vigil(store, rank, lost) for rank in range(2))
+    heard(store, 0)
+    second.leave()
+    heard(store, 0)
+    first.leave()
+    assert lost.empty()
+
+
+def test_after_a_last_word_all_end(store: HashStore) -> None:
+    lost: list[Lost] = [Lost(), Lost()]
+    both = [vigil(store, rank, lost[rank]) for rank in range(2)]
+    heard(store, 0)
+    store.set(LAST_WORD, "1: no room")
+    assert all(each.get(timeout=WAIT_S) for each in lost)
+    for each in both:
+        each.leave()
+
+
+def test_who_has_had_its_own_last_word_has_time_to_save_as_long_as_the_others_are_there(store: HashStore) -> None:
+    lost: list[Lost] = [Lost(), Lost()]
+    still = HangingStore(store)
+    first, second = (vigil(each, rank, lost[rank]) for rank, each in enumerate((store, still)))
+    for each in (first, second):
+        each.end()
+    store.set(LAST_WORD, "1: no room")
+    heard(store, 0)
+    heard(store, 1)
+    assert all(each.empty() for each in lost)
+    still.hang.set()
+    assert lost[0].get(timeout=WAIT_S) == f"nothing was heard of rank 1 for {SILENCE_S:g} s"
+    still.answer.set()
+    first.leave()
+    second.leave()
+
+
+@pytest.mark.parametrize(("said", "code"), [([], 1), ([1], 1), ([2], 2), ([2, 1], 2)])
+def test_a_loss_ends_with_the_code_of_what_was_said_before(said: list[int], code: int) -> None:
+    """A learner that a newer one has fenced, and that loses the others while it saves, is not started again."""
+    child = os.fork()
+    if not child:
+        ranks = _OneLine(Place())
+        for each in said:
+            ranks.last_word("it is over", each)
+        ranks.lose("nothing was heard of rank 1 for 120 s")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == code

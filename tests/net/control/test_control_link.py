@@ -1,0 +1,331 @@
+"""Both ends of the control link over a real socket."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+
+import aiohttp
+import pytest
+from aiohttp import web
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from echo2d.core.base.ids import Epoch, PeerId, PublishSeq, RunId
+from echo2d.core.cluster.events import Event, PeerConnected, PeerDisconnected, PeerSaid, SessionId
+from echo2d.core.protocol.control_messages import (
+    PROTOCOL_VERSION,
+    TO_COORDINATOR,
+    TO_PEER,
+    Drain,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Refused,
+    ToPeer,
+    Welcome,
+)
+from echo2d.errors import OperatorFault
+from echo2d.net.control import client as control_client
+from echo2d.net.control import send_buffer
+from echo2d.net.control import server as control_server
+from echo2d.net.control.client import Backoff, ControlLink, Identity
+from echo2d.net.control.server import Sessions
+from echo2d.net.security.auth import (
+    ANSWER,
+    CHALLENGE,
+    NONCE_HEADER,
+    PEER_HEADER,
+    Answer,
+    Denied,
+    KnownPeer,
+    answer,
+    peer_id_of,
+    public_bytes,
+)
+from tests.support.control_link import Owner
+
+RUN, PEER, STRANGER = (Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in range(3))
+IDENTITY = Identity(PEER, public_bytes(RUN))
+HELLO = Hello(PROTOCOL_VERSION, None, "worker", "box", "boot", 4, None, None, (), (), ())
+WELCOME = Welcome(IDENTITY.peer, IDENTITY.run_id, Epoch(1), PublishSeq(0), 60.0, (), ())
+
+
+def known_peer(peer: PeerId) -> KnownPeer:
+    if peer != IDENTITY.peer:
+        raise Denied(401, "credential", "this peer is not enrolled in this run")
+    return KnownPeer(peer, public_bytes(PEER), "worker")
+
+
+class Coordinator:
+    """A server whose events the test takes one by one."""
+
+    def __init__(self, known: Callable[[PeerId], KnownPeer] = known_peer) -> None:
+        self.events: asyncio.Queue[Event] = asyncio.Queue()
+        self.sessions = Sessions(RUN, known_peer=known, emit=self.events.put)
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator["Coordinator"]:
+        app = web.Application()
+        app.router.add_get("/v1/worker", self.sessions.handle)
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", self.port)
+        await site.start()
+        self.port = runner.addresses[0][1]
+        try:
+            yield self
+        finally:
+            await runner.cleanup()
+
+    async def welcome(self, message: ToPeer = WELCOME) -> SessionId:
+        connected = await self.events.get()
+        assert isinstance(connected, PeerConnected)
+        self.sessions.send(message, connected.session)
+        return connected.session
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Coordinator]:
+    async with Coordinator().serving() as coordinator:
+        yield coordinator
+
+
+@asynccontextmanager
+async def linked(url: str, owner: Owner, identity: Identity = IDENTITY) -> AsyncIterator[ControlLink]:
+    link = ControlLink(url, identity, owner, rng=random.Random(1))
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(link.run())
+        yield link
+        running.cancel()
+
+
+@asynccontextmanager
+async def raw_socket(server: Coordinator) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+    """A proven connection on which the test says what it likes."""
+    headers = {PEER_HEADER: IDENTITY.peer, NONCE_HEADER: "00" * 32}
+    async with (
+        aiohttp.ClientSession() as http,
+        http.ws_connect(f"{server.url}/v1/worker", headers=headers, max_msg_size=0) as socket,
+    ):
+        asked = CHALLENGE.decode(await socket.receive_bytes())
+        given = answer(PEER, IDENTITY.run_key, bytes(32), asked)
+        await socket.send_bytes(ANSWER.encode(given))
+        yield socket
+
+
+async def test_hello_welcome_and_messages_both_ways(server: Coordinator) -> None:
+    owner = Owner(HELLO)
+    async with linked(server.url, owner) as link:
+        connected = await server.events.get()
+        assert connected == PeerConnected(SessionId(0), IDENTITY.peer, HELLO)
+        server.sessions.send(WELCOME, SessionId(0))
+        assert await owner.heard.get() == WELCOME
+        assert await server.events.get() == PeerSaid(SessionId(0), Heartbeat(3))
+        assert server.sessions.peers() == {IDENTITY.peer}
+        server.sessions.send(Drain("done"), SessionId(0), SessionId(7))
+        assert await owner.heard.get() == Drain("done")
+        link.send(Goodbye("leaving"))
+        assert await server.events.get() == PeerSaid(SessionId(0), Goodbye("leaving"))
+    assert await server.events.get() == PeerDisconnected(SessionId(0), "closed")
+    assert server.sessions.peers() == frozenset()
+
+
+async def test_leaving_sends_what_is_queued_first(server: Coordinator) -> None:
+    owner = Owner(HELLO)
+    async with asyncio.TaskGroup() as tasks:
+        link = ControlLink(server.url, IDENTITY, owner, rng=random.Random(1))
+        tasks.create_task(link.run())
+        session = await server.welcome()
+        await owner.heard.get()
+        assert await server.events.get() == PeerSaid(session, Heartbeat(3))
+        link.send(Goodbye("leaving"))
+        link.leave()
+    assert await server.events.get() == PeerSaid(session, Goodbye("leaving"))
+    assert isinstance(await server.events.get(), PeerDisconnected)
+    link.send(Goodbye("nobody hears this"))
+
+
+async def test_the_coordinator_closes_after_its_last_words_and_the_peer_comes_back(server: Coordinator) -> None:
+    owner = Owner(HELLO)
+    async with linked(server.url, owner):
+        session = await server.welcome()
+        server.sessions.send(Drain("first"), session)
+        server.sessions.close(session)
+        assert [await owner.heard.get() for _ in range(2)] == [WELCOME, Drain("first")]
+        assert await owner.heard.get() == "closed by the coordinator"
+        while not isinstance(event := await server.events.get(), PeerConnected):
+            pass
+        assert event.session == session + 1
+
+
+async def test_a_restarted_coordinator_is_found_again() -> None:
+    server, owner = Coordinator(), Owner(HELLO)
+    async with server.serving():
+        link = linked(server.url, owner)
+        await link.__aenter__()
+        await server.welcome()
+        assert await owner.heard.get() == WELCOME
+    assert isinstance(await owner.heard.get(), str)
+    server.events = asyncio.Queue()
+    server.sessions = Sessions(RUN, known_peer=known_peer, emit=server.events.put)
+    async with server.serving():
+        await server.welcome()
+        assert await owner.heard.get() == WELCOME
+        await link.__aexit__(None, None, None)
+
+
+async def run_to_its_end(url: str, identity: Identity = IDENTITY) -> str:
+    with pytest.raises(OperatorFault) as caught:
+        await ControlLink(url, identity, Owner(HELLO), rng=random.Random(1)).run()
+    return str(caught.value)
+
+
+async def test_who_is_not_enrolled_is_told_and_does_not_try_again(server: Coordinator) -> None:
+    assert "not enrolled" in await run_to_its_end(server.url, replace(IDENTITY, key=STRANGER))
+
+
+async def test_a_revoked_peer_is_told() -> None:
+    def revoked(peer: PeerId) -> KnownPeer:
+        raise Denied(403, "revoked", "token box was revoked")
+
+    async with Coordinator(revoked).serving() as server:
+        assert "(revoked): token box was revoked" in await run_to_its_end(server.url)
+
+
+async def test_another_runs_coordinator_is_not_answered(server: Coordinator) -> None:
+    stranger = public_bytes(STRANGER)
+    assert "another run" in await run_to_its_end(server.url, replace(IDENTITY, run_key=stranger))
+
+
+async def test_a_server_that_is_no_coordinator_is_said(server: Coordinator) -> None:
+    assert "not an echo2d coordinator" in await run_to_its_end(f"{server.url}/elsewhere")
+
+
+async def test_a_permanent_refusal_after_the_hello_ends_the_link(server: Coordinator) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        ended = tasks.create_task(run_to_its_end(server.url))
+        await server.welcome(Refused("protocol", "speak version 2", permanent=True))
+    assert "speak version 2" in ended.result()
+
+
+async def test_a_wrong_signature_is_refused(server: Coordinator) -> None:
+    headers = {PEER_HEADER: peer_id_of(public_bytes(PEER)), NONCE_HEADER: "00" * 32}
+    async with aiohttp.ClientSession() as http, http.ws_connect(f"{server.url}/v1/worker", headers=headers) as socket:
+        await socket.receive_bytes()
+        await socket.send_bytes(ANSWER.encode(Answer(bytes(64))))
+        refused = TO_PEER.decode(await socket.receive_bytes())
+    assert refused == Refused("credential", "the signature is not this peer's", permanent=True)
+    assert server.events.empty()
+
+
+async def test_a_nonce_is_needed(server: Coordinator) -> None:
+    headers = {PEER_HEADER: peer_id_of(public_bytes(PEER)), NONCE_HEADER: "xyz"}
+    async with aiohttp.ClientSession() as http, http.ws_connect(f"{server.url}/v1/worker", headers=headers) as socket:
+        assert TO_PEER.decode(await socket.receive_bytes()).reason == "protocol"
+
+
+@pytest.mark.parametrize(
+    ("first", "reason"),
+    [(Heartbeat(0), "protocol"), (replace(HELLO, kind="seed"), "credential")],
+)
+async def test_a_first_message_that_is_not_this_peers_hello_is_refused(
+    server: Coordinator, first: Hello | Heartbeat, reason: str
+) -> None:
+    async with raw_socket(server) as socket:
+        await socket.send_bytes(TO_COORDINATOR.encode(first))
+        assert TO_PEER.decode(await socket.receive_bytes()).reason == reason
+    assert server.events.empty()
+
+
+async def test_a_silent_handshake_is_closed(server: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_server, "HELLO_TIMEOUT_S", 0.05)
+    async with raw_socket(server) as socket:
+        assert (await socket.receive()).type is aiohttp.WSMsgType.CLOSE
+
+
+async def test_a_peer_that_goes_silent_is_closed(server: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_server, "SILENCE_S_MAX", 0.2)
+    async with raw_socket(server) as socket:
+        await socket.send_bytes(TO_COORDINATOR.encode(HELLO))
+        await server.events.get()
+        assert await server.events.get() == PeerDisconnected(SessionId(0), "silent for 0.2 s")
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [(b"\xc1", "malformed"), (b"\x91\xa3Nix", "unknown message"), ("text", "binary"), (bytes((4 << 20) + 1), "1009")],
+)
+async def test_what_breaks_the_protocol_is_said_counted_and_closed(
+    server: Coordinator, data: bytes | str, words: str
+) -> None:
+    async with raw_socket(server) as socket:
+        await socket.send_bytes(TO_COORDINATOR.encode(HELLO))
+        await server.events.get()
+        with suppress(ConnectionError):
+            await (socket.send_bytes(data) if isinstance(data, bytes) else socket.send_str(data))
+        disconnected = await server.events.get()
+        assert isinstance(disconnected, PeerDisconnected)
+        assert disconnected.reason.startswith("protocol: ")
+        message = await socket.receive()
+    said = str(TO_PEER.decode(message.data)) if message.type is aiohttp.WSMsgType.BINARY else str(message.data)
+    assert words in said
+    assert server.sessions.faults[IDENTITY.peer] == 1
+
+
+async def test_a_peer_that_does_not_read_is_given_up(server: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(send_buffer, "QUEUE_BYTES_MAX", 1000)
+    async with raw_socket(server) as socket:
+        await socket.send_bytes(TO_COORDINATOR.encode(HELLO))
+        session = await server.welcome()
+        server.sessions.send(Drain("x" * 2000), session)
+        gone = await server.events.get()
+        assert gone == PeerDisconnected(session, "slow: it does not read what it is sent")
+
+
+async def test_a_peer_that_pings_and_does_not_read_is_given_up_too(
+    server: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator hangs in the answer to a ping; the session ends all the same."""
+    monkeypatch.setattr(send_buffer, "SEND_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(send_buffer, "CLOSE_TIMEOUT_S", 0.1)
+    async with raw_socket(server) as socket:
+        await socket.send_bytes(TO_COORDINATOR.encode(HELLO))
+        session = await server.welcome()
+        assert socket._conn is not None
+        assert socket._conn.transport is not None
+        socket._conn.transport.pause_reading()
+        server.sessions.send(Drain("x" * (16 << 20)), session)
+        for _ in range(1000):
+            await socket.ping(b"x" * 125)
+        async with asyncio.timeout(20):
+            gone = await server.events.get()
+        socket._conn.transport.resume_reading()
+        assert gone == PeerDisconnected(session, "slow: it does not read what it is sent")
+
+
+async def test_too_many_peers_are_told_to_come_later(server: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_server, "SESSIONS_MAX", 0)
+    headers = {PEER_HEADER: IDENTITY.peer, NONCE_HEADER: "00" * 32}
+    async with aiohttp.ClientSession() as http, http.ws_connect(f"{server.url}/v1/worker", headers=headers) as socket:
+        assert TO_PEER.decode(await socket.receive_bytes()).reason == "busy"
+
+
+def test_backoff_grows_to_its_limit_and_resets() -> None:
+    backoff = Backoff(random.Random(3))
+    delays = [backoff.next_s() for _ in range(40)]
+    for n, delay in enumerate(delays):
+        full = min(control_client.BACKOFF_S_MAX, control_client.BACKOFF_S_MIN * 2.0 ** min(n, 16))
+        assert full / 2 <= delay <= full
+    backoff.reset()
+    assert backoff.next_s() <= control_client.BACKOFF_S_MIN
+
+
+def test_the_run_is_named_by_its_key() -> None:
+    assert isinstance(IDENTITY.run_id, str)
+    assert IDENTITY.run_id != RunId("")

@@ -1,0 +1,153 @@
+"""Strangers at the coordinator's port: few, brief, and never in the way of who has a credential."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from echo2d.core.cluster.membership import PEERS_MAX
+from echo2d.net.control.client import ControlLink
+from echo2d.net.control.server import HELLO_TIMEOUT_S
+from echo2d.net.http import admission as door_module
+from echo2d.net.http.admission import DOOR, STRANGER_S_MAX, STRANGERS_MAX, STRANGERS_PER_ADDRESS_MAX, Door, admit
+from echo2d.net.learner_api.routes import make_runner
+from echo2d.runtime.coordinator.main import core_machine
+from tests.support.control_link import Owner
+from tests.support.scripted_core import HELLO, enrolled, learner, make_config, serving
+
+LIMIT_S = 20.0
+FEW = 16  # strangers of one address
+SILENT = b""
+HALF_A_HEADER = b"GET /v1/status HTTP/1.1\r\nHost: x\r\nX-Slow: "
+HALF_A_BODY = b"POST /v1/enrol HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer x\r\nContent-Length: 99\r\n\r\n{"
+A_PAGE = b"GET /page HTTP/1.1\r\nHost: x\r\n\r\n"
+A_CALL = b"GET /call HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+class Stranger:
+    """A connection that said something once."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self._writer = reader, writer
+
+    @staticmethod
+    async def come(stack: AsyncExitStack, port: int, said: bytes = SILENT, address: str = "127.0.0.1") -> "Stranger":
+        stranger = Stranger(*await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0)))
+        stack.callback(stranger._writer.close)
+        stranger._writer.write(said)
+        return stranger
+
+    async def closed(self) -> None:
+        async with asyncio.timeout(LIMIT_S):
+            with suppress(ConnectionError):
+                while await self.reader.read(1 << 16):
+                    pass
+
+    async def answered(self) -> None:
+        async with asyncio.timeout(LIMIT_S):
+            await self.reader.readuntil(b"fine")
+
+    async def is_open(self) -> bool:
+        """Of a connection whose last answer was read."""
+        self._writer.write(A_CALL)
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            await self.answered()
+            return True
+        return False
+
+
+@asynccontextmanager
+async def guarded() -> AsyncIterator[tuple[int, Door, AsyncExitStack]]:
+    """A server where /page needs no credential, /call shows one, and /v1/enrol reads what it is sent; its port."""
+
+    async def page(request: web.Request) -> web.Response:
+        return web.Response(text="fine")
+
+    async def call(request: web.Request) -> web.Response:
+        admit(request)
+        return web.Response(text="fine")
+
+    async def enrol(request: web.Request) -> web.Response:
+        return web.Response(body=await request.read())
+
+    app = web.Application()
+    app[DOOR] = Door()
+    app.router.add_get("/page", page)
+    app.router.add_get("/call", call)
+    app.router.add_post("/v1/enrol", enrol)
+    runner = make_runner(app, shutdown_timeout_s=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    async with AsyncExitStack() as stack:
+        yield runner.addresses[0][1], app[DOOR], stack
+    await runner.cleanup()
+    assert len(app[DOOR]) == 0
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door_module, "STRANGERS_PER_ADDRESS_MAX", FEW)
+    monkeypatch.setattr(door_module, "STRANGERS_MAX", 2 * FEW)
+
+
+def test_a_whole_fleet_may_come_back_at_once_from_one_address() -> None:
+    assert PEERS_MAX <= STRANGERS_PER_ADDRESS_MAX < STRANGERS_MAX
+    assert STRANGER_S_MAX > HELLO_TIMEOUT_S
+
+
+@pytest.mark.usefixtures("few")
+async def test_strangers_keep_nobody_out(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    run_dir = config.run.run_dir
+    async with serving(config, core_machine) as opened, AsyncExitStack() as stack:
+        port = int(opened.url.rpartition(":")[2])
+        identity, owner = await enrolled(run_dir, opened), Owner(HELLO)
+        strangers = [await Stranger.come(stack, port) for _ in range(2 * FEW)]
+        async with asyncio.TaskGroup() as tasks, learner(run_dir, opened) as client:
+            linked = tasks.create_task(ControlLink(opened.url, identity, owner, rng=random.Random(1)).run())
+            await asyncio.wait_for(owner.heard.get(), LIMIT_S)
+            assert (await client.open_session(0)).epoch == 1
+            strangers += [await Stranger.come(stack, port) for _ in range(2 * FEW)]
+            await asyncio.gather(*(each.closed() for each in strangers[: 3 * FEW]))
+            assert len((await client.status())["workers"]) == 1
+            assert list(opened.coordinator.sessions._open) == [0], "the first link is the only one ever"
+            assert not linked.done()
+            linked.cancel()
+
+
+@pytest.mark.usefixtures("few")
+async def test_of_too_many_the_oldest_goes_whatever_it_said() -> None:
+    async with guarded() as (port, door, stack):
+        admitted = await Stranger.come(stack, port, A_CALL)
+        await admitted.answered()
+        said = (SILENT, HALF_A_HEADER, HALF_A_BODY, A_PAGE)
+        strangers = [await Stranger.come(stack, port, said[number % 4]) for number in range(FEW)]
+        for number in range(FEW):
+            await Stranger.come(stack, port)
+            await strangers[number].closed()
+            assert len(door) == FEW
+        assert await admitted.is_open()
+
+
+@pytest.mark.usefixtures("few")
+async def test_of_too_many_addresses_the_oldest_goes() -> None:
+    async with guarded() as (port, door, stack):
+        first, *_ = [await Stranger.come(stack, port, address=f"127.0.1.{number}") for number in range(1, 2 * FEW + 1)]
+        await Stranger.come(stack, port, address="127.0.2.1")
+        await first.closed()
+        assert len(door) == 2 * FEW
+
+
+@pytest.mark.parametrize("said", [SILENT, HALF_A_HEADER, HALF_A_BODY, A_PAGE])
+async def test_a_stranger_has_so_much_time(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door_module, "STRANGER_S_MAX", 0.2)
+    async with guarded() as (port, door, stack):
+        admitted = await Stranger.come(stack, port, A_CALL)
+        await admitted.answered()
+        await (await Stranger.come(stack, port, said)).closed()
+        assert len(door) == 0
+        assert await admitted.is_open()

@@ -1,0 +1,357 @@
+"""The public API over real HTTP, before a backend that writes down what it is asked."""
+
+import asyncio
+import gzip
+import io
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import aiohttp
+import pytest
+import yarl
+from aiohttp import web
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from echo2d.core.base.ids import Digest, Epoch, GroupId, PeerId, RunId, Version
+from echo2d.core.cluster.events import (
+    BatchAsked,
+    CheckpointAsked,
+    CommitAsked,
+    EpochAsked,
+    Event,
+    RefuseAsked,
+    Reply,
+    RequestId,
+    SessionAsked,
+)
+from echo2d.errors import OperatorFault, StoreFault
+from echo2d.net.learner_api import routes as learner_api_routes
+from echo2d.net.learner_api.routes import DIGEST_HEADER, make_app, make_runner, read_page
+from echo2d.net.security.auth import Caller, Denied, enrol_proof, public_bytes
+
+DIGEST = Digest(b"d" * 32)
+PAGE = read_page()
+KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
+ROLES: dict[str, Any] = {"L": "learner", "V": "viewer", "W": "worker"}
+
+
+class Backend:
+    """Answers everything with `reply`, or not at all when it is None."""
+
+    def __init__(self) -> None:
+        self.run_id = RunId("run")
+        self.asked: list[Event] = []
+        self.published: list[tuple[int, int, str | None]] = []
+        self.uploaded: list[tuple[int, int, str, bytes]] = []
+        self.reply: Reply | None = Reply(RequestId(7), 200, {"fine": True})
+        self.fault: Exception | None = None
+        self.gone = asyncio.Event()
+
+    def caller(self, secret: str) -> Caller:
+        if secret not in ROLES:
+            raise Denied(401, "credential", "unknown credential")
+        return Caller(secret, ROLES[secret])
+
+    async def enrol(self, secret: str, public_key: bytes, proof: bytes) -> tuple[PeerId, str]:
+        self.caller(secret)
+        assert proof == enrol_proof(KEY, secret)
+        return PeerId(public_key.hex()[:8]), "a certificate"
+
+    async def ask(self, make: Callable[[RequestId], Event], *, timeout_s: float) -> Reply | None:
+        self.asked.append(make(RequestId(7)))
+        if self.reply is None:
+            try:
+                await asyncio.sleep(timeout_s)
+            except asyncio.CancelledError:
+                self.gone.set()
+                raise
+        return self.reply
+
+    async def publish(self, epoch: Epoch, version: Version, path: str | None) -> Reply | None:
+        if self.fault is not None:
+            raise self.fault
+        self.published.append((epoch, version, path))
+        return self.reply
+
+    async def upload(self, epoch: Epoch, version: Version, name: str, data: AsyncIterator[bytes]) -> int:
+        content = b"".join([part async for part in data])
+        self.uploaded.append((epoch, version, name, content))
+        return len(content)
+
+    def status(self) -> dict[str, Any]:
+        return {"version": 3}
+
+    def metrics(self) -> bytes:
+        return b"echo2d_version 3\n"
+
+
+async def no_worker(request: web.Request) -> web.StreamResponse:
+    raise web.HTTPNotFound
+
+
+class Client:
+    def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
+        self.http, self.url = http, url
+
+    async def __call__(self, method: str, path: str, secret: str | None = "L", **options: Any) -> tuple[int, Any]:
+        headers = {"Authorization": f"Bearer {secret}"} if secret else {}
+        headers |= options.pop("headers", {})
+        async with self.http.request(method, self.url + path, headers=headers, **options) as response:
+            if response.content_type == "application/json":
+                return response.status, await response.json()
+            return response.status, await response.read()
+
+
+@pytest.fixture
+def backend() -> Backend:
+    return Backend()
+
+
+@pytest.fixture
+async def call(backend: Backend) -> AsyncIterator[Client]:
+    runner = make_runner(make_app(backend, worker=no_worker, page=PAGE), shutdown_timeout_s=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    async with aiohttp.ClientSession() as http:
+        yield Client(http, f"http://127.0.0.1:{runner.addresses[0][1]}")
+    await runner.cleanup()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "event"),
+    [
+        ("/v1/learner/session", {"resume_step": 5}, SessionAsked(RequestId(7), 5)),
+        ("/v1/learner/checkpoint", {"step": 4, "epoch": 2}, CheckpointAsked(RequestId(7), Epoch(2), 4)),
+        (
+            "/v1/batches/3/commit",
+            {"batch_digest": DIGEST.hex(), "epoch": 2, "t_train_s": 1},
+            CommitAsked(RequestId(7), Epoch(2), 3, DIGEST, 1.0),
+        ),
+        (
+            "/v1/batches/3/refuse",
+            {"groups": [9], "reasons": ["stale"], "epoch": 2},
+            RefuseAsked(RequestId(7), Epoch(2), 3, ((GroupId(9), "stale"),)),
+        ),
+    ],
+)
+async def test_learner_calls_become_events(
+    call: Client, backend: Backend, path: str, body: dict[str, Any], event: Event
+) -> None:
+    assert await call("POST", path, json=body) == (200, {"fine": True})
+    assert backend.asked == [event]
+    assert (await call("POST", path, json={**body, "more": 1}))[0] == 400
+    for name in body:
+        status, answer = await call("POST", path, json={key: value for key, value in body.items() if key != name})
+        assert (status, answer["error"]) == (400, "malformed")
+        assert name in answer["detail"]
+    assert (await call("POST", path, secret="V", json=body))[0] == 403
+    assert (await call("POST", path, secret="nobody", json=body))[0] == 401
+    assert (await call("POST", path, secret=None, json=body))[0] == 401
+    assert backend.asked == [event]
+
+
+@pytest.mark.parametrize("value", [-1, 1 << 63, 1.5, "1", None, True, [1]])
+async def test_integers_are_integers(call: Client, backend: Backend, value: Any) -> None:
+    status, answer = await call("POST", "/v1/learner/session", json={"resume_step": value})
+    assert (status, answer["error"], backend.asked) == (400, "malformed", [])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("batch_digest", "zz"),
+        ("batch_digest", "00"),
+        ("batch_digest", 3),
+        ("t_train_s", -1),
+        ("t_train_s", "1"),
+        ("t_train_s", 10**400),
+    ],
+)
+async def test_digests_and_seconds_are_checked(call: Client, backend: Backend, field: str, value: Any) -> None:
+    body = {"batch_digest": DIGEST.hex(), "epoch": 2, "t_train_s": 1.0, field: value}
+    status, answer = await call("POST", "/v1/batches/3/commit", json=body)
+    assert (status, backend.asked) == (400, [])
+    assert field in answer["detail"]
+
+
+async def test_seconds_are_finite(call: Client, backend: Backend) -> None:
+    body = f'{{"batch_digest": "{DIGEST.hex()}", "epoch": 2, "t_train_s": NaN}}'
+    assert (await call("POST", "/v1/batches/3/commit", data=body))[0] == 400
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff", b"[" * 100_000])
+async def test_what_is_no_json_object_is_refused(call: Client, data: bytes) -> None:
+    status, answer = await call("POST", "/v1/learner/session", data=data)
+    assert (status, answer["error"]) == (400, "malformed")
+
+
+async def test_large_bodies_are_refused(call: Client) -> None:
+    status, answer = await call(
+        "POST", "/v1/learner/session", data=io.BytesIO(b" " * (learner_api_routes.BODY_BYTES_MAX + 1))
+    )
+    assert (status, answer["error"]) == (413, "too_large")
+
+
+async def test_bodies_are_not_decompressed(call: Client, backend: Backend) -> None:
+    data, headers = gzip.compress(b'{"resume_step": 0}'), {"Content-Encoding": "gzip"}
+    assert (await call("POST", "/v1/learner/session", data=data, headers=headers))[0] == 415
+    assert backend.asked == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"groups": []},
+        {"groups": [1, 2]},
+        {"groups": ["1"]},
+        {"reasons": [1]},
+        {"reasons": "stale"},
+        {"reasons": ["\ud800"]},
+    ],
+)
+async def test_refusals_are_checked(call: Client, backend: Backend, change: dict[str, Any]) -> None:
+    body = {"groups": [1], "reasons": ["stale"], "epoch": 2, **change}
+    assert (await call("POST", "/v1/batches/3/refuse", json=body))[0] == 400
+    assert backend.asked == []
+
+
+async def test_a_batch_is_bytes_with_their_digest(call: Client, backend: Backend) -> None:
+    backend.reply = Reply(RequestId(7), 200, b"batch", DIGEST)
+    headers = {"Authorization": "Bearer L"}
+    async with call.http.get(f"{call.url}/v1/batches/3?epoch=2", headers=headers) as response:
+        assert await response.read() == b"batch"
+        assert response.headers[DIGEST_HEADER] == DIGEST.hex()
+    assert backend.asked == [BatchAsked(RequestId(7), Epoch(2), 3)]
+
+
+async def test_a_caller_revoked_during_a_long_poll_gets_no_batch(
+    call: Client, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def revoked(make: Callable[[RequestId], Event], *, timeout_s: float) -> Awaitable[Reply | None]:
+        monkeypatch.delitem(ROLES, "L")
+        return ask(make, timeout_s=timeout_s)
+
+    ask, backend.reply = backend.ask, Reply(RequestId(7), 200, b"batch", DIGEST)
+    monkeypatch.setattr(backend, "ask", revoked)
+    assert (await call("GET", "/v1/batches/4?epoch=2"))[0] == 401
+
+
+async def test_a_long_poll_ends_with_nothing(call: Client, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learner_api_routes, "LONG_POLL_S", 0.01)
+    backend.reply = None
+    assert await call("GET", "/v1/batches/3?epoch=2") == (204, b"")
+
+
+async def test_a_caller_that_hangs_up_is_noticed(call: Client, backend: Backend) -> None:
+    backend.reply = None
+    with pytest.raises(TimeoutError):
+        await call("GET", "/v1/batches/3?epoch=2", timeout=aiohttp.ClientTimeout(total=0.05))
+    await backend.gone.wait()
+
+
+@pytest.mark.parametrize("path", ["/v1/batches/3", "/v1/batches/x?epoch=1", "/v1/batches/3?epoch=-1"])
+async def test_batches_need_step_and_epoch(call: Client, path: str) -> None:
+    assert (await call("GET", path))[0] == 400
+
+
+async def test_the_cores_refusals_are_passed_on(call: Client, backend: Backend) -> None:
+    backend.reply = Reply(RequestId(7), 409, {"error": "fenced", "detail": "epoch 3 is newer"})
+    status, answer = await call("POST", "/v1/learner/session", json={"resume_step": 0})
+    assert (status, answer["error"]) == (409, "fenced")
+
+
+async def test_an_unanswered_call_is_told_to_come_back(
+    call: Client, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learner_api_routes, "ANSWER_S_MAX", 0.01)
+    backend.reply = None
+    status, answer = await call("POST", "/v1/learner/session", json={"resume_step": 0})
+    assert (status, answer["error"]) == (503, "busy")
+
+
+async def test_versions_are_published_by_path_or_upload(call: Client, backend: Backend) -> None:
+    common = {"version": 1, "epoch": 2}
+    assert (await call("POST", "/v1/versions", json={**common, "path": "/x"}))[0] == 200
+    assert (await call("POST", "/v1/versions", json={**common, "upload": True}))[0] == 200
+    assert backend.published == [(2, 1, "/x"), (2, 1, None)]
+    for wrong in ({}, {"path": 3}, {"upload": False}, {"path": "/x", "upload": True}, {"upload": 1}):
+        assert (await call("POST", "/v1/versions", json={**common, **wrong}))[0] == 400
+    assert len(backend.published) == 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "code"),
+    [(OperatorFault("no tokenizer.json"), 400, "refused"), (StoreFault("disk full"), 507, "disk")],
+)
+async def test_a_bad_snapshot_is_one_clear_line(
+    call: Client, backend: Backend, fault: Exception, status: int, code: str
+) -> None:
+    backend.fault = fault
+    found, answer = await call("POST", "/v1/versions", json={"version": 1, "epoch": 2, "path": "/x"})
+    assert (found, answer) == (status, {"error": code, "detail": str(fault)})
+
+
+async def test_files_are_uploaded_as_they_are(call: Client, backend: Backend) -> None:
+    content = bytes(3 << 20)
+    path = "/v1/versions/1/files/sub/model.safetensors?epoch=2"
+    assert await call("PUT", path, data=io.BytesIO(content)) == (200, {"bytes": len(content)})
+    assert backend.uploaded == [(2, 1, "sub/model.safetensors", content)]
+    assert (await call("PUT", path, secret="W", data=b""))[0] == 403
+
+
+async def test_enrolment(call: Client) -> None:
+    body = {"key": public_bytes(KEY).hex(), "proof": enrol_proof(KEY, "W").hex()}
+    status, answer = await call("POST", "/v1/enrol", secret="W", json=body)
+    assert (status, answer) == (
+        200,
+        {"peer": public_bytes(KEY).hex()[:8], "run_id": "run", "certificate": "a certificate"},
+    )
+    assert (await call("POST", "/v1/enrol", secret="nobody", json=body))[0] == 401
+    assert (await call("POST", "/v1/enrol", secret=None, json=body))[0] == 401
+    assert (await call("POST", "/v1/enrol", secret="W", json={**body, "key": "00"}))[0] == 400
+
+
+async def test_status_and_metrics_are_for_readers(call: Client) -> None:
+    assert await call("GET", "/v1/status", secret="V") == (200, {"version": 3})
+    assert await call("GET", "/metrics", secret="V") == (200, b"echo2d_version 3\n")
+    assert (await call("GET", "/v1/status", secret="W"))[0] == 403
+    assert (await call("GET", "/metrics", secret=None))[0] == 401
+
+
+async def test_the_page_holds_no_data_and_needs_no_credential(call: Client) -> None:
+    status, page = await call("GET", "/", secret=None)
+    assert status == 200
+    assert b"/v1/status" in page
+
+
+async def test_what_is_no_http_is_one_line(call: Client, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    address = yarl.URL(call.url)
+    for noise in (
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc",  # aiohttp says nothing of a TLS hello
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET / HTTP/1.1\r\nX: %s\r\n\r\n" % (b"x" * 9000),
+    ):
+        reader, writer = await asyncio.open_connection(address.host, address.port)
+        writer.write(noise)
+        assert b" 400 " in await reader.readline()
+        writer.close()
+    told = [record for record in caplog.records if record.name == "aiohttp.server"]
+    assert len(told) == 2
+    assert all(record.levelname == "INFO" and record.exc_info is None for record in told)
+    assert not any("\n" in record.getMessage() for record in told)
+    assert (await call("GET", "/v1/status"))[0] == 200
+
+
+async def test_everything_else_is_a_json_error(call: Client) -> None:
+    assert await call("GET", "/nothing") == (404, {"error": "http", "detail": "Not Found"})
+    assert (await call("GET", "/v1/versions"))[0] == 405
+
+
+async def test_who_is_fenced_need_not_send_its_bytes(call: Client, backend: Backend) -> None:
+    fenced = {"error": "fenced", "detail": "epoch 3 is in force"}
+    backend.reply = Reply(RequestId(7), 409, {**fenced, "epoch": 3})
+    assert await call("PUT", "/v1/versions/4/files/a.json?epoch=2", data=b"{}") == (409, fenced)
+    assert await call("POST", "/v1/versions", json={"version": 4, "epoch": 2, "path": "/out/4"}) == (409, fenced)
+    assert backend.asked == [EpochAsked(RequestId(7), Epoch(2))] * 2
+    assert (backend.uploaded, backend.published) == ([], [])

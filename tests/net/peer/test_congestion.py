@@ -1,0 +1,69 @@
+"""When bbr is set anew: a real socket that writes down which algorithms it was given."""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from echo2d.net.peer.congestion import QUIET_S, RENEW_S, Congestion
+
+AVAILABLE = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
+pytestmark = pytest.mark.skipif(
+    not AVAILABLE.exists() or "bbr" not in AVAILABLE.read_text().split(), reason="this kernel has no bbr"
+)
+
+
+class Recording(socket.socket):
+    """A TCP socket that keeps what it is given as congestion control."""
+
+    def __init__(self) -> None:
+        super().__init__(socket.AF_INET, socket.SOCK_STREAM)
+        self.given: list[bytes] = []
+
+    def setsockopt(self, level: int, option: int, value: Any, *rest: Any) -> None:
+        assert (level, option) == (socket.IPPROTO_TCP, socket.TCP_CONGESTION)
+        self.given.append(value)
+        super().setsockopt(level, option, value, *rest)
+
+
+@pytest.fixture
+def sock() -> Iterator[Recording]:
+    with Recording() as made:
+        yield made
+
+
+def send(congestion: Congestion, start: float, end: float) -> None:
+    """A frame every 0.1 s."""
+    for tenth in range(round(start * 10), round(end * 10)):
+        congestion.sending(tenth / 10)
+
+
+def test_the_first_frame_after_a_rest_begins_with_a_new_bbr(sock: Recording) -> None:
+    congestion = Congestion(sock)
+    send(congestion, 0, 5)
+    assert sock.given == [b"bbr", b"reno", b"bbr"]
+    send(congestion, 5 + QUIET_S, 7)
+    assert sock.given == [b"bbr"] + [b"reno", b"bbr"] * 2
+    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).startswith(b"bbr")
+
+
+def test_a_paced_link_has_it_again_before_it_looks_for_the_round_trip(sock: Recording) -> None:
+    congestion = Congestion(sock)
+    congestion.paced = True
+    send(congestion, 0, 3 * RENEW_S)
+    assert sock.given == [b"bbr"] + [b"reno", b"bbr"] * 3
+
+
+def test_a_link_without_a_pace_keeps_its_bbr_while_it_sends(sock: Recording) -> None:
+    congestion = Congestion(sock)
+    send(congestion, 0, 3 * RENEW_S)
+    assert sock.given == [b"bbr", b"reno", b"bbr"]
+
+
+def test_a_kernel_that_refuses_keeps_its_own(sock: Recording) -> None:
+    congestion = Congestion(sock)
+    sock.close()
+    congestion.sending(0)
+    assert sock.given == [b"bbr", b"reno"]

@@ -1,0 +1,554 @@
+"""Peer links over real sockets: relays, both ends dialling, strangers, slow readers, connections that break."""
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from types import ModuleType
+from typing import TypeVar
+
+import pytest
+import uvloop
+from blake3 import blake3
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from echo2d.core.base.ids import FrameId, PeerId
+from echo2d.core.protocol.peer_messages import (
+    FRAMES_MAX,
+    Event,
+    FrameReceived,
+    FramesHeld,
+    FramesWanted,
+    LinkEnded,
+    LinkOpened,
+    StreamEnded,
+    StreamOpened,
+)
+from echo2d.errors import PeerFault
+from echo2d.net.peer import connection as peer_connection
+from echo2d.net.peer import links as peer_links
+from echo2d.net.peer.connection import PeerConnection
+from echo2d.net.peer.links import REPLACED, STRANGERS_MAX, PeerLinks
+from echo2d.net.security.auth import peer_id_of, public_bytes
+from echo2d.net.security.tls import Authority, Tls
+from tests.support.peer_link import FORM, RUN, SECRET, STRIPE
+
+KEYS = [Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32) for number in range(4)]
+KEY_OF = {peer_id_of(public_bytes(key)): key for key in KEYS}
+ALICE, BROTHER, BOB, CAROL = sorted(KEY_OF)  # the smaller of two opens odd streams
+AUTHORITY = Authority(KEYS[0])
+TLS_OF = {peer: Tls(AUTHORITY.certificate) for peer in KEY_OF}
+for peer, tls in TLS_OF.items():
+    tls.present(KEY_OF[peer], AUTHORITY.certify_peer(public_bytes(KEY_OF[peer])))
+HOST = "127.0.0.1"
+FRAME_BYTES = 256 << 10
+E_ = TypeVar("E_", bound=Event)
+
+
+class Peer:
+    """PeerLinks, listening, with a queue of its events and whatever `react` does at once."""
+
+    with_tls = False
+
+    def __init__(self, me: PeerId, *others: PeerId) -> None:
+        self.links = PeerLinks(
+            run_id=RUN,
+            me=me,
+            on_event=self._on_event,
+            on_ready=lambda _: self.pump(),
+            tls=TLS_OF[me] if self.with_tls else None,
+        )
+        self.events: asyncio.Queue[tuple[PeerId, Event]] = asyncio.Queue()
+        self.react: Callable[[PeerId, Event], None] = lambda peer, event: self.events.put_nowait((peer, event))
+        self.pump: Callable[[], None] = lambda: None
+        self.address = (HOST, 0)
+        for other in others:
+            self.links.expect(other, SECRET)
+
+    def _on_event(self, peer: PeerId, event: Event) -> None:
+        self.react(peer, event)
+
+    async def next(self, kind: type[E_]) -> E_:
+        """The next event, which must be of this kind."""
+        async with asyncio.timeout(20):
+            _, event = await self.events.get()
+        assert isinstance(event, kind), event
+        return event
+
+
+@asynccontextmanager
+async def listening(*members: Peer) -> AsyncIterator[None]:
+    for member in members:
+        member.address = await member.links.listen(HOST, 0)
+    try:
+        yield
+    finally:
+        for member in members:
+            await member.links.close("test over")
+
+
+@asynccontextmanager
+async def a_pair() -> AsyncIterator[tuple[Peer, Peer]]:
+    """Alice and Bob, who dialled her."""
+    alice, bob = Peer(ALICE, BOB), Peer(BOB, ALICE)
+    async with listening(alice, bob):
+        await bob.links.dial(ALICE, *alice.address)
+        assert await bob.next(LinkOpened) == LinkOpened(ALICE)
+        assert await alice.next(LinkOpened) == LinkOpened(BOB)
+        yield alice, bob
+
+
+async def within(awaitable: Awaitable[object]) -> None:
+    async with asyncio.timeout(20):
+        await awaitable
+
+
+class Feeder:
+    """Sends a list of payloads down the stripe that its child opens, as fast as the link takes them."""
+
+    def __init__(self, peer: Peer, child: PeerId, payloads: list[bytes]) -> None:
+        self.links, self.child, self.payloads = peer.links, child, payloads
+        self.stream, self.next = 0, 0
+        self.asked = asyncio.Event()
+        peer.react, peer.pump = self.on_event, self.pump
+
+    def on_event(self, _: PeerId, event: Event) -> None:
+        if isinstance(event, StreamOpened):
+            self.stream, self.next = event.stream, event.from_sequence
+            self.pump()
+            self.asked.set()
+
+    def pump(self) -> None:
+        while self.next < len(self.payloads) and self.links.can_send(self.child):
+            payload = memoryview(self.payloads[self.next])
+            assert self.links.send_frame(self.child, self.stream, FrameId(self.next), self.next, payload)
+            self.next += 1
+
+
+class Taker:
+    """Takes a stripe once there is a link, from where it was, hashing each frame; passes it on if there is a child."""
+
+    def __init__(self, peer: Peer, parent: PeerId, count: int, child: PeerId | None = None) -> None:
+        self.links, self.parent, self.count, self.child = peer.links, parent, count, child
+        self.digests: list[bytes] = []
+        self.queue: list[FrameReceived] = []
+        self.stream = 0
+        self.ended: str | None = None
+        self.done = asyncio.Event()
+        peer.react, peer.pump = self.on_event, self.pump
+
+    def on_event(self, peer: PeerId, event: Event) -> None:
+        match event:
+            case LinkOpened() if peer == self.parent:
+                self.links.open_stream(peer, 2, *STRIPE, len(self.digests))
+            case StreamOpened(stream):
+                self.stream = stream
+                self.pump()
+            case FrameReceived(sequence=sequence, payload=payload):
+                assert payload is not None
+                assert sequence == len(self.digests)
+                self.digests.append(blake3(payload).digest())
+                self.queue.append(event)
+                self.pump()
+            case LinkEnded(reason):
+                self.ended = reason
+        if len(self.digests) == self.count or self.ended is not None:
+            self.done.set()
+
+    def pump(self) -> None:
+        if self.child is None:
+            self.queue.clear()
+            return
+        while self.queue and self.stream and self.links.can_send(self.child):
+            frame = self.queue.pop(0)
+            assert self.links.send_frame(self.child, self.stream, frame.frame, frame.sequence, frame.payload)
+
+
+def random_payloads(count: int) -> tuple[list[bytes], list[bytes]]:
+    """Payloads, each its own, and their digests."""
+    data = os.urandom(FRAME_BYTES)
+    payloads = [number.to_bytes(4, "little") + data[number:] for number in range(count)]
+    return payloads, [blake3(payload).digest() for payload in payloads]
+
+
+async def test_frames_pass_through_a_relay_unchanged() -> None:
+    payloads, digests = random_payloads(200)
+    alice, bob, carol = Peer(ALICE, BOB), Peer(BOB, ALICE, CAROL), Peer(CAROL, BOB)
+    Feeder(alice, BOB, payloads)
+    relay, leaf = Taker(bob, ALICE, 200, child=CAROL), Taker(carol, BOB, 200)
+    async with listening(alice, bob, carol):
+        await bob.links.dial(ALICE, *alice.address)  # a child dials its parent, and a parent its child
+        await bob.links.dial(CAROL, *carol.address)
+        await within(leaf.done.wait())
+    assert leaf.digests == relay.digests == digests
+
+
+async def test_all_that_is_said_is_heard() -> None:
+    async with a_pair() as (alice, bob):
+        frames = (FrameId(1), FrameId(2))
+        bob.links.want(ALICE, 2, FORM, frames)
+        assert await alice.next(FramesWanted) == FramesWanted(2, FORM, frames)
+        assert alice.links.send_frame(BOB, 2, FrameId(2), 0, None)
+        assert await bob.next(FrameReceived) == FrameReceived(2, FORM, FrameId(2), 0, None)
+        bob.links.end_stream(ALICE, 2, "enough")
+        assert await alice.next(StreamEnded) == StreamEnded(2, "enough")
+        assert not alice.links.send_frame(BOB, 2, FrameId(1), 0, None)
+        alice.links.have(BOB, FORM, frames)
+        assert (await bob.next(FramesHeld)).frames() == frames
+
+
+async def test_after_much_data_small_messages_still_come_at_once() -> None:
+    payloads, digests = random_payloads(2 + peer_connection.WARM_BYTES // FRAME_BYTES)
+    alice, bob = Peer(ALICE, BOB), Peer(BOB, ALICE)
+    Feeder(alice, BOB, payloads)
+    taker = Taker(bob, ALICE, len(payloads))
+    async with listening(alice, bob):
+        await bob.links.dial(ALICE, *alice.address)
+        await within(taker.done.wait())
+        assert taker.digests == digests
+        bob.react = lambda peer, event: bob.events.put_nowait((peer, event))
+        for frame in (FrameId(1), FrameId(2)):
+            alice.links.have(BOB, FORM, (frame,))
+            assert (await bob.next(FramesHeld)).frames() == (frame,)
+
+
+def opened_less_ended(peer: Peer) -> int:
+    events = [peer.events.get_nowait()[1] for _ in range(peer.events.qsize())]
+    return sum(isinstance(event, LinkOpened) - isinstance(event, LinkEnded) for event in events)
+
+
+async def test_both_may_dial_at_once_and_one_link_stays() -> None:
+    alice, bob = Peer(ALICE, BOB), Peer(BOB, ALICE)
+    async with listening(alice, bob):
+        heard = asyncio.Event()
+
+        def react(peer: PeerId, event: Event) -> None:
+            bob.events.put_nowait((peer, event))
+            if isinstance(event, FramesHeld):
+                heard.set()
+
+        bob.react = react
+        await asyncio.gather(bob.links.dial(ALICE, *alice.address), alice.links.dial(BOB, *bob.address))
+        alice.links.have(BOB, FORM, [FrameId(1)])
+        await within(heard.wait())
+        assert alice.links._live[BOB].dialled
+        assert not bob.links._live[ALICE].dialled
+        assert opened_less_ended(alice) == opened_less_ended(bob) == 1
+
+
+async def test_a_settled_link_gives_way_to_a_peer_that_dials_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with a_pair() as (alice, bob):
+        bob.links._live.clear()  # as after a power cut that Alice has not noticed
+        await bob.links.dial(ALICE, *alice.address)
+        assert await alice.next(LinkEnded) == LinkEnded(REPLACED)
+        assert await alice.next(LinkOpened) == LinkOpened(BOB)
+    async with a_pair() as (alice, bob):
+        alice.links._live.clear()
+        monkeypatch.setattr(peer_links, "SETTLED_S", -1.0)
+        await alice.links.dial(BOB, *bob.address)
+        assert await bob.next(LinkEnded) == LinkEnded(REPLACED)
+
+
+async def test_dialling_a_linked_peer_does_nothing() -> None:
+    async with a_pair() as (alice, bob):
+        await bob.links.dial(ALICE, HOST, 1)
+        assert alice.events.empty()
+
+
+async def test_a_wrong_secret_opens_nothing() -> None:
+    alice, bob = Peer(ALICE), Peer(BOB, ALICE)
+    alice.links.expect(BOB, b"x" * 32)
+    async with listening(alice):
+        with pytest.raises(PeerFault, match="wrong proof"):
+            await bob.links.dial(ALICE, *alice.address)
+        assert alice.events.empty()
+        assert bob.events.empty()
+
+
+async def test_a_refusal_says_why() -> None:
+    alice, bob = Peer(ALICE, CAROL), Peer(BOB, ALICE)
+    async with listening(alice):
+        with pytest.raises(PeerFault, match="no link with that peer is expected"):
+            await bob.links.dial(ALICE, *alice.address)
+
+
+async def test_who_cannot_be_reached_is_a_fault_of_the_peer() -> None:
+    with socket.create_server((HOST, 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(PeerFault, match=f"cannot reach {HOST}:{port}"):
+        await Peer(BOB, ALICE).links.dial(ALICE, HOST, port)
+
+
+@pytest.mark.parametrize(("host", "port"), [("x" * 300, 1), ("...", 1), ("a\0b", 1), (HOST, 70000), (HOST, 10**18)])
+def test_an_impossible_address_is_a_fault_of_the_peer(host: str, port: int) -> None:
+    """A peer says where it listens; whoever is to dial it lives on."""
+
+    async def dial() -> None:
+        with pytest.raises(PeerFault, match="cannot reach"):
+            await Peer(BOB, ALICE).links.dial(ALICE, host, port)
+
+    asyncio.run(dial())
+    uvloop.run(dial())
+
+
+async def test_a_peer_that_accepts_and_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_links, "HANDSHAKE_S", 0.05)
+    with socket.create_server((HOST, 0)) as listener, pytest.raises(PeerFault, match="no answer"):
+        await Peer(BOB, ALICE).links.dial(ALICE, HOST, listener.getsockname()[1])
+
+
+@pytest.mark.parametrize("noise", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x02\x00" * 4, bytes(64)])
+async def test_noise_is_cut_off_at_once(noise: bytes) -> None:
+    alice = Peer(ALICE, BOB)
+    async with listening(alice):
+        await be_cut_off(alice, noise)
+        assert alice.events.empty()
+
+
+async def be_cut_off(peer: Peer, noise: bytes = b"") -> None:
+    """A stranger who connects, says this, and waits until the peer has closed."""
+    reader, writer = await asyncio.open_connection(*peer.address)
+    writer.write(noise)
+    await within(at_end(reader))
+    writer.close()
+
+
+async def at_end(reader: asyncio.StreamReader) -> None:
+    """Returns when the other end has closed."""
+    try:
+        await reader.read()
+    except ConnectionResetError:
+        return
+
+
+async def test_a_stranger_who_says_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_links, "HANDSHAKE_S", 0.05)
+    alice = Peer(ALICE, BOB)
+    async with listening(alice):
+        await be_cut_off(alice)
+
+
+async def test_of_too_many_strangers_the_oldest_goes() -> None:
+    alice, bob = Peer(ALICE, BOB), Peer(BOB, ALICE)
+    async with listening(alice):
+        strangers = [await asyncio.open_connection(*alice.address) for _ in range(STRANGERS_MAX)]
+        await bob.links.dial(ALICE, *alice.address)
+        await within(at_end(strangers[0][0]))
+        assert len(alice.links._connections) <= STRANGERS_MAX + 1
+        for _, writer in strangers:
+            writer.close()
+        await bob.links.close("enough")
+
+
+async def test_a_reader_that_pauses_stops_its_sender_in_bounded_memory() -> None:
+    payloads, digests = random_payloads(200)
+    async with a_pair() as (alice, bob):
+        feeder, taker = Feeder(alice, BOB, payloads), Taker(bob, ALICE, 200)
+        bob.links.open_stream(ALICE, 2, *STRIPE, 0)
+        bob.links.pause(ALICE)
+        await within(feeder.asked.wait())  # and what the link takes is sent
+        sent = feeder.next
+        connection = alice.links._live[BOB]
+        assert sent < 200
+        assert not taker.digests
+        assert connection.transport is not None
+        unsent = connection.transport.get_write_buffer_size()
+        assert unsent <= peer_connection.SEND_BUFFER_BYTES + FRAME_BYTES + 16
+        assert not alice.links.send_frame(BOB, 2, FrameId(sent), sent, memoryview(payloads[sent]))
+        bob.links.resume(ALICE)
+        await within(taker.done.wait())
+    assert taker.digests == digests
+
+
+async def test_a_link_that_breaks_in_a_frame_is_resumed_by_sequence() -> None:
+    payloads, digests = random_payloads(100)
+    async with a_pair() as (alice, bob):
+        Feeder(alice, BOB, payloads)
+        taker = Taker(bob, ALICE, 100)
+        take = bob.react
+
+        def cut_at_twenty(peer: PeerId, event: Event) -> None:
+            take(peer, event)
+            if len(taker.digests) == 20:
+                transport = alice.links._live[BOB].transport
+                assert transport is not None
+                transport.abort()
+                bob.react = take
+
+        bob.react = cut_at_twenty
+        bob.links.open_stream(ALICE, 2, *STRIPE, 0)
+        await within(taker.done.wait())
+        assert taker.ended is not None
+        assert taker.ended.startswith("connection lost")
+        held = len(taker.digests)
+        assert 20 <= held < 100
+        taker.ended = None
+        taker.done.clear()
+        await bob.links.dial(ALICE, *alice.address)
+        await within(taker.done.wait())
+    assert taker.digests == digests
+
+
+async def test_a_peer_that_breaks_the_protocol_reads_why() -> None:
+    async with a_pair() as (alice, bob):
+        connection = bob.links._live[ALICE]
+        connection.write(bytes(16))
+        assert (await alice.next(LinkEnded)).reason == (await bob.next(LinkEnded)).reason == "unknown message type 0"
+
+
+async def test_a_peer_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_connection, "UNSENT_BYTES_MAX", 64 << 10)
+    scattered = [FrameId(2 * number) for number in range(FRAMES_MAX)]
+    async with a_pair() as (alice, bob):
+        bob.links.pause(ALICE)
+        while alice.events.empty():
+            alice.links.have(BOB, FORM, scattered)
+        assert await alice.next(LinkEnded) == LinkEnded("does not read")
+
+
+async def test_a_peer_that_keeps_ended_streams_is_dropped() -> None:
+    async with a_pair() as (alice, bob):
+        bob.links.pause(ALICE)
+        alice.links.pause(BOB)
+        for number in range(1000):
+            bob.links.open_stream(ALICE, 2 + 2 * number, *STRIPE, 0)
+            bob.links.end_stream(ALICE, 2 + 2 * number, "changed")
+            if not bob.events.empty():
+                break
+        assert "not confirmed" in (await bob.next(LinkEnded)).reason
+
+
+async def test_forgetting_a_peer_ends_its_link_for_good() -> None:
+    async with a_pair() as (alice, bob):
+        alice.links.forget(BOB)
+        assert await alice.next(LinkEnded) == await bob.next(LinkEnded) == LinkEnded("no longer expected")
+        assert not alice.links.can_send(BOB)
+        with pytest.raises(PeerFault):
+            await bob.links.dial(ALICE, *alice.address)
+
+
+async def test_the_kernel_is_told_how_long_silence_may_last() -> None:
+    async with a_pair() as (alice, _):
+        connection = alice.links._live[BOB]
+        assert connection.transport is not None
+        sock = connection.transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == peer_connection.SILENCE_S * 1000
+
+
+async def test_a_pace_holds_on_every_link_to_the_peer_and_shows_as_a_backlog() -> None:
+    payloads, digests = random_payloads(64)
+    pace = 40e6
+    alice, bob = Peer(ALICE, BOB), Peer(BOB, ALICE)
+    Feeder(alice, BOB, payloads)
+    async with listening(alice, bob):
+        alice.links.pace(BOB, pace)
+        taker, clock = Taker(bob, ALICE, 64), asyncio.get_running_loop().time
+        began = clock()
+        await bob.links.dial(ALICE, *alice.address)
+        await within(taker.done.wait())
+        took, backlog = clock() - began, alice.links.take_backlog(BOB)
+        assert taker.digests == digests
+        assert took > 0.9 * sum(map(len, payloads)) / pace
+        assert 0.5 * took < backlog <= took
+        assert alice.links.take_backlog(BOB) == bob.links.take_backlog(ALICE) == 0.0
+        assert [pace_of(alice), pace_of(bob)] == [pace, peer_connection.UNPACED]
+        alice.links.pace(BOB, None)
+        assert pace_of(alice) == peer_connection.UNPACED
+
+
+async def test_a_link_that_sends_has_what_a_quiet_one_does_not_need() -> None:
+    payloads, _ = random_payloads(1)
+    alice, bob = Peer(ALICE, BOB), Peer(BOB, ALICE)
+    Feeder(alice, BOB, payloads)
+    async with listening(alice, bob):
+        alice.links.pace(BOB, 3e6)
+        alice.links.pace(BROTHER, 1e6)
+        taker = Taker(bob, ALICE, 1)
+        await bob.links.dial(ALICE, *alice.address)
+        await within(taker.done.wait())
+        assert pace_of(alice) == 4e6
+
+
+def pace_of(peer: Peer) -> int:
+    (connection,) = peer.links._live.values()
+    assert connection.transport is not None
+    sock = connection.transport.get_extra_info("socket")
+    return int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, peer_connection.SO_MAX_PACING_RATE, 8), sys.byteorder)
+
+
+async def test_a_system_that_cannot_pace_is_no_fault(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(peer_connection, "SO_MAX_PACING_RATE", 9999)
+    async with a_pair() as (alice, _):
+        for pace in (1e6, 2e6):
+            alice.links.pace(BOB, pace)
+        assert alice.links.can_send(BOB)
+    assert sum("not paced" in record.message for record in caplog.records) == 1
+
+
+async def test_closing_tells_everybody_and_leaves_nothing_open() -> None:
+    alice, bob, brother = Peer(ALICE, BOB, BROTHER), Peer(BOB, ALICE), Peer(BROTHER, ALICE)
+    async with listening(alice, bob, brother):
+        await be_cut_off(alice, bytes(16))
+        assert not alice.links._connections
+        for peer in (bob, brother):
+            await peer.links.dial(ALICE, *alice.address)
+            await peer.next(LinkOpened)
+        await alice.links.close("bye")
+        for peer in (bob, brother):
+            assert await peer.next(LinkEnded) == LinkEnded("bye")
+        assert not alice.links._connections
+        with pytest.raises(PeerFault, match="cannot reach"):
+            await bob.links.dial(ALICE, *alice.address)
+
+
+async def test_a_dial_given_up_while_its_connection_is_made_leaves_nothing() -> None:
+    alice, bob = Peer(ALICE, BOB), Peer(BOB, ALICE)
+    made = bob.links.made
+
+    def give_up(connection: PeerConnection) -> None:
+        made(connection)
+        dialling.cancel()
+
+    bob.links.made = give_up  # type: ignore[method-assign]
+    async with listening(alice):
+        dialling = asyncio.create_task(bob.links.dial(ALICE, *alice.address))
+        with pytest.raises(asyncio.CancelledError):
+            await dialling
+        await within(bob.links.close("test over"))
+
+
+SCENARIOS = [
+    test_frames_pass_through_a_relay_unchanged,
+    test_all_that_is_said_is_heard,
+    test_after_much_data_small_messages_still_come_at_once,
+    test_both_may_dial_at_once_and_one_link_stays,
+    test_a_wrong_secret_opens_nothing,
+    test_who_cannot_be_reached_is_a_fault_of_the_peer,
+    test_a_reader_that_pauses_stops_its_sender_in_bounded_memory,
+    test_a_link_that_breaks_in_a_frame_is_resumed_by_sequence,
+    test_a_peer_that_breaks_the_protocol_reads_why,
+    test_a_peer_that_keeps_ended_streams_is_dropped,
+    test_the_kernel_is_told_how_long_silence_may_last,
+    test_closing_tells_everybody_and_leaves_nothing_open,
+    test_a_dial_given_up_while_its_connection_is_made_leaves_nothing,
+]
+WAYS = [(uvloop, True), (asyncio, True), (uvloop, False)]  # and (asyncio, False) above
+ALL = [(scenario, *way) for scenario in SCENARIOS for way in WAYS]
+
+
+@pytest.mark.parametrize(
+    ("scenario", "loop", "with_tls"), [*ALL, (test_of_too_many_strangers_the_oldest_goes, uvloop, False)]
+)
+def test_all_the_same(
+    scenario: Callable[[], Coroutine[None, None, None]],
+    loop: ModuleType,
+    with_tls: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Peer, "with_tls", with_tls)
+    loop.run(scenario())

@@ -1,0 +1,42 @@
+"""Whatever comes, goes and is needed: a loss is made good at once, and nothing else moves anybody too soon."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from echo2d.core.capacity.activation import Activation, ActivationRules
+from echo2d.core.capacity.worker_cost import SLACK, Offer
+
+NAMES = st.lists(st.integers(0, 11), unique=True, max_size=12)
+ROUND = st.tuples(NAMES, NAMES, st.one_of(st.none(), st.floats(0.1, 12.0)), st.floats(0.0, 30.0))
+
+
+@settings(max_examples=80)
+@given(st.lists(ROUND, max_size=30), st.lists(st.floats(0.2, 3.0), min_size=12, max_size=12), st.booleans())
+def test_losses_are_made_good_and_nobody_moves_too_soon(
+    rounds: list[tuple[list[int], list[int], float | None, float]], prices: list[float], by_cost: bool
+) -> None:
+    rules = ActivationRules(review_s=10.0, cool_down_s=20.0, hold_s=40.0, by_cost=by_cost)
+    made = {str(name): 0.5 + prices[-1 - name] / 2 for name in range(12)}
+    activation, now, changed_at = Activation(), 0.0, float("-inf")
+    for here, leaving, mu_min, wait_s in rounds:
+        now += wait_s
+        offers = [Offer(str(name), made[str(name)], prices[name]) for name in here]
+        gone = {str(name) for name in leaving}
+        able = {offer.name: offer for offer in offers if offer.name not in gone}
+        since = dict(activation.active)
+        lost = since.keys() - able.keys()
+        changes = activation.changes
+        decision = activation.decide(rules, offers, mu_min, now=now, leaving=gone)
+        activation.check()
+        assert activation.active.keys() <= able.keys()
+        assert set(decision.activate) <= able.keys() - since.keys()
+        if activation.changes > changes:
+            assert now >= changed_at + rules.cool_down_s
+            assert not lost
+            changed_at = now
+        assert all(name in gone or now >= since[name] + rules.hold_s for name in decision.deactivate)
+        if lost:
+            pool = sum(made[name] for name in activation.active)
+            target = rules.gamma * mu_min if mu_min is not None else float("inf")
+            wanted = min(target, sum(made[name] for name in since))
+            assert pool >= wanted * (1 - 2 * SLACK) or activation.active.keys() == able.keys()

@@ -1,0 +1,69 @@
+"""mu_min is where waiting ends, and a suggested change is enough and no larger than it must be."""
+
+from dataclasses import replace
+
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from echo2d.core.capacity.model import Demand, bubble, judge, mu_min
+
+SECONDS = st.floats(0.0, 500.0)
+
+
+@st.composite
+def demands(draw: st.DrawFn) -> Demand:
+    bound = draw(st.integers(0, 12))
+    size = draw(st.sampled_from([1, 4, 8]))
+    return Demand(
+        draw(st.floats(1.0, 200.0)),
+        size * draw(st.integers(1, 64)),
+        bound,
+        draw(st.integers(1, bound + 1)),
+        draw(SECONDS),
+        draw(st.sampled_from(["exclusive", "background"])),
+        draw(st.floats(0.0, 20.0)),
+        draw(st.floats(0.0, 50.0)),
+        size,
+        still_share=draw(st.floats(0.0, 1.0)),
+    )
+
+
+@given(demands(), st.floats(0.01, 0.99))
+def test_the_learner_waits_below_mu_min_and_not_above(demand: Demand, share: float) -> None:
+    needed = mu_min(demand)
+    assume(needed is not None)
+    assert needed is not None
+    assert needed >= demand.trajectories_per_step / demand.t_train_s * (1 - 1e-9)
+    assert abs(bubble(demand, needed * (1 + 1e-9))) < 1e-6
+    assert 0 < bubble(demand, needed * share) < 1
+
+
+@given(demands(), st.floats(0.0, 100.0))
+def test_where_no_pool_is_enough_there_is_always_a_bubble(demand: Demand, mu_pool: float) -> None:
+    if mu_min(demand) is None:
+        assert bubble(demand, mu_pool) > 0
+
+
+@given(demands(), st.floats(0.0, 100.0), st.floats(0.0, 100.0))
+def test_more_workers_never_make_it_worse(demand: Demand, one: float, more: float) -> None:
+    assert bubble(demand, one + more) <= bubble(demand, one) + 1e-12
+
+
+@settings(max_examples=40)
+@given(demands(), st.floats(0.0, 50.0))
+def test_changes_are_enough_and_minimal(demand: Demand, available: float) -> None:
+    verdict = judge(demand, available)
+    assert verdict.feasible == (verdict.target is not None and verdict.target <= available)
+    assert verdict.feasible == (verdict.why_not == "")
+    for change in verdict.changes:
+        assert judge(change.demand, available).feasible, change.text
+        match change.text.split(" ")[0]:
+            case "S":
+                less = replace(change.demand, staleness_max=change.demand.staleness_max - 1)
+                assert less.staleness_max == demand.staleness_max or not judge(less, available).feasible
+            case "R":
+                more = change.demand.trajectories_per_step + demand.group_size
+                assert not judge(replace(demand, trajectories_per_step=more), available).feasible
+            case "T_bcast":
+                slower = replace(demand, t_bcast_s=min(demand.t_bcast_s, change.demand.t_bcast_s * 1.02 + 1e-3))
+                assert not judge(slower, available).feasible

@@ -1,0 +1,43 @@
+"""No gap to trying all sets; above EXACT_MAX offers at most one worker over the bound."""
+
+from itertools import combinations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from echo2d.core.capacity.worker_cost import EXACT_MAX, SLACK, Offer, choose
+
+MU = st.one_of(st.integers(1, 8).map(float), st.floats(0.01, 10.0))
+USD = st.one_of(st.integers(0, 8).map(float), st.floats(0.0, 10.0))
+
+
+def offers(low: int, high: int) -> st.SearchStrategy[list[Offer]]:
+    pairs = st.lists(st.tuples(MU, USD, st.sampled_from([1.0, 0.5])), min_size=low, max_size=high)
+    return pairs.map(lambda rows: [Offer(str(index), *row) for index, row in enumerate(rows)])
+
+
+@settings(max_examples=60)
+@given(offers(1, 9), st.floats(0.01, 1.2))
+def test_nothing_is_cheaper(candidates: list[Offer], share: float) -> None:
+    target = share * sum(offer.counts for offer in candidates)
+    best = choose(candidates, target)
+    sets = [taken for size in range(len(candidates) + 1) for taken in combinations(candidates, size)]
+    enough = [taken for taken in sets if sum(offer.counts for offer in taken) >= target * (1 - SLACK)]
+    assert best.enough == bool(enough)
+    if enough:
+        cheapest = min(sum(offer.usd_per_h for offer in taken) for taken in enough)
+        assert abs(best.usd_per_h - cheapest) <= 1e-9 * max(1.0, cheapest)
+        assert best.exact
+        assert best.mu >= target * (1 - 2 * SLACK)
+        assert best.bound_usd_per_h <= cheapest * (1 + 1e-6) + 1e-9
+
+
+@settings(max_examples=30)
+@given(offers(EXACT_MAX + 1, 120), st.floats(0.01, 1.0))
+def test_at_most_one_worker_over_the_bound(candidates: list[Offer], share: float) -> None:
+    target = share * sum(offer.counts for offer in candidates)
+    best = choose(candidates, target)
+    assert best.enough
+    assert best.mu >= target * (1 - 2 * SLACK)
+    assert best.usd_per_h <= best.bound_usd_per_h + max(offer.usd_per_h for offer in candidates) + 1e-6
+    assert len({offer.name for offer in best.offers}) == len(best.offers)

@@ -1,0 +1,205 @@
+"""Workers with a valid token that lie to the real coordinator: told why, believed nothing, and the run goes on."""
+
+import asyncio
+import math
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from echo2d.client import AsyncCoordinator
+from echo2d.core.base.ids import Digest, FormId, LeaseId, SegmentId, Version
+from echo2d.core.protocol.control_messages import (
+    PROTOCOL_VERSION,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    LeaseGranted,
+    RefitDone,
+    SampleAnswered,
+    SampleFinished,
+    SegmentEncoded,
+    Span,
+    ToCoordinator,
+    ToPeer,
+    Welcome,
+)
+from echo2d.core.protocol.trajectory import pack_logprobs, pack_tokens, unpack_tokens
+from echo2d.net.control.client import ControlLink, Identity, enrol
+from echo2d.net.security.auth import TokenFile, read_token_file
+from echo2d.runtime.coordinator.main import Opened, core_machine
+from echo2d.runtime.run_dir.credentials import create_token
+from echo2d.tasks.sort_digits import answer
+from echo2d.views.status import print_status
+from tests.support.scripted_core import learner, make_config, make_snapshot, serving
+
+NOWHERE = Digest(bytes(32))
+FLOOD = 1000
+Lie = Callable[[SampleFinished], SampleFinished]
+
+
+@dataclass
+class Box:
+    """A worker without an engine: it says what the test has it say."""
+
+    name: str
+    shown: str = ""
+    heard: asyncio.Queue[ToPeer] = field(default_factory=asyncio.Queue)
+    ended: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
+    link: ControlLink = field(init=False)
+
+    def hello(self) -> Hello:
+        return Hello(PROTOCOL_VERSION, None, "worker", self.shown or self.name, "boot", 4, None, None, (), (), ())
+
+    def heartbeat(self) -> Heartbeat:
+        return Heartbeat(0)
+
+    async def connected(self, welcome: Welcome) -> None:
+        await self.heard.put(welcome)
+
+    async def received(self, message: ToPeer) -> None:
+        await self.heard.put(message)
+
+    async def disconnected(self, reason: str) -> None:
+        await self.ended.put(reason)
+
+    async def hears(self, kind: type) -> Any:
+        while not isinstance(message := await self.heard.get(), kind):
+            pass
+        return message
+
+
+def token_of(run_dir: Path, url: str, name: str) -> TokenFile:
+    out = run_dir / f"{name}.token"
+    create_token(run_dir, name, role="worker", url=url, out=out, max_workers=1, expires="1h")
+    return read_token_file(out)
+
+
+@asynccontextmanager
+async def joined(opened: Opened, run_dir: Path, name: str, **options: Any) -> AsyncIterator[Box]:
+    token = await asyncio.to_thread(token_of, run_dir, opened.url, name)
+    identity = Identity.of(opened.url, token, Ed25519PrivateKey.generate())
+    await enrol(opened.url, token, identity, rng=random.Random(1), patience_s=1.0)
+    box = Box(name, **options)
+    box.link = ControlLink(opened.url, identity, box, rng=random.Random(1))
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(box.link.run())
+        await box.hears(Welcome)
+        yield box
+        box.link.send(Goodbye("done"))
+        box.link.leave()
+
+
+def finished(lease: LeaseGranted, sample: int, digest: Digest) -> SampleFinished:
+    """What an honest worker says: even samples are right, odd ones wrong."""
+    right = answer(unpack_tokens(lease.prompt).tolist())
+    tokens = right if sample % 2 == 0 else (*right[1:-1], right[0], right[-1])[1:]
+    spans = (Span(0, len(tokens), Version(0), digest),)
+    logprobs = pack_logprobs([-1.0] * len(tokens))
+    return SampleFinished(lease.lease, lease.attempt, sample, pack_tokens(tokens), logprobs, spans, "stop")
+
+
+LIES: dict[str, tuple[Lie, str]] = {
+    "nan": (lambda said: replace(said, logprobs=pack_logprobs([math.nan] * (len(said.tokens) // 4))), "logprob"),
+    "certain": (lambda said: replace(said, logprobs=pack_logprobs([0.5] * (len(said.tokens) // 4))), "logprob"),
+    "few-logprobs": (lambda said: replace(said, logprobs=said.logprobs[4:]), "logprobs for"),
+    "beyond": (lambda said: replace(said, tokens=pack_tokens([17]) + said.tokens[4:]), "beyond the vocabulary"),
+    "negative": (lambda said: replace(said, tokens=pack_tokens([-1]) + said.tokens[4:]), "beyond the vocabulary"),
+    "endless": (lambda said: replace(said, tokens=said.tokens * 2000), "are allowed"),
+    "half-a-token": (lambda said: replace(said, tokens=said.tokens + b"x"), "bytes"),
+    "no-spans": (lambda said: replace(said, spans=()), "spans"),
+    "other-version": (
+        lambda said: replace(said, spans=(replace(said.spans[0], digest=NOWHERE),)),
+        "version 0",
+    ),
+    "never-given": (lambda said: replace(said, lease=LeaseId(1 << 62)), "no such lease"),
+}
+
+
+async def test_lies_about_results_are_refused_and_the_batch_is_made_of_others(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    run_dir = config.run.run_dir
+    snapshot = await asyncio.to_thread(make_snapshot, tmp_path / "out" / "0")
+    async with serving(config, core_machine) as opened, learner(run_dir, opened) as client:
+        await client.open_session(0)
+        digest = Digest(bytes.fromhex((await client.publish(0, snapshot)).digest))
+        done = RefitDone(Version(0), digest, 0.0, memory_ok=None)
+        for name, (lie, reason) in LIES.items():
+            async with joined(opened, run_dir, name) as liar:
+                liar.link.send(done)
+                lease = await liar.hears(LeaseGranted)
+                liar.link.send(lie(finished(lease, lease.samples[0], digest)))
+                told: SampleAnswered = await liar.hears(SampleAnswered)
+                assert not told.accepted, name
+                assert reason in told.reason, name
+        async with joined(opened, run_dir, "honest") as honest, joined(opened, run_dir, "thief") as thief:
+            honest.link.send(done)
+            lease = await honest.hears(LeaseGranted)
+            thief.link.send(finished(lease, lease.samples[0], digest))
+            assert (await thief.hears(SampleAnswered)).reason == "the lease is over"
+            await _deliver(honest, lease, digest, client)
+        assert sum((await client.status())["results_refused"].values()) >= len(LIES)
+
+
+async def _deliver(honest: Box, lease: LeaseGranted, digest: Digest, client: AsyncCoordinator) -> None:
+    """The honest box answers all its leases until the batch is full; nobody else has a part in it."""
+    taking = asyncio.ensure_future(client.take_batch(1))
+    while not taking.done():
+        for sample in lease.samples:
+            honest.link.send(finished(lease, sample, digest))
+            assert (await honest.hears(SampleAnswered)).accepted
+        waiting = asyncio.ensure_future(honest.hears(LeaseGranted))
+        await asyncio.wait([waiting, taking], return_when=asyncio.FIRST_COMPLETED)
+        if waiting.done():
+            lease = waiting.result()
+        else:
+            waiting.cancel()
+    batch = taking.result()
+    honest_ids = {trajectory.worker for group in batch.groups for trajectory in group.trajectories}
+    assert len(honest_ids) == 1
+    assert sorted(trajectory.reward for trajectory in batch.groups[0].trajectories) == [0.0, 1.0]
+
+
+async def test_what_breaks_the_protocol_is_said_and_ends_one_link_only(tmp_path: Path) -> None:
+    config = make_config(tmp_path)
+    run_dir = config.run.run_dir
+    async with (
+        serving(config, core_machine) as opened,
+        learner(run_dir, opened) as client,
+        joined(opened, run_dir, "bystander") as bystander,
+    ):
+        cases: dict[str, ToCoordinator] = {
+            "no duration": RefitDone(Version(0), NOWHERE, math.nan, memory_ok=None),
+            "only the seed encodes": SegmentEncoded(FormId("f" * 32), SegmentId(0), NOWHERE),
+            "a second hello": bystander.hello(),
+        }
+        for number, (words, bad) in enumerate(cases.items()):
+            async with joined(opened, run_dir, f"rogue-{number}") as rogue:
+                rogue.link.send(bad)
+                assert words in await rogue.ended.get()
+        assert bystander.ended.empty()
+        faults = (await client.status())["faults"]
+        assert all(any(words in fault["text"] for fault in faults) for words in cases)
+
+
+async def test_a_flood_of_results_under_a_forged_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = make_config(tmp_path)
+    async with (
+        serving(config, core_machine) as opened,
+        learner(config.run.run_dir, opened) as client,
+        joined(opened, config.run.run_dir, "loud", shown="box\nall is lost [/x]") as loud,
+    ):
+        stranger = SampleFinished(LeaseId(1 << 62), 0, 0, b"", b"", (), "stop")
+        for _ in range(FLOOD):
+            loud.link.send(stranger)
+        for _ in range(FLOOD):
+            assert (await loud.hears(SampleAnswered)).reason == "no such lease"
+        facts = await client.status()
+    print_status(facts)
+    assert "box all is lost [/x]" in capsys.readouterr().out
+    assert len(facts["faults"]) < FLOOD

@@ -1,0 +1,389 @@
+"""The gateway as its users see it: the official client, unmodified, against a coordinator with seed and workers."""
+
+import asyncio
+import io
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+
+from echo2d.core.base.ids import Digest, Version, version_label
+from echo2d.core.cluster.events import Action, CoordinatorRules, Event, Recovered
+from echo2d.core.coordinator.state import PLAN_SECRET_BYTES, CoordinatorState
+from echo2d.engines.fake import FakeEngine, fake_token
+from echo2d.net.gateway import handlers as gateway_handlers
+from echo2d.net.security.auth import write_token_file
+from echo2d.runtime.coordinator import gateway as runtime_gateway
+from echo2d.runtime.coordinator import loop as coordinator_loop
+from echo2d.runtime.coordinator.loop import Machine
+from echo2d.runtime.coordinator.main import Opened, open_coordinator
+from echo2d.runtime.run_dir.credentials import revoke_token
+from echo2d.runtime.seed.main import Seed
+from echo2d.runtime.worker.main import Worker
+from echo2d.tasks.sort_digits import VOCABULARY
+from tests.support.peer import a_worker
+from tests.support.scripted_core import learner, make_config, make_snapshot
+
+TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}>"
+ASK = [{"role": "user", "content": "3141"}]
+ASK_TOKENS = [6, 4, 7, 4, 14]
+PACE = 2000.0  # tokens a second of an engine whose caller is to see them come
+SLOW = 200.0  # and of one that has not finished before something happens to it; the run takes most of it
+
+
+class Site:
+    """A coordinator with the gateway on, its seed, and version 0 of a model. See peer_kit.Home."""
+
+    def __init__(self, opened: Opened, directory: Path, stack: AsyncExitStack) -> None:
+        self.url = opened.url
+        self.directory = directory
+        self.coordinator = opened.coordinator
+        self._stack = stack
+
+    def token(self, path: Path, name: str, role: str = "worker") -> Path:
+        write_token_file(path, self.coordinator._access.create(name, role))
+        return path
+
+    async def worker(self, name: str, **engine: Any) -> Worker:
+        made = FakeEngine(vocab_size=17, **engine)
+        return await self._stack.enter_async_context(a_worker(self, self.directory / name, made, name=name))
+
+    async def secret(self, name: str = "user", role: str = "gateway") -> str:
+        path = await asyncio.to_thread(self.token, self.directory / f"{name}.token", name, role)
+        found: str = json.loads(await asyncio.to_thread(path.read_text))["secret"]
+        return found
+
+    async def client(self) -> openai.AsyncOpenAI:
+        client = openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=await self.secret(), max_retries=0)
+        return await self._stack.enter_async_context(client)
+
+    async def serve(self, workers: int) -> None:
+        """So many of them serve version 0."""
+        await until(lambda: sum(bool(row["serving"]) for row in self.coordinator.status()["workers"]) >= workers)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        facts: dict[str, Any] = self.coordinator.status()["gateway"]
+        return facts
+
+    async def calls_ended(self) -> None:
+        await until(lambda: not self.facts["calls"])
+
+
+def plain(site: Site, prompt: list[int], length: int) -> tuple[int, str]:
+    """A seed under which the next tokens are all digits or signs, and their text: what any one engine would write."""
+    newest = site.coordinator.status()["newest_version"]
+    label = version_label(Version(0), Digest(bytes.fromhex(newest["digest"])))
+    for seed in range(10_000):
+        context = list(prompt)
+        while len(context) < len(prompt) + length and min(context[len(prompt) :], default=2) > 1:
+            context.append(fake_token(label, context, sample=0, rng_seed=seed, vocab_size=17)[0])
+        output = context[len(prompt) :]
+        if len(output) == length and min(output) > 1:
+            return seed, "".join(VOCABULARY[token] for token in output)
+    raise AssertionError("no seed will do")
+
+
+class Checked(CoordinatorState):
+    """Its invariants hold after every event."""
+
+    def handle(self, event: Event, *, now: float) -> list[Action]:
+        actions = super().handle(event, now=now)
+        self.check()
+        return actions
+
+
+def checked(rules: CoordinatorRules, recovered: Recovered) -> Machine:
+    return Checked(rules, recovered, plan_secret=bytes(PLAN_SECRET_BYTES), now=time.monotonic())
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30.0):
+        while not holds():
+            await asyncio.to_thread(os.sched_yield)
+
+
+@asynccontextmanager
+async def a_site(directory: Path, template: str = TEMPLATE, **changes: Any) -> AsyncIterator[Site]:
+    path = directory / "chat.jinja"
+    await asyncio.to_thread(path.write_text, template)
+    gateway = {"gateway.enabled": True, "gateway.chat_template": path, "gateway.share": 0.5, **changes}
+    config = make_config(directory, **gateway)
+    async with AsyncExitStack() as stack:
+        opened = await stack.enter_async_context(open_coordinator(config, make_machine=checked))
+        tasks = await stack.enter_async_context(asyncio.TaskGroup())
+        tasks.create_task(opened.coordinator.serve())
+        seed = await asyncio.to_thread(Seed, opened.seed)
+        seeding = tasks.create_task(seed.run())
+        async with learner(config.run.run_dir, opened) as trainer:
+            await trainer.open_session(0)
+            await asyncio.to_thread(make_snapshot, directory / "out" / "0")
+            await trainer.publish(0, directory / "out" / "0")
+        try:
+            async with AsyncExitStack() as inner:
+                yield Site(opened, directory, inner)
+        finally:
+            seeding.cancel()
+            opened.coordinator.stop("the test ends")
+
+
+@pytest.fixture(autouse=True)
+def fast_reload(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator_loop, "ACCESS_RELOAD_S", 0.05)
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[Site]:
+    async with a_site(tmp_path) as made:
+        yield made
+
+
+def spans_of(choice: Any) -> list[tuple[int, int, int]]:
+    return [(span["start"], span["end"], span["version"]) for span in choice.version_spans]
+
+
+async def test_the_official_client_works_unmodified(site: Site) -> None:
+    await site.worker("box")
+    client = await site.client()
+    [model] = (await client.models.list()).data
+    assert model.id == "policy"
+    await site.serve(1)
+
+    seed, text = plain(site, ASK_TOKENS, 12)
+    ask: Any = {"model": "policy", "messages": ASK, "seed": seed, "max_tokens": 12}
+    said = await client.chat.completions.create(**ask, logprobs=True)
+    [choice] = said.choices
+    assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", text, "length")
+    assert (said.usage.prompt_tokens, said.usage.completion_tokens) == (5, 12)
+    assert spans_of(choice) == [(0, 12, 0)]
+    assert [each.token for each in choice.logprobs.content] == list(text)
+
+    stop = text[3:5]
+    cut = await client.chat.completions.create(**ask, stop=stop)
+    assert cut.choices[0].message.content == text[: text.index(stop)]
+    assert (cut.choices[0].finish_reason, cut.usage.completion_tokens) == ("stop", text.index(stop) + 2)
+
+    several = await client.completions.create(model="policy", prompt="3141>", n=3, max_tokens=4, seed=seed, logprobs=0)
+    assert [choice.index for choice in several.choices] == [0, 1, 2]
+    assert several.choices[0].text == text[:4]
+    assert several.choices[0].logprobs is not None
+    assert several.choices[0].logprobs.tokens == list(text[:4])
+    assert several.choices[0].logprobs.text_offset == [0, 1, 2, 3]
+    assert len({choice.text for choice in several.choices}) > 1
+    await site.calls_ended()
+    assert site.facts["ended"] == {"done": 3}
+
+
+async def test_a_stream_says_the_same_as_a_whole_answer(site: Site) -> None:
+    await site.worker("box", tokens_per_s=PACE)
+    client = await site.client()
+    await site.serve(1)
+    whole = await client.completions.create(model="policy", prompt="27>", max_tokens=50, seed=3)
+    options: Any = {"include_usage": True}
+    stream = await client.completions.create(
+        model="policy", prompt="27>", max_tokens=50, seed=3, stream=True, stream_options=options
+    )
+    chunks = [chunk async for chunk in stream]
+    told = [chunk.choices[0] for chunk in chunks if chunk.choices]
+    assert "".join(choice.text for choice in told) == whole.choices[0].text
+    assert [choice.finish_reason for choice in told][-1] == whole.choices[0].finish_reason
+    assert spans_of(told[-1]) == spans_of(whole.choices[0])
+    assert chunks[-1].usage == whole.usage
+
+    ask: Any = {"model": "policy", "messages": ASK, "n": 2, "seed": 3, "stream": True}
+    chat = await client.chat.completions.create(**ask)
+    deltas = [chunk.choices[0] async for chunk in chat]
+    for index in range(2):
+        mine = [choice for choice in deltas if choice.index == index]
+        assert mine[0].delta.role == "assistant"
+        assert mine[-1].finish_reason == "stop"
+        assert "".join(choice.delta.content or "" for choice in mine)
+
+
+async def test_the_training_client_of_verifiers_gets_its_shape(site: Site) -> None:
+    """As `renderers.client.generate` posts it, and by the rules by which that judges the answer."""
+    await site.worker("box")
+    await site.serve(1)
+    client = await site.client()
+    body = {
+        "model": "policy",
+        "token_ids": [6, 4, 14],
+        "sampling_params": {"temperature": 1.0, "max_tokens": 40, "stop_token_ids": [1], "logprobs": 1,
+                            "skip_special_tokens": False},
+        "cache_salt": "0",
+    }  # fmt: skip
+    url = f"{site.url}/inference/v1/generate"
+    answer = await client.post(url, cast_to=dict[str, Any], body=body, options={"headers": {"X-Session-ID": "trace"}})
+    [choice] = answer["choices"]
+    content = choice["logprobs"]["content"]
+    assert [entry["token"] for entry in content] == [f"token_id:{token}" for token in choice["token_ids"]]
+    assert all(-9999.0 < entry["logprob"] <= 0 for entry in content)
+    assert choice["version_spans"][0]["end"] == len(choice["token_ids"]) == answer["usage"]["completion_tokens"]
+    assert (answer["request_id"][:4], answer["prompt_token_ids"]) == ("gen-", None)
+    assert choice["finish_reason"] in ("stop", "length")
+
+
+async def test_what_cannot_be_had_is_said_in_openais_words(site: Site) -> None:
+    client = await site.client()
+    ask: Any = {"model": "policy", "prompt": "1>", "max_tokens": 2}
+    changes: list[tuple[dict[str, Any], str]] = [
+        ({"top_k": 5}, "top_k: is not supported"),
+        ({"temperature": -1}, "temperature: expected a number"),
+        ({"nonsense": 1}, "nonsense: unknown field"),
+        ({"prompt": [1, 99]}, "token ids are below 17"),
+        ({"prompt": ["1>", "2>"]}, "one prompt per call"),
+        ({"n": 33}, "n: expected an integer from 1 to 32"),
+        ({"max_tokens": 4097}, "at most 4096"),
+        ({"logprobs": 2}, "sampled token"),
+        ({"stop": [""]}, "stop: expected texts"),
+    ]
+    for change, words in changes:
+        known = {key: value for key, value in {**ask, **change}.items() if key not in ("top_k", "nonsense")}
+        extra = {key: value for key, value in change.items() if key not in known}
+        with pytest.raises(openai.BadRequestError, match=words):
+            await client.completions.create(**known, extra_body=extra)
+    with pytest.raises(openai.NotFoundError, match="there is only 'policy'"):
+        await client.completions.create(**{**ask, "model": "gpt"})
+    with pytest.raises(openai.ConflictError, match="version 0 is the newest") as refused:
+        await client.completions.create(**ask, extra_headers={"X-Echo2d-Min-Version": "3"})
+    assert refused.value.body == {
+        "message": "version 0 is the newest one", "type": "conflict_error", "param": None, "code": "version",
+        "current_version": None,
+    }  # fmt: skip
+    with pytest.raises(openai.AuthenticationError, match="unknown credential"):
+        await client.with_options(api_key="wrong").models.list()
+    with pytest.raises(openai.PermissionDeniedError, match="needs gateway"):
+        await client.with_options(api_key=await site.secret("eye", "viewer")).models.list()
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {client.api_key}"}) as http:
+        for body, headers, status, code in [
+            (b"{", {}, 400, "malformed"),
+            (b"[]", {}, 400, "malformed"),
+            (b"x", {"Content-Encoding": "gzip"}, 415, "encoded"),
+            (io.BytesIO(bytes(1 << 21)), {}, 413, "too_large"),
+        ]:
+            async with http.post(f"{site.url}/v1/completions", data=body, headers=headers) as response:
+                assert (response.status, (await response.json())["error"]["code"]) == (status, code)
+
+
+async def test_a_worker_that_leaves_hands_its_callers_over(site: Site) -> None:
+    long: Any = {"answer_tokens": (60, 60)}
+    first = await site.worker("one", tokens_per_s=SLOW, **long)
+    client = await site.client()
+    await site.serve(1)
+    seed, text = plain(site, ASK_TOKENS, 40)
+    ask: Any = {"model": "policy", "prompt": ASK_TOKENS, "max_tokens": 40, "seed": seed}
+    chunks = aiter(await client.completions.create(**ask, stream=True))
+    told = [(await anext(chunks)).choices[0]]
+    await site.worker("two", **long)
+    await site.serve(2)
+    first.stop("the test says so")
+    told += [chunk.choices[0] async for chunk in chunks]
+    assert "".join(choice.text for choice in told) == text
+    assert (told[-1].finish_reason, spans_of(told[-1])) == ("length", [(0, 40, 0)])
+    assert site.facts["handed_over"] == 1
+
+
+async def test_who_hangs_up_or_is_revoked_holds_no_slot(site: Site) -> None:
+    await site.worker("box", tokens_per_s=SLOW, answer_tokens=(60, 60))
+    client = await site.client()
+    await site.serve(1)
+    seed, _ = plain(site, ASK_TOKENS, 40)
+    ask: Any = {"model": "policy", "prompt": ASK_TOKENS, "max_tokens": 40, "seed": seed, "stream": True}
+    stream = await client.completions.create(**ask)
+    await anext(aiter(stream))
+    await stream.close()
+    await site.calls_ended()
+    assert site.facts["ended"] == {"gone": 1}
+    stream = await client.completions.create(**ask)
+    await asyncio.to_thread(revoke_token, site.directory / "run", "user")
+    with pytest.raises(openai.APIError, match="revoked"):
+        [chunk async for chunk in stream]
+    await site.calls_ended()
+
+
+async def test_who_does_not_read_is_given_up(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its slots are free at once, and nothing more is kept for it."""
+
+    async def stuck(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(gateway_handlers, "_send", stuck)  # as when all buffers on the way are full
+    monkeypatch.setattr(runtime_gateway, "UNREAD_BYTES_MAX", 600)
+    await site.worker("box")
+    await site.serve(1)
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {await site.secret()}"}) as http:
+        body = {"model": "policy", "prompt": [6, 14], "max_tokens": 4, "n": 8, "stream": True}
+        async with http.post(f"{site.url}/v1/completions", json=body) as response:
+            assert response.status == 200
+            with pytest.raises(aiohttp.ClientError):
+                await response.read()
+    await site.calls_ended()
+    assert sum(site.facts["ended"].values()) == 1
+    assert site.facts["running"] == 0
+    assert [record["outcome"] for record in await records_of(site)] == ["slow"]
+
+
+async def test_what_makes_no_prompt_is_refused(site: Site) -> None:
+    """400 in every case, never 500."""
+    url, chat = f"{site.url}/v1/chat/completions", b'{"model": "policy", "messages": [{"role": "user", "content": '
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {await site.secret()}"}) as http:
+        for rest in [
+            b'"\\ud800"}]}',
+            b'"x"}], "chat_template_kwargs": []}',
+            b'"1"}], "temperature": 1' + b"0" * 400 + b"}",
+            b'"1"}], "n": 32, "max_tokens": 4097}',
+        ]:
+            async with http.post(url, data=chat + rest) as response:
+                told = await response.json()
+                assert response.status == 400, told
+                assert told["error"]["message"]
+
+
+async def test_a_template_that_makes_nothing_is_refused(tmp_path: Path) -> None:
+    async with a_site(tmp_path, template="{{ messages[0].name }}") as site:
+        client = await site.client()
+        with pytest.raises(openai.BadRequestError, match="makes no tokens"):
+            await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "1"}])
+
+
+async def test_a_call_that_waits_for_too_long_is_told_to_come_back(tmp_path: Path) -> None:
+    async with a_site(tmp_path, TEMPLATE, **{"gateway.wait_s": 0.1}) as site:
+        client = await site.client()
+        with pytest.raises(openai.ConflictError, match="no worker served 0, nothing"):
+            await client.completions.create(model="policy", prompt="5>")
+
+
+async def test_calls_are_recorded(site: Site) -> None:
+    await site.worker("box")
+    client = await site.client()
+    await site.serve(1)
+    said = await client.completions.create(model="policy", prompt="5>", max_tokens=3, user="me")
+    [record] = await records_of(site)
+    assert (record["id"], record["caller"], record["outcome"]) == (said.id, "user", "done")
+    assert (record["prompt"], record["choices"][0]["text"]) == ([8, 14], said.choices[0].text)
+    assert record["choices"][0]["version_spans"][0]["version"] == 0
+    path = site.directory / "run" / "gateway.jsonl"
+    assert (await asyncio.to_thread(path.stat)).st_mode & 0o777 == 0o600
+
+
+async def records_of(site: Site) -> list[dict[str, Any]]:
+    """Once there are any."""
+    path = site.directory / "run" / "gateway.jsonl"
+    async with asyncio.timeout(30.0):
+        while not await asyncio.to_thread(lambda: path.exists() and path.stat().st_size):
+            pass
+    return [json.loads(line) for line in (await asyncio.to_thread(path.read_text)).splitlines()]
+
+
+async def test_it_is_off_by_default(tmp_path: Path) -> None:
+    async with a_site(tmp_path, TEMPLATE, **{"gateway.enabled": False}) as site:
+        client = await site.client()
+        with pytest.raises(openai.NotFoundError):
+            await client.models.list()

@@ -1,0 +1,161 @@
+"""What learners ask of the coordinator's shell: versions, around a scripted core; all of it, around the real one."""
+
+import asyncio
+import threading
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from echo2d.client import Fenced, PeerFault
+from echo2d.config import CoordinatorConfig
+from echo2d.core.base.ids import PublishSeq
+from echo2d.core.cluster.events import (
+    Action,
+    CheckpointAsked,
+    DeleteVersion,
+    Persist,
+    PublishAsked,
+    Reply,
+    VersionPublished,
+)
+from echo2d.errors import OperatorFault
+from echo2d.net.security.auth import read_token_file
+from echo2d.runtime.coordinator.main import core_machine
+from echo2d.runtime.run_dir.version_files import VersionFiles
+from tests.support.scripted_core import Script, config, learner, make_snapshot, names, run_dir, script, serving
+
+__all__ = ["config", "run_dir", "script"]
+
+
+def published(event: PublishAsked) -> list[Action]:
+    record = VersionPublished(
+        PublishSeq(event.request + 1), event.epoch, event.version, event.digest, event.path, event.full_bytes
+    )
+    return [Persist(record), Reply(event.request, 200, {"version": event.version, "digest": event.digest.hex()})]
+
+
+async def test_a_published_version_is_kept_until_the_core_lets_it_go(
+    config: CoordinatorConfig, script: Script, tmp_path: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deleted, delete = threading.Event(), VersionFiles.delete
+
+    def delete_and_tell(files: VersionFiles, path: str) -> None:
+        delete(files, path)
+        deleted.set()
+
+    monkeypatch.setattr(VersionFiles, "delete", delete_and_tell)
+    script.on[PublishAsked] = published
+    snapshot = await asyncio.to_thread(make_snapshot, tmp_path / "out" / "0")
+    async with serving(config, script.make) as opened, learner(run_dir, opened) as client:
+        answered = await client.publish(0, snapshot)
+        event = await script.hears(PublishAsked)
+        assert answered.digest == event.digest.hex()
+        kept = run_dir / event.path
+        assert names(kept) == names(snapshot)
+        script.on[CheckpointAsked] = lambda asked: [DeleteVersion(event.path), Reply(asked.request, 200, {})]
+        await client.checkpoint(0)
+        assert await asyncio.to_thread(deleted.wait, 10.0)
+        assert not kept.exists()
+
+
+async def test_a_refused_version_leaves_nothing(
+    config: CoordinatorConfig, script: Script, tmp_path: Path, run_dir: Path
+) -> None:
+    refusal = {"error": "fenced", "detail": "epoch 2 is in force"}
+    script.on[PublishAsked] = lambda event: [Reply(event.request, 409, refusal)]
+    snapshot = await asyncio.to_thread(make_snapshot, tmp_path / "out" / "0")
+    async with serving(config, script.make) as opened, learner(run_dir, opened) as client:
+        with pytest.raises(Fenced, match="epoch 2"):
+            await client.publish(0, snapshot)
+    assert names(run_dir / "versions") == []
+
+
+async def test_what_cannot_be_published_is_one_line(
+    config: CoordinatorConfig, script: Script, tmp_path: Path, run_dir: Path
+) -> None:
+    outside = await asyncio.to_thread(make_snapshot, tmp_path / "elsewhere")
+    no_tokenizer = await asyncio.to_thread(make_snapshot, tmp_path / "out" / "0")
+    (no_tokenizer / "tokenizer.json").unlink()
+    async with serving(config, script.make) as opened, learner(run_dir, opened) as client:
+        with pytest.raises(PeerFault, match="inside the snapshot root"):
+            await client.publish(0, outside)
+        with pytest.raises(PeerFault, match=r"has no tokenizer\.json"):
+            await client.publish(0, no_tokenizer)
+        with pytest.raises(PeerFault, match="too long"):
+            await client.publish(0, tmp_path / "out" / ("x" * 5000))
+        assert (await client.status())["scripted"]
+    assert script.heard.empty()
+    assert names(run_dir / "versions") == []
+
+
+async def test_a_learner_elsewhere_publishes_by_upload(
+    config: CoordinatorConfig, script: Script, tmp_path: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("echo2d.client.is_loopback", lambda host: False)
+    script.on[PublishAsked] = published
+    snapshot = await asyncio.to_thread(make_snapshot, tmp_path / "out" / "0")
+    async with serving(config, script.make) as opened, learner(run_dir, opened) as client:
+        await client.publish(0, snapshot)
+        event = await script.hears(PublishAsked)
+        assert (run_dir / event.path / "model.safetensors").stat().st_nlink == 1
+    assert names(run_dir / "uploads") == []
+
+
+# --- the real core --------------------------------------------------------------------------------------------------
+
+
+async def test_a_learner_publishes_to_the_real_core_across_a_restart(
+    config: CoordinatorConfig, tmp_path: Path, run_dir: Path
+) -> None:
+    snapshot = await asyncio.to_thread(make_snapshot, tmp_path / "out" / "0")
+    async with serving(config, core_machine) as opened, learner(run_dir, opened) as client:
+        session = await client.open_session(0)
+        assert (session.epoch, session.staleness_max, session.group_size) == (1, 2, 2)
+        first = await client.publish(0, snapshot)
+        assert await client.publish(0, snapshot) == first
+        assert len(names(run_dir / "versions")) == 1
+        status = await client.status()
+        assert status["newest_version"]["digest"] == first.digest
+        assert status["run_id"] == session.run_id
+    async with serving(config, core_machine) as opened, learner(run_dir, opened) as client:
+        with pytest.raises(Fenced):
+            await client.publish(0, snapshot)
+        assert (await client.status())["newest_version"]["digest"] == first.digest
+        assert len(names(run_dir / "versions")) == 1
+        assert (await client.open_session(0)).epoch == 2
+        async with aiohttp.ClientSession() as http:
+            secret = (await asyncio.to_thread(read_token_file, run_dir / "tokens" / "viewer.token")).secret
+            async with http.get(f"{opened.url}/metrics", headers={"Authorization": f"Bearer {secret}"}) as response:
+                text = await response.text()
+        assert 'echo2d_events_total{kind="SessionAsked"} 1.0' in text
+        assert "echo2d_epoch 2.0" in text
+
+
+async def test_bytes_of_a_fenced_learner_are_not_taken(
+    config: CoordinatorConfig, tmp_path: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("echo2d.client.is_loopback", lambda host: False)  # so that it uploads
+    snapshot = await asyncio.to_thread(make_snapshot, tmp_path / "out" / "0")
+    (snapshot / "big.txt").write_bytes(bytes(32 << 20))
+    async with (
+        serving(config, core_machine) as opened,
+        learner(run_dir, opened) as old,
+        learner(run_dir, opened) as new,
+    ):
+        await old.open_session(0)
+        await new.open_session(0)
+        with pytest.raises(Fenced, match="epoch 2 is in force"):
+            await old.publish(0, snapshot)
+        assert names(run_dir / "uploads") == []
+        monkeypatch.setattr("echo2d.client.is_loopback", lambda host: True)
+        with pytest.raises(Fenced, match="epoch 2 is in force"):
+            await old.publish(0, tmp_path / "nowhere")  # it is not even looked at
+        assert (await new.publish(0, snapshot)).version == 0
+
+
+async def test_a_learner_of_another_run_is_told_so(config: CoordinatorConfig, run_dir: Path) -> None:
+    async with serving(config, core_machine) as opened, learner(run_dir, opened) as client:
+        with pytest.raises(OperatorFault, match="cannot resume: this run has come to step 0; step 9 must be another"):
+            await client.open_session(9)
+        assert (await client.status())["epoch"] == 0

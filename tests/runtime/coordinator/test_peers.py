@@ -1,0 +1,90 @@
+"""How the coordinator's shell treats peers, around a scripted core: enrolment, what is said to them, revocation."""
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from echo2d.config import CoordinatorConfig
+from echo2d.core.base.ids import Epoch, PublishSeq
+from echo2d.core.cluster.events import (
+    Action,
+    CloseSession,
+    PeerConnected,
+    PeerDisconnected,
+    PeerRevoked,
+    Send,
+    SendRoot,
+)
+from echo2d.core.protocol.control_messages import Drain, SignedRoot, Welcome
+from echo2d.errors import OperatorFault
+from echo2d.net.control.client import ControlLink, Identity, enrol
+from echo2d.net.security.auth import TokenFile, verify_root
+from echo2d.runtime.coordinator import loop as coordinator_loop
+from echo2d.runtime.run_dir.credentials import list_tokens, revoke_token
+from tests.support.control_link import Owner
+from tests.support.scripted_core import HELLO, Script, config, enrolled, run_dir, script, serving, worker_token
+
+__all__ = ["config", "run_dir", "script"]
+
+
+@pytest.fixture
+def fast_reload(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator_loop, "ACCESS_RELOAD_S", 0.05)
+
+
+@pytest.mark.usefixtures("fast_reload")
+async def test_a_worker_enrols_is_spoken_to_and_revoked(
+    config: CoordinatorConfig, script: Script, run_dir: Path
+) -> None:
+    assert config.coordinator.host == "127.0.0.1"
+
+    def connected(event: PeerConnected) -> list[Action]:
+        assert script.rules is not None
+        welcome = Welcome(event.peer, script.rules.run_id, Epoch(1), PublishSeq(0), 60.0, (), ())
+        return [Send(event.session, welcome), SendRoot((event.session,), b"root"), Send(event.session, Drain("x"))]
+
+    script.on[PeerConnected] = connected
+    async with serving(config, script.make) as opened:
+        identity, owner = await enrolled(run_dir, opened), Owner(HELLO)
+        link = ControlLink(opened.url, identity, owner, rng=random.Random(1))
+        with pytest.raises(BaseExceptionGroup) as caught:
+            await follow(link, script, owner, identity, run_dir)
+        assert caught.group_contains(OperatorFault, match="was revoked")
+
+
+async def follow(link: ControlLink, script: Script, owner: Owner, identity: Identity, run_dir: Path) -> None:
+    """Runs the link until it gives up, having been welcomed and revoked."""
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(link.run())
+        assert isinstance(await owner.heard.get(), Welcome)
+        root = await owner.heard.get()
+        assert isinstance(root, SignedRoot)
+        verify_root(identity.run_key, root.root, root.signature)
+        assert await owner.heard.get() == Drain("x")
+        joined = await script.hears(PeerConnected)
+        script.on[PeerRevoked] = lambda event: [CloseSession(joined.session)]
+        await asyncio.to_thread(revoke_token, run_dir, "box")
+        assert await script.hears(PeerRevoked) == PeerRevoked(identity.peer)
+        assert await script.hears(PeerDisconnected) == PeerDisconnected(joined.session, "closed")
+
+
+@pytest.mark.usefixtures("fast_reload")
+async def test_enrolment_is_refused_in_one_line(config: CoordinatorConfig, script: Script, run_dir: Path) -> None:
+    async with serving(config, script.make) as opened:
+        token = await asyncio.to_thread(worker_token, run_dir, opened.url)
+        identity = Identity.of(opened.url, token, Ed25519PrivateKey.generate())
+        wrong = TokenFile("box", "worker", "wrong", token.run_key)
+        for url, given, words in [
+            (opened.url, wrong, "unknown credential"),
+            (opened.url + "/elsewhere", token, "refused to enrol"),
+            ("http://127.0.0.1:1", token, "cannot reach the coordinator"),
+            ("nonsense", token, "nonsense"),
+        ]:
+            with pytest.raises(OperatorFault, match=words):
+                await enrol(url, given, identity, rng=random.Random(1), patience_s=0.0)
+    rows = await asyncio.to_thread(list_tokens, run_dir)
+    assert [(row["name"], row["state"]) for row in rows] == [(n, "valid") for n in ("box", "own-learner", "own-viewer")]
+    assert 3590 < rows[0]["expires_in_s"] <= 3600

@@ -1,0 +1,176 @@
+"""Every number an operator needs has a name, a unit and a help text, and docs/metrics.md has them all."""
+
+import asyncio
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from echo2d.core.base.ids import Digest, LeaseId, PeerId, Version
+from echo2d.core.gateway.events import CallAsked, CallId
+from echo2d.core.worker.events import EngineRefitFailed, EngineRefitted, GenerationFailed, SampleProgressed
+from echo2d.runtime.coordinator.metrics import CoordinatorMetrics
+from echo2d.runtime.process import prometheus as metrics_module
+from echo2d.runtime.process.prometheus import LoopMetrics
+from echo2d.runtime.worker.metrics import WorkerMetrics
+from tests.support.coordinator_world import World, train
+from tests.support.paths import REPO
+
+DOCUMENT = (REPO / "docs" / "metrics.md").read_text()
+ROWS = re.findall(r"^\| `(\w+)`(?: \((.*?)\))? \| (\w+) \| (.*) \|$", DOCUMENT, re.MULTILINE)
+RENTING = {"usd_per_h": 1.5, "spent_usd": 3.0, "set_aside_usd": 2.0, "left_usd": 15.0, "states": {"serving": 3}}
+SHELL = {"peer_faults": 2, "renting": RENTING}
+WORKER = {"connected": True, "running": 3, "links": 2, "slots": 4, "serving_version": 7, "publish_seq": 8}
+DIGEST = Digest(bytes(32))
+
+
+def trained() -> dict[str, Any]:
+    """The status of a run with everything in it."""
+    world = World()
+    world.connect("seed", kind="seed")
+    world.connect("a")
+    train(world, 3)
+    world.drain()
+    world.handle(CallAsked(CallId(0), "app", b"\1\0\0\0", 1, 8, 1.0, 1.0, (), None, Version(99), ""))
+    figures = world.state._figures
+    figures.measures.settle(1.0, {PeerId("a"): 1.0}, now=world.now)
+    figures.fault("lease", "x")
+    figures.dropped("stale", 2, [40, 60, 80])
+    figures.refused_results["bad"] += 1
+    figures.seed_sent(3, 1.25)
+    figures.still_s.append(0.5)
+    return {**world.state.status(now=world.now), **SHELL}
+
+
+def coordinator(tmp_path: Path) -> CoordinatorMetrics:
+    return CoordinatorMetrics(ledger=tmp_path / "ledger.sqlite")
+
+
+def families(text: bytes) -> dict[str, Any]:
+    return {family.name: family for family in text_string_to_metric_families(text.decode())}
+
+
+def values(text: bytes) -> dict[str, float]:
+    found = {}
+    for family in families(text).values():
+        for sample in family.samples:
+            labels = ",".join(f"{key}={value}" for key, value in sample.labels.items())
+            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return found
+
+
+def described(text: bytes) -> set[tuple[str, str, str, str]]:
+    """Name, labels, kind, help of all of ours. Counters as they are scraped: with _total."""
+    rows = set()
+    for family in families(text).values():
+        if family.name.startswith("echo2d_"):
+            own = {"le"} if family.type == "histogram" else set()
+            labels = sorted({label for sample in family.samples for label in sample.labels} - own)
+            name = family.name + ("_total" if family.type == "counter" else "")
+            rows.add((name, ", ".join(labels), family.type, family.documentation))
+    return rows
+
+
+def test_the_document_has_them_all(tmp_path: Path) -> None:
+    made = coordinator(tmp_path)
+    made.events.labels("PeerSaid").inc()
+    worker = WorkerMetrics()
+    worker.handled(EngineRefitFailed(Version(1), DIGEST, "x", None))
+    ours = described(made.render(trained())) | described(worker.render(WORKER))
+    documented = {(name, ", ".join(sorted(labels.split(", "))), kind, text) for name, labels, kind, text in ROWS}
+    assert ours == documented
+    assert len(ROWS) == len(set(ROWS))
+
+
+def test_names_follow_the_conventions(tmp_path: Path) -> None:
+    """Base units, in the plural; counters end in _total, and nothing else does."""
+    for name, _, kind, text in described(coordinator(tmp_path).render(trained())) | described(
+        WorkerMetrics().render(WORKER)
+    ):
+        assert re.fullmatch(r"echo2d_[a-z_]+", name)
+        assert name.endswith("_total") == (kind == "counter")
+        assert not re.search(r"_(ms|kb|mb|minutes|s)(_|$)", name)
+        assert text
+        assert not text.endswith(".")
+
+
+def test_what_a_run_looks_like(tmp_path: Path) -> None:
+    seen = values(coordinator(tmp_path).render(trained()))
+    assert seen["echo2d_epoch"] == 1
+    assert seen["echo2d_committed_step"] == 3
+    assert seen["echo2d_newest_version"] == 3
+    assert seen["echo2d_peers{kind=worker,state=joined}"] == 1
+    assert seen["echo2d_trajectories_trained_total"] == 12
+    assert seen["echo2d_trained_staleness_steps_bucket{le=0.0}"] == 4
+    assert seen["echo2d_trained_staleness_steps_bucket{le=2.0}"] == seen["echo2d_trained_staleness_steps_count"] == 12
+    assert seen["echo2d_trained_staleness_steps_sum"] == 0 + 4 + 8
+    assert seen["echo2d_faults_total{kind=lease}"] == 1
+    assert seen["echo2d_groups_dropped_total{reason=stale}"] == 1
+    assert seen["echo2d_seed_copies"] == 1.25
+    assert seen["echo2d_gateway_calls_total{outcome=version}"] == 1
+    assert seen["echo2d_recent_train_step_seconds{quantile=0.5}"] == 1.0
+    assert seen["echo2d_worker_accepted_total{name=a,worker=a}"] > 0
+    assert seen["echo2d_broadcast_peers{state=verified}"] == 1
+
+
+def test_what_is_not_known_has_no_sample(tmp_path: Path) -> None:
+    seen = values(coordinator(tmp_path).render({**World().state.status(), **SHELL}))
+    assert "echo2d_newest_version" not in seen
+    assert not any(name.startswith("echo2d_recent_") for name in seen)
+    assert "echo2d_serving_version" not in values(WorkerMetrics().render({**WORKER, "serving_version": None}))
+
+
+def test_what_a_worker_counts() -> None:
+    made = WorkerMetrics()
+    progress = SampleProgressed(LeaseId(1), 0, 0, (1, 2, 3), (0.0, 0.0, 0.0), (), None)
+    for event in (
+        progress,
+        GenerationFailed(LeaseId(1), 0, "x"),
+        EngineRefitted(Version(1), DIGEST, 0.02, memory_ok=True),
+        EngineRefitFailed(Version(1), DIGEST, "x", None),
+    ):
+        made.handled(event)
+    seen = values(made.render(WORKER))
+    assert seen["echo2d_events_total{kind=SampleProgressed}"] == 1
+    assert seen["echo2d_tokens_generated_total"] == 3
+    assert seen["echo2d_generations_failed_total"] == seen["echo2d_refits_failed_total"] == 1
+    assert seen["echo2d_refit_pause_seconds_sum"] == 0.02
+    assert (seen["echo2d_connected"], seen["echo2d_serving_version"]) == (1, 7)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_module, "TICK_S", 0.001)
+    monkeypatch.setattr(metrics_module, "KERNEL_TICKS", 1)
+
+
+async def watched(made: LoopMetrics, path: Path, holds: Callable[[dict[str, float]], bool]) -> dict[str, float]:
+    async with asyncio.timeout(10.0), asyncio.TaskGroup() as tasks:
+        watching = tasks.create_task(made.watch(path))
+        while not holds(seen := values(made.render(trained()))):
+            await asyncio.to_thread(os.sched_yield)
+        watching.cancel()
+    return seen
+
+
+@pytest.mark.usefixtures("quick")
+async def test_the_loop_and_the_disk_are_measured(tmp_path: Path) -> None:
+    made = coordinator(tmp_path)
+    await asyncio.to_thread((tmp_path / "ledger.sqlite").write_bytes, b"x" * 100)
+    await asyncio.to_thread((tmp_path / "ledger.sqlite-wal").write_bytes, b"x" * 11)
+    seen = await watched(made, tmp_path, lambda seen: seen["echo2d_event_loop_delay_seconds_count"] > 2)
+    assert seen["echo2d_disk_free_bytes"] > 1e6
+    assert seen["echo2d_ledger_bytes"] == 111
+    assert seen["process_resident_memory_bytes"] > 0
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_disk_that_is_gone_is_no_number(tmp_path: Path) -> None:
+    seen = await watched(
+        coordinator(tmp_path), tmp_path / "gone", lambda seen: seen["echo2d_event_loop_delay_seconds_count"] > 1
+    )
+    assert seen["echo2d_disk_free_bytes"] != seen["echo2d_disk_free_bytes"]

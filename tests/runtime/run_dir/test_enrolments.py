@@ -1,0 +1,87 @@
+"""Enrolments that come together are committed together, and each gets its own answer."""
+
+import asyncio
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from echo2d.core.base.ids import PeerId
+from echo2d.errors import StoreFault
+from echo2d.net.security.auth import Denied
+from echo2d.runtime.run_dir.credentials import Enrolment
+from echo2d.runtime.run_dir.enrolments import ENROLMENTS_MAX, Enrolments
+
+
+class Access:
+    """A table that is slow, and knows no secret but "s"."""
+
+    def __init__(self) -> None:
+        self.commits: list[int] = []
+        self.entered = threading.Event()
+        self.go_on = threading.Event()
+        self.fault: StoreFault | None = None
+
+    def enrol_all(self, asked: Sequence[Enrolment], *, now_s: float) -> list[PeerId | Denied]:
+        self.entered.set()
+        assert self.go_on.wait(20)
+        if self.fault is not None:
+            raise self.fault
+        self.commits.append(len(asked))
+        return [
+            PeerId(each.public_key.hex()) if each.secret == "s" else Denied(401, "credential", "") for each in asked
+        ]
+
+
+def enrolment(number: int, secret: str = "s") -> Enrolment:
+    return Enrolment(secret, number.to_bytes(2), b"")
+
+
+@pytest.mark.may_block
+async def test_those_who_wait_share_a_transaction() -> None:
+    access = Access()
+    enrolments, count = Enrolments(access), ENROLMENTS_MAX + 3
+    async with asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(enrolments.enrol(enrolment(0)))
+        await asyncio.to_thread(access.entered.wait)
+        others = [tasks.create_task(enrolments.enrol(enrolment(number))) for number in range(1, count)]
+        await asyncio.sleep(0)
+        access.go_on.set()
+    assert [task.result() for task in (first, *others)] == [enrolment(n).public_key.hex() for n in range(count)]
+    assert access.commits == [1, ENROLMENTS_MAX, 2]
+
+
+async def test_each_gets_its_own_answer() -> None:
+    access = Access()
+    access.go_on.set()
+    enrolments = Enrolments(access)
+    good, bad = await asyncio.gather(
+        enrolments.enrol(enrolment(1)), enrolments.enrol(enrolment(2, "stolen")), return_exceptions=True
+    )
+    assert good == enrolment(1).public_key.hex()
+    assert isinstance(bad, Denied)
+
+
+async def test_a_disk_that_refuses_is_everybodys_answer_and_the_next_try_is_fresh() -> None:
+    access = Access()
+    access.go_on.set()
+    access.fault = StoreFault("full")
+    enrolments = Enrolments(access)
+    with pytest.raises(StoreFault, match="full"):
+        await enrolments.enrol(enrolment(1))
+    access.fault = None
+    assert await enrolments.enrol(enrolment(1)) == enrolment(1).public_key.hex()
+
+
+async def test_who_hangs_up_takes_nobody_along() -> None:
+    access = Access()
+    enrolments = Enrolments(access)
+    async with asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(enrolments.enrol(enrolment(1)))
+        await asyncio.to_thread(access.entered.wait)
+        second = tasks.create_task(enrolments.enrol(enrolment(2)))
+        await asyncio.sleep(0)
+        first.cancel()
+        access.go_on.set()
+    assert first.cancelled()
+    assert second.result() == enrolment(2).public_key.hex()

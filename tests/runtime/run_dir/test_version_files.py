@@ -1,0 +1,152 @@
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from echo2d.core.base.ids import Epoch, Version
+from echo2d.errors import OperatorFault, StoreFault
+from echo2d.runtime.run_dir import version_files
+from echo2d.runtime.run_dir.version_files import VersionFiles
+
+FILES = ("config.json", "model.safetensors", "tokenizer.json")
+
+
+def make_snapshot(path: Path) -> Path:
+    path.mkdir(parents=True)
+    save_file({"w": np.arange(8, dtype=np.float32)}, path / "model.safetensors")
+    for name in ("config.json", "tokenizer.json"):
+        (path / name).write_text("{}")
+    return path
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    path = tmp_path / "run"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def files(run_dir: Path, root: Path) -> VersionFiles:
+    made = VersionFiles(run_dir, root)
+    made.prepare(())
+    return made
+
+
+async def parts(data: bytes, size: int = 1000) -> AsyncIterator[bytes]:
+    for start in range(0, len(data), size):
+        yield data[start : start + size]
+
+
+def test_each_publish_is_a_directory_of_its_own_with_the_same_digest(
+    files: VersionFiles, root: Path, run_dir: Path
+) -> None:
+    source = make_snapshot(root / "a" / "b")
+    first, second = (files.adopt(Epoch(1), Version(3), str(source)) for _ in range(2))
+    assert first.path != second.path
+    assert (first.digest, first.full_bytes) == (second.digest, second.full_bytes)
+    assert first.full_bytes == sum(file.stat().st_size for file in source.iterdir())
+    files.delete(first.path)
+    assert [path.name for path in (run_dir / "versions").iterdir()] == [second.path.removeprefix("versions/")]
+
+
+def test_only_directories_inside_the_root_are_taken(files: VersionFiles, root: Path, tmp_path: Path) -> None:
+    source = make_snapshot(root / "0")
+    outside = make_snapshot(tmp_path / "elsewhere")
+    (root / "link").symlink_to(outside)
+    (root / "inner").symlink_to(root)
+    for path in (outside, root, Path("0"), root / "0" / ".." / "0", root / "link", root / "inner" / "0"):
+        with pytest.raises(OperatorFault, match=r"inside the snapshot root|symbolic link"):
+            files.adopt(Epoch(1), Version(0), str(path))
+    with pytest.raises(OperatorFault, match="File name too long"):
+        files.adopt(Epoch(1), Version(0), str(root / ("x" * 5000)))
+    for path in (root / "none", root / "0" / "config.json"):
+        with pytest.raises(OperatorFault, match="not a directory"):
+            files.adopt(Epoch(1), Version(0), str(path))
+    assert files.adopt(Epoch(1), Version(0), str(source)).full_bytes > 0
+
+
+def test_a_start_deletes_what_no_version_needs(files: VersionFiles, root: Path, run_dir: Path) -> None:
+    source = str(make_snapshot(root / "0"))
+    kept, left = (files.adopt(Epoch(1), Version(0), source) for _ in range(2))
+    (run_dir / "versions" / "0-half.new").mkdir()
+    VersionFiles(run_dir, root).prepare({kept.path})
+    assert (run_dir / kept.path).is_dir()
+    assert not (run_dir / left.path).exists()
+    assert len(list((run_dir / "versions").iterdir())) == 1
+
+
+async def test_uploaded_files_become_a_version(files: VersionFiles, root: Path, run_dir: Path) -> None:
+    source = make_snapshot(root / "0")
+    for name in FILES:
+        data = await asyncio.to_thread((source / name).read_bytes)
+        for content in (b"an earlier try", data):
+            assert await files.upload(Epoch(2), Version(5), name, parts(content)) == len(content)
+    uploaded = await asyncio.to_thread(files.adopt, Epoch(2), Version(5), None)
+    assert uploaded.digest == (await asyncio.to_thread(files.adopt, Epoch(2), Version(5), str(source))).digest
+    assert list((run_dir / "uploads").iterdir()) == []
+    with pytest.raises(OperatorFault):
+        await asyncio.to_thread(files.adopt, Epoch(2), Version(5), None)
+
+
+@pytest.mark.parametrize("name", ["../x.json", "/x.json", "a/b/c.json", "model.bin", ".json", "a/../x.json", ""])
+async def test_forbidden_names_are_refused(files: VersionFiles, run_dir: Path, name: str) -> None:
+    with pytest.raises(OperatorFault, match="forbidden file"):
+        await files.upload(Epoch(1), Version(0), name, parts(b"x"))
+    assert list((run_dir / "uploads").iterdir()) == []
+
+
+async def test_uploads_outlive_a_restart_but_for_what_was_half_written(
+    files: VersionFiles, root: Path, run_dir: Path
+) -> None:
+    await files.upload(Epoch(1), Version(0), "config.json", parts(b"{}"))
+    (run_dir / "uploads" / "1-0" / ".0123").write_bytes(b"{")
+    await asyncio.to_thread(VersionFiles(run_dir, root).prepare, ())
+    assert [path.name for path in (run_dir / "uploads" / "1-0").iterdir()] == ["config.json"]
+
+
+async def test_uploads_are_bounded(files: VersionFiles, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(version_files, "UPLOAD_BYTES_MAX", 2500)
+    await files.upload(Epoch(1), Version(0), "a.json", parts(bytes(2000)))
+    with pytest.raises(OperatorFault, match="at most 2500 bytes"):
+        await files.upload(Epoch(1), Version(0), "b.json", parts(bytes(2000)))
+    await files.upload(Epoch(1), Version(0), "sub/b.json", parts(bytes(500)))
+    assert sorted(path.name for path in (run_dir / "uploads" / "1-0").iterdir()) == ["a.json", "sub"]
+    for version in range(1, 10):
+        await files.upload(Epoch(1), Version(version), "a.json", parts(b"x"))
+    assert len(list((run_dir / "uploads").iterdir())) == version_files.UPLOADS_MAX
+    await files.upload(Epoch(10), Version(0), "a.json", parts(b"x"))
+    for version in range(20, 30):
+        await files.upload(Epoch(2), Version(version), "a.json", parts(b"x"))
+    folders = {path.name for path in (run_dir / "uploads").iterdir()}
+    assert "10-0" in folders  # an older epoch's go first
+    assert len(folders) == version_files.UPLOADS_MAX
+
+
+def test_versions_and_uploads_share_a_limit(root: Path, run_dir: Path) -> None:
+    source = make_snapshot(root / "a")
+    size = sum(file.stat().st_size for file in source.iterdir())
+    files = VersionFiles(run_dir, root, disk_bytes_max=2 * size + 10)
+    files.prepare(())
+    first, _ = (files.adopt(Epoch(1), Version(number), str(source)) for number in (1, 2))
+    with pytest.raises(StoreFault, match=rf"disk_bytes_max = {2 * size + 10}: {2 * size} bytes are used, {size} more"):
+        files.adopt(Epoch(1), Version(3), str(source))
+    with pytest.raises(StoreFault, match="10 bytes are left"):
+        asyncio.run(files.upload(Epoch(1), Version(3), "config.json", parts(bytes(11))))
+    assert len(list((run_dir / "versions").iterdir())) == 2
+    files.delete(first.path)
+    for path in source.iterdir():
+        asyncio.run(files.upload(Epoch(1), Version(3), path.name, parts(path.read_bytes())))
+    files.adopt(Epoch(1), Version(3), None)
+    restarted = VersionFiles(run_dir, root, disk_bytes_max=2 * size + 10)
+    restarted.prepare([f"versions/{path.name}" for path in (run_dir / "versions").iterdir()])
+    with pytest.raises(StoreFault, match="disk_bytes_max"):
+        restarted.adopt(Epoch(1), Version(4), str(source))

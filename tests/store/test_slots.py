@@ -1,0 +1,233 @@
+"""Two slots: what is committed is whole, what is damaged is not current, wrong bytes never reach them."""
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from echo2d.core.base.canonical import digest_of
+from echo2d.core.base.ids import ChunkId, Epoch, Version
+from echo2d.core.weights.manifest import Manifest
+from echo2d.errors import IntegrityFault, StoreFault
+from echo2d.store import slots
+from echo2d.store.budget import DiskBudget
+from echo2d.store.disk import write_at
+from echo2d.store.slots import CurrentSlot, SlotStore, SlotWriter
+from echo2d.store.snapshots import build_manifest, damaged_chunks, read_chunk
+from tests.support.snapshots import write_snapshot
+
+Published = tuple[Path, Manifest]
+ROOM = 1 << 20
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Published:
+    model = write_snapshot(tmp_path / "old", weight_bytes=4096, rng_seed=1)
+    return model, build_manifest(model)
+
+
+@pytest.fixture
+def new(tmp_path: Path) -> Published:
+    model = write_snapshot(tmp_path / "new", weight_bytes=4096, rng_seed=2)
+    return model, build_manifest(model)
+
+
+def fill(writer: SlotWriter, published: Published) -> None:
+    model, manifest = published
+    for position, chunk in enumerate(manifest.chunks):
+        writer.write_chunk(ChunkId(position), read_chunk(model, chunk), manifest.chunk_digests[position])
+        writer.check()
+
+
+def put(store: SlotStore, published: Published, version: int) -> CurrentSlot:
+    writer = store.begin(published[1].files)
+    fill(writer, published)
+    return writer.commit(published[1], Epoch(1), Version(version))
+
+
+def standing(root: Path) -> int | None:
+    """The version a restarted store finds, after hashing all of it."""
+    current = SlotStore(root, DiskBudget(ROOM)).current()
+    if current is None:
+        return None
+    assert damaged_chunks(current.directory, current.manifest) == ()
+    return current.version
+
+
+def test_versions_take_turns(tmp_path: Path, old: Published, new: Published) -> None:
+    store = SlotStore(tmp_path / "slots", DiskBudget(ROOM))
+    assert store.current() is None
+    first, second, third = put(store, old, 1), put(store, new, 2), put(store, old, 3)
+    assert first.directory == third.directory != second.directory
+    assert store.current() == third
+    assert standing(tmp_path / "slots") == 3
+    assert sorted(path.name for path in third.directory.rglob("*.*")) == sorted(
+        path.name for path in old[0].rglob("*.*")
+    )
+
+
+def test_wrong_bytes_never_reach_the_slot(tmp_path: Path, new: Published) -> None:
+    store = SlotStore(tmp_path / "slots", DiskBudget(ROOM))
+    model, manifest = new
+    writer = store.begin(manifest.files)
+    data = read_chunk(model, manifest.chunks[0])
+    for wrong in (data[:-1], data + b"\0", bytes([data[0] ^ 1]) + data[1:]):
+        with pytest.raises(IntegrityFault, match="promised"):
+            writer.write_chunk(ChunkId(0), wrong, manifest.chunk_digests[0])
+    with pytest.raises(IntegrityFault, match="promised"):
+        writer.write_chunk(ChunkId(0), data + b"\0", digest_of(data + b"\0"))
+    assert writer.standing == {}
+
+
+def test_a_commit_needs_every_chunk_of_its_manifest(tmp_path: Path, old: Published, new: Published) -> None:
+    store = SlotStore(tmp_path / "slots", DiskBudget(ROOM))
+    writer = store.begin(new[1].files)
+    with pytest.raises(IntegrityFault, match="not those"):
+        writer.commit(new[1], Epoch(1), Version(2))
+    fill(writer, new)
+    with pytest.raises(IntegrityFault, match="not those"):
+        writer.commit(old[1], Epoch(1), Version(2))
+    assert writer.commit(new[1], Epoch(1), Version(2)).manifest == new[1]
+
+
+def test_a_writer_ends_with_its_commit_or_with_the_next_begin(tmp_path: Path, old: Published, new: Published) -> None:
+    store = SlotStore(tmp_path / "slots", DiskBudget(ROOM))
+    stale = store.begin(old[1].files)
+    done = store.begin(new[1].files)
+    fill(done, new)
+    done.commit(new[1], Epoch(1), Version(2))
+    for writer in (stale, done):
+        with pytest.raises(StoreFault, match="ended"):
+            fill(writer, old)
+        with pytest.raises(StoreFault, match="ended"):
+            writer.commit(new[1], Epoch(1), Version(3))
+    assert standing(tmp_path / "slots") == 2
+
+
+def test_files_of_another_model_do_not_stay(tmp_path: Path, old: Published, new: Published) -> None:
+    store = SlotStore(tmp_path / "slots", DiskBudget(ROOM))
+    put(store, old, 1)
+    put(store, new, 2)
+    small = write_snapshot(tmp_path / "small", weight_bytes=4096, shards=1)
+    current = put(store, (small, build_manifest(small)), 3)
+    assert sorted(path.name for path in current.directory.iterdir()) == [
+        "config.json", "extra", "model-0.safetensors", "tokenizer.json",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda root: (root / "current.json").write_bytes(b"\0\0"),
+        lambda root: (root / "current.json").write_text("[]"),
+        lambda root: (root / "current.json").write_text(json.dumps({"slot": "../x", "epoch": 1, "version": 1})),
+        lambda root: (root / "a/manifest").write_bytes(b""),
+        lambda root: (root / "a/manifest").unlink(),
+        lambda root: (root / "a/model/config.json").unlink(),
+        lambda root: os.truncate(root / "a/model/config.json", 1),
+        lambda root: shutil.rmtree(root / "a"),
+    ],
+)
+def test_a_damaged_slot_is_not_current(tmp_path: Path, old: Published, damage: Callable[[Path], object]) -> None:
+    put(SlotStore(tmp_path / "slots", DiskBudget(ROOM)), old, 1)
+    damage(tmp_path / "slots")
+    store = SlotStore(tmp_path / "slots", DiskBudget(ROOM))
+    assert store.current() is None
+    put(store, old, 2)
+    assert standing(tmp_path / "slots") == 2
+
+
+def rot(current: CurrentSlot) -> None:
+    path = current.directory / "model-1.safetensors"
+    write_at(path, b"rot", 1000)
+    os.utime(path, (0, 0))  # clocks of files may tick too slowly for a test
+
+
+def test_what_rots_gives_way_to_the_version_before_and_is_written_anew(
+    tmp_path: Path, old: Published, new: Published
+) -> None:
+    store = SlotStore(tmp_path / "slots", DiskBudget(ROOM))
+    put(store, old, 1)
+    damaged = put(store, new, 2)
+    store.require_intact(damaged.directory, damaged.manifest.digest)
+    rot(damaged)
+    with pytest.raises(IntegrityFault, match="damaged"):
+        store.require_intact(damaged.directory, damaged.manifest.digest)
+    assert standing(tmp_path / "slots") == 1
+    again = put(store, new, 2)
+    assert again.directory == damaged.directory
+    store.require_intact(again.directory, again.manifest.digest)
+    assert standing(tmp_path / "slots") == 2
+
+
+def test_what_was_just_written_and_not_touched_is_not_hashed_again(
+    tmp_path: Path, old: Published, new: Published, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[Path] = []
+
+    def look(directory: Path, manifest: Manifest) -> tuple[ChunkId, ...]:
+        looked.append(directory)
+        return damaged_chunks(directory, manifest)
+
+    monkeypatch.setattr(slots, "damaged_chunks", look)
+    store = SlotStore(tmp_path / "slots", DiskBudget(ROOM))
+    first, second = put(store, old, 1), put(store, new, 2)
+    for current in (first, second, second):
+        store.require_intact(current.directory, current.manifest.digest)
+    assert looked == []
+    (second.directory / "config.json").touch()
+    for _ in range(2):
+        store.require_intact(second.directory, second.manifest.digest)
+    assert looked == [second.directory], "touched, hashed once, and known again"
+    SlotStore(tmp_path / "slots", DiskBudget(ROOM)).require_intact(second.directory, second.manifest.digest)
+    assert len(looked) == 2, "another process knows nothing"
+    monkeypatch.setattr(slots, "PROOF_S_MAX", 0.0)
+    store.require_intact(second.directory, second.manifest.digest)
+    assert len(looked) == 3, "a proof ages"
+    third = put(store, old, 3)
+    with pytest.raises(IntegrityFault, match="damaged"):
+        store.require_intact(third.directory, new[1].digest)
+
+
+def test_what_rots_while_the_next_is_written_leaves_nothing(tmp_path: Path, old: Published, new: Published) -> None:
+    store = SlotStore(tmp_path / "slots", DiskBudget(ROOM))
+    damaged = put(store, old, 1)
+    writer = store.begin(new[1].files)
+    rot(damaged)
+    with pytest.raises(IntegrityFault, match="damaged"):
+        store.require_intact(damaged.directory, damaged.manifest.digest)
+    assert standing(tmp_path / "slots") is None
+    with pytest.raises(StoreFault, match="ended"):
+        fill(writer, new)
+    put(store, new, 2)
+    assert standing(tmp_path / "slots") == 2
+
+
+@pytest.mark.parametrize("file", ["manifest", "model"])
+def test_a_slot_without_its_files_is_damaged(tmp_path: Path, new: Published, file: str) -> None:
+    store = SlotStore(tmp_path / "slots", DiskBudget(ROOM))
+    current = put(store, new, 1)
+    lost = current.directory.parent / file
+    lost.rename(tmp_path / "elsewhere")
+    with pytest.raises(IntegrityFault, match="damaged"):
+        store.require_intact(current.directory, current.manifest.digest)
+    assert standing(tmp_path / "slots") is None
+
+
+def test_a_full_disk_frees_the_spare_slot(tmp_path: Path, new: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = SlotStore(tmp_path / "slots", DiskBudget(ROOM))
+
+    def full(*args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "posix_fallocate", full)
+        with pytest.raises(StoreFault, match=r"preparing the slot .* failed: No space left on device"):
+            store.begin(new[1].files)
+    assert list((tmp_path / "slots").iterdir()) == []
+    put(store, new, 2)
+    assert standing(tmp_path / "slots") == 2

@@ -1,0 +1,47 @@
+"""Runs with deltas, and those who come to them late, for tests."""
+
+from typing import Any
+
+from echo2d.core.protocol.control_messages import (
+    EncodeVersion,
+)
+from tests.support.coordinator_world import (
+    Peer,
+    World,
+    messages,
+    rules,
+    train,
+    version_key,
+)
+
+
+def running(*workers: str, steps: int = 1, **changes: Any) -> World:
+    """They serve version `steps`, each version after the first having come as a delta."""
+    world = World(rules(**changes))
+    world.connect("seed", kind="seed", slots=0)
+    for name in workers:
+        world.connect(name)
+    train(world, steps)
+    world.work()
+    assert all(world.peers[name].stands == version_key(steps) for name in workers)
+    return world
+
+
+def orders(world: World) -> list[EncodeVersion]:
+    return messages(world.peers["seed"], EncodeVersion)
+
+
+def bases(world: World) -> list[str | None]:
+    return [order.base_path for order in orders(world)]
+
+
+def newcomer(world: World, name: str, stands: int | None = None) -> Peer:
+    """One that comes with this version in its slot."""
+    key = None if stands is None else version_key(stands)
+    world.peers[name] = Peer(name, "worker", 4, world.peers["seed"].session, stands=key)
+    return world.connect(name)
+
+
+def taken_order(world: World) -> EncodeVersion:
+    """The newest catch-up."""
+    return [order for order in orders(world) if order.aside][-1]

@@ -1,0 +1,270 @@
+"""A short real run, a `kill -9` or two in it, and what must be true afterwards.
+
+Two witnesses, neither of which asks the processes that are killed:
+
+- the `Tap` between the coordinator and everybody else knows which results were acknowledged to a worker;
+- triggers in the ledger itself (`watch_ledger`) keep, in its own transactions, what was written to it and what left
+  it: the learner's checkpoints delete most of it.
+"""
+
+import contextlib
+import json
+import random
+import sqlite3
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from echo2d.bench.lab.processes import Program
+from echo2d.client import Coordinator
+from echo2d.demo.chaos import KINDS, Kind, kill_process, start_again
+from echo2d.demo.results import read_rows
+from echo2d.demo.run import LEARNER
+from echo2d.store.ledger import Ledger, _unpack_spans
+from tests.e2e.test_by_hand import START_S, Site
+from tests.support.connection_tap import Tap
+
+STEPS = 8
+GROUPS = 4  # of each batch
+GROUP_SIZE = 8
+STALENESS = 1  # as the site has it
+STEP_FLOOR_S = 0.2  # so long a step takes at least: there is time to kill something
+CHECKPOINT_EVERY = 3
+START_UP_S = 6.0  # in which a program starts, more or less
+AGAIN = 0.3  # of the drawn points have a second kill
+RUN_S_MAX = 120.0  # it takes 15 s where nothing else runs
+
+Story = list[tuple[str, Any, Any, Any, Any]]
+
+WITNESS = """
+CREATE TABLE story (at INTEGER PRIMARY KEY, what TEXT NOT NULL, a, b, c, d);
+CREATE TRIGGER told_epoch AFTER INSERT ON epochs BEGIN
+    INSERT INTO story (what, a, b) VALUES ('epoch', new.epoch, new.resume_step); END;
+CREATE TRIGGER told_sample AFTER INSERT ON samples BEGIN
+    INSERT INTO story (what, a, b, c, d)
+    VALUES ('kept', new.group_id, new.sample, new.lease || '.' || new.attempt || '.' || new.sample, new.spans); END;
+CREATE TRIGGER told_batch AFTER INSERT ON batches BEGIN
+    INSERT INTO story (what, a, b, c) VALUES ('frozen', new.step, new.digest, new.groups); END;
+CREATE TRIGGER told_commit AFTER INSERT ON commits BEGIN
+    INSERT INTO story (what, a, b, c) VALUES ('committed', new.step, new.digest, new.epoch); END;
+CREATE TRIGGER told_revoked AFTER UPDATE OF revoked ON versions BEGIN
+    INSERT INTO story (what, a, b) VALUES ('revoked', new.version, new.digest); END;
+CREATE TRIGGER told_end BEFORE DELETE ON groups BEGIN
+    INSERT INTO story (what, a, b, c) SELECT 'gone', old.group_id, count(reward), count(DISTINCT reward)
+    FROM samples WHERE group_id = old.group_id; END;
+"""
+
+
+def watch_ledger(path: Path) -> None:
+    """Make the ledger of a run that is about to start, with its witness."""
+    path.parent.mkdir(parents=True)
+    Ledger.open(path).close()
+    with contextlib.closing(sqlite3.connect(path)) as ledger:
+        ledger.executescript(WITNESS)
+
+
+def read_story(path: Path) -> Story:
+    """What the ledger went through so far, in order."""
+    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as ledger:
+        return ledger.execute("SELECT what, a, b, c, d FROM story ORDER BY at").fetchall()
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What is killed when: so long after this train step (0: after the start), then so long after its new start.
+
+    also: killed at the same moment, before anything starts again.
+    """
+
+    kind: Kind
+    step: int
+    delays_s: tuple[float, ...] = (0.1,)
+    also: tuple[Kind, ...] = ()
+
+    @staticmethod
+    def draw(rng_seed: int) -> "Point":
+        """Any moment but in the last two steps; sometimes a second one, while it recovers."""
+        rng = random.Random(rng_seed)
+        step = rng.randrange(STEPS - 1)
+        delay_s = rng.uniform(0.0, STEP_FLOOR_S if step else START_UP_S)
+        again_s = [rng.uniform(0.0, START_UP_S)] if rng.random() < AGAIN else []
+        return Point(KINDS[rng_seed % len(KINDS)], step, (delay_s, *again_s))
+
+
+class CrashSite(Site):
+    """A site whose programs reach the coordinator through a tap."""
+
+    learner_table = LEARNER.replace("checkpoint_every = 15", f"checkpoint_every = {CHECKPOINT_EVERY}") + (
+        f"step_floor_s = {STEP_FLOOR_S}\n"
+    )
+    tap: Tap
+
+    def url(self) -> str:
+        super().url()
+        return self.tap.url
+
+    @property
+    def ledger(self) -> Path:
+        return self.run_dir / "ledger.sqlite"
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return read_rows(self.directory / "learner" / "metrics.jsonl")
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Programs that end by themselves meanwhile are a failure."""
+        deadline = time.monotonic() + RUN_S_MAX
+        while not condition():
+            self.programs.check()
+            assert time.monotonic() < deadline, f"stuck after step {[row['step'] for row in self.rows]}"
+            time.sleep(0.05)
+
+    def wait_until_trained(self, steps: int) -> None:
+        self.wait_until(lambda: len(self.rows) >= steps)
+
+
+def run_with_crashes(site: CrashSite, *points: Point, workers: int) -> None:
+    """The run goes on after each of them and completes, and its books balance."""
+    watch_ledger(site.ledger)
+    with Tap(site.run_dir) as site.tap:
+        site.coordinate()
+        for number in range(1, workers + 1):
+            site.join(f"worker-{number}", "--threads=1")
+        learner = site.learn(STEPS)
+        seen: list[Story | None] = []
+        for point in points:
+            site.wait_until_trained(point.step)
+            struck = [strike(site, (point.kind, *point.also), delay_s, learner) for delay_s in point.delays_s]
+            assert struck[0] is not None, f"no {point.kind} was killed"
+            seen += struck
+        site.wait_until(lambda: learner.returncode is not None)
+        assert learner.returncode == 0, learner.tail()
+        with Coordinator(site.url(), token_file=site.run_dir / "tokens" / "viewer.token") as coordinator:
+            settle(coordinator, site.ledger, workers)
+        story = read_story(site.ledger)
+        for before in filter(None, seen):
+            assert story[: len(before)] == before, "what was written before a kill has changed"
+        balance(story, site.rows, site.tap.acknowledged)
+
+
+def strike(site: CrashSite, kinds: Sequence[Kind], delay_s: float, learner: Program) -> Story | None:
+    """Kill, and start again what has no supervisor; what the ledger had gone through just before, None: too late."""
+    time.sleep(delay_s)  # a moment like any other
+    names = {kind: {"worker": "worker-1", "learner": learner.name}.get(kind, kind) for kind in kinds}
+    while learner.returncode is None:
+        seen = read_story(site.ledger)
+        struck = [kind for kind, name in names.items() if kill_process(kind, name, site.programs) is not None]
+        for kind in struck:
+            start_again(kind, names[kind], site.programs)
+        if struck:
+            return seen
+        time.sleep(0.01)
+    return None
+
+
+def settle(coordinator: Coordinator, ledger: Path, workers: int) -> None:
+    """Everybody gets the last version, and the coordinator holds just what its ledger holds."""
+    deadline = time.monotonic() + START_S
+    while unsettled := _unsettled(coordinator.status(), whole_groups(ledger), workers):
+        assert time.monotonic() < deadline, f"not yet so (found, expected): {unsettled}"
+        time.sleep(0.1)
+
+
+def _unsettled(status: dict[str, Any], whole: int, workers: int) -> dict[str, tuple[Any, Any]]:
+    groups = status["groups"]
+    ends = [each["serving"] and (each["serving"]["version"], each["memory_ok"]) for each in status["workers"]]
+    pairs = {
+        "committed step": (status["committed_step"], STEPS),
+        "seed": (status["seed_alive"], True),
+        "workers": (ends, [(STEPS, True)] * workers),
+        "groups in flight": (groups["in_flight"], 0),
+        "whole groups in the coordinator and its ledger": (groups["buffered"], whole),
+    }
+    return {what: pair for what, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def whole_groups(path: Path) -> int:
+    """Groups in the ledger that are scored to the last sample and in no batch."""
+    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as ledger:
+        (count,) = ledger.execute(
+            "SELECT count(*) FROM (SELECT 1 FROM samples WHERE group_id NOT IN (SELECT value FROM batches, "
+            "json_each(groups)) GROUP BY group_id HAVING count(reward) = ?)",
+            (GROUP_SIZE,),
+        ).fetchone()
+    return int(count)
+
+
+def balance(story: Story, rows: list[dict[str, Any]], acknowledged: set[str]) -> None:
+    """Everything that the two witnesses and the learner wrote down fits together."""
+    nothing_is_lost(story, acknowledged)
+    batches = batches_stay(story)
+    steps_are_whole(story, batches)
+    learner_agrees(story, rows, batches)
+
+
+def nothing_is_lost(story: Story, acknowledged: set[str]) -> None:
+    """What was acknowledged is in the ledger, once; and no whole group left it without a reason."""
+    kept = [what for what in story if what[0] == "kept"]
+    assert acknowledged, "the tap has heard nothing"
+    assert acknowledged <= {result for _, _, _, result, _ in kept}, "acknowledged and not in the ledger"
+    assert max(Counter((group, sample) for _, group, sample, *_ in kept).values()) == 1, "a sample was kept twice"
+    wrote: dict[int, set[tuple[int, bytes]]] = defaultdict(set)
+    revoked: set[tuple[int, bytes]] = set()
+    batched: set[int] = set()
+    newest = 0  # step whose batch is frozen
+    for what, first, second, third, fourth in story:
+        match what:
+            case "kept":
+                wrote[first] |= {(span.version, span.digest) for span in _unpack_spans(fourth).spans}
+            case "revoked":
+                revoked.add((first, second))
+            case "frozen":
+                newest = max(newest, first)
+                batched |= set(json.loads(third))
+            case "gone" if first not in batched and second == GROUP_SIZE:
+                too_old = newest - min(version for version, _ in wrote[first]) > STALENESS
+                assert third == 1 or wrote[first] & revoked or too_old, f"group {first} was dropped for no reason"
+
+
+def batches_stay(story: Story) -> dict[int, tuple[bytes, list[int]]]:
+    """Each step has one batch for ever: its digest and its groups."""
+    found: dict[int, set[tuple[bytes, str]]] = defaultdict(set)
+    for what, step, digest, groups, _ in story:
+        if what == "frozen":
+            found[step].add((digest, groups))
+    changed = {step for step, each in found.items() if len(each) > 1}
+    assert not changed, "these batches have changed"
+    batches = {step: (digest, json.loads(groups)) for step, ((digest, groups),) in found.items()}
+    for what, step, digest, *_ in story:
+        assert what != "committed" or batches[step][0] == digest, f"step {step} was committed with another batch"
+    return batches
+
+
+def steps_are_whole(story: Story, batches: Mapping[int, tuple[bytes, list[int]]]) -> None:
+    """Steps are committed in order, without a gap, on whole groups, and no group is in two of them."""
+    steps = list(range(1, STEPS + 1))
+    resumed = {epoch: resume_step for what, epoch, resume_step, *_ in story if what == "epoch"}
+    for epoch, resume_step in resumed.items():
+        trained = [step for what, step, _, by, _ in story if what == "committed" and by == epoch and step > resume_step]
+        assert trained == steps[resume_step : resume_step + len(trained)], f"epoch {epoch} has a gap"
+    assert {step for what, step, *_ in story if what == "committed"} == set(steps)
+    samples = Counter(group for what, group, *_ in story if what == "kept")
+    trained = [group for step in steps for group in batches[step][1]]
+    assert len(set(trained)) == len(trained) == STEPS * GROUPS, "a group was trained twice"
+    assert {samples[group] for group in trained} == {GROUP_SIZE}, "a group is not whole"
+
+
+def learner_agrees(story: Story, rows: list[dict[str, Any]], batches: Mapping[int, tuple[bytes, list[int]]]) -> None:
+    """Its own rows name the same batches, within the bound, and go on where its checkpoint was."""
+    resumed = {epoch: resume_step for what, epoch, resume_step, *_ in story if what == "epoch"}
+    assert {row["step"] for row in rows} == set(range(1, STEPS + 1))
+    for row in rows:
+        assert bytes.fromhex(row["batch"]) == batches[row["step"]][0], "the learner trained on another batch"
+        assert all(0 <= int(staleness) <= STALENESS for staleness in row["staleness"])
+    for before, row in pairwise(rows):
+        follows = before["step"] + 1 if before["epoch"] == row["epoch"] else resumed[row["epoch"]] + 1
+        assert row["step"] == follows <= before["step"] + 1, "the steps have a gap"

@@ -1,0 +1,71 @@
+"""A learner in a directory of its own: a model that has hardly been trained, its config, its batches, its rows."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from echo2d.client import Batch, Coordinator
+from echo2d.demo.results import read_rows
+from echo2d.demo.tiny_model import TinyRecipe, make_tiny_model
+from learner.batch_prefetch import Intake
+from learner.config import LearnerConfig
+from learner.model import load_model
+from learner.train import Learner
+from tests.support.scripted_coordinator import make_batch
+
+
+def make_base(directory: Path, *, layers: int = 1) -> Path:
+    """And one thread for torch: a fork does not inherit its others, and would wait for them."""
+    torch.set_num_threads(1)
+    return make_tiny_model(directory, TinyRecipe(accuracy_stop=0.0, batch=8, layers=layers))
+
+
+def throwing_dice(base: Path, directory: Path) -> Path:
+    """The model with dropout, which makes the random number generators count."""
+    model = Path(shutil.copytree(base, directory))
+    facts = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**facts, "attention_dropout": 0.2}))
+    return model
+
+
+def config_in(directory: Path, model: Path, **changes: Any) -> LearnerConfig:
+    settings: dict[str, Any] = {"steps": 4, "lr": 1e-3, "threads": 1, **changes}
+    return LearnerConfig(
+        url="http://127.0.0.1:1",
+        token_file=directory / "token",
+        model=model,
+        snapshot_root=directory / "snapshots",
+        out_dir=directory / "out",
+        **settings,
+    )
+
+
+def write_config(path: Path, config: LearnerConfig, **changes: object) -> Path:
+    table = {**dataclasses.asdict(config), **changes}
+    lines = [
+        f"{name} = {json.dumps(str(value) if isinstance(value, Path) else value)}" for name, value in table.items()
+    ]
+    path.write_text("\n".join(["[learner]", *lines, "[policy]", "staleness_max = 2"]))
+    return path
+
+
+def learn(
+    config: LearnerConfig, coordinator: object, *, resume: bool = False, intake: Intake | None = None
+) -> list[dict[str, Any]]:
+    """Run a learner against a stand-in; the rows of metrics.jsonl."""
+    Learner(config, cast("Coordinator", coordinator), intake or Intake(), resume=resume).run()
+    return rows_of(config)
+
+
+def rows_of(config: LearnerConfig) -> list[dict[str, Any]]:
+    return read_rows(config.out_dir / "metrics.jsonl")
+
+
+def record(base: Path, steps: int) -> list[Batch]:
+    """The batches of all steps, as if each were of the version that its step trains."""
+    model = load_model(base)
+    return [make_batch(model, step, step - 1) for step in range(1, steps + 1)]

@@ -1,0 +1,144 @@
+"""A whole run in one process: the real coordinator, a seed, workers on real sockets, and a learner that sleeps.
+
+    async with a_run(tmp_path, {"policy.staleness_max": 8}, t_train_s=0.2) as run:
+        async with a_worker(run, tmp_path / "one", paced(240.0)):
+            await run.until(lambda facts: facts["committed_step"] >= 4)
+
+Engines are fake, at a set pace; everything else is what runs elsewhere.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from echo2d.client import AsyncCoordinator
+from echo2d.config import CoordinatorConfig
+from echo2d.core.cluster.events import CoordinatorRules, Recovered
+from echo2d.engines.fake import FakeEngine
+from echo2d.runtime.coordinator.loop import Machine
+from echo2d.runtime.coordinator.main import Opened, core_machine, open_coordinator
+from echo2d.runtime.run_dir.credentials import create_token
+from echo2d.runtime.seed.main import Seed
+
+TOKENS, VOCAB = 8, 512  # of each trajectory, all alike: as few as a fake engine makes
+HEARTBEAT_S = 0.2  # a killed worker is missed after three
+PATIENCE_S = 45.0  # machines that others use may stand still for a while
+LOOK_S = 0.02
+Facts = dict[str, Any]
+
+
+def config_of_run(folder: Path, prices: dict[str, float], **changes: Any) -> CoordinatorConfig:
+    document = {
+        "run": {"run_dir": str(folder / "run"), "snapshot_root": str(folder / "out")},
+        "coordinator": {"port": 0},
+        "policy": {
+            "staleness_max": 8,
+            "publish_every": 1,
+            "trajectories_per_step": 4,
+            "group_size": 1,
+            "filter_zero_variance": False,
+        },
+        "sampling": {"vocab_size": VOCAB, "max_new_tokens": TOKENS},
+        "task": {
+            "name": "echo2d.bench.lab.stub_task:CheapTask",
+            "options": {"prompt_tokens": 4, "vocab_size": VOCAB},
+            "processes": 1,
+        },
+        "dissemination": {"shape": "chain"},
+        "price": [{"workers": name, "usd_per_h": usd_per_h} for name, usd_per_h in prices.items()],
+    }
+    return CoordinatorConfig.read(document, changes)
+
+
+def paced(trajectories_per_s: float, *, refit_s: float = 0.0) -> FakeEngine:
+    return FakeEngine(
+        tokens_per_s=TOKENS * trajectories_per_s, answer_tokens=(TOKENS, TOKENS), slots=4, refit_s=refit_s
+    )
+
+
+class Run:
+    """`steps`: that the learner has committed."""
+
+    def __init__(self, folder: Path, opened: Opened, seed: Seed) -> None:
+        self.folder, self.opened, self.seed = folder, opened, seed
+        self.url = opened.url
+        self.steps = 0
+
+    def token(self, path: Path, name: str) -> Path:
+        create_token(self.opened.run.path, name, role="worker", url=self.url, out=path, max_workers=1, expires="1h")
+        return path
+
+    def status(self) -> Facts:
+        return self.opened.coordinator.status()
+
+    def workers(self) -> dict[str, Facts]:
+        """The rows of those that are here, by name."""
+        return {row["name"]: row for row in self.status()["workers"] if row["state"] == "joined"}
+
+    def active(self) -> set[str]:
+        return {name for name, row in self.workers().items() if row["active"]}
+
+    async def until(self, holds: Callable[[Facts], bool]) -> Facts:
+        """The first status of which that is so."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not holds(facts := self.status()):  # noqa: ASYNC110 - it tells nobody
+                await asyncio.sleep(LOOK_S)
+        return facts
+
+    async def go_on(self, steps: int) -> Facts:
+        """Until the learner has done so many more."""
+        wanted = self.steps + steps
+        return await self.until(lambda _: self.steps >= wanted)
+
+    async def learn(self, t_train_s: float) -> None:
+        token = self.opened.run.path / "tokens" / "learner.token"
+        async with AsyncCoordinator(self.url, token_file=token, timeout_s=PATIENCE_S) as client:
+            await client.open_session(0)
+            await self._publish(client, 0)
+            while True:
+                batch = await client.take_batch(self.steps + 1)
+                await asyncio.sleep(t_train_s)
+                await client.commit(batch, t_train_s=t_train_s)
+                self.steps += 1
+                await self._publish(client, self.steps)
+
+    async def _publish(self, client: AsyncCoordinator, version: int) -> None:
+        await client.publish(version, await asyncio.to_thread(_snapshot, self.folder / "out" / str(version), version))
+
+
+@asynccontextmanager
+async def a_run(
+    folder: Path, changes: dict[str, Any] | None = None, *, t_train_s: float, prices: dict[str, float] | None = None
+) -> AsyncIterator[Run]:
+    """changes: other keys of its config."""
+    config = config_of_run(folder, prices or {}, **(changes or {}))
+    async with open_coordinator(config, make_machine=_with_quick_heartbeats) as opened, asyncio.TaskGroup() as tasks:
+        serving = tasks.create_task(opened.coordinator.serve())
+        seed = await asyncio.to_thread(Seed, opened.seed)
+        run = Run(folder, opened, seed)
+        helpers = [tasks.create_task(seed.run()), tasks.create_task(run.learn(t_train_s))]
+        try:
+            yield run
+        finally:
+            for helper in helpers:
+                helper.cancel()
+            opened.coordinator.stop("the test ends")
+            await serving
+
+
+def _with_quick_heartbeats(rules: CoordinatorRules, recovered: Recovered) -> Machine:
+    return core_machine(replace(rules, heartbeat_s=HEARTBEAT_S), recovered)
+
+
+def _snapshot(path: Path, version: int) -> Path:
+    path.mkdir(parents=True)
+    save_file({"w": np.full(1024, version, dtype=np.float32)}, path / "model.safetensors")
+    for name in ("config.json", "tokenizer.json"):
+        (path / name).write_text("{}")
+    return path

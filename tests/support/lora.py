@@ -1,0 +1,84 @@
+"""LoRA adapters on the tiny models of the engine harness, and the truth about them: base and adapter merged."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from echo2d.adapters import base_digest, pin_base
+from echo2d.engines.base import AdapterBase
+from echo2d.engines.layout import file_tensor_digests
+from echo2d.engines.torch_engine import TorchEngine
+from tests.support.engine_harness import TorchHarness, load_model, save_random_model, tiny_config
+
+RANK, ALPHA = 4, 8.0
+TARGETS = ("q_proj", "down_proj")
+PREFIX = "base_model.model."
+BASE_SEED = 1000
+
+
+def make_base(folder: Path, *, rng_seed: int = BASE_SEED) -> AdapterBase:
+    save_random_model(folder, tiny_config(), rng_seed=rng_seed)
+    return AdapterBase(folder, base_digest(folder), file_tensor_digests(folder))
+
+
+def write_adapter(folder: Path, base: AdapterBase, *, rng_seed: int, **changes: Any) -> Path:
+    """A random adapter that changes much; `changes` of its configuration."""
+    folder.mkdir(parents=True)
+    torch.manual_seed(rng_seed)
+    tensors = {}
+    for name, weight in load_file(base.directory / "model.safetensors").items():
+        if name.split(".")[-2] in TARGETS:
+            layer = PREFIX + name.removesuffix(".weight")
+            tensors[f"{layer}.lora_A.weight"] = torch.randn(RANK, weight.shape[1]).bfloat16() * 0.3
+            tensors[f"{layer}.lora_B.weight"] = torch.randn(weight.shape[0], RANK).bfloat16() * 0.3
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "target_modules": list(TARGETS), "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps({**config, **changes}))
+    pin_base(folder, base.digest)
+    return folder
+
+
+def merge(model: Any, adapter: Path) -> Any:
+    """The model with W + alpha / r * B A in place of W."""
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    for name in [name for name in tensors if name.endswith(".lora_A.weight")]:
+        layer = name.removesuffix(".lora_A.weight")
+        share = tensors[f"{layer}.lora_B.weight"].float() @ tensors[name].float()
+        model.get_submodule(layer.removeprefix(PREFIX)).weight.data += config["lora_alpha"] / config["r"] * share
+    return model
+
+
+class AdapterHarness(TorchHarness):
+    """Versions 0 to 3 are adapters on one base; made at once, because the code that pins the base may not block."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.base = make_base(folder / "base")
+        for version in range(4):
+            write_adapter(folder / str(version), self.base, rng_seed=version)
+
+    def engine(self, *, slots: int = 64, rng_seed: int = 0) -> TorchEngine:
+        engine = super().engine(slots=slots, rng_seed=rng_seed)
+        engine.refit = partial(engine.refit, base=self.base)  # type: ignore[method-assign]
+        return engine
+
+    def snapshot(self, version: int) -> Path:
+        return self._folder / str(version)
+
+    def _truth(self, version: int) -> Any:
+        return merge(load_model(self.base.directory), self.snapshot(version))
+
+
+@contextmanager
+def edited(path: Path) -> Iterator[dict[str, Any]]:
+    """A JSON file, written again."""
+    content = json.loads(path.read_text())
+    yield content
+    path.write_text(json.dumps(content))

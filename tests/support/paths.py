@@ -1,0 +1,5 @@
+"""Where the repository is, for tests that read its files."""
+
+from pathlib import Path
+
+REPO = Path(__file__).parents[2]

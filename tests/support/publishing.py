@@ -1,0 +1,45 @@
+"""A version that is being published, for tests of what is said of it; through the whole machine."""
+
+from typing import Any
+
+from echo2d.core.base.ids import FormId
+from echo2d.core.cluster.events import PeerSaid
+from echo2d.core.protocol.control_messages import (
+    FormEncoded,
+    SegmentEncoded,
+)
+from tests.support.coordinator_world import World, form_of, rules
+
+
+def published(*workers: str, kind: str = "chain") -> World:
+    """Version 0 is being encoded; nothing has arrived yet."""
+    world = World(rules(shape=kind))
+    world.connect("seed", kind="seed", slots=0)
+    for name in workers:
+        world.connect(name)
+    world.drain()
+    world.open_session()
+    world.publish(0)
+    world.pending = [event for event in world.pending if isinstance(event, PeerSaid)]
+    return world
+
+
+def broadcast(world: World) -> dict[str, Any]:
+    found: dict[str, Any] = world.state.status()["broadcast"]
+    return found
+
+
+def publish_again(world: World) -> FormId:
+    """The next publish: version 0 of a new epoch. The form that spread before it."""
+    form = form_of(world)
+    world.open_session()
+    world.publish(0)
+    return form
+
+
+def deliver_seed(world: World) -> None:
+    """The seed's reports, and nothing that follows from them."""
+    for event in list(world.pending):
+        if isinstance(event, PeerSaid) and isinstance(event.message, SegmentEncoded | FormEncoded):
+            world.pending.remove(event)
+            world.handle(event)

@@ -1,0 +1,136 @@
+"""The coordinator's shell on real sockets and files, around a core that a test scripts, or any other core."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from echo2d.client import AsyncCoordinator
+from echo2d.config import CoordinatorConfig
+from echo2d.core.cluster.events import (
+    Action,
+    CoordinatorRules,
+    EpochAsked,
+    Event,
+    Recovered,
+    Reply,
+)
+from echo2d.core.protocol.control_messages import PROTOCOL_VERSION, Hello
+from echo2d.net.control.client import Identity, enrol
+from echo2d.net.security.auth import TokenFile, load_or_make_key, read_token_file
+from echo2d.runtime.coordinator.main import MakeMachine, Opened, open_coordinator
+from echo2d.runtime.run_dir.credentials import create_token
+from echo2d.tasks.sort_digits import write_tokenizer
+
+
+class Script:
+    """A core that answers each kind of event as the test says, and writes all of them down. Every epoch is in force."""
+
+    def __init__(self) -> None:
+        self.on: dict[type, Callable[[Any], list[Action]]] = {}
+        self.heard: asyncio.Queue[Event] = asyncio.Queue()
+        self.wake: float | None = None
+        self.recovered: Recovered | None = None
+        self.rules: CoordinatorRules | None = None
+
+    def make(self, rules: CoordinatorRules, recovered: Recovered) -> "Script":
+        self.rules, self.recovered = rules, recovered
+        return self
+
+    def handle(self, event: Event, *, now: float) -> list[Action]:
+        if isinstance(event, EpochAsked):
+            return [Reply(event.request, 200, {})]
+        self.heard.put_nowait(event)
+        return self.on[type(event)](event) if type(event) in self.on else []
+
+    def wake_at(self) -> float | None:
+        return self.wake
+
+    def status(self, *, now: float) -> dict[str, Any]:
+        return {"scripted": True}
+
+    async def hears(self, kind: type) -> Any:
+        """The next event of this kind; others are passed over."""
+        while not isinstance(event := await self.heard.get(), kind):
+            pass
+        return event
+
+
+def make_config(tmp_path: Path, **changes: Any) -> CoordinatorConfig:
+    document = {
+        "run": {"run_dir": str(tmp_path / "run"), "snapshot_root": str(tmp_path / "out")},
+        "coordinator": {"port": 0},
+        "policy": {"trajectories_per_step": 4, "group_size": 2},
+        "sampling": {"vocab_size": 17},
+        "task": {"name": "sort_digits", "processes": 1},
+    }
+    return CoordinatorConfig.read(document, changes)
+
+
+def make_snapshot(path: Path, value: float = 0.0) -> Path:
+    path.mkdir(parents=True)
+    save_file({"w": np.full(64, value, dtype=np.float32)}, path / "model.safetensors")
+    (path / "config.json").write_text('{"vocab_size": 17}')
+    write_tokenizer(path)
+    return path
+
+
+@asynccontextmanager
+async def serving(config: CoordinatorConfig, make_machine: MakeMachine) -> AsyncIterator[Opened]:
+    async with open_coordinator(config, make_machine=make_machine) as opened, asyncio.TaskGroup() as tasks:
+        tasks.create_task(opened.coordinator.serve())
+        try:
+            yield opened
+        finally:
+            opened.coordinator.stop("the test ends")
+
+
+@asynccontextmanager
+async def learner(run_dir: Path, opened: Opened) -> AsyncIterator[AsyncCoordinator]:
+    token_file = run_dir / "tokens" / "learner.token"
+    async with AsyncCoordinator(opened.url, token_file=token_file, timeout_s=5.0) as made:
+        yield made
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> CoordinatorConfig:
+    return make_config(tmp_path)
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script()
+
+
+@pytest.fixture
+def run_dir(config: CoordinatorConfig) -> Path:
+    return config.run.run_dir
+
+
+# --- a worker ---
+
+HELLO = Hello(PROTOCOL_VERSION, None, "worker", "box", "boot", 4, None, None, (), (), ())
+
+
+def worker_token(run_dir: Path, url: str) -> TokenFile:
+    out = run_dir / "box.token"
+    create_token(run_dir, "box", role="worker", url=url, out=out, max_workers=1, expires="1h")
+    return read_token_file(out)
+
+
+async def enrolled(run_dir: Path, opened: Opened) -> Identity:
+    token = await asyncio.to_thread(worker_token, run_dir, opened.url)
+    key = await asyncio.to_thread(load_or_make_key, run_dir / "box.key")
+    identity = Identity.of(opened.url, token, key)
+    await enrol(opened.url, token, identity, rng=random.Random(1), patience_s=1.0)
+    return identity

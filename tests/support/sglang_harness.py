@@ -1,0 +1,123 @@
+"""SGLang in the contract suite: doubles over HTTP, or real servers that are attached to by URL."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from hashlib import sha256
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+from echo2d.engines.base import Engine
+from echo2d.engines.sglang.engine import SglangEngine
+from echo2d.engines.sglang.http_client import Lost, Server
+from echo2d.engines.sglang.server import Running
+from echo2d.engines.sglang.weight_update import RefitMode
+from echo2d.errors import EngineFault
+from tests.support.engine_harness import FakeHarness, TorchHarness, save_random_model, tiny_config
+from tests.support.sglang_double import SglangDouble
+
+FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+
+
+class DoubleHarness(FakeHarness):
+    """Each engine gets the next double, in turn."""
+
+    def __init__(self, folder: Path, doubles: Sequence[SglangDouble], *, refit_mode: RefitMode = "retract") -> None:
+        super().__init__(folder)
+        self._next = cycle(doubles)
+        self._of: dict[int, SglangDouble] = {}
+        self._mode: RefitMode = refit_mode
+
+    def engine(self, *, slots: int = 64, rng_seed: int = 0) -> SglangEngine:  # type: ignore[override]
+        double = next(self._next)
+        engine = SglangEngine(Running(double.url), slots=slots, rng_seed=rng_seed, refit_mode=self._mode)
+        self._of[id(engine)] = double
+        return engine
+
+    def snapshot(self, version: int) -> Path:
+        folder = super().snapshot(version)
+        (folder / "config.json").write_text(CONFIG)
+        return folder
+
+    @contextmanager
+    def doubtful_refits(self, engine: Engine) -> Iterator[None]:
+        self._of[id(engine)].traps.append("refuse")
+        yield
+
+    async def in_memory(self, engine: Engine) -> Mapping[str, object]:
+        if engine.label is None:
+            raise EngineFault("nothing is served")
+        return self._of[id(engine)].digests
+
+    async def check(self, engine: Engine) -> None:
+        assert isinstance(engine, SglangEngine)
+        await engine.check()
+
+
+CONFIG = '{"model_type": "fake", "vocab_size": 64, "max_position_embeddings": 16384}'
+
+
+class SglangHarness(TorchHarness):
+    """Real servers on float32; what they have in memory is compared with transformers' reading of the files."""
+
+    repeats = False
+
+    def __init__(self, folder: Path, servers: Sequence[Running], *, refit_mode: RefitMode = "retract") -> None:
+        super().__init__(folder)
+        self._next = cycle(servers)
+        self._mode: RefitMode = refit_mode
+
+    def engine(self, *, slots: int = 64, rng_seed: int = 0) -> SglangEngine:  # type: ignore[override]
+        return SglangEngine(next(self._next), slots=slots, rng_seed=rng_seed, refit_mode=self._mode)
+
+    def snapshot(self, version: int) -> Path:
+        """Of a width that SGLang does not pad on a CPU."""
+        folder = self._folder / str(version)
+        if not folder.exists():
+            save_random_model(folder, tiny_config(intermediate_size=64), rng_seed=version)
+        return folder
+
+    @contextmanager
+    def doubtful_refits(self, engine: Engine) -> Iterator[None]:
+        """The answer of an update that was done is lost."""
+        update = Server.update
+
+        async def lost(server: Server, body: Mapping[str, Any], *, timeout_s: float) -> tuple[bool, str]:
+            await update(server, body, timeout_s=timeout_s)
+            raise Lost("told to be")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Server, "update", lost)
+            yield
+
+    async def in_memory(self, engine: Engine) -> Mapping[str, object]:
+        assert isinstance(engine, SglangEngine)
+        if engine.label is None or engine.server is None:
+            raise EngineFault("nothing is served")
+        return await engine.server.checksums()
+
+    def in_files(self, snapshot: Path) -> Mapping[str, object]:
+        """SGLang's checksums on a CPU: of the float32 tensors, those of one layer that it computes at once joined."""
+        tensors = load_file(snapshot / "model.safetensors")
+        joined: dict[str, list[np.ndarray[Any, Any]]] = {}
+        for name in sorted(tensors, key=_place):
+            fused = next((whole for whole, parts in FUSED.items() for part in parts if f".{part}." in name), None)
+            part = name.split(".")[-2]
+            joined.setdefault(name.replace(part, fused) if fused else name, []).append(tensors[name].float().numpy())
+        return {
+            name: sha256(b"".join(part.tobytes() for part in parts)).hexdigest()[:16] for name, parts in joined.items()
+        }
+
+    async def check(self, engine: Engine) -> None:
+        assert isinstance(engine, SglangEngine)
+        await engine.check()
+
+
+def _place(name: str) -> tuple[str, int]:
+    """Parts of a joined tensor in SGLang's order."""
+    parts = [part for parts in FUSED.values() for part in parts]
+    return name.rpartition(".self_attn")[0], next((parts.index(part) for part in parts if f".{part}." in name), -1)

@@ -1,0 +1,52 @@
+"""What tests of a worker's machines need: roots, versions, and the answers its shell would give."""
+
+from echo2d.core.base.canonical import digest_of
+from echo2d.core.base.ids import Digest, Epoch, PublishSeq, RunId, SegmentId, Version
+from echo2d.core.protocol.control_messages import VersionKey
+from echo2d.core.weights.encoding import FRAME_BYTES_MIN, FormFacts
+from echo2d.core.weights.signed_index import Root, Totals, running_digest
+from echo2d.core.worker.events import (
+    ApplyForm,
+    ApplyRejected,
+    EngineRefitFailed,
+    EngineRefitted,
+    RefitEngines,
+    SnapshotReady,
+)
+
+RUN = RunId("run")
+
+
+def a_key(version: int) -> VersionKey:
+    return VersionKey(Version(version), digest_of(f"snapshot {version}".encode()))
+
+
+def a_root(version: int, *, seq: int | None = None, epoch: int = 1, whole: bool = True, run: RunId = RUN) -> Root:
+    """The first and (if whole) last root of a full form of one segment."""
+    publish = PublishSeq(version + 1 if seq is None else seq)
+    facts = FormFacts(run, Epoch(epoch), Version(version), publish, "full", None, FRAME_BYTES_MIN)
+    segments = (Digest(digest_of(b"segment")),)
+    totals = Totals(1000, 2000, a_key(version).digest) if whole else None
+    return Root(facts, SegmentId(0), segments, running_digest(segments), totals)
+
+
+def a_snapshot(root: Root, path: str = "slot") -> SnapshotReady:
+    """The form of this root stands in a slot."""
+    key = a_key(root.facts.version)
+    return SnapshotReady(root.form, key.version, key.digest, path)
+
+
+def a_rejection(order: ApplyForm) -> ApplyRejected:
+    return ApplyRejected(order.form, "disk full")
+
+
+def a_refit(version: int, *, memory_ok: bool | None = True) -> EngineRefitted:
+    return EngineRefitted(Version(version), a_key(version).digest, 0.25, memory_ok)
+
+
+def a_refit_failure(version: int, label: str | None = None) -> EngineRefitFailed:
+    return EngineRefitFailed(Version(version), a_key(version).digest, "engine died", label)
+
+
+def an_order(version: int, path: str = "slot") -> RefitEngines:
+    return RefitEngines(Version(version), a_key(version).digest, path)

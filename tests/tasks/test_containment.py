@@ -1,0 +1,144 @@
+"""A task process tries to get out: into the run directory, the coordinator, the disk, the network, and past its end.
+
+As an ordinary user a task runs under our own user id and is held by limits only; who wants walls starts as root.
+"""
+
+import ast
+import asyncio
+import os
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from echo2d.runtime.run_dir.credentials import RunDirectory
+from echo2d.tasks.base import Prompt
+from echo2d.tasks.pool import TASK_UIDS, Limits, Score, TaskPool
+from echo2d.tasks.process import TaskFailed
+from tests.tasks.test_pool import is_running
+
+ESCAPING = "tests.support.escaping_task:EscapingTask"
+TIMEOUT_S = 3.0
+LIMITS = Limits(memory_bytes_max=1 << 30, file_bytes_max=1 << 20, cpu_s_max=1)
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a task another user id")
+
+
+@pytest.fixture
+def notes() -> Iterator[Path]:
+    """A file that a task process of another user may write."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o777)
+        yield Path(name) / "notes"
+
+
+@pytest.fixture
+async def coordinator() -> AsyncIterator[int]:
+    """A port of ours on loopback."""
+    server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+@pytest.fixture
+async def pool(notes: Path, tmp_path: Path, coordinator: int) -> AsyncIterator[TaskPool]:
+    run = await asyncio.to_thread(RunDirectory, tmp_path / "run")
+    options = {"notes": str(notes), "run_dir": str(run.path), "coordinator": os.getpid(), "port": coordinator}
+    async with TaskPool(ESCAPING, options, timeout_s=TIMEOUT_S, limits=LIMITS) as made:
+        yield made
+
+
+def told(notes: Path) -> dict[str, Any]:
+    """What a task process found out about itself."""
+    (facts,) = notes.parent.glob("facts-*")
+    found: dict[str, Any] = ast.literal_eval(facts.read_text())
+    return found
+
+
+async def tries(pool: TaskPool, way: str) -> Score | TaskFailed:
+    return await pool.reward(Prompt((1,), way), [1])
+
+
+@as_root
+@pytest.mark.parametrize(
+    "way",
+    [
+        "read the key",
+        "list the run directory",
+        "read the coordinator's environment",
+        "read the coordinator's memory",
+        "read the coordinator's descriptors",
+        "signal the coordinator",
+        "signal the guard",
+        "become root",
+        "become another user",
+        "write into the run directory",
+        "write into the installation",
+        "mount",
+        "start more processes",
+    ],
+)
+async def test_another_user_gets_nowhere(pool: TaskPool, way: str) -> None:
+    outcome = await tries(pool, way)
+    assert isinstance(outcome, TaskFailed)
+    assert any(
+        word in outcome.reason for word in ("PermissionError", "not allowed to raise", "Operation not permitted")
+    )
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        "write into the working directory",
+        "use more memory",
+        "write longer files",
+        "open more files",
+        "open many files",
+        "spin on",
+    ],
+)
+async def test_limits_hold(pool: TaskPool, way: str) -> None:
+    assert isinstance(await tries(pool, way), TaskFailed)
+    assert await pool.prompt(0) == Prompt((1,), None, {})
+
+
+@pytest.mark.parametrize("way", ["leave a session behind", "leave a session behind and die"])
+async def test_nothing_outlives_its_process(pool: TaskPool, notes: Path, way: str) -> None:
+    assert isinstance(await tries(pool, way), TaskFailed)
+    left = [int(line) for line in (await asyncio.to_thread(notes.read_text)).split()]
+    assert len(left) == 1
+    assert not any(map(is_running, left))
+    assert await pool.prompt(0) == Prompt((1,), None, {})
+
+
+async def test_what_a_task_is_born_with(pool: TaskPool, notes: Path) -> None:
+    assert await tries(pool, "tell") == Score(0.0)
+    facts = told(notes)
+    assert facts["umask"] == 0o077
+    assert set(facts["environment"]) <= {"LC_CTYPE"}  # which Python itself sets where no locale is given
+    assert len(facts["descriptors"]) == 5, facts[
+        "descriptors"
+    ]  # null, output twice, its socket, and the one that lists
+    assert facts["status"]["NoNewPrivs"] == "1"
+    assert int(facts["status"]["CapEff"], 16) == int(facts["status"]["CapPrm"], 16) == 0
+    if os.geteuid() == 0:
+        assert (facts["uid"], facts["groups"]) == (TASK_UIDS[0], [])
+
+
+@as_root
+async def test_the_network_is_away_where_the_kernel_lets_us(pool: TaskPool, notes: Path) -> None:
+    await tries(pool, "tell")
+    if told(notes)["network"] == await asyncio.to_thread(os.readlink, "/proc/self/ns/net"):
+        pytest.skip("this container may not make network namespaces")
+    outcome = await tries(pool, "call the coordinator")
+    assert isinstance(outcome, TaskFailed)
+    assert "OSError" in outcome.reason
+
+
+@as_root
+async def test_two_processes_of_a_pool_are_two_users(notes: Path, tmp_path: Path) -> None:
+    options = {"notes": str(notes), "run_dir": str(tmp_path), "coordinator": os.getpid(), "port": 1}
+    async with TaskPool(ESCAPING, options, processes=2, timeout_s=TIMEOUT_S, limits=LIMITS) as pool:
+        await asyncio.gather(tries(pool, "tell"), tries(pool, "tell"))
+    assert {path.name for path in notes.parent.iterdir()} == {f"facts-{uid}" for uid in TASK_UIDS[:2]}

@@ -1,0 +1,186 @@
+"""The task pool with real processes and tasks that misbehave in every way we could think of."""
+
+import asyncio
+import os
+import re
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from echo2d.errors import OperatorFault
+from echo2d.tasks.base import Prompt
+from echo2d.tasks.pool import PIPELINED_MAX, TASK_UIDS, Limits, Score, TaskPool
+from echo2d.tasks.pool_child import MESSAGE_BYTES_MAX
+from echo2d.tasks.process import TaskFailed
+from echo2d.tasks.sort_digits import SortDigits, answer
+
+NASTY = "tests.support.nasty_task:NastyTask"
+TIMEOUT_S = 600.0  # no test waits for it: what is to die of something else has the time for it on a busy machine
+HANG_TIMEOUT_S = 0.5
+
+
+def ask(secret: str) -> Prompt:
+    return Prompt((1, 2), secret)
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """Where a task process of another user may write, which `tmp_path` is not."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o777)
+        yield Path(name)
+
+
+@pytest.fixture
+async def nasty(directory: Path) -> AsyncIterator[TaskPool]:
+    limits = Limits(memory_bytes_max=1 << 30, file_bytes_max=1 << 20, cpu_s_max=1)
+    async with TaskPool(NASTY, {"directory": str(directory)}, timeout_s=TIMEOUT_S, limits=limits) as pool:
+        yield pool
+
+
+async def test_a_task_by_name_and_its_prompts_and_rewards() -> None:
+    async with TaskPool("sort_digits", {"rng_seed": 3}) as pool:
+        task = SortDigits(3)
+        prompt = await pool.prompt(7)
+        assert (pool.name, pool.stop_token_ids) == ("sort_digits", (1,))
+        assert prompt == task.prompt(7)
+        assert isinstance(prompt, Prompt)
+        assert await pool.reward(prompt, answer(prompt.tokens)) == Score(1.0)
+        assert await pool.reward(prompt, [1]) == Score(0.0)
+
+
+@pytest.mark.parametrize(
+    ("secret", "reason"),
+    [
+        ("raise", "ZeroDivisionError"),
+        ("quit", "SystemExit"),
+        ("crash", "died"),
+        ("fork", "left processes behind"),
+        ("detach", "left processes behind"),
+        pytest.param("spin", "died", marks=pytest.mark.timeout(TIMEOUT_S)),
+        ("print", "printed more than"),
+        ("memory", "MemoryError"),
+        ("file", "OSError|died"),
+        ("forge", "nonsense"),
+        ("nan", "the reward is nan"),
+        ("text", "could not convert"),
+        ("none", "TypeError"),
+    ],
+)
+async def test_a_misbehaving_reward_is_an_error_of_its_call_only(nasty: TaskPool, secret: str, reason: str) -> None:
+    before, failed, after = await nasty.rewards([(ask("fine"), [1]), (ask(secret), [1]), (ask("fine"), [1, 1])])
+    assert isinstance(failed, TaskFailed), failed
+    assert failed.kind == "error"
+    assert re.search(reason, failed.reason), failed.reason
+    assert (before, after) == (Score(1.0), Score(2.0))
+
+
+async def test_a_hanging_reward_times_out() -> None:
+    async with TaskPool(NASTY, timeout_s=HANG_TIMEOUT_S) as pool:
+        failed, after = await pool.rewards([(ask("hang"), [1]), (ask("fine"), [1])])
+    assert failed == TaskFailed("timeout", "no answer in 0.5 s")
+    assert after == Score(1.0)
+
+
+async def test_what_a_reward_forked_is_killed(nasty: TaskPool, directory: Path) -> None:
+    await nasty.reward(ask("fork"), [1])
+    pids = [int(line) for line in (directory / "pids").read_text().split()]
+    assert len(pids) == 2
+    async with asyncio.timeout(5):
+        while any(map(is_running, pids)):  # noqa: ASYNC110 - a process that is not our child has no event
+            await asyncio.sleep(0.01)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+async def test_printing_a_little_in_every_call_is_fine(nasty: TaskPool, directory: Path) -> None:
+    assert await nasty.rewards([(ask("chat"), [1])] * 40) == [Score(0.0)] * 40
+
+
+async def test_a_prompt_that_crashes_or_is_too_long_fails_alone(nasty: TaskPool) -> None:
+    assert isinstance(await nasty.prompt(-1), TaskFailed)
+    assert isinstance(await nasty.prompt(MESSAGE_BYTES_MAX + 1), TaskFailed)
+    assert await nasty.prompt(2) == Prompt((0, 1), "fine", {"index": "2"})
+
+
+async def test_an_output_too_long_to_send_fails_alone(nasty: TaskPool) -> None:
+    long = [1] * (MESSAGE_BYTES_MAX + 1)
+    first, second = await nasty.rewards([(ask("fine"), long), (ask("fine"), [1])])
+    assert isinstance(first, TaskFailed)
+    assert second == Score(1.0)
+
+
+async def test_more_calls_than_are_sent_at_once(nasty: TaskPool) -> None:
+    calls = [(ask("fine"), [1] * n) for n in range(3 * PIPELINED_MAX)]
+    assert await nasty.rewards(calls) == [Score(float(n)) for n in range(3 * PIPELINED_MAX)]
+    wide = [(ask("fine"), [1] * (MESSAGE_BYTES_MAX // 3))] * 5
+    assert await nasty.rewards(wide) == [Score(float(MESSAGE_BYTES_MAX // 3))] * 5
+
+
+async def test_a_cancelled_call_leaves_the_pool_usable(nasty: TaskPool) -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await nasty.reward(ask("hang"), [1])
+    assert await nasty.reward(ask("fine"), [1]) == Score(1.0)
+
+
+async def test_processes_work_side_by_side() -> None:
+    async with TaskPool(NASTY, processes=2, timeout_s=HANG_TIMEOUT_S) as pool:
+        hang, fine = await asyncio.gather(pool.reward(ask("hang"), [1]), pool.reward(ask("fine"), [1]))
+    assert isinstance(hang, TaskFailed)
+    assert fine == Score(1.0)
+
+
+def test_all_the_same_under_uvloop() -> None:
+    async def scenario() -> list[Score | TaskFailed]:
+        async with TaskPool(NASTY, timeout_s=TIMEOUT_S) as pool:
+            return await pool.rewards([(ask(secret), [1]) for secret in ("fine", "crash", "print", "fork", "fine")])
+
+    results = uvloop.run(scenario())
+    assert [type(result) for result in results] == [Score, TaskFailed, TaskFailed, TaskFailed, Score]
+
+
+async def test_the_process_has_its_own_user_and_no_environment(nasty: TaskPool, directory: Path) -> None:
+    assert await nasty.reward(ask("who"), [1]) == Score(0.0)
+    pid, uid, environment = (directory / "who").read_text().split(" ", 2)
+    assert int(pid) != os.getpid()
+    assert int(uid) == (TASK_UIDS[0] if os.geteuid() == 0 else os.getuid())
+    assert set(eval(environment)) <= {"LC_CTYPE"}  # which Python itself sets where no locale is given
+
+
+async def test_closing_kills_the_process_and_fails_calls(directory: Path) -> None:
+    pool = TaskPool(NASTY, {"directory": str(directory)})
+    await pool.start()
+    await pool.reward(ask("who"), [1])
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(pool.reward(ask("hang"), [1]))
+        await asyncio.sleep(0)
+        await pool.close()
+    assert isinstance(waiting.result(), TaskFailed)
+    assert isinstance(await pool.reward(ask("fine"), [1]), TaskFailed)
+    assert not is_running(int((directory / "who").read_text().split()[0]))
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "reason"),
+    [
+        (NASTY, {"refuse": True}, "I refuse"),
+        (NASTY, {"no_such": 1}, "no_such"),
+        ("no_such_module:Task", {}, "no_such_module"),
+        ("tests.support.nasty_task:NoSuchClass", {}, "NoSuchClass"),
+        ("sort_digits", {"digits_min": 1}, "digits_min"),
+    ],
+)
+async def test_a_task_that_cannot_start_is_the_operators_fault(
+    task: str, options: dict[str, object], reason: str
+) -> None:
+    with pytest.raises(OperatorFault, match=reason):
+        await TaskPool(task, options).start()

@@ -1,0 +1,19 @@
+"""The table of planted bugs does not rot: every one still has its place, and its tests."""
+
+import pytest
+
+from tests.support.paths import REPO
+from tools.mutants import MUTANTS, Mutant
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mutant_can_be_planted(mutant: Mutant) -> None:
+    source = (REPO / mutant.path).read_text()
+    assert mutant.planted(source) != source
+    assert all((REPO / test.partition("::")[0]).exists() for test in mutant.tests)
+
+
+def test_every_invariant_has_a_mutant() -> None:
+    rules = " ".join(mutant.rule for mutant in MUTANTS)
+    assert all(f"I{number}" in rules for number in range(1, 9))
+    assert all(f"gate {number}" in rules for number in range(1, 5))

@@ -1,0 +1,164 @@
+"""What a person sees of a run: all of it fits, what others said stays text, what is wrong is said."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import echo2d
+from echo2d.core.protocol.control_messages import Heartbeat
+from echo2d.views.status import TokenRate, age, seconds, size, status_picture
+from echo2d.views.watch import Screen
+from tests.support.coordinator_world import World, train
+from tools.status_picture import svg
+
+
+def seen(facts: dict[str, Any], **options: Any) -> str:
+    console = Console(file=io.StringIO(), width=110, highlight=False)
+    console.print(status_picture(facts, **options))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def trained() -> World:
+    world = World()
+    world.connect("seed", kind="seed")
+    for name in ("a", "b[/x]"):
+        world.connect(name)
+    train(world, 3)
+    world.drain()
+    for name in ("a", "b[/x]"):
+        world.refit(world.peers[name])
+    world.ask_batch(4)
+    world.drain()
+    world.state._figures.fault("refit", "b[/x], version 2: out of memory")
+    world.now += 9.0
+    for name in ("seed", "b[/x]"):
+        world.say(world.peers[name], Heartbeat(2))
+    return world
+
+
+def test_a_run_with_a_silent_worker() -> None:
+    world = trained()
+    lines = [line.strip() for line in seen(world.state.status(now=world.now)).splitlines()]
+    text = "\n".join(lines)
+    assert "step 3" in " ".join(text.split())
+    assert "0: ███░░░░░  33%" in text
+    assert "verified by 2 of 2, 1 kB in a chain" in text
+    assert any(line.startswith("● b[/x]") for line in lines)
+    assert any(line.startswith("! a silent for 9 s: its 2 leases go to others in 6 s") for line in lines)
+    assert lines[-1] == "9 s ago  refit   b[/x], version 2: out of memory"
+    assert "…" not in text
+
+
+def test_a_run_that_activates_by_itself() -> None:
+    world = trained()
+    facts = world.state.status(now=world.now)
+    first, second = facts["workers"]
+    text = "it waits 1.0% of its time; 1 worker makes 3,600 trajectories/h, it needs 3,000, " + "and so on " * 10
+    facts["provision"] |= {
+        "activation": "auto", "mu_pool": 1.0, "mu_target": 0.9, "why": "23% cheaper, by rho",
+        "bottleneck": {"kind": "learner", "text": text},
+    }  # fmt: skip
+    facts["workers"] = [
+        {**first, "alive": True, "mu": 1.0, "mu_sd": 0.1, "usd_per_h": 0.35},
+        {**second, "active": False, "mu": 2.0, "mu_sd": None},
+        {**second, "name": "c", "active": False, "leaving": True, "mu": None},
+        {**second, "name": "d", "active": False, "leaving": True, "state": "gone"},
+    ]
+    lines = seen(facts).splitlines()
+    at = next(number for number, line in enumerate(lines) if "bottleneck" in line)
+    assert lines[at].startswith("  bottleneck    it waits 1.0% of its time; 1 worker makes 3,600")
+    assert lines[at + 1].startswith(" " * 16 + "so on"), "long words go on below themselves"
+    assert "  activation    1 of 3 workers work, 3,600 trajectories/h of 3,240 that are aimed at; 23% cheaper" in seen(
+        facts
+    )
+    rows = {line.split()[1]: line for line in lines if line.startswith("● ")}
+    assert " joined " in rows["a"]
+    assert " 3,600 " in rows["a"]
+    assert " 0.35 " in rows["a"]
+    assert " standby " in rows["b[/x]"]
+    assert " ~7,200 " in rows["b[/x]"], "only a guess"
+    assert (" leaving " in rows["c"], " gone " in rows["d"]) == (True, True)
+    assert "usd/h" not in seen(trained().state.status())
+
+
+def test_those_that_are_long_gone_are_counted() -> None:
+    facts = trained().state.status()
+    first, second = facts["workers"]
+    gone = {**first, "state": "gone", "alive": False}
+    facts["workers"] = [second, {**gone, "name": "now", "silent_s": 99.0}, *([{**gone, "silent_s": 999.0}] * 3)]
+    text = seen(facts)
+    assert "● now " in text
+    assert "● a " not in text
+    assert "and 3 gone" in text
+
+
+def test_its_picture_for_the_docs() -> None:
+    facts = trained().state.status()
+    assert svg(facts) == svg(facts)
+    assert "bottleneck" in svg(facts)
+
+
+def test_the_page_shows_what_the_terminal_shows() -> None:
+    """Nobody runs its script here: that what it reads is there, and that states have the same names."""
+    page = (Path(echo2d.__file__).parent / "web" / "index.html").read_text()
+    facts = trained().state.status()
+    for name in ("activation", "bottleneck", "mu_pool", "mu_target", "why"):
+        assert name in page
+        assert name in facts["provision"]
+    for state in ("standby", "leaving", "away", "joined"):
+        assert f'"{state}"' in page
+
+
+def test_rented_boxes_and_what_they_cost() -> None:
+    renting = {"boxes": [{}, {}], "states": {"starting": 0, "serving": 2}, "usd_per_h": 1.5, "usd_per_h_max": 4.0,
+               "spent_usd": 12.34, "usd_total_max": 200.0, "set_aside_usd": 9.0, "left_usd": 178.66}  # fmt: skip
+    text = " ".join(seen({**World().state.status(), "renting": renting}).split())
+    assert "2 boxes (2 serving), 1.50 of 4 usd/h; spent 12.34 of 200 usd, 9.00 set aside, 178.66 left" in text
+    assert "rented" not in seen(World().state.status())
+
+
+def test_an_empty_run_is_shown_too() -> None:
+    assert "no learner has opened a session" in seen(World().state.status())
+
+
+def test_a_thousand_workers_fit_a_small_terminal() -> None:
+    world = trained()
+    facts = world.state.status(now=world.now)
+    worker = facts["workers"][0]
+    facts["workers"] = [{**worker, "name": f"w{n}", "alive": n != 700} for n in range(1000)]
+    facts["attention"] = [f"w{n} serves no version yet" for n in range(24)]
+    for lines in (30, 40, 80):
+        text = seen(facts, lines=lines)
+        assert len(text.splitlines()) < lines
+        assert "● w700 " in text, "the one in trouble comes first"
+    assert "and 951 more" in text
+
+
+def test_units() -> None:
+    assert [age(s) for s in (-1.0, 119.0, 120.0, 7200.0, 3e5)] == ["0 s", "119 s", "2 min", "2 h", "3 d"]
+    assert [seconds(s) for s in (None, 0.0123, 1.25)] == ["-", "12 ms", "1.2 s"]
+    assert [size(n) for n in (500, 3.1e6, 2e9)] == ["0 kB", "3.1 MB", "2.0 GB"]
+
+
+def test_the_rate_survives_a_restart() -> None:
+    rate = TokenRate()
+    for at, tokens in enumerate((0, 100, 0, 100)):
+        found = rate.update(tokens, float(at))
+    assert found == pytest.approx(36.0), "a counter that began anew is no negative rate"
+
+
+def test_a_pause_keeps_the_last_picture_on_a_terminal() -> None:
+    world = trained()
+    console = Console(file=io.StringIO(), force_terminal=True, width=110, height=50, color_system=None)
+    with Screen(as_json=False, console=console) as screen:
+        screen.show(world.state.status(now=world.now), now=100.0)
+        assert isinstance(console.file, io.StringIO)
+        console.file.truncate(0)
+        screen.away("connection refused", now=112.0)
+        shown = console.file.getvalue()
+    assert "coordinator away since 12 s, trying again: connection refused" in shown
+    assert "● a " in shown
