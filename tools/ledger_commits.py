@@ -15,9 +15,10 @@ from itertools import islice
 from pathlib import Path
 
 from echo2d.core.base.ids import Digest, GroupId, LeaseId, PeerId, Version
-from echo2d.core.cluster.events import GroupDropped, PromptTaken, Record, SampleKept, SampleRewarded
+from echo2d.core.coordinator.events import CoordinatorRecord
 from echo2d.core.protocol.control_messages import Span
 from echo2d.core.protocol.trajectory import TrajectoryRecord
+from echo2d.core.rollouts.events import GroupDropped, PromptTaken, SampleKept, SampleRewarded
 from echo2d.store.ledger import Ledger
 
 RECORDS = 256  # the events of one turn of the coordinator, at most
@@ -26,9 +27,9 @@ GROUPS_KEPT = 256  # in the buffer and in frozen batches
 BAR_MS = 20.0
 
 
-def group(number: int, tokens: int) -> list[Record]:
+def group(number: int, tokens: int) -> list[CoordinatorRecord]:
     """The records of one group, its samples of `tokens` tokens each."""
-    found: list[Record] = [PromptTaken(GroupId(number), number, os.urandom(400))]
+    found: list[CoordinatorRecord] = [PromptTaken(GroupId(number), number, os.urandom(400))]
     for sample in range(GROUP_SIZE):
         spans = (Span(0, tokens, Version(1), Digest(bytes(32))),)
         kept = TrajectoryRecord(sample, os.urandom(4 * tokens), os.urandom(4 * tokens), spans, 0.0, PeerId("w" * 32))

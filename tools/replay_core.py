@@ -19,25 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from echo2d.config import STALENESS_MAX, CoordinatorConfig
-from echo2d.core.base.ids import Digest, GroupId, RunId, Version
-from echo2d.core.cluster.events import (
-    Action,
-    BatchFrozen,
-    CoordinatorRules,
-    DeadlinePassed,
-    DrawPrompt,
-    GroupDropped,
-    Persist,
-    Recovered,
-    Reply,
-    RequestId,
-    ScoreSample,
-    SessionAsked,
-    StoredGroup,
-)
+from echo2d.core.base.ids import Digest, GroupId, RequestId, RunId, Version
+from echo2d.core.cluster.events import Persist
+from echo2d.core.cluster.rules import RunRules
+from echo2d.core.coordinator.events import CoordinatorAction, DeadlinePassed, Recovered, Reply, SessionAsked
 from echo2d.core.coordinator.state import PLAN_SECRET_BYTES, CoordinatorState
 from echo2d.core.protocol.control_messages import VersionKey
-from echo2d.core.protocol.trajectory import BatchBody, TrajectoryRecord, batch_digest, pack_batch
+from echo2d.core.protocol.trajectory import BatchBody, StoredGroup, TrajectoryRecord, batch_digest, pack_batch
+from echo2d.core.rollouts.events import BatchFrozen, DrawPrompt, GroupDropped, ScoreSample
 from echo2d.errors import IntegrityFault, OperatorFault, StoreFault
 from echo2d.runtime.coordinator.loop import LEDGER_FILE
 from echo2d.runtime.coordinator.main import make_rules
@@ -83,7 +72,7 @@ class Evidence:
 class Rules:
     """What the run is held to. known: from its config; otherwise guessed from the ledger."""
 
-    rules: CoordinatorRules
+    rules: RunRules
     known: bool
 
 
@@ -170,7 +159,7 @@ def guessed_rules(recovered: Recovered) -> Rules:
     """Whatever fits what is stored; S is large enough."""
     size = max([1, *(1 + each.sample for group in recovered.groups for each in group.record.trajectories)])
     groups = max([1, *(len(batch.groups) for batch in recovered.frozen)])
-    rules = CoordinatorRules(
+    rules = RunRules(
         run_id=ANY_RUN, staleness_max=STALENESS_MAX, publish_every=1, trajectories_per_step=size * groups,
         group_size=size, max_new_tokens=1, temperature=1.0, top_p=1.0, stop_token_ids=(), vocab_size=1,
         over_stale="drop", filter_zero_variance=False, shape="auto", chains=1,
@@ -306,7 +295,7 @@ def revive(evidence: Evidence, rules: Rules, *, at_step: int | None = None) -> R
     )
 
 
-def _drops(actions: list[Action]) -> Counter[str]:
+def _drops(actions: list[CoordinatorAction]) -> Counter[str]:
     records = [action.record for action in actions if isinstance(action, Persist)]
     return Counter(record.reason for record in records if isinstance(record, GroupDropped))
 

@@ -25,33 +25,28 @@ from typing import IO, Any, Literal, Self, TypeVar
 
 from echo2d.core.base.codec import pack, plain_reader, unpacker
 from echo2d.core.base.ids import Epoch, GroupId, PublishSeq
-from echo2d.core.cluster.events import (
-    Answered,
-    BatchCommitted,
-    BatchFrozen,
-    CheckpointKept,
-    EpochOpened,
-    FormChosen,
-    GroupDropped,
-    LeaseGiven,
-    PromptTaken,
-    RatesMeasured,
-    Record,
-    Recovered,
-    SampleKept,
-    SampleRewarded,
-    StoredGroup,
-    VersionPublished,
-    VersionRevoked,
-)
+from echo2d.core.broadcast.events import FormChosen, RatesMeasured
+from echo2d.core.cluster.events import VersionPublished, VersionRevoked
+from echo2d.core.coordinator.events import CheckpointKept, CoordinatorRecord, EpochOpened, Recovered
 from echo2d.core.protocol.control_messages import Span
 from echo2d.core.protocol.trajectory import (
     GROUP_BYTES_MAX,
     GroupRecord,
     Partial,
+    StoredGroup,
     TrajectoryRecord,
     unpack_logprobs,
     unpack_tokens,
+)
+from echo2d.core.rollouts.events import (
+    AcceptedResult,
+    BatchCommitted,
+    BatchFrozen,
+    GroupDropped,
+    LeaseGiven,
+    PromptTaken,
+    SampleKept,
+    SampleRewarded,
 )
 from echo2d.core.topology.uplink_rates import UPLINK_MIN, PeerRate
 from echo2d.errors import OperatorFault, PeerFault, StoreFault
@@ -151,7 +146,7 @@ class Ledger:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def append(self, records: Sequence[Record]) -> None:
+    def append(self, records: Sequence[CoordinatorRecord]) -> None:
         """All of them, in order, or none. StoreFault: the disk refused (full, I/O error)."""
         with self._transaction():
             for record in records:
@@ -261,7 +256,7 @@ class Ledger:
         query = "SELECT group_id, lease, attempt, worker, samples, version, digest, base FROM leases ORDER BY rowid"
         return tuple(self._read("leases", query, _lease))
 
-    def _answered(self) -> tuple[Answered, ...]:
+    def _answered(self) -> tuple[AcceptedResult, ...]:
         query = "SELECT lease, attempt, sample, fingerprint FROM samples ORDER BY rowid"
         return tuple(self._read("samples", query, _answer))
 
@@ -328,7 +323,7 @@ _commit = plain_reader(BatchCommitted)
 _checked_group = plain_reader(StoredGroup)
 _checked_record = plain_reader(GroupRecord)
 _checked_lease = plain_reader(LeaseGiven)
-_checked_answer = plain_reader(Answered)
+_checked_answer = plain_reader(AcceptedResult)
 _checked_batch = plain_reader(BatchFrozen)
 _checked_rate = plain_reader(PeerRate)
 
@@ -372,9 +367,9 @@ def _spans(spans: tuple[Span, ...], tokens: bytes, logprobs: bytes) -> tuple[Spa
     return spans
 
 
-def _answer(row: _Row) -> Answered:
+def _answer(row: _Row) -> AcceptedResult:
     lease, attempt, sample, fingerprint = row
-    answered: Answered = _checked_answer([[lease, attempt], sample, fingerprint])
+    answered: AcceptedResult = _checked_answer([[lease, attempt], sample, fingerprint])
     return answered
 
 

@@ -3,6 +3,7 @@
 import ast
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,28 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": {"config", "quantities", "runtime", "client", "sim", "bench", "demo", "views", "errors"},
     "learner": {"client"},
     "tools": {"config", "runtime", "client", "core", "store", "sim", "bench", "demo", "views", "tasks", "errors"},
+}
+# Who may import whom inside the core, besides `base` and `errors`. How weights spread (broadcast) and how rollouts are
+# made (rollouts) do not know each other; a relay knows nothing of the coordinator's side.
+CORE_MAY_IMPORT: dict[str, set[str]] = {
+    "base": set(),
+    "weights": set(),
+    "capacity": set(),
+    "protocol": {"weights"},
+    "topology": {"protocol"},
+    "relay": {"protocol"},
+    "renting": {"capacity"},
+    "worker": {"weights", "protocol", "relay", "topology"},
+    "cluster": {"protocol", "topology", "capacity"},
+    "rollouts": {"protocol", "cluster"},
+    "broadcast": {"weights", "protocol", "topology", "cluster"},
+    "gateway": {"protocol", "cluster", "rollouts"},
+    "coordinator": {"weights", "capacity", "protocol", "topology", "cluster", "rollouts", "broadcast", "gateway"},
+}
+# Modules that only declare values; what uses them is tested.
+DECLARATIONS = {
+    Path(module)
+    for module in ("protocol/control_messages", "cluster/rules", *(f"{package}/events" for package in CORE_MAY_IMPORT))
 }
 CORE_BANS = {
     "asyncio",
@@ -92,6 +115,14 @@ def import_faults(path: str, here: str, tree: ast.AST) -> Iterator[str]:
             yield f"{where}: {here} may not import {top}"
 
 
+def core_faults(path: str, package: str, tree: ast.AST) -> Iterator[str]:
+    """Walls inside the core: `package` is the folder below echo2d/core."""
+    for line, name in imports(tree):
+        parts = name.split(".")
+        if parts[:2] == ["echo2d", "core"] and parts[2] not in CORE_MAY_IMPORT[package] | {package, "base"}:
+            yield f"{path}:{line}: core/{package} may not import core/{parts[2]}"
+
+
 def call_faults(path: str, here: str, tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name)):
@@ -120,6 +151,8 @@ def test_house_rules(path: Path) -> None:
     tree = ast.parse(path.read_text())
     name, here = str(path.relative_to(REPO)), area(path)
     faults = [*import_faults(name, here, tree), *call_faults(name, here, tree)]
+    if here == "core" and path.stem != "__init__":
+        faults += core_faults(name, path.parts[-2], tree)
     if name not in {"echo2d/config.py", "learner/config.py"}:
         faults += environment_faults(name, tree)
     assert faults == []
@@ -142,7 +175,7 @@ def test_every_core_module_has_a_test_file() -> None:
         for kind in ("core", "property")
         for path in (tests / kind).rglob("test_*.py")
     }
-    assert modules - tested - {Path("protocol/control_messages"), Path("cluster/events")} == set()
+    assert modules - tested - DECLARATIONS == set()
 
 
 PLANTED = [
@@ -157,6 +190,27 @@ PLANTED = [
     ("tools", "import tests.support.full_disk"),
     ("cli", "import echo2d.core.base.ids"),
 ]
+
+
+PLANTED_IN_CORE = [
+    ("broadcast", "from echo2d.core.rollouts.groups import Groups"),
+    ("rollouts", "import echo2d.core.broadcast.publishing"),
+    ("relay", "from echo2d.core.coordinator.state import CoordinatorState"),
+    ("capacity", "from echo2d.core.cluster.membership import Peer"),
+    ("base", "from echo2d.core.protocol import trajectory"),
+]
+
+
+@pytest.mark.parametrize(("package", "line"), PLANTED_IN_CORE)
+def test_a_planted_import_across_a_wall_is_found(package: str, line: str) -> None:
+    assert list(core_faults("x.py", package, ast.parse(line)))
+
+
+def test_the_walls_of_the_core_have_no_cycle() -> None:
+    assert {path.name for path in (REPO / "echo2d" / "core").iterdir() if path.is_dir()} - {"__pycache__"} == set(
+        CORE_MAY_IMPORT
+    )
+    TopologicalSorter(CORE_MAY_IMPORT).prepare()
 
 
 @pytest.mark.parametrize(("here", "line"), PLANTED)

@@ -9,7 +9,7 @@ import pytest
 
 from echo2d.core.base.ids import RunId
 from echo2d.core.capacity.prices import NamedPrice, Price
-from echo2d.core.cluster.events import CoordinatorRules
+from echo2d.core.cluster.rules import RunRules
 from echo2d.sim.fleet.forecast import provision
 from echo2d.sim.fleet.from_status import fleet_of
 from echo2d.sim.run.engine import STOP, VOCAB
@@ -23,7 +23,7 @@ PRICES = tuple(NamedPrice(f"w{number}", Price(usd_per_h=0.2 + 0.05 * number)) fo
 
 
 def closed(rng_seed: int, periods: int, **changes: Any) -> Loop:
-    rules = CoordinatorRules(
+    rules = RunRules(
         RunId("run-1"), 3, 1, PER_STEP, 2, TOKENS_MAX, 1.0, 1.0, (STOP,), VOCAB, "drop", False, "auto", 1,
         activation="auto", prices=PRICES, **changes,
     )  # fmt: skip

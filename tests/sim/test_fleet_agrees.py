@@ -6,7 +6,7 @@ import pytest
 
 from echo2d.core.base.ids import RunId
 from echo2d.core.capacity.estimators import quantile
-from echo2d.core.cluster.events import CoordinatorRules
+from echo2d.core.cluster.rules import RunRules
 from echo2d.sim.fleet.spec import read_fleet
 from echo2d.sim.fleet.world import FleetWorld
 from echo2d.sim.kernel.scenario import MBIT
@@ -23,7 +23,7 @@ REFIT_S = 0.3  # of the full simulation's engines, on average and nearly
 
 def full(train_s: float) -> tuple[int, Counter[int], float]:
     """Steps committed, trained trajectories by staleness, and T_bcast of a publish that waited for no other."""
-    rules = CoordinatorRules(
+    rules = RunRules(
         RunId("run-1"), BOUND, 1, PER_STEP, GROUP, TOKENS_MAX, 1.0, 1.0, (STOP,), VOCAB, "drop", False, "auto", 1,
     )  # fmt: skip
     worker = WorkerSpec(SLOTS, 0.005, TOKEN_S, 0.0, 0.0, 0.0, "")

@@ -7,26 +7,21 @@ from pathlib import Path
 import pytest
 
 from echo2d.core.base.ids import Digest, Epoch, GroupId, LeaseId, PeerId, PublishSeq, Version
-from echo2d.core.cluster.events import (
-    Answered,
+from echo2d.core.broadcast.events import FormChosen, RatesMeasured
+from echo2d.core.cluster.events import VersionPublished, VersionRevoked
+from echo2d.core.coordinator.events import CheckpointKept, CoordinatorRecord, EpochOpened, Recovered
+from echo2d.core.protocol.control_messages import HeldLease, Span, VersionKey
+from echo2d.core.protocol.trajectory import Partial, TrajectoryRecord, pack_tokens
+from echo2d.core.rollouts.events import (
+    AcceptedResult,
     BatchCommitted,
     BatchFrozen,
-    CheckpointKept,
-    EpochOpened,
-    FormChosen,
     GroupDropped,
     LeaseGiven,
     PromptTaken,
-    RatesMeasured,
-    Record,
-    Recovered,
     SampleKept,
     SampleRewarded,
-    VersionPublished,
-    VersionRevoked,
 )
-from echo2d.core.protocol.control_messages import HeldLease, Span, VersionKey
-from echo2d.core.protocol.trajectory import Partial, TrajectoryRecord, pack_tokens
 from echo2d.core.topology.uplink_rates import PeerRate
 from echo2d.errors import OperatorFault, StoreFault
 from echo2d.runtime.run_dir import ledger_thread
@@ -50,7 +45,7 @@ def published(seq: int, version: int, digest: Digest, epoch: int = 1) -> Version
     return VersionPublished(PublishSeq(seq), Epoch(epoch), Version(version), digest, f"versions/{seq}", 10)
 
 
-def reopened(path: Path, *records: Record) -> Recovered:
+def reopened(path: Path, *records: CoordinatorRecord) -> Recovered:
     with Ledger.open(path) as ledger:
         ledger.append(records)
     with Ledger.open(path) as ledger:
@@ -85,7 +80,7 @@ def test_leases_come_back_in_the_order_in_which_they_were_granted(path: Path) ->
     assert found.given == (first, second, replace(first, attempt=1))
     found = reopened(path, sample(5, 1, fingerprint=b"f"), GroupDropped(GroupId(4), "aged out"))
     assert found.given == (second,)
-    assert found.answered == (Answered(HeldLease(LeaseId(0), 0), 1, b"f"),)
+    assert found.answered == (AcceptedResult(HeldLease(LeaseId(0), 0), 1, b"f"),)
 
 
 def test_counters_survive_the_groups_they_counted(path: Path) -> None:

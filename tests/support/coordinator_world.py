@@ -9,38 +9,32 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from echo2d.core.base.ids import Digest, Epoch, FormId, GroupId, PeerId, RunId, SegmentId, Version
+from echo2d.core.base.ids import Digest, Epoch, FormId, GroupId, PeerId, RequestId, RunId, SegmentId, SessionId, Version
+from echo2d.core.broadcast.events import SendRoot
 from echo2d.core.cluster.events import (
-    Action,
-    BatchAsked,
-    BatchFrozen,
-    CheckpointAsked,
     CloseSession,
-    CommitAsked,
-    CoordinatorRules,
-    DeadlinePassed,
     DeleteVersion,
     DialBack,
     DialBackEnded,
-    DrawPrompt,
-    Event,
     PeerConnected,
     PeerSaid,
     Persist,
-    PromptDrawn,
     PublishAsked,
-    Record,
+    Send,
+    StopRun,
+)
+from echo2d.core.cluster.rules import RunRules
+from echo2d.core.coordinator.events import (
+    BatchAsked,
+    CheckpointAsked,
+    CommitAsked,
+    CoordinatorAction,
+    CoordinatorEvent,
+    CoordinatorRecord,
+    DeadlinePassed,
     RefuseAsked,
     Reply,
-    RequestId,
-    SampleKept,
-    SampleScored,
-    ScoreSample,
-    Send,
-    SendRoot,
     SessionAsked,
-    SessionId,
-    StopRun,
 )
 from echo2d.core.coordinator.state import CoordinatorState
 from echo2d.core.protocol.control_messages import (
@@ -69,11 +63,12 @@ from echo2d.core.protocol.control_messages import (
 )
 from echo2d.core.protocol.peer_handshake import SECRET_BYTES
 from echo2d.core.protocol.trajectory import BatchBody, batch_digest, pack_logprobs, pack_tokens, unpack_batch
+from echo2d.core.rollouts.events import BatchFrozen, DrawPrompt, PromptDrawn, SampleKept, SampleScored, ScoreSample
 from echo2d.core.weights.signed_index import Root
 from echo2d.sim.run.memory_ledger import Ledger
 
 VOCAB = 32
-RULES = CoordinatorRules(
+RULES = RunRules(
     run_id=RunId("run-1"),
     staleness_max=2,
     publish_every=1,
@@ -91,7 +86,7 @@ RULES = CoordinatorRules(
 )
 
 
-def rules(**changes: Any) -> CoordinatorRules:
+def rules(**changes: Any) -> RunRules:
     return replace(RULES, **changes)
 
 
@@ -189,14 +184,14 @@ class Peer:
 class World:
     """See the module docstring."""
 
-    def __init__(self, the_rules: CoordinatorRules = RULES) -> None:
+    def __init__(self, the_rules: RunRules = RULES) -> None:
         self.rules = the_rules
         self.now = 0.0
         self.ledger = Ledger()
-        self.pending: list[Event] = []
+        self.pending: list[CoordinatorEvent] = []
         self.replies: dict[RequestId, Reply] = {}
         self.peers: dict[str, Peer] = {}
-        self.actions: list[Action] = []  # of the last event
+        self.actions: list[CoordinatorAction] = []  # of the last event
         self.done: list[DeleteVersion] = []
         self.stopped: str | None = None
         self.closed: set[str] = set()  # peers that nobody can dial
@@ -219,7 +214,7 @@ class World:
 
     # --- time and order
 
-    def handle(self, event: Event) -> list[Action]:
+    def handle(self, event: CoordinatorEvent) -> list[CoordinatorAction]:
         actions = self.actions = self.state.handle(event, now=self.now)
         self.state.check()
         for action in actions:
@@ -294,18 +289,18 @@ class World:
         self.pending += [PeerSaid(peer.session, result) for result in peer.unanswered.values()]
         return peer
 
-    def say(self, peer: Peer, message: ToCoordinator) -> list[Action]:
+    def say(self, peer: Peer, message: ToCoordinator) -> list[CoordinatorAction]:
         return self.handle(PeerSaid(peer.session, message))
 
     # --- learner
 
-    def ask(self, make: Callable[[RequestId], Event]) -> RequestId:
+    def ask(self, make: Callable[[RequestId], CoordinatorEvent]) -> RequestId:
         self._requests += 1
         request = RequestId(self._requests)
         self.handle(make(request))
         return request
 
-    def call(self, make: Callable[[RequestId], Event]) -> Reply:
+    def call(self, make: Callable[[RequestId], CoordinatorEvent]) -> Reply:
         return self.replies[self.ask(make)]
 
     def open_session(self, resume_step: int = 0) -> Reply:
@@ -333,7 +328,7 @@ class World:
 
     # --- inside
 
-    def _persist(self, record: Record) -> None:
+    def _persist(self, record: CoordinatorRecord) -> None:
         self.ledger.append(record)
         match record:
             case SampleKept(_, lease, attempt, kept):
@@ -359,7 +354,7 @@ class World:
             assert not any(VersionKey(span.version, span.digest) in self.ledger.revoked for span in spans)
         self.digests[step] = digest
 
-    def _perform(self, action: Action) -> None:
+    def _perform(self, action: CoordinatorAction) -> None:
         match action:
             case Send(session, message):
                 self._deliver_to(session, message)

@@ -24,10 +24,12 @@ from echo2d.core.base.ids import (
     PeerId,
     PlanId,
     PublishSeq,
+    SessionId,
     StripeId,
     Version,
 )
-from echo2d.core.cluster.events import Event, PeerConnected, PeerDisconnected, PeerSaid, SessionId
+from echo2d.core.cluster.events import PeerConnected, PeerDisconnected, PeerSaid
+from echo2d.core.coordinator.events import CoordinatorEvent
 from echo2d.core.protocol.control_messages import (
     EdgePeer,
     EncodeVersion,
@@ -198,7 +200,7 @@ class CoordinatorDouble:
         answer = {"peer": peer, "run_id": self.run.run_id, "certificate": self.run.authority.certify_peer(key)}
         return web.json_response(answer)
 
-    async def _emit(self, event: Event) -> None:
+    async def _emit(self, event: CoordinatorEvent) -> None:
         match event:
             case PeerConnected(session, peer, hello):
                 self._peers[session] = peer

@@ -19,7 +19,8 @@ from safetensors.numpy import save_file
 
 from echo2d.client import AsyncCoordinator
 from echo2d.config import CoordinatorConfig
-from echo2d.core.cluster.events import CoordinatorRules, Recovered
+from echo2d.core.cluster.rules import RunRules
+from echo2d.core.coordinator.events import Recovered
 from echo2d.engines.fake import FakeEngine
 from echo2d.runtime.coordinator.loop import Machine
 from echo2d.runtime.coordinator.main import Opened, core_machine, open_coordinator
@@ -132,7 +133,7 @@ async def a_run(
             await serving
 
 
-def _with_quick_heartbeats(rules: CoordinatorRules, recovered: Recovered) -> Machine:
+def _with_quick_heartbeats(rules: RunRules, recovered: Recovered) -> Machine:
     return core_machine(replace(rules, heartbeat_s=HEARTBEAT_S), recovered)
 
 

@@ -13,14 +13,8 @@ from safetensors.numpy import save_file
 
 from echo2d.client import AsyncCoordinator
 from echo2d.config import CoordinatorConfig
-from echo2d.core.cluster.events import (
-    Action,
-    CoordinatorRules,
-    EpochAsked,
-    Event,
-    Recovered,
-    Reply,
-)
+from echo2d.core.cluster.rules import RunRules
+from echo2d.core.coordinator.events import CoordinatorAction, CoordinatorEvent, EpochAsked, Recovered, Reply
 from echo2d.core.protocol.control_messages import PROTOCOL_VERSION, Hello
 from echo2d.net.control.client import Identity, enrol
 from echo2d.net.security.auth import TokenFile, load_or_make_key, read_token_file
@@ -33,17 +27,17 @@ class Script:
     """A core that answers each kind of event as the test says, and writes all of them down. Every epoch is in force."""
 
     def __init__(self) -> None:
-        self.on: dict[type, Callable[[Any], list[Action]]] = {}
-        self.heard: asyncio.Queue[Event] = asyncio.Queue()
+        self.on: dict[type, Callable[[Any], list[CoordinatorAction]]] = {}
+        self.heard: asyncio.Queue[CoordinatorEvent] = asyncio.Queue()
         self.wake: float | None = None
         self.recovered: Recovered | None = None
-        self.rules: CoordinatorRules | None = None
+        self.rules: RunRules | None = None
 
-    def make(self, rules: CoordinatorRules, recovered: Recovered) -> "Script":
+    def make(self, rules: RunRules, recovered: Recovered) -> "Script":
         self.rules, self.recovered = rules, recovered
         return self
 
-    def handle(self, event: Event, *, now: float) -> list[Action]:
+    def handle(self, event: CoordinatorEvent, *, now: float) -> list[CoordinatorAction]:
         if isinstance(event, EpochAsked):
             return [Reply(event.request, 200, {})]
         self.heard.put_nowait(event)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from echo2d.core.base.ids import Epoch
-from echo2d.core.cluster.events import EpochOpened, Record
+from echo2d.core.coordinator.events import CoordinatorRecord, EpochOpened
 from echo2d.errors import OperatorFault
 from echo2d.store.ledger import Ledger
 from tests.support.coordinator_world import World, train
@@ -38,10 +38,10 @@ class Kept(World):
     """A world whose records are kept in order."""
 
     def __init__(self) -> None:
-        self.records: list[Record] = []
+        self.records: list[CoordinatorRecord] = []
         super().__init__()
 
-    def _persist(self, record: Record) -> None:
+    def _persist(self, record: CoordinatorRecord) -> None:
         super()._persist(record)
         self.records.append(record)
 

@@ -15,30 +15,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from echo2d.core.base.ids import Digest, Epoch, PeerId, SegmentId, Version
-from echo2d.core.cluster.events import (
-    Action,
+from echo2d.core.base.ids import Digest, Epoch, PeerId, RequestId, SegmentId, SessionId, Version
+from echo2d.core.broadcast.events import SendRoot
+from echo2d.core.cluster.events import DialBack, DialBackEnded, PeerConnected, PeerSaid, PublishAsked, Send, StopRun
+from echo2d.core.cluster.rules import RunRules
+from echo2d.core.coordinator.events import (
     BatchAsked,
     CommitAsked,
-    CoordinatorRules,
-    DialBack,
-    DialBackEnded,
-    DrawPrompt,
-    Event,
-    PeerConnected,
-    PeerSaid,
-    PromptDrawn,
-    PublishAsked,
+    CoordinatorAction,
+    CoordinatorEvent,
     Recovered,
     Reply,
-    RequestId,
-    SampleScored,
-    ScoreSample,
-    Send,
-    SendRoot,
     SessionAsked,
-    SessionId,
-    StopRun,
 )
 from echo2d.core.coordinator.state import PLAN_SECRET_BYTES, CoordinatorState
 from echo2d.core.protocol.control_messages import (
@@ -60,6 +48,7 @@ from echo2d.core.protocol.control_messages import (
 )
 from echo2d.core.protocol.peer_handshake import SECRET_BYTES
 from echo2d.core.protocol.trajectory import pack_logprobs, pack_tokens, unpack_tokens
+from echo2d.core.rollouts.events import DrawPrompt, PromptDrawn, SampleScored, ScoreSample
 from echo2d.core.weights.signed_index import Root
 from echo2d.tasks.base import Task
 
@@ -88,12 +77,12 @@ class Writer(Protocol):
 class InProcess:
     """See the module docstring. slots: samples that the worker writes at a time."""
 
-    def __init__(self, rules: CoordinatorRules, task: Task, writer: Writer, *, slots: int) -> None:
+    def __init__(self, rules: RunRules, task: Task, writer: Writer, *, slots: int) -> None:
         self._rules, self._task, self._writer = rules, task, writer
         self._now = 0.0
         self._requests = 0
         self._replies: dict[RequestId, Reply] = {}
-        self._events: deque[Event] = deque()
+        self._events: deque[CoordinatorEvent] = deque()
         self._granted: list[LeaseGranted] = []
         self._serving: VersionKey | None = None
         secret = bytes(PLAN_SECRET_BYTES)
@@ -131,7 +120,7 @@ class InProcess:
     def _epoch(self) -> Epoch:
         return Epoch(1)
 
-    def _ask(self, make: Callable[[RequestId], Event]) -> Reply:
+    def _ask(self, make: Callable[[RequestId], CoordinatorEvent]) -> Reply:
         """The answer, once nothing moves any more."""
         self._requests += 1
         number = RequestId(self._requests)
@@ -141,7 +130,7 @@ class InProcess:
         assert reply.status == OK, reply.body
         return reply
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: CoordinatorEvent) -> None:
         """This event, and all that comes of it."""
         self._events.append(event)
         while self._events or self._granted:
@@ -150,7 +139,7 @@ class InProcess:
             for action in self.state.handle(self._events.popleft(), now=self._now):
                 self._perform(action)
 
-    def _perform(self, action: Action) -> None:
+    def _perform(self, action: CoordinatorAction) -> None:
         match action:
             case Send(_, message):
                 self._receive(message)

@@ -20,6 +20,8 @@ Generation = NewType("Generation", int)  # of a plan; a repair raises it
 StripeId = NewType("StripeId", int)  # 0, 1, ... within a plan
 GroupId = NewType("GroupId", int)
 LeaseId = NewType("LeaseId", int)
+SessionId = NewType("SessionId", int)  # one per accepted WebSocket, never reused within a process
+RequestId = NewType("RequestId", int)  # one per waiting HTTP call, never reused within a process
 
 DIGEST_BYTES = 32
 PEER_ID_CHARS = 32

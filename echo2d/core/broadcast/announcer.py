@@ -3,8 +3,9 @@
 from collections.abc import Collection, Iterable, Mapping
 
 from echo2d.core.base.ids import PeerId
+from echo2d.core.broadcast.events import BroadcastAction, SendRoot
 from echo2d.core.broadcast.transmission import Spread
-from echo2d.core.cluster.events import Action, Send, SendRoot
+from echo2d.core.cluster.events import Send
 from echo2d.core.cluster.membership import Membership, Peer
 from echo2d.core.protocol.control_messages import ForgetForm, PlanEdges
 from echo2d.core.topology.edges import edge_secret
@@ -21,7 +22,7 @@ class Announcer:
         """Of the edge between them."""
         return edge_secret(self._plan_secret, one, other)
 
-    def order(self, spread: Spread, *, aside: bool) -> list[Action]:
+    def order(self, spread: Spread, *, aside: bool) -> list[BroadcastAction]:
         """Tell the seed to encode."""
         spread.encode_at = None
         seed = self._members.seed
@@ -29,20 +30,20 @@ class Announcer:
             return []
         return [Send(seed.session, spread.order(aside=aside))]
 
-    def root(self, peers: Collection[Peer], root: Root) -> list[Action]:
+    def root(self, peers: Collection[Peer], root: Root) -> list[BroadcastAction]:
         sessions = tuple(peer.session for peer in peers if peer.session is not None)
         return [SendRoot(sessions, root.signing_bytes())] if sessions else []
 
-    def place(self, spread: Spread, peer: Peer, *, renewed: bool) -> list[Action]:
+    def place(self, spread: Spread, peer: Peer, *, renewed: bool) -> list[BroadcastAction]:
         """What the form is, and whom to take it from and pass it to."""
         if spread.newest_root is None:
             return []
         return [*self.root([peer], spread.newest_root), *self.edges(spread.admit(peer, renewed=renewed))]
 
-    def edges(self, edges: Mapping[PeerId, PlanEdges]) -> list[Action]:
+    def edges(self, edges: Mapping[PeerId, PlanEdges]) -> list[BroadcastAction]:
         known = [(self._members.get(peer), part) for peer, part in edges.items()]
         return [Send(peer.session, part) for peer, part in known if peer is not None and peer.session is not None]
 
-    def forget(self, spread: Spread, peers: Iterable[Peer]) -> list[Action]:
+    def forget(self, spread: Spread, peers: Iterable[Peer]) -> list[BroadcastAction]:
         sessions = [peer.session for peer in peers if peer.session is not None]
         return [Send(session, ForgetForm(spread.form)) for session in sessions]

@@ -15,9 +15,11 @@ from collections.abc import Collection, Iterator, Sequence
 from echo2d.core.base.ids import PeerId
 from echo2d.core.broadcast.announcer import Announcer
 from echo2d.core.broadcast.catch_up_policy import FULL_LAG_MAX, CatchUps, Way, is_stuck
+from echo2d.core.broadcast.events import BroadcastAction
 from echo2d.core.broadcast.transmission import Spread
-from echo2d.core.cluster.events import Action, CoordinatorRules, Note, VersionPublished
+from echo2d.core.cluster.events import Note, VersionPublished
 from echo2d.core.cluster.membership import Membership, Peer
+from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.statistics import Figures
 from echo2d.core.cluster.versions import Versions, key_of
 from echo2d.core.protocol.control_messages import VersionKey
@@ -29,7 +31,7 @@ class CatchingUp:
 
     def __init__(
         self,
-        rules: CoordinatorRules,
+        rules: RunRules,
         *,
         members: Membership,
         versions: Versions,
@@ -57,7 +59,7 @@ class CatchingUp:
 
     # --- what happens
 
-    def settle(self, peer: Peer, main: Spread | None, *, renewed: bool = False) -> list[Action]:
+    def settle(self, peer: Peer, main: Spread | None, *, renewed: bool = False) -> list[BroadcastAction]:
         """The form that suits the peer, as far as it is known, and a place in its plan; what it leaves is told so."""
         before = self._catch_ups.takes(peer.peer) or main
         assigned = self._catch_ups.assign(peer, main)
@@ -69,11 +71,11 @@ class CatchingUp:
         self._begun.clear()
         return actions if taken is None else [*actions, *self._announcer.place(taken, peer, renewed=renewed)]
 
-    def settle_all(self, main: Spread | None) -> list[Action]:
+    def settle_all(self, main: Spread | None) -> list[BroadcastAction]:
         """Another version or form spreads."""
         return [action for peer in self._members.receivers() for action in self.settle(peer, main)]
 
-    def verified(self, peer: Peer, main: Spread | None) -> list[Action]:
+    def verified(self, peer: Peer, main: Spread | None) -> list[BroadcastAction]:
         """The peer has verified something."""
         return [] if self._catch_ups.is_settled(peer, main) else self.settle(peer, main)
 
@@ -111,7 +113,7 @@ class CatchingUp:
 
     # --- those that end
 
-    def free(self, main: Spread | None, needed: Collection[str]) -> list[Action]:
+    def free(self, main: Spread | None, needed: Collection[str]) -> list[BroadcastAction]:
         """Of older versions: who does not get on is given the newest, and copies that do not fit are not waited for.
 
         needed: the snapshot copies that others need.
@@ -122,9 +124,9 @@ class CatchingUp:
         """The snapshot copies that are still needed."""
         return self._catch_ups.paths()
 
-    def end_idle(self, main: Spread | None) -> list[Action]:
+    def end_idle(self, main: Spread | None) -> list[BroadcastAction]:
         """Those that nobody takes any more make room for whoever waits."""
-        actions: list[Action] = []
+        actions: list[BroadcastAction] = []
         idle = self._catch_ups.idle()
         for spread in idle:
             self._catch_ups.end(spread)
@@ -144,21 +146,21 @@ class CatchingUp:
         self._begun.append((spread, way))
         return spread
 
-    def _leave(self, spread: Spread, peer: Peer) -> list[Action]:
+    def _leave(self, spread: Spread, peer: Peer) -> list[BroadcastAction]:
         """It misses what comes, and with it all below it; but for who has the whole form, and passes that on."""
         if not spread.has_place(peer.peer) or peer.peer in spread.verified:
             return []
         return [*self._announcer.edges(spread.remove(peer.peer)), *self._announcer.forget(spread, [peer])]
 
-    def _free_stuck(self, main: Spread | None) -> list[Action]:
-        actions: list[Action] = []
+    def _free_stuck(self, main: Spread | None) -> list[BroadcastAction]:
+        actions: list[BroadcastAction] = []
         for spread in [each for each in self if main is not None and each.record != main.record]:
             for peer in [self._members.get(taker) for taker in self._catch_ups.takers(spread)]:
                 if peer is not None and is_stuck(peer, spread):
                     actions += self.settle(peer, main)
         return actions
 
-    def _free_outdated(self, main: Spread | None) -> list[Action]:
+    def _free_outdated(self, main: Spread | None) -> list[BroadcastAction]:
         spread = None if main is None else self._catch_ups.outdated(main)
         if spread is None:
             return []
@@ -166,9 +168,9 @@ class CatchingUp:
         text = f"version {spread.record.version} is not sent on: it is {FULL_LAG_MAX} publishes old, and others wait"
         return [self._figures.fault("catch_up", text)]
 
-    def _free_disk(self, needed: Collection[str]) -> list[Action]:
+    def _free_disk(self, needed: Collection[str]) -> list[BroadcastAction]:
         """The oldest go first; one of which all copies are needed anyway would free nothing."""
-        notes: list[Action] = []
+        notes: list[BroadcastAction] = []
         for spread in sorted(self, key=lambda each: each.record.publish_seq):
             if self._versions.fit([*needed, *self.paths()], self._rules.disk_bytes_max):
                 break

@@ -11,9 +11,11 @@ from collections.abc import Iterable, Sequence
 
 from echo2d.core.base.ids import TAG_SHIFT, PeerId, PlanId
 from echo2d.core.broadcast.announcer import Announcer
+from echo2d.core.broadcast.events import BroadcastAction, RatesMeasured
 from echo2d.core.broadcast.transmission import Spread
-from echo2d.core.cluster.events import Action, CoordinatorRules, Persist, RatesMeasured
+from echo2d.core.cluster.events import Persist
 from echo2d.core.cluster.membership import Membership, Peer
+from echo2d.core.cluster.rules import RunRules
 from echo2d.core.protocol.control_messages import TransferReport
 from echo2d.core.topology.plan import Plan
 from echo2d.core.topology.uplink_rates import PeerRate, Rates
@@ -26,7 +28,7 @@ class Planning:
 
     def __init__(
         self,
-        rules: CoordinatorRules,
+        rules: RunRules,
         *,
         members: Membership,
         announcer: Announcer,
@@ -54,18 +56,18 @@ class Planning:
             if 0 <= backlog.seconds < math.inf:
                 self._rates.backlogged(peer, backlog.peer, backlog.seconds)
 
-    def plan(self, spread: Spread, seed: Peer, takers: Sequence[Peer]) -> list[Action]:
+    def plan(self, spread: Spread, seed: Peer, takers: Sequence[Peer]) -> list[BroadcastAction]:
         """Everybody gets a plan by the rates that the last one has shown."""
         actions = self._judge(seed)
         edges = spread.make_plan(self._new_id(), self._rules, seed, takers, spread.plan or self._last_plan)
         self._rates.begin({} if spread.plan is None else spread.plan.shares)
         return [*actions, *self._announcer.edges(edges)]
 
-    def plan_aside(self, spread: Spread, seed: Peer, takers: Sequence[Peer]) -> list[Action]:
+    def plan_aside(self, spread: Spread, seed: Peer, takers: Sequence[Peer]) -> list[BroadcastAction]:
         """For a few peers, by what is known anyway; nothing is measured."""
         return self._announcer.edges(spread.make_plan(self._new_id(), self._rules, seed, takers))
 
-    def learn(self, spread: Spread, takers: Sequence[Peer]) -> list[Action]:
+    def learn(self, spread: Spread, takers: Sequence[Peer]) -> list[BroadcastAction]:
         """The first bytes have shown what was guessed. After another plan only gaps are filled, which shows nothing."""
         seed = self._members.seed
         if seed is None:
@@ -81,7 +83,7 @@ class Planning:
         """Another version spreads: this one's trees may suit it."""
         self._last_plan = spread.plan or self._last_plan
 
-    def _judge(self, seed: Peer) -> list[Action]:
+    def _judge(self, seed: Peer) -> list[BroadcastAction]:
         """The rates by all that was reported so far."""
         changed = self._rates.judge()
         receivers = self._members.receivers()

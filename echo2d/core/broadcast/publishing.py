@@ -17,20 +17,13 @@ from echo2d.core.base.ids import FormId, PeerId
 from echo2d.core.broadcast.announcer import Announcer
 from echo2d.core.broadcast.catch_up import CatchingUp
 from echo2d.core.broadcast.catch_up_policy import choose_base
+from echo2d.core.broadcast.events import BroadcastAction, FormChosen
 from echo2d.core.broadcast.plan_updates import Planning
 from echo2d.core.broadcast.timing import Broadcasts
 from echo2d.core.broadcast.transmission import TELL_S, Spread
-from echo2d.core.cluster.events import (
-    Action,
-    CoordinatorRules,
-    FormChosen,
-    Note,
-    Persist,
-    Send,
-    StopRun,
-    VersionPublished,
-)
+from echo2d.core.cluster.events import Note, Persist, Send, StopRun, VersionPublished
 from echo2d.core.cluster.membership import Membership, Peer
+from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.statistics import Figures
 from echo2d.core.cluster.versions import BASES_MAX, Versions, key_of
 from echo2d.core.protocol.control_messages import (
@@ -65,7 +58,7 @@ class Publishing:
 
     def __init__(
         self,
-        rules: CoordinatorRules,
+        rules: RunRules,
         *,
         members: Membership,
         versions: Versions,
@@ -136,9 +129,9 @@ class Publishing:
                 return now - spread.began_at
         return None
 
-    def advance(self, *, now: float) -> list[Action]:
+    def advance(self, *, now: float) -> list[BroadcastAction]:
         """Let the waiting version spread once the present one has ended; encode again what failed."""
-        actions: list[Action] = []
+        actions: list[BroadcastAction] = []
         if self._waiting is not None and self._ended(now):
             self._supersede()
             record, self._waiting = self._waiting, None
@@ -153,7 +146,7 @@ class Publishing:
             actions += self._planning.learn(self.spreading, self._takers(self.spreading))
         return [*actions, *self._make_room(), *self._catching_up.end_idle(self.spreading)]
 
-    def tell_on(self, *, now: float) -> list[Action]:
+    def tell_on(self, *, now: float) -> list[BroadcastAction]:
         """Tell more peers the new plan."""
         if self.spreading is None or now < self._tell_at:
             return []
@@ -177,7 +170,7 @@ class Publishing:
 
     # --- peers that come and go
 
-    def joined(self, peer: Peer, *, renewed: bool, now: float) -> list[Action]:
+    def joined(self, peer: Peer, *, renewed: bool, now: float) -> list[BroadcastAction]:
         """A peer said hello: the seed gets its orders, the others the newest root and a place in the plan."""
         self.served(peer, now=now)
         self._planning.joined(peer)
@@ -189,7 +182,7 @@ class Publishing:
                 spread.failed.pop(peer.peer, None)
         return self._catching_up.settle(peer, self.spreading, renewed=renewed)
 
-    def lost(self, peer: Peer) -> list[Action]:
+    def lost(self, peer: Peer) -> list[BroadcastAction]:
         """A peer is suspected or has left."""
         self._broadcasts.lost(peer.peer)
         self._catching_up.lost(peer.peer)
@@ -197,7 +190,7 @@ class Publishing:
 
     # --- the seed
 
-    def segment_encoded(self, peer: Peer, message: SegmentEncoded, *, now: float) -> list[Action]:
+    def segment_encoded(self, peer: Peer, message: SegmentEncoded, *, now: float) -> list[BroadcastAction]:
         spread = self._from_seed(peer, message.form)
         if spread is None:
             return []
@@ -205,7 +198,7 @@ class Publishing:
             return self._failed(spread, f"segment {message.segment} is not the one that was signed", now)
         return self._announce(spread, peer, spread.segment_encoded(message))
 
-    def form_encoded(self, peer: Peer, message: FormEncoded, *, now: float) -> list[Action]:
+    def form_encoded(self, peer: Peer, message: FormEncoded, *, now: float) -> list[BroadcastAction]:
         spread = self._from_seed(peer, message.form)
         if spread is None or spread.totals is not None:
             return []
@@ -219,13 +212,13 @@ class Publishing:
         self._figures.encoded(spread.record.version, message.wire_bytes, message.full_bytes)
         return [*actions, *self._forget_old(peer)]
 
-    def deltas_kept(self, peer: Peer, message: DeltasKept) -> list[Action]:
+    def deltas_kept(self, peer: Peer, message: DeltasKept) -> list[BroadcastAction]:
         if peer.kind != "seed":
             raise PeerFault("only the seed encodes")
         self._catching_up.deltas_kept(message.deltas)
         return []
 
-    def encode_failed(self, peer: Peer, message: EncodeFailed, *, now: float) -> list[Action]:
+    def encode_failed(self, peer: Peer, message: EncodeFailed, *, now: float) -> list[BroadcastAction]:
         spread = self._from_seed(peer, message.form)
         if spread is None:
             return []
@@ -235,13 +228,13 @@ class Publishing:
 
     # --- those who receive
 
-    def segments_wanted(self, peer: Peer, message: SegmentsWanted) -> list[Action]:
+    def segments_wanted(self, peer: Peer, message: SegmentsWanted) -> list[BroadcastAction]:
         spread = self._current(message.form)
         if spread is None or peer.session is None:
             return []
         return [Send(peer.session, spread.page(message.start))]
 
-    def verified(self, peer: Peer, message: VersionVerified, *, now: float) -> list[Action]:
+    def verified(self, peer: Peer, message: VersionVerified, *, now: float) -> list[BroadcastAction]:
         key = VersionKey(message.version, message.digest)
         record = self._versions.live(key)
         if record is None:
@@ -253,7 +246,7 @@ class Publishing:
                 spread.has_verified(peer.peer)
         return self._catching_up.verified(peer, self.spreading)
 
-    def apply_failed(self, peer: Peer, message: ApplyFailed, *, now: float) -> list[Action]:
+    def apply_failed(self, peer: Peer, message: ApplyFailed, *, now: float) -> list[BroadcastAction]:
         """Nobody waits for this worker: it becomes a leaf, for it may not pass on either, and tries again later."""
         note = self._figures.fault("apply", f"{peer.name}: {message.reason}")
         spread = self._current(message.form)
@@ -268,7 +261,7 @@ class Publishing:
         self._apply_at = again_at if self._apply_at is None else min(self._apply_at, again_at)
         return [note, *([] if before else self._announcer.edges(spread.make_leaf(peer.peer)))]
 
-    def transferred(self, peer: Peer, message: TransferReport, *, now: float) -> list[Action]:
+    def transferred(self, peer: Peer, message: TransferReport, *, now: float) -> list[BroadcastAction]:
         spread = self._current(message.form)
         if spread is None:
             return []
@@ -283,7 +276,7 @@ class Publishing:
             self._figures.seed_sent(spread.record.version, copies)
         return []
 
-    def edge_broken(self, peer: Peer, message: EdgeBroken) -> list[Action]:
+    def edge_broken(self, peer: Peer, message: EdgeBroken) -> list[BroadcastAction]:
         """Whoever is at the other end becomes a leaf; if that is the seed, the reporter does."""
         plans = [(spread, spread.plan) for spread in self._spreads() if spread.plan is not None]
         spread, plan = next((each for each in plans if each[1].plan_id == message.plan), (None, None))
@@ -295,7 +288,7 @@ class Publishing:
         at_fault = peer.peer if message.peer == plan.root else message.peer
         return [note, *self._announcer.edges(spread.make_leaf(at_fault))]
 
-    def frame_accused(self, peer: Peer, message: FrameAccused, *, now: float) -> list[Action]:
+    def frame_accused(self, peer: Peer, message: FrameAccused, *, now: float) -> list[BroadcastAction]:
         """One of the two is at fault, and becomes a leaf; never the seed."""
         note = self._figures.fault("frame", f"{peer.name} accuses {self._name(message.accused)}: {message.frame}")
         spread, accused = self._current(message.form), self._members.get(message.accused)
@@ -312,7 +305,7 @@ class Publishing:
         """All that are under way."""
         return [*self._catching_up] if self.spreading is None else [self.spreading, *self._catching_up]
 
-    def _start(self, record: VersionPublished, now: float) -> list[Action]:
+    def _start(self, record: VersionPublished, now: float) -> list[BroadcastAction]:
         """It spreads from now on, as a delta if there is a base; who cannot use that takes something else."""
         workers = [peer for peer in self._members.workers() if not peer.quarantined]
         older = [each for each in self._versions.copies() if each.version != record.version]
@@ -321,7 +314,7 @@ class Publishing:
             record, self._rules, self._announcer.secret, now=now, base=base, delta_bytes=self._delta_bytes
         )
         text = "in full" if base is None else f"as a delta from version {base.version}"
-        chosen: list[Action] = [Note("spreading", f"version {record.version} goes out {text}")]
+        chosen: list[BroadcastAction] = [Note("spreading", f"version {record.version} goes out {text}")]
         chosen += [self._chosen(self.spreading)] if self._rules.delta else []
         return [*chosen, *self._catching_up.settle_all(self.spreading), *self._order(self.spreading)]
 
@@ -332,11 +325,11 @@ class Publishing:
         size = form.frame_bytes if (form.base is None) == (base is None) else None
         return Spread.start(record, self._rules, self._announcer.secret, now=now, base=base, frame_bytes=size)
 
-    def _chosen(self, spread: Spread) -> Action:
+    def _chosen(self, spread: Spread) -> BroadcastAction:
         facts = spread.facts
         return Persist(FormChosen(facts.publish_seq, facts.base_digest, facts.frame_bytes))
 
-    def _failed(self, spread: Spread, reason: str, now: float) -> list[Action]:
+    def _failed(self, spread: Spread, reason: str, now: float) -> list[BroadcastAction]:
         """The seed cannot make this form, or lost what it had made of it: it tries again, in the end not as a delta.
 
         In the end the version is given up; without it, nobody may be able to go on.
@@ -364,7 +357,7 @@ class Publishing:
         newest = max((each.version for each in served if each is not None), default=-math.inf)
         return self._waiting is not None or record.version + every <= newest + bound + 1
 
-    def _to_full(self, spread: Spread, reason: str, now: float) -> list[Action]:
+    def _to_full(self, spread: Spread, reason: str, now: float) -> list[BroadcastAction]:
         """Instead of this delta, which cannot be made."""
         note = self._figures.fault("encode", f"version {spread.record.version}, to be sent in full: {reason}")
         self._catching_up.cannot_be_delta(spread.record)
@@ -378,7 +371,7 @@ class Publishing:
         order = [] if full is not None else self._order(self.spreading)
         return [note, *ended, self._chosen(self.spreading), *order, *self._catching_up.settle_all(self.spreading)]
 
-    def _end_form(self, spread: Spread) -> list[Action]:
+    def _end_form(self, spread: Spread) -> list[BroadcastAction]:
         """Nobody has use for it any more."""
         self._supersede()
         return self._announcer.forget(spread, self._members)
@@ -392,7 +385,7 @@ class Publishing:
             return self._catching_up.takers(spread)
         return [peer for peer in self._members.receivers() if not self._catching_up.apart(peer.peer)]
 
-    def _make_room(self) -> list[Action]:
+    def _make_room(self) -> list[BroadcastAction]:
         """Snapshot copies that nobody needs any more go."""
         main = self.spreading
         records = (self._waiting, *(() if main is None else (main.record, main.base)))
@@ -435,23 +428,23 @@ class Publishing:
             self._planning.ended(self.spreading)
             self.spreading, self._apply_at = None, None
 
-    def _apply_again(self) -> list[Action]:
+    def _apply_again(self) -> list[BroadcastAction]:
         """The root and the place in the plan, told once more, are another chance."""
         self._apply_at = None
-        told: list[Action] = []
+        told: list[BroadcastAction] = []
         for spread in self._spreads():
             for peer in [peer for peer in self._takers(spread) if peer.peer in spread.failed.keys() - spread.verified]:
                 told += self._announcer.place(spread, peer, renewed=False)
         return told
 
-    def _order(self, spread: Spread) -> list[Action]:
+    def _order(self, spread: Spread) -> list[BroadcastAction]:
         return self._announcer.order(spread, aside=spread is not self.spreading)
 
-    def _seed_joined(self, seed: Peer, *, renewed: bool) -> list[Action]:
+    def _seed_joined(self, seed: Peer, *, renewed: bool) -> list[BroadcastAction]:
         spreads = self._spreads()
         forms = [form for form in seed.forms if form not in [spread.form for spread in spreads]]
         self._old_forms.update(dict.fromkeys(forms))
-        actions: list[Action] = []
+        actions: list[BroadcastAction] = []
         for spread in reversed(spreads):  # of what it is told last it makes frames first
             whole = spread.totals is not None and spread.form in seed.forms  # an earlier order may not have reached it
             actions += [] if whole else self._order(spread)
@@ -468,20 +461,20 @@ class Publishing:
             raise PeerFault("only the seed encodes")
         return self._current(form)
 
-    def _announce(self, spread: Spread, seed: Peer, roots: list[Root]) -> list[Action]:
+    def _announce(self, spread: Spread, seed: Peer, roots: list[Root]) -> list[BroadcastAction]:
         """Roots to every peer that takes it; with the first one, the plan."""
-        actions: list[Action] = []
+        actions: list[BroadcastAction] = []
         if roots and spread.plan is None and spread is not self.spreading:
             self._catching_up.has_first_root(spread)
         for root in roots:
             actions += self._announcer.root(self._takers(spread), root)
         return [*actions, *(self._plan(spread, seed) if roots and spread.plan is None else [])]
 
-    def _plan(self, spread: Spread, seed: Peer) -> list[Action]:
+    def _plan(self, spread: Spread, seed: Peer) -> list[BroadcastAction]:
         make = self._planning.plan if spread is self.spreading else self._planning.plan_aside
         return make(spread, seed, self._takers(spread))
 
-    def _forget_old(self, seed: Peer) -> list[Action]:
+    def _forget_old(self, seed: Peer) -> list[BroadcastAction]:
         forms, self._old_forms = list(self._old_forms), {}
         return [] if seed.session is None else [Send(seed.session, ForgetForm(form)) for form in forms]
 

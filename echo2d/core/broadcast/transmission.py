@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import SEGMENTS_MAX, Digest, FormId, PeerId, PlanId, SegmentId
-from echo2d.core.cluster.events import CoordinatorRules, VersionPublished
+from echo2d.core.cluster.events import VersionPublished
 from echo2d.core.cluster.membership import PEERS_MAX, Peer
+from echo2d.core.cluster.rules import RunRules
 from echo2d.core.protocol.control_messages import EncodeVersion, FormEncoded, PlanEdges, SegmentEncoded, SegmentPage
 from echo2d.core.topology.edges import changed_peers, edges_for
 from echo2d.core.topology.plan import STRIPES_MAX, Job, PeerFacts, Plan
@@ -77,7 +78,7 @@ class Spread:
     @staticmethod
     def start(
         record: VersionPublished,
-        rules: CoordinatorRules,
+        rules: RunRules,
         secret: Secret,
         *,
         now: float,
@@ -164,14 +165,12 @@ class Spread:
     # --- the plan; each returns the edges to be sent
 
     def make_plan(
-        self, plan_id: PlanId, rules: CoordinatorRules, seed: Peer, peers: Sequence[Peer], last: Plan | None = None
+        self, plan_id: PlanId, rules: RunRules, seed: Peer, peers: Sequence[Peer], last: Plan | None = None
     ) -> dict[PeerId, PlanEdges]:
         """A new plan for everyone, over the peers of now; the trees of the last one if they still suit."""
         return self._follow(self._new_plan(plan_id, rules, seed, peers, last))
 
-    def learn(
-        self, plan_id: PlanId, rules: CoordinatorRules, seed: Peer, peers: Sequence[Peer]
-    ) -> dict[PeerId, PlanEdges]:
+    def learn(self, plan_id: PlanId, rules: RunRules, seed: Peer, peers: Sequence[Peer]) -> dict[PeerId, PlanEdges]:
         """The plan was made by guess: now that more is known another one may be much better."""
         self.learn_at = math.inf
         plan = self._new_plan(plan_id, rules, seed, peers, None)
@@ -182,9 +181,7 @@ class Spread:
         if self.learn_at is None and self.plan is not None:
             self.learn_at = now + LEARN_S if self.plan.is_guess else math.inf
 
-    def _new_plan(
-        self, plan_id: PlanId, rules: CoordinatorRules, seed: Peer, peers: Sequence[Peer], last: Plan | None
-    ) -> Plan:
+    def _new_plan(self, plan_id: PlanId, rules: RunRules, seed: Peer, peers: Sequence[Peer], last: Plan | None) -> Plan:
         job = Job(self.form, self.expected_bytes, self.facts.frame_bytes)
         root, others = peer_facts(seed), [peer_facts(peer) for peer in peers]
         chains = min(rules.chains, STRIPES_MAX)

@@ -17,8 +17,8 @@ from typing import Literal
 
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.deadline_queue import Deadlines
-from echo2d.core.base.ids import FormId, PeerId
-from echo2d.core.cluster.events import Action, CloseSession, PeerConnected, Send, SessionId
+from echo2d.core.base.ids import FormId, PeerId, SessionId
+from echo2d.core.cluster.events import CloseSession, ClusterAction, PeerConnected, Send
 from echo2d.core.cluster.quarantine import Quarantine
 from echo2d.core.cluster.statistics import printable
 from echo2d.core.protocol.control_messages import (
@@ -171,7 +171,7 @@ class Membership:
 
     # --- what happens
 
-    def connected(self, event: PeerConnected, *, now: float) -> tuple[Joined | None, list[Action]]:
+    def connected(self, event: PeerConnected, *, now: float) -> tuple[Joined | None, list[ClusterAction]]:
         """A hello: the session joins, or the actions refuse it. The caller sends the Welcome."""
         hello, session = event.hello, event.session
         if hello.protocol != PROTOCOL_VERSION:
@@ -206,13 +206,13 @@ class Membership:
             self._peers[peer].session = None
             self.changed.add(peer)
 
-    def left(self, peer: Peer) -> list[Action]:
+    def left(self, peer: Peer) -> list[ClusterAction]:
         """It went on purpose, or is given up."""
         peer.state, peer.serving, peer.running = "gone", None, 0
         self.changed.add(peer.peer)
         return self._close(peer)
 
-    def revoked(self, peer: Peer) -> list[Action]:
+    def revoked(self, peer: Peer) -> list[ClusterAction]:
         """Its credential is void."""
         refused = [] if peer.session is None else _refuse(peer.session, "revoked", "the credential was revoked")
         self.left(peer)
@@ -224,11 +224,11 @@ class Membership:
         accused.quarantined = accused.peer in self._quarantine
         return at_fault
 
-    def deadlines(self, *, now: float) -> tuple[list[Peer], list[Action]]:
+    def deadlines(self, *, now: float) -> tuple[list[Peer], list[ClusterAction]]:
         """The newly suspected peers; those silent for much longer are given up and their sessions closed."""
         self._quarantine.release(now=now)
         suspected: list[Peer] = []
-        actions: list[Action] = []
+        actions: list[ClusterAction] = []
         for peer in self:
             peer.quarantined = peer.peer in self._quarantine
             if peer.state == "joined" and now >= peer.heard_at + self._silence_s:
@@ -252,9 +252,9 @@ class Membership:
             return None
         return peer.heard_at + (self._silence_s if peer.state == "joined" else GONE_S)
 
-    def _join(self, event: PeerConnected, now: float) -> tuple[Joined | None, list[Action]]:
+    def _join(self, event: PeerConnected, now: float) -> tuple[Joined | None, list[ClusterAction]]:
         old = self._peers.get(event.peer)
-        actions: list[Action] = []
+        actions: list[ClusterAction] = []
         if old is not None and old.session is not None:
             old.flips.append(now)
             if len(old.flips) == FLIPS_MAX and now - old.flips[0] < FLIP_WINDOW_S:
@@ -275,14 +275,14 @@ class Membership:
         self._silences.set(event.peer)
         return Joined(peer, renewed), actions
 
-    def _refuse_both(self, peer: Peer, session: SessionId) -> list[Action]:
+    def _refuse_both(self, peer: Peer, session: SessionId) -> list[ClusterAction]:
         text = "two daemons use this peer id in turn"
         assert peer.session is not None
         actions = [*_refuse(peer.session, "flapping", text), *_refuse(session, "flapping", text)]
         self._close(peer)
         return actions
 
-    def _close(self, peer: Peer) -> list[Action]:
+    def _close(self, peer: Peer) -> list[ClusterAction]:
         if peer.session is None:
             return []
         session, peer.session = peer.session, None
@@ -316,7 +316,9 @@ class Membership:
         self._quarantine.check()
 
 
-def _refuse(session: SessionId, reason: RefusalReason, detail: str, *, permanent: bool | None = None) -> list[Action]:
+def _refuse(
+    session: SessionId, reason: RefusalReason, detail: str, *, permanent: bool | None = None
+) -> list[ClusterAction]:
     final = reason == "revoked" if permanent is None else permanent
     return [Send(session, Refused(reason, detail, final)), CloseSession(session)]
 

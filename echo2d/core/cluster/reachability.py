@@ -12,7 +12,7 @@ A peer is dialled once at a time, however often it says hello, and told every re
 
 from echo2d.core.base.deadline_queue import Deadlines
 from echo2d.core.base.ids import PeerId
-from echo2d.core.cluster.events import Action, DialBack, DialBackEnded, Note, Send
+from echo2d.core.cluster.events import ClusterAction, DialBack, DialBackEnded, Note, Send
 from echo2d.core.cluster.membership import Membership, Peer
 from echo2d.core.protocol.control_messages import DialledBack
 from echo2d.core.protocol.peer_handshake import SECRET_BYTES
@@ -30,7 +30,7 @@ class Reachability:
         self._members = members
         self._due = Deadlines[PeerId](self._due_at)
 
-    def joined(self, peer: Peer, *, now: float) -> list[Action]:
+    def joined(self, peer: Peer, *, now: float) -> list[ClusterAction]:
         """It said hello."""
         if peer.kind == "seed":
             return []
@@ -41,7 +41,7 @@ class Reachability:
         self._dial_at(peer, now if begun_at is None else max(now, begun_at + DIAL_BACK_S))
         return self.deadlines(now=now)
 
-    def ended(self, event: DialBackEnded, *, now: float) -> list[Action]:
+    def ended(self, event: DialBackEnded, *, now: float) -> list[ClusterAction]:
         """What the peer's present session has not asked for is not an answer to it."""
         peer = self._members.of_session(event.session)
         if peer is None or peer.listen is None:
@@ -49,9 +49,9 @@ class Reachability:
         self._dial_at(peer, now + DIAL_BACK_EVERY_S)
         return self._found(peer, event.fault)
 
-    def deadlines(self, *, now: float) -> list[Action]:
+    def deadlines(self, *, now: float) -> list[ClusterAction]:
         """Dial the next DIALS_MAX of those who are due."""
-        actions: list[Action] = []
+        actions: list[ClusterAction] = []
         while len(actions) < DIALS_MAX and (first := self._due.first()) is not None and first[0] <= now:
             peer = self._members.get(first[1])
             assert peer is not None
@@ -74,10 +74,10 @@ class Reachability:
         peer.dial_back_at = at
         self._due.set(peer.peer)
 
-    def _found(self, peer: Peer, fault: str) -> list[Action]:
+    def _found(self, peer: Peer, fault: str) -> list[ClusterAction]:
         assert peer.session is not None
         before, peer.reachable = peer.reachable, not fault
-        told: list[Action] = [Send(peer.session, DialledBack(fault))]
+        told: list[ClusterAction] = [Send(peer.session, DialledBack(fault))]
         if before is peer.reachable:
             return told
         return [Note("dial_back", f"{peer.name} can be dialled" if peer.reachable else f"{peer.name}: {fault}"), *told]

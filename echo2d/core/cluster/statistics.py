@@ -12,7 +12,8 @@ from typing import NamedTuple
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import GroupId, PeerId
 from echo2d.core.capacity.measurements import Measures
-from echo2d.core.cluster.events import Note, StoredGroup
+from echo2d.core.cluster.events import Note
+from echo2d.core.protocol.trajectory import StoredGroup
 
 RECENT_MAX = 256  # measurements kept of each kind: more steps than any p95 here needs
 FAULTS_MAX = 32  # different ones, the newest; older ones are in the log

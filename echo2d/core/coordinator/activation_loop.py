@@ -23,9 +23,11 @@ from echo2d.core.broadcast.publishing import Publishing
 from echo2d.core.capacity.bottleneck import BUBBLE_STEPS, Situation, bottleneck
 from echo2d.core.capacity.demand import Candidate, Provisioning, ProvisionRules
 from echo2d.core.capacity.prices import Price, price_of
-from echo2d.core.cluster.events import Action, CoordinatorRules, Note
+from echo2d.core.cluster.events import Note
 from echo2d.core.cluster.membership import Membership, Peer
+from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.statistics import Figures
+from echo2d.core.coordinator.events import CoordinatorAction
 from echo2d.core.coordinator.learner_api import LearnerCalls
 from echo2d.core.protocol.control_messages import RefitDone
 from echo2d.core.rollouts.groups import Groups
@@ -42,7 +44,7 @@ PAUSES_MAX = 3.0  # times the usual pause: what a worker says beyond that is no 
 class Workforce:
     """See the module docstring. `now` is monotonic seconds."""
 
-    rules: CoordinatorRules
+    rules: RunRules
     members: Membership
     staleness: Staleness
     groups: Groups
@@ -83,7 +85,7 @@ class Workforce:
             still_s = max(still_s, min(done.held_s, most_s, self.publishing.came_s(peer, now=now) or 0.0))
         self.figures.measures.stood_still(peer.peer, still_s, now=now)
 
-    def advance(self, *, now: float) -> list[Action]:
+    def advance(self, *, now: float) -> list[CoordinatorAction]:
         """Look, if it is time to; call it after every event, before leases are granted."""
         if not (now >= self._look_at or (self._changed and now >= self._changes_at)):
             return []
@@ -197,7 +199,7 @@ class Workforce:
         too_old = peer.serving is not None and peer.serving.version < self.staleness.oldest
         return too_old or peer.rest_until > now
 
-    def _decide(self, candidates: list[Candidate], now: float) -> list[Action]:
+    def _decide(self, candidates: list[Candidate], now: float) -> list[CoordinatorAction]:
         provisioning = self._provisioning
         decision = provisioning.review(candidates, self.calls.publish_every, now=now)
         taken = provisioning.activation.active

@@ -10,35 +10,29 @@ Every call but `session` carries its epoch; of an older one nothing is believed 
 from collections.abc import Collection
 from typing import Any
 
-from echo2d.core.base.ids import Epoch
+from echo2d.core.base.ids import Epoch, RequestId
 from echo2d.core.broadcast.publishing import Publishing
-from echo2d.core.cluster.events import (
-    Action,
+from echo2d.core.cluster.events import Note, Persist, PublishAsked, Send, StopRun, VersionRevoked
+from echo2d.core.cluster.membership import Membership
+from echo2d.core.cluster.rules import RunRules
+from echo2d.core.cluster.statistics import Figures
+from echo2d.core.cluster.versions import Refusal, Versions, facts_of
+from echo2d.core.coordinator.events import (
     BatchAsked,
-    BatchCommitted,
     CheckpointAsked,
     CheckpointKept,
     CommitAsked,
-    CoordinatorRules,
+    CoordinatorAction,
     EpochAsked,
     EpochOpened,
-    Note,
-    Persist,
-    PublishAsked,
     Recovered,
     RefuseAsked,
     Reply,
-    RequestId,
-    Send,
     SessionAsked,
-    StopRun,
-    VersionRevoked,
 )
-from echo2d.core.cluster.membership import Membership
-from echo2d.core.cluster.statistics import Figures
-from echo2d.core.cluster.versions import Refusal, Versions, facts_of
 from echo2d.core.protocol.control_messages import VersionKey, VersionsRevoked
 from echo2d.core.protocol.trajectory import GroupRecord
+from echo2d.core.rollouts.events import BatchCommitted
 from echo2d.core.rollouts.groups import Groups
 from echo2d.core.rollouts.staleness import PREFETCH_STEPS, REFUSALS_MAX, Batch, Staleness
 
@@ -50,7 +44,7 @@ class LearnerCalls:
 
     def __init__(
         self,
-        rules: CoordinatorRules,
+        rules: RunRules,
         recovered: Recovered,
         *,
         members: Membership,
@@ -91,7 +85,7 @@ class LearnerCalls:
 
     # --- calls
 
-    def session_asked(self, event: SessionAsked, *, now: float) -> list[Action]:
+    def session_asked(self, event: SessionAsked, *, now: float) -> list[CoordinatorAction]:
         """A new epoch: fences the older ones, revokes what they published beyond `resume_step`."""
         lowest, highest = self._staleness.checkpoint, self._staleness.newest_step
         if event.resume_step < lowest:
@@ -102,7 +96,7 @@ class LearnerCalls:
             return [_error(event.request, "resume", detail, highest=highest)]
         self.epoch, self._resume_step, self._asked_step = Epoch(self.epoch + 1), event.resume_step, 0
         self._figures.session_opened()
-        actions: list[Action] = [Persist(EpochOpened(self.epoch, event.resume_step)), *self._fence_waiting()]
+        actions: list[CoordinatorAction] = [Persist(EpochOpened(self.epoch, event.resume_step)), *self._fence_waiting()]
         passed, unfinished = self._staleness.resume(event.resume_step)
         for batch in passed:
             assert batch.digest is not None
@@ -113,18 +107,18 @@ class LearnerCalls:
         note = Note("session", f"epoch {self.epoch} begins after step {event.resume_step}")
         return [*actions, note, Reply(event.request, 200, self._session_body())]
 
-    def epoch_asked(self, event: EpochAsked) -> list[Action]:
+    def epoch_asked(self, event: EpochAsked) -> list[CoordinatorAction]:
         """Whether bytes for this epoch are worth taking."""
         return [self._fenced(event.request) if self._is_old(event.epoch) else Reply(event.request, 200, {})]
 
-    def publish_asked(self, event: PublishAsked, *, now: float) -> list[Action]:
+    def publish_asked(self, event: PublishAsked, *, now: float) -> list[CoordinatorAction]:
         """A snapshot copy was made; it becomes a published version unless the epoch's order forbids it."""
         if self._is_old(event.epoch):
             return [self._fenced(event.request)]
         verdict = self._versions.judge(event, resume_step=self._resume_step, committed=self._staleness.committed)
         if isinstance(verdict, Refusal):
             return [_error(event.request, verdict.error, verdict.detail)]
-        actions: list[Action] = []
+        actions: list[CoordinatorAction] = []
         if verdict is None:
             actions += self._revoke(self._versions.replaced_by(event), now)
             verdict = self._versions.publish(event)
@@ -133,7 +127,7 @@ class LearnerCalls:
             actions.append(Persist(verdict))
         return [*actions, Reply(event.request, 200, facts_of(verdict))]
 
-    def batch_asked(self, event: BatchAsked) -> list[Action]:
+    def batch_asked(self, event: BatchAsked) -> list[CoordinatorAction]:
         """Answered at once if the batch is full, else by `advance`."""
         if self._is_old(event.epoch):
             return [self._fenced(event.request)]
@@ -153,7 +147,7 @@ class LearnerCalls:
         self._waiting[event.request] = event.step
         return []
 
-    def commit_asked(self, event: CommitAsked) -> list[Action]:
+    def commit_asked(self, event: CommitAsked) -> list[CoordinatorAction]:
         """The optimizer step was applied; repeated calls are answered alike."""
         if self._is_old(event.epoch):
             return [self._fenced(event.request)]
@@ -173,7 +167,7 @@ class LearnerCalls:
         committed = Persist(BatchCommitted(event.step, self.epoch, batch.digest, event.t_train_s))
         return [committed, Reply(event.request, 200, {"publish_every": self.publish_every})]
 
-    def refuse_asked(self, event: RefuseAsked) -> list[Action]:
+    def refuse_asked(self, event: RefuseAsked) -> list[CoordinatorAction]:
         """Some groups of a batch are not to be trained on: others take their places."""
         if self._is_old(event.epoch):
             return [self._fenced(event.request)]
@@ -184,7 +178,7 @@ class LearnerCalls:
         refused = {group: reason for group, reason in event.groups if group in members}
         if batch is None or not refused:  # a repeated call, or one about an earlier composition
             return [Reply(event.request, 200, {"replaced": 0})]
-        actions: list[Action] = []
+        actions: list[CoordinatorAction] = []
         for stored in self._staleness.refuse(event.step, refused, self._void):
             actions += self._groups.discard(stored, "refused", refused.get(stored.record.group, "revoked"))
         actions += [self._figures.fault("refusal", f"step {event.step}: {batch.reasons[-1]}")]
@@ -193,7 +187,7 @@ class LearnerCalls:
             actions.append(StopRun(f"batch {event.step} was refused {REFUSALS_MAX} times: {reasons}"))
         return [*actions, Reply(event.request, 200, {"replaced": len(refused)})]
 
-    def checkpoint_asked(self, event: CheckpointAsked) -> list[Action]:
+    def checkpoint_asked(self, event: CheckpointAsked) -> list[CoordinatorAction]:
         """Steps up to this one are durable at the learner; their batches are deleted."""
         if self._is_old(event.epoch):
             return [self._fenced(event.request)]
@@ -210,9 +204,9 @@ class LearnerCalls:
         """Nobody waits for this answer any more."""
         self._waiting.pop(request, None)
 
-    def advance(self) -> list[Action]:
+    def advance(self) -> list[CoordinatorAction]:
         """Freeze the batches that were asked for and can be full; answer who waits for them."""
-        actions: list[Action] = []
+        actions: list[CoordinatorAction] = []
         while (batch := self._staleness.freeze(self._asked_step)) is not None:
             actions.append(Persist(batch.frozen()))
         for request, step in list(self._waiting.items()):
@@ -239,11 +233,13 @@ class LearnerCalls:
             "checkpoint": self._staleness.checkpoint,
         }
 
-    def _revoke(self, keys: Collection[VersionKey], now: float) -> list[Action]:
+    def _revoke(self, keys: Collection[VersionKey], now: float) -> list[CoordinatorAction]:
         """Drop what these versions wrote and is not in a full batch; workers stop serving them (I1)."""
         if not keys:
             return []
-        actions: list[Action] = [Persist(VersionRevoked(self.epoch, key.version, key.digest)) for key in keys]
+        actions: list[CoordinatorAction] = [
+            Persist(VersionRevoked(self.epoch, key.version, key.digest)) for key in keys
+        ]
         self._versions.revoke(keys)
         self._publishing.revoked(keys)
         actions += self._groups.revoke(keys, now=now)
@@ -258,7 +254,7 @@ class LearnerCalls:
         spans = (span for trajectory in group.trajectories for span in trajectory.spans)
         return any(self._versions.live(span.key) is None for span in spans)
 
-    def _fence_waiting(self) -> list[Action]:
+    def _fence_waiting(self) -> list[CoordinatorAction]:
         fenced = [self._fenced(request) for request in self._waiting]
         self._waiting.clear()
         return list(fenced)

@@ -11,45 +11,45 @@ then. A peer that breaks the protocol is closed (`PeerFault`). Not here: sockets
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, assert_never
 
 from blake3 import blake3
 
+from echo2d.core.base.ids import SessionId
 from echo2d.core.broadcast.publishing import Publishing
 from echo2d.core.capacity.measurements import Measures
 from echo2d.core.cluster.events import (
-    Action,
-    BatchAsked,
-    CheckpointAsked,
     CloseSession,
-    CommitAsked,
-    CoordinatorRules,
-    DeadlinePassed,
     DialBackEnded,
-    EpochAsked,
-    Event,
     Note,
     PeerConnected,
     PeerDisconnected,
     PeerRevoked,
     PeerSaid,
-    PromptDrawn,
     PublishAsked,
-    Recovered,
-    RefuseAsked,
     RemovalPlanned,
-    RequestGone,
-    SampleScored,
     Send,
-    SessionAsked,
-    SessionId,
 )
 from echo2d.core.cluster.membership import Membership, Peer
 from echo2d.core.cluster.reachability import Reachability
+from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.statistics import FAULT_CHARS_MAX, Figures, printable
 from echo2d.core.cluster.versions import Versions
 from echo2d.core.coordinator.activation_loop import Workforce
+from echo2d.core.coordinator.events import (
+    BatchAsked,
+    CheckpointAsked,
+    CommitAsked,
+    CoordinatorAction,
+    CoordinatorEvent,
+    DeadlinePassed,
+    EpochAsked,
+    Recovered,
+    RefuseAsked,
+    RequestGone,
+    SessionAsked,
+)
 from echo2d.core.coordinator.learner_api import LearnerCalls
 from echo2d.core.coordinator.status import make_status
 from echo2d.core.gateway.calls import GatewayCalls
@@ -81,6 +81,7 @@ from echo2d.core.protocol.control_messages import (
     VersionVerified,
     Welcome,
 )
+from echo2d.core.rollouts.events import PromptDrawn, SampleScored
 from echo2d.core.rollouts.groups import Groups
 from echo2d.core.rollouts.leases import Leases
 from echo2d.core.rollouts.staleness import Staleness
@@ -95,7 +96,7 @@ SIGNS_OF_LIFE = Heartbeat | LeaseProgress  # nine of ten events
 class CoordinatorState:
     """See the module docstring. plan_secret: PLAN_SECRET_BYTES random bytes of this process. now: monotonic seconds."""
 
-    def __init__(self, rules: CoordinatorRules, recovered: Recovered, *, plan_secret: bytes, now: float) -> None:
+    def __init__(self, rules: RunRules, recovered: Recovered, *, plan_secret: bytes, now: float) -> None:
         assert len(plan_secret) == PLAN_SECRET_BYTES
         tag = int.from_bytes(blake3(b"tag" + plan_secret).digest(8), "big") >> (64 - TAG_BITS)
         self._rules = rules
@@ -124,12 +125,12 @@ class CoordinatorState:
         self._workforce = Workforce(
             rules, self._members, self._staleness, self._groups, self._publishing, self._calls, self._figures
         )
-        self._start: tuple[float, list[Action]] | None = (now, self._groups.recover(recovered, now=now))
+        self._start: tuple[float, Sequence[CoordinatorAction]] | None = (now, self._groups.recover(recovered, now=now))
 
-    def handle(self, event: Event, *, now: float) -> list[Action]:
+    def handle(self, event: CoordinatorEvent, *, now: float) -> list[CoordinatorAction]:
         """What to do about one event."""
         self._figures.now = now
-        actions: list[Action] = []
+        actions: list[CoordinatorAction] = []
         if self._start is not None:
             actions += self._start[1]
             self._start = None
@@ -158,7 +159,7 @@ class CoordinatorState:
 
     # --- routes
 
-    def _route(self, event: Event, now: float) -> list[Action]:  # noqa: C901 - one line per event
+    def _route(self, event: CoordinatorEvent, now: float) -> Sequence[CoordinatorAction]:  # noqa: C901 - one line per event
         match event:
             case PeerConnected():
                 return self._connected(event, now)
@@ -207,7 +208,7 @@ class CoordinatorState:
             case _:
                 assert_never(event)
 
-    def _connected(self, event: PeerConnected, now: float) -> list[Action]:
+    def _connected(self, event: PeerConnected, now: float) -> Sequence[CoordinatorAction]:
         joined, actions = self._members.connected(event, now=now)
         if joined is None:
             return actions
@@ -226,7 +227,7 @@ class CoordinatorState:
         dialled = self._reachability.joined(peer, now=now)
         return [*actions, Send(event.session, welcome), *called_off, *ended, *void, *placed, *dialled]
 
-    def _said(self, session: SessionId, message: ToCoordinator, now: float) -> list[Action]:
+    def _said(self, session: SessionId, message: ToCoordinator, now: float) -> Sequence[CoordinatorAction]:
         peer, returned = self._members.heard(session, now=now)
         if peer is None:
             return []
@@ -240,7 +241,7 @@ class CoordinatorState:
             note = self._figures.fault("peer", f"{peer.name}: {fault}")
             return [*back, note, Send(session, Refused("protocol", str(fault), permanent=False)), CloseSession(session)]
 
-    def _message(self, peer: Peer, message: ToCoordinator, now: float) -> list[Action]:  # noqa: C901
+    def _message(self, peer: Peer, message: ToCoordinator, now: float) -> Sequence[CoordinatorAction]:  # noqa: C901
         match message:
             case Heartbeat(running):
                 peer.running = running
@@ -286,7 +287,7 @@ class CoordinatorState:
             case _:
                 assert_never(message)
 
-    def _leaving(self, peer: Peer, reason: str) -> list[Action]:
+    def _leaving(self, peer: Peer, reason: str) -> Sequence[CoordinatorAction]:
         """It will be taken away: no more leases, and others are activated in its stead."""
         if peer.leaving:
             return []
@@ -298,7 +299,7 @@ class CoordinatorState:
     def _granted_by(self, message: LeaseProgress | SampleFinished | LeaseFailed) -> Groups | GatewayCalls:
         return self._gateway if self._gateway.owns(HeldLease(message.lease, message.attempt)) else self._groups
 
-    def _refitted(self, peer: Peer, message: RefitDone, now: float) -> list[Action]:
+    def _refitted(self, peer: Peer, message: RefitDone, now: float) -> Sequence[CoordinatorAction]:
         if not all(math.isfinite(seconds) and seconds >= 0 for seconds in (message.pause_s, message.held_s)):
             raise PeerFault("a pause that is no duration")
         before = peer.serving
@@ -314,39 +315,41 @@ class CoordinatorState:
         self._publishing.served(peer, now=now)
         return []
 
-    def _tell_void(self, peer: Peer, keys: Iterable[VersionKey | None], now: float) -> list[Action]:
+    def _tell_void(self, peer: Peer, keys: Iterable[VersionKey | None], now: float) -> Sequence[CoordinatorAction]:
         """Of these versions that are not published: the peer may have been away when they were revoked (I1)."""
         void = tuple(key for key in dict.fromkeys(keys) if key is not None and self._versions.live(key) is None)
         if not void or peer.session is None:
             return []
         return [*self._groups.revoke(void, now=now), Send(peer.session, VersionsRevoked(self._calls.epoch, void))]
 
-    def _gone(self, peer: Peer, now: float, *, revoked: bool = False) -> list[Action]:
+    def _gone(self, peer: Peer, now: float, *, revoked: bool = False) -> Sequence[CoordinatorAction]:
         """It will not come back soon: its work goes to others."""
         self._workforce.changed()
         calls = self._gateway.worker_left(peer, now=now)
         return [*calls, *self._groups.worker_left(peer, revoked=revoked, now=now), *self._publishing.lost(peer)]
 
-    def _deadlines(self, now: float) -> list[Action]:
-        suspected, actions = self._members.deadlines(now=now)
+    def _deadlines(self, now: float) -> Sequence[CoordinatorAction]:
+        suspected, closed = self._members.deadlines(now=now)
+        lost: list[CoordinatorAction] = []
         for peer in suspected:
             self._workforce.changed()
-            actions += self._publishing.lost(peer)
-        actions += self._reachability.deadlines(now=now)
+            lost += self._publishing.lost(peer)
         return [
-            *actions,
+            *closed,
+            *lost,
+            *self._reachability.deadlines(now=now),
             *self._publishing.tell_on(now=now),
             *self._groups.deadlines(now=now),
             *self._gateway.deadlines(now=now),
         ]
 
-    def _advance(self, now: float) -> list[Action]:
+    def _advance(self, now: float) -> Sequence[CoordinatorAction]:
         actions = [*self._calls.advance(), *self._workforce.advance(now=now), *self._publishing.advance(now=now)]
         if self._gateway.impatient(now=now):
             actions += self._gateway.advance(now=now)
         return [*actions, *self._groups.advance(now=now), *self._gateway.advance(now=now)]
 
-    def _only_lives(self, event: Event, actions: list[Action]) -> bool:
+    def _only_lives(self, event: CoordinatorEvent, actions: Sequence[CoordinatorAction]) -> bool:
         """It has changed nothing that batches, versions or leases wait for."""
         lives = isinstance(event, PeerSaid) and isinstance(event.message, SIGNS_OF_LIFE)
         return lives and not self._members.changed and all(isinstance(action, ChoiceGrew) for action in actions)

@@ -14,8 +14,9 @@ from typing import Any
 from echo2d.core.base.ids import PeerId
 from echo2d.core.broadcast.publishing import Publishing
 from echo2d.core.broadcast.transmission import Spread
-from echo2d.core.cluster.events import CoordinatorRules, VersionPublished
+from echo2d.core.cluster.events import VersionPublished
 from echo2d.core.cluster.membership import Membership, Peer
+from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.statistics import Figures
 from echo2d.core.cluster.versions import Versions, facts_of
 from echo2d.core.coordinator.activation_loop import Workforce
@@ -28,7 +29,7 @@ from echo2d.core.rollouts.staleness import Staleness
 
 
 def make_status(
-    rules: CoordinatorRules,
+    rules: RunRules,
     *,
     now: float,
     members: Membership,

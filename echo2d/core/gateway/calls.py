@@ -12,8 +12,9 @@ Nothing is durable: calls end with the process. Not here: whose turn it is (`fai
 from collections.abc import Collection
 
 from echo2d.core.base.ids import Version
-from echo2d.core.cluster.events import Action, CoordinatorRules, Send
+from echo2d.core.cluster.events import Send
 from echo2d.core.cluster.membership import Membership, Peer
+from echo2d.core.cluster.rules import GatewayRules, RunRules
 from echo2d.core.cluster.statistics import Figures
 from echo2d.core.cluster.versions import Versions
 from echo2d.core.gateway.call_choice import Choice
@@ -24,7 +25,7 @@ from echo2d.core.gateway.events import (
     CallRefused,
     ChoiceGrew,
     ChoiceStopped,
-    GatewayRules,
+    GatewayAction,
     RefusedCode,
 )
 from echo2d.core.gateway.fair_queue import CallQueue
@@ -52,7 +53,7 @@ class GatewayCalls:
 
     def __init__(
         self,
-        rules: CoordinatorRules,
+        rules: RunRules,
         *,
         leases: Leases,
         members: Membership,
@@ -90,7 +91,7 @@ class GatewayCalls:
 
     # --- callers
 
-    def asked(self, event: CallAsked, *, now: float) -> list[Action]:
+    def asked(self, event: CallAsked, *, now: float) -> list[GatewayAction]:
         """Take the call, or say at once why not."""
         newest = self._versions.newest
         if newest is None:
@@ -103,23 +104,23 @@ class GatewayCalls:
             self._queue.put(choice, now=now)
         return []
 
-    def stopped(self, event: ChoiceStopped, *, now: float) -> list[Action]:
+    def stopped(self, event: ChoiceStopped, *, now: float) -> list[GatewayAction]:
         """The caller has cut this choice off."""
         choice = self._open.get(event.call, event.choice)
         return [] if choice is None else self._done(choice, now)
 
-    def gone(self, event: CallGone, *, now: float) -> list[Action]:
+    def gone(self, event: CallGone, *, now: float) -> list[GatewayAction]:
         return self._end_call(event.call, event.how, now) if event.call in self._open else []
 
     # --- workers
 
-    def progressed(self, peer: Peer, message: LeaseProgress, *, now: float) -> list[Action]:
+    def progressed(self, peer: Peer, message: LeaseProgress, *, now: float) -> list[GatewayAction]:
         """New tokens; what is nobody's any more is called off."""
         lease = self._lease_of(peer, message)
         if lease is None:
             return _send(peer, LeaseCancelled(message.lease, message.attempt))
         self._leases.renew(lease, tokens=any(delta.tokens for delta in message.samples), now=now)
-        actions: list[Action] = []
+        actions: list[GatewayAction] = []
         for delta in message.samples:
             choice = self._granting.wanted(lease.key).get(delta.sample)
             if choice is not None and delta.tokens:
@@ -127,7 +128,7 @@ class GatewayCalls:
                 actions += self._fail(peer, choice, grown, now) if isinstance(grown, str) else self._tell(choice, grown)
         return actions
 
-    def finished(self, peer: Peer, message: SampleFinished, *, now: float) -> list[Action]:
+    def finished(self, peer: Peer, message: SampleFinished, *, now: float) -> list[GatewayAction]:
         """The rest of a choice. It is answered in any case: nothing of it is kept here."""
         lease = self._lease_of(peer, message)
         choice = None if lease is None else self._granting.wanted(lease.key).get(message.sample)
@@ -147,17 +148,17 @@ class GatewayCalls:
             *self._done(choice, now),
         ]
 
-    def failed(self, peer: Peer, message: LeaseFailed, *, now: float) -> list[Action]:
+    def failed(self, peer: Peer, message: LeaseFailed, *, now: float) -> list[GatewayAction]:
         """The worker gives a lease back."""
         lease = self._lease_of(peer, message)
         return [] if lease is None else self._go_on(lease, message.reason, now, failures=1)
 
     def rejoined(
         self, peer: Peer, held: Collection[HeldLease], *, now: float
-    ) -> tuple[tuple[HeldLease, ...], list[Action]]:
+    ) -> tuple[tuple[HeldLease, ...], list[GatewayAction]]:
         """Which of these leases the worker keeps; running ones that it does not know end."""
         known, kept = frozenset(held), list[HeldLease]()
-        actions: list[Action] = []
+        actions: list[GatewayAction] = []
         for lease in self._leases.of_worker(peer.peer):
             if lease.key in known:
                 self._leases.renew(lease, tokens=False, now=now)
@@ -166,22 +167,22 @@ class GatewayCalls:
                 actions += self._go_on(lease, "the worker forgot it", now)
         return tuple(kept), actions
 
-    def worker_left(self, peer: Peer, *, now: float) -> list[Action]:
+    def worker_left(self, peer: Peer, *, now: float) -> list[GatewayAction]:
         """Its calls go on elsewhere."""
         leases = self._leases.of_worker(peer.peer)
         return [each for lease in leases for each in self._go_on(lease, "the worker left", now)]
 
     # --- versions, time
 
-    def revoked(self, *, now: float) -> list[Action]:
+    def revoked(self, *, now: float) -> list[GatewayAction]:
         """A caller that was told tokens of a version that is void is told so."""
         told = ((choice.call.call, span.key) for choice in self._open for span in choice.told.spans)
         void = dict.fromkeys(call for call, version in told if self._versions.live(version) is None)
         return [each for call in void for each in self._give_up(call, "revoked", "its version is void", now)]
 
-    def deadlines(self, *, now: float) -> list[Action]:
+    def deadlines(self, *, now: float) -> list[GatewayAction]:
         """Leases whose worker was silent, and calls that have waited for too long."""
-        actions: list[Action] = []
+        actions: list[GatewayAction] = []
         for lease in self._leases.expired(now=now):
             if self._granting.wanted(lease.key):  # else its call has just been given up
                 actions += self._granting.call_off(lease)
@@ -198,7 +199,7 @@ class GatewayCalls:
         """Somebody has waited for long enough to go before the run."""
         return self._granting.impatient(now=now)
 
-    def advance(self, *, now: float) -> list[Action]:
+    def advance(self, *, now: float) -> list[GatewayAction]:
         """Lease what may be leased."""
         return self._granting.advance(now=now)
 
@@ -215,7 +216,7 @@ class GatewayCalls:
             believed=lambda version: version in peer.acknowledged and self._versions.live(version) is not None,
         )
 
-    def _tell(self, choice: Choice, grown: Partial, finish: Finish | None = None) -> list[Action]:
+    def _tell(self, choice: Choice, grown: Partial, finish: Finish | None = None) -> list[GatewayAction]:
         """What the caller does not have yet."""
         known = 4 * choice.told.length
         if len(grown.tokens) <= known and finish is None:
@@ -227,14 +228,14 @@ class GatewayCalls:
 
     # --- inside: ends
 
-    def _fail(self, peer: Peer, choice: Choice, fault: str, now: float) -> list[Action]:
+    def _fail(self, peer: Peer, choice: Choice, fault: str, now: float) -> list[GatewayAction]:
         """Its worker sent what cannot be believed; the lease's other choices go on elsewhere too."""
         assert choice.lease is not None
         choice.failures += 1
         note = self._figures.fault("gateway", f"{peer.name}: {fault}")
         return [note, *self._granting.call_off(choice.lease), *self._go_on(choice.lease, fault, now)]
 
-    def _go_on(self, lease: Lease, reason: str, now: float, *, failures: int = 0) -> list[Action]:
+    def _go_on(self, lease: Lease, reason: str, now: float, *, failures: int = 0) -> list[GatewayAction]:
         """The lease is over; its choices wait for another worker, unless they are whole or have failed too often."""
         choices = self._granting.end(lease.key, now=now)
         for choice in choices:
@@ -243,37 +244,37 @@ class GatewayCalls:
             self._queue.put(choice, now=now)
         return [each for choice in choices for each in self._look_at(choice, reason, now)]
 
-    def _look_at(self, choice: Choice, reason: str, now: float) -> list[Action]:
+    def _look_at(self, choice: Choice, reason: str, now: float) -> list[GatewayAction]:
         if choice.call.call not in self._open:
             return []  # it has been given up for another of its choices
         if choice.failures >= FAILURES_MAX:
             return self._give_up(choice.call.call, "failed", f"{FAILURES_MAX} workers failed: {reason}", now)
         return [] if choice.room else [*self._tell(choice, choice.told, "length"), *self._done(choice, now)]
 
-    def _too_late(self, choice: Choice, now: float) -> list[Action]:
+    def _too_late(self, choice: Choice, now: float) -> list[GatewayAction]:
         newest, call, waited = self._served(), choice.call.call, f"in {self._wait_s:g} s no"
         if newest is not None and newest >= choice.oldest:
             return self._give_up(call, "late", f"{waited} slot was free", now)
         serves = "nothing" if newest is None else f"version {newest} at most"
         return self._give_up(call, "version", f"{waited} worker served {choice.oldest}, {serves}", now)
 
-    def _done(self, choice: Choice, now: float) -> list[Action]:
+    def _done(self, choice: Choice, now: float) -> list[GatewayAction]:
         """The choice is over, and with the last one the call."""
         self._open.end(choice)
         return self._release(choice, now)
 
-    def _end_call(self, call: CallId, how: str, now: float) -> list[Action]:
+    def _end_call(self, call: CallId, how: str, now: float) -> list[GatewayAction]:
         return [each for choice in self._open.end_call(call, how) for each in self._release(choice, now)]
 
-    def _release(self, choice: Choice, now: float) -> list[Action]:
+    def _release(self, choice: Choice, now: float) -> list[GatewayAction]:
         """It neither runs nor waits any more."""
         self._queue.discard(choice)
         return self._granting.unwanted(choice, now=now)
 
-    def _give_up(self, call: CallId, code: RefusedCode, detail: str, now: float) -> list[Action]:
+    def _give_up(self, call: CallId, code: RefusedCode, detail: str, now: float) -> list[GatewayAction]:
         return [*self._end_call(call, code, now), CallRefused(call, code, detail, self._served())]
 
-    def _refuse(self, call: CallId, code: RefusedCode, detail: str) -> list[Action]:
+    def _refuse(self, call: CallId, code: RefusedCode, detail: str) -> list[GatewayAction]:
         """It was never taken."""
         self._open.ended[code] += 1
         return [CallRefused(call, code, detail, self._served())]
@@ -296,9 +297,9 @@ class GatewayCalls:
             assert choice.room > 0 or (choice.lease is not None and choice.room == 0)
 
 
-def _answer(peer: Peer, message: SampleFinished, refusal: str = "") -> list[Action]:
+def _answer(peer: Peer, message: SampleFinished, refusal: str = "") -> list[GatewayAction]:
     return _send(peer, SampleAnswered(message.lease, message.attempt, message.sample, not refusal, refusal))
 
 
-def _send(peer: Peer, message: LeaseCancelled | SampleAnswered) -> list[Action]:
+def _send(peer: Peer, message: LeaseCancelled | SampleAnswered) -> list[GatewayAction]:
     return [] if peer.session is None else [Send(peer.session, message)]

@@ -9,19 +9,12 @@ from dataclasses import dataclass
 from typing import Literal, NewType
 
 from echo2d.core.base.ids import Version
+from echo2d.core.cluster.events import Note, Send
 from echo2d.core.protocol.control_messages import Finish, Span
 
 CallId = NewType("CallId", int)  # one per waiting call, never reused within a process
 
 RefusedCode = Literal["busy", "version", "late", "failed", "revoked", "stopping"]
-
-
-@dataclass(frozen=True, slots=True)
-class GatewayRules:
-    """share: of all slots, at most (one in any case). wait_s: for a slot; who waited longer is refused."""
-
-    share: float
-    wait_s: float
 
 
 # --- events
@@ -96,3 +89,4 @@ class CallRefused:
 
 
 CallAction = ChoiceGrew | CallRefused
+GatewayAction = CallAction | Send | Note

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import GroupId, PeerId, Version
-from echo2d.core.cluster.events import Action, CoordinatorRules, Send
+from echo2d.core.cluster.events import Send
 from echo2d.core.cluster.membership import Membership, Peer
+from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.versions import Versions
 from echo2d.core.gateway.call_choice import Choice
-from echo2d.core.gateway.events import CallAsked
+from echo2d.core.gateway.events import CallAsked, GatewayAction
 from echo2d.core.gateway.fair_queue import CallQueue
 from echo2d.core.protocol.control_messages import HeldLease, LeaseCancelled, LeaseGranted
 from echo2d.core.rollouts.leases import Lease, Leases
@@ -50,7 +51,7 @@ class CallGranting:
 
     def __init__(
         self,
-        rules: CoordinatorRules,
+        rules: RunRules,
         share: float,
         *,
         queue: CallQueue,
@@ -90,9 +91,9 @@ class CallGranting:
         first = self._queue.oldest
         return first is not None and now >= max(first.since + PATIENCE_S, self._run_first_until)
 
-    def advance(self, *, now: float) -> list[Action]:
+    def advance(self, *, now: float) -> list[GatewayAction]:
         """Lease what may be leased."""
-        actions: list[Action] = []
+        actions: list[GatewayAction] = []
         self._slots.refresh(now=now)
         while self._queue and self._room() > 0 and self._slots.free_slots and self._tried != self._now_is():
             found = self._next(now)
@@ -165,7 +166,7 @@ class CallGranting:
 
     # --- back from the workers
 
-    def written(self, key: HeldLease, sample: int, *, now: float) -> list[Action]:
+    def written(self, key: HeldLease, sample: int, *, now: float) -> list[GatewayAction]:
         """The worker has written all of a sample, wanted or not: its slot is free."""
         lent = self._running[key]
         if sample not in lent.lease.samples:
@@ -177,7 +178,7 @@ class CallGranting:
             choice.lease = None
         return self._end_unwanted(lent, now)
 
-    def unwanted(self, choice: Choice, *, now: float) -> list[Action]:
+    def unwanted(self, choice: Choice, *, now: float) -> list[GatewayAction]:
         """Nobody waits for it any more."""
         if choice.lease is None:
             return []
@@ -185,7 +186,7 @@ class CallGranting:
         del lent.wanted[choice.index]
         return self._end_unwanted(lent, now)
 
-    def call_off(self, lease: Lease) -> list[Action]:
+    def call_off(self, lease: Lease) -> list[GatewayAction]:
         """Tell its worker to stop."""
         peer = self._members.get(lease.worker)
         cancelled = LeaseCancelled(lease.key.lease, lease.key.attempt)
@@ -207,7 +208,7 @@ class CallGranting:
             self._run_first_until = now + PATIENCE_S
         return choices
 
-    def _end_unwanted(self, lent: _Lent, now: float) -> list[Action]:
+    def _end_unwanted(self, lent: _Lent, now: float) -> list[GatewayAction]:
         """End it once nobody waits for any of it; what it still writes is called off."""
         if lent.wanted:
             return []

@@ -119,6 +119,14 @@ class GroupRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredGroup:
+    """A group that is not dropped and not deleted, as the ledger gives it back: unscored rewards are NaN."""
+
+    record: GroupRecord
+    cursor: int
+
+
+@dataclass(frozen=True, slots=True)
 class BatchBody:
     """The groups of one train step, in the order they were admitted."""
 

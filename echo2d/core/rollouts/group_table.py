@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from echo2d.core.base.ids import GroupId, LeaseId, PeerId
-from echo2d.core.cluster.events import LeaseGiven, StoredGroup
 from echo2d.core.protocol.control_messages import HeldLease, VersionKey
-from echo2d.core.protocol.trajectory import NOTHING, GroupRecord, Partial, TrajectoryRecord
+from echo2d.core.protocol.trajectory import NOTHING, GroupRecord, Partial, StoredGroup, TrajectoryRecord
+from echo2d.core.rollouts.events import LeaseGiven
 from echo2d.core.rollouts.leases import Lease, Leases
 from echo2d.core.rollouts.prompts import Prompt
 

@@ -20,24 +20,9 @@ from blake3 import blake3
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.codec import pack
 from echo2d.core.base.ids import GroupId, Version
-from echo2d.core.cluster.events import (
-    Action,
-    CoordinatorRules,
-    GroupDropped,
-    LeaseGiven,
-    Note,
-    Persist,
-    PromptDrawn,
-    Recovered,
-    SampleKept,
-    SampleRewarded,
-    SampleScored,
-    ScoreSample,
-    Send,
-    StopRun,
-    StoredGroup,
-)
+from echo2d.core.cluster.events import Note, Persist, Send, StopRun
 from echo2d.core.cluster.membership import Membership, Peer
+from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.statistics import Figures
 from echo2d.core.cluster.versions import Versions, key_of
 from echo2d.core.protocol.control_messages import (
@@ -50,7 +35,18 @@ from echo2d.core.protocol.control_messages import (
     VersionKey,
 )
 from echo2d.core.protocol.result_check import result_fault
-from echo2d.core.protocol.trajectory import GroupRecord, Partial, TrajectoryRecord
+from echo2d.core.protocol.trajectory import GroupRecord, Partial, StoredGroup, TrajectoryRecord
+from echo2d.core.rollouts.events import (
+    GroupDropped,
+    LeaseGiven,
+    PromptDrawn,
+    RecoveredRollouts,
+    RolloutAction,
+    SampleKept,
+    SampleRewarded,
+    SampleScored,
+    ScoreSample,
+)
 from echo2d.core.rollouts.group_table import Group, GroupTable
 from echo2d.core.rollouts.leases import Lease, Leases
 from echo2d.core.rollouts.partials import Partials
@@ -72,8 +68,8 @@ class Groups:
 
     def __init__(
         self,
-        rules: CoordinatorRules,
-        recovered: Recovered,
+        rules: RunRules,
+        recovered: RecoveredRollouts,
         *,
         members: Membership,
         versions: Versions,
@@ -123,9 +119,9 @@ class Groups:
         """Whether so many of them do, and at least one."""
         return len(self._groups) >= max(1, groups) and self.unscored >= max(1, groups)
 
-    def recover(self, recovered: Recovered, *, now: float) -> list[Action]:
+    def recover(self, recovered: RecoveredRollouts, *, now: float) -> list[RolloutAction]:
         """Take the stored groups that are in no batch: complete ones are buffered, the others go on."""
-        actions: list[Action] = []
+        actions: list[RolloutAction] = []
         given: dict[GroupId, list[LeaseGiven]] = defaultdict(list)
         for attempt in recovered.given:
             given[attempt.group].append(attempt)
@@ -137,7 +133,7 @@ class Groups:
 
     # --- the data plane
 
-    def prompt_drawn(self, event: PromptDrawn) -> list[Action]:
+    def prompt_drawn(self, event: PromptDrawn) -> list[RolloutAction]:
         """A prompt that no engine can take is the task's fault: the run cannot go on."""
         fault = prompt_fault(event.tokens, self._rules.vocab_size)
         if fault:
@@ -145,7 +141,7 @@ class Groups:
         self._prompts.drawn(event.cursor, event.tokens)
         return []
 
-    def scored(self, event: SampleScored) -> list[Action]:
+    def scored(self, event: SampleScored) -> list[RolloutAction]:
         """The last score of a group completes it; a failed reward ends it, for no reward is better than a wrong one."""
         group = self._groups.get(event.group)
         kept = None if group is None else group.kept.get(event.sample)
@@ -163,7 +159,7 @@ class Groups:
 
     # --- workers
 
-    def progressed(self, peer: Peer, message: LeaseProgress, *, now: float) -> list[Action]:
+    def progressed(self, peer: Peer, message: LeaseProgress, *, now: float) -> list[RolloutAction]:
         """A sign of life; work on anything but the worker's own running leases is called off."""
         lease = self.leases.get(HeldLease(message.lease, message.attempt))
         if lease is None or lease.worker != peer.peer:
@@ -172,7 +168,7 @@ class Groups:
         self.leases.renew(lease, tokens=tokens, now=now)
         return [*self._partials.gather(peer, lease, message.samples)]
 
-    def finished(self, peer: Peer, message: SampleFinished, *, now: float) -> list[Action]:
+    def finished(self, peer: Peer, message: SampleFinished, *, now: float) -> list[RolloutAction]:
         """Judge a result and answer it: the first accepted result of a sample wins."""
         key = HeldLease(message.lease, message.attempt)
         before = self._answered.get((key, message.sample))
@@ -199,7 +195,7 @@ class Groups:
             return self._refuse(peer, message, "the lease is over")  # it came too late
         return self._accept(peer, group, message, whole, now)
 
-    def failed(self, peer: Peer, message: LeaseFailed, *, now: float) -> list[Action]:
+    def failed(self, peer: Peer, message: LeaseFailed, *, now: float) -> list[RolloutAction]:
         """The worker gives a lease back; it rests a little."""
         lease = self.leases.get(HeldLease(message.lease, message.attempt))
         if lease is None or lease.worker != peer.peer:
@@ -211,12 +207,12 @@ class Groups:
 
     def rejoined(
         self, peer: Peer, held: Collection[HeldLease], *, now: float
-    ) -> tuple[tuple[HeldLease, ...], tuple[HeldLease, ...], list[Action]]:
+    ) -> tuple[tuple[HeldLease, ...], tuple[HeldLease, ...], list[RolloutAction]]:
         """What a hello's leases become: kept, cancelled; running ones that the worker does not know end.
 
         One that ended runs on if nobody took over from it; else it is kept for results that may still be the first.
         """
-        actions: list[Action] = []
+        actions: list[RolloutAction] = []
         known = frozenset(held)  # a hello may name a million
         for lease in self.leases.of_worker(peer.peer):
             if lease.key in known:
@@ -226,9 +222,9 @@ class Groups:
         kept = {key: None for key in held if self._goes_on(peer, key, now)}
         return tuple(kept), tuple(key for key in held if key not in kept), actions
 
-    def worker_left(self, peer: Peer, *, revoked: bool = False, now: float) -> list[Action]:
+    def worker_left(self, peer: Peer, *, revoked: bool = False, now: float) -> list[RolloutAction]:
         """It will not finish anything; of a revoked one no more is taken."""
-        actions: list[Action] = []
+        actions: list[RolloutAction] = []
         for lease in self.leases.of_worker(peer.peer):
             for sample in lease.samples if revoked else ():
                 self.leases.gather(lease, sample, None)
@@ -237,9 +233,9 @@ class Groups:
 
     # --- versions, time
 
-    def revoke(self, keys: Collection[VersionKey], *, now: float) -> list[Action]:
+    def revoke(self, keys: Collection[VersionKey], *, now: float) -> list[RolloutAction]:
         """Cancel the leases and drop the groups that these versions wrote for."""
-        actions: list[Action] = []
+        actions: list[RolloutAction] = []
         for lease in list(self.leases):
             worker = self._members.get(lease.worker)
             serving = None if worker is None else worker.serving
@@ -251,9 +247,9 @@ class Groups:
                 actions += self._drop(group, "revoked", "", again=True)
         return actions
 
-    def deadlines(self, *, now: float) -> list[Action]:
+    def deadlines(self, *, now: float) -> list[RolloutAction]:
         """Leases whose worker was silent, or made no token, for too long go to somebody else."""
-        actions: list[Action] = []
+        actions: list[RolloutAction] = []
         for lease in self.leases.expired(now=now):
             worker = self._members.get(lease.worker)
             name = lease.worker if worker is None else worker.name
@@ -267,7 +263,7 @@ class Groups:
         times = (self.leases.wake_at(), self.granting.wake_at())
         return min((at for at in times if at is not None), default=None)
 
-    def advance(self, *, now: float) -> list[Action]:
+    def advance(self, *, now: float) -> list[RolloutAction]:
         """Drop what has become too old, then keep the engines full: waiting samples first, then new groups."""
         if self._staleness.open_step != self._extra_step:
             self._extra, self._extra_step = 0, self._staleness.open_step
@@ -275,14 +271,16 @@ class Groups:
         actions += self.granting.fill(now=now)
         return [*actions, *self._prompts.ask(1 + self.granting.slots // self._rules.group_size)]
 
-    def discard(self, stored: StoredGroup, reason: str, detail: str = "", *, again: bool = False) -> list[Action]:
+    def discard(
+        self, stored: StoredGroup, reason: str, detail: str = "", *, again: bool = False
+    ) -> list[RolloutAction]:
         """A complete group is of no use. again: for no fault of its prompt, which is used once more."""
         lengths = [trajectory.length for trajectory in stored.record.trajectories]
         return self._discard(stored, reason, detail, lengths, again=again)
 
     def _discard(
         self, stored: StoredGroup, reason: str, detail: str, lengths: Sequence[int], *, again: bool
-    ) -> list[Action]:
+    ) -> list[RolloutAction]:
         """lengths: of all its samples, those that are not in `stored` among them."""
         if again:
             self._prompts.give_back(Prompt(stored.cursor, stored.record.prompt))
@@ -291,7 +289,9 @@ class Groups:
 
     # --- inside: results
 
-    def _accept(self, peer: Peer, group: Group, message: SampleFinished, whole: Partial, now: float) -> list[Action]:
+    def _accept(
+        self, peer: Peer, group: Group, message: SampleFinished, whole: Partial, now: float
+    ) -> list[RolloutAction]:
         """whole: the result behind what its attempt went on from."""
         record = TrajectoryRecord(message.sample, whole.tokens, whole.logprobs, whole.spans, math.nan, peer.peer)
         key = HeldLease(message.lease, message.attempt)
@@ -304,7 +304,7 @@ class Groups:
         self._figures.tokens_accepted += whole.length
         fingerprint = self._answered[key, message.sample] = _fingerprint(peer, message)
         keep_newest(self._answered, ANSWERED_MAX)
-        actions: list[Action] = [
+        actions: list[RolloutAction] = [
             Persist(SampleKept(group.group, message.lease, message.attempt, record, fingerprint)),
             *_answer(peer, message),
             *(self._cancel(ended) if ended is not None and ended.key != key else []),
@@ -313,7 +313,9 @@ class Groups:
             return [*actions, *self._drop(group, "stale", "", again=True)]
         return [*actions, ScoreSample(group.group, message.sample, group.prompt.cursor, whole.tokens)]
 
-    def _bad_result(self, peer: Peer, group: Group, message: SampleFinished, fault: str, now: float) -> list[Action]:
+    def _bad_result(
+        self, peer: Peer, group: Group, message: SampleFinished, fault: str, now: float
+    ) -> list[RolloutAction]:
         """Refuse it; the sample waits for another lease unless one has it, and the group ends if this goes on."""
         group.bad_results += 1
         peer.rest(now)
@@ -323,22 +325,22 @@ class Groups:
             actions += self._drop(group, "result", fault)
         return actions
 
-    def _refuse(self, peer: Peer, message: SampleFinished, reason: str, *, fault: bool = False) -> list[Action]:
+    def _refuse(self, peer: Peer, message: SampleFinished, reason: str, *, fault: bool = False) -> list[RolloutAction]:
         self._figures.refused_results["bad" if fault else reason] += 1
         notes = [self._figures.fault("result", f"{peer.name}: {reason}")] if fault else []
         return [*notes, *_answer(peer, message, reason)]
 
-    def _answer_repeat(self, peer: Peer, message: SampleFinished, *, identical: bool) -> list[Action]:
+    def _answer_repeat(self, peer: Peer, message: SampleFinished, *, identical: bool) -> list[RolloutAction]:
         if identical:
             return _answer(peer, message)
         return self._refuse(peer, message, "a different result was accepted before")
 
     # --- inside: ends
 
-    def _complete(self, group: Group) -> list[Action]:
+    def _complete(self, group: Group) -> list[RolloutAction]:
         """All samples are scored: into the buffer, unless the rewards say nothing or it is too old."""
         stored = group.stored()
-        actions: list[Action] = []
+        actions: list[RolloutAction] = []
         if self._rules.filter_zero_variance and _no_variance(stored.record):
             size = self._rules.group_size
             if self._extra + size <= EXTRA_STEPS_MAX * self._rules.trajectories_per_step:
@@ -351,10 +353,10 @@ class Groups:
         self._groups.remove(group)
         return [*actions, Note("buffered", f"version_min={stored.record.version_min}", group.group)]
 
-    def _age(self) -> list[Action]:
+    def _age(self) -> list[RolloutAction]:
         """Batch n has advanced: drop what it cannot take any more. What comes later is judged when it comes."""
         self._aged_to = self._staleness.oldest
-        actions: list[Action] = []
+        actions: list[RolloutAction] = []
         for stored in self._staleness.age():
             actions += self.discard(stored, "stale", again=True)
         for group in self._groups:
@@ -372,12 +374,12 @@ class Groups:
     def _is_whole(self, group: Group) -> bool:
         return len(group.kept) == self._rules.group_size
 
-    def _lease_failed(self, lease: Lease, worker: Peer | None, now: float) -> list[Action]:
+    def _lease_failed(self, lease: Lease, worker: Peer | None, now: float) -> list[RolloutAction]:
         if worker is not None:
             worker.rest(now, at_least_s=lease.idle_s(now))
         return self._end(lease, now)
 
-    def _end(self, lease: Lease, now: float, *, failures: int = 1) -> list[Action]:
+    def _end(self, lease: Lease, now: float, *, failures: int = 1) -> list[RolloutAction]:
         """The attempt is over; its open samples wait for the next one, unless one has failed too often."""
         group = self._groups.end(lease)
         if group is None:
@@ -387,17 +389,17 @@ class Groups:
             return self._drop(group, "lease", "its leases failed")
         return [*self._partials.left(group, lease, now=now)]
 
-    def _cancel(self, lease: Lease) -> list[Action]:
+    def _cancel(self, lease: Lease) -> list[RolloutAction]:
         peer = self._members.get(lease.worker)
         return [] if peer is None else _send(peer, LeaseCancelled(lease.key.lease, lease.key.attempt))
 
-    def _drop(self, group: Group, reason: str, detail: str, *, again: bool = False) -> list[Action]:
+    def _drop(self, group: Group, reason: str, detail: str, *, again: bool = False) -> list[RolloutAction]:
         lengths = group.lengths()
         cancelled = [self._cancel(lease) for lease in self._groups.remove(group)]
         actions = [action for actions in cancelled for action in actions]
         return [*actions, *self._discard(group.stored(), reason, detail, lengths, again=again)]
 
-    def _recover_group(self, stored: StoredGroup, given: Sequence[LeaseGiven], now: float) -> list[Action]:
+    def _recover_group(self, stored: StoredGroup, given: Sequence[LeaseGiven], now: float) -> list[RolloutAction]:
         record, size = stored.record, self._rules.group_size
         kept = {trajectory.sample: trajectory for trajectory in record.trajectories}
         if any(sample >= size for sample in kept):
@@ -458,9 +460,9 @@ def _fingerprint(peer: Peer, message: SampleFinished) -> bytes:
     return blake3(peer.peer.encode() + pack(message)).digest(16)
 
 
-def _answer(peer: Peer, message: SampleFinished, refusal: str = "") -> list[Action]:
+def _answer(peer: Peer, message: SampleFinished, refusal: str = "") -> list[RolloutAction]:
     return _send(peer, SampleAnswered(message.lease, message.attempt, message.sample, not refusal, refusal))
 
 
-def _send(peer: Peer, message: LeaseCancelled | SampleAnswered) -> list[Action]:
+def _send(peer: Peer, message: LeaseCancelled | SampleAnswered) -> list[RolloutAction]:
     return [] if peer.session is None else [Send(peer.session, message)]

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 from echo2d.core.base.deadline_queue import Deadlines
 from echo2d.core.base.ids import TAG_SHIFT, GroupId, LeaseId, PeerId
-from echo2d.core.cluster.events import LeaseGiven
 from echo2d.core.protocol.control_messages import HeldLease, VersionKey
 from echo2d.core.protocol.trajectory import NOTHING, Partial
+from echo2d.core.rollouts.events import LeaseGiven
 
 STUCK_S = 180.0  # progress without a single token for so long is no progress (I6); workers give up after 120 s
 GATHERED_BYTES_MAX = 256 << 20  # tokens and logprobs of unfinished samples: 32 million tokens, 1,000 workers' worth

@@ -12,8 +12,9 @@ Not here: where samples wait and who has room (`groups`).
 
 from collections.abc import Iterable, Sequence
 
-from echo2d.core.cluster.events import CoordinatorRules, Note
+from echo2d.core.cluster.events import Note
 from echo2d.core.cluster.membership import Peer
+from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.statistics import Figures
 from echo2d.core.cluster.versions import Versions
 from echo2d.core.protocol.control_messages import SampleDelta, VersionKey
@@ -31,7 +32,7 @@ class Partials:
     """See the module docstring. `now` is monotonic seconds."""
 
     def __init__(
-        self, rules: CoordinatorRules, *, leases: Leases, versions: Versions, staleness: Staleness, figures: Figures
+        self, rules: RunRules, *, leases: Leases, versions: Versions, staleness: Staleness, figures: Figures
     ) -> None:
         self._rules = rules
         self._leases = leases

@@ -9,8 +9,8 @@ Not here: groups, and what a prompt means.
 from collections import deque
 from dataclasses import dataclass
 
-from echo2d.core.cluster.events import DrawPrompt
 from echo2d.core.protocol.trajectory import unpack_tokens
+from echo2d.core.rollouts.events import DrawPrompt
 from echo2d.errors import PeerFault
 
 AHEAD_MAX = 64  # prompts asked for or ready; drawing one takes a task process milliseconds

@@ -9,11 +9,13 @@ Not here: what comes back (`groups`), where the samples of a group are (`group_t
 """
 
 from echo2d.core.base.ids import GroupId, PeerId, Version
-from echo2d.core.cluster.events import Action, CoordinatorRules, LeaseGiven, Persist, PromptTaken, Send
+from echo2d.core.cluster.events import Persist, Send
 from echo2d.core.cluster.membership import Membership
+from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.statistics import Figures
 from echo2d.core.cluster.versions import Versions
 from echo2d.core.protocol.control_messages import LeaseGranted
+from echo2d.core.rollouts.events import LeaseGiven, PromptTaken, RolloutAction
 from echo2d.core.rollouts.group_table import Group, GroupTable
 from echo2d.core.rollouts.leases import Leases
 from echo2d.core.rollouts.partials import Partials
@@ -28,7 +30,7 @@ class Granting:
 
     def __init__(
         self,
-        rules: CoordinatorRules,
+        rules: RunRules,
         next_group: GroupId,
         *,
         prompts: Prompts,
@@ -75,9 +77,9 @@ class Granting:
         """When a worker has rested, or a partial has waited for long enough."""
         return min((at for at in (self._ranking.wake_at(), self._patient_until) if at is not None), default=None)
 
-    def fill(self, *, now: float) -> list[Action]:
+    def fill(self, *, now: float) -> list[RolloutAction]:
         """Grant what may be granted: waiting samples first, then new groups."""
-        actions: list[Action] = []
+        actions: list[RolloutAction] = []
         waiting = self._groups.waiting()
         self._patient_until = self._partials.forget([group for group in waiting if group.partials], now=now)
         self._no_room_from = None
@@ -117,8 +119,8 @@ class Granting:
 
     # --- inside
 
-    def _admit(self, now: float) -> list[Action]:
-        actions: list[Action] = []
+    def _admit(self, now: float) -> list[RolloutAction]:
+        actions: list[RolloutAction] = []
         samples = range(self._rules.group_size)
         while True:
             rooms = self.rooms(self._staleness.oldest_start(len(self._groups)), now)
@@ -133,9 +135,9 @@ class Granting:
             actions.append(Persist(PromptTaken(group.group, prompt.cursor, prompt.tokens)))
             actions += self._grant(group, rooms, now)
 
-    def _go_on(self, group: Group, now: float) -> list[Action]:
+    def _go_on(self, group: Group, now: float) -> list[RolloutAction]:
         """Lease each waiting sample that has tokens to a worker that may go on from them, where there is one."""
-        actions: list[Action] = []
+        actions: list[RolloutAction] = []
         for sample, waiting in sorted(group.partials.items()):
             oldest = self._staleness.oldest
             placed = self._place_one(sample, max(oldest, waiting.partial.version_last), now)
@@ -152,12 +154,12 @@ class Granting:
             self._no_room_from = oldest
         return placed
 
-    def _grant(self, group: Group, rooms: Choice, now: float) -> list[Action]:
+    def _grant(self, group: Group, rooms: Choice, now: float) -> list[RolloutAction]:
         """Lease all samples that wait with nothing, if there is room for all of them."""
         return self._lease(group, place(sorted(group.waiting.difference(group.partials)), rooms), now)
 
-    def _lease(self, group: Group, placed: list[tuple[PeerId, tuple[int, ...]]], now: float) -> list[Action]:
-        actions: list[Action] = []
+    def _lease(self, group: Group, placed: list[tuple[PeerId, tuple[int, ...]]], now: float) -> list[RolloutAction]:
+        actions: list[RolloutAction] = []
         for worker, samples in placed:
             peer = self._members.get(worker)
             assert peer is not None

@@ -21,9 +21,18 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from echo2d.core.base.ids import Digest, GroupId, Version
-from echo2d.core.cluster.events import BatchFrozen, CoordinatorRules, Recovered, StoredGroup
+from echo2d.core.cluster.rules import RunRules
 from echo2d.core.protocol.control_messages import VersionKey
-from echo2d.core.protocol.trajectory import BatchBody, GroupRecord, batch_digest, join_batch, pack_batch, pack_group
+from echo2d.core.protocol.trajectory import (
+    BatchBody,
+    GroupRecord,
+    StoredGroup,
+    batch_digest,
+    join_batch,
+    pack_batch,
+    pack_group,
+)
+from echo2d.core.rollouts.events import BatchFrozen, RecoveredRollouts
 from echo2d.errors import IntegrityFault
 
 PREFETCH_STEPS = 2  # batch c + 1 is being trained on, batch c + 2 may be fetched meanwhile
@@ -62,7 +71,7 @@ class Batch:
 class Staleness:
     """See the module docstring. `in_flight`: admitted groups that are not complete yet; the caller counts them."""
 
-    def __init__(self, rules: CoordinatorRules, recovered: Recovered) -> None:
+    def __init__(self, rules: RunRules, recovered: RecoveredRollouts) -> None:
         self._bound = rules.staleness_max
         self._per_step = rules.trajectories_per_step // rules.group_size
         self._mask = rules.over_stale == "mask"

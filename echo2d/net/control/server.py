@@ -21,8 +21,9 @@ from aiohttp import WSMsgType, web
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from echo2d.core.base.codec import MESSAGE_BYTES_MAX
-from echo2d.core.base.ids import PeerId
-from echo2d.core.cluster.events import Event, PeerConnected, PeerDisconnected, PeerSaid, SessionId
+from echo2d.core.base.ids import PeerId, SessionId
+from echo2d.core.cluster.events import PeerConnected, PeerDisconnected, PeerSaid
+from echo2d.core.coordinator.events import CoordinatorEvent
 from echo2d.core.protocol.addresses import Network, dialable
 from echo2d.core.protocol.control_messages import TO_COORDINATOR, TO_PEER, Hello, RefusalReason, Refused, ToPeer
 from echo2d.errors import PeerFault
@@ -78,7 +79,7 @@ class Sessions:
         run_key: Ed25519PrivateKey,
         *,
         known_peer: Callable[[PeerId], KnownPeer],
-        emit: Callable[[Event], Awaitable[None]],
+        emit: Callable[[CoordinatorEvent], Awaitable[None]],
         peer_networks: Sequence[Network] = (),
     ) -> None:
         self._run_key = run_key

@@ -27,16 +27,15 @@ from typing import Any, Protocol
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from echo2d.core.base.ids import DIGEST_BYTES, Digest, Epoch, GroupId, PeerId, RunId, Version
-from echo2d.core.cluster.events import (
+from echo2d.core.base.ids import DIGEST_BYTES, Digest, Epoch, GroupId, PeerId, RequestId, RunId, Version
+from echo2d.core.coordinator.events import (
     BatchAsked,
     CheckpointAsked,
     CommitAsked,
+    CoordinatorEvent,
     EpochAsked,
-    Event,
     RefuseAsked,
     Reply,
-    RequestId,
     SessionAsked,
 )
 from echo2d.errors import OperatorFault, PeerFault, StoreFault
@@ -82,7 +81,7 @@ class Backend(Protocol):
     async def enrol(self, secret: str, public_key: bytes, proof: bytes) -> tuple[PeerId, str]:
         """The peer and its certificate. Denied: not with this secret, key or proof."""
 
-    async def ask(self, make: Callable[[RequestId], Event], *, timeout_s: float) -> Reply | None:
+    async def ask(self, make: Callable[[RequestId], CoordinatorEvent], *, timeout_s: float) -> Reply | None:
         """Put a request to the core; None when it was not answered in time."""
 
     async def publish(self, epoch: Epoch, version: Version, path: str | None) -> Reply | None:
@@ -215,7 +214,7 @@ class Api:
             assert isinstance(reply.body, dict)
             raise Refusal(reply.status, reply.body["error"], reply.body["detail"])
 
-    async def _ask(self, make: Callable[[RequestId], Event]) -> web.Response:
+    async def _ask(self, make: Callable[[RequestId], CoordinatorEvent]) -> web.Response:
         return _answer(await self._backend.ask(make, timeout_s=ANSWER_S_MAX))
 
 

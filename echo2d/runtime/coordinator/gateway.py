@@ -18,7 +18,9 @@ from aiohttp import web
 from blake3 import blake3
 
 from echo2d.config import GatewayTable
-from echo2d.core.cluster.events import CoordinatorRules, Event, Record, VersionPublished
+from echo2d.core.cluster.events import VersionPublished
+from echo2d.core.cluster.rules import RunRules
+from echo2d.core.coordinator.events import CoordinatorEvent, CoordinatorRecord
 from echo2d.core.gateway.events import (
     CallAction,
     CallAsked,
@@ -48,7 +50,9 @@ log = logging.getLogger("echo2d.gateway")
 class _Call:
     """One open call. unread: is told when its caller is too far behind."""
 
-    def __init__(self, number: CallId, emit: Callable[[Event], Awaitable[None]], unread: asyncio.Timeout) -> None:
+    def __init__(
+        self, number: CallId, emit: Callable[[CoordinatorEvent], Awaitable[None]], unread: asyncio.Timeout
+    ) -> None:
         self.number = number
         self._emit = emit
         self._unread = unread
@@ -82,14 +86,14 @@ class Gateway:
     def __init__(
         self,
         table: GatewayTable,
-        rules: CoordinatorRules,
+        rules: RunRules,
         files: VersionFiles,
         *,
         template: str | None,
         call_log: CallLog | None,
         newest: VersionPublished | None,
         caller: Callable[[str], Caller],
-        emit: Callable[[Event], Awaitable[None]],
+        emit: Callable[[CoordinatorEvent], Awaitable[None]],
     ) -> None:
         self.model, self.max_new_tokens = table.model, table.max_new_tokens
         self.vocab_size, self.stop_token_ids = rules.vocab_size, rules.stop_token_ids
@@ -115,7 +119,7 @@ class Gateway:
         if call is not None:
             call.put(action)
 
-    def durable(self, record: Record) -> None:
+    def durable(self, record: CoordinatorRecord) -> None:
         if isinstance(record, VersionPublished):
             self._newest = record
 

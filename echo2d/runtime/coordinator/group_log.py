@@ -12,22 +12,18 @@ from logging import DEBUG, INFO
 from typing import Any
 
 from echo2d.core.base.bounded_dict import keep_newest
-from echo2d.core.base.ids import GroupId, LeaseId, PeerId, lease_name
-from echo2d.core.cluster.events import (
-    Action,
+from echo2d.core.base.ids import GroupId, LeaseId, PeerId, SessionId, lease_name
+from echo2d.core.cluster.events import Note, Persist, Send
+from echo2d.core.coordinator.events import CoordinatorAction, CoordinatorRecord
+from echo2d.core.protocol.control_messages import LeaseCancelled, LeaseGranted, SampleAnswered, ToPeer
+from echo2d.core.rollouts.events import (
     BatchCommitted,
     BatchFrozen,
     GroupDropped,
-    Note,
-    Persist,
     PromptTaken,
-    Record,
     SampleKept,
     SampleRewarded,
-    Send,
-    SessionId,
 )
-from echo2d.core.protocol.control_messages import LeaseCancelled, LeaseGranted, SampleAnswered, ToPeer
 from echo2d.runtime.process.logs import STORY, say
 
 LEASES_MAX = 1 << 16  # whose group is remembered, to say which one a refused result was for
@@ -44,7 +40,7 @@ class Story:
         self._worker = worker
         self._groups: dict[LeaseId, GroupId] = {}
 
-    def tell(self, action: Action) -> None:
+    def tell(self, action: CoordinatorAction) -> None:
         """Of an action that is being performed; a Persist is durable."""
         match action:
             case Persist(record):
@@ -75,7 +71,7 @@ class Story:
                 pass
 
 
-def _tell_record(record: Record) -> None:
+def _tell_record(record: CoordinatorRecord) -> None:
     match record:
         case PromptTaken(group, cursor):
             say(story, DEBUG, "admitted", group=group, cursor=cursor)

@@ -14,33 +14,27 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, assert_never
 
-from echo2d.core.base.ids import Epoch, PeerId, Version
+from echo2d.core.base.ids import Epoch, PeerId, RequestId, Version
+from echo2d.core.broadcast.events import SendRoot
 from echo2d.core.cluster.events import (
-    Action,
     CloseSession,
-    DeadlinePassed,
     DeleteVersion,
     DialBack,
     DialBackEnded,
-    DrawPrompt,
-    Event,
     Note,
     PeerRevoked,
     Persist,
     PublishAsked,
-    Record,
     RemovalPlanned,
-    Reply,
-    RequestId,
-    ScoreSample,
     Send,
-    SendRoot,
     StopRun,
     VersionPublished,
 )
+from echo2d.core.coordinator.events import CoordinatorAction, CoordinatorEvent, CoordinatorRecord, DeadlinePassed, Reply
 from echo2d.core.gateway.events import CallRefused, ChoiceGrew
 from echo2d.core.protocol.addresses import Network
 from echo2d.core.protocol.control_messages import SignedRoot
+from echo2d.core.rollouts.events import DrawPrompt, ScoreSample
 from echo2d.errors import Fault, StoreFault, first_fault
 from echo2d.net.control.server import Sessions
 from echo2d.net.peer.dial_back import dial_back
@@ -67,7 +61,7 @@ LAST_TURNS_MAX = EVENTS_MAX // EVENTS_PER_TURN_MAX  # all that can have come bef
 log = logging.getLogger("echo2d.coordinator")
 
 
-Emit = Callable[[Event], Awaitable[None]]
+Emit = Callable[[CoordinatorEvent], Awaitable[None]]
 
 
 class _StoppedError(Exception):
@@ -77,7 +71,7 @@ class _StoppedError(Exception):
 class Machine(Protocol):
     """The core."""
 
-    def handle(self, event: Event, *, now: float) -> list[Action]: ...
+    def handle(self, event: CoordinatorEvent, *, now: float) -> list[CoordinatorAction]: ...
 
     def wake_at(self) -> float | None: ...
 
@@ -111,7 +105,7 @@ class Coordinator:
         self._files = files
         self._tls = tls
         self._service = service or Notifier()
-        self._mailbox: Mailbox[Event] = Mailbox()
+        self._mailbox: Mailbox[CoordinatorEvent] = Mailbox()
         self._requests = Requests(self._mailbox.put)
         self.gateway = None if make_gateway is None else make_gateway(self._mailbox.put)
         self.sessions = Sessions(
@@ -183,7 +177,7 @@ class Coordinator:
             events.append(DeadlinePassed())
         await self._take_turn(events)
 
-    async def _take_turn(self, events: list[Event]) -> None:
+    async def _take_turn(self, events: list[CoordinatorEvent]) -> None:
         actions = [action for event in events for action in self._handle(event)]
         await self._persist([action.record for action in actions if isinstance(action, Persist)])
         for action in actions:
@@ -196,11 +190,11 @@ class Coordinator:
         step, workers = facts["committed_step"], len(facts["workers"])
         return f"{version} published, step {step} committed, {workers} workers, {leases} leases"
 
-    def _handle(self, event: Event) -> list[Action]:
+    def _handle(self, event: CoordinatorEvent) -> list[CoordinatorAction]:
         self._metrics.count(event)
         return self._machine.handle(event, now=time.monotonic())
 
-    async def _persist(self, records: list[Record]) -> None:
+    async def _persist(self, records: list[CoordinatorRecord]) -> None:
         if records:
             with self._metrics.persist_s.time():
                 await self._ledger.append(records)
@@ -209,7 +203,7 @@ class Coordinator:
                     self.gateway.durable(record)
             self._published_paths.update(record.path for record in records if isinstance(record, VersionPublished))
 
-    def _perform(self, action: Action) -> None:  # noqa: C901 - one line per action
+    def _perform(self, action: CoordinatorAction) -> None:  # noqa: C901 - one line per action
         self._story.tell(action)
         match action:
             case Send(session, message):
@@ -281,7 +275,7 @@ class Coordinator:
         peer = await self._enrolments.enrol(Enrolment(secret, public_key, proof))
         return peer, self._run.authority.certify_peer(public_key)
 
-    async def ask(self, make: Callable[[RequestId], Event], *, timeout_s: float) -> Reply | None:
+    async def ask(self, make: Callable[[RequestId], CoordinatorEvent], *, timeout_s: float) -> Reply | None:
         self._learner_calls += 1
         try:
             return await self._requests.ask(make, timeout_s=timeout_s)

@@ -23,9 +23,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from echo2d.config import CoordinatorConfig, LinkTable, PriceTable, ServeTable, notifier
 from echo2d.core.base.ids import RunId
 from echo2d.core.capacity.prices import NamedPrice, Price
-from echo2d.core.cluster.events import CoordinatorRules, Recovered
+from echo2d.core.cluster.rules import GatewayRules, RunRules
+from echo2d.core.coordinator.events import Recovered
 from echo2d.core.coordinator.state import CoordinatorState
-from echo2d.core.gateway.events import GatewayRules
 from echo2d.errors import OperatorFault
 from echo2d.net.learner_api.routes import make_app, make_runner, read_page
 from echo2d.net.security.auth import Caller, public_bytes
@@ -49,10 +49,10 @@ SHUTDOWN_S = 2.0  # for calls under way and closing links
 
 log = logging.getLogger("echo2d.coordinator")
 
-MakeMachine = Callable[[CoordinatorRules, Recovered], Machine]
+MakeMachine = Callable[[RunRules, Recovered], Machine]
 
 
-def core_machine(rules: CoordinatorRules, recovered: Recovered) -> Machine:
+def core_machine(rules: RunRules, recovered: Recovered) -> Machine:
     return CoordinatorState(rules, recovered, plan_secret=secrets.token_bytes(32), now=time.monotonic())
 
 
@@ -159,10 +159,10 @@ async def open_coordinator(
         yield Opened(coordinator, url, _seed_handover(config, run, access, url), run, access)
 
 
-def make_rules(config: CoordinatorConfig, run_id: RunId, stop_token_ids: tuple[int, ...]) -> CoordinatorRules:
+def make_rules(config: CoordinatorConfig, run_id: RunId, stop_token_ids: tuple[int, ...]) -> RunRules:
     """What the core is held to. OperatorFault: the base model does not tell its vocabulary size."""
     policy, sampling = config.policy, config.sampling
-    return CoordinatorRules(
+    return RunRules(
         run_id=run_id,
         staleness_max=policy.staleness_max,
         publish_every=policy.publish_every if isinstance(policy.publish_every, int) else None,

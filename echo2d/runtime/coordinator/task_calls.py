@@ -9,8 +9,8 @@ import logging
 from typing import Protocol
 
 from echo2d.core.base.bounded_dict import keep_newest
-from echo2d.core.cluster.events import DrawPrompt, PromptDrawn, SampleScored, ScoreSample
 from echo2d.core.protocol.trajectory import pack_tokens, unpack_tokens
+from echo2d.core.rollouts.events import DrawPrompt, PromptDrawn, SampleScored, ScoreSample
 from echo2d.tasks.base import Prompt
 from echo2d.tasks.pool import Score
 from echo2d.tasks.process import TaskFailed

@@ -5,7 +5,8 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from itertools import count
 
-from echo2d.core.cluster.events import Event, Reply, RequestGone, RequestId
+from echo2d.core.base.ids import RequestId
+from echo2d.core.coordinator.events import CoordinatorEvent, Reply, RequestGone
 
 REQUESTS_MAX = 256  # one learner has two or three under way
 
@@ -13,13 +14,13 @@ REQUESTS_MAX = 256  # one learner has two or three under way
 class Requests:
     """All waiting calls of one process."""
 
-    def __init__(self, emit: Callable[[Event], Awaitable[None]]) -> None:
+    def __init__(self, emit: Callable[[CoordinatorEvent], Awaitable[None]]) -> None:
         self._emit = emit
         self._waiting: dict[RequestId, asyncio.Future[Reply]] = {}
         self._ids = count()
         self._closed = False
 
-    async def ask(self, make: Callable[[RequestId], Event], *, timeout_s: float | None) -> Reply | None:
+    async def ask(self, make: Callable[[RequestId], CoordinatorEvent], *, timeout_s: float | None) -> Reply | None:
         """Emit the event and wait. Unanswered in time, or given up by the caller: the core is told."""
         number = RequestId(next(self._ids))
         if self._closed:

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from echo2d.core.cluster.events import Record, Recovered
+from echo2d.core.coordinator.events import CoordinatorRecord, Recovered
 from echo2d.store.ledger import Ledger, backfill
 
 BACKFILL_S = 0.5  # between two moves of what was committed out of the write-ahead log
@@ -27,7 +27,7 @@ class LedgerThread:
     async def open(self) -> Recovered:
         return await self._do(self._open)
 
-    async def append(self, records: Sequence[Record]) -> None:
+    async def append(self, records: Sequence[CoordinatorRecord]) -> None:
         assert self._ledger is not None
         ledger = self._ledger
         await self._do(lambda: ledger.append(records))

@@ -11,9 +11,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from echo2d.core.base.ids import Digest, Epoch, PeerId, Version
+from echo2d.core.base.ids import Digest, Epoch, PeerId, RequestId, Version
 from echo2d.core.capacity.demand import Provisioning
-from echo2d.core.cluster.events import PublishAsked, RequestId, VersionPublished
+from echo2d.core.cluster.events import PublishAsked, VersionPublished
 from echo2d.core.cluster.membership import Membership, Peer
 from echo2d.core.cluster.statistics import Figures
 from echo2d.core.cluster.versions import Versions, key_of

@@ -9,32 +9,21 @@ like others of their kind, and cost nothing. The same rng_seed gives the same ru
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from echo2d.core.base.ids import PeerId, PublishSeq, RunId
+from echo2d.core.base.ids import PeerId, PublishSeq, RunId, SessionId
 from echo2d.core.capacity.demand import Candidate, Provisioning, ProvisionRules, Said
 from echo2d.core.capacity.measurements import Measures
 from echo2d.core.capacity.model import Demand, mu_min
 from echo2d.core.capacity.prices import Price
-from echo2d.core.cluster.events import (
-    Action,
-    CoordinatorRules,
-    DrawPrompt,
-    PeerConnected,
-    Persist,
-    PromptDrawn,
-    Recovered,
-    SampleScored,
-    ScoreSample,
-    Send,
-    SessionId,
-    StopRun,
-)
+from echo2d.core.cluster.events import PeerConnected, Persist, Send, StopRun
 from echo2d.core.cluster.membership import PEERS_MAX, Membership
+from echo2d.core.cluster.rules import RunRules
 from echo2d.core.cluster.statistics import Figures
 from echo2d.core.cluster.versions import Versions
+from echo2d.core.coordinator.events import CoordinatorAction, Recovered
 from echo2d.core.protocol.control_messages import (
     PROTOCOL_VERSION,
     HeldLease,
@@ -44,6 +33,7 @@ from echo2d.core.protocol.control_messages import (
     ToPeer,
 )
 from echo2d.core.protocol.trajectory import pack_tokens
+from echo2d.core.rollouts.events import DrawPrompt, PromptDrawn, SampleScored, ScoreSample
 from echo2d.core.rollouts.groups import Groups
 from echo2d.core.rollouts.leases import Leases
 from echo2d.core.rollouts.staleness import PREFETCH_STEPS, Staleness
@@ -75,7 +65,7 @@ class FleetWorld:
         self._chance = random.Random(self._simulate.rng_seed)
         self._clock = Clock()
         kappa = learner.publish_every if isinstance(learner.publish_every, int) else None
-        self._rules = CoordinatorRules(
+        self._rules = RunRules(
             RunId("fleet"), learner.staleness_max, kappa, learner.trajectories_per_step, self._simulate.group_size,
             TOKENS_MAX, 1.0, 1.0, (), 8, "drop", True, "auto", 1, lease_silence_s=FOREVER_S, heartbeat_s=FOREVER_S,
         )  # fmt: skip
@@ -274,7 +264,7 @@ class FleetWorld:
         if self._advances % CHECK_EVERY == 0:
             self._check()
 
-    def _perform(self, actions: list[Action]) -> bool:
+    def _perform(self, actions: Iterable[CoordinatorAction]) -> bool:
         """Whether prompts were drawn."""
         drawn = False
         for action in actions:

@@ -13,8 +13,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from echo2d.core.base.ids import PeerId
-from echo2d.core.cluster.events import Event, PeerConnected, PeerDisconnected, PeerSaid, SessionId
+from echo2d.core.base.ids import PeerId, SessionId
+from echo2d.core.cluster.events import PeerConnected, PeerDisconnected, PeerSaid
+from echo2d.core.coordinator.events import CoordinatorEvent
 from echo2d.core.protocol.control_messages import Heartbeat, Hello, Refused, ToCoordinator, ToPeer, Welcome
 from echo2d.sim.kernel.virtual_clock import Clock
 from echo2d.sim.run.process import Process
@@ -159,7 +160,7 @@ class Control:
         self._coordinator = coordinator
         self._sessions: dict[SessionId, Session] = {}
         self._made = 0
-        self.emit: Callable[[Event], None]
+        self.emit: Callable[[CoordinatorEvent], None]
 
     # --- both ends
 

@@ -12,36 +12,27 @@ from collections import deque
 from collections.abc import Callable
 from typing import Literal, assert_never
 
-from echo2d.core.base.ids import PeerId
+from echo2d.core.base.ids import PeerId, RequestId, SessionId
+from echo2d.core.broadcast.events import SendRoot
 from echo2d.core.cluster.events import (
-    Action,
     CloseSession,
-    CoordinatorRules,
-    DeadlinePassed,
     DeleteVersion,
     DialBack,
     DialBackEnded,
-    DrawPrompt,
-    Event,
     Note,
     PeerRevoked,
     Persist,
-    PromptDrawn,
-    Reply,
-    RequestGone,
-    RequestId,
-    SampleScored,
-    ScoreSample,
     Send,
-    SendRoot,
-    SessionId,
     StopRun,
 )
 from echo2d.core.cluster.reachability import DIAL_BACK_S
+from echo2d.core.cluster.rules import RunRules
+from echo2d.core.coordinator.events import CoordinatorAction, CoordinatorEvent, DeadlinePassed, Reply, RequestGone
 from echo2d.core.coordinator.state import PLAN_SECRET_BYTES, CoordinatorState
 from echo2d.core.gateway.events import CallRefused, ChoiceGrew
 from echo2d.core.protocol.control_messages import LeaseGranted, Refused, SignedRoot, ToPeer
 from echo2d.core.protocol.trajectory import pack_tokens
+from echo2d.core.rollouts.events import DrawPrompt, PromptDrawn, SampleScored, ScoreSample
 from echo2d.sim.kernel.virtual_clock import Clock
 from echo2d.sim.run.control_links import Control
 from echo2d.sim.run.invariants import Judge, reward_of
@@ -65,7 +56,7 @@ class Coordinator(Process):
         self,
         clock: Clock,
         chance: random.Random,
-        rules: CoordinatorRules,
+        rules: RunRules,
         judge: Judge,
         noted: Noted,
         granted: list[LeaseGranted],
@@ -77,7 +68,7 @@ class Coordinator(Process):
         self.control: Control
         self.rewards_fail = 0
         self.die: Death | None = None
-        self._mailbox: deque[Event] = deque()
+        self._mailbox: deque[CoordinatorEvent] = deque()
         self._busy = False
         self._calls: dict[RequestId, Answered] = {}
         self._requests = 0
@@ -104,7 +95,7 @@ class Coordinator(Process):
 
     # --- events
 
-    def emit(self, event: Event) -> None:
+    def emit(self, event: CoordinatorEvent) -> None:
         if self.up:
             self._mailbox.append(event)
             self._turn_soon()
@@ -115,7 +106,9 @@ class Coordinator(Process):
     def woken(self) -> None:
         self._turn_soon()
 
-    def ask(self, make: Callable[[RequestId], Event], answered: Answered, *, after_s: float = CALL_S) -> None:
+    def ask(
+        self, make: Callable[[RequestId], CoordinatorEvent], answered: Answered, *, after_s: float = CALL_S
+    ) -> None:
         """A call of the learner; `after_s`: until it becomes an event, also if the caller is gone by then."""
         if not self.up:
             answered(None)
@@ -162,14 +155,14 @@ class Coordinator(Process):
         else:
             self._perform_all(actions)
 
-    def _handle(self, event: Event) -> list[Action]:
+    def _handle(self, event: CoordinatorEvent) -> list[CoordinatorAction]:
         actions = self.state.handle(event, now=self.now)
         self._noted(NUMBER, event, len(actions))
         if isinstance(event, PeerRevoked):
             self._barred.append(event.peer)
         return actions
 
-    def _commit(self, actions: list[Action]) -> None:
+    def _commit(self, actions: list[CoordinatorAction]) -> None:
         if self.die == "before":
             self._died()
             return
@@ -186,7 +179,7 @@ class Coordinator(Process):
             return
         self._perform_all(actions)
 
-    def _perform_all(self, actions: list[Action]) -> None:
+    def _perform_all(self, actions: list[CoordinatorAction]) -> None:
         for action in actions:
             self._perform(action)
         self._judge.barred.update(self._barred)
@@ -196,7 +189,7 @@ class Coordinator(Process):
         else:
             self.set_alarm()
 
-    def _perform(self, action: Action) -> None:
+    def _perform(self, action: CoordinatorAction) -> None:
         self._judge.performs(action)
         match action:
             case Send(session, message):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from echo2d.core.base.ids import RunId
-from echo2d.core.cluster.events import CoordinatorRules
+from echo2d.core.cluster.rules import RunRules
 from echo2d.sim.run.engine import STOP, VOCAB
 
 FaultKind = Literal[
@@ -72,7 +72,7 @@ class Schedule:
     """train_s: of one step. refusals: share of batches in which the learner refuses a group."""
 
     rng_seed: int
-    rules: CoordinatorRules
+    rules: RunRules
     workers: tuple[WorkerSpec, ...]
     faults: tuple[LoopFault, ...]
     heal_s: float
@@ -97,10 +97,10 @@ class Schedule:
         )
 
 
-def _rules(rng: random.Random, max_new_tokens: int) -> CoordinatorRules:
+def _rules(rng: random.Random, max_new_tokens: int) -> RunRules:
     staleness_max = rng.randint(0, 3)
     trajectories, group_size = rng.choice([(4, 2), (2, 2), (6, 3), (3, 1), (8, 4)])
-    return CoordinatorRules(
+    return RunRules(
         run_id=RunId("run-1"),
         staleness_max=staleness_max,
         publish_every=rng.choice([None, rng.randint(1, staleness_max + 1)]),

@@ -12,32 +12,22 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable
 
-from echo2d.core.base.ids import Digest, FormId, GroupId, PeerId
-from echo2d.core.cluster.events import (
-    Action,
+from echo2d.core.base.ids import Digest, FormId, GroupId, PeerId, RequestId
+from echo2d.core.broadcast.events import SendRoot
+from echo2d.core.cluster.events import PublishAsked, Send, VersionPublished
+from echo2d.core.cluster.rules import RunRules
+from echo2d.core.coordinator.events import (
     BatchAsked,
-    BatchCommitted,
-    BatchFrozen,
     CheckpointAsked,
     CheckpointKept,
     CommitAsked,
-    CoordinatorRules,
+    CoordinatorAction,
+    CoordinatorEvent,
+    CoordinatorRecord,
     EpochOpened,
-    Event,
-    GroupDropped,
-    LeaseGiven,
-    PromptTaken,
-    PublishAsked,
-    Record,
     RefuseAsked,
     Reply,
-    RequestId,
-    SampleKept,
-    SampleRewarded,
-    Send,
-    SendRoot,
     SessionAsked,
-    VersionPublished,
 )
 from echo2d.core.coordinator.state import CoordinatorState
 from echo2d.core.protocol.control_messages import EncodeVersion, HeldLease, LeaseGranted, SampleAnswered, VersionKey
@@ -49,6 +39,15 @@ from echo2d.core.protocol.trajectory import (
     unpack_batch,
     unpack_logprobs,
     unpack_tokens,
+)
+from echo2d.core.rollouts.events import (
+    BatchCommitted,
+    BatchFrozen,
+    GroupDropped,
+    LeaseGiven,
+    PromptTaken,
+    SampleKept,
+    SampleRewarded,
 )
 from echo2d.core.weights.encoding import FormFacts
 from echo2d.core.weights.signed_index import Root
@@ -64,10 +63,10 @@ def reward_of(cursor: int, sample: int) -> float:
 class Judge:
     """See the module docstring. honest(peer): whether it never lies."""
 
-    def __init__(self, rules: CoordinatorRules, honest: Callable[[PeerId], bool]) -> None:
+    def __init__(self, rules: RunRules, honest: Callable[[PeerId], bool]) -> None:
         self.ledger = Ledger()
         self._rules, self._honest = rules, honest
-        self._asked: dict[RequestId, Event] = {}
+        self._asked: dict[RequestId, CoordinatorEvent] = {}
         self._granted: dict[HeldLease, tuple[PeerId, LeaseGranted]] = {}
         self._writers: dict[tuple[GroupId, int], set[PeerId]] = defaultdict(set)  # who may have written for a sample
         self._kept: set[tuple[HeldLease, int]] = set()
@@ -94,7 +93,7 @@ class Judge:
 
     # --- what becomes durable
 
-    def persist(self, record: Record) -> None:
+    def persist(self, record: CoordinatorRecord) -> None:
         """Judges the record, and writes it."""
         match record:
             case EpochOpened(epoch):
@@ -243,12 +242,12 @@ class Judge:
         stored = self.ledger.groups.get(lease.group)
         self.handed_over += stored is not None and lease.prompt != stored.record.prompt
 
-    def asked(self, request: RequestId, event: Event) -> None:
+    def asked(self, request: RequestId, event: CoordinatorEvent) -> None:
         self._asked[request] = event
         if isinstance(event, RefuseAsked):
             self._refused.update(group for group, _ in event.groups)
 
-    def performs(self, action: Action) -> None:
+    def performs(self, action: CoordinatorAction) -> None:
         """I4: nothing is acknowledged that is not durable."""
         match action:
             case Send(_, SampleAnswered(lease, attempt, sample, accepted)) if accepted:
@@ -268,7 +267,7 @@ class Judge:
             case _:
                 pass
 
-    def _check_reply(self, event: Event, reply: Reply) -> None:
+    def _check_reply(self, event: CoordinatorEvent, reply: Reply) -> None:
         ledger, body = self.ledger, reply.body
         match event:
             case SessionAsked(_, step):

@@ -10,17 +10,16 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 from echo2d.core.base.canonical import digest_of
-from echo2d.core.base.ids import Digest, Epoch, GroupId, Version
-from echo2d.core.cluster.events import (
+from echo2d.core.base.ids import Digest, Epoch, GroupId, RequestId, Version
+from echo2d.core.cluster.events import PublishAsked
+from echo2d.core.cluster.rules import RunRules
+from echo2d.core.coordinator.events import (
     BatchAsked,
     CheckpointAsked,
     CommitAsked,
-    CoordinatorRules,
-    Event,
-    PublishAsked,
+    CoordinatorEvent,
     RefuseAsked,
     Reply,
-    RequestId,
     SessionAsked,
 )
 from echo2d.core.protocol.trajectory import BatchBody, unpack_batch
@@ -34,7 +33,7 @@ COPY_S = (0.05, 0.5)  # the coordinator copies a snapshot so long before it hear
 CHECKPOINTS_KEPT = 2
 REFUSALS_MAX = 2  # of one step by all learners: five end the run
 
-Make = Callable[[RequestId], Event]
+Make = Callable[[RequestId], CoordinatorEvent]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,7 @@ class Learner(Process):
         clock: Clock,
         chance: random.Random,
         coordinator: Coordinator,
-        rules: CoordinatorRules,
+        rules: RunRules,
         saved: list[Checkpoint],
         refused: dict[int, int],
         *,

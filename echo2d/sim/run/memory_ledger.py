@@ -7,27 +7,21 @@ key there. Kept true with the real one: what a drop or a checkpoint deletes, and
 from dataclasses import replace
 
 from echo2d.core.base.ids import Epoch, GroupId, PeerId, PublishSeq
-from echo2d.core.cluster.events import (
-    Answered,
+from echo2d.core.broadcast.events import FormChosen, RatesMeasured
+from echo2d.core.cluster.events import VersionPublished, VersionRevoked
+from echo2d.core.coordinator.events import CheckpointKept, CoordinatorRecord, EpochOpened, Recovered
+from echo2d.core.protocol.control_messages import HeldLease, VersionKey
+from echo2d.core.protocol.trajectory import GroupRecord, StoredGroup
+from echo2d.core.rollouts.events import (
+    AcceptedResult,
     BatchCommitted,
     BatchFrozen,
-    CheckpointKept,
-    EpochOpened,
-    FormChosen,
     GroupDropped,
     LeaseGiven,
     PromptTaken,
-    RatesMeasured,
-    Record,
-    Recovered,
     SampleKept,
     SampleRewarded,
-    StoredGroup,
-    VersionPublished,
-    VersionRevoked,
 )
-from echo2d.core.protocol.control_messages import HeldLease, VersionKey
-from echo2d.core.protocol.trajectory import GroupRecord
 from echo2d.core.topology.uplink_rates import PeerRate
 
 
@@ -42,13 +36,13 @@ class Ledger:
         self.void: set[int] = set()  # publish_seqs that were revoked
         self.groups: dict[GroupId, StoredGroup] = {}
         self.given: dict[HeldLease, LeaseGiven] = {}
-        self.answered: dict[tuple[GroupId, int], Answered] = {}
+        self.answered: dict[tuple[GroupId, int], AcceptedResult] = {}
         self.frozen: dict[int, BatchFrozen] = {}
         self.committed: dict[int, BatchCommitted] = {}
         self.rates: dict[PeerId, PeerRate] = {}
         self.form: FormChosen | None = None
 
-    def append(self, record: Record) -> None:  # noqa: C901 - one case per record
+    def append(self, record: CoordinatorRecord) -> None:  # noqa: C901 - one case per record
         match record:
             case EpochOpened(epoch, step):
                 assert epoch > self.epoch
@@ -72,7 +66,7 @@ class Ledger:
                 self.given[record.key] = record
             case SampleKept(group, lease, attempt, kept, fingerprint):
                 stored = self.groups[group]
-                self.answered[group, kept.sample] = Answered(HeldLease(lease, attempt), kept.sample, fingerprint)
+                self.answered[group, kept.sample] = AcceptedResult(HeldLease(lease, attempt), kept.sample, fingerprint)
                 assert kept.sample not in {each.sample for each in stored.record.trajectories}
                 both = sorted((*stored.record.trajectories, kept), key=lambda each: each.sample)
                 self.groups[group] = replace(stored, record=replace(stored.record, trajectories=tuple(both)))

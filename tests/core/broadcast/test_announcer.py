@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
-from echo2d.core.base.ids import FormId, SegmentId
+from echo2d.core.base.ids import FormId, SegmentId, SessionId
+from echo2d.core.broadcast.events import SendRoot
 from echo2d.core.broadcast.transmission import TOLD_MAX
-from echo2d.core.cluster.events import DeadlinePassed, PeerConnected, SendRoot, SessionId
+from echo2d.core.cluster.events import PeerConnected
+from echo2d.core.coordinator.events import DeadlinePassed
 from echo2d.core.protocol.control_messages import (
     EncodeVersion,
     Heartbeat,

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from echo2d.core.base.ids import FrameId, Generation, PeerId, PlanId, Version
 from echo2d.core.broadcast.transmission import Spread
-from echo2d.core.cluster.events import DeadlinePassed
 from echo2d.core.cluster.quarantine import ALONE_MAX, QUARANTINE_S
+from echo2d.core.coordinator.events import DeadlinePassed
 from echo2d.core.protocol.control_messages import (
     EdgeBroken,
     FrameAccused,

@@ -3,8 +3,9 @@
 import pytest
 
 from echo2d.core.base.ids import FormId, Version
+from echo2d.core.broadcast.events import SendRoot
 from echo2d.core.broadcast.publishing import FIXED_S
-from echo2d.core.cluster.events import DeleteVersion, SendRoot
+from echo2d.core.cluster.events import DeleteVersion
 from echo2d.core.protocol.control_messages import (
     ApplyFailed,
     EncodeVersion,

@@ -2,9 +2,9 @@
 
 import pytest
 
-from echo2d.core.base.ids import Digest, Epoch, PeerId, PlanId, PublishSeq, SegmentId
+from echo2d.core.base.ids import Digest, Epoch, PeerId, PlanId, PublishSeq, SegmentId, SessionId
 from echo2d.core.broadcast.transmission import REPAIRS_MAX, TOLD_MAX, Spread
-from echo2d.core.cluster.events import SessionId, VersionPublished
+from echo2d.core.cluster.events import VersionPublished
 from echo2d.core.cluster.membership import Peer
 from echo2d.core.protocol.control_messages import Address, FormEncoded, PeerKind, SegmentEncoded
 from echo2d.core.topology.edges import edge_secret

@@ -1,11 +1,12 @@
 """Who is here: joins, silence, rivals for one peer id, limits."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from echo2d.core.base.ids import PeerId, RunId
-from echo2d.core.cluster.events import Action, CloseSession, PeerConnected, Send, SessionId
+from echo2d.core.base.ids import PeerId, RunId, SessionId
+from echo2d.core.cluster.events import CloseSession, PeerConnected, Send
 from echo2d.core.cluster.membership import (
     ACKNOWLEDGED_MAX,
     FLIP_WINDOW_S,
@@ -18,6 +19,7 @@ from echo2d.core.cluster.membership import (
     Joined,
     Membership,
 )
+from echo2d.core.coordinator.events import CoordinatorAction
 from echo2d.core.protocol.control_messages import PROTOCOL_VERSION, Address, Hello, Refused
 from tests.support.coordinator_world import version_key
 
@@ -34,14 +36,16 @@ class Club:
         self.members = Membership("r", heartbeat_s=2.0)
         self.sessions = 0
 
-    def hello(self, name: str = "a", hello: Hello = HELLO, *, now: float = 0.0) -> tuple[Joined | None, list[Action]]:
+    def hello(
+        self, name: str = "a", hello: Hello = HELLO, *, now: float = 0.0
+    ) -> tuple[Joined | None, Sequence[CoordinatorAction]]:
         self.sessions += 1
         result = self.members.connected(PeerConnected(SessionId(self.sessions), PeerId(name), hello), now=now)
         self.members.check()
         return result
 
 
-def refusals(actions: list[Action]) -> list[tuple[int, str]]:
+def refusals(actions: Sequence[CoordinatorAction]) -> list[tuple[int, str]]:
     return [(a.session, a.message.reason) for a in actions if isinstance(a, Send) and isinstance(a.message, Refused)]
 
 

@@ -1,15 +1,16 @@
 """Who can be dialled: asked of everybody, believed of nobody, and what plans make of it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
 
 import pytest
 
-from echo2d.core.base.ids import PeerId
-from echo2d.core.cluster.events import Action, DialBack, DialBackEnded, Note, PeerConnected, Send, SessionId
+from echo2d.core.base.ids import PeerId, SessionId
+from echo2d.core.cluster.events import DialBack, DialBackEnded, Note, PeerConnected, Send
 from echo2d.core.cluster.membership import Membership, Peer
 from echo2d.core.cluster.reachability import DIAL_BACK_EVERY_S, DIAL_BACK_S, DIALS_MAX, NO_ADDRESS, Reachability
+from echo2d.core.coordinator.events import CoordinatorAction
 from echo2d.core.protocol.control_messages import Address, DialledBack, Hello, PlanEdges
 from echo2d.core.protocol.peer_handshake import SECRET_BYTES
 from tests.core.cluster.test_membership import HELLO
@@ -27,7 +28,7 @@ class Club:
         self.reachability = Reachability(self.members)
         self.sessions = 0
 
-    def hello(self, hello: Hello = ANSWERS, *, now: float = 0.0) -> list[Action]:
+    def hello(self, hello: Hello = ANSWERS, *, now: float = 0.0) -> Sequence[CoordinatorAction]:
         self.sessions += 1
         if self.sessions > 1:
             self.members.disconnected(SessionId(self.sessions - 1))
@@ -35,14 +36,14 @@ class Club:
         assert joined is not None
         return self.checked(self.reachability.joined(joined.peer, now=now))
 
-    def ended(self, fault: str = "", *, now: float = 0.0, session: int | None = None) -> list[Action]:
+    def ended(self, fault: str = "", *, now: float = 0.0, session: int | None = None) -> Sequence[CoordinatorAction]:
         event = DialBackEnded(SessionId(self.sessions if session is None else session), fault)
         return self.checked(self.reachability.ended(event, now=now))
 
-    def pass_until(self, now: float) -> list[Action]:
+    def pass_until(self, now: float) -> Sequence[CoordinatorAction]:
         return self.checked(self.reachability.deadlines(now=now))
 
-    def checked(self, actions: list[Action]) -> list[Action]:
+    def checked(self, actions: Sequence[CoordinatorAction]) -> Sequence[CoordinatorAction]:
         self.members.check()
         self.reachability.check()
         return actions
@@ -57,12 +58,12 @@ class Club:
         return self.peer.address
 
 
-def told(actions: Iterable[Action]) -> list[str]:
+def told(actions: Iterable[CoordinatorAction]) -> list[str]:
     sent = [action.message for action in actions if isinstance(action, Send)]
     return [message.fault for message in sent if isinstance(message, DialledBack)]
 
 
-def dialled(actions: Iterable[Action]) -> list[DialBack]:
+def dialled(actions: Iterable[CoordinatorAction]) -> list[DialBack]:
     return [action for action in actions if isinstance(action, DialBack)]
 
 

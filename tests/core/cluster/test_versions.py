@@ -2,8 +2,8 @@
 
 import pytest
 
-from echo2d.core.base.ids import Epoch, PublishSeq, Version
-from echo2d.core.cluster.events import DeleteVersion, PublishAsked, RequestId
+from echo2d.core.base.ids import Epoch, PublishSeq, RequestId, Version
+from echo2d.core.cluster.events import DeleteVersion, PublishAsked
 from echo2d.core.cluster.versions import RECOVERED_COPIES_MAX, Refusal, Versions
 from tests.support.coordinator_world import version_digest, version_key
 

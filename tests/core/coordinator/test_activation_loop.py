@@ -5,12 +5,12 @@ from typing import Any, Literal
 
 import pytest
 
-from echo2d.core.base.ids import PeerId
+from echo2d.core.base.ids import PeerId, SessionId
 from echo2d.core.capacity.activation import Decision
 from echo2d.core.capacity.demand import Provisioning
 from echo2d.core.capacity.estimators import WorkerRate
 from echo2d.core.capacity.prices import NamedPrice, Price
-from echo2d.core.cluster.events import Note, PeerDisconnected, RemovalPlanned, SessionId
+from echo2d.core.cluster.events import Note, PeerDisconnected, RemovalPlanned
 from echo2d.core.cluster.membership import HEARTBEATS_MISSED_MAX
 from echo2d.core.coordinator.activation_loop import SOON_S
 from echo2d.core.protocol.control_messages import Goodbye, Heartbeat, LeaseFailed, LeaseGranted, Leaving, RefitDone

@@ -5,22 +5,19 @@ from typing import Any
 import pytest
 
 from echo2d.core.base.ids import Digest, Epoch, Version
-from echo2d.core.cluster.events import (
+from echo2d.core.cluster.events import PeerDisconnected, Persist, PublishAsked, VersionRevoked
+from echo2d.core.coordinator.events import (
     BatchAsked,
-    BatchCommitted,
     CheckpointAsked,
     CommitAsked,
     EpochAsked,
-    PeerDisconnected,
-    Persist,
-    PublishAsked,
     RefuseAsked,
     Reply,
     RequestGone,
-    VersionRevoked,
 )
 from echo2d.core.coordinator.learner_api import WAITING_MAX
 from echo2d.core.protocol.control_messages import HeldLease, LeaseCancelled, RefitDone, VersionKey, VersionsRevoked
+from echo2d.core.rollouts.events import BatchCommitted
 from echo2d.core.rollouts.staleness import REFUSALS_MAX
 from tests.support.coordinator_world import World, rules, train, version_digest, version_key
 

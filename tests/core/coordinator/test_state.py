@@ -3,8 +3,8 @@
 import json
 import math
 
-from echo2d.core.base.ids import Epoch, PublishSeq
-from echo2d.core.cluster.events import CloseSession, PeerRevoked, PeerSaid, Send, SessionId
+from echo2d.core.base.ids import Epoch, PublishSeq, SessionId
+from echo2d.core.cluster.events import CloseSession, PeerRevoked, PeerSaid, Send
 from echo2d.core.protocol.control_messages import Heartbeat, RefitDone, RefitFailed, Refused, Welcome
 from tests.support.coordinator_world import World, rules, train, version_digest, version_key
 

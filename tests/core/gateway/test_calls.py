@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 
 from echo2d.core.base.ids import Version
-from echo2d.core.cluster.events import CommitAsked, Persist, Send
+from echo2d.core.cluster.events import Persist, Send
+from echo2d.core.cluster.rules import GatewayRules
+from echo2d.core.coordinator.events import CommitAsked
 from echo2d.core.gateway import scheduler
 from echo2d.core.gateway.call_choice import AVOID_S
 from echo2d.core.gateway.calls import FAILURES_MAX
-from echo2d.core.gateway.events import CallAsked, CallGone, CallId, CallRefused, ChoiceGrew, ChoiceStopped, GatewayRules
+from echo2d.core.gateway.events import CallAsked, CallGone, CallId, CallRefused, ChoiceGrew, ChoiceStopped
 from echo2d.core.gateway.open_calls import CHOICES_OF_CALLER_MAX, CHOICES_OPEN_MAX
 from echo2d.core.gateway.scheduler import GROUP_FIRST, PATIENCE_S, REPORT_S
 from echo2d.core.protocol.control_messages import (

@@ -2,11 +2,11 @@
 
 from typing import get_args
 
-from echo2d.core.cluster.events import Action, Event, Record
-from echo2d.core.gateway.events import CallAction, CallEvent
+from echo2d.core.coordinator.events import CoordinatorAction, CoordinatorEvent, CoordinatorRecord
+from echo2d.core.gateway.events import CallEvent, GatewayAction
 
 
 def test_calls_go_through_the_machine_and_not_into_the_ledger() -> None:
-    assert set(get_args(CallEvent)) <= set(get_args(Event))
-    assert set(get_args(CallAction)) <= set(get_args(Action))
-    assert not {*get_args(CallEvent), *get_args(CallAction)} & set(get_args(Record))
+    assert set(get_args(CallEvent)) <= set(get_args(CoordinatorEvent))
+    assert set(get_args(GatewayAction)) <= set(get_args(CoordinatorAction))
+    assert not {*get_args(CallEvent), *get_args(GatewayAction)} & set(get_args(CoordinatorRecord))

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from echo2d.core.base.ids import Version
-from echo2d.core.cluster.events import DeadlinePassed, Event, PeerSaid
+from echo2d.core.cluster.events import PeerSaid
+from echo2d.core.coordinator.events import CoordinatorEvent, DeadlinePassed
 from echo2d.core.coordinator.state import CoordinatorState
 from echo2d.core.gateway.scheduler import PATIENCE_S
 from echo2d.core.protocol.control_messages import Heartbeat
@@ -119,7 +120,7 @@ def costs(waiting: int, *, unserved: bool) -> dict[str, int]:
         world.handle(call(number, choices=8, caller=f"caller {number % 4}", min_version=Version(unserved)))
     assert world.state.status()["gateway"]["waiting"] == waiting // 8 * 8
     one, last = of_calls(worker)[0], of_calls(worker)[-1]
-    events: dict[str, Event] = {
+    events: dict[str, CoordinatorEvent] = {
         "a choice grew": PeerSaid(worker.session, worker.wrote(key_of(one), 0, 7)),
         "a heartbeat": PeerSaid(worker.session, Heartbeat(3)),
         "a deadline": DeadlinePassed(),

@@ -5,17 +5,7 @@ from dataclasses import replace
 import pytest
 
 from echo2d.core.base.ids import GroupId, LeaseId
-from echo2d.core.cluster.events import (
-    GroupDropped,
-    Note,
-    Persist,
-    PromptDrawn,
-    PromptTaken,
-    SampleKept,
-    SampleScored,
-    ScoreSample,
-    StopRun,
-)
+from echo2d.core.cluster.events import Note, Persist, StopRun
 from echo2d.core.cluster.membership import REST_S_MAX
 from echo2d.core.protocol.control_messages import (
     Goodbye,
@@ -29,6 +19,7 @@ from echo2d.core.protocol.control_messages import (
     Span,
 )
 from echo2d.core.protocol.trajectory import pack_tokens
+from echo2d.core.rollouts.events import GroupDropped, PromptDrawn, PromptTaken, SampleKept, SampleScored, ScoreSample
 from echo2d.core.rollouts.groups import BAD_RESULTS_MAX, LEASE_FAILURES_MAX
 from tests.support.coordinator_world import Peer, World, publish_step, rules, version_key
 

@@ -5,17 +5,10 @@ from dataclasses import replace
 import pytest
 
 from echo2d.core.base.ids import Digest, Epoch, GroupId, PublishSeq, Version
-from echo2d.core.cluster.events import (
-    PeerDisconnected,
-    PeerRevoked,
-    Persist,
-    Recovered,
-    SampleKept,
-    ScoreSample,
-    VersionPublished,
-)
+from echo2d.core.cluster.events import PeerDisconnected, PeerRevoked, Persist, VersionPublished
 from echo2d.core.cluster.statistics import Figures
 from echo2d.core.cluster.versions import Versions
+from echo2d.core.coordinator.events import Recovered
 from echo2d.core.protocol.control_messages import (
     Goodbye,
     HeldLease,
@@ -26,6 +19,7 @@ from echo2d.core.protocol.control_messages import (
     Span,
 )
 from echo2d.core.protocol.trajectory import Partial, TrajectoryRecord, pack_logprobs, pack_tokens, unpack_tokens
+from echo2d.core.rollouts.events import SampleKept, ScoreSample
 from echo2d.core.rollouts.group_table import Group, Waiting
 from echo2d.core.rollouts.leases import Leases
 from echo2d.core.rollouts.partials import FRUITLESS_MAX, PARTIAL_WAIT_S, Partials

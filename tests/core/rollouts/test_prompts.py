@@ -1,6 +1,6 @@
 """Prompts are drawn ahead, taken by cursor, and used again when their group aged out."""
 
-from echo2d.core.cluster.events import DrawPrompt
+from echo2d.core.rollouts.events import DrawPrompt
 from echo2d.core.rollouts.prompts import AHEAD_MAX, Prompt, Prompts
 
 

@@ -1,6 +1,6 @@
 """Granting: who gets which samples; each through the whole machine, as workers see it. With tokens: `test_partials`."""
 
-from echo2d.core.cluster.events import PromptDrawn
+from echo2d.core.rollouts.events import PromptDrawn
 from tests.core.rollouts.test_groups import SILENCE_S, grants, world_of
 from tests.support.coordinator_world import World, rules
 

@@ -5,9 +5,17 @@ from dataclasses import replace
 import pytest
 
 from echo2d.core.base.ids import GroupId, PeerId, Version
-from echo2d.core.cluster.events import CoordinatorRules, Recovered, StoredGroup
+from echo2d.core.cluster.rules import RunRules
+from echo2d.core.coordinator.events import Recovered
 from echo2d.core.protocol.control_messages import Span
-from echo2d.core.protocol.trajectory import GroupRecord, TrajectoryRecord, pack_logprobs, pack_tokens, unpack_batch
+from echo2d.core.protocol.trajectory import (
+    GroupRecord,
+    StoredGroup,
+    TrajectoryRecord,
+    pack_logprobs,
+    pack_tokens,
+    unpack_batch,
+)
 from echo2d.core.rollouts.staleness import FROZEN_MAX, Staleness
 from echo2d.errors import IntegrityFault
 from tests.support.coordinator_world import rules, version_digest, version_key
@@ -23,7 +31,7 @@ def group(number: int, *versions: int) -> StoredGroup:
 
 def gates(recovered: Recovered | None = None, **changes: object) -> Staleness:
     """G = 2 groups of one trajectory per step."""
-    the_rules: CoordinatorRules = rules(
+    the_rules: RunRules = rules(
         **{"trajectories_per_step": 2, "group_size": 1, "staleness_max": 1, **changes}
     )  # fmt: skip
     return Staleness(the_rules, recovered or Recovered.nothing())

@@ -2,8 +2,8 @@
 
 import random
 
-from echo2d.core.base.ids import Epoch, PeerId, PublishSeq, Version
-from echo2d.core.cluster.events import SessionId, VersionPublished
+from echo2d.core.base.ids import Epoch, PeerId, PublishSeq, SessionId, Version
+from echo2d.core.cluster.events import VersionPublished
 from echo2d.core.cluster.membership import Peer
 from echo2d.core.protocol.control_messages import VersionKey
 from echo2d.core.rollouts.placement import Room, place

@@ -11,8 +11,9 @@ import pytest
 from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from echo2d.core.base.ids import Epoch, PeerId, PublishSeq, RunId
-from echo2d.core.cluster.events import Event, PeerConnected, PeerDisconnected, PeerSaid, SessionId
+from echo2d.core.base.ids import Epoch, PeerId, PublishSeq, RunId, SessionId
+from echo2d.core.cluster.events import PeerConnected, PeerDisconnected, PeerSaid
+from echo2d.core.coordinator.events import CoordinatorEvent
 from echo2d.core.protocol.control_messages import (
     PROTOCOL_VERSION,
     TO_COORDINATOR,
@@ -61,7 +62,7 @@ class Coordinator:
     """A server whose events the test takes one by one."""
 
     def __init__(self, known: Callable[[PeerId], KnownPeer] = known_peer) -> None:
-        self.events: asyncio.Queue[Event] = asyncio.Queue()
+        self.events: asyncio.Queue[CoordinatorEvent] = asyncio.Queue()
         self.sessions = Sessions(RUN, known_peer=known, emit=self.events.put)
         self.port = 0
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from echo2d.core.cluster.events import Event
+from echo2d.core.coordinator.events import CoordinatorEvent
 from echo2d.core.gateway.events import CallGone, CallId, CallRefused, ChoiceGrew
 from echo2d.net.gateway import limits
 from echo2d.net.gateway.errors import CallRefusal, error_response
@@ -90,9 +90,9 @@ def grew(tokens: int) -> ChoiceGrew:
 
 
 async def test_what_waits_for_a_caller_is_limited_and_then_its_call_ends() -> None:
-    events: list[Event] = []
+    events: list[CoordinatorEvent] = []
 
-    async def emit(event: Event) -> None:
+    async def emit(event: CoordinatorEvent) -> None:
         events.append(event)
 
     with pytest.raises(TimeoutError):  # noqa: PT012

@@ -12,16 +12,15 @@ import yarl
 from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from echo2d.core.base.ids import Digest, Epoch, GroupId, PeerId, RunId, Version
-from echo2d.core.cluster.events import (
+from echo2d.core.base.ids import Digest, Epoch, GroupId, PeerId, RequestId, RunId, Version
+from echo2d.core.coordinator.events import (
     BatchAsked,
     CheckpointAsked,
     CommitAsked,
+    CoordinatorEvent,
     EpochAsked,
-    Event,
     RefuseAsked,
     Reply,
-    RequestId,
     SessionAsked,
 )
 from echo2d.errors import OperatorFault, StoreFault
@@ -40,7 +39,7 @@ class Backend:
 
     def __init__(self) -> None:
         self.run_id = RunId("run")
-        self.asked: list[Event] = []
+        self.asked: list[CoordinatorEvent] = []
         self.published: list[tuple[int, int, str | None]] = []
         self.uploaded: list[tuple[int, int, str, bytes]] = []
         self.reply: Reply | None = Reply(RequestId(7), 200, {"fine": True})
@@ -57,7 +56,7 @@ class Backend:
         assert proof == enrol_proof(KEY, secret)
         return PeerId(public_key.hex()[:8]), "a certificate"
 
-    async def ask(self, make: Callable[[RequestId], Event], *, timeout_s: float) -> Reply | None:
+    async def ask(self, make: Callable[[RequestId], CoordinatorEvent], *, timeout_s: float) -> Reply | None:
         self.asked.append(make(RequestId(7)))
         if self.reply is None:
             try:
@@ -135,7 +134,7 @@ async def call(backend: Backend) -> AsyncIterator[Client]:
     ],
 )
 async def test_learner_calls_become_events(
-    call: Client, backend: Backend, path: str, body: dict[str, Any], event: Event
+    call: Client, backend: Backend, path: str, body: dict[str, Any], event: CoordinatorEvent
 ) -> None:
     assert await call("POST", path, json=body) == (200, {"fine": True})
     assert backend.asked == [event]
@@ -227,7 +226,7 @@ async def test_a_batch_is_bytes_with_their_digest(call: Client, backend: Backend
 async def test_a_caller_revoked_during_a_long_poll_gets_no_batch(
     call: Client, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def revoked(make: Callable[[RequestId], Event], *, timeout_s: float) -> Awaitable[Reply | None]:
+    def revoked(make: Callable[[RequestId], CoordinatorEvent], *, timeout_s: float) -> Awaitable[Reply | None]:
         monkeypatch.delitem(ROLES, "L")
         return ask(make, timeout_s=timeout_s)
 

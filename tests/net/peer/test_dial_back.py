@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from echo2d.core.base.ids import PeerId
-from echo2d.core.cluster.events import DialBack, SessionId
+from echo2d.core.base.ids import PeerId, SessionId
+from echo2d.core.cluster.events import DialBack
 from echo2d.core.protocol.control_messages import Address, DialledBack, EdgeBroken, Heartbeat, VersionVerified
 from echo2d.core.protocol.peer_handshake import DIAL_BACK, SECRET_BYTES
 from echo2d.core.topology.token_bucket import BURST_S, HEADERS

@@ -3,10 +3,10 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echo2d.core.base.ids import Epoch, PeerId, PublishSeq
+from echo2d.core.base.ids import Epoch, PeerId, PublishSeq, SessionId
 from echo2d.core.broadcast.catch_up_policy import CatchUps, Way, choose_base
 from echo2d.core.broadcast.transmission import Spread
-from echo2d.core.cluster.events import SessionId, VersionPublished
+from echo2d.core.cluster.events import VersionPublished
 from echo2d.core.cluster.membership import Peer
 from echo2d.core.cluster.versions import Versions, key_of
 from echo2d.core.weights.delta_chain import KeptDelta, shortest_chain

@@ -7,7 +7,8 @@ after every event. At the end honest peers train as if nothing had happened (I6)
 import random
 from typing import Any, get_args
 
-from echo2d.core.cluster.events import PeerConnected, PeerDisconnected, PeerSaid, SessionId
+from echo2d.core.base.ids import SessionId
+from echo2d.core.cluster.events import PeerConnected, PeerDisconnected, PeerSaid
 from echo2d.core.protocol.control_messages import (
     PROTOCOL_VERSION,
     TO_COORDINATOR,

@@ -10,15 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from echo2d.core.cluster.events import (
-    DeadlinePassed,
-    PeerDisconnected,
-    PeerRevoked,
-    RemovalPlanned,
-    Reply,
-    RequestGone,
-    RequestId,
-)
+from echo2d.core.base.ids import RequestId
+from echo2d.core.cluster.events import PeerDisconnected, PeerRevoked, RemovalPlanned
+from echo2d.core.coordinator.events import DeadlinePassed, Reply, RequestGone
 from echo2d.core.protocol.control_messages import Goodbye, Heartbeat, HeldLease, LeaseFailed, LeaseProgress
 from tests.support.coordinator_world import Peer, World, rules, train
 

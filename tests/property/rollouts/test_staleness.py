@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from echo2d.core.base.ids import Digest, GroupId, PeerId, Version
-from echo2d.core.cluster.events import Recovered, StoredGroup
+from echo2d.core.coordinator.events import Recovered
 from echo2d.core.protocol.control_messages import Span
-from echo2d.core.protocol.trajectory import GroupRecord, TrajectoryRecord, pack_logprobs, pack_tokens
+from echo2d.core.protocol.trajectory import GroupRecord, StoredGroup, TrajectoryRecord, pack_logprobs, pack_tokens
 from echo2d.core.rollouts.staleness import REFUSALS_MAX, Staleness
 from tests.support.coordinator_world import rules, version_digest, version_key
 

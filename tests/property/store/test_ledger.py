@@ -11,26 +11,21 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from echo2d.core.base.ids import Digest, Epoch, GroupId, LeaseId, PeerId, PublishSeq, Version
-from echo2d.core.cluster.events import (
-    Answered,
+from echo2d.core.broadcast.events import RatesMeasured
+from echo2d.core.cluster.events import VersionPublished, VersionRevoked
+from echo2d.core.coordinator.events import CheckpointKept, CoordinatorRecord, EpochOpened, Recovered
+from echo2d.core.protocol.control_messages import HeldLease, Span, VersionKey
+from echo2d.core.protocol.trajectory import NOTHING, GroupRecord, Partial, StoredGroup, TrajectoryRecord
+from echo2d.core.rollouts.events import (
+    AcceptedResult,
     BatchCommitted,
     BatchFrozen,
-    CheckpointKept,
-    EpochOpened,
     GroupDropped,
     LeaseGiven,
     PromptTaken,
-    RatesMeasured,
-    Record,
-    Recovered,
     SampleKept,
     SampleRewarded,
-    StoredGroup,
-    VersionPublished,
-    VersionRevoked,
 )
-from echo2d.core.protocol.control_messages import HeldLease, Span, VersionKey
-from echo2d.core.protocol.trajectory import NOTHING, GroupRecord, Partial, TrajectoryRecord
 from echo2d.core.topology.uplink_rates import PeerRate
 from echo2d.store.ledger import Ledger
 
@@ -47,15 +42,15 @@ class LedgerMachine(RuleBasedStateMachine):
         self.path = Path(self.folder.name) / "ledger.sqlite"
         self.ledger = Ledger.open(self.path)
         self.model = Recovered.nothing()
-        self.waiting: list[Record] = []
+        self.waiting: list[CoordinatorRecord] = []
         self.given: list[LeaseGiven] = []
-        self.answered: list[tuple[GroupId, Answered]] = []
+        self.answered: list[tuple[GroupId, AcceptedResult]] = []
 
     def teardown(self) -> None:
         self.ledger.close()
         self.folder.cleanup()
 
-    def put(self, record: Record, **changes: object) -> None:
+    def put(self, record: CoordinatorRecord, **changes: object) -> None:
         self.waiting.append(record)
         self.model = replace(self.model, **changes)  # type: ignore[arg-type]
 
@@ -95,7 +90,7 @@ class LedgerMachine(RuleBasedStateMachine):
             len(record.trajectories), tokens, tokens, (Span(0, 1, Version(1), digest),), math.nan, PeerId("p")
         )
         fingerprint = b"%d" % len(self.answered)
-        self.answered.append((record.group, Answered(HeldLease(LeaseId(lease), 0), kept.sample, fingerprint)))
+        self.answered.append((record.group, AcceptedResult(HeldLease(LeaseId(lease), 0), kept.sample, fingerprint)))
         grown = replace(record, trajectories=(*record.trajectories, replace(kept, reward=UNSCORED)))
         self.put(
             SampleKept(record.group, LeaseId(lease), 0, kept, fingerprint),

@@ -15,7 +15,8 @@ import openai
 import pytest
 
 from echo2d.core.base.ids import Digest, Version, version_label
-from echo2d.core.cluster.events import Action, CoordinatorRules, Event, Recovered
+from echo2d.core.cluster.rules import RunRules
+from echo2d.core.coordinator.events import CoordinatorAction, CoordinatorEvent, Recovered
 from echo2d.core.coordinator.state import PLAN_SECRET_BYTES, CoordinatorState
 from echo2d.engines.fake import FakeEngine, fake_token
 from echo2d.net.gateway import handlers as gateway_handlers
@@ -94,13 +95,13 @@ def plain(site: Site, prompt: list[int], length: int) -> tuple[int, str]:
 class Checked(CoordinatorState):
     """Its invariants hold after every event."""
 
-    def handle(self, event: Event, *, now: float) -> list[Action]:
+    def handle(self, event: CoordinatorEvent, *, now: float) -> list[CoordinatorAction]:
         actions = super().handle(event, now=now)
         self.check()
         return actions
 
 
-def checked(rules: CoordinatorRules, recovered: Recovered) -> Machine:
+def checked(rules: RunRules, recovered: Recovered) -> Machine:
     return Checked(rules, recovered, plan_secret=bytes(PLAN_SECRET_BYTES), now=time.monotonic())
 
 

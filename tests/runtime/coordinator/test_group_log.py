@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from echo2d.core.base.ids import GroupId, LeaseId, PeerId
-from echo2d.core.cluster.events import Action, SessionId
+from echo2d.core.base.ids import GroupId, LeaseId, PeerId, SessionId
+from echo2d.core.coordinator.events import CoordinatorAction
 from echo2d.core.protocol.control_messages import SampleFinished
 from echo2d.runtime.coordinator.group_log import Story
 from tests.support.coordinator_world import World, rules, train
@@ -24,7 +24,7 @@ class Told(World):
     def worker(self, session: SessionId) -> PeerId | None:
         return next((peer.peer for peer in self.peers.values() if peer.session == session), None)
 
-    def _perform(self, action: Action) -> None:
+    def _perform(self, action: CoordinatorAction) -> None:
         self.story.tell(action)
         super()._perform(action)
 

@@ -10,15 +10,8 @@ import pytest
 from echo2d.client import Fenced, PeerFault
 from echo2d.config import CoordinatorConfig
 from echo2d.core.base.ids import PublishSeq
-from echo2d.core.cluster.events import (
-    Action,
-    CheckpointAsked,
-    DeleteVersion,
-    Persist,
-    PublishAsked,
-    Reply,
-    VersionPublished,
-)
+from echo2d.core.cluster.events import DeleteVersion, Persist, PublishAsked, VersionPublished
+from echo2d.core.coordinator.events import CheckpointAsked, CoordinatorAction, Reply
 from echo2d.errors import OperatorFault
 from echo2d.net.security.auth import read_token_file
 from echo2d.runtime.coordinator.main import core_machine
@@ -28,7 +21,7 @@ from tests.support.scripted_core import Script, config, learner, make_snapshot, 
 __all__ = ["config", "run_dir", "script"]
 
 
-def published(event: PublishAsked) -> list[Action]:
+def published(event: PublishAsked) -> list[CoordinatorAction]:
     record = VersionPublished(
         PublishSeq(event.request + 1), event.epoch, event.version, event.digest, event.path, event.full_bytes
     )

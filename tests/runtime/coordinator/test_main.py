@@ -18,24 +18,18 @@ import uvloop
 from echo2d.client import PeerFault
 from echo2d.config import CoordinatorConfig
 from echo2d.core.base.ids import Epoch, GroupId, PeerId
-from echo2d.core.cluster.events import (
-    Action,
+from echo2d.core.cluster.events import Note, PeerRevoked, Persist, StopRun
+from echo2d.core.coordinator.events import (
+    CoordinatorAction,
     DeadlinePassed,
-    DrawPrompt,
     EpochOpened,
-    Note,
-    PeerRevoked,
-    Persist,
-    PromptDrawn,
     Recovered,
     Reply,
     RequestGone,
-    SampleScored,
-    ScoreSample,
     SessionAsked,
-    StopRun,
 )
 from echo2d.core.protocol.trajectory import pack_tokens, unpack_tokens
+from echo2d.core.rollouts.events import DrawPrompt, PromptDrawn, SampleScored, ScoreSample
 from echo2d.errors import Fault, OperatorFault
 from echo2d.net.security.auth import read_token_file
 from echo2d.runtime.coordinator import loop as coordinator_loop
@@ -114,7 +108,7 @@ async def test_the_core_may_stop_the_run(config: CoordinatorConfig, script: Scri
 async def test_deadlines_wake_the_core(config: CoordinatorConfig, script: Script) -> None:
     script.wake = 0.0
 
-    def passed(event: DeadlinePassed) -> list[Action]:
+    def passed(event: DeadlinePassed) -> list[CoordinatorAction]:
         script.wake = None
         return [Note("woke", "once")]
 
@@ -131,7 +125,7 @@ def test_a_late_deadline_lets_in_first_what_waits_in_sockets(
     """Nobody is judged silent by a coordinator that stood still."""
     said = PeerRevoked(PeerId("box"))
 
-    def passed(event: DeadlinePassed) -> list[Action]:
+    def passed(event: DeadlinePassed) -> list[CoordinatorAction]:
         script.wake = None
         return []
 
@@ -159,7 +153,7 @@ async def hand_over(link: socket.socket, put: Callable[[], Awaitable[None]]) -> 
 
 
 async def test_prompts_are_drawn_and_outputs_scored(config: CoordinatorConfig, script: Script) -> None:
-    def drawn(event: PromptDrawn) -> list[Action]:
+    def drawn(event: PromptDrawn) -> list[CoordinatorAction]:
         right = pack_tokens(answer(unpack_tokens(event.tokens).tolist()))
         return [
             ScoreSample(GroupId(1), 0, event.cursor, right),
@@ -186,7 +180,7 @@ async def test_a_prompt_whose_process_is_killed_comes_all_the_same(
         os.mkfifo(fifo)
         await asyncio.to_thread(fifo.chmod, 0o666)
 
-        def draw(event: DeadlinePassed) -> list[Action]:
+        def draw(event: DeadlinePassed) -> list[CoordinatorAction]:
             script.wake = None
             return [DrawPrompt(5)]
 

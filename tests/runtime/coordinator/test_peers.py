@@ -9,15 +9,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from echo2d.config import CoordinatorConfig
 from echo2d.core.base.ids import Epoch, PublishSeq
-from echo2d.core.cluster.events import (
-    Action,
-    CloseSession,
-    PeerConnected,
-    PeerDisconnected,
-    PeerRevoked,
-    Send,
-    SendRoot,
-)
+from echo2d.core.broadcast.events import SendRoot
+from echo2d.core.cluster.events import CloseSession, PeerConnected, PeerDisconnected, PeerRevoked, Send
+from echo2d.core.coordinator.events import CoordinatorAction
 from echo2d.core.protocol.control_messages import Drain, SignedRoot, Welcome
 from echo2d.errors import OperatorFault
 from echo2d.net.control.client import ControlLink, Identity, enrol
@@ -41,7 +35,7 @@ async def test_a_worker_enrols_is_spoken_to_and_revoked(
 ) -> None:
     assert config.coordinator.host == "127.0.0.1"
 
-    def connected(event: PeerConnected) -> list[Action]:
+    def connected(event: PeerConnected) -> list[CoordinatorAction]:
         assert script.rules is not None
         welcome = Welcome(event.peer, script.rules.run_id, Epoch(1), PublishSeq(0), 60.0, (), ())
         return [Send(event.session, welcome), SendRoot((event.session,), b"root"), Send(event.session, Drain("x"))]

@@ -3,8 +3,8 @@ from collections.abc import Callable
 import pytest
 
 from echo2d.core.base.ids import GroupId
-from echo2d.core.cluster.events import DrawPrompt, PromptDrawn, SampleScored, ScoreSample
 from echo2d.core.protocol.trajectory import pack_tokens
+from echo2d.core.rollouts.events import DrawPrompt, PromptDrawn, SampleScored, ScoreSample
 from echo2d.runtime.coordinator import task_calls
 from echo2d.runtime.coordinator.task_calls import DataPlane
 from echo2d.tasks.base import Prompt

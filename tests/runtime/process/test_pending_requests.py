@@ -2,7 +2,8 @@ import asyncio
 
 import pytest
 
-from echo2d.core.cluster.events import Event, Reply, RequestGone, RequestId, SessionAsked
+from echo2d.core.base.ids import RequestId
+from echo2d.core.coordinator.events import CoordinatorEvent, Reply, RequestGone, SessionAsked
 from echo2d.runtime.process import pending_requests
 from echo2d.runtime.process.pending_requests import Requests
 
@@ -10,20 +11,20 @@ FINE = Reply(RequestId(0), 200, {"fine": True})
 
 
 @pytest.fixture
-def events() -> asyncio.Queue[Event]:
+def events() -> asyncio.Queue[CoordinatorEvent]:
     return asyncio.Queue()
 
 
 @pytest.fixture
-def calls(events: asyncio.Queue[Event]) -> Requests:
+def calls(events: asyncio.Queue[CoordinatorEvent]) -> Requests:
     return Requests(events.put)
 
 
-def ask(number: RequestId) -> Event:
+def ask(number: RequestId) -> CoordinatorEvent:
     return SessionAsked(number, 0)
 
 
-async def test_a_call_gets_the_reply_with_its_number(calls: Requests, events: asyncio.Queue[Event]) -> None:
+async def test_a_call_gets_the_reply_with_its_number(calls: Requests, events: asyncio.Queue[CoordinatorEvent]) -> None:
     async with asyncio.TaskGroup() as tasks:
         first, second = (tasks.create_task(calls.ask(ask, timeout_s=None)) for _ in range(2))
         assert [await events.get() for _ in range(2)] == [ask(RequestId(0)), ask(RequestId(1))]
@@ -36,14 +37,14 @@ async def test_a_call_gets_the_reply_with_its_number(calls: Requests, events: as
     assert events.empty()
 
 
-async def test_an_unanswered_call_is_reported_gone(calls: Requests, events: asyncio.Queue[Event]) -> None:
+async def test_an_unanswered_call_is_reported_gone(calls: Requests, events: asyncio.Queue[CoordinatorEvent]) -> None:
     assert await calls.ask(ask, timeout_s=0.0) is None
     assert await calls.ask(ask, timeout_s=0.01) is None
     heard = [events.get_nowait() for _ in range(events.qsize())]
     assert heard[-2:] == [ask(RequestId(1)), RequestGone(RequestId(1))]
 
 
-async def test_a_cancelled_call_is_reported_gone(calls: Requests, events: asyncio.Queue[Event]) -> None:
+async def test_a_cancelled_call_is_reported_gone(calls: Requests, events: asyncio.Queue[CoordinatorEvent]) -> None:
     async with asyncio.TaskGroup() as tasks:
         waiting = tasks.create_task(calls.ask(ask, timeout_s=None))
         await events.get()
@@ -53,7 +54,7 @@ async def test_a_cancelled_call_is_reported_gone(calls: Requests, events: asynci
 
 
 async def test_calls_are_bounded(
-    calls: Requests, events: asyncio.Queue[Event], monkeypatch: pytest.MonkeyPatch
+    calls: Requests, events: asyncio.Queue[CoordinatorEvent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pending_requests, "REQUESTS_MAX", 0)
     reply = await calls.ask(ask, timeout_s=None)
@@ -61,7 +62,7 @@ async def test_calls_are_bounded(
     assert (reply.status, events.empty()) == (503, True)
 
 
-async def test_closing_answers_all_now_and_later(calls: Requests, events: asyncio.Queue[Event]) -> None:
+async def test_closing_answers_all_now_and_later(calls: Requests, events: asyncio.Queue[CoordinatorEvent]) -> None:
     async with asyncio.TaskGroup() as tasks:
         waiting = tasks.create_task(calls.ask(ask, timeout_s=None))
         await events.get()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from echo2d.core.base.ids import Digest
-from echo2d.core.cluster.events import Record
+from echo2d.core.coordinator.events import CoordinatorRecord
 from echo2d.core.coordinator.state import CoordinatorState
 from echo2d.store.ledger import Ledger
 from tests.support.coordinator_world import World, rules, train, version_key
@@ -33,7 +33,7 @@ class DurableWorld(World):
         self._boots += 1
         return CoordinatorState(self.rules, recovered, plan_secret=self._boots.to_bytes(32, "big"), now=self.now)
 
-    def _persist(self, record: Record) -> None:
+    def _persist(self, record: CoordinatorRecord) -> None:
         super()._persist(record)
         self.disk.append([record])
 

@@ -1,0 +1,45 @@
+"""What spreading a version adds to the coordinator's actions and records."""
+
+from dataclasses import dataclass
+
+from echo2d.core.base.ids import Digest, PublishSeq, SessionId
+from echo2d.core.cluster.events import DeleteVersion, Note, Persist, Send, StopRun
+from echo2d.core.topology.uplink_rates import PeerRate
+
+# --- records
+
+
+@dataclass(frozen=True, slots=True)
+class FormChosen:
+    """The version of this publish spreads in frames of this size, as a delta from the snapshot `base`, or in full.
+
+    A later one of the same publish replaces it.
+    """
+
+    publish_seq: PublishSeq
+    base: Digest | None
+    frame_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RatesMeasured:
+    """What a version has shown of these peers; it replaces what was known of them."""
+
+    rates: tuple[PeerRate, ...]
+
+
+BroadcastRecord = FormChosen | RatesMeasured
+
+
+# --- actions
+
+
+@dataclass(frozen=True, slots=True)
+class SendRoot:
+    """Sign these root bytes and send them as SignedRoot to these sessions."""
+
+    sessions: tuple[SessionId, ...]
+    root: bytes
+
+
+BroadcastAction = Persist[BroadcastRecord] | Send | SendRoot | DeleteVersion | StopRun | Note

@@ -1,0 +1,159 @@
+"""What happens to groups and batches: events (it happened), actions (do it), records (keep it)."""
+
+from dataclasses import dataclass
+
+from echo2d.core.base.ids import Digest, Epoch, GroupId, LeaseId, PeerId, Version
+from echo2d.core.cluster.events import Note, Persist, Send, StopRun
+from echo2d.core.protocol.control_messages import HeldLease, VersionKey
+from echo2d.core.protocol.trajectory import NOTHING, Partial, StoredGroup, TrajectoryRecord
+
+# --- events
+
+
+@dataclass(frozen=True, slots=True)
+class PromptDrawn:
+    """Prompt number `cursor` of the task (answers DrawPrompt)."""
+
+    cursor: int
+    tokens: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SampleScored:
+    """The reward of one trajectory (answers ScoreSample); None: the reward failed, `reason` says how."""
+
+    group: GroupId
+    sample: int
+    reward: float | None
+    reason: str
+
+
+# --- records
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTaken:
+    """The cursor's prompt became this group; the next prompt is cursor + 1."""
+
+    group: GroupId
+    cursor: int
+    prompt: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseGiven:
+    """An attempt that was granted; `served` by its worker then. base: what its sample had before, mostly NOTHING."""
+
+    group: GroupId
+    lease: LeaseId
+    attempt: int
+    worker: PeerId
+    samples: tuple[int, ...]
+    served: VersionKey
+    base: Partial = NOTHING
+
+    @property
+    def key(self) -> HeldLease:
+        return HeldLease(self.lease, self.attempt)
+
+    @property
+    def oldest(self) -> Version:
+        """No token of its trajectory is of an older version."""
+        begun = self.base.version_min
+        return self.served.version if begun is None else min(begun, self.served.version)
+
+
+@dataclass(frozen=True, slots=True)
+class SampleKept:
+    """An accepted result, not yet scored (reward is NaN until SampleRewarded).
+
+    trajectory: with what the attempt went on from; fingerprint: of the worker's message, so that a repeat is known.
+    """
+
+    group: GroupId
+    lease: LeaseId
+    attempt: int
+    trajectory: TrajectoryRecord
+    fingerprint: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRewarded:
+    group: GroupId
+    sample: int
+    reward: float
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDropped:
+    """The group left for good, with everything it had: aged out, filtered, failed, refused."""
+
+    group: GroupId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFrozen:
+    """Batch `step` is these groups in this order; replaces an earlier composition (after a refusal)."""
+
+    step: int
+    digest: Digest
+    groups: tuple[GroupId, ...]
+    refusals: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCommitted:
+    step: int
+    epoch: Epoch
+    digest: Digest
+    t_train_s: float
+
+
+RolloutRecord = PromptTaken | LeaseGiven | SampleKept | SampleRewarded | GroupDropped | BatchFrozen | BatchCommitted
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedResult:
+    """A result that was accepted: repeats of it are told by the fingerprint of the worker's message."""
+
+    key: HeldLease
+    sample: int
+    fingerprint: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveredRollouts:
+    """What the ledger gives back of groups and batches."""
+
+    epoch: Epoch
+    resume_step: int
+    next_cursor: int
+    next_group: GroupId
+    groups: tuple[StoredGroup, ...]  # by group id
+    frozen: tuple[BatchFrozen, ...]  # by step; only steps > checkpoint
+    committed: tuple[BatchCommitted, ...]  # by step; only steps > checkpoint, newest epoch wins
+    checkpoint: int
+    given: tuple[LeaseGiven, ...] = ()  # of stored groups, in the order in which they were granted
+    answered: tuple[AcceptedResult, ...] = ()  # of stored groups, in the order in which they were accepted
+
+
+# --- actions
+
+
+@dataclass(frozen=True, slots=True)
+class DrawPrompt:
+    cursor: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreSample:
+    """Score the output of one sample of the group whose prompt is number `cursor`."""
+
+    group: GroupId
+    sample: int
+    cursor: int
+    tokens: bytes
+
+
+RolloutAction = Persist[RolloutRecord] | Send | DrawPrompt | ScoreSample | StopRun | Note
