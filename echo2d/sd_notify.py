@@ -18,7 +18,7 @@ STATUS_S = 10.0  # the words of `systemctl status` are no older than this
 WATCHDOG_SHARE = 0.5  # of the watchdog's time may pass between two signs of life, as sd_watchdog_enabled(3) has it
 WORDS_MAX = 400  # of one line of status; a terminal shows less
 
-Words = Callable[[], str]
+StatusText = Callable[[], str]
 
 
 class Notifier:
@@ -38,7 +38,7 @@ class Notifier:
         left_s = max(0.0, self._due_at - time.monotonic())
         return left_s if timeout_s is None else min(timeout_s, left_s)
 
-    def turned(self, words: Words) -> None:
+    def turned(self, words: StatusText) -> None:
         """The loop has gone round; the first time, the process has started."""
         if self._address and not self._over and time.monotonic() >= self._due_at:
             self._due_at = time.monotonic() + self._every_s

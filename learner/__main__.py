@@ -28,7 +28,7 @@ from echo2d.client import (
     StoreFault,
     print_tables,
 )
-from learner.batch_prefetch import Intake
+from learner.batch_prefetch import BatchPrefetch
 from learner.config import LearnerConfig, Place, notifier, place
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class _OneLine:
 
 
 def _run(options: argparse.Namespace, here: Place, ranks: _OneLine) -> None:
-    config, intake = LearnerConfig.load(options.config), Intake()
+    config, prefetch = LearnerConfig.load(options.config), BatchPrefetch()
     service = notifier(here)
     if here.size > 1:
         from learner.ranks import Rendezvous
@@ -115,7 +115,7 @@ def _run(options: argparse.Namespace, here: Place, ranks: _OneLine) -> None:
             service.stopping(f"stopping ({reason}) after the step at hand")
             if coordinator is not None:
                 coordinator.hurry()
-            intake.stop()
+            prefetch.stop()
 
         stop_on_signals(stop)
         service.starting("loading the model")
@@ -123,7 +123,7 @@ def _run(options: argparse.Namespace, here: Place, ranks: _OneLine) -> None:
 
         joined = None if ranks.met is None else ranks.met.join(config, lost=ranks.lose)
         learner = Learner(
-            config, cast("Coordinator", coordinator), intake, resume=options.resume, service=service, ranks=joined
+            config, cast("Coordinator", coordinator), prefetch, resume=options.resume, service=service, ranks=joined
         )
         learner.run()
         if ranks.met is not None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from echo2d.client import Batch
 
 
-class Intake:
+class BatchPrefetch:
     """`request` a step, later `wait` for its batch."""
 
     def __init__(self) -> None:

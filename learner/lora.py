@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from echo2d.client import OperatorFault, pin_base
 from learner.config import LearnerConfig
-from learner.publish import Layout, SnapshotWriter
+from learner.publish import FileLayout, SnapshotWriter
 
 _PEFT_PREFIX = "base_model.model."
 
@@ -47,7 +47,7 @@ class AdapterWriter(SnapshotWriter):
         self._config = _peft_config(config)
         self.base_digest = base_digest
 
-    def _files(self, weights: Mapping[str, Tensor]) -> Layout:
+    def _files(self, weights: Mapping[str, Tensor]) -> FileLayout:
         """The names are our own."""
         return {"adapter_model.safetensors": {_PEFT_PREFIX + name: name for name in weights}}
 

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from echo2d.client import OperatorFault
 from learner import lora, rng_state
 from learner.config import LearnerConfig
-from learner.objectives import Totals, distance_to_base, policy_loss, token_shares
+from learner.objectives import LossTotals, distance_to_base, policy_loss, token_shares
 from learner.packing import Answer, MicroBatch, micro_batches
 from learner.ranks import Ranks
 from learner.staleness_metrics import Means, Tally, add_up, by_staleness, nothing, over_ranks, overall, tally
@@ -46,7 +46,7 @@ class StepReport:
 class Part:
     """What an optimizer step trains: its totals over all ranks, and the micro-batches of this rank."""
 
-    totals: Totals
+    totals: LossTotals
     micro: Sequence[MicroBatch]
 
 
@@ -152,7 +152,9 @@ class Policy:
         if "rng" in progress:
             rng_state.restore(progress["rng"])
 
-    def _accumulate(self, micro: MicroBatch, totals: Totals, staleness_max: int, proximal_n: Tensor | None) -> Tally:
+    def _accumulate(
+        self, micro: MicroBatch, totals: LossTotals, staleness_max: int, proximal_n: Tensor | None
+    ) -> Tally:
         """Add the micro-batch's gradient to that of its optimizer step."""
         config = self._config
         logprobs_n = self._logprobs(self.model, micro)
@@ -194,8 +196,8 @@ def _report(tallied: Tally, norm: float, optimizer_steps: int) -> StepReport:
     return StepReport(float(tallied.loss) / optimizer_steps, norm, overall(tallied), by_staleness(tallied))
 
 
-def _totals(answers: Sequence[Answer]) -> Totals:
-    return Totals(sum(len(each.logprobs_n) for each in answers), len(answers))
+def _totals(answers: Sequence[Answer]) -> LossTotals:
+    return LossTotals(sum(len(each.logprobs_n) for each in answers), len(answers))
 
 
 def _whole(value: Tensor) -> Tensor:

@@ -36,14 +36,14 @@ def group_advantages(rewards_g: NDArray[np.float32], *, scaled: bool = True) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
+class LossTotals:
     """What an optimizer step's losses are divided by. answers: those with tokens that count; tokens: these tokens."""
 
     tokens: int
     answers: int
 
 
-def token_shares(mean: Mean, totals: Totals, answers_n: Tensor, *, constant: int) -> Tensor:
+def token_shares(mean: Mean, totals: LossTotals, answers_n: Tensor, *, constant: int) -> Tensor:
     """How much each token counts in the loss [n]; the shares of all micro-batches of an optimizer step add up.
 
     token      1 / tokens                   DAPO (Yu et al. 2025, arXiv 2503.14476): a long answer counts by its tokens

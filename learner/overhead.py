@@ -22,7 +22,7 @@ import numpy as np
 from blake3 import blake3
 
 from echo2d.client import Batch, Coordinator, Group, Published, Session, Span, Trajectory
-from learner.batch_prefetch import Intake
+from learner.batch_prefetch import BatchPrefetch
 from learner.config import LearnerConfig
 from learner.stopwatch import TRAIN, WAIT
 from learner.train import Learner
@@ -127,7 +127,7 @@ def measure(out: Path, steps: int, tokens: int, threads: int) -> None:
         checkpoint_every=250,
     )
     source = Source(out, tokens)
-    learner = Learner(config, cast("Coordinator", source), Intake(), resume=False)
+    learner = Learner(config, cast("Coordinator", source), BatchPrefetch(), resume=False)
     learner.run()
     print(f"profile: {learner.watch}")  # noqa: T201
     rows = [json.loads(line) for line in (config.out_dir / "metrics.jsonl").read_text().splitlines()]

@@ -31,7 +31,7 @@ DTYPE_KEYS = ("dtype", "torch_dtype")  # of config.json; the second is the older
 HEADER_ALIGNMENT = 8
 _NAMED = {torch.bfloat16: "BF16", torch.bool: "BOOL"}  # the others that are published are integers
 
-Layout = dict[str, dict[str, str]]  # file -> name in it -> name of the weight
+FileLayout = dict[str, dict[str, str]]  # file -> name in it -> name of the weight
 
 
 class SnapshotWriter:
@@ -65,7 +65,7 @@ class SnapshotWriter:
             if (named := left.fullmatch(path.name)) and int(named[1]) < epoch:
                 shutil.rmtree(path, ignore_errors=True)
 
-    def _files(self, weights: Mapping[str, Tensor]) -> Layout:
+    def _files(self, weights: Mapping[str, Tensor]) -> FileLayout:
         """OperatorFault: the model's weights do not have the names that the base's files have."""
         files = _tensor_names(self._base)
         missing = sorted({name for names in files.values() for name in names} - weights.keys())

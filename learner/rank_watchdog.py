@@ -21,7 +21,7 @@ LOOKS = 8  # in `silence_s`: a thread may come late for some of them
 LAST_WORD = "last word"  # in the store: of the rank that failed first
 
 
-class Vigil:
+class RankWatchdog:
     """store: this one's own connection, which may block for ever. lost: called once, in a thread, with the reason."""
 
     def __init__(self, store: Store, rank: int, size: int, *, silence_s: float, lost: Callable[[str], object]) -> None:

@@ -23,7 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from echo2d.client import OperatorFault
 from learner.config import LearnerConfig, Place
-from learner.rank_watchdog import LAST_WORD, Vigil
+from learner.rank_watchdog import LAST_WORD, RankWatchdog
 
 WAIT_S_MAX = 7200.0  # for the next word: rank 0 may upload a version for an hour, see `echo2d.client`
 COLLECTIVE_S_MAX = 1800.0  # from the first rank to the last, in a step: before the first one each has read a model
@@ -159,16 +159,16 @@ class Rendezvous:
     def __init__(self, place: Place) -> None:
         self._place = place
         self._store, *_ = next(rendezvous("env://"))
-        self._vigil: Vigil | None = None
+        self._watchdog: RankWatchdog | None = None
 
     def join(self, config: LearnerConfig, *, lost: Callable[[str], object]) -> Ranks:
-        """Wait for the others, unless one of them has had its last word. lost: `Vigil`'s.
+        """Wait for the others, unless one of them has had its last word. lost: `RankWatchdog`'s.
 
         Each rank of a host gets a GPU of its own.
         """
         place = self._place
         store, *_ = next(rendezvous("env://"))
-        self._vigil = Vigil(store, place.rank, place.size, silence_s=config.rank_silence_s, lost=lost)
+        self._watchdog = RankWatchdog(store, place.rank, place.size, silence_s=config.rank_silence_s, lost=lost)
         device = device_of(config.device, place)
         on_gpu = device.startswith("cuda")
         if on_gpu:
@@ -184,14 +184,14 @@ class Rendezvous:
 
     def leave(self) -> None:
         """After the last word to the others: threads of groups that still stand abort a process that ends."""
-        if self._vigil is not None:
-            self._vigil.leave()
+        if self._watchdog is not None:
+            self._watchdog.leave()
         dist.destroy_process_group()
 
     def first_to_say(self, line: str) -> bool:
         """Whether no other rank has had its last word before. This one ends from now on."""
-        if self._vigil is not None:
-            self._vigil.end()
+        if self._watchdog is not None:
+            self._watchdog.end()
         mine = f"{self._place.rank}: {line}"
         try:
             return bool(self._store.compare_set(LAST_WORD, "", mine) == mine.encode())

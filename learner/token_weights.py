@@ -23,7 +23,7 @@ from learner.objectives import answer_means
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class TokenWeights:
     """What `weigh` found, of each token [n], without gradient.
 
     log_ratio_n: of p to q, the token's own. keeps_n: the clip lets it through. corrected_n: the correction changed it.
@@ -47,7 +47,7 @@ class Seen:
     proximal_n: Tensor | None = None
 
 
-def weigh(recipe: Recipe, seen: Seen) -> Weights:
+def weigh(recipe: Recipe, seen: Seen) -> TokenWeights:
     own_n = log_ratio(seen.logprobs_n, seen.rollout_logprobs_n)
     importance_n, trust_n = _split(recipe, seen, own_n)
     if recipe.objective == "gspo":
@@ -55,10 +55,10 @@ def weigh(recipe: Recipe, seen: Seen) -> Weights:
     ratio_n, moved_n = importance_n.exp(), trust_n.exp()
     keeps_n = clip_keeps(moved_n, seen.advantages_n, recipe.clip_eps_low, recipe.clip_eps_high, recipe.clip_ratio_max)
     if recipe.correction == "none":
-        return Weights(moved_n * keeps_n, own_n, keeps_n, torch.zeros_like(keeps_n))
+        return TokenWeights(moved_n * keeps_n, own_n, keeps_n, torch.zeros_like(keeps_n))
     corrected_n = _correct(recipe, importance_n, ratio_n, seen.answers_n)
     factor_n = 1.0 if recipe.proximal == "rollout" else moved_n
-    return Weights(corrected_n * factor_n * keeps_n, own_n, keeps_n, corrected_n != ratio_n)
+    return TokenWeights(corrected_n * factor_n * keeps_n, own_n, keeps_n, corrected_n != ratio_n)
 
 
 def _split(recipe: Recipe, seen: Seen, own_n: Tensor) -> tuple[Tensor, Tensor]:

@@ -31,7 +31,7 @@ from echo2d.client import (
     Unanswered,
     base_digest,
 )
-from learner.batch_prefetch import Intake
+from learner.batch_prefetch import BatchPrefetch
 from learner.batches import BatchRules, Trained, faults
 from learner.checkpoint import OWN, Checkpoints
 from learner.config import LearnerConfig, Place
@@ -60,7 +60,7 @@ class Learner:
         self,
         config: LearnerConfig,
         coordinator: Coordinator,
-        intake: Intake,
+        prefetch: BatchPrefetch,
         *,
         resume: bool,
         service: Notifier | None = None,
@@ -68,7 +68,7 @@ class Learner:
     ) -> None:
         self._config = config
         self._coordinator = coordinator
-        self._intake = intake
+        self._prefetch = prefetch
         self._ranks = ranks or Ranks(device=device_of(config.device, Place()))
         self.watch = Stopwatch()
         directory = config.out_dir / "checkpoints"
@@ -116,7 +116,7 @@ class Learner:
         self._mark = time.monotonic()  # when the last commit was ready, or the session
         while self._step < self._config.steps:
             waiting = time.monotonic()
-            batch = self._ranks.share(lambda: self._take(self._step + 1), stopped=lambda: self._intake.stopped)
+            batch = self._ranks.share(lambda: self._take(self._step + 1), stopped=lambda: self._prefetch.stopped)
             if batch is None:
                 break
             self._advance(batch, wait_s=time.monotonic() - waiting)
@@ -145,14 +145,14 @@ class Learner:
         self._publisher.settle()
         self._service.turned(self._words)
         self._writer.clean(self._epoch)
-        self._intake.start(self._fetch)
+        self._prefetch.start(self._fetch)
         self._ask(self._step + 1)
 
     def _alive(self) -> float:
         """While rank 0 waits for a batch. For how many seconds it may go on."""
         self._publisher.settle(patient=False)  # a batch may wait for that version
-        if self._ranks.beat(stopped=self._intake.stopped):
-            self._intake.stop()
+        if self._ranks.beat(stopped=self._prefetch.stopped):
+            self._prefetch.stop()
         self._service.turned(self._words)
         return self._service.wait_s(BEAT_S) or 0.0
 
@@ -173,7 +173,7 @@ class Learner:
 
     def _ask(self, step: int) -> None:
         if step <= self._config.steps:
-            self._intake.request(step)
+            self._prefetch.request(step)
 
     def _fetch(self, step: int) -> Batch:
         """IntegrityFault: again and again its bytes are not what its digest says."""
@@ -186,7 +186,7 @@ class Learner:
 
     def _arrived(self) -> Batch | None:
         with self.watch(WAIT):
-            return self._intake.wait(self._alive)
+            return self._prefetch.wait(self._alive)
 
     def _take(self, step: int) -> Batch | None:
         """The batch of `step`, already asked for, without faults; None when the learner is to stop."""

@@ -10,7 +10,7 @@ from blake3 import blake3
 
 from echo2d.adapters import base_digest, pin_base, pinned_base
 from echo2d.engines.adapter import AdapterLayout, adapter_layout
-from echo2d.engines.layout import Layout, TensorSpec
+from echo2d.engines.layout import SnapshotLayout, TensorSpec
 from echo2d.errors import EngineFault, OperatorFault
 
 PLAIN = {"peft_type": "LORA", "r": 4, "lora_alpha": 8.0}
@@ -86,8 +86,10 @@ def test_an_adapter_that_does_not_say_its_base(tmp_path: Path, pin: str | None) 
     assert "\n" not in str(caught.value)
 
 
-def layout(config: dict[str, Any], names: tuple[str, ...] = NAMES) -> Layout:
-    return Layout({"base": "", "adapter": config}, frozenset(), {name: TensorSpec("F32", (4, 4)) for name in names})
+def layout(config: dict[str, Any], names: tuple[str, ...] = NAMES) -> SnapshotLayout:
+    return SnapshotLayout(
+        {"base": "", "adapter": config}, frozenset(), {name: TensorSpec("F32", (4, 4)) for name in names}
+    )
 
 
 @pytest.mark.parametrize(

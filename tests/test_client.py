@@ -26,7 +26,7 @@ from echo2d.client import (
     Unanswered,
 )
 from echo2d.core.base.ids import Digest, GroupId, PeerId, Version
-from echo2d.core.protocol.control_messages import Span as WireSpan
+from echo2d.core.protocol.control_messages import VersionSpan as WireSpan
 from echo2d.core.protocol.trajectory import (
     BatchBody,
     GroupRecord,

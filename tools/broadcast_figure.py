@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from echo2d.core.weights.encoding import frame_bytes_for
 from echo2d.sim.broadcast.world import CHECK_EVERY_LONG, World
-from echo2d.sim.fleet.forecast import Ablation, Planner
-from echo2d.sim.fleet.spec import MBPS_MAX, Fleet, read_fleet
+from echo2d.sim.fleet.forecast import Ablation, BroadcastForecasts
+from echo2d.sim.fleet.spec import MBPS_MAX, FleetSpec, read_fleet
 from echo2d.sim.kernel.scenario import MBIT, PeerSpec, Scenario
 from tools.artefacts import FIGURES, cell, write
 
@@ -35,7 +35,7 @@ class Lines(NamedTuple):
 LINES = (Lines("homes", 100, 400), Lines("rented", 1000, 1000))
 
 
-def fleet_of(lines: Lines, workers: int, learner_mbps: float) -> Fleet:
+def fleet_of(lines: Lines, workers: int, learner_mbps: float) -> FleetSpec:
     return read_fleet(
         {
             "learner": {
@@ -61,8 +61,8 @@ def fleet_of(lines: Lines, workers: int, learner_mbps: float) -> Fleet:
 
 def times(lines: Lines, workers: int) -> dict[str, Any]:
     """A row; all in seconds."""
-    limited = Planner(fleet_of(lines, workers, LEARNER_MBPS), Ablation()).broadcast({"w": workers})
-    free = Planner(fleet_of(lines, workers, MBPS_MAX), Ablation()).broadcast({"w": workers})
+    limited = BroadcastForecasts(fleet_of(lines, workers, LEARNER_MBPS), Ablation()).broadcast({"w": workers})
+    free = BroadcastForecasts(fleet_of(lines, workers, MBPS_MAX), Ablation()).broadcast({"w": workers})
     return {
         "lines": lines.name,
         "workers": workers,

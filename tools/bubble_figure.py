@@ -18,13 +18,13 @@ from statistics import median
 from typing import Any
 
 from echo2d.bench.coordinator.bubble import PER_STEP, SLOTS, T_TRAIN_S, WORKERS, Measured, demand, measure
-from echo2d.core.capacity.model import Demand, Mode, bubble, mu_min
-from echo2d.sim.fleet.spec import Fleet, read_fleet
+from echo2d.core.capacity.model import Demand, DisseminationMode, bubble, mu_min
+from echo2d.sim.fleet.spec import FleetSpec, read_fleet
 from echo2d.sim.fleet.world import FleetWorld
 from echo2d.sim.kernel.scenario import MBIT
 from tools.artefacts import FIGURES, cell, read, write
 
-MODES: tuple[Mode, ...] = ("background", "exclusive")
+MODES: tuple[DisseminationMode, ...] = ("background", "exclusive")
 RATIOS = (1.0, 0.7, 1.1, 0.9, 0.8, 1.2, 1.3)  # aimed at, by what was measured before; the CSV has what they were
 T_BCAST_S, STILL_S = 0.41, 0.37  # before anything was
 RUNS, BUBBLES, PICTURE = (FIGURES / name for name in ("bubble_run.csv", "bubble.csv", "bubble.png"))
@@ -33,7 +33,7 @@ LINK_MBPS = 1000.0  # of the simulated workers; the version is as large as makes
 GEN_SIGMA = 0.1  # samples of the real engine are equally long, but share its pace with others
 
 
-def pool(mode: Mode, ratio: float, known: Sequence[Measured] = ()) -> float:
+def pool(mode: DisseminationMode, ratio: float, known: Sequence[Measured] = ()) -> float:
     """mu_pool to set for this ratio, if versions take as long as in the points of this mode that are known."""
     mine = [one for one in known if one.mode == mode]
     t_bcast_s = median(one.t_bcast_s for one in mine) if mine else T_BCAST_S
@@ -91,7 +91,7 @@ def simulated(needs: Demand, mu_pool: float) -> float:
     return float(FleetWorld(_fleet(needs, mu_pool)).run()["bubble"])
 
 
-def _fleet(needs: Demand, mu_pool: float) -> Fleet:
+def _fleet(needs: Demand, mu_pool: float) -> FleetSpec:
     spread_s = max(1e-3, needs.t_bcast_s - needs.pause_s)
     worker = {"name": "w", "count": WORKERS, "trajectories_per_h": 3600.0 * mu_pool / WORKERS, "rtt_ms": 1}
     return read_fleet(

@@ -15,9 +15,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from echo2d.core.capacity.model import Mode
+from echo2d.core.capacity.model import DisseminationMode
 from echo2d.sim.fleet.forecast import Ablation, provision
-from echo2d.sim.fleet.spec import Fleet, load_fleet
+from echo2d.sim.fleet.spec import FleetSpec, load_fleet
 from echo2d.sim.fleet.world import FleetWorld
 from tools.artefacts import FIGURES, cell, read, write
 
@@ -33,7 +33,7 @@ class System(NamedTuple):
     """How versions come to workers."""
 
     name: str
-    mode: Mode
+    mode: DisseminationMode
     delta: bool
 
 
@@ -53,7 +53,7 @@ def cases() -> Iterator[tuple[str, System, str]]:
             yield from ((mix, system, out) for out in CASES if system.delta or out != "deltas")
 
 
-def fleet_of(mix: str, system: System) -> Fleet:
+def fleet_of(mix: str, system: System) -> FleetSpec:
     fleet = load_fleet(SCENARIOS / f"mix-{mix}.toml")
     return replace(fleet, policy=replace(fleet.policy, mode=system.mode))
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from echo2d.core.base.ids import Digest, GroupId, LeaseId, PeerId, Version
 from echo2d.core.coordinator.events import CoordinatorRecord
-from echo2d.core.protocol.control_messages import Span
+from echo2d.core.protocol.control_messages import VersionSpan
 from echo2d.core.protocol.trajectory import TrajectoryRecord
 from echo2d.core.rollouts.events import GroupDropped, PromptTaken, SampleKept, SampleRewarded
 from echo2d.store.ledger import Ledger
@@ -31,7 +31,7 @@ def group(number: int, tokens: int) -> list[CoordinatorRecord]:
     """The records of one group, its samples of `tokens` tokens each."""
     found: list[CoordinatorRecord] = [PromptTaken(GroupId(number), number, os.urandom(400))]
     for sample in range(GROUP_SIZE):
-        spans = (Span(0, tokens, Version(1), Digest(bytes(32))),)
+        spans = (VersionSpan(0, tokens, Version(1), Digest(bytes(32))),)
         kept = TrajectoryRecord(sample, os.urandom(4 * tokens), os.urandom(4 * tokens), spans, 0.0, PeerId("w" * 32))
         found += [SampleKept(GroupId(number), LeaseId(number), 1, kept), SampleRewarded(GroupId(number), sample, 1.0)]
     return [*found, *([GroupDropped(GroupId(number - GROUPS_KEPT), "old")] if number >= GROUPS_KEPT else [])]

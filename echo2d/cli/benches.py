@@ -53,7 +53,7 @@ def bench_broadcast(
     Coordinator, seed and workers run in network namespaces of their own. Exit code 1: somebody has not verified.
     """
     from echo2d.bench.broadcast.plot import run_plot
-    from echo2d.bench.broadcast.run import Broadcast, run_broadcast, with_undialable
+    from echo2d.bench.broadcast.run import BroadcastBench, run_broadcast, with_undialable
     from echo2d.quantities import parse_seconds
     from echo2d.sim.kernel.scenario_file import load_scenario, scenario_of
 
@@ -63,7 +63,7 @@ def bench_broadcast(
     played = scenario_of(**options) if scenario is None else load_scenario(scenario)
     rivals = tuple(filter(None, against.split(",")))
     played = with_undialable(played, undialable)
-    wanted = Broadcast(played, rounds, warm_up, parse_seconds(queue), against=rivals, **trouble)
+    wanted = BroadcastBench(played, rounds, warm_up, parse_seconds(queue), against=rivals, **trouble)
     sys.exit(run_broadcast(wanted) if plot is None else run_plot(wanted, plot))
 
 

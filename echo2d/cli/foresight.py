@@ -14,7 +14,7 @@ from echo2d.cli.parts import FILE, coordinator_at
 from echo2d.errors import Fault, OperatorFault
 
 if TYPE_CHECKING:
-    from echo2d.sim.fleet.spec import Fleet
+    from echo2d.sim.fleet.spec import FleetSpec
 
 
 @click.command()
@@ -65,7 +65,7 @@ def plan(
         draw_provision(found, plot)
 
 
-def _fleet(scenario: Path | None, live: str | None, token_file: Path | None) -> "Fleet":
+def _fleet(scenario: Path | None, live: str | None, token_file: Path | None) -> "FleetSpec":
     """Of a file, or of a coordinator that runs."""
     from echo2d.sim.fleet.spec import load_fleet
 
@@ -149,14 +149,14 @@ def _simulate_fleet(scenario: Path, hours: float | None, parts: tuple[bool, bool
 
 
 def _simulate_broadcast(scenario: Path, **instead: Any) -> dict[str, Any]:
-    from echo2d.sim.broadcast.world import CHECK_EVERY_LONG, StuckError, World
+    from echo2d.sim.broadcast.world import CHECK_EVERY_LONG, BroadcastStuckError, World
     from echo2d.sim.kernel.scenario_file import load_scenario
 
     world = World(load_scenario(scenario, **instead), check_every=CHECK_EVERY_LONG)
     with _progress() as tell:
         try:
             return world.run(tell).facts()
-        except StuckError as error:
+        except BroadcastStuckError as error:
             raise Fault(str(error)) from error
 
 

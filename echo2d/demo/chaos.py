@@ -19,8 +19,8 @@ from echo2d.bench.lab.processes import Programs, children_of
 from echo2d.demo.results import Kill, read_rows
 from echo2d.runtime.seed.supervisor import SEED_MODULE
 
-Kind = Literal["learner", "coordinator", "worker", "seed", "task process"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+VictimKind = Literal["learner", "coordinator", "worker", "seed", "task process"]
+KINDS: tuple[VictimKind, ...] = get_args(VictimKind)
 PROGRAM_KINDS = ("learner", "coordinator", "worker")  # of the demo; the coordinator starts the others
 RECOVERED: Mapping[str, str] = {
     "learner": "has trained a step again",
@@ -42,7 +42,7 @@ class PlannedKill:
     """Once this step is trained. name: of the program, or of what the coordinator has started."""
 
     step: int
-    kind: Kind
+    kind: VictimKind
     name: str
     pause_s: float
 
@@ -66,7 +66,7 @@ def plan_kills(steps: int, workers: int, rng_seed: int) -> list[PlannedKill]:
     ]
 
 
-def find_process(kind: Kind, name: str, programs: Programs) -> int | None:
+def find_process(kind: VictimKind, name: str, programs: Programs) -> int | None:
     """The process that such a kill means; None while it does not run."""
     if kind in PROGRAM_KINDS:
         return programs[name].pid if programs[name].returncode is None else None
@@ -78,7 +78,7 @@ def find_process(kind: Kind, name: str, programs: Programs) -> int | None:
     return None
 
 
-def kill_process(kind: Kind, name: str, programs: Programs) -> int | None:
+def kill_process(kind: VictimKind, name: str, programs: Programs) -> int | None:
     """`kill -9`, now: which process; None where it does not run."""
     pid = find_process(kind, name, programs)
     if pid is not None and kind in PROGRAM_KINDS:
@@ -89,7 +89,7 @@ def kill_process(kind: Kind, name: str, programs: Programs) -> int | None:
     return pid
 
 
-def start_again(kind: Kind, name: str, programs: Programs) -> None:
+def start_again(kind: VictimKind, name: str, programs: Programs) -> None:
     """As a supervisor does; the coordinator is that of its seed and task processes."""
     if kind in PROGRAM_KINDS:
         programs[name].start(*(["--resume"] if kind == "learner" else []))

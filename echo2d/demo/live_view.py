@@ -9,8 +9,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from echo2d.demo.results import Kill, Quantiles, Result, bubble_ratio, staleness_histogram
-from echo2d.views.status import SPARK_CELLS, Facts, TokenRate, bar, spark, staleness_bars, workers_table
+from echo2d.demo.results import DemoResult, Kill, Quantiles, bubble_ratio, staleness_histogram
+from echo2d.views.status import SPARK_CELLS, TokenRate, bar, spark, staleness_bars, workers_table
 
 PLAIN_EVERY_S = 5.0  # where there is no terminal: one line so often
 Rows = Sequence[Mapping[str, Any]]
@@ -40,7 +40,7 @@ class LiveView:
         """One line that stays."""
         self._console.print(text, highlight=False, soft_wrap=True)
 
-    def show(self, facts: Facts, rows: Rows, *, now: float) -> None:
+    def show(self, facts: Mapping[str, Any], rows: Rows, *, now: float) -> None:
         """The run as it is now. rows: the learner's metrics so far."""
         rate = self._rate.update(facts["tokens_accepted"], now)
         if self._console.is_terminal:
@@ -58,7 +58,7 @@ def progress_line(rows: Rows, *, steps: int, tokens_per_s: float) -> str:
     )
 
 
-def run_picture(facts: Facts, rows: Rows, *, steps: int, tokens_per_s: float) -> RenderableType:
+def run_picture(facts: Mapping[str, Any], rows: Rows, *, steps: int, tokens_per_s: float) -> RenderableType:
     """Step, reward, staleness and workers of a run as one block."""
     return Group(_step_line(rows, steps, tokens_per_s), _reward_line(rows), _staleness_line(rows), workers_table(facts))
 
@@ -84,7 +84,7 @@ def _staleness_line(rows: Rows) -> Text:
     return Text.assemble(("staleness ", "bold"), staleness_bars(staleness_histogram(rows)))
 
 
-def print_result(result: Result) -> None:
+def print_result(result: DemoResult) -> None:
     """The table at the end of a demo."""
     table = Table("what", "first", "last", box=None)
     table.add_row("held-out accuracy (greedy)", f"{result.accuracy_first:.3f}", f"{result.accuracy_last:.3f}")
@@ -99,7 +99,7 @@ def print_result(result: Result) -> None:
         console.print(kills_table(result.kills))
 
 
-def _measured(result: Result) -> list[tuple[str, str]]:
+def _measured(result: DemoResult) -> list[tuple[str, str]]:
     counts, share = result.trajectories, result.wire_bytes / max(1, result.full_bytes)
     return [
         ("steps, versions published", f"{result.steps}, {result.versions_published}  in {result.wall_s:.0f} s"),

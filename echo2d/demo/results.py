@@ -55,7 +55,7 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class DemoResult:
     """The object that `echo2d demo --json` ends with. Seconds, bytes, shares in 0..1.
 
     accuracy: greedy, 200 fixed held-out prompts, version 0 and the last. reward: mean of the first and last tenth of

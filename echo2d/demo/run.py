@@ -19,8 +19,8 @@ from echo2d.demo.chaos import STEPS_MIN as CHAOS_STEPS_MIN
 from echo2d.demo.chaos import Chaos, plan_kills
 from echo2d.demo.live_view import LiveView, print_result
 from echo2d.demo.results import (
+    DemoResult,
     Quantiles,
-    Result,
     Trajectories,
     WorkerEnd,
     add_up,
@@ -140,7 +140,7 @@ def _fresh_directory(parent: Path) -> Path:
     return parent / f"demo-{number}"
 
 
-def _run(demo: Demo, run: Path, view: LiveView) -> Result:
+def _run(demo: Demo, run: Path, view: LiveView) -> DemoResult:
     view.say("making the tiny model (cached after the first time)")
     recipe = TinyRecipe(rng_seed=demo.seed)
     model = make_tiny_model(CACHE, recipe)
@@ -246,11 +246,11 @@ def _result(
     *,
     accuracy: tuple[float, float],
     wall_s: float,
-) -> Result:
+) -> DemoResult:
     histogram = staleness_histogram(rows)
     copies = list(facts["seed_copies"].values())
     trained_s = sum(float(row["t_train_s"]) + float(row["wait_s"]) for row in rows[1:])
-    return Result(
+    return DemoResult(
         steps=len(rows),
         accuracy_first=accuracy[0],
         accuracy_last=accuracy[1],

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from echo2d.engines.layout import Layout
+from echo2d.engines.layout import SnapshotLayout
 from echo2d.errors import EngineFault
 
 ALPHA_MAX = 1e6  # usual are 8 to 256; with more no number of the adapter would be left
@@ -35,7 +35,7 @@ class AdapterLayout:
     layers: Mapping[str, tuple[str, str]]
 
 
-def adapter_layout(layout: Layout) -> AdapterLayout:
+def adapter_layout(layout: SnapshotLayout) -> AdapterLayout:
     """Of an adapter's `read_layout`. EngineFault: it is no plain LoRA adapter."""
     config = layout.config["adapter"]
     assert isinstance(config, dict), "of an adapter"
@@ -54,7 +54,7 @@ def adapter_layout(layout: Layout) -> AdapterLayout:
     return AdapterLayout(rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank), _layers(layout))
 
 
-def _layers(layout: Layout) -> dict[str, tuple[str, str]]:
+def _layers(layout: SnapshotLayout) -> dict[str, tuple[str, str]]:
     found = {name.removesuffix(_A).removesuffix(_B) for name in layout.tensors}
     layers = {name.removeprefix(_PREFIX): (name + _A, name + _B) for name in sorted(found)}
     wanted = {name for pair in layers.values() for name in pair}

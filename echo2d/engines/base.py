@@ -49,7 +49,7 @@ class EngineSpan:
 
 
 @dataclass(frozen=True, slots=True)
-class SampleDelta:
+class SampleOutput:
     """New output of one sample: tokens, their logprobs, spans that cover exactly these tokens (positions count from
     the sample's first output token), and how it finished (None: it goes on). Every sample ends with one delta whose
     `finish` is not None; that one may be empty.
@@ -127,7 +127,7 @@ class Engine(Protocol):
     async def release(self) -> None:
         """End a `hold`; without one, nothing."""
 
-    def generate(self, request: GenerateRequest) -> AsyncIterator[SampleDelta]:
+    def generate(self, request: GenerateRequest) -> AsyncIterator[SampleOutput]:
         """Stream the samples' output as it is made, interleaved. Closing the iterator aborts what is left."""
 
     async def abort(self, request_id: str) -> None:

@@ -16,8 +16,8 @@ from typing import Literal
 
 from blake3 import blake3
 
-from echo2d.engines.base import AdapterBase, EngineLoad, FinishReason, GenerateRequest, RefitReport, SampleDelta
-from echo2d.engines.layout import Layout, file_tensor_digests, read_layout
+from echo2d.engines.base import AdapterBase, EngineLoad, FinishReason, GenerateRequest, RefitReport, SampleOutput
+from echo2d.engines.layout import SnapshotLayout, file_tensor_digests, read_layout
 from echo2d.engines.stream import SAMPLES_OPEN_MAX, SampleBuffer, check_request
 from echo2d.errors import EngineFault
 
@@ -78,7 +78,7 @@ class FakeEngine:
         self._outcomes = deque(refit_outcomes)
         self._running = False
         self._label: str | None = None
-        self._layout: Layout | None = None
+        self._layout: SnapshotLayout | None = None
         self._digests: dict[str, bytes] = {}
         self._requests: dict[str, _Request] = {}
         self._weights = asyncio.Lock()  # a refit pauses generation by holding it
@@ -127,7 +127,7 @@ class FakeEngine:
         for request in self._requests.values():
             request.moves.set()
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[SampleDelta]:
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[SampleOutput]:
         running = self._admit(request)
         try:
             while running.samples:
@@ -236,7 +236,7 @@ class _Request:
         self.aborted.set()
         self.moves.set()
 
-    def step(self, label: str | None) -> list[SampleDelta]:
+    def step(self, label: str | None) -> list[SampleOutput]:
         """One more token of every sample; what is to be handed out now."""
         if label is None or self.aborted.is_set():
             ended, self.samples = self.samples, []
@@ -281,5 +281,5 @@ class _Sample:
         return fake_token(label, self._context, sample=self._draws_as, rng_seed=self._rng_seed, vocab_size=vocab_size)
 
 
-def _read(snapshot: Path, base: AdapterBase | None) -> tuple[Layout, dict[str, bytes]]:
+def _read(snapshot: Path, base: AdapterBase | None) -> tuple[SnapshotLayout, dict[str, bytes]]:
     return read_layout(snapshot, base), file_tensor_digests(snapshot)

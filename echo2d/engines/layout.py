@@ -30,14 +30,14 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class SnapshotLayout:
     """Two snapshots with equal `config` differ in numbers only, if their tensors agree in name and shape."""
 
     config: Mapping[str, object]
     eos_token_ids: frozenset[int]
     tensors: Mapping[str, TensorSpec]
 
-    def require_tensors_of(self, served: "Layout") -> None:
+    def require_tensors_of(self, served: "SnapshotLayout") -> None:
         """EngineFault if a tensor is missing, unknown or of another shape than in `served`."""
         for name in sorted(self.tensors.keys() ^ served.tensors.keys()):
             raise EngineFault(f"tensor {name} is {'unknown' if name in self.tensors else 'missing'}")
@@ -46,17 +46,17 @@ class Layout:
                 raise EngineFault(f"tensor {name} has shape {spec.shape}, expected {served.tensors[name].shape}")
 
 
-def read_layout(snapshot: Path, base: AdapterBase | None = None) -> Layout:
+def read_layout(snapshot: Path, base: AdapterBase | None = None) -> SnapshotLayout:
     """Of a whole model, or of an adapter: then `tensors` are the adapter's alone, and `config` names the base."""
     if base is not None:
         adapter = _read_json(snapshot / ADAPTER_CONFIG)
         eos = read_layout(base.directory).eos_token_ids
-        return Layout({"base": base.digest, "adapter": adapter}, eos, dict(_tensor_specs(snapshot)))
+        return SnapshotLayout({"base": base.digest, "adapter": adapter}, eos, dict(_tensor_specs(snapshot)))
     config = _read_json(snapshot / "config.json")
     generation = snapshot / "generation_config.json"
     eos = _token_ids(config) | (_token_ids(_read_json(generation)) if generation.exists() else frozenset())
     kept = {key: value for key, value in config.items() if key not in _CONFIG_NOTES}
-    return Layout(kept, eos, dict(_tensor_specs(snapshot)))
+    return SnapshotLayout(kept, eos, dict(_tensor_specs(snapshot)))
 
 
 def weight_files(snapshot: Path) -> list[Path]:

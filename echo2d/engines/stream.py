@@ -8,7 +8,7 @@ import asyncio
 from collections import deque
 from itertools import pairwise
 
-from echo2d.engines.base import EngineSpan, FinishReason, GenerateRequest, SampleDelta
+from echo2d.engines.base import EngineSpan, FinishReason, GenerateRequest, SampleOutput
 from echo2d.errors import EngineFault
 
 BUNDLE_TOKENS_MAX = 16  # held back per sample: waking a consumer for each token costs more than a small model's step
@@ -57,9 +57,9 @@ class SampleBuffer:
         self._tokens.append(token)
         self._logprobs.append(logprob)
 
-    def take(self, finish: FinishReason | None = None) -> SampleDelta:
+    def take(self, finish: FinishReason | None = None) -> SampleOutput:
         """Everything held, as one delta; the buffer is empty afterwards."""
-        delta = SampleDelta(self.sample, self._tokens, self._logprobs, self._spans(), finish)
+        delta = SampleOutput(self.sample, self._tokens, self._logprobs, self._spans(), finish)
         self._start += len(self._tokens)
         self._tokens, self._logprobs, self._runs = [], [], []
         return delta
@@ -83,7 +83,7 @@ class RequestStream:
 
     def __init__(self, samples: int) -> None:
         self._open = set(range(samples))
-        self._deltas: deque[SampleDelta] = deque()
+        self._deltas: deque[SampleOutput] = deque()
         self._changed = asyncio.Event()
 
     @property
@@ -91,7 +91,7 @@ class RequestStream:
         """Samples whose last delta has not been put yet."""
         return len(self._open)
 
-    def put(self, delta: SampleDelta) -> None:
+    def put(self, delta: SampleOutput) -> None:
         """Append; what follows a sample's finish is dropped, so ending a sample twice is harmless."""
         if delta.sample not in self._open:
             return
@@ -103,9 +103,9 @@ class RequestStream:
     def abort(self) -> None:
         """End every open sample with an empty delta."""
         for sample in sorted(self._open):
-            self.put(SampleDelta(sample, (), (), (), "abort"))
+            self.put(SampleOutput(sample, (), (), (), "abort"))
 
-    async def get(self) -> SampleDelta | None:
+    async def get(self) -> SampleOutput | None:
         """The next delta; None once every sample has finished."""
         while not self._deltas:
             if not self._open:

@@ -13,7 +13,7 @@ from echo2d.core.renting.events import Instance
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class BoxOrder:
     """A box to be started. offer: the operator's name of its kind. url: of the coordinator.
 
     token_file: lets one worker join, until the box's time is over. life_s: after so long it has to end by itself.
@@ -29,7 +29,7 @@ class Order:
 class Provider(Protocol):
     """All methods raise ProviderFault: it did not end well, and what it did is not known."""
 
-    async def start(self, order: Order) -> None: ...
+    async def start(self, order: BoxOrder) -> None: ...
 
     async def stop(self, label: Label, ids: tuple[str, ...]) -> None:
         """Also of one that is not there, or was stopped before. ids: the provider's own, as far as lists showed."""

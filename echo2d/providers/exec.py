@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from echo2d.core.renting.budget import Label
 from echo2d.core.renting.events import Instance
 from echo2d.errors import ProviderFault
-from echo2d.providers.base import Order
+from echo2d.providers.base import BoxOrder
 
 OUTPUT_BYTES_MAX = 4 << 20  # of stdout, and of stderr: a list of all boxes of a large account
 LINES_MAX = 20_000  # of a list: as many boxes as a run can have
@@ -58,7 +58,7 @@ class ExecProvider:
         self._commands = commands
         self._prefix = prefix
 
-    async def start(self, order: Order) -> None:
+    async def start(self, order: BoxOrder) -> None:
         told = {
             "ECHO2D_LABEL": order.label,
             "ECHO2D_OFFER": order.offer,

@@ -3,13 +3,13 @@
 from echo2d.core.renting.budget import Label
 from echo2d.core.renting.events import Instance
 from echo2d.errors import ProviderFault
-from echo2d.providers.base import Order
+from echo2d.providers.base import BoxOrder
 
 
 class StaticProvider:
     """See the module docstring."""
 
-    async def start(self, order: Order) -> None:
+    async def start(self, order: BoxOrder) -> None:
         raise ProviderFault(f"{order.offer} joins by itself")
 
     async def stop(self, label: Label, ids: tuple[str, ...]) -> None:  # noqa: ARG002 - the protocol's

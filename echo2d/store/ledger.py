@@ -28,7 +28,7 @@ from echo2d.core.base.ids import Epoch, GroupId, PublishSeq
 from echo2d.core.broadcast.events import FormChosen, RatesMeasured
 from echo2d.core.cluster.events import VersionPublished, VersionRevoked
 from echo2d.core.coordinator.events import CheckpointKept, CoordinatorRecord, EpochOpened, Recovered
-from echo2d.core.protocol.control_messages import Span
+from echo2d.core.protocol.control_messages import VersionSpan
 from echo2d.core.protocol.trajectory import (
     GROUP_BYTES_MAX,
     GroupRecord,
@@ -88,7 +88,7 @@ CREATE TABLE rates (peer TEXT PRIMARY KEY, bytes_per_s REAL NOT NULL, held_up IN
 class _Spans:
     """How a sample's spans are stored."""
 
-    spans: tuple[Span, ...]
+    spans: tuple[VersionSpan, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,7 +360,7 @@ def _with(stored: StoredGroup, trajectories: Sequence[TrajectoryRecord]) -> Stor
     return replace(stored, record=replace(stored.record, trajectories=tuple(trajectories)))
 
 
-def _spans(spans: tuple[Span, ...], tokens: bytes, logprobs: bytes) -> tuple[Span, ...]:
+def _spans(spans: tuple[VersionSpan, ...], tokens: bytes, logprobs: bytes) -> tuple[VersionSpan, ...]:
     """Those spans, of so many tokens and logprobs."""
     if not spans or len(unpack_tokens(tokens)) != len(unpack_logprobs(logprobs)):
         raise PeerFault("tokens, logprobs and spans that do not fit together")

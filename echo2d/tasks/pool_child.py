@@ -51,14 +51,14 @@ CLONE_NEWIPC = 0x08000000
 CLONE_NEWNET = 0x40000000
 SWEEP_S = 0.01  # between two looks for processes that were started meanwhile
 
-Reply = tuple[str, Any]
+TaskReply = tuple[str, Any]
 
 
 def main(descriptor: int) -> None:
     """Serve the socket until the parent closes it."""
     link = socket.socket(fileno=descriptor)
     guard(link)
-    server = Server()
+    server = TaskServer()
     try:
         while True:
             number, request = _receive(link)
@@ -106,14 +106,14 @@ def _kill_children() -> bool:
     return False
 
 
-class Server:
+class TaskServer:
     """Answers requests with the task that the first one names. No exception of the task leaves it."""
 
     def __init__(self) -> None:
         self._task: Task
         self._cpu_s_max = resource.RLIM_INFINITY
 
-    def answer(self, request: list[Any]) -> Reply:
+    def answer(self, request: list[Any]) -> TaskReply:
         process = os.getpid()
         self._allow_cpu()
         try:
@@ -191,7 +191,7 @@ def pack(message: object) -> bytes:
     return body
 
 
-def _packed(reply: Reply) -> bytes:
+def _packed(reply: TaskReply) -> bytes:
     try:
         return pack(reply)
     except (TypeError, ValueError, OverflowError) as error:

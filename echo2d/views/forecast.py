@@ -1,6 +1,6 @@
 """`echo2d plan` for people: what is needed, who does it, what it costs, what if; and its picture.
 
-Reads a `Provision` (`sim/fleet/forecast.py`), decides nothing.
+Reads a `Forecast` (`sim/fleet/forecast.py`), decides nothing.
 """
 
 from collections.abc import Sequence
@@ -14,15 +14,15 @@ from rich.text import Text
 
 from echo2d.core.capacity.model import bubble, step_s
 from echo2d.core.capacity.worker_cost import by_rho
-from echo2d.sim.fleet.forecast import Provision, WhatIf
+from echo2d.sim.fleet.forecast import Forecast, WhatIf
 from echo2d.views.status import per_h, plain_console, seconds
 
 
-def print_provision(found: Provision, cells: Sequence[WhatIf]) -> None:
+def print_provision(found: Forecast, cells: Sequence[WhatIf]) -> None:
     plain_console().print(provision_picture(found, cells))
 
 
-def provision_picture(found: Provision, cells: Sequence[WhatIf]) -> RenderableType:
+def provision_picture(found: Forecast, cells: Sequence[WhatIf]) -> RenderableType:
     """All of it."""
     colour = "green" if found.feasible else "red"
     title = "the learner stays busy" if found.feasible else "not feasible"
@@ -36,7 +36,7 @@ def provision_picture(found: Provision, cells: Sequence[WhatIf]) -> RenderableTy
     return Group(*parts)
 
 
-def _sentences(found: Provision) -> Text:
+def _sentences(found: Forecast) -> Text:
     demand, text = found.demand, Text()
     text.append(
         f"S = {demand.staleness_max}, kappa = {demand.publish_every}, R = {demand.trajectories_per_step}, "
@@ -62,7 +62,7 @@ def _sentences(found: Provision) -> Text:
     return text
 
 
-def workers_table(found: Provision) -> Table:
+def workers_table(found: Forecast) -> Table:
     table = Table("workers", box=SIMPLE_HEAD, pad_edge=False)
     for heading in ("chosen", "of", "trajectories/h each", "usd/h each", "usd per 1,000 trajectories"):
         table.add_column(heading, justify="right")
@@ -75,7 +75,7 @@ def workers_table(found: Provision) -> Table:
     return table
 
 
-def _broadcast_line(found: Provision) -> Text:
+def _broadcast_line(found: Forecast) -> Text:
     times = found.broadcast
     only = {"all": "", "unmetered": "; metered workers only receive", "none": "; workers pass nothing on"}
     return Text(
@@ -86,7 +86,7 @@ def _broadcast_line(found: Provision) -> Text:
     )
 
 
-def what_if_table(found: Provision, cells: Sequence[WhatIf]) -> Table:
+def what_if_table(found: Forecast, cells: Sequence[WhatIf]) -> Table:
     """usd per step and workers over S and kappa; the present one in bold."""
     kappas = sorted({cell.publish_every for cell in cells})
     table = Table("usd a step (workers)", *(f"kappa = {kappa}" for kappa in kappas), box=SIMPLE_HEAD, pad_edge=False)
@@ -98,7 +98,7 @@ def what_if_table(found: Provision, cells: Sequence[WhatIf]) -> Table:
     return table
 
 
-def _cell(found: Provision, cell: WhatIf | None, cheapest: float | None) -> Text:
+def _cell(found: Forecast, cell: WhatIf | None, cheapest: float | None) -> Text:
     if cell is None:
         return Text()
     here = (cell.staleness_max, cell.publish_every) == (found.demand.staleness_max, found.demand.publish_every)
@@ -108,7 +108,7 @@ def _cell(found: Provision, cell: WhatIf | None, cheapest: float | None) -> Text
     return Text(f"{cell.usd_per_step:.3f} ({cell.workers})", style=style)
 
 
-def draw_provision(found: Provision, path: Path) -> None:
+def draw_provision(found: Forecast, path: Path) -> None:
     """Bubble and usd per step over the number of workers, in the order of rho; the chosen ones marked."""
     from matplotlib.figure import Figure
 

@@ -25,10 +25,9 @@ GONE_SHOWN_S = 600.0  # spot boxes come and go all day
 SENTENCES_SHOWN = 8  # on a terminal; all of them elsewhere
 OTHER_LINES = 22  # of a picture, besides its workers, sentences and faults: a long bottleneck takes four of them
 COLOURS = {"joined": "green", "suspected": "yellow", "gone": "red"}
-Facts = Mapping[str, Any]
 
 
-def print_status(facts: Facts) -> None:
+def print_status(facts: Mapping[str, Any]) -> None:
     """`echo2d status`: a run in a few lines."""
     console = plain_console()
     console.print(status_picture(facts, lines=console.height if console.is_terminal else None))
@@ -40,7 +39,9 @@ def plain_console() -> Console:
     return console if console.is_terminal else Console(highlight=False, width=PLAIN_COLUMNS)
 
 
-def status_picture(facts: Facts, *, tokens_per_s: float | None = None, lines: int | None = None) -> RenderableType:
+def status_picture(
+    facts: Mapping[str, Any], *, tokens_per_s: float | None = None, lines: int | None = None
+) -> RenderableType:
     """All of it. lines: of the terminal; workers that have no room are counted."""
     sentences, faults = facts["attention"], facts["faults"][-FAULTS_SHOWN:]
     room = None
@@ -62,12 +63,12 @@ def status_picture(facts: Facts, *, tokens_per_s: float | None = None, lines: in
     return Group(*parts, *map(_fault, faults))
 
 
-def _title(facts: Facts) -> Text:
+def _title(facts: Mapping[str, Any]) -> Text:
     seed = ("●", "green") if facts["seed_alive"] else ("○", "red")
     return Text.assemble(("echo2d ", "bold"), f"run {facts.get('run_id', '-')}  epoch {facts['epoch']}  seed ", seed)
 
 
-def _tiles(facts: Facts, tokens_per_s: float | None) -> Table:
+def _tiles(facts: Mapping[str, Any], tokens_per_s: float | None) -> Table:
     """The numbers of a run."""
     grid = Table.grid(expand=True, padding=(0, 1))
     for _ in range(TILES_PER_ROW):
@@ -99,7 +100,7 @@ def _tiles(facts: Facts, tokens_per_s: float | None) -> Table:
     return grid
 
 
-def _provision(facts: Facts) -> Iterable[RenderableType]:
+def _provision(facts: Mapping[str, Any]) -> Iterable[RenderableType]:
     """What the run waits for, and who is to work."""
     provision = facts["provision"]
     yield _labelled("bottleneck", provision["bottleneck"]["text"])
@@ -121,12 +122,12 @@ def _labelled(label: str, words: str) -> Table:
     return grid
 
 
-def _rented(facts: Facts) -> Iterable[Text]:
+def _rented(facts: Mapping[str, Any]) -> Iterable[Text]:
     if "renting" in facts:
         yield Text.assemble(_label("rented"), rented_words(facts["renting"]))
 
 
-def rented_words(renting: Facts) -> str:
+def rented_words(renting: Mapping[str, Any]) -> str:
     """What is there, what it costs, and what is left."""
     states = ", ".join(f"{count} {state}" for state, count in renting["states"].items() if count)
     return (
@@ -136,7 +137,7 @@ def rented_words(renting: Facts) -> str:
     )
 
 
-def _reward_and_staleness(facts: Facts) -> Iterable[Text]:
+def _reward_and_staleness(facts: Mapping[str, Any]) -> Iterable[Text]:
     rewards = [reward for _, reward in facts["rewards"]]
     if rewards:
         yield Text.assemble(_label("reward"), (spark(rewards[-SPARK_CELLS:]), "green"), f"  {rewards[-1]:.3f}")
@@ -150,7 +151,7 @@ def staleness_bars(histogram: Mapping[Any, int]) -> str:
     return "   ".join(f"{staleness}: {bar(n, total, 8)} {n / total:4.0%}" for staleness, n in histogram.items())
 
 
-def _spreading(facts: Facts) -> Iterable[Text]:
+def _spreading(facts: Mapping[str, Any]) -> Iterable[Text]:
     broadcast = facts["broadcast"]
     if not broadcast or not broadcast["peers"]:
         return
@@ -171,7 +172,7 @@ def _label(text: str) -> tuple[str, str]:
     return f"  {text:<14}", "dim"
 
 
-def workers_table(facts: Facts, *, rows: int | None = None) -> Table:
+def workers_table(facts: Mapping[str, Any], *, rows: int | None = None) -> Table:
     """Who serves what, and how far the version that spreads has come; those in trouble first where not all fit."""
     broadcast = facts["broadcast"]
     progress = {peer["id"]: peer for peer in broadcast["peers"]} if broadcast else {}
@@ -199,18 +200,18 @@ COLUMNS = ("worker", "state", "serves", "lag", "running", "leases", "accepted", 
 WORDS = {"worker", "state"}
 
 
-def _columns(facts: Facts) -> list[str]:
+def _columns(facts: Mapping[str, Any]) -> list[str]:
     """Without any price there is none to show."""
     priced = any(worker["usd_per_h"] for worker in facts["workers"])
     return [name for name in COLUMNS if priced or name != "usd/h"]
 
 
-def _trouble(worker: Facts) -> tuple[bool, bool, int, str]:
+def _trouble(worker: Mapping[str, Any]) -> tuple[bool, bool, int, str]:
     lag = worker["lag"]
     return worker["state"] == "gone", worker["alive"], -(1 << 30 if lag is None else lag), worker["name"]
 
 
-def _worker_cells(worker: Facts) -> dict[str, Text]:
+def _worker_cells(worker: Mapping[str, Any]) -> dict[str, Text]:
     serving, lag, state = worker["serving"], worker["lag"], worker["state"]
     dialled = ", not dialable" if worker["reachable"] is False else ""
     colour = COLOURS[state] if worker["alive"] or state == "gone" else COLOURS["suspected"]
@@ -229,7 +230,7 @@ def _worker_cells(worker: Facts) -> dict[str, Text]:
     }
 
 
-def _makes(worker: Facts) -> Text:
+def _makes(worker: Mapping[str, Any]) -> Text:
     """Trajectories; ~ stands before what is only expected of it."""
     mu = worker["mu"]
     if mu is None or worker["state"] == "gone":
@@ -237,13 +238,13 @@ def _makes(worker: Facts) -> Text:
     return Text(per_h(mu)) if worker["mu_sd"] is not None else Text(f"~{per_h(mu)}", style="dim")
 
 
-def _state(worker: Facts) -> str:
+def _state(worker: Mapping[str, Any]) -> str:
     if worker["state"] != "joined" or not worker["alive"]:
         return "away" if worker["state"] == "joined" else str(worker["state"])
     return "leaving" if worker["leaving"] else "joined" if worker["active"] else "standby"
 
 
-def _arrival(peer: Facts | None, broadcast: Facts | None) -> Text:
+def _arrival(peer: Mapping[str, Any] | None, broadcast: Mapping[str, Any] | None) -> Text:
     if peer is None or broadcast is None:
         return Text()
     total = broadcast["wire_bytes"] or broadcast["full_bytes"]
@@ -252,7 +253,7 @@ def _arrival(peer: Facts | None, broadcast: Facts | None) -> Text:
     return Text.assemble((bar(share, 1.0, 10), colour), f" {share:4.0%}")
 
 
-def _fault(fault: Facts) -> Text:
+def _fault(fault: Mapping[str, Any]) -> Text:
     times = f"  x {fault['times']}" if fault["times"] > 1 else ""
     ago = (f"{age(fault['age_s']):>10} ago  ", "dim")
     return Text.assemble(ago, (f"{fault['kind']:<8}", "red"), f"{fault['text']}{times}")

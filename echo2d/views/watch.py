@@ -7,7 +7,7 @@ Not being answered at the very first call is the operator's mistake; later it is
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from echo2d.client import AsyncCoordinator, OperatorFault, PeerFault, Unreachable
-from echo2d.views.status import Facts, TokenRate, age, plain_console, status_picture
+from echo2d.views.status import TokenRate, age, plain_console, status_picture
 
 ANSWER_S = 5.0  # somebody waits at the terminal
 PATIENCE_S = 5.0  # of a single look, for a coordinator that is just starting
@@ -83,7 +83,7 @@ class Screen:
         self._as_json = as_json
         self._console = console or plain_console()
         self._rate = TokenRate()
-        self._last: Facts | None = None
+        self._last: Mapping[str, Any] | None = None
         self._answered_at = 0.0
         self._live = Live(console=self._console, auto_refresh=False)
 
@@ -95,7 +95,7 @@ class Screen:
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def show(self, facts: Facts, *, now: float) -> None:
+    def show(self, facts: Mapping[str, Any], *, now: float) -> None:
         """A status that was just answered; `now` is monotonic seconds."""
         self._last, self._answered_at = facts, now
         rate = self._rate.update(facts["tokens_accepted"], now)

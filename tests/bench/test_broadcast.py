@@ -7,12 +7,12 @@ import pytest
 
 from echo2d.bench.broadcast.plot import draw, measurements, run_plot
 from echo2d.bench.broadcast.result import DeltaTarget, Round
-from echo2d.bench.broadcast.run import Broadcast, best_plan, result_of, with_undialable
+from echo2d.bench.broadcast.run import BroadcastBench, best_plan, result_of, with_undialable
 from echo2d.bench.delta.cost import DeltaCosts, delta_costs
 from echo2d.bench.lab.daemons import write_snapshot
 from echo2d.bench.lab.real_versions import RealVersions
 from echo2d.errors import OperatorFault
-from echo2d.sim.kernel.scenario import MBIT, Fault, PeerSpec, Scenario
+from echo2d.sim.kernel.scenario import MBIT, PeerCrash, PeerSpec, Scenario
 from echo2d.store.snapshots import scan_snapshot
 
 EIGHT = Scenario.equal(8, PeerSpec(100 * MBIT, 100 * MBIT, 0.0125), wire_bytes=64 << 20)
@@ -32,7 +32,7 @@ def test_the_bound_of_the_first_row() -> None:
 def test_medians_are_of_the_warm_rounds() -> None:
     rounds = [ROUND, *(replace(ROUND, t_verify_s=float(time), verified=7) for time in (6, 8, 7))]
     result = result_of(
-        Broadcast(EIGHT), rounds, ["a fault"], (1.0, 2.0), {"star": [(44.0, 8.4), (46.0, 8.4), (45.0, 8.5)]}
+        BroadcastBench(EIGHT), rounds, ["a fault"], (1.0, 2.0), {"star": [(44.0, 8.4), (46.0, 8.4), (45.0, 8.5)]}
     )
     assert (result.t_verify_s.median, result.t_verify_s.min, result.t_verify_s.max) == (7.0, 6.0, 8.0)
     assert result.ratio == pytest.approx(7 / 5.369, abs=0.001)
@@ -45,12 +45,12 @@ def test_medians_are_of_the_warm_rounds() -> None:
 
 def test_the_bound_is_the_survivors() -> None:
     """The fastest of those with most uplink is gone: 160 + 40 + 320 of 840 Mbit/s are left."""
-    lost = Broadcast(MIXED, kill=0.5)
+    lost = BroadcastBench(MIXED, kill=0.5)
     assert lost.fastest == 3
     mixed = replace(ROUND, wire_bytes=100 << 20)
     result = result_of(lost, [mixed], [], (0.0, 0.0), {})
     assert result.bound_s == best_plan(replace(MIXED, peers=MIXED.peers[:3])).bound_s
-    scripted = Broadcast(replace(MIXED, faults=(Fault(3, 1.0), Fault(1, 1.0, 2.0))))
+    scripted = BroadcastBench(replace(MIXED, faults=(PeerCrash(3, 1.0), PeerCrash(1, 1.0, 2.0))))
     assert result_of(scripted, [mixed], [], (0.0, 0.0), {}).bound_s == result.bound_s
 
 
@@ -97,7 +97,7 @@ def test_peers_behind_nat_are_spread(share: float, closed: list[int]) -> None:
 
 def test_the_seed_lives() -> None:
     with pytest.raises(OperatorFault, match="seed"):
-        Broadcast(replace(EIGHT, faults=(Fault(0, 1.0, 2.0),)))
+        BroadcastBench(replace(EIGHT, faults=(PeerCrash(0, 1.0, 2.0),)))
 
 
 @pytest.mark.parametrize(
@@ -105,11 +105,11 @@ def test_the_seed_lives() -> None:
 )
 def test_what_cannot_be_measured(wrong: dict[str, object]) -> None:
     with pytest.raises(OperatorFault, match="expected"):
-        Broadcast(EIGHT, **wrong)  # type: ignore[arg-type]
+        BroadcastBench(EIGHT, **wrong)  # type: ignore[arg-type]
 
 
 def test_the_picture_has_a_curve_for_everybody(tmp_path: Path) -> None:
-    five = Broadcast(replace(EIGHT, peers=EIGHT.peers[:6]), run_dir=tmp_path)
+    five = BroadcastBench(replace(EIGHT, peers=EIGHT.peers[:6]), run_dir=tmp_path)
     wanted = list(measurements(five))
     assert [len(each.scenario.peers) - 1 for each in wanted] == [2, 4, 5]
     assert [each.run_dir for each in wanted] == [tmp_path / f"{count}-peers" for count in (2, 4, 5)]
@@ -125,4 +125,4 @@ def test_the_picture_has_a_curve_for_everybody(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["picture.gif", "no/folder.png"])
 def test_what_cannot_be_drawn_is_said_before_the_measurement(tmp_path: Path, name: str) -> None:
     with pytest.raises(OperatorFault, match="--plot"):
-        run_plot(Broadcast(EIGHT), tmp_path / name)
+        run_plot(BroadcastBench(EIGHT), tmp_path / name)

@@ -9,9 +9,9 @@ import pytest
 
 from echo2d.demo.live_view import kills_table, progress_line
 from echo2d.demo.results import (
+    DemoResult,
     Kill,
     Quantiles,
-    Result,
     Trajectories,
     WorkerEnd,
     add_up,
@@ -23,7 +23,7 @@ from echo2d.demo.results import (
 )
 from echo2d.views.status import bar, spark
 
-GOOD = Result(
+GOOD = DemoResult(
     steps=80,
     accuracy_first=0.5,
     accuracy_last=0.8,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from echo2d.bench.coordinator.fake_learner import ScriptedLearner
+from echo2d.bench.coordinator.fake_learner import FakeLearner
 from echo2d.bench.lab.processes import Program, Programs, wait_for
 from echo2d.client import Coordinator
 from echo2d.runtime.run_dir.credentials import create_token
@@ -38,7 +38,7 @@ filter_zero_variance = false
 max_new_tokens = {tokens}
 vocab_size = 512
 [task]
-name = "echo2d.bench.lab.stub_task:CheapTask"
+name = "echo2d.bench.lab.stub_task:StubTask"
 options = {{ prompt_tokens = 4, vocab_size = 512 }}
 processes = 1
 [activation]
@@ -71,9 +71,9 @@ class Site:
         pace = f"--tokens-per-s-max={2 * NEEDED * TOKENS}"
         return self.programs.start(name, "-m", "echo2d", "join", self.url, *flags, "--slots=8", pace)
 
-    def learner(self) -> ScriptedLearner:
+    def learner(self) -> FakeLearner:
         token = self.run_dir / "tokens" / "learner.token"
-        return ScriptedLearner(self.url, token, self.root / "snapshots", t_train_s=T_TRAIN_S)
+        return FakeLearner(self.url, token, self.root / "snapshots", t_train_s=T_TRAIN_S)
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([sys.executable, "-m", "echo2d", *arguments], capture_output=True, text=True, check=False)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from echo2d.bench.lab.processes import Programs
-from echo2d.demo.chaos import Kind
+from echo2d.demo.chaos import VictimKind
 from echo2d.demo.tiny_model import make_tiny_model
 from tests.support.crash import STEP_FLOOR_S, STEPS, CrashSite, Point, run_with_crashes
 
@@ -51,7 +51,11 @@ def test_learner_and_coordinator_die_by_themselves_and_together(site: CrashSite)
     rng = random.Random(rng_seed)
     steps = sorted(rng.sample(range(1, STEPS - 1), 3))
     delays_s = [(rng.uniform(0.0, STEP_FLOOR_S),) for _ in steps]
-    deaths: list[tuple[Kind, tuple[Kind, ...]]] = [("learner", ()), ("coordinator", ()), ("coordinator", ("learner",))]
+    deaths: list[tuple[VictimKind, tuple[VictimKind, ...]]] = [
+        ("learner", ()),
+        ("coordinator", ()),
+        ("coordinator", ("learner",)),
+    ]
     rng.shuffle(deaths)
     points = [
         Point(kind, step, delay_s, also) for (kind, also), step, delay_s in zip(deaths, steps, delays_s, strict=True)

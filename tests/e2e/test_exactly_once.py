@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from echo2d.client import Batch, Coordinator, NotResumable, Published, Session
-from learner.batch_prefetch import Intake
+from learner.batch_prefetch import BatchPrefetch
 from learner.config import LearnerConfig
 from learner.train import Learner
 from tests.support.learner import config_in, make_base, record, rows_of, throwing_dice
@@ -85,7 +85,7 @@ def live(config: LearnerConfig, recording: Recording) -> int:
     code = 1
     try:
         torch.set_num_threads(1)
-        Learner(config, cast("Coordinator", recording), Intake(), resume=True).run()
+        Learner(config, cast("Coordinator", recording), BatchPrefetch(), resume=True).run()
         code = 0
     finally:
         os._exit(code)

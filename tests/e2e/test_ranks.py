@@ -28,7 +28,7 @@ STEPS = 6
 LOSS_ERROR_MAX = 1e-5  # absolute, of losses around 0.1: sums of float32 in another order, twelve optimizer steps long
 NORM_ERROR_MAX = 1e-3  # relative
 WEIGHT_ERROR_MAX = 2e-3  # absolute, of bfloat16 weights that moved by 1e-3 a step
-SCRIPT = Path(__file__).with_name("recorded_learner.py")
+SCRIPT = REPO / "tests" / "support" / "recorded_learner.py"
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from echo2d.bench.coordinator.fake_learner import ScriptedLearner
+from echo2d.bench.coordinator.fake_learner import FakeLearner
 from echo2d.bench.lab.processes import Program, Programs, wait_for
 from tests.e2e.test_by_hand import poll
 from tests.support.paths import REPO
@@ -33,7 +33,7 @@ filter_zero_variance = false
 max_new_tokens = 4
 vocab_size = 32000
 [task]
-name = "echo2d.bench.lab.stub_task:CheapTask"
+name = "echo2d.bench.lab.stub_task:StubTask"
 options = {{ prompt_tokens = 4, vocab_size = 100 }}
 processes = 1
 [rent]
@@ -79,8 +79,8 @@ class Site:
     def url(self) -> str:
         return str(json.loads(wait_for(self.root / "run" / "coordinator.json", self.programs, WAIT_S))["url"])
 
-    def learner(self) -> ScriptedLearner:
-        return ScriptedLearner(self.url(), self.root / "run" / "tokens" / "learner.token", self.root / "snapshots")
+    def learner(self) -> FakeLearner:
+        return FakeLearner(self.url(), self.root / "run" / "tokens" / "learner.token", self.root / "snapshots")
 
     def command(self, *arguments: str) -> dict[str, Any]:
         done = subprocess.run([sys.executable, "-m", "echo2d", *arguments, "--json"], capture_output=True, check=True)

@@ -7,7 +7,7 @@ from time import monotonic
 import numpy as np
 import pytest
 
-from echo2d.engines.base import EngineSpan, GenerateRequest, SampleDelta
+from echo2d.engines.base import EngineSpan, GenerateRequest, SampleOutput
 from echo2d.engines.fake import FAKE_EOS, FakeEngine, fake_logprob, fake_token
 from echo2d.errors import EngineFault
 
@@ -30,7 +30,7 @@ def request(samples: int = 3, max_new_tokens: int = 10, rng_seed: int | None = N
     return GenerateRequest("r", PROMPT, samples, max_new_tokens, rng_seed=rng_seed)
 
 
-async def deltas(engine: FakeEngine, request: GenerateRequest) -> list[SampleDelta]:
+async def deltas(engine: FakeEngine, request: GenerateRequest) -> list[SampleOutput]:
     return [delta async for delta in engine.generate(request)]
 
 

@@ -8,7 +8,7 @@ import pytest
 from blake3 import blake3
 from safetensors.numpy import save_file
 
-from echo2d.engines.layout import Layout, TensorSpec, file_tensor_digests, read_layout
+from echo2d.engines.layout import SnapshotLayout, TensorSpec, file_tensor_digests, read_layout
 from echo2d.errors import EngineFault
 
 A = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -80,8 +80,8 @@ def test_a_weight_file_that_lies_is_a_fault(tmp_path: Path, content: bytes) -> N
     ],
 )
 def test_a_layout_that_does_not_fit_the_served_one(tensors: dict[str, tuple[int, ...]], words: str) -> None:
-    served = Layout({}, frozenset(), {"a": TensorSpec("BF16", (2, 3))})
-    new = Layout({}, frozenset(), {name: TensorSpec("BF16", shape) for name, shape in tensors.items()})
+    served = SnapshotLayout({}, frozenset(), {"a": TensorSpec("BF16", (2, 3))})
+    new = SnapshotLayout({}, frozenset(), {name: TensorSpec("BF16", shape) for name, shape in tensors.items()})
     served.require_tensors_of(served)
     with pytest.raises(EngineFault, match=words):
         new.require_tensors_of(served)

@@ -16,7 +16,7 @@ from echo2d.engines.base import AdapterBase, Engine
 from echo2d.engines.torch_engine import TorchEngine
 from echo2d.errors import EngineFault, OperatorFault
 from echo2d.runtime.run_dir.version_files import VersionFiles
-from echo2d.runtime.worker.lora_base import BaseOfAdapters
+from echo2d.runtime.worker.lora_base import LoraBase
 from echo2d.store.snapshots import build_manifest, scan_snapshot
 from tests.support.engine_contract import SHORT, check_logprobs, generated
 from tests.support.engine_harness import label
@@ -93,7 +93,7 @@ def test_a_run_takes_adapters_of_its_base_model_alone(tmp_path: Path, adapter: P
 
 
 def test_a_base_is_verified_and_remembered(adapter: Path, base: AdapterBase) -> None:
-    here = BaseOfAdapters(base.directory)
+    here = LoraBase(base.directory)
     assert here.of(base.directory) is None, "a whole model"
     assert here.of(adapter) == base
     assert here.of(adapter) is here.of(adapter)
@@ -104,10 +104,10 @@ def test_a_base_is_verified_and_remembered(adapter: Path, base: AdapterBase) -> 
 def test_another_base_or_none_is_a_fault(tmp_path: Path, adapter: Path, base: AdapterBase) -> None:
     other = make_base(tmp_path / "other", rng_seed=7)
     with pytest.raises(EngineFault, match=f"base model {base.digest[:12]}: it needs --base-model"):
-        BaseOfAdapters(None).of(adapter)
+        LoraBase(None).of(adapter)
     with pytest.raises(EngineFault, match=f"--base-model is {other.digest[:12]}"):
-        BaseOfAdapters(other.directory).of(adapter)
-    here = BaseOfAdapters(base.directory)
+        LoraBase(other.directory).of(adapter)
+    here = LoraBase(base.directory)
     here.of(adapter)
     with edited(base.directory / "config.json") as config:
         config["rope_theta"] = 1.0

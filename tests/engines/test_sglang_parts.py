@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from echo2d.config import WorkerConfig
-from echo2d.engines.sglang.admission import Room, ServerLoad, next_limit
+from echo2d.engines.sglang.admission import SampleAdmission, ServerLoad, next_limit
 from echo2d.engines.sglang.compat import dialect_of
+from echo2d.engines.sglang.continuation import Continuation, Foreign, ReportedToken
 from echo2d.engines.sglang.engine import SglangEngine
 from echo2d.engines.sglang.process import Launch, ServerProcess, launches, require_arguments
 from echo2d.engines.sglang.process_guard import Log
-from echo2d.engines.sglang.segment import Foreign, Piece, Token
 from echo2d.errors import EngineFault, OperatorFault
 from echo2d.runtime.worker.engine_refit import make_engines
 
@@ -73,15 +73,15 @@ def chunk(
     return {"output_ids": list(tokens), "meta_info": meta}
 
 
-def tokens(label: str, *written: int) -> list[Token]:
-    return [Token(each, -each / 8, label) for each in written]
+def tokens(label: str, *written: int) -> list[ReportedToken]:
+    return [ReportedToken(each, -each / 8, label) for each in written]
 
 
 LENGTH, ABORT = {"type": "length", "length": 4}, {"type": "abort", "message": "Aborted"}
 
 
 def test_certain_tokens_are_given_at_once() -> None:
-    piece = Piece("1-a")
+    piece = Continuation("1-a")
     assert piece.take(chunk(5, 6, end=2), certain=True) == tokens("1-a", 5, 6)
     assert piece.take(chunk(7, end=3), certain=True) == tokens("1-a", 7)
     assert piece.take(chunk(8, end=4, finish=LENGTH, spans=[("1-a", 0, 4)]), certain=True) == tokens("1-a", 8)
@@ -90,13 +90,13 @@ def test_certain_tokens_are_given_at_once() -> None:
 
 
 def test_a_cumulative_stream_says_the_same() -> None:
-    piece = Piece("1-a")
+    piece = Continuation("1-a")
     assert piece.take(chunk(5, 6, end=2), certain=True) == tokens("1-a", 5, 6)
     assert piece.take(chunk(5, 6, 7, end=3), certain=True) == tokens("1-a", 7)
 
 
 def test_uncertain_tokens_wait_for_the_servers_word() -> None:
-    piece = Piece("1-a")
+    piece = Continuation("1-a")
     assert piece.take(chunk(5, end=1), certain=True) == tokens("1-a", 5)
     assert piece.take(chunk(6, 7, end=3), certain=False) == []
     assert piece.take(chunk(8, end=4), certain=True) == [], "what comes after something uncertain waits too"
@@ -106,7 +106,7 @@ def test_uncertain_tokens_wait_for_the_servers_word() -> None:
 
 
 def test_an_abort_in_the_queue_repeats_the_last_token() -> None:
-    piece = Piece("1-a")
+    piece = Continuation("1-a")
     piece.take(chunk(5, 6, end=2), certain=True)
     again = chunk(6, end=2, finish=ABORT, spans=[("1-a", 0, 2)], logprobs=[[-5 / 8, 5, None], [-6 / 8, 6, None]])
     assert piece.take(again, certain=False) == []
@@ -115,7 +115,7 @@ def test_an_abort_in_the_queue_repeats_the_last_token() -> None:
 
 def test_an_abort_joined_with_what_came_before_it() -> None:
     """Two chunks in one, the second of which repeats a token: it does not add up, and is left out."""
-    piece = Piece("1-a")
+    piece = Continuation("1-a")
     piece.take(chunk(5, end=1), certain=True)
     entries = [[-6 / 8, 6, None], [-5 / 8, 5, None], [-6 / 8, 6, None]]
     both = chunk(6, 6, end=2, finish=ABORT, spans=[("1-a", 0, 2)], logprobs=entries)
@@ -123,14 +123,14 @@ def test_an_abort_joined_with_what_came_before_it() -> None:
 
 
 def test_an_abort_without_a_word_leaves_held_tokens_to_nobody() -> None:
-    piece = Piece("1-a")
+    piece = Continuation("1-a")
     piece.take(chunk(5, end=1), certain=False)
     assert piece.take(chunk(end=1, finish=ABORT), certain=False) == []
     piece.check()
 
 
 def test_an_abort_before_the_first_token() -> None:
-    piece = Piece("1-a")
+    piece = Continuation("1-a")
     assert piece.take(chunk(end=0, finish=ABORT, spans=[("2-b", 0, 0)]), certain=False) == []
 
 
@@ -153,18 +153,18 @@ BAD = {
 @pytest.mark.parametrize("body", BAD.values(), ids=BAD.keys())
 def test_what_is_no_output(body: Any) -> None:
     with pytest.raises(EngineFault):
-        Piece("1-a").take(body, certain=True)
+        Continuation("1-a").take(body, certain=True)
 
 
 def test_another_version_wrote_what_was_given() -> None:
-    piece = Piece("1-a")
+    piece = Continuation("1-a")
     piece.take(chunk(5, 6, end=2), certain=True)
     with pytest.raises(Foreign):
         piece.take(chunk(7, end=3, finish=LENGTH, spans=[("0-z", 0, 1), ("1-a", 1, 3)]), certain=True)
 
 
 def test_fewer_tokens_than_were_given() -> None:
-    piece = Piece("1-a")
+    piece = Continuation("1-a")
     piece.take(chunk(5, 6, end=2), certain=True)
     with pytest.raises(EngineFault):
         piece.take(chunk(end=2, finish=ABORT, spans=[("1-a", 0, 1)]), certain=True)
@@ -191,7 +191,7 @@ def test_limits(limit: int, load: ServerLoad, after: int) -> None:
 
 
 def test_who_waits_enters_in_order() -> None:
-    room, entered = Room(2), list[str]()
+    room, entered = SampleAdmission(2), list[str]()
     callers = {name: (lambda name=name: entered.append(name)) for name in "abcde"}
     for name in "abcde":
         room.enter(callers[name])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo2d.engines.base import EngineSpan, GenerateRequest, SampleDelta
+from echo2d.engines.base import EngineSpan, GenerateRequest, SampleOutput
 from echo2d.engines.stream import TEMPERATURE_MIN, RequestStream, SampleBuffer, check_request
 from echo2d.errors import EngineFault
 
@@ -22,7 +22,7 @@ def test_a_delta_splits_where_the_version_changes() -> None:
         buffer.add(token, -0.5, label)
         buffer.check()
     spans = [EngineSpan(0, 2, "a"), EngineSpan(2, 3, "b")]
-    assert buffer.take() == SampleDelta(3, [10, 11, 12], [-0.5] * 3, spans)
+    assert buffer.take() == SampleOutput(3, [10, 11, 12], [-0.5] * 3, spans)
 
 
 def test_positions_go_on_over_deltas() -> None:
@@ -30,11 +30,11 @@ def test_positions_go_on_over_deltas() -> None:
     buffer.add(10, -0.5, "a")
     buffer.take()
     buffer.add(11, -0.25, "a")
-    assert buffer.take("stop") == SampleDelta(0, [11], [-0.25], [EngineSpan(1, 2, "a")], "stop")
+    assert buffer.take("stop") == SampleOutput(0, [11], [-0.25], [EngineSpan(1, 2, "a")], "stop")
 
 
 def test_an_empty_delta_has_no_spans() -> None:
-    assert SampleBuffer(0).take("abort") == SampleDelta(0, [], [], [], "abort")
+    assert SampleBuffer(0).take("abort") == SampleOutput(0, [], [], [], "abort")
 
 
 @given(st.lists(st.one_of(st.sampled_from("abc"), st.none()), max_size=40))
@@ -55,7 +55,7 @@ def test_spans_cover_exactly_the_tokens(writes: list[str | None]) -> None:
 
 async def test_a_stream_ends_when_every_sample_has() -> None:
     stream = RequestStream(2)
-    first, last = SampleDelta(1, [5], [0.0], [EngineSpan(0, 1, "a")], "stop"), SampleDelta(0, [], [], [], "abort")
+    first, last = SampleOutput(1, [5], [0.0], [EngineSpan(0, 1, "a")], "stop"), SampleOutput(0, [], [], [], "abort")
     for delta in (first, last):
         stream.put(delta)
         stream.check()
@@ -66,17 +66,17 @@ async def test_a_stream_ends_when_every_sample_has() -> None:
 async def test_a_waiting_consumer_is_woken() -> None:
     stream = RequestStream(1)
     asyncio.get_running_loop().call_soon(stream.abort)
-    assert await stream.get() == SampleDelta(0, (), (), (), "abort")
+    assert await stream.get() == SampleOutput(0, (), (), (), "abort")
     assert await stream.get() is None
 
 
 async def test_what_follows_a_finish_is_dropped() -> None:
     stream = RequestStream(1)
     stream.abort()
-    stream.put(SampleDelta(0, [5], [0.0], [EngineSpan(0, 1, "a")], "stop"))
+    stream.put(SampleOutput(0, [5], [0.0], [EngineSpan(0, 1, "a")], "stop"))
     stream.abort()
     stream.check()
-    assert await stream.get() == SampleDelta(0, (), (), (), "abort")
+    assert await stream.get() == SampleOutput(0, (), (), (), "abort")
     assert await stream.get() is None
 
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 from transformers import BloomConfig, GPT2Config, MambaConfig, MistralConfig, Qwen3MoeConfig
 
-from echo2d.engines.base import Engine, GenerateRequest, SampleDelta
+from echo2d.engines.base import Engine, GenerateRequest, SampleOutput
 from echo2d.engines.layout import file_tensor_digests
 from echo2d.engines.stream import RequestStream
 from echo2d.engines.torch_engine import TorchEngine
-from echo2d.engines.torch_engine.batch import PREFILL_TOKENS_MAX, Batch
-from echo2d.engines.torch_engine.decoder import Decoder, DecoderOptions, Output
-from echo2d.engines.torch_engine.policy import Policy, build, prepare
+from echo2d.engines.torch_engine.batch import PREFILL_TOKENS_MAX, DecodeBatch
+from echo2d.engines.torch_engine.decoder import Decoder, DecoderOptions, DecoderOutput
+from echo2d.engines.torch_engine.policy import InferencePolicy, build, prepare
 from echo2d.engines.torch_engine.sampling import Chances, draw
 from echo2d.errors import EngineFault, OperatorFault
 from tests.support.engine_harness import VOCAB_SIZE, load_model, save_random_model, score, tiny_config
@@ -43,7 +43,7 @@ def saved(folder: Path, rng_seed: int = 0, **changes: Any) -> Path:
     return folder
 
 
-def loaded(snapshot: Path) -> Policy:
+def loaded(snapshot: Path) -> InferencePolicy:
     return build(prepare(snapshot, None, torch.float32), torch.float32, CPU)
 
 
@@ -108,7 +108,7 @@ def test_rows_come_and_go_without_touching_the_others(tmp_path: Path, family: st
     """Random arrivals and departures: each row's logits stay those of a full forward pass over its tokens alone."""
     save_random_model(tmp_path, FAMILIES[family], rng_seed=1)
     chance, model = random.Random(0), load_model(tmp_path)
-    batch, rows = Batch(loaded(tmp_path)), list[list[int]]()
+    batch, rows = DecodeBatch(loaded(tmp_path)), list[list[int]]()
     with torch.inference_mode():
         for _ in range(12):
             contexts = [[chance.randrange(VOCAB_SIZE) for _ in range(chance.randint(1, 9))] for _ in range(2)]
@@ -133,7 +133,7 @@ def test_rows_come_and_go_without_touching_the_others(tmp_path: Path, family: st
 def test_a_long_prefill_is_cut_into_passes(tmp_path: Path) -> None:
     save_random_model(tmp_path, tiny_config(), rng_seed=1)
     policy = loaded(tmp_path)
-    together, apart = Batch(policy), Batch(policy)
+    together, apart = DecodeBatch(policy), DecodeBatch(policy)
     contexts = [[i % VOCAB_SIZE] * (PREFILL_TOKENS_MAX // 4 + i) for i in range(6)]
     with torch.inference_mode():
         together.add(contexts, [1] * 6)
@@ -188,7 +188,7 @@ def test_weights_under_other_names_are_built_anew(tmp_path: Path) -> None:
 # decoder
 
 
-def decoder(emitted: list[Output]) -> Decoder:
+def decoder(emitted: list[DecoderOutput]) -> Decoder:
     return Decoder(DecoderOptions(CPU, torch.float32, slots_max=4, tokens_per_s_max=None, threads=1), emitted.append)
 
 
@@ -207,7 +207,7 @@ def test_tensors_for_another_model_are_not_copied_into_this_one(tmp_path: Path) 
 
 @pytest.mark.may_block
 async def test_a_request_checked_against_another_model_ends(tmp_path: Path) -> None:
-    emitted: list[Output] = []
+    emitted: list[DecoderOutput] = []
     one = decoder(emitted)
     one.swap(prepare(saved(tmp_path), None, torch.float32), "0-a")
     stream = RequestStream(2)
@@ -230,11 +230,11 @@ async def engine() -> AsyncIterator[TorchEngine]:
     await engine.close()
 
 
-async def deltas(engine: Engine, request: GenerateRequest) -> list[SampleDelta]:
+async def deltas(engine: Engine, request: GenerateRequest) -> list[SampleOutput]:
     return [delta async for delta in engine.generate(request)]
 
 
-def tokens_of(found: list[SampleDelta], sample: int = 0) -> list[int]:
+def tokens_of(found: list[SampleOutput], sample: int = 0) -> list[int]:
     return [token for delta in found if delta.sample == sample for token in delta.tokens]
 
 
@@ -324,12 +324,12 @@ async def test_bfloat16_weights_come_back_unchanged(tmp_path: Path) -> None:
 async def test_a_failing_step_leaves_nothing_until_the_next_refit(
     tmp_path: Path, engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def out_of_memory(batch: Batch, tokens: Sequence[int]) -> None:
+    def out_of_memory(batch: DecodeBatch, tokens: Sequence[int]) -> None:
         raise RuntimeError("out of memory")
 
     await engine.refit(saved(tmp_path), "0-a")
     with monkeypatch.context() as patch:
-        patch.setattr(Batch, "step", out_of_memory)
+        patch.setattr(DecodeBatch, "step", out_of_memory)
         found = await deltas(engine, GenerateRequest("r", [1], 2, 5))
     for sample in range(2):  # the first token is of the prefill; a delta brings it alone or with the end
         assert len(tokens_of(found, sample)) == 1

@@ -32,7 +32,9 @@ def test_the_page_was_read() -> None:
 
 def test_every_kind_of_line_of_the_story_is_told() -> None:
     source = "".join((REPO / path).read_text() for path in TELLERS)
-    said = set(re.findall(r'say\(\s*(?:story|log),\s*(?:logging\.)?(?:INFO|DEBUG),\s*"(\w+)"', source)) | {"buffered"}
+    said = set(re.findall(r'say\(\s*(?:group_log|story|log),\s*(?:logging\.)?(?:INFO|DEBUG),\s*"(\w+)"', source)) | {
+        "buffered"
+    }
     table = {
         word for row in re.findall(r"^\| (.*?) \| (?:debug|info)", OPERATING, re.MULTILINE) for word in row.split(", ")
     }

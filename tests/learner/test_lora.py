@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from echo2d.adapters import base_digest, pinned_base
 from echo2d.client import Coordinator, OperatorFault
 from echo2d.demo.tiny_model import TinyRecipe, make_tiny_model
-from learner.batch_prefetch import Intake
+from learner.batch_prefetch import BatchPrefetch
 from learner.checkpoint import Checkpoints
 from learner.config import LearnerConfig
 from learner.model import load_model
@@ -73,9 +73,9 @@ def test_a_stopped_learner_resumes_to_the_same_adapter(config: LearnerConfig, ba
     straight = OnBase(tmp_path / "taken", base)
     learn(config, straight)
     config = dataclasses.replace(config, out_dir=tmp_path / "other")
-    again, intake = OnBase(tmp_path / "taken2", base), Intake()
-    again.on_commit = lambda step: intake.stop() if step == 1 else None
-    learn(config, again, intake=intake)
+    again, prefetch = OnBase(tmp_path / "taken2", base), BatchPrefetch()
+    again.on_commit = lambda step: prefetch.stop() if step == 1 else None
+    learn(config, again, prefetch=prefetch)
     learn(config, again, resume=True)
     assert again.said("session") == [0, 1]
     resumed = weights(again, STEPS)
@@ -104,4 +104,4 @@ def test_an_adapter_of_another_base_is_refused(config: LearnerConfig, base: Path
 def test_a_target_must_be_linear_layers(config: LearnerConfig, target: str) -> None:
     wrong = dataclasses.replace(config, lora_targets=(*TARGETS, target))
     with pytest.raises(OperatorFault, match=r"learner\.lora_targets"):
-        Learner(wrong, cast("Coordinator", None), Intake(), resume=False)
+        Learner(wrong, cast("Coordinator", None), BatchPrefetch(), resume=False)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from learner.objectives import Totals, answer_means, distance_to_base, group_advantages, policy_loss, token_shares
+from learner.objectives import LossTotals, answer_means, distance_to_base, group_advantages, policy_loss, token_shares
 
 ANSWERS = torch.tensor([0, 0, 0, 1, 2, 2])
 
@@ -33,7 +33,7 @@ def test_dr_grpo_only_subtracts_the_mean() -> None:
 
 
 def test_a_tokens_share_depends_on_the_mean() -> None:
-    totals = Totals(tokens=6, answers=3)
+    totals = LossTotals(tokens=6, answers=3)
     assert token_shares("token", totals, ANSWERS, constant=0).tolist() == pytest.approx([1 / 6] * 6)
     assert token_shares("sequence", totals, ANSWERS, constant=0).tolist() == pytest.approx(
         [1 / 9, 1 / 9, 1 / 9, 1 / 3, 1 / 6, 1 / 6]
@@ -58,7 +58,7 @@ def test_the_loss_is_the_papers_formula(mean: str) -> None:
         "sequence": -np.mean([np.mean(answer) for answer in answers]),
         "constant": -np.mean([np.sum(answer) / 10 for answer in answers]),
     }[mean]
-    shares = token_shares(mean, Totals(6, 3), ANSWERS, constant=10)  # type: ignore[arg-type]
+    shares = token_shares(mean, LossTotals(6, 3), ANSWERS, constant=10)  # type: ignore[arg-type]
     found = policy_loss(torch.tensor(logprobs), torch.tensor(weights), torch.tensor(advantages), shares)
     assert float(found) == pytest.approx(float(expected))
 
@@ -66,10 +66,10 @@ def test_the_loss_is_the_papers_formula(mean: str) -> None:
 def test_losses_of_micro_batches_add_up() -> None:
     generator = torch.Generator().manual_seed(1)
     logprobs, weights, advantages = torch.randn(3, 6, generator=generator)
-    whole = policy_loss(logprobs, weights, advantages, token_shares("sequence", Totals(6, 3), ANSWERS, constant=0))
+    whole = policy_loss(logprobs, weights, advantages, token_shares("sequence", LossTotals(6, 3), ANSWERS, constant=0))
     parts = []
     for at in (slice(0, 4), slice(4, 6)):
-        shares = token_shares("sequence", Totals(6, 3), ANSWERS[at] - ANSWERS[at][0], constant=0)
+        shares = token_shares("sequence", LossTotals(6, 3), ANSWERS[at] - ANSWERS[at][0], constant=0)
         parts.append(policy_loss(logprobs[at], weights[at], advantages[at], shares))
     torch.testing.assert_close(sum(parts), whole)
 

@@ -10,7 +10,7 @@ from torch._C._distributed_c10d import HashStore
 
 from learner.__main__ import _OneLine
 from learner.config import Place
-from learner.rank_watchdog import LAST_WORD, LOOKS, Vigil
+from learner.rank_watchdog import LAST_WORD, LOOKS, RankWatchdog
 
 SILENCE_S = 0.4
 WAIT_S = 20.0
@@ -37,8 +37,8 @@ def store() -> HashStore:
     return HashStore()
 
 
-def vigil(store: Any, rank: int, lost: Lost) -> Vigil:
-    return Vigil(store, rank, 2, silence_s=SILENCE_S, lost=lost.put)
+def watchdog(store: Any, rank: int, lost: Lost) -> RankWatchdog:
+    return RankWatchdog(store, rank, 2, silence_s=SILENCE_S, lost=lost.put)
 
 
 def heard(store: HashStore, rank: int) -> None:
@@ -51,9 +51,9 @@ def heard(store: HashStore, rank: int) -> None:
 
 def test_who_counts_is_there_and_who_stands_still_is_lost(store: HashStore) -> None:
     lost: list[Lost] = [Lost(), Lost()]
-    first = vigil(store, 0, lost[0])
+    first = watchdog(store, 0, lost[0])
     still = HangingStore(store)
-    second = vigil(still, 1, lost[1])
+    second = watchdog(still, 1, lost[1])
     heard(store, 1)
     assert lost[0].empty()
     still.hang.set()
@@ -67,7 +67,7 @@ def test_who_counts_is_there_and_who_stands_still_is_lost(store: HashStore) -> N
 def test_who_has_not_come_yet_is_not_missed(store: HashStore) -> None:
     """It may be on its way, or fail at something before: then it has a last word."""
     lost = Lost()
-    first = vigil(store, 0, lost)
+    first = watchdog(store, 0, lost)
     heard(store, 0)
     assert lost.empty()
     store.set(LAST_WORD, "1: no such device")
@@ -77,7 +77,7 @@ def test_who_has_not_come_yet_is_not_missed(store: HashStore) -> None:
 
 def test_who_has_left_is_not_missed(store: HashStore) -> None:
     lost = Lost()
-    first, second = (vigil(store, rank, lost) for rank in range(2))
+    first, second = (watchdog(store, rank, lost) for rank in range(2))
     heard(store, 0)
     second.leave()
     heard(store, 0)
@@ -87,7 +87,7 @@ def test_who_has_left_is_not_missed(store: HashStore) -> None:
 
 def test_after_a_last_word_all_end(store: HashStore) -> None:
     lost: list[Lost] = [Lost(), Lost()]
-    both = [vigil(store, rank, lost[rank]) for rank in range(2)]
+    both = [watchdog(store, rank, lost[rank]) for rank in range(2)]
     heard(store, 0)
     store.set(LAST_WORD, "1: no room")
     assert all(each.get(timeout=WAIT_S) for each in lost)
@@ -98,7 +98,7 @@ def test_after_a_last_word_all_end(store: HashStore) -> None:
 def test_who_has_had_its_own_last_word_has_time_to_save_as_long_as_the_others_are_there(store: HashStore) -> None:
     lost: list[Lost] = [Lost(), Lost()]
     still = HangingStore(store)
-    first, second = (vigil(each, rank, lost[rank]) for rank, each in enumerate((store, still)))
+    first, second = (watchdog(each, rank, lost[rank]) for rank, each in enumerate((store, still)))
     for each in (first, second):
         each.end()
     store.set(LAST_WORD, "1: no room")

@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from echo2d.client import Batch, Coordinator, NotResumable, OperatorFault, Session, Unanswered
-from learner.batch_prefetch import Intake
+from learner.batch_prefetch import BatchPrefetch
 from learner.config import LearnerConfig
 from learner.model import Policy
 from learner.ranks import Ranks
@@ -49,7 +49,7 @@ def test_a_late_learner_that_is_told_to_stop_saves_nothing(
 ) -> None:
     """It has gone on to the newer one's checkpoint, and has no session yet."""
     learn(config, coordinator)
-    late = Learner(config, cast("Coordinator", coordinator), Intake(), resume=True)
+    late = Learner(config, cast("Coordinator", coordinator), BatchPrefetch(), resume=True)
     learn(dataclasses.replace(config, steps=2), coordinator, resume=True)
     before = sorted((config.out_dir / "checkpoints").iterdir())
 

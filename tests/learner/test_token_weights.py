@@ -9,7 +9,7 @@ from torch import Tensor
 
 from echo2d.client import OperatorFault
 from learner.config import Recipe
-from learner.objectives import Totals, policy_loss, token_shares
+from learner.objectives import LossTotals, policy_loss, token_shares
 from learner.token_weights import Seen, weigh
 
 LOW, HIGH = 0.2, 0.3
@@ -33,7 +33,7 @@ def seen() -> Seen:
 
 
 def gradient(recipe: Recipe, seen: Seen) -> Tensor:
-    shares = token_shares(recipe.mean, Totals(COUNT, COUNT // 10), ANSWERS, constant=7)
+    shares = token_shares(recipe.mean, LossTotals(COUNT, COUNT // 10), ANSWERS, constant=7)
     loss = policy_loss(seen.logprobs_n, weigh(recipe, seen).weights_n, seen.advantages_n, shares)
     return torch.autograd.grad(loss, seen.logprobs_n)[0]
 

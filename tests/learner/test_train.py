@@ -21,7 +21,7 @@ from echo2d.client import Batch, Coordinator, IntegrityFault, NotResumable, Oper
 from echo2d.demo.tiny_model import TinyRecipe, held_out_prompts, make_tiny_model, sampled_accuracy
 from learner import train
 from learner.__main__ import main, stop_on_signals
-from learner.batch_prefetch import Intake
+from learner.batch_prefetch import BatchPrefetch
 from learner.checkpoint import Checkpoints
 from learner.config import LearnerConfig
 from learner.model import Policy, answer_logprobs, keeps_answers_apart, load_model
@@ -179,9 +179,9 @@ def test_a_stopped_learner_resumes_to_the_same_weights(
 
     config = dataclasses.replace(config, out_dir=tmp_path / "other")
     again = ScriptedCoordinator(tmp_path / "taken2", lag=1)
-    intake = Intake()
-    again.on_commit = lambda step: intake.stop() if step == 2 else None
-    learn(config, again, intake=intake)
+    prefetch = BatchPrefetch()
+    again.on_commit = lambda step: prefetch.stop() if step == 2 else None
+    learn(config, again, prefetch=prefetch)
     assert again.events[-1] == ("checkpoint", 0)  # if this one were damaged, the base model would be the one before
     rows = learn(config, again, resume=True)
     assert again.events[again.events.index(("session", 2)) + 1] == ("publish", 2)
@@ -191,9 +191,9 @@ def test_a_stopped_learner_resumes_to_the_same_weights(
 
 
 def test_a_stopped_learner_does_not_wait_for_a_batch(config: LearnerConfig, coordinator: ScriptedCoordinator) -> None:
-    intake = Intake()
-    intake.stop()
-    Learner(config, cast("Coordinator", coordinator), intake, resume=False).run()
+    prefetch = BatchPrefetch()
+    prefetch.stop()
+    Learner(config, cast("Coordinator", coordinator), prefetch, resume=False).run()
     assert coordinator.events == [("session", 0), ("publish", 0)]
 
 
@@ -201,10 +201,10 @@ def test_a_stopped_learner_does_not_wait_for_a_batch(config: LearnerConfig, coor
 def test_a_signal_lets_the_step_end_and_saves_it(
     config: LearnerConfig, coordinator: ScriptedCoordinator, number: signal.Signals
 ) -> None:
-    intake = Intake()
-    stop_on_signals(lambda _: intake.stop())
+    prefetch = BatchPrefetch()
+    stop_on_signals(lambda _: prefetch.stop())
     coordinator.on_commit = lambda step: signal.raise_signal(number) if step == 2 else None
-    learn(config, coordinator, intake=intake)
+    learn(config, coordinator, prefetch=prefetch)
     assert coordinator.said("commit") == [1, 2]
     assert [path.name for path in (config.out_dir / "checkpoints").iterdir()] == ["step-00000002-epoch-1"]
     assert signal.getsignal(number) == signal.SIG_DFL
@@ -308,9 +308,9 @@ def test_a_full_disk_ends_the_learner_in_one_line_and_it_goes_on_later(
     config: LearnerConfig, coordinator: ScriptedCoordinator, size: int, line: str
 ) -> None:
     config = dataclasses.replace(config, checkpoint_every=1)
-    intake = Intake()
-    coordinator.on_commit = lambda step: intake.stop() if step == 2 else None
-    learn(config, coordinator, intake=intake)
+    prefetch = BatchPrefetch()
+    coordinator.on_commit = lambda step: prefetch.stop() if step == 2 else None
+    learn(config, coordinator, prefetch=prefetch)
     coordinator.on_commit = lambda step: None
     with files_up_to(size), pytest.raises(StoreFault, match=line):
         learn(config, coordinator, resume=True)
@@ -334,11 +334,11 @@ def test_a_learner_that_comes_late_takes_the_newest_checkpoint(
 ) -> None:
     """The older one was at work until this one had its session."""
     config = dataclasses.replace(config, checkpoint_every=1)
-    intake = Intake()
-    coordinator.on_commit = lambda step: intake.stop() if step == 1 else None
-    learn(config, coordinator, intake=intake)
+    prefetch = BatchPrefetch()
+    coordinator.on_commit = lambda step: prefetch.stop() if step == 1 else None
+    learn(config, coordinator, prefetch=prefetch)
     coordinator.on_commit = lambda step: None
-    late = Learner(config, cast("Coordinator", coordinator), Intake(), resume=True)
+    late = Learner(config, cast("Coordinator", coordinator), BatchPrefetch(), resume=True)
     learn(config, coordinator, resume=True)
     coordinator.lowest = STEPS - 1
     late.run()

@@ -14,7 +14,7 @@ from echo2d.core.renting.budget import Label, Moment, Rental
 from echo2d.core.renting.events import Instance
 from echo2d.errors import OperatorFault, ProviderFault, StoreFault
 from echo2d.providers import exec as exec_module
-from echo2d.providers.base import Order
+from echo2d.providers.base import BoxOrder
 from echo2d.providers.exec import Commands, ExecProvider, read_instance, run_command
 from echo2d.store.rentals import RentalStore
 
@@ -38,7 +38,7 @@ async def test_start_and_stop_are_told_by_their_environment(tmp_path: Path) -> N
     told = tmp_path / "told"
     commands = Commands(shell(f"env > {told}"), shell(f"env >> {told}"), shell(""), 20.0, PATH)
     provider = ExecProvider(commands, "x-")
-    await provider.start(Order(Label("x-a-b-1"), "b", "https://h:1", Path("t.token"), 90.5))
+    await provider.start(BoxOrder(Label("x-a-b-1"), "b", "https://h:1", Path("t.token"), 90.5))
     await provider.stop(Label("x-a-b-1"), ("i-1", "i-2"))
     lines = told.read_text().splitlines()
     for line in ("LABEL=x-a-b-1", "LABEL_PREFIX=x-", "OFFER=b", "COORDINATOR_URL=https://h:1", "TOKEN_FILE=t.token"):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from echo2d.engines.sglang.http_client import Server
+from echo2d.engines.sglang.http_client import SglangClient
 from echo2d.engines.sglang.process import Launch, ServerProcess
 from echo2d.engines.sglang.server import Running
 from tests.support.engine_harness import save_random_model, tiny_config
@@ -50,7 +50,7 @@ async def servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[lis
 
 
 async def until_ready(process: ServerProcess) -> None:
-    server = Server(process.url, api_key=process.api_key, admin_key=process.admin_key)
+    server = SglangClient(process.url, api_key=process.api_key, admin_key=process.admin_key)
     try:
         async with asyncio.timeout(START_S_MAX):
             while not await server.ready():

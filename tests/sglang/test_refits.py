@@ -14,7 +14,7 @@ import torch
 
 from echo2d.engines.base import GenerateRequest
 from echo2d.engines.sglang.engine import SglangEngine
-from echo2d.engines.sglang.http_client import Server
+from echo2d.engines.sglang.http_client import SglangClient
 from echo2d.engines.sglang.server import Running
 from echo2d.errors import EngineFault
 from tests.sglang.conftest import launch
@@ -128,19 +128,19 @@ async def test_a_server_killed_in_the_middle_of_a_refit_then_given_a_corrupt_fil
     commands = {pid: command(pid) for pid in pids}
     server = next(pid for pid, words in commands.items() if "launch_cpu" in words)
     assert not any(key in words for words in commands.values() for key in (process.api_key, process.admin_key))
-    stranger = Server(process.url)
+    stranger = SglangClient(process.url)
     with pytest.raises(EngineFault, match="401"):
         await stranger.model()
     await stranger.close()
-    update = Server.update
+    update = SglangClient.update
 
-    async def killed(self: Server, body: Any, *, timeout_s: float) -> tuple[bool, str]:
+    async def killed(self: SglangClient, body: Any, *, timeout_s: float) -> tuple[bool, str]:
         asyncio.get_running_loop().call_later(0.003, os.kill, server, signal.SIGKILL)
         return await update(self, body, timeout_s=timeout_s)
 
     async with running(managed, ENDLESS) as (output,):
         with monkeypatch.context() as patch:
-            patch.setattr(Server, "update", killed)
+            patch.setattr(SglangClient, "update", killed)
             with pytest.raises(EngineFault):
                 await managed.refit(harness.snapshot(1), label(1))
         assert managed.label is None
@@ -161,13 +161,13 @@ async def test_a_server_killed_in_the_middle_of_a_refit_then_given_a_corrupt_fil
     whole = harness.snapshot(2) / "model.safetensors"
     content = await asyncio.to_thread(whole.read_bytes)
 
-    async def rotten(self: Server, body: Any, *, timeout_s: float) -> tuple[bool, str]:
+    async def rotten(self: SglangClient, body: Any, *, timeout_s: float) -> tuple[bool, str]:
         await asyncio.to_thread(BREAKS["truncated"], harness.snapshot(2))
         return await update(self, body, timeout_s=timeout_s)
 
     async with running(managed, ENDLESS) as (output,):
         with monkeypatch.context() as patch:
-            patch.setattr(Server, "update", rotten)
+            patch.setattr(SglangClient, "update", rotten)
             with pytest.raises(EngineFault):
                 await managed.refit(harness.snapshot(2), label(2))
         assert managed.label is None

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from echo2d.sim.broadcast.world import Outcome, World
-from echo2d.sim.kernel.scenario import MBIT, Fault, PeerSpec, Scenario
+from echo2d.sim.broadcast.world import BroadcastOutcome, World
+from echo2d.sim.kernel.scenario import MBIT, PeerCrash, PeerSpec, Scenario
 
 
 def random_scenario(rng_seed: int) -> Scenario:
@@ -53,10 +53,12 @@ def random_peer(rng: random.Random) -> PeerSpec:
     )
 
 
-def random_fault(rng: random.Random, peer: int) -> Fault:
+def random_fault(rng: random.Random, peer: int) -> PeerCrash:
     at_s = rng.uniform(0.0, 4.0)
     back = peer == 0 or rng.random() < 0.6
-    return Fault(peer, at_s, at_s + rng.uniform(0.05, 8.0) if back else None, silent=peer > 0 and rng.random() < 0.3)
+    return PeerCrash(
+        peer, at_s, at_s + rng.uniform(0.05, 8.0) if back else None, silent=peer > 0 and rng.random() < 0.3
+    )
 
 
 @pytest.fixture
@@ -67,7 +69,7 @@ def play() -> "Play":
 class Play:
     """Runs a scenario; whatever fails names its rng_seed."""
 
-    def __call__(self, scenario: Scenario, *, check_every: int = 1000) -> Outcome:
+    def __call__(self, scenario: Scenario, *, check_every: int = 1000) -> BroadcastOutcome:
         try:
             return World(scenario, check_every=check_every).run()
         except BaseException as error:

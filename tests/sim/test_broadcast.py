@@ -6,8 +6,8 @@ from typing import Literal
 
 import pytest
 
-from echo2d.sim.broadcast.world import StuckError, World
-from echo2d.sim.kernel.scenario import MBIT, Fault, PeerSpec, Scenario
+from echo2d.sim.broadcast.world import BroadcastStuckError, World
+from echo2d.sim.kernel.scenario import MBIT, PeerCrash, PeerSpec, Scenario
 from tests.sim.conftest import Play, random_scenario, troubled
 
 MIB = 1 << 20
@@ -80,7 +80,7 @@ def test_a_fast_seed_sends_straight_what_its_peers_cannot_pass_on(play: Play) ->
 def test_the_fastest_relay_of_a_mixed_fleet_dies(play: Play, *, silent: bool, more_s: float) -> None:
     """Of the 680 Mbit/s of uplink that are left, each of six peers gets its part."""
     left_s = 100 * MIB / ((320 + 160 + 160 + 80 + 80 + 40 + 40) * MBIT / 6)
-    outcome = play(replace(MIXED, faults=(Fault(1, 2.5, silent=silent),)))
+    outcome = play(replace(MIXED, faults=(PeerCrash(1, 2.5, silent=silent),)))
     assert set(outcome.arrived_s) == set(range(2, 8))
     assert outcome.t_verify_s < left_s + more_s
 
@@ -92,7 +92,7 @@ def test_half_of_a_mixed_fleet_cannot_be_dialled(play: Play) -> None:
 
 @pytest.mark.parametrize("chains", [1, 3])
 def test_a_relay_that_dies_in_mid_chain_costs_less_than_a_second(play: Play, chains: int) -> None:
-    outcome = play(replace(CHAIN, chains=chains, faults=(Fault(4, 3.0),)))
+    outcome = play(replace(CHAIN, chains=chains, faults=(PeerCrash(4, 3.0),)))
     assert set(outcome.arrived_s) == {1, 2, 3, 5, 6, 7, 8}
     assert outcome.t_verify_s < play(replace(CHAIN, chains=chains)).t_verify_s + 1
     assert outcome.seed_copies < 1.01
@@ -101,20 +101,20 @@ def test_a_relay_that_dies_in_mid_chain_costs_less_than_a_second(play: Play, cha
 @pytest.mark.parametrize("chains", [1, 3])
 def test_a_relay_that_falls_silent_is_found_by_its_children(play: Play, chains: int) -> None:
     """Long before the coordinator misses it: stalled after 1 s, decided within another."""
-    outcome = play(replace(CHAIN, chains=chains, faults=(Fault(4, 3.0, silent=True),)))
+    outcome = play(replace(CHAIN, chains=chains, faults=(PeerCrash(4, 3.0, silent=True),)))
     assert outcome.t_verify_s < play(CHAIN).t_verify_s + 2.5
     assert outcome.generations <= 2
     assert outcome.seed_copies < 1.1
 
 
 def test_a_relay_that_comes_back_reuses_its_disk(play: Play) -> None:
-    outcome = play(replace(CHAIN, faults=(Fault(4, 5.0, back_s=30.0),)))
+    outcome = play(replace(CHAIN, faults=(PeerCrash(4, 5.0, back_s=30.0),)))
     assert outcome.arrived_s[4] < 30.0 + 2  # the whole form would take 5.4 s
     assert outcome.duplicates == 0
 
 
 def test_a_seed_that_comes_back_sends_what_nobody_has(play: Play) -> None:
-    outcome = play(replace(CHAIN, faults=(Fault(0, 3.0, back_s=4.0),)))
+    outcome = play(replace(CHAIN, faults=(PeerCrash(0, 3.0, back_s=4.0),)))
     assert outcome.seed_copies < 1.1
     assert outcome.t_verify_s < play(CHAIN).t_verify_s + 2
 
@@ -135,9 +135,9 @@ def test_a_relay_that_spoils_frames_delays_little_and_nobody_honest_is_quarantin
 @pytest.mark.parametrize("shape", ["chain", "auto"])
 def test_a_relay_of_equal_ones_dies_in_the_middle(play: Play, relay: int, shape: Literal["chain", "auto"]) -> None:
     """The bound of those who are left is the same: B/u."""
-    dies = replace(CHAIN, shape=shape, faults=(Fault(relay, 2.7),))
+    dies = replace(CHAIN, shape=shape, faults=(PeerCrash(relay, 2.7),))
     assert play(dies).ratio < 1.2
-    silent = play(replace(dies, faults=(Fault(relay, 2.7, silent=True),)))
+    silent = play(replace(dies, faults=(PeerCrash(relay, 2.7, silent=True),)))
     assert silent.t_verify_s < silent.bound_s + 3
 
 
@@ -194,7 +194,7 @@ def test_slow_sources_hold_nobody_up(play: Play) -> None:
 
 
 def test_who_comes_back_late_fetches_only_what_it_misses(play: Play) -> None:
-    scenario = replace(CHAIN, faults=(Fault(4, 2.7, back_s=30.0),))
+    scenario = replace(CHAIN, faults=(PeerCrash(4, 2.7, back_s=30.0),))
     outcome = play(scenario)
     assert outcome.arrived_s[4] < 30.0 + 0.55 * 5.4 + 0.3
     assert outcome.duplicates == 0
@@ -233,7 +233,7 @@ def test_the_same_scenario_leaves_the_same_trace(rng_seed: int) -> None:
 
 
 def test_a_world_that_cannot_settle_names_its_seed() -> None:
-    with pytest.raises(StuckError, match="rng_seed=7"):
+    with pytest.raises(BroadcastStuckError, match="rng_seed=7"):
         World(replace(CHAIN, limit_s=1.0, rng_seed=7)).run()
 
 

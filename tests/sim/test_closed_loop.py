@@ -14,7 +14,7 @@ from echo2d.sim.fleet.forecast import provision
 from echo2d.sim.fleet.from_status import fleet_of
 from echo2d.sim.run.engine import STOP, VOCAB
 from echo2d.sim.run.fault_schedule import Schedule, WorkerSpec
-from echo2d.sim.run.world import Loop
+from echo2d.sim.run.world import SimulatedRun
 
 WORKERS, SLOTS, TOKEN_S, TOKENS_MAX = 6, 4, 2.0, 4  # a sample takes 5 s on average: 0.8 trajectories/s a worker
 PER_STEP, PERIOD_S = 32, 20.0  # 1.6 trajectories/s are needed, at kappa = 1
@@ -22,25 +22,25 @@ SETTLED = 15  # periods
 PRICES = tuple(NamedPrice(f"w{number}", Price(usd_per_h=0.2 + 0.05 * number)) for number in range(1, WORKERS + 1))
 
 
-def closed(rng_seed: int, periods: int, **changes: Any) -> Loop:
+def closed(rng_seed: int, periods: int, **changes: Any) -> SimulatedRun:
     rules = RunRules(
         RunId("run-1"), 3, 1, PER_STEP, 2, TOKENS_MAX, 1.0, 1.0, (STOP,), VOCAB, "drop", False, "auto", 1,
         activation="auto", prices=PRICES, **changes,
     )  # fmt: skip
     worker = WorkerSpec(SLOTS, 0.005, TOKEN_S, 0.0, 0.0, 0.0, "")
-    return Loop(Schedule(rng_seed, rules, (worker,) * WORKERS, (), periods * PERIOD_S, PERIOD_S, 1, 0.0))
+    return SimulatedRun(Schedule(rng_seed, rules, (worker,) * WORKERS, (), periods * PERIOD_S, PERIOD_S, 1, 0.0))
 
 
-def status(loop: Loop) -> dict[str, Any]:
+def status(loop: SimulatedRun) -> dict[str, Any]:
     found: dict[str, Any] = loop.coordinator.state.status()
     return found
 
 
-def active(loop: Loop) -> list[str]:
+def active(loop: SimulatedRun) -> list[str]:
     return sorted(each["name"] for each in status(loop)["workers"] if each["active"] and each["state"] == "joined")
 
 
-def at_period(loop: Loop, period: float, act: Callable[[], None]) -> None:
+def at_period(loop: SimulatedRun, period: float, act: Callable[[], None]) -> None:
     loop._clock.at(period * PERIOD_S, act)
 
 
@@ -90,7 +90,7 @@ def test_half_of_the_active_workers_lost_is_made_good_within_three_periods(rng_s
 
     at_period(loop, SETTLED, strike)
     for period in (SETTLED + 3, SETTLED + 13):
-        at_period(loop, period, lambda: waited.append(loop.coordinator.state._figures.starved_s))
+        at_period(loop, period, lambda: waited.append(loop.coordinator.state._statistics.starved_s))
     loop.run()
     assert (waited[1] - waited[0]) / (10 * PERIOD_S) < 0.05
     assert len(active(loop)) >= 3

@@ -11,15 +11,15 @@ from dataclasses import replace
 
 import pytest
 
-from echo2d.sim.run.fault_schedule import LoopFault, Schedule
-from echo2d.sim.run.world import Loop, LoopOutcome, StuckError
+from echo2d.sim.run.fault_schedule import RunFault, Schedule
+from echo2d.sim.run.world import RunOutcome, RunStuckError, SimulatedRun
 from tests.support.paths import REPO
 
 PRINT_TRACES = """
 from echo2d.sim.run.fault_schedule import Schedule
-from echo2d.sim.run.world import Loop
+from echo2d.sim.run.world import SimulatedRun
 for rng_seed in (3, 20, 44):
-    print(Loop(Schedule.draw(rng_seed)).run().trace)
+    print(SimulatedRun(Schedule.draw(rng_seed)).run().trace)
 """
 FOUND = {
     36: "with `mask`, a last result made a group whole and too old, and it went on holding its place",
@@ -34,8 +34,8 @@ FOUND = {
 }
 
 
-def play(rng_seed: int) -> LoopOutcome:
-    return Loop(Schedule.draw(rng_seed)).run()
+def play(rng_seed: int) -> RunOutcome:
+    return SimulatedRun(Schedule.draw(rng_seed)).run()
 
 
 @pytest.mark.parametrize("rng_seed", range(300))
@@ -47,7 +47,7 @@ def test_the_run_survives(rng_seed: int) -> None:
 def test_the_run_survives_exclusive_broadcasts(rng_seed: int) -> None:
     """Workers stand still for each version: none may do so for ever."""
     schedule = Schedule.draw(rng_seed)
-    Loop(replace(schedule, rules=replace(schedule.rules, mode="exclusive"))).run()
+    SimulatedRun(replace(schedule, rules=replace(schedule.rules, mode="exclusive"))).run()
 
 
 @pytest.mark.parametrize("rng_seed", FOUND)
@@ -83,7 +83,7 @@ def test_what_workers_did_not_finish_is_handed_over_in_many_of_them() -> None:
 
 
 def test_versions_spread_as_deltas_and_who_lacks_the_base_catches_up() -> None:
-    loops = [Loop(Schedule.draw(rng_seed)) for rng_seed in range(1000, 1030)]
+    loops = [SimulatedRun(Schedule.draw(rng_seed)) for rng_seed in range(1000, 1030)]
     for loop in loops:
         loop.run()
     for kind in ("delta", "full", "delta aside", "full aside"):
@@ -98,15 +98,15 @@ def test_every_kind_of_fault_is_drawn() -> None:
 def test_a_run_that_cannot_go_on_names_its_seed() -> None:
     schedule = Schedule.draw(7)
     workers = tuple(replace(spec, slots=0) for spec in schedule.workers)
-    with pytest.raises(StuckError) as caught:
-        Loop(replace(schedule, workers=workers)).run()
+    with pytest.raises(RunStuckError) as caught:
+        SimulatedRun(replace(schedule, workers=workers)).run()
     assert "rng_seed=7" in caught.value.__notes__[0]
 
 
 def test_without_faults_nobody_begins_anew() -> None:
     quiet = replace(Schedule.draw(7), faults=(), refusals=0.0)
-    outcome = Loop(quiet).run()
+    outcome = SimulatedRun(quiet).run()
     assert outcome.epochs == 1
     assert outcome.after_s < 60
-    struck = replace(quiet, faults=(LoopFault(5.0, "kill_learner", 1, 1.0),))
-    assert Loop(struck).run().epochs == 2
+    struck = replace(quiet, faults=(RunFault(5.0, "kill_learner", 1, 1.0),))
+    assert SimulatedRun(struck).run().epochs == 2

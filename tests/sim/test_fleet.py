@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from echo2d.core.capacity.model import Mode, bubble, mu_min
+from echo2d.core.capacity.model import DisseminationMode, bubble, mu_min
 from echo2d.sim.fleet.forecast import Ablation, provision
-from echo2d.sim.fleet.spec import Fleet, load_fleet, read_fleet
+from echo2d.sim.fleet.spec import FleetSpec, load_fleet, read_fleet
 from echo2d.sim.fleet.world import FleetWorld
 from tests.support.paths import REPO
 
 CALLS_MAX = 650.0  # Python calls for each trajectory trained on, the start included; with 923 a day took 60 s of CPU
 
 
-def fleet(workers: int, *, t_gen_s: float = 20.0, mode: Mode = "background", **changes: Any) -> Fleet:
+def fleet(workers: int, *, t_gen_s: float = 20.0, mode: DisseminationMode = "background", **changes: Any) -> FleetSpec:
     """Workers alike of four slots, 0.2 trajectories/s each; versions take them about 55 s."""
     kind = {"name": "w", "count": workers, "trajectories_per_h": 720, "usd_per_h": 0.5, "downlink_mbps": 291}
     document = {
@@ -32,7 +32,7 @@ def fleet(workers: int, *, t_gen_s: float = 20.0, mode: Mode = "background", **c
 
 @pytest.mark.parametrize("mode", ["background", "exclusive"])
 @pytest.mark.parametrize("workers", [3, 4])
-def test_too_few_workers_wait_as_long_as_the_formula_says(mode: Mode, workers: int) -> None:
+def test_too_few_workers_wait_as_long_as_the_formula_says(mode: DisseminationMode, workers: int) -> None:
     """About 0.9 and 1.2 of mu_min in background mode, 0.75 and 1.0 in exclusive mode; 30 publish periods."""
     world = FleetWorld(fleet(workers, mode=mode))
     facts = world.run()

@@ -12,7 +12,7 @@ from echo2d.sim.fleet.world import FleetWorld
 from echo2d.sim.kernel.scenario import MBIT
 from echo2d.sim.run.engine import STOP, VOCAB
 from echo2d.sim.run.fault_schedule import Schedule, WorkerSpec
-from echo2d.sim.run.world import Loop
+from echo2d.sim.run.world import SimulatedRun
 
 WORKERS, SLOTS, TOKEN_S, TOKENS_MAX = 3, 6, 0.1, 24
 SAMPLE_S = TOKEN_S * (1 + TOKENS_MAX) / 2  # lengths are drawn uniformly
@@ -27,7 +27,7 @@ def full(train_s: float) -> tuple[int, Counter[int], float]:
         RunId("run-1"), BOUND, 1, PER_STEP, GROUP, TOKENS_MAX, 1.0, 1.0, (STOP,), VOCAB, "drop", False, "auto", 1,
     )  # fmt: skip
     worker = WorkerSpec(SLOTS, 0.005, TOKEN_S, 0.0, 0.0, 0.0, "")
-    loop = Loop(Schedule(0, rules, (worker,) * WORKERS, (), SECONDS, train_s, 1, 0.0))
+    loop = SimulatedRun(Schedule(0, rules, (worker,) * WORKERS, (), SECONDS, train_s, 1, 0.0))
     loop.run()
     status = loop.coordinator.state.status()
     return (
@@ -49,7 +49,7 @@ def fast(train_s: float, t_bcast_s: float) -> tuple[int, Counter[int]]:
         "simulate": {"hours": SECONDS / 3600, "group_size": GROUP, "gen_sigma": 0.55, "train_sigma": 0.3},
     }
     world = FleetWorld(read_fleet(document))
-    return world.run()["steps"], world.figures.staleness
+    return world.run()["steps"], world.statistics.staleness
 
 
 @pytest.mark.parametrize("train_s", [0.5, 3.0])

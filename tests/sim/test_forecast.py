@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from echo2d.core.capacity.model import Mode, mu_min
+from echo2d.core.capacity.model import DisseminationMode, mu_min
 from echo2d.core.capacity.worker_cost import choose
 from echo2d.errors import OperatorFault
-from echo2d.sim.fleet.forecast import Ablation, Provision, provision, relays_of_all, what_if
-from echo2d.sim.fleet.spec import Fleet, is_fleet, load_fleet, read_fleet
+from echo2d.sim.fleet.forecast import Ablation, Forecast, provision, relays_of_all, what_if
+from echo2d.sim.fleet.spec import FleetSpec, is_fleet, load_fleet, read_fleet
 from echo2d.views.forecast import draw_provision, provision_picture
 from tests.support.paths import REPO
 
@@ -30,7 +30,7 @@ def document(**learner: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def planned(ablation: Ablation | None = None, **learner: Any) -> Provision:
+def planned(ablation: Ablation | None = None, **learner: Any) -> Forecast:
     return provision(read_fleet(document(**learner)), ablation)
 
 
@@ -73,7 +73,7 @@ def test_peers_never_make_it_dearer() -> None:
     assert star.broadcast.planned_s == pytest.approx(star.broadcast.star_s)
 
 
-def metered(mode: Mode, wire_fraction: float) -> Fleet:
+def metered(mode: DisseminationMode, wire_fraction: float) -> FleetSpec:
     """Homes that are not enough, and two kinds of dear lines."""
     fleet = load_fleet(SCENARIOS / "mix-metered.toml")
     model, policy = replace(fleet.model, wire_fraction=wire_fraction), replace(fleet.policy, mode=mode)
@@ -172,5 +172,5 @@ def test_kappa_beyond_s_is_a_mistake(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", sorted(SCENARIOS.glob("fleet-*.toml")), ids=lambda path: path.stem)
 def test_every_scenario_is_one(path: Path) -> None:
     assert is_fleet(path)
-    assert isinstance(load_fleet(path), Fleet)
+    assert isinstance(load_fleet(path), FleetSpec)
     assert not is_fleet(SCENARIOS / "mixed.toml")

@@ -3,7 +3,7 @@
 import pytest
 
 from echo2d.core.topology.uplink_rates import Rates
-from echo2d.sim.broadcast.world import Outcome, World
+from echo2d.sim.broadcast.world import BroadcastOutcome, World
 from echo2d.sim.kernel.scenario import MBIT, PeerSpec, Scenario
 
 MIB = 1 << 20
@@ -23,7 +23,7 @@ ONE_SLOW = fleet(100, 100, 100, 100, 5, 100, 100, 100)
 FAST_SEED = fleet(2000, *(10, 20, 40) * 4)
 
 
-def spread_versions(scenario: Scenario, rates: Rates) -> list[Outcome]:
+def spread_versions(scenario: Scenario, rates: Rates) -> list[BroadcastOutcome]:
     outcomes = []
     for _ in range(VERSIONS):
         outcomes.append(World(scenario, rates=rates).run())

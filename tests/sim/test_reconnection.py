@@ -6,18 +6,18 @@ import pytest
 
 from echo2d.core.base.ids import LeaseId
 from echo2d.core.protocol.control_messages import LeaseGranted, VersionKey
-from echo2d.sim.run.engine import Engine
-from echo2d.sim.run.fault_schedule import FaultKind, LoopFault, Schedule
-from echo2d.sim.run.world import Loop
+from echo2d.sim.run.engine import SimEngine
+from echo2d.sim.run.fault_schedule import FaultKind, RunFault, Schedule
+from echo2d.sim.run.world import SimulatedRun
 
 
-def struck(rng_seed: int, kind: FaultKind, *at_s: float, staleness_max: int = 4) -> Loop:
+def struck(rng_seed: int, kind: FaultKind, *at_s: float, staleness_max: int = 4) -> SimulatedRun:
     """A run of good workers in which only this happens."""
     drawn = Schedule.draw(rng_seed)
     workers = [replace(drawn.workers[0], slots=4, token_s=0.1, faulty=0.0) for _ in range(3)]
-    faults = tuple(LoopFault(at, kind, 1, 1.0) for at in at_s)
+    faults = tuple(RunFault(at, kind, 1, 1.0) for at in at_s)
     rules = replace(drawn.rules, staleness_max=staleness_max, publish_every=1, max_new_tokens=24, over_stale="drop")
-    return Loop(
+    return SimulatedRun(
         replace(
             drawn,
             workers=tuple(workers),
@@ -41,14 +41,14 @@ def test_workers_carry_on_and_generate_nothing_twice(rng_seed: int, monkeypatch:
     """
     begun: set[tuple[LeaseId, int]] = set()
     aborted: list[LeaseId] = []
-    start = Engine.start
+    start = SimEngine.start
 
-    def started(engine: Engine, lease: LeaseGranted) -> None:
+    def started(engine: SimEngine, lease: LeaseGranted) -> None:
         begun.add((lease.lease, lease.attempt))
         start(engine, lease)
 
-    monkeypatch.setattr(Engine, "start", started)
-    monkeypatch.setattr(Engine, "abort", lambda self, lease, attempt: aborted.append(lease))
+    monkeypatch.setattr(SimEngine, "start", started)
+    monkeypatch.setattr(SimEngine, "abort", lambda self, lease, attempt: aborted.append(lease))
     loop = struck(rng_seed, "kill_coordinator", 12.0, 19.0, 26.0, 33.0, staleness_max=20)  # so that none ages out
     outcome = loop.run()
     assert outcome.epochs == 1, "the learner took it for a pause"

@@ -7,7 +7,7 @@ import pytest
 
 from echo2d.errors import OperatorFault
 from echo2d.quantities import parse_bytes, parse_rate, parse_seconds
-from echo2d.sim.kernel.scenario import MBIT, Fault, PeerSpec, Scenario
+from echo2d.sim.kernel.scenario import MBIT, PeerCrash, PeerSpec, Scenario
 from echo2d.sim.kernel.scenario_file import load_scenario, scenario_of
 from tests.support.paths import REPO
 
@@ -59,7 +59,7 @@ def test_a_file(tmp_path: Path) -> None:
     path.write_text(FILE)
     slow = PeerSpec(uplink=40 * MBIT, loss=0.001, reachable=False, joins_at_s=2.0)
     seed = PeerSpec(uplink=320 * MBIT, downlink=1000 * MBIT, latency_s=0.005)
-    faults = (Fault(1, 1.0, 5.0, silent=True),)
+    faults = (PeerCrash(1, 1.0, 5.0, silent=True),)
     assert load_scenario(path) == Scenario(
         (seed, slow, slow), 100 << 20, 64 << 10, shape="chain", rng_seed=7, faults=faults
     )  # fmt: skip

@@ -10,7 +10,7 @@ from echo2d.core.base.ids import Digest, Epoch, GroupId, LeaseId, PeerId, Publis
 from echo2d.core.broadcast.events import FormChosen, RatesMeasured
 from echo2d.core.cluster.events import VersionPublished, VersionRevoked
 from echo2d.core.coordinator.events import CheckpointKept, CoordinatorRecord, EpochOpened, Recovered
-from echo2d.core.protocol.control_messages import HeldLease, Span, VersionKey
+from echo2d.core.protocol.control_messages import HeldLease, VersionKey, VersionSpan
 from echo2d.core.protocol.trajectory import Partial, TrajectoryRecord, pack_tokens
 from echo2d.core.rollouts.events import (
     AcceptedResult,
@@ -37,7 +37,9 @@ def group(number: int, cursor: int | None = None) -> PromptTaken:
 
 
 def sample(number: int, index: int, *, tokens: bytes = b"\1\0\0\0", fingerprint: bytes = b"") -> SampleKept:
-    kept = TrajectoryRecord(index, tokens, bytes(len(tokens)), (Span(0, 1, Version(3), A),), math.nan, PeerId("w" * 32))
+    kept = TrajectoryRecord(
+        index, tokens, bytes(len(tokens)), (VersionSpan(0, 1, Version(3), A),), math.nan, PeerId("w" * 32)
+    )
     return SampleKept(GroupId(number), LeaseId(0), 0, kept, fingerprint)
 
 
@@ -68,12 +70,12 @@ def test_groups_come_back_whole_with_unscored_rewards_as_nan(path: Path) -> None
     assert [kept.sample for kept in stored.record.trajectories] == [0, 1]
     assert stored.record.trajectories[0].reward == 0.1
     assert math.isnan(stored.record.trajectories[1].reward)
-    assert stored.record.trajectories[0].spans == (Span(0, 1, Version(3), A),)
+    assert stored.record.trajectories[0].spans == (VersionSpan(0, 1, Version(3), A),)
     assert (found.next_cursor, found.next_group) == (10, 5)
 
 
 def test_leases_come_back_in_the_order_in_which_they_were_granted(path: Path) -> None:
-    base = Partial(b"\5\0\0\0", b"\0\0\0\0", (Span(0, 1, Version(3), A),))
+    base = Partial(b"\5\0\0\0", b"\0\0\0\0", (VersionSpan(0, 1, Version(3), A),))
     first = LeaseGiven(GroupId(4), LeaseId((1 << 63) - 1), 0, PeerId("w"), (1, 0), VersionKey(Version(3), A))
     second = LeaseGiven(GroupId(5), LeaseId(2), 7, PeerId("v"), (1,), VersionKey(Version(4), B), base)
     found = reopened(path, group(4), group(5), first, second, replace(first, attempt=1))

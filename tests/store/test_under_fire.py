@@ -20,9 +20,9 @@ import pytest
 from echo2d.core.base.ids import FormId
 from echo2d.core.worker.events import ApplyRejected, SnapshotReady
 from echo2d.errors import StoreFault
-from echo2d.runtime.peer.frame_holdings import Holdings
+from echo2d.runtime.peer.frame_holdings import FrameHoldings
 from echo2d.runtime.peer.state_dir import StateDir
-from echo2d.runtime.worker.snapshot_builder import Applier
+from echo2d.runtime.worker.snapshot_builder import SnapshotBuilder
 from echo2d.store.budget import DiskBudget
 from echo2d.store.frames import FrameStore
 from echo2d.store.slots import SlotStore
@@ -105,13 +105,13 @@ class Box:
 
     def __init__(self, path: Path) -> None:
         self.state_dir = StateDir(path, ROOM)
-        self.holdings: Holdings | None = None
+        self.holdings: FrameHoldings | None = None
         self.given_up: list[str] = []
 
     def open(self) -> None:
         self.slots, self.standing = self.state_dir.slots()
         self.store = self.state_dir.frames()
-        self.holdings = Holdings(
+        self.holdings = FrameHoldings(
             self.store,
             emit=lambda _: None,
             ask=lambda _: None,
@@ -119,7 +119,7 @@ class Box:
             serving=lambda: None,
             base=lambda _: None,
         )
-        self.applier = Applier(self.slots, self.store, self.holdings)
+        self.applier = SnapshotBuilder(self.slots, self.store, self.holdings)
 
     def _fail(self, form: FormId, reason: str) -> None:
         self.given_up.append(reason)

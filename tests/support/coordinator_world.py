@@ -54,9 +54,9 @@ from echo2d.core.protocol.control_messages import (
     SampleDelta,
     SampleFinished,
     SegmentEncoded,
-    Span,
     ToCoordinator,
     VersionKey,
+    VersionSpan,
     VersionsRevoked,
     VersionVerified,
     Welcome,
@@ -65,7 +65,7 @@ from echo2d.core.protocol.peer_handshake import SECRET_BYTES
 from echo2d.core.protocol.trajectory import BatchBody, batch_digest, pack_logprobs, pack_tokens, unpack_batch
 from echo2d.core.rollouts.events import BatchFrozen, DrawPrompt, PromptDrawn, SampleKept, SampleScored, ScoreSample
 from echo2d.core.weights.signed_index import Root
-from echo2d.sim.run.memory_ledger import Ledger
+from echo2d.sim.run.memory_ledger import MemoryLedger
 
 VOCAB = 32
 RULES = RunRules(
@@ -165,7 +165,7 @@ class Peer:
         if not any(held == key for held, _ in self.open):
             self.leases.pop(key, None)
         output = (3, 4 + sample % 8, 1) if tokens is None else tokens
-        spans = (Span(0, len(output), self.serving.version, self.serving.digest),)
+        spans = (VersionSpan(0, len(output), self.serving.version, self.serving.digest),)
         result = SampleFinished(
             key.lease, key.attempt, sample, pack_tokens(output), pack_logprobs([-0.5] * len(output)), spans, "stop"
         )
@@ -176,7 +176,7 @@ class Peer:
         """It reports these tokens of a sample, behind the first `start`, under what is served now."""
         assert self.serving is not None
         end = start + len(tokens)
-        spans = (Span(start, end, self.serving.version, self.serving.digest),)
+        spans = (VersionSpan(start, end, self.serving.version, self.serving.digest),)
         delta = SampleDelta(sample, pack_tokens(tokens), pack_logprobs([-0.25] * len(tokens)), spans)
         return LeaseProgress(key.lease, key.attempt, (delta,))
 
@@ -187,7 +187,7 @@ class World:
     def __init__(self, the_rules: RunRules = RULES) -> None:
         self.rules = the_rules
         self.now = 0.0
-        self.ledger = Ledger()
+        self.ledger = MemoryLedger()
         self.pending: list[CoordinatorEvent] = []
         self.replies: dict[RequestId, Reply] = {}
         self.peers: dict[str, Peer] = {}

@@ -21,7 +21,7 @@ from typing import Any
 
 from echo2d.bench.lab.processes import Program
 from echo2d.client import Coordinator
-from echo2d.demo.chaos import KINDS, Kind, kill_process, start_again
+from echo2d.demo.chaos import KINDS, VictimKind, kill_process, start_again
 from echo2d.demo.results import read_rows
 from echo2d.demo.run import LEARNER
 from echo2d.store.ledger import Ledger, _unpack_spans
@@ -80,10 +80,10 @@ class Point:
     also: killed at the same moment, before anything starts again.
     """
 
-    kind: Kind
+    kind: VictimKind
     step: int
     delays_s: tuple[float, ...] = (0.1,)
-    also: tuple[Kind, ...] = ()
+    also: tuple[VictimKind, ...] = ()
 
     @staticmethod
     def draw(rng_seed: int) -> "Point":
@@ -151,7 +151,7 @@ def run_with_crashes(site: CrashSite, *points: Point, workers: int) -> None:
         balance(story, site.rows, site.tap.acknowledged)
 
 
-def strike(site: CrashSite, kinds: Sequence[Kind], delay_s: float, learner: Program) -> Story | None:
+def strike(site: CrashSite, kinds: Sequence[VictimKind], delay_s: float, learner: Program) -> Story | None:
     """Kill, and start again what has no supervisor; what the ledger had gone through just before, None: too late."""
     time.sleep(delay_s)  # a moment like any other
     names = {kind: {"worker": "worker-1", "learner": learner.name}.get(kind, kind) for kind in kinds}

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from echo2d.engines.base import Engine, EngineLoad, EngineSpan, FinishReason, GenerateRequest, SampleDelta
+from echo2d.engines.base import Engine, EngineLoad, EngineSpan, FinishReason, GenerateRequest, SampleOutput
 from echo2d.engines.stream import SAMPLES_OPEN_MAX
 from echo2d.errors import EngineFault
 from tests.support.engine_harness import CONTEXT_MAX, VOCAB_SIZE, Harness, label
@@ -35,7 +35,7 @@ class Sample:
         self.labels: list[str] = []  # of each token
         self.finish: FinishReason | None = None
 
-    def add(self, delta: SampleDelta) -> None:
+    def add(self, delta: SampleOutput) -> None:
         assert self.finish is None
         assert len(delta.tokens) == len(delta.logprobs)
         assert delta.tokens or delta.finish is not None
@@ -61,7 +61,7 @@ class Collected:
         self._changed = asyncio.Condition()
         self._ended = False
 
-    async def read(self, deltas: AsyncIterator[SampleDelta]) -> None:
+    async def read(self, deltas: AsyncIterator[SampleOutput]) -> None:
         async for delta in deltas:
             self.samples[delta.sample].add(delta)
             await self._notify()

@@ -18,9 +18,9 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from echo2d.engines.base import Engine
 from echo2d.engines.fake import FakeEngine, fake_logprob
-from echo2d.engines.layout import Layout, file_tensor_digests
+from echo2d.engines.layout import SnapshotLayout, file_tensor_digests
 from echo2d.engines.torch_engine import TorchEngine
-from echo2d.engines.torch_engine.policy import Policy
+from echo2d.engines.torch_engine.policy import InferencePolicy
 
 VOCAB_SIZE = 64
 CONTEXT_MAX = 16_384  # so long that a request goes on until the test ends it
@@ -134,14 +134,14 @@ class TorchHarness(_Digests):
     def doubtful_refits(self, engine: Engine) -> Iterator[None]:
         """The device is lost when half of the weights have been written."""
 
-        def half(policy: Policy, tensors: Mapping[str, Tensor], layout: Layout) -> None:
+        def half(policy: InferencePolicy, tensors: Mapping[str, Tensor], layout: SnapshotLayout) -> None:
             names = sorted(tensors)
             for name in names[: len(names) // 2]:
                 policy._state[name].copy_(tensors[name])
             raise RuntimeError("device lost")
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Policy, "copy", half)
+            patch.setattr(InferencePolicy, "copy", half)
             yield
 
     async def check(self, engine: Engine) -> None:

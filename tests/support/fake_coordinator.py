@@ -50,7 +50,7 @@ from echo2d.core.protocol.control_messages import (
 from echo2d.core.protocol.trajectory import pack_tokens
 from echo2d.core.weights.encoder import RootWriter
 from echo2d.core.weights.encoding import FRAME_BYTES_MIN, FormFacts
-from echo2d.core.weights.signed_index import Root, Totals
+from echo2d.core.weights.signed_index import FormTotals, Root
 from echo2d.net.control.server import Sessions
 from echo2d.net.security.auth import Denied, peer_id_of, sign_root, write_token_file
 from echo2d.runtime.run_dir.credentials import AccessTable, RunDirectory
@@ -227,7 +227,7 @@ class CoordinatorDouble:
                 self._writers[form].add(digest)
                 self._announce(form, self._writers[form].take())
             case FormEncoded(form, snapshot, _, wire_bytes, full_bytes) if self.said(FormEncoded).count(message) == 1:
-                self._announce(form, self._writers[form].take(Totals(wire_bytes, full_bytes, snapshot)))
+                self._announce(form, self._writers[form].take(FormTotals(wire_bytes, full_bytes, snapshot)))
             case SegmentsWanted(form, start):
                 page = tuple(self._writers[form].segments[start:])
                 self.sessions.send(SegmentPage(form, start, page), session)

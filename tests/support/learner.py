@@ -11,7 +11,7 @@ import torch
 from echo2d.client import Batch, Coordinator
 from echo2d.demo.results import read_rows
 from echo2d.demo.tiny_model import TinyRecipe, make_tiny_model
-from learner.batch_prefetch import Intake
+from learner.batch_prefetch import BatchPrefetch
 from learner.config import LearnerConfig
 from learner.model import load_model
 from learner.train import Learner
@@ -54,10 +54,10 @@ def write_config(path: Path, config: LearnerConfig, **changes: object) -> Path:
 
 
 def learn(
-    config: LearnerConfig, coordinator: object, *, resume: bool = False, intake: Intake | None = None
+    config: LearnerConfig, coordinator: object, *, resume: bool = False, prefetch: BatchPrefetch | None = None
 ) -> list[dict[str, Any]]:
     """Run a learner against a stand-in; the rows of metrics.jsonl."""
-    Learner(config, cast("Coordinator", coordinator), intake or Intake(), resume=resume).run()
+    Learner(config, cast("Coordinator", coordinator), prefetch or BatchPrefetch(), resume=resume).run()
     return rows_of(config)
 
 

@@ -5,8 +5,8 @@ from itertools import chain, repeat
 
 from echo2d.core.base.ids import FormId, Generation, PeerId, PlanId, RunId, StripeId
 from echo2d.core.protocol.peer_handshake import NONCE_BYTES, SECRET_BYTES
-from echo2d.core.protocol.peer_link import Link
-from echo2d.core.protocol.peer_messages import Event, LinkOpened
+from echo2d.core.protocol.peer_link import PeerLink
+from echo2d.core.protocol.peer_messages import LinkEvent, LinkOpened
 
 RUN = RunId("run-1")
 ALICE, BOB, CAROL = (PeerId(letter * 32) for letter in "abc")  # Alice opens odd streams, Bob even ones
@@ -17,9 +17,9 @@ STRIPE = (FORM, PlanId(3), Generation(1), StripeId(2))
 
 def an_end(
     me: PeerId, other: PeerId, *, dials: bool, secret: bytes = SECRET, run_id: RunId = RUN, nonce: int = 0
-) -> Link:
+) -> PeerLink:
     """One end that expects the other."""
-    return Link(
+    return PeerLink(
         run_id=run_id,
         me=me,
         secrets={other: secret},
@@ -28,7 +28,7 @@ def an_end(
     )
 
 
-def pieces(link: Link, data: bytes, splits: Iterable[int]) -> Iterator[Event]:
+def pieces(link: PeerLink, data: bytes, splits: Iterable[int]) -> Iterator[LinkEvent]:
     """The events as the bytes arrive, at most `splits` bytes a time; stops where the link ends."""
     rest = memoryview(data)
     for split in chain(splits, repeat(1 << 30)):
@@ -46,12 +46,12 @@ def pieces(link: Link, data: bytes, splits: Iterable[int]) -> Iterator[Event]:
             link.check()
 
 
-def feed(link: Link, data: bytes, splits: Iterable[int] = ()) -> list[Event]:
+def feed(link: PeerLink, data: bytes, splits: Iterable[int] = ()) -> list[LinkEvent]:
     """All events of these bytes."""
     return list(pieces(link, data, splits))
 
 
-def joined() -> tuple[Link, Link]:
+def joined() -> tuple[PeerLink, PeerLink]:
     """Alice, who dialled, and Bob, with their link open."""
     alice, bob = an_end(ALICE, BOB, dials=True, nonce=1), an_end(BOB, ALICE, dials=False, nonce=2)
     assert feed(bob, alice.start()) == []

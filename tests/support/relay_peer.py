@@ -3,14 +3,14 @@
 from echo2d.core.base.ids import FormId, FrameId, Generation, PeerId, PlanId, SegmentId, StripeId, frame_id
 from echo2d.core.protocol.control_messages import EdgePeer, PlanEdges, StripeEdge
 from echo2d.core.relay.events import (
-    Action,
-    Event,
     FormComplete,
     FramesFound,
     FrameVerified,
     OpenStream,
     PeerReady,
     PlanReceived,
+    RelayAction,
+    RelayEvent,
     SendFrame,
     StreamAsked,
     TableHeld,
@@ -33,7 +33,7 @@ class Peer:
         self.relay = Relay(ME)
         self.now = 100.0
 
-    def __call__(self, event: Event, *, after: float = 0.0) -> list[Action]:
+    def __call__(self, event: RelayEvent, *, after: float = 0.0) -> list[RelayAction]:
         self.now += after
         actions = self.relay.handle(event, now=self.now)
         self.relay.check()
@@ -47,7 +47,7 @@ class Peer:
         form: FormId = FORM,
         weights: tuple[float, ...] = (),
         sources: tuple[PeerId, ...] = (),
-    ) -> list[Action]:
+    ) -> list[RelayAction]:
         """A plan of stripes, equal unless weighted; each edge is a parent and children."""
         shares = weights or (1 / len(edges),) * len(edges)
         stripes = [StripeEdge(StripeId(n), shares[n], parent, kids) for n, (parent, kids) in enumerate(edges)]
@@ -56,15 +56,17 @@ class Peer:
         peers = tuple(EdgePeer(peer, None, dial=False, secret=bytes(32)) for peer in others)
         return self(PlanReceived(PlanEdges(form, PlanId(plan), Generation(generation), tuple(stripes), peers, sources)))
 
-    def asked(self, peer: PeerId, stream: int, stripe: int = 0, first: int = 0, plan: int = 1) -> list[Action]:
+    def asked(self, peer: PeerId, stream: int, stripe: int = 0, first: int = 0, plan: int = 1) -> list[RelayAction]:
         return self(StreamAsked(peer, stream, FORM, PlanId(plan), Generation(0), StripeId(stripe), first))
 
-    def wanted(self, peer: PeerId, stream: int, frames: tuple[FrameId, ...]) -> list[Action]:
+    def wanted(self, peer: PeerId, stream: int, frames: tuple[FrameId, ...]) -> list[RelayAction]:
         """What the peer is given when it asks for these, once its link has room."""
         actions = self(WantHeard(peer, stream, FORM, frames))
         return [*actions, *(action for action in self(PeerReady(peer)) if action not in actions)]
 
-    def comes(self, peer: PeerId, stream: int, sequence: int, frame: FrameId, *, after: float = 0.0) -> list[Action]:
+    def comes(
+        self, peer: PeerId, stream: int, sequence: int, frame: FrameId, *, after: float = 0.0
+    ) -> list[RelayAction]:
         if frame == TABLE:
             self(TableHeld(FORM, SegmentId(0), SIZES))
         return self(FrameVerified(peer, stream, FORM, frame, sequence, header_only=False), after=after)
@@ -76,7 +78,7 @@ def fill(peer: Peer, frames: tuple[FrameId, ...] = FRAMES) -> None:
     peer(FormComplete(FORM, 1))
 
 
-def frames_to(peer: PeerId, actions: list[Action]) -> list[FrameId]:
+def frames_to(peer: PeerId, actions: list[RelayAction]) -> list[FrameId]:
     return [action.frame for action in actions if isinstance(action, SendFrame) and action.peer == peer]
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from echo2d.engines.base import Engine
 from echo2d.engines.sglang.engine import SglangEngine
-from echo2d.engines.sglang.http_client import Lost, Server
+from echo2d.engines.sglang.http_client import Lost, SglangClient
 from echo2d.engines.sglang.server import Running
 from echo2d.engines.sglang.weight_update import RefitMode
 from echo2d.errors import EngineFault
@@ -84,14 +84,14 @@ class SglangHarness(TorchHarness):
     @contextmanager
     def doubtful_refits(self, engine: Engine) -> Iterator[None]:
         """The answer of an update that was done is lost."""
-        update = Server.update
+        update = SglangClient.update
 
-        async def lost(server: Server, body: Mapping[str, Any], *, timeout_s: float) -> tuple[bool, str]:
+        async def lost(server: SglangClient, body: Mapping[str, Any], *, timeout_s: float) -> tuple[bool, str]:
             await update(server, body, timeout_s=timeout_s)
             raise Lost("told to be")
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Server, "update", lost)
+            patch.setattr(SglangClient, "update", lost)
             yield
 
     async def in_memory(self, engine: Engine) -> Mapping[str, object]:

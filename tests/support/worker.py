@@ -4,7 +4,7 @@ from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.ids import Digest, Epoch, PublishSeq, RunId, SegmentId, Version
 from echo2d.core.protocol.control_messages import VersionKey
 from echo2d.core.weights.encoding import FRAME_BYTES_MIN, FormFacts
-from echo2d.core.weights.signed_index import Root, Totals, running_digest
+from echo2d.core.weights.signed_index import FormTotals, Root, running_digest
 from echo2d.core.worker.events import (
     ApplyForm,
     ApplyRejected,
@@ -26,7 +26,7 @@ def a_root(version: int, *, seq: int | None = None, epoch: int = 1, whole: bool 
     publish = PublishSeq(version + 1 if seq is None else seq)
     facts = FormFacts(run, Epoch(epoch), Version(version), publish, "full", None, FRAME_BYTES_MIN)
     segments = (Digest(digest_of(b"segment")),)
-    totals = Totals(1000, 2000, a_key(version).digest) if whole else None
+    totals = FormTotals(1000, 2000, a_key(version).digest) if whole else None
     return Root(facts, SegmentId(0), segments, running_digest(segments), totals)
 
 

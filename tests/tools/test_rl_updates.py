@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from echo2d.core.weights.delta import Mode, encode_chunk
+from echo2d.core.weights.delta import ChunkMode, encode_chunk
 from echo2d.core.weights.manifest import chunk_layout
 from echo2d.store.snapshots import build_manifest, read_chunk, scan_snapshot
 from tools.rl_updates import main
@@ -27,6 +27,6 @@ def test_consecutive_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     sides = read_chunk(new, chunk), read_chunk(old, chunk)
     words = [np.frombuffer(side, "<u2") for side in sides]
     assert 0.02 < np.mean(words[0] != words[1]) < 0.15
-    assert encode_chunk(*sides).mode == Mode.SPARSE
+    assert encode_chunk(*sides).mode == ChunkMode.SPARSE
     again = make(tmp_path / "two", monkeypatch)
     assert build_manifest(again / "v3").digest == build_manifest(new).digest

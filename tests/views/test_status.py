@@ -33,7 +33,7 @@ def trained() -> World:
         world.refit(world.peers[name])
     world.ask_batch(4)
     world.drain()
-    world.state._figures.fault("refit", "b[/x], version 2: out of memory")
+    world.state._statistics.fault("refit", "b[/x], version 2: out of memory")
     world.now += 9.0
     for name in ("seed", "b[/x]"):
         world.say(world.peers[name], Heartbeat(2))

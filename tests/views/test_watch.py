@@ -3,15 +3,16 @@
 import asyncio
 import json
 import socket
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from echo2d.errors import OperatorFault
 from echo2d.runtime.coordinator.main import core_machine
 from echo2d.runtime.run_dir.credentials import find_coordinator
-from echo2d.views.status import Facts
 from echo2d.views.watch import Asker, Away, Screen, status_once, watch
 from tests.support.scripted_core import make_config, serving
 
@@ -23,9 +24,9 @@ class Noted(Screen):
 
     def __init__(self) -> None:
         super().__init__(as_json=True)
-        self.seen: asyncio.Queue[Facts | str] = asyncio.Queue()
+        self.seen: asyncio.Queue[Mapping[str, Any] | str] = asyncio.Queue()
 
-    def show(self, facts: Facts, *, now: float) -> None:
+    def show(self, facts: Mapping[str, Any], *, now: float) -> None:
         super().show(facts, now=now)
         self.seen.put_nowait(facts)
 
@@ -33,7 +34,7 @@ class Noted(Screen):
         super().away(reason, now=now)
         self.seen.put_nowait(reason)
 
-    async def next(self, kind: type) -> Facts | str:
+    async def next(self, kind: type) -> Mapping[str, Any] | str:
         async with asyncio.timeout(20.0):
             while not isinstance(found := await self.seen.get(), kind):
                 pass

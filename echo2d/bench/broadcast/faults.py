@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from echo2d.bench.lab.daemons import Swarm
-from echo2d.bench.lab.netlab import Counts, Lab
-from echo2d.sim.kernel.scenario import Fault, Scenario
+from echo2d.bench.lab.netlab import Lab, TrafficCounts
+from echo2d.sim.kernel.scenario import PeerCrash, Scenario
 
 SPOIL_FROM = 0.1  # when so much of a version has come, it shows who passes on most
 
@@ -25,7 +25,7 @@ class _Planned:
     share: float = 0.0
 
 
-class Troubles:
+class RoundFaults:
     """Of one round; none but those that are planned. culprits: with whom trouble was made, in this order."""
 
     def __init__(self, scenario: Scenario, lab: Lab, swarm: Swarm) -> None:
@@ -52,14 +52,14 @@ class Troubles:
         peers = enumerate(self._scenario.peers)
         self._planned += [_Planned(self._swarm.join, node, spec.joins_at_s) for node, spec in peers if spec.joins_at_s]
 
-    def _plan_scripted(self, fault: Fault) -> None:
+    def _plan_scripted(self, fault: PeerCrash) -> None:
         self._planned.append(_Planned(self._cut_off if fault.silent else self._kill, fault.peer, fault.at_s))
         if fault.back_s is not None:
             self._planned.append(_Planned(self._bring_back, fault.peer, fault.back_s))
 
     # --- strikes
 
-    def make_due(self, elapsed_s: float, version_bytes: int, before: Counts, counts: Counts) -> None:
+    def make_due(self, elapsed_s: float, version_bytes: int, before: TrafficCounts, counts: TrafficCounts) -> None:
         """Whatever is due; `before`: the counts at the start of the round."""
         share = median(come_bytes(node, before, counts) for node in range(1, len(counts.nodes))) / version_bytes
         due = [each for each in self._planned if elapsed_s >= each.at_s and share >= each.share]
@@ -74,7 +74,7 @@ class Troubles:
         for node in self._spoiling:
             self._swarm.replace(node)
 
-    def _busiest(self, before: Counts, counts: Counts) -> int:
+    def _busiest(self, before: TrafficCounts, counts: TrafficCounts) -> int:
         """Of the peers with the fastest uplink, the one that has passed on most in this round."""
         uplinks = {node: self._scenario.peers[node].uplink for node in range(1, len(counts.nodes))}
         fastest = [node for node, uplink in uplinks.items() if uplink == max(uplinks.values())]
@@ -99,6 +99,6 @@ class Troubles:
             self._swarm.join(node)
 
 
-def come_bytes(node: int, before: Counts, counts: Counts) -> int:
+def come_bytes(node: int, before: TrafficCounts, counts: TrafficCounts) -> int:
     """What the node has received in between."""
     return counts.nodes[node].down.payload_bytes - before.nodes[node].down.payload_bytes

@@ -9,15 +9,15 @@ from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from echo2d.bench.broadcast.result import BroadcastResult, Spread, exit_code, print_result
-from echo2d.bench.broadcast.run import Broadcast, measure
+from echo2d.bench.broadcast.result import BroadcastResult, RoundStatistics, exit_code, print_result
+from echo2d.bench.broadcast.run import BroadcastBench, measure
 from echo2d.errors import OperatorFault
 
 FORMATS = (".png", ".svg", ".pdf")
 Results = Mapping[int, BroadcastResult]
 
 
-def run_plot(wanted: Broadcast, path: Path) -> int:
+def run_plot(wanted: BroadcastBench, path: Path) -> int:
     """Measure, print and draw. The exit code is that of `run_broadcast`, for all measurements."""
     check_plot(path)
     results = {len(each.scenario.peers) - 1: measure(each) for each in measurements(wanted)}
@@ -40,7 +40,7 @@ def check_plot(path: Path) -> None:
         raise OperatorFault("--plot needs matplotlib: pip install 'echo2d[plot]'")
 
 
-def measurements(wanted: Broadcast) -> Iterator[Broadcast]:
+def measurements(wanted: BroadcastBench) -> Iterator[BroadcastBench]:
     """The same with 2, 4, 8, ... peers, the first of its scenario, and with all."""
     peers = len(wanted.scenario.peers) - 1
     for count in (*(2**power for power in range(1, peers.bit_length()) if 2**power < peers), peers):
@@ -61,7 +61,7 @@ def draw(results: Results, path: Path) -> None:
     curves = {"echo2d": [results[n].t_verify_s for n in counts]}
     for rival in last.against:
         rivals = [results[n].against[rival] for n in counts]
-        curves[rival] = [Spread(each.median_s, each.min_s, each.max_s) for each in rivals]
+        curves[rival] = [RoundStatistics(each.median_s, each.min_s, each.max_s) for each in rivals]
     for name, times in curves.items():
         least, most = ([each.median - each.min for each in times], [each.max - each.median for each in times])
         axes.errorbar(counts, [each.median for each in times], [least, most], marker="o", capsize=3, label=name)

@@ -42,7 +42,7 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class RoundStatistics:
     """Of the same in several rounds."""
 
     median: float
@@ -50,8 +50,8 @@ class Spread:
     max: float
 
     @staticmethod
-    def of(values: Sequence[float]) -> "Spread":
-        return Spread(median(values), min(values), max(values))
+    def of(values: Sequence[float]) -> "RoundStatistics":
+        return RoundStatistics(median(values), min(values), max(values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class BroadcastResult:
     wire_bytes: int
     bound_s: float
     predicted_s: float
-    t_verify_s: Spread
+    t_verify_s: RoundStatistics
     ratio: float
     ratio_cold: float
     median_peer_s: float

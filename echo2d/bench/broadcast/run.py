@@ -26,18 +26,18 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
 from echo2d.bench.broadcast.baselines import RIVALS, Rival, interpreter_of, rival_round
-from echo2d.bench.broadcast.faults import Troubles, come_bytes
+from echo2d.bench.broadcast.faults import RoundFaults, come_bytes
 from echo2d.bench.broadcast.result import (
     BroadcastResult,
     DeltaTarget,
     Round,
-    Spread,
+    RoundStatistics,
     exit_code,
     line_of,
     print_result,
 )
 from echo2d.bench.lab.daemons import Swarm, alive, names
-from echo2d.bench.lab.netlab import QUEUE_S, Counts, Lab
+from echo2d.bench.lab.netlab import QUEUE_S, Lab, TrafficCounts
 from echo2d.bench.lab.real_versions import RealVersions
 from echo2d.core.base.ids import FormId, PeerId, PlanId
 from echo2d.core.protocol.control_messages import Address
@@ -59,11 +59,11 @@ DIRECTORY = "echo2d-broadcast-"  # then the process that made it
 ROUNDS_MAX = 100  # the coordinator keeps the figures of more
 
 
-Kind = Literal["cold", "warming up", "warm"]  # of a round
+RoundKind = Literal["cold", "warming up", "warm"]  # of a round
 
 
 @dataclass(frozen=True, slots=True)
-class Broadcast:
+class BroadcastBench:
     """What was asked for. The culprit of a round is, of the peers with the fastest uplink, the one that passes on most.
 
     kill, partition: when the median peer has this share of a version, the culprit is gone (SIGKILL), or silent, until
@@ -114,7 +114,7 @@ def with_undialable(scenario: Scenario, share: float) -> Scenario:
     return replace(scenario, peers=tuple(peers))
 
 
-def run_broadcast(wanted: Broadcast) -> int:
+def run_broadcast(wanted: BroadcastBench) -> int:
     """Measure and print. The exit code: 0 when every survivor of every round has verified its version."""
     result = measure(wanted)
     if wanted.as_json:
@@ -124,14 +124,14 @@ def run_broadcast(wanted: Broadcast) -> int:
     return exit_code(result)
 
 
-def measure(wanted: Broadcast) -> BroadcastResult:
+def measure(wanted: BroadcastBench) -> BroadcastResult:
     """OperatorFault: there can be no laboratory here. Fault: a round got stuck, or a daemon ended."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # nothing is left running, and no files
     with _directory(wanted) as run:
         return _measure(wanted, run, Console(stderr=True))
 
 
-def _measure(wanted: Broadcast, run: Path, console: Console) -> BroadcastResult:
+def _measure(wanted: BroadcastBench, run: Path, console: Console) -> BroadcastResult:
     load = os.getloadavg()[0]
     scenario = wanted.scenario
     rounds: list[Round] = []
@@ -155,7 +155,7 @@ def _measure(wanted: Broadcast, run: Path, console: Console) -> BroadcastResult:
 
 
 def result_of(
-    wanted: Broadcast,
+    wanted: BroadcastBench,
     rounds: Sequence[Round],
     faults: Sequence[str],
     load: tuple[float, float],
@@ -165,7 +165,7 @@ def result_of(
     warm, peers, cores = rounds[1:] or rounds, len(wanted.scenario.peers) - 1, len(os.sched_getaffinity(0))
     wire_bytes = round(median(each.wire_bytes for each in warm))
     plan, cold = (_plan_for(wanted, size) for size in (wire_bytes, rounds[0].wire_bytes))
-    times = Spread.of([each.t_verify_s for each in warm])
+    times = RoundStatistics.of([each.t_verify_s for each in warm])
     return BroadcastResult(
         peers=peers,
         wire_bytes=wire_bytes,
@@ -194,7 +194,7 @@ def simulated_s(scenario: Scenario, wire_bytes: int) -> float:
     return World(played).run().t_verify_s
 
 
-def _kinds(wanted: Broadcast) -> Iterator[Kind]:
+def _kinds(wanted: BroadcastBench) -> Iterator[RoundKind]:
     yield "cold"
     yield from repeat("warming up", wanted.warm_up)
     for index in range(wanted.rounds):
@@ -224,7 +224,7 @@ def best_plan(scenario: Scenario, lost: frozenset[int] = frozenset()) -> Plan:
     return plan_auto(PlanId(0), job, seed, peers)
 
 
-def _plan_for(wanted: Broadcast, wire_bytes: int) -> Plan:
+def _plan_for(wanted: BroadcastBench, wire_bytes: int) -> Plan:
     return best_plan(replace(wanted.scenario, wire_bytes=wire_bytes), lost=_lost(wanted))
 
 
@@ -233,7 +233,7 @@ def _limit_s(scenario: Scenario) -> float:
     return max(ROUND_S_MIN, ROUND_BOUNDS_MAX * best_plan(scenario).bound_s)
 
 
-def _lost(wanted: Broadcast) -> frozenset[int]:
+def _lost(wanted: BroadcastBench) -> frozenset[int]:
     """Who does not end a round that it began."""
     troubled = {wanted.fastest} if wanted.kill is not None or wanted.partition is not None else set()
     return frozenset(troubled | {trouble.peer for trouble in wanted.scenario.faults if trouble.back_s is None})
@@ -242,13 +242,13 @@ def _lost(wanted: Broadcast) -> frozenset[int]:
 class _Round:
     """One version on its way: publish, make the trouble that was asked for, look on until it has arrived."""
 
-    def __init__(self, wanted: Broadcast, lab: Lab, swarm: Swarm, progress: Progress, kind: Kind) -> None:
+    def __init__(self, wanted: BroadcastBench, lab: Lab, swarm: Swarm, progress: Progress, kind: RoundKind) -> None:
         self._wanted, self._lab, self._swarm, self._progress = wanted, lab, swarm, progress
         self._task = progress.add_task(kind, total=None)
         self._bytes = wanted.scenario.wire_bytes  # of the form, as far as it is known
         self._verified: dict[str, float] = {}
         self._late_s = 0.0
-        self._troubles = Troubles(wanted.scenario, lab, swarm)
+        self._troubles = RoundFaults(wanted.scenario, lab, swarm)
         if kind != "warming up":
             spoil = wanted.corrupt is not None
             self._troubles.plan(kill=wanted.kill, partition=wanted.partition, spoil=spoil)
@@ -290,12 +290,12 @@ class _Round:
             costs=None if broadcast.get("base_version") is None else prepared.costs,
         )
 
-    def _count(self) -> Counts:
+    def _count(self) -> TrafficCounts:
         counts = self._lab.counts()
         self._late_s = max(self._late_s, counts.late_s_max)
         return counts
 
-    def _look_on(self, known: int, before: Counts) -> Mapping[str, Any]:
+    def _look_on(self, known: int, before: TrafficCounts) -> Mapping[str, Any]:
         """Until the coordinator has this version's T_verify, and so has seen everybody arrive who is still there."""
         started_at = time.monotonic()
         limit_s = _limit_s(self._wanted.scenario)
@@ -319,7 +319,7 @@ class _Round:
             if peer["verified"]:
                 self._verified.setdefault(peer["name"], elapsed_s)
 
-    def _show(self, before: Counts, counts: Counts) -> None:
+    def _show(self, before: TrafficCounts, counts: TrafficCounts) -> None:
         peers = range(1, len(counts.nodes))
         come = sum(min(self._bytes, come_bytes(node, before, counts)) for node in peers)
         self._progress.update(self._task, completed=come, total=len(peers) * self._bytes)
@@ -329,7 +329,7 @@ class _Round:
 
 
 @contextmanager
-def _directory(wanted: Broadcast) -> Iterator[Path]:
+def _directory(wanted: BroadcastBench) -> Iterator[Path]:
     """Where everything is kept: as asked for, else for the time of the measurement."""
     if wanted.run_dir is not None:
         run = wanted.run_dir.absolute()

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from echo2d.core.base.ids import FormId, FrameId, Generation, PeerId, PlanId, RunId, StripeId
 from echo2d.core.protocol.peer_handshake import SECRET_BYTES
-from echo2d.core.protocol.peer_messages import Event, FrameReceived, StreamId, StreamOpened
+from echo2d.core.protocol.peer_messages import FrameReceived, LinkEvent, StreamId, StreamOpened
 from echo2d.net.peer.links import PeerLinks
 from echo2d.net.security.auth import peer_id_of, public_bytes
 from echo2d.net.security.tls import Authority, Tls
@@ -59,7 +59,7 @@ class End:
         assert self._source is not None
         self.links.open_stream(self._source, 1 if self._me < self._source else 2, *STRIPE, 0)
 
-    def _on_event(self, _: PeerId, event: Event) -> None:
+    def _on_event(self, _: PeerId, event: LinkEvent) -> None:
         match event:
             case StreamOpened(stream):
                 self._stream = stream

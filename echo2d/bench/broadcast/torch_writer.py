@@ -15,7 +15,7 @@ from torch import Tensor
 from echo2d.bench.lab.in_process import Written
 from echo2d.core.base.ids import Digest
 from echo2d.core.protocol.control_messages import VersionKey
-from echo2d.engines.torch_engine.batch import Batch
+from echo2d.engines.torch_engine.batch import DecodeBatch
 from echo2d.engines.torch_engine.policy import build, prepare
 from echo2d.engines.torch_engine.sampling import Chances, draw
 
@@ -50,7 +50,7 @@ class TorchWriter:
         return [[next(rest) for _ in range(count)] for count in samples]
 
     def _decode(self, prompts: Sequence[Sequence[int]], samples: Sequence[int], written: Sequence[Written]) -> None:
-        batch, running = Batch(self._policy), list(written)
+        batch, running = DecodeBatch(self._policy), list(written)
         batch.add(prompts, samples)
         while running:
             ones = [1.0] * len(running)

@@ -32,7 +32,7 @@ from safetensors.numpy import save_file
 from echo2d.bench.lab.processes import Programs, wait_for
 from echo2d.bench.lab.stub_task import config
 from echo2d.client import Batch, Coordinator
-from echo2d.core.capacity.model import Demand, Mode, share_of_bcast
+from echo2d.core.capacity.model import Demand, DisseminationMode, share_of_bcast
 from echo2d.engines.fake import FAKE_VOCAB_SIZE
 from echo2d.errors import Fault
 from echo2d.runtime.run_dir.credentials import create_token
@@ -58,7 +58,7 @@ class Measured:
     Of versions the medians: t_bcast_s, pause_s, and still_s, how long workers stood still for one.
     """
 
-    mode: Mode
+    mode: DisseminationMode
     mu_pool: float
     t_train_s: float
     t_bcast_s: float
@@ -75,19 +75,21 @@ class Measured:
         return demand(self.mode, self.t_train_s, self.t_bcast_s, self.still_s, self.pause_s, self.mu_pool)
 
 
-def demand(mode: Mode, t_train_s: float, t_bcast_s: float, still_s: float, pause_s: float, mu_pool: float) -> Demand:
+def demand(
+    mode: DisseminationMode, t_train_s: float, t_bcast_s: float, still_s: float, pause_s: float, mu_pool: float
+) -> Demand:
     """Of the learner here. A trajectory takes as long as all slots' worth of them at the pool's rate."""
     t_gen_s, share = WORKERS * SLOTS / mu_pool, share_of_bcast(still_s, t_bcast_s)
     return Demand(t_train_s, PER_STEP, STALENESS, KAPPA, t_bcast_s, mode, pause_s, t_gen_s, still_share=share)
 
 
-def measure(mode: Mode, mu_pool: float) -> Measured:
+def measure(mode: DisseminationMode, mu_pool: float) -> Measured:
     """The point. Fault: this machine stood still again and again."""
     with tempfile.TemporaryDirectory(prefix="echo2d-bubble-") as folder, _Run(Path(folder), mode, mu_pool) as run:
         return run.measure()
 
 
-def _config(folder: Path, mode: Mode) -> str:
+def _config(folder: Path, mode: DisseminationMode) -> str:
     policy = {
         "staleness_max": STALENESS,
         "publish_every": KAPPA,
@@ -127,7 +129,7 @@ class _Stalls:
 class _Run:
     """The programs of one point, in a directory of its own."""
 
-    def __init__(self, folder: Path, mode: Mode, mu_pool: float) -> None:
+    def __init__(self, folder: Path, mode: DisseminationMode, mu_pool: float) -> None:
         self._folder, self._mode, self._mu_pool = folder, mode, mu_pool
         self._programs = Programs(folder / "logs")
         self._rng = np.random.default_rng(0)

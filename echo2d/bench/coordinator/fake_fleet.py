@@ -37,9 +37,9 @@ from echo2d.core.protocol.control_messages import (
     SampleDelta,
     SampleFinished,
     SignedRoot,
-    Span,
     ToPeer,
     VersionKey,
+    VersionSpan,
     VersionVerified,
     Welcome,
 )
@@ -67,18 +67,18 @@ class Script:
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class FakeOutput:
     """Tokens and logprobs as they travel."""
 
     tokens: bytes
     logprobs: bytes
 
     @staticmethod
-    def draw(script: Script, variant: int) -> "Output":
+    def draw(script: Script, variant: int) -> "FakeOutput":
         rng = np.random.default_rng(variant)
         tokens = rng.integers(script.vocab_size, size=script.tokens, dtype="<i4")
         tokens[0] = variant  # the reward is its parity: no group is without variance
-        return Output(tokens.tobytes(), (-rng.random(script.tokens, dtype="<f4")).tobytes())
+        return FakeOutput(tokens.tobytes(), (-rng.random(script.tokens, dtype="<f4")).tobytes())
 
 
 @dataclass(slots=True)
@@ -86,7 +86,7 @@ class _Sample:
     """versions: who writes the tokens from which one on."""
 
     sample: int
-    output: Output
+    output: FakeOutput
     started_at: float
     ends_at: float
     versions: list[tuple[int, VersionKey]]
@@ -96,10 +96,10 @@ class _Sample:
         """How many of its tokens there are."""
         return min(tokens, max(0, int(tokens * (now - self.started_at) / (self.ends_at - self.started_at))))
 
-    def spans(self, start: int, end: int) -> tuple[Span, ...]:
+    def spans(self, start: int, end: int) -> tuple[VersionSpan, ...]:
         ends = [*self.versions, (end, self.versions[-1][1])]
         cuts = ((max(start, first), min(end, last), key) for (first, key), (last, _) in pairwise(ends))
-        return tuple(Span(first, last, key.version, key.digest) for first, last, key in cuts if first < last)
+        return tuple(VersionSpan(first, last, key.version, key.digest) for first, last, key in cuts if first < last)
 
 
 @dataclass(slots=True)
@@ -119,10 +119,12 @@ def _no_frames(*_: object) -> None:
     """What its peer links say."""
 
 
-class ScriptedWorker:
+class FakeWorker:
     """One worker and its control link. `full`: set while all its slots are leased."""
 
-    def __init__(self, name: str, script: Script, outputs: list[Output], meter: LoadMeter, rng: random.Random) -> None:
+    def __init__(
+        self, name: str, script: Script, outputs: list[FakeOutput], meter: LoadMeter, rng: random.Random
+    ) -> None:
         self.key = Ed25519PrivateKey.generate()
         self.welcomed = asyncio.Event()
         self._name = name
@@ -291,13 +293,13 @@ class ScriptedWorker:
         self._link.send(message)
 
 
-class Fleet:
+class FakeFleet:
     """All the workers."""
 
     def __init__(self, count: int, script: Script, meter: LoadMeter, *, rng_seed: int) -> None:
-        outputs = [Output.draw(script, variant) for variant in range(VARIANTS)]
+        outputs = [FakeOutput.draw(script, variant) for variant in range(VARIANTS)]
         self.workers = [
-            ScriptedWorker(f"scripted-{number}", script, outputs, meter, random.Random(f"{rng_seed} {number}"))
+            FakeWorker(f"scripted-{number}", script, outputs, meter, random.Random(f"{rng_seed} {number}"))
             for number in range(count)
         ]
         self.slots = count * script.slots
@@ -311,7 +313,7 @@ class Fleet:
         """All of them with one token, AT_ONCE at a time."""
         gate = asyncio.Semaphore(AT_ONCE)
 
-        async def one(worker: ScriptedWorker) -> None:
+        async def one(worker: FakeWorker) -> None:
             async with gate:
                 await enrol(
                     url, token, Identity.of(url, token, worker.key), rng=random.Random(), patience_s=ENROL_PATIENCE_S

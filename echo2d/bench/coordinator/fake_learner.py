@@ -13,7 +13,7 @@ from echo2d.errors import Fault
 WEIGHTS = 1 << 14  # of each version: 64 KiB; only their arrival is of interest here
 
 
-class ScriptedLearner:
+class FakeLearner:
     """Runs in a thread of its own. `steps` committed; `fault`: why it ended before it was stopped.
 
     t_train_s: it sleeps so long in each train step.

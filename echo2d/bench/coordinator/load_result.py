@@ -18,7 +18,7 @@ SUSTAINED = 0.95  # share of --rate that has to be accepted
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class LoadResult:
     """The object that `--json` prints. Milliseconds, seconds, 10^6 bytes; shares are of one core.
 
     lease_*: see `coordinator`; *_parts: [least, most] over fifths of the measured time. answer_*: until a result
@@ -52,12 +52,12 @@ class Result:
     @staticmethod
     def of(
         load: Load, meter: LoadMeter, *, slots_empty: int, steps: int, took: Mapping[str, float], memory_mb: float
-    ) -> "Result":
+    ) -> "LoadResult":
         """What the meter has. took: seconds by what was done before."""
         if not meter.lease_s or not meter.answer_s:
             raise Fault("no slot was filled while it was measured")
         share, parts, cpu = meter.share(), meter.parts_p99_s(), [part.coordinator for part in meter.shares()]
-        return Result(
+        return LoadResult(
             lease_p50_ms=_ms(quantile(meter.lease_s, 0.5)),
             lease_p99_ms=_ms(quantile(meter.lease_s, 0.99)),
             lease_max_ms=_ms(max(meter.lease_s)),
@@ -107,7 +107,7 @@ def _ms(seconds: float | None) -> float:
     return round(1000 * (seconds or 0.0), 1)
 
 
-def print_figures(result: Result) -> None:
+def print_figures(result: LoadResult) -> None:
     """The table at the end."""
     table = Table("what", "measured", "least - most of five parts", box=None)
     table.add_row("lease latency p50", f"{result.lease_p50_ms} ms", "")

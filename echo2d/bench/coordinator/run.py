@@ -24,11 +24,11 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import Progress
 
-from echo2d.bench.coordinator.fake_fleet import Fleet, Script
-from echo2d.bench.coordinator.fake_learner import ScriptedLearner
+from echo2d.bench.coordinator.fake_fleet import FakeFleet, Script
+from echo2d.bench.coordinator.fake_learner import FakeLearner
 from echo2d.bench.coordinator.load import GROUP_SIZE, VOCAB_SIZE, Load
 from echo2d.bench.coordinator.load_meter import PARTS, LoadMeter, rss_mb
-from echo2d.bench.coordinator.load_result import STALE_SLOT_S, Result, print_figures
+from echo2d.bench.coordinator.load_result import STALE_SLOT_S, LoadResult, print_figures
 from echo2d.bench.lab.processes import Program, Programs, wait_for
 from echo2d.errors import Fault, first_fault
 from echo2d.net.security.auth import read_token_file
@@ -97,7 +97,7 @@ class _Run:
         self._meter = LoadMeter()
         self._took: dict[str, float] = {}
 
-    async def measure(self) -> Result:
+    async def measure(self) -> LoadResult:
         gc.disable()  # its pauses would look like the coordinator's
         load, run = self._load, self._folder / "coordinator"
         coordinator, url = await asyncio.to_thread(self._start_coordinator)
@@ -105,8 +105,8 @@ class _Run:
         await asyncio.to_thread(self._make_token, url, token_file)
         token = await asyncio.to_thread(read_token_file, token_file)
         script = Script(load.slots, load.tokens, VOCAB_SIZE, load.generate_s)
-        fleet = Fleet(load.workers, script, self._meter, rng_seed=0)
-        learner = ScriptedLearner(url, run / "tokens" / "learner.token", self._folder / "snapshots")
+        fleet = FakeFleet(load.workers, script, self._meter, rng_seed=0)
+        learner = FakeLearner(url, run / "tokens" / "learner.token", self._folder / "snapshots")
         try:
             async with asyncio.TaskGroup() as tasks:
                 await self._timed("enrolling", fleet.enrol(url, token))
@@ -116,7 +116,7 @@ class _Run:
                     await self._fill(fleet, learner)
                     steps = await self._load_for(coordinator.pid, learner)
                     empty = fleet.empty_for(STALE_SLOT_S, time.monotonic())
-                    return Result.of(
+                    return LoadResult.of(
                         self._load, self._meter, slots_empty=empty, steps=steps, took=self._took,
                         memory_mb=rss_mb(coordinator.pid),
                     )  # fmt: skip
@@ -145,7 +145,7 @@ class _Run:
         await work
         self._took[what] = loop.time() - start
 
-    async def _fill(self, fleet: Fleet, learner: ScriptedLearner) -> None:
+    async def _fill(self, fleet: FakeFleet, learner: FakeLearner) -> None:
         """Until all slots but a group's are leased, and then WARM_S."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + FULL_S
@@ -158,7 +158,7 @@ class _Run:
         self._view.show("warming up")
         await asyncio.sleep(min(WARM_S, self._load.seconds))
 
-    async def _load_for(self, pid: int, learner: ScriptedLearner) -> int:
+    async def _load_for(self, pid: int, learner: FakeLearner) -> int:
         """Measure; the train steps meanwhile."""
         before, part_s = learner.steps, self._load.seconds / PARTS
         self._meter.measuring = True
@@ -171,7 +171,7 @@ class _Run:
         self._meter.measuring = False
         return learner.steps - before
 
-    def _check(self, learner: ScriptedLearner) -> None:
+    def _check(self, learner: FakeLearner) -> None:
         self._programs.check()
         if learner.fault is not None:
             raise learner.fault

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from echo2d.bench.delta.run import Encoded, delta_facts, make_files, new_scratch
+from echo2d.bench.delta.run import MeasuredChunk, delta_facts, make_files, new_scratch
 from echo2d.core.weights.encoder import Segment
 from echo2d.core.weights.encoding import base_sum
 from echo2d.core.weights.manifest import Chunk, chunk_layout
@@ -65,9 +65,9 @@ def _base(old: Path) -> BaseCopy:
 
 def _chunks(
     segments: list[Segment], layout: tuple[Chunk, ...], in_base: frozenset[Chunk], old: Path, new: Path
-) -> Iterator[Encoded]:
+) -> Iterator[MeasuredChunk]:
     for segment in segments:
         for record, payload in zip(segment.table.records, segment.payloads, strict=True):
             place = layout[record.chunk]
             base = read_chunk(old, place) if place in in_base else None
-            yield Encoded(place, read_chunk(new, place), base, record, payload)
+            yield MeasuredChunk(place, read_chunk(new, place), base, record, payload)

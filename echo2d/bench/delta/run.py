@@ -36,7 +36,7 @@ from rich.table import Table
 from echo2d.bench.delta.baselines import RIVALS
 from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.ids import ChunkId, Epoch, PublishSeq, RunId, Version
-from echo2d.core.weights.delta import Mode
+from echo2d.core.weights.delta import ChunkMode
 from echo2d.core.weights.encoder import FormBuilder
 from echo2d.core.weights.encoding import FRAME_BYTES_MIN, ChunkRecord, FormFacts, decode_record, encode_record
 from echo2d.core.weights.manifest import CHUNK_BYTES, Chunk, FileEntry, chunk_layout, is_safetensors
@@ -142,7 +142,7 @@ def measure(wanted: DeltaBench, bar: Progress) -> DeltaResult:
         changed_fraction=whole.changed / whole.words,
         wire_fraction=wire_bytes / total,
         ratio=total / wire_bytes,
-        chunks={mode.name.lower(): whole.chunks[mode] for mode in Mode},
+        chunks={mode.name.lower(): whole.chunks[mode] for mode in ChunkMode},
         roundtrip_ok=roundtrip_ok,
         runs=wanted.runs,
         **{name: median(values) for name, values in columns.items()},
@@ -193,7 +193,7 @@ class _Rival:
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
+class MeasuredChunk:
     """One chunk in memory, and as it travels."""
 
     place: Chunk
@@ -260,9 +260,9 @@ class _Whole:
         self._old, self._new, self._out, self._scratch = wanted.old, wanted.new, out, new_scratch()
         self._in_base = frozenset(chunk_layout(scan_snapshot(wanted.old)))
         self.builder = FormBuilder(delta_facts(), files)
-        self.chunks: Counter[Mode] = Counter()
+        self.chunks: Counter[ChunkMode] = Counter()
         self.changed = self.words = 0
-        self.sample: list[Encoded] = []
+        self.sample: list[MeasuredChunk] = []
         self.rivals = {name: _Rival(RIVALS[name]) for name in wanted.against}
         self._count = 0
 
@@ -270,7 +270,7 @@ class _Whole:
         new = read_chunk(self._new, place)
         base = read_chunk(self._old, place) if place in self._in_base else None
         record, payload = encode_record(ChunkId(self._count), new, base)
-        encoded = Encoded(place, new, base, record, payload)
+        encoded = MeasuredChunk(place, new, base, record, payload)
         encoded.decode_into(self._out, self._scratch)
         self.builder.add(record, payload)
         self._count += 1
@@ -286,7 +286,7 @@ class _Whole:
 class _Sample:
     """The chunks whose speeds are measured."""
 
-    def __init__(self, chunks: Sequence[Encoded], out: Path) -> None:
+    def __init__(self, chunks: Sequence[MeasuredChunk], out: Path) -> None:
         self._chunks, self._out, self._scratch = chunks, out, new_scratch()
         total = sum(len(each.new) for each in chunks)
         self._copy = np.ones(total, np.uint8)  # its pages are there, which those of zeros would not be

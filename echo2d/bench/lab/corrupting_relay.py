@@ -11,13 +11,13 @@ from collections.abc import Callable
 
 from echo2d.net.peer.links import PeerLinks
 
-SendFrame = Callable[..., bool]
+SendFrameCall = Callable[..., bool]
 
 
-class Enemy:
+class CorruptingRelay:
     """Spoils every so many-th payload while it is awake."""
 
-    def __init__(self, share: float, send_frame: SendFrame) -> None:
+    def __init__(self, share: float, send_frame: SendFrameCall) -> None:
         self._every, self._send_frame = round(1 / share), send_frame
         self._awake = False
         self._sent = 0
@@ -51,5 +51,5 @@ class Enemy:
 
 
 if __name__ == "__main__":
-    Enemy(float(sys.argv.pop(1)), PeerLinks.send_frame).install()
+    CorruptingRelay(float(sys.argv.pop(1)), PeerLinks.send_frame).install()
     runpy.run_module("echo2d", run_name="__main__")

@@ -83,7 +83,7 @@ metrics_port = {metrics}
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedVersion:
     """A version that can be published. wire_bytes: of its form, as far as that is known; costs: if it is a delta."""
 
     directory: Path
@@ -193,20 +193,20 @@ class Swarm:
 
     # --- versions
 
-    def prepare(self) -> Prepared:
+    def prepare(self) -> PreparedVersion:
         """The next version's snapshot: random bytes, so that its full form has the scenario's size, or real weights."""
         version, size = self._version + 1, self._scenario.wire_bytes
         directory = self._directory(version)
         if self._versions is None:
             write_random_snapshot(directory, size, self._scenario.rng_seed * 1000 + version)
-            return Prepared(directory, size)
+            return PreparedVersion(directory, size)
         weights = self._versions.weights(version, size // 2)
         write_snapshot(directory, (part.data for part in np.array_split(weights, SHARDS)))
         if version == 0:
-            return Prepared(directory, size)
+            return PreparedVersion(directory, size)
         costs = delta_costs(self._directory(self._version), directory, self._run / "rebuilt")
         shutil.rmtree(self._directory(self._version))
-        return Prepared(directory, costs.wire_bytes, costs)
+        return PreparedVersion(directory, costs.wire_bytes, costs)
 
     def train(self) -> None:
         """The step that the next version needs: its batch is taken and committed. Version 0 needs none."""
@@ -214,7 +214,7 @@ class Swarm:
             batch = self._coordinator.take_batch(self._version + 1)
             self._coordinator.commit(batch, t_train_s=0.0)
 
-    def publish(self, prepared: Prepared) -> int:
+    def publish(self, prepared: PreparedVersion) -> int:
         """Returns when the publish was accepted: the version."""
         self._version += 1
         self._coordinator.publish(self._version, prepared.directory)

@@ -41,9 +41,9 @@ from echo2d.core.protocol.control_messages import (
     RefitDone,
     SampleFinished,
     SegmentEncoded,
-    Span,
     ToPeer,
     VersionKey,
+    VersionSpan,
     VersionVerified,
 )
 from echo2d.core.protocol.peer_handshake import SECRET_BYTES
@@ -193,7 +193,7 @@ class InProcess:
 
     def _finished(self, lease: LeaseGranted, sample: int, written: Written) -> SampleFinished:
         assert self._serving is not None
-        spans = (Span(0, len(written.tokens), self._serving.version, self._serving.digest),)
+        spans = (VersionSpan(0, len(written.tokens), self._serving.version, self._serving.digest),)
         tokens, logprobs = pack_tokens(written.tokens), pack_logprobs(written.logprobs)
         finish: Finish = "stop" if written.tokens[-1] in self._rules.stop_token_ids else "length"
         return SampleFinished(lease.lease, lease.attempt, sample, tokens, logprobs, spans, finish)

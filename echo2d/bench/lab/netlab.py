@@ -101,7 +101,7 @@ class NodeCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class TrafficCounts:
     """Since the start. late_s_max: by how much a packet came too late since the last count, for the machine was busy.
 
     realtime: whether the emulator goes before ordinary processes.
@@ -187,9 +187,9 @@ class Lab:
             if other != node:
                 self.cut(node, other, on=on)
 
-    def counts(self) -> Counts:
+    def counts(self) -> TrafficCounts:
         answer = json.loads(self._ask("stats"))
-        return Counts(
+        return TrafficCounts(
             nodes=tuple(NodeCounts(_link(one["up"]), _link(one["down"]), one["lost"]) for one in answer["nodes"]),
             late_s_max=answer["late_s_max"],
             cpu_s=answer["cpu_s"],

@@ -11,7 +11,7 @@ from typing import Any
 from echo2d.tasks.base import Prompt
 
 
-class CheapTask:
+class StubTask:
     """Prompt number `index` is `prompt_tokens` tokens below `vocab_size`; the reward is the first token's parity."""
 
     name = "cheap"
@@ -31,13 +31,13 @@ class CheapTask:
 def config(
     folder: Path, task: Mapping[str, int], tokens: int, policy: Mapping[str, Any], dissemination: Mapping[str, Any]
 ) -> str:
-    """TOML. task: the arguments of `CheapTask`; tokens: of an answer at most; policy, dissemination: these tables."""
+    """TOML. task: the arguments of `StubTask`; tokens: of an answer at most; policy, dissemination: these tables."""
     tables: dict[str, Mapping[str, Any]] = {
         "run": {"run_dir": str(folder / "coordinator"), "snapshot_root": str(folder / "snapshots")},
         "coordinator": {"port": 0},
         "policy": policy,
         "sampling": {"max_new_tokens": tokens, "vocab_size": task["vocab_size"]},
-        "task": {"name": f"{__name__}:{CheapTask.__name__}", "processes": 1},
+        "task": {"name": f"{__name__}:{StubTask.__name__}", "processes": 1},
         "task.options": task,
         "dissemination": dissemination,
     }

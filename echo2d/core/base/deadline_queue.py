@@ -14,7 +14,7 @@ SLACK = 64  # entries of the heap beyond twice those that count, before the othe
 Key = TypeVar("Key", bound=Hashable)
 
 
-class Deadlines(Generic[Key]):
+class DeadlineQueue(Generic[Key]):
     """See the module docstring. `due` tells the deadline of a key; None: it has none (any more)."""
 
     def __init__(self, due: Callable[[Key], float | None]) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from echo2d.core.base.ids import PeerId
 from echo2d.core.broadcast.events import BroadcastAction, SendRoot
-from echo2d.core.broadcast.transmission import Spread
+from echo2d.core.broadcast.transmission import Transmission
 from echo2d.core.cluster.events import Send
 from echo2d.core.cluster.membership import Membership, Peer
 from echo2d.core.protocol.control_messages import ForgetForm, PlanEdges
@@ -22,28 +22,28 @@ class Announcer:
         """Of the edge between them."""
         return edge_secret(self._plan_secret, one, other)
 
-    def order(self, spread: Spread, *, aside: bool) -> list[BroadcastAction]:
+    def order(self, transmission: Transmission, *, aside: bool) -> list[BroadcastAction]:
         """Tell the seed to encode."""
-        spread.encode_at = None
+        transmission.encode_at = None
         seed = self._members.seed
         if seed is None or seed.session is None:
             return []
-        return [Send(seed.session, spread.order(aside=aside))]
+        return [Send(seed.session, transmission.order(aside=aside))]
 
     def root(self, peers: Collection[Peer], root: Root) -> list[BroadcastAction]:
         sessions = tuple(peer.session for peer in peers if peer.session is not None)
         return [SendRoot(sessions, root.signing_bytes())] if sessions else []
 
-    def place(self, spread: Spread, peer: Peer, *, renewed: bool) -> list[BroadcastAction]:
+    def place(self, transmission: Transmission, peer: Peer, *, renewed: bool) -> list[BroadcastAction]:
         """What the form is, and whom to take it from and pass it to."""
-        if spread.newest_root is None:
+        if transmission.newest_root is None:
             return []
-        return [*self.root([peer], spread.newest_root), *self.edges(spread.admit(peer, renewed=renewed))]
+        return [*self.root([peer], transmission.newest_root), *self.edges(transmission.admit(peer, renewed=renewed))]
 
     def edges(self, edges: Mapping[PeerId, PlanEdges]) -> list[BroadcastAction]:
         known = [(self._members.get(peer), part) for peer, part in edges.items()]
         return [Send(peer.session, part) for peer, part in known if peer is not None and peer.session is not None]
 
-    def forget(self, spread: Spread, peers: Iterable[Peer]) -> list[BroadcastAction]:
+    def forget(self, transmission: Transmission, peers: Iterable[Peer]) -> list[BroadcastAction]:
         sessions = [peer.session for peer in peers if peer.session is not None]
-        return [Send(session, ForgetForm(spread.form)) for session in sessions]
+        return [Send(session, ForgetForm(transmission.form)) for session in sessions]

@@ -10,7 +10,7 @@ It goes on while newer versions spread, so that a slow newcomer ends somewhere, 
 FULLS_MAX and DELTAS_MAX of them at a time; whom none suits waits for one that ends. Peers that have the version help
 with the full form: they encode it again from what stands in their slots, and spare the seed.
 
-Also here: the base of the next delta, and what takes the fewest bytes (`choose_way`).
+Also here: the base of the next delta, and what takes the fewest bytes (`choose_route`).
 Not here: who is told (`catch_up`), and what a form is (`transmission`).
 """
 
@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from echo2d.core.base.ids import Digest, FormId, PeerId, PublishSeq
-from echo2d.core.broadcast.transmission import Spread
+from echo2d.core.broadcast.transmission import Transmission
 from echo2d.core.cluster.events import VersionPublished
 from echo2d.core.cluster.membership import PEERS_MAX, Peer
-from echo2d.core.cluster.versions import Versions, key_of
+from echo2d.core.cluster.versions import PublishedVersions, key_of
 from echo2d.core.weights.delta_chain import KeptDelta, chain_bytes, shortest_chain
 
 FULLS_MAX = 2  # each costs the seed an encoding, and its uplink a copy at most; newcomers of one version share one
@@ -31,7 +31,7 @@ HELPERS_MAX = 2  # who have the version and encode it again: half a core for as 
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class DeltaRoute:
     """How a version is sent to who has `base`, or anything: as a delta, composed of kept ones via these; or in full.
 
     bytes_max: what it takes on the wire at most, as far as that is known.
@@ -47,29 +47,31 @@ class Way:
         return f"{how}{made}, at most {self.bytes_max / 1e6:.1f} MB"
 
 
-Make = Callable[[VersionPublished, Way], Spread]  # of a version
+MakeTransmission = Callable[[VersionPublished, DeltaRoute], Transmission]  # of a version
 
 
-def choose_way(
+def choose_route(
     record: VersionPublished,
     stands: VersionPublished | None,
     *,
     copies: Sequence[VersionPublished],
     deltas: Sequence[KeptDelta],
     full_bytes: int,
-) -> Way:
+) -> DeltaRoute:
     """What takes the fewest bytes to who stands on `stands`; full_bytes: what the full form takes.
 
     A delta from a copy takes no more than either of the others: changes that were undone meanwhile are not in it, and
     no chunk takes more than it would by itself.
     """
-    full = Way(full_bytes)
+    full = DeltaRoute(full_bytes)
     if stands is None or stands.digest == record.digest:
         return full
     chain = shortest_chain(deltas, stands.digest, record.digest)
-    composed = full if chain is None else Way(chain_bytes(chain), stands, tuple(each.made for each in chain[:-1]))
+    composed = (
+        full if chain is None else DeltaRoute(chain_bytes(chain), stands, tuple(each.made for each in chain[:-1]))
+    )
     if stands in copies:
-        return Way(min(composed.bytes_max, full_bytes), stands)
+        return DeltaRoute(min(composed.bytes_max, full_bytes), stands)
     return min(full, composed, key=lambda way: way.bytes_max)
 
 
@@ -84,12 +86,12 @@ def choose_base(copies: Iterable[VersionPublished], workers: Sequence[Peer]) -> 
     return None
 
 
-class CatchUps:
+class CatchUpPolicy:
     """See the module docstring. make: begins a form."""
 
-    def __init__(self, versions: Versions, make: Make) -> None:
+    def __init__(self, versions: PublishedVersions, make: MakeTransmission) -> None:
         self._versions, self._make = versions, make
-        self._spreads: dict[FormId, Spread] = {}
+        self._transmissions: dict[FormId, Transmission] = {}
         self._takes: dict[PeerId, FormId] = {}
         self._helps: dict[PeerId, FormId] = {}
         self._waiting: dict[PeerId, None] = {}
@@ -97,31 +99,31 @@ class CatchUps:
         self.deltas: tuple[KeptDelta, ...] = ()  # that the seed can compose others of
         self._in_full_only = PublishSeq(-1)  # the newest publish of which a delta could not be made
 
-    def __iter__(self) -> Iterator[Spread]:
-        return iter(self._spreads.values())
+    def __iter__(self) -> Iterator[Transmission]:
+        return iter(self._transmissions.values())
 
-    def get(self, form: FormId) -> Spread | None:
-        return self._spreads.get(form)
+    def get(self, form: FormId) -> Transmission | None:
+        return self._transmissions.get(form)
 
     def apart(self, peer: PeerId) -> bool:
         """Whether the spreading form is not for this peer."""
         return peer in self._takes or peer in self._waiting
 
-    def is_settled(self, peer: Peer, main: Spread | None) -> bool:
+    def is_settled(self, peer: Peer, main: Transmission | None) -> bool:
         """Whether it takes the spreading form, and can use that."""
         return not self.apart(peer.peer) and (main is None or _suits(main, peer))
 
-    def takes(self, peer: PeerId) -> Spread | None:
-        return self._spreads[self._takes[peer]] if peer in self._takes else None
+    def takes(self, peer: PeerId) -> Transmission | None:
+        return self._transmissions[self._takes[peer]] if peer in self._takes else None
 
-    def concerns(self, spread: Spread, peer: PeerId) -> bool:
+    def concerns(self, transmission: Transmission, peer: PeerId) -> bool:
         """Whether the peer takes this catch-up, or helps with it."""
-        return spread.form in (self._takes.get(peer), self._helps.get(peer))
+        return transmission.form in (self._takes.get(peer), self._helps.get(peer))
 
     def waiting(self) -> list[PeerId]:
         return list(self._waiting)
 
-    def assign(self, peer: Peer, main: Spread | None) -> Spread | None:
+    def assign(self, peer: Peer, main: Transmission | None) -> Transmission | None:
         """What the peer takes from now on, perhaps a form that begins with it; None: `main`, or it waits."""
         present = self.takes(peer.peer)
         if main is None or _suits(main, peer):
@@ -133,17 +135,17 @@ class CatchUps:
         if present is None:
             self._waiting[peer.peer] = None
             return None
-        self._spreads[present.form] = present
+        self._transmissions[present.form] = present
         self._takes[peer.peer] = present.form
         return present
 
-    def help(self, spread: Spread, peers: Iterable[Peer]) -> None:
+    def help(self, transmission: Transmission, peers: Iterable[Peer]) -> None:
         """Those of the peers that have its version help with it from now on."""
-        if spread.base is None:
-            having = [peer for peer in peers if peer.kind == "worker" and peer.stands == key_of(spread.record)]
+        if transmission.base is None:
+            having = [peer for peer in peers if peer.kind == "worker" and peer.stands == key_of(transmission.record)]
             able = [peer for peer in having if not (peer.receive_only or peer.quarantined or self.apart(peer.peer))]
             helpers = sorted(able, key=lambda peer: -(peer.uplink or 0.0))[:HELPERS_MAX]
-            self._helps.update((peer.peer, spread.form) for peer in helpers)
+            self._helps.update((peer.peer, transmission.form) for peer in helpers)
 
     def release(self, peer: PeerId) -> None:
         """It takes no catch-up, and does not wait for one."""
@@ -154,22 +156,24 @@ class CatchUps:
         self.release(peer)
         self._helps.pop(peer, None)
 
-    def end(self, spread: Spread) -> None:
+    def end(self, transmission: Transmission) -> None:
         """It is over."""
-        del self._spreads[spread.form]
-        self._takes = {peer: form for peer, form in self._takes.items() if form != spread.form}
-        self._helps = {peer: form for peer, form in self._helps.items() if form != spread.form}
+        del self._transmissions[transmission.form]
+        self._takes = {peer: form for peer, form in self._takes.items() if form != transmission.form}
+        self._helps = {peer: form for peer, form in self._helps.items() if form != transmission.form}
 
-    def promote(self, record: VersionPublished) -> Spread | None:
+    def promote(self, record: VersionPublished) -> Transmission | None:
         """The full form of this version, if it is a catch-up: from now on it is for everybody."""
-        full = next((spread for spread in self if spread.record == record and spread.base is None), None)
+        full = next(
+            (transmission for transmission in self if transmission.record == record and transmission.base is None), None
+        )
         if full is not None:
             self.end(full)
         return full
 
-    def give_up(self, spread: Spread) -> None:
+    def give_up(self, transmission: Transmission) -> None:
         """Who takes it waits for another one."""
-        for peer in self.takers(spread):
+        for peer in self.takers(transmission):
             self.release(peer)
             self._waiting[peer] = None
 
@@ -181,35 +185,40 @@ class CatchUps:
         """A full form was encoded."""
         self._full_share = wire_bytes / max(1, full_bytes)
 
-    def outdated(self, main: Spread) -> Spread | None:
+    def outdated(self, main: Transmission) -> Transmission | None:
         """The full form that gives way: else FULLS_MAX workers that never end would keep every newcomer waiting."""
-        fulls = sorted((spread for spread in self if spread.base is None), key=lambda each: each.record.publish_seq)
+        fulls = sorted(
+            (transmission for transmission in self if transmission.base is None),
+            key=lambda each: each.record.publish_seq,
+        )
         if not self._waiting or len(fulls) < FULLS_MAX:
             return None
         return fulls[0] if main.record.publish_seq > fulls[0].record.publish_seq + FULL_LAG_MAX else None
 
-    def idle(self) -> list[Spread]:
+    def idle(self) -> list[Transmission]:
         """Those that nobody takes any more."""
         taken = set(self._takes.values())
-        return [spread for spread in self if spread.form not in taken]
+        return [transmission for transmission in self if transmission.form not in taken]
 
     def paths(self) -> list[str]:
         """The snapshot copies that are needed by those that somebody takes."""
-        idle = [spread.form for spread in self.idle()]
-        return [path for spread in self if spread.form not in idle for path in spread.copies()]
+        idle = [transmission.form for transmission in self.idle()]
+        return [path for transmission in self if transmission.form not in idle for path in transmission.copies()]
 
-    def takers(self, spread: Spread) -> list[PeerId]:
-        return [peer for peer, form in self._takes.items() if form == spread.form]
+    def takers(self, transmission: Transmission) -> list[PeerId]:
+        return [peer for peer, form in self._takes.items() if form == transmission.form]
 
-    def _choose(self, peer: Peer, main: Spread) -> Spread | None:
+    def _choose(self, peer: Peer, main: Transmission) -> Transmission | None:
         """What takes the fewest bytes; what is under way already costs nothing more."""
-        deltas = [spread for spread in self if spread.base is not None]
-        fulls = [spread for spread in self if spread.base is None]
-        under_way = [spread for spread in deltas if spread.record == main.record and _suits(spread, peer)]
+        deltas = [transmission for transmission in self if transmission.base is not None]
+        fulls = [transmission for transmission in self if transmission.base is None]
+        under_way = [
+            transmission for transmission in deltas if transmission.record == main.record and _suits(transmission, peer)
+        ]
         if under_way:
             return under_way[0]
         may = main.record.publish_seq > self._in_full_only and len(deltas) < DELTAS_MAX
-        way = choose_way(
+        way = choose_route(
             main.record,
             self._versions.live(peer.stands) if may else None,
             copies=self._versions.copies(),
@@ -218,33 +227,33 @@ class CatchUps:
         )
         if way.base is not None:
             return self._make(main.record, way)
-        present = next((spread for spread in fulls if spread.record == main.record), None)
+        present = next((transmission for transmission in fulls if transmission.record == main.record), None)
         if present is None and len(fulls) < FULLS_MAX:
             return self._make(main.record, way)
         return present  # an older one would be refused by who has heard of this one
 
     def check(self) -> None:
-        assert sum(spread.base is None for spread in self) <= FULLS_MAX
-        assert sum(spread.base is not None for spread in self) <= DELTAS_MAX
-        assert {*self._takes.values(), *self._helps.values()} <= self._spreads.keys()
+        assert sum(transmission.base is None for transmission in self) <= FULLS_MAX
+        assert sum(transmission.base is not None for transmission in self) <= DELTAS_MAX
+        assert {*self._takes.values(), *self._helps.values()} <= self._transmissions.keys()
         assert not self._takes.keys() & self._waiting.keys()
         assert len(self._takes) + len(self._waiting) <= PEERS_MAX
-        for form, spread in self._spreads.items():
-            spread.check()
-            assert spread.form == form
+        for form, transmission in self._transmissions.items():
+            transmission.check()
+            assert transmission.form == form
 
 
-def _suits(spread: Spread, peer: Peer) -> bool:
+def _suits(transmission: Transmission, peer: Peer) -> bool:
     """Whether the peer can make the version of it, or has it, or only passes it on."""
-    has = (key_of(spread.record), None if spread.base is None else key_of(spread.base))
-    return spread.base is None or peer.kind != "worker" or peer.stands in has
+    has = (key_of(transmission.record), None if transmission.base is None else key_of(transmission.base))
+    return transmission.base is None or peer.kind != "worker" or peer.stands in has
 
 
-def is_stuck(peer: Peer, spread: Spread) -> bool:
+def is_stuck(peer: Peer, transmission: Transmission) -> bool:
     """Whether the peer does not get on with this catch-up; while there is none that is newer, it tries again."""
-    return peer.quarantined or peer.peer in spread.failed
+    return peer.quarantined or peer.peer in transmission.failed
 
 
-def _is_over(spread: Spread, peer: Peer, main: Spread) -> bool:
-    has = peer.stands == key_of(spread.record)
-    return has or (spread.record != main.record and is_stuck(peer, spread))
+def _is_over(transmission: Transmission, peer: Peer, main: Transmission) -> bool:
+    has = peer.stands == key_of(transmission.record)
+    return has or (transmission.record != main.record and is_stuck(peer, transmission))

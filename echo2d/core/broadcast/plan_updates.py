@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from echo2d.core.base.ids import TAG_SHIFT, PeerId, PlanId
 from echo2d.core.broadcast.announcer import Announcer
 from echo2d.core.broadcast.events import BroadcastAction, RatesMeasured
-from echo2d.core.broadcast.transmission import Spread
+from echo2d.core.broadcast.transmission import Transmission
 from echo2d.core.cluster.events import Persist
 from echo2d.core.cluster.membership import Membership, Peer
 from echo2d.core.cluster.rules import RunRules
@@ -23,7 +23,7 @@ from echo2d.core.topology.uplink_rates import PeerRate, Rates
 MEASURED_BYTES_MIN = 16 << 20  # a smaller version fits into the kernel's buffers, and measures those
 
 
-class Planning:
+class PlanUpdates:
     """See the module docstring. `now` is monotonic seconds; tag: in front of the plans' ids."""
 
     def __init__(
@@ -44,10 +44,10 @@ class Planning:
         """What is known of it."""
         peer.uplink, peer.pace = self._rates.uplink(peer.peer), self._rates.pace(peer.peer)
 
-    def measured(self, spread: Spread, peer: PeerId, message: TransferReport, now: float) -> None:
+    def measured(self, transmission: Transmission, peer: PeerId, message: TransferReport, now: float) -> None:
         """What the peer got from others, and for how long they took less of it than there was."""
-        spread.moved(now)
-        if spread.expected_bytes < MEASURED_BYTES_MIN:
+        transmission.moved(now)
+        if transmission.expected_bytes < MEASURED_BYTES_MIN:
             return
         for sample in message.links:
             if 0 <= sample.seconds < math.inf:
@@ -56,32 +56,32 @@ class Planning:
             if 0 <= backlog.seconds < math.inf:
                 self._rates.backlogged(peer, backlog.peer, backlog.seconds)
 
-    def plan(self, spread: Spread, seed: Peer, takers: Sequence[Peer]) -> list[BroadcastAction]:
+    def plan(self, transmission: Transmission, seed: Peer, takers: Sequence[Peer]) -> list[BroadcastAction]:
         """Everybody gets a plan by the rates that the last one has shown."""
         actions = self._judge(seed)
-        edges = spread.make_plan(self._new_id(), self._rules, seed, takers, spread.plan or self._last_plan)
-        self._rates.begin({} if spread.plan is None else spread.plan.shares)
+        edges = transmission.make_plan(self._new_id(), self._rules, seed, takers, transmission.plan or self._last_plan)
+        self._rates.begin({} if transmission.plan is None else transmission.plan.shares)
         return [*actions, *self._announcer.edges(edges)]
 
-    def plan_aside(self, spread: Spread, seed: Peer, takers: Sequence[Peer]) -> list[BroadcastAction]:
+    def plan_aside(self, transmission: Transmission, seed: Peer, takers: Sequence[Peer]) -> list[BroadcastAction]:
         """For a few peers, by what is known anyway; nothing is measured."""
-        return self._announcer.edges(spread.make_plan(self._new_id(), self._rules, seed, takers))
+        return self._announcer.edges(transmission.make_plan(self._new_id(), self._rules, seed, takers))
 
-    def learn(self, spread: Spread, takers: Sequence[Peer]) -> list[BroadcastAction]:
+    def learn(self, transmission: Transmission, takers: Sequence[Peer]) -> list[BroadcastAction]:
         """The first bytes have shown what was guessed. After another plan only gaps are filled, which shows nothing."""
         seed = self._members.seed
         if seed is None:
-            spread.learn_at = math.inf
+            transmission.learn_at = math.inf
             return []
         actions = self._judge(seed)
-        edges = spread.learn(self._new_id(), self._rules, seed, takers)
-        if not edges and spread.plan is not None:
-            self._rates.begin(spread.plan.shares)
+        edges = transmission.learn(self._new_id(), self._rules, seed, takers)
+        if not edges and transmission.plan is not None:
+            self._rates.begin(transmission.plan.shares)
         return [*actions, *self._announcer.edges(edges)]
 
-    def ended(self, spread: Spread) -> None:
+    def ended(self, transmission: Transmission) -> None:
         """Another version spreads: this one's trees may suit it."""
-        self._last_plan = spread.plan or self._last_plan
+        self._last_plan = transmission.plan or self._last_plan
 
     def _judge(self, seed: Peer) -> list[BroadcastAction]:
         """The rates by all that was reported so far."""

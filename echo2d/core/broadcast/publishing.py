@@ -15,17 +15,17 @@ from collections.abc import Collection, Iterable
 
 from echo2d.core.base.ids import FormId, PeerId
 from echo2d.core.broadcast.announcer import Announcer
-from echo2d.core.broadcast.catch_up import CatchingUp
+from echo2d.core.broadcast.catch_up import CatchUps
 from echo2d.core.broadcast.catch_up_policy import choose_base
 from echo2d.core.broadcast.events import BroadcastAction, FormChosen
-from echo2d.core.broadcast.plan_updates import Planning
-from echo2d.core.broadcast.timing import Broadcasts
-from echo2d.core.broadcast.transmission import TELL_S, Spread
+from echo2d.core.broadcast.plan_updates import PlanUpdates
+from echo2d.core.broadcast.timing import BroadcastTimings
+from echo2d.core.broadcast.transmission import TELL_S, Transmission
 from echo2d.core.cluster.events import Note, Persist, Send, StopRun, VersionPublished
 from echo2d.core.cluster.membership import Membership, Peer
 from echo2d.core.cluster.rules import RunRules
-from echo2d.core.cluster.statistics import Figures
-from echo2d.core.cluster.versions import BASES_MAX, Versions, key_of
+from echo2d.core.cluster.statistics import Statistics
+from echo2d.core.cluster.versions import BASES_MAX, PublishedVersions, key_of
 from echo2d.core.protocol.control_messages import (
     ApplyFailed,
     DeltasKept,
@@ -61,8 +61,8 @@ class Publishing:
         rules: RunRules,
         *,
         members: Membership,
-        versions: Versions,
-        figures: Figures,
+        versions: PublishedVersions,
+        statistics: Statistics,
         plan_secret: bytes,
         tag: int,
         rates: Iterable[PeerRate],
@@ -72,20 +72,20 @@ class Publishing:
         self._rules = rules
         self._members = members
         self._versions = versions
-        self._figures = figures
+        self._statistics = statistics
         self._announcer = Announcer(members, plan_secret)
-        self._planning = Planning(rules, members=members, announcer=self._announcer, rates=rates, tag=tag)
-        self._broadcasts = Broadcasts(figures)
+        self._plan_updates = PlanUpdates(rules, members=members, announcer=self._announcer, rates=rates, tag=tag)
+        self._timings = BroadcastTimings(statistics)
         self._tell_at = now
         self._waiting: VersionPublished | None = None
         self._awaited: Peer | None = None  # one of those for whom a waiting version waited last
         self._old_forms: dict[FormId, None] = {}  # at the seed, to be forgotten when the new one is whole
         self._apply_at: float | None = None
         self._delta_bytes: int | None = None  # what the last delta took
-        self._catching_up = CatchingUp(
-            rules, members=members, versions=versions, figures=figures, announcer=self._announcer
+        self._catch_ups = CatchUps(
+            rules, members=members, versions=versions, statistics=statistics, announcer=self._announcer
         )
-        self.spreading: Spread | None = None
+        self.spreading: Transmission | None = None
         if versions.current is not None and form is not None and form.publish_seq == versions.publish_seq:
             self.spreading = self._start_again(versions.current, form, now)
         else:
@@ -96,8 +96,8 @@ class Publishing:
         return self._waiting
 
     @property
-    def catching_up(self) -> list[Spread]:
-        return list(self._catching_up)
+    def catch_ups(self) -> list[Transmission]:
+        return list(self._catch_ups)
 
     # --- versions
 
@@ -105,7 +105,7 @@ class Publishing:
         """A publish was accepted."""
         workers = [peer for peer in self._members.workers() if peer.active and not peer.quarantined]
         warm = [peer for peer in workers if peer.serving is not None]
-        self._broadcasts.started(record.publish_seq, {peer.peer for peer in warm or workers}, cold=not warm, now=now)
+        self._timings.started(record.publish_seq, {peer.peer for peer in warm or workers}, cold=not warm, now=now)
         self._waiting = record
 
     def revoked(self, keys: Collection[VersionKey]) -> None:
@@ -114,19 +114,19 @@ class Publishing:
             self._waiting = None
         if self.spreading is not None and key_of(self.spreading.record) in keys:
             self._supersede()
-        self._catching_up.revoked(keys)
+        self._catch_ups.revoked(keys)
 
     def served(self, peer: Peer, *, now: float) -> None:
         """The peer's engines serve `peer.serving`."""
         record = self._versions.live(peer.serving)
         if record is not None:
-            self._broadcasts.served(peer.peer, record.publish_seq, now=now)
+            self._timings.served(peer.peer, record.publish_seq, now=now)
 
     def came_s(self, peer: Peer, *, now: float) -> float | None:
         """How long what the peer serves was on its way; None: that is not what spreads."""
-        for spread in (self.spreading, self._catching_up.takes(peer.peer)):
-            if spread is not None and key_of(spread.record) == peer.serving:
-                return now - spread.began_at
+        for transmission in (self.spreading, self._catch_ups.takes(peer.peer)):
+            if transmission is not None and key_of(transmission.record) == peer.serving:
+                return now - transmission.began_at
         return None
 
     def advance(self, *, now: float) -> list[BroadcastAction]:
@@ -136,15 +136,15 @@ class Publishing:
             self._supersede()
             record, self._waiting = self._waiting, None
             actions += self._start(record, now)
-        for spread in self._spreads():
-            if spread.encode_at is not None and now >= spread.encode_at:
-                actions += self._order(spread)
+        for transmission in self._transmissions():
+            if transmission.encode_at is not None and now >= transmission.encode_at:
+                actions += self._order(transmission)
         if self._apply_at is not None and now >= self._apply_at:
             actions += self._apply_again()
         if now >= self._learn_at():
             assert self.spreading is not None
-            actions += self._planning.learn(self.spreading, self._takers(self.spreading))
-        return [*actions, *self._make_room(), *self._catching_up.end_idle(self.spreading)]
+            actions += self._plan_updates.learn(self.spreading, self._takers(self.spreading))
+        return [*actions, *self._make_room(), *self._catch_ups.end_idle(self.spreading)]
 
     def tell_on(self, *, now: float) -> list[BroadcastAction]:
         """Tell more peers the new plan."""
@@ -154,7 +154,7 @@ class Publishing:
         return self._announcer.edges(self.spreading.tell())
 
     def wake_at(self) -> float | None:
-        encode = (spread.encode_at for spread in self._spreads())
+        encode = (transmission.encode_at for transmission in self._transmissions())
         times = [at for at in (*encode, self._apply_at) if at is not None]
         if self._waiting is not None and self.spreading is not None and self.spreading.verified:
             times.append(self._impatient_at(self.spreading))
@@ -165,233 +165,239 @@ class Publishing:
         return min(times, default=None)
 
     def _learn_at(self) -> float:
-        spread = self.spreading
-        return math.inf if spread is None or spread.learn_at is None else spread.learn_at
+        transmission = self.spreading
+        return math.inf if transmission is None or transmission.learn_at is None else transmission.learn_at
 
     # --- peers that come and go
 
     def joined(self, peer: Peer, *, renewed: bool, now: float) -> list[BroadcastAction]:
         """A peer said hello: the seed gets its orders, the others the newest root and a place in the plan."""
         self.served(peer, now=now)
-        self._planning.joined(peer)
+        self._plan_updates.joined(peer)
         if peer.kind == "seed":
             return self._seed_joined(peer, renewed=renewed)
         if renewed:
-            for spread in self._spreads():
-                spread.verified.pop(peer.peer, None)
-                spread.failed.pop(peer.peer, None)
-        return self._catching_up.settle(peer, self.spreading, renewed=renewed)
+            for transmission in self._transmissions():
+                transmission.verified.pop(peer.peer, None)
+                transmission.failed.pop(peer.peer, None)
+        return self._catch_ups.settle(peer, self.spreading, renewed=renewed)
 
     def lost(self, peer: Peer) -> list[BroadcastAction]:
         """A peer is suspected or has left."""
-        self._broadcasts.lost(peer.peer)
-        self._catching_up.lost(peer.peer)
-        return [action for spread in self._spreads() for action in self._announcer.edges(spread.remove(peer.peer))]
+        self._timings.lost(peer.peer)
+        self._catch_ups.lost(peer.peer)
+        return [
+            action
+            for transmission in self._transmissions()
+            for action in self._announcer.edges(transmission.remove(peer.peer))
+        ]
 
     # --- the seed
 
     def segment_encoded(self, peer: Peer, message: SegmentEncoded, *, now: float) -> list[BroadcastAction]:
-        spread = self._from_seed(peer, message.form)
-        if spread is None:
+        transmission = self._from_seed(peer, message.form)
+        if transmission is None:
             return []
-        if spread.has_changed(message):
-            return self._failed(spread, f"segment {message.segment} is not the one that was signed", now)
-        return self._announce(spread, peer, spread.segment_encoded(message))
+        if transmission.has_changed(message):
+            return self._failed(transmission, f"segment {message.segment} is not the one that was signed", now)
+        return self._announce(transmission, peer, transmission.segment_encoded(message))
 
     def form_encoded(self, peer: Peer, message: FormEncoded, *, now: float) -> list[BroadcastAction]:
-        spread = self._from_seed(peer, message.form)
-        if spread is None or spread.totals is not None:
+        transmission = self._from_seed(peer, message.form)
+        if transmission is None or transmission.totals is not None:
             return []
-        actions = self._announce(spread, peer, spread.form_encoded(message))
-        spread.whole_at = now
-        self._catching_up.form_encoded(spread)
-        if spread is not self.spreading:
+        actions = self._announce(transmission, peer, transmission.form_encoded(message))
+        transmission.whole_at = now
+        self._catch_ups.form_encoded(transmission)
+        if transmission is not self.spreading:
             return actions
-        if spread.base is not None:
+        if transmission.base is not None:
             self._delta_bytes = message.wire_bytes
-        self._figures.encoded(spread.record.version, message.wire_bytes, message.full_bytes)
+        self._statistics.encoded(transmission.record.version, message.wire_bytes, message.full_bytes)
         return [*actions, *self._forget_old(peer)]
 
     def deltas_kept(self, peer: Peer, message: DeltasKept) -> list[BroadcastAction]:
         if peer.kind != "seed":
             raise PeerFault("only the seed encodes")
-        self._catching_up.deltas_kept(message.deltas)
+        self._catch_ups.deltas_kept(message.deltas)
         return []
 
     def encode_failed(self, peer: Peer, message: EncodeFailed, *, now: float) -> list[BroadcastAction]:
-        spread = self._from_seed(peer, message.form)
-        if spread is None:
+        transmission = self._from_seed(peer, message.form)
+        if transmission is None:
             return []
-        if message.lacks_base and spread.base is not None:
-            return [*self._versions.lose(spread.base), *self._to_full(spread, message.reason, now)]
-        return self._failed(spread, message.reason, now)
+        if message.lacks_base and transmission.base is not None:
+            return [*self._versions.lose(transmission.base), *self._to_full(transmission, message.reason, now)]
+        return self._failed(transmission, message.reason, now)
 
     # --- those who receive
 
     def segments_wanted(self, peer: Peer, message: SegmentsWanted) -> list[BroadcastAction]:
-        spread = self._current(message.form)
-        if spread is None or peer.session is None:
+        transmission = self._current(message.form)
+        if transmission is None or peer.session is None:
             return []
-        return [Send(peer.session, spread.page(message.start))]
+        return [Send(peer.session, transmission.page(message.start))]
 
     def verified(self, peer: Peer, message: VersionVerified, *, now: float) -> list[BroadcastAction]:
         key = VersionKey(message.version, message.digest)
         record = self._versions.live(key)
         if record is None:
-            return [self._figures.fault("verify", f"{peer.name}: version {message.version} is not published")]
-        self._broadcasts.verified(peer.peer, record.publish_seq, now=now)
+            return [self._statistics.fault("verify", f"{peer.name}: version {message.version} is not published")]
+        self._timings.verified(peer.peer, record.publish_seq, now=now)
         peer.stands = key
-        for spread in (self.spreading, self._catching_up.takes(peer.peer)):
-            if spread is not None and key_of(spread.record) == key:
-                spread.has_verified(peer.peer)
-        return self._catching_up.verified(peer, self.spreading)
+        for transmission in (self.spreading, self._catch_ups.takes(peer.peer)):
+            if transmission is not None and key_of(transmission.record) == key:
+                transmission.has_verified(peer.peer)
+        return self._catch_ups.verified(peer, self.spreading)
 
     def apply_failed(self, peer: Peer, message: ApplyFailed, *, now: float) -> list[BroadcastAction]:
         """Nobody waits for this worker: it becomes a leaf, for it may not pass on either, and tries again later."""
-        note = self._figures.fault("apply", f"{peer.name}: {message.reason}")
-        spread = self._current(message.form)
-        if spread is None:
+        note = self._statistics.fault("apply", f"{peer.name}: {message.reason}")
+        transmission = self._current(message.form)
+        if transmission is None:
             return [note]
-        if message.lacks_base and spread.base is not None:
+        if message.lacks_base and transmission.base is not None:
             peer.stands = None
-            return [note, *self._catching_up.settle(peer, self.spreading)]
-        before = spread.failed.get(peer.peer, 0)
-        spread.failed[peer.peer] = before + 1
+            return [note, *self._catch_ups.settle(peer, self.spreading)]
+        before = transmission.failed.get(peer.peer, 0)
+        transmission.failed[peer.peer] = before + 1
         again_at = now + min(APPLY_RETRY_S_MAX, APPLY_RETRY_S * 2.0 ** min(before, 10))
         self._apply_at = again_at if self._apply_at is None else min(self._apply_at, again_at)
-        return [note, *([] if before else self._announcer.edges(spread.make_leaf(peer.peer)))]
+        return [note, *([] if before else self._announcer.edges(transmission.make_leaf(peer.peer)))]
 
     def transferred(self, peer: Peer, message: TransferReport, *, now: float) -> list[BroadcastAction]:
-        spread = self._current(message.form)
-        if spread is None:
+        transmission = self._current(message.form)
+        if transmission is None:
             return []
-        if spread is self.spreading:
-            self._planning.measured(spread, peer.peer, message, now)
+        if transmission is self.spreading:
+            self._plan_updates.measured(transmission, peer.peer, message, now)
         if peer.kind != "seed":
-            spread.received[peer.peer] = message.payload_bytes, message.duplicates
+            transmission.received[peer.peer] = message.payload_bytes, message.duplicates
             return []
-        spread.seed_sent_bytes = max(spread.seed_sent_bytes, message.sent_bytes)
-        if spread is self.spreading and spread.totals is not None and spread.totals.wire_bytes:
-            copies = spread.seed_sent_bytes / spread.totals.wire_bytes
-            self._figures.seed_sent(spread.record.version, copies)
+        transmission.seed_sent_bytes = max(transmission.seed_sent_bytes, message.sent_bytes)
+        if transmission is self.spreading and transmission.totals is not None and transmission.totals.wire_bytes:
+            copies = transmission.seed_sent_bytes / transmission.totals.wire_bytes
+            self._statistics.seed_sent(transmission.record.version, copies)
         return []
 
     def edge_broken(self, peer: Peer, message: EdgeBroken) -> list[BroadcastAction]:
         """Whoever is at the other end becomes a leaf; if that is the seed, the reporter does."""
-        plans = [(spread, spread.plan) for spread in self._spreads() if spread.plan is not None]
-        spread, plan = next((each for each in plans if each[1].plan_id == message.plan), (None, None))
-        if spread is None or plan is None:
+        plans = [
+            (transmission, transmission.plan) for transmission in self._transmissions() if transmission.plan is not None
+        ]
+        transmission, plan = next((each for each in plans if each[1].plan_id == message.plan), (None, None))
+        if transmission is None or plan is None:
             return []
-        note = self._figures.fault("edge", f"{peer.name} and {self._name(message.peer)}: {message.reason}")
-        if plan.generation != message.generation or message.peer not in spread.neighbours(peer.peer):
+        note = self._statistics.fault("edge", f"{peer.name} and {self._name(message.peer)}: {message.reason}")
+        if plan.generation != message.generation or message.peer not in transmission.neighbours(peer.peer):
             return [note]  # the plan has been mended since, or it is not this peer's edge
         at_fault = peer.peer if message.peer == plan.root else message.peer
-        return [note, *self._announcer.edges(spread.make_leaf(at_fault))]
+        return [note, *self._announcer.edges(transmission.make_leaf(at_fault))]
 
     def frame_accused(self, peer: Peer, message: FrameAccused, *, now: float) -> list[BroadcastAction]:
         """One of the two is at fault, and becomes a leaf; never the seed."""
-        note = self._figures.fault("frame", f"{peer.name} accuses {self._name(message.accused)}: {message.frame}")
-        spread, accused = self._current(message.form), self._members.get(message.accused)
-        if spread is None or accused is None or not spread.may_accuse(peer.peer, accused.peer):
+        note = self._statistics.fault("frame", f"{peer.name} accuses {self._name(message.accused)}: {message.frame}")
+        transmission, accused = self._current(message.form), self._members.get(message.accused)
+        if transmission is None or accused is None or not transmission.may_accuse(peer.peer, accused.peer):
             return [note]
         at_fault = peer.peer if accused.kind == "seed" else self._members.accuse(peer, accused, now=now)
         if accused.quarantined:
-            self._broadcasts.lost(accused.peer)
-        return [note, *self._announcer.edges(spread.make_leaf(at_fault, for_good=True))]
+            self._timings.lost(accused.peer)
+        return [note, *self._announcer.edges(transmission.make_leaf(at_fault, for_good=True))]
 
     # --- inside
 
-    def _spreads(self) -> list[Spread]:
+    def _transmissions(self) -> list[Transmission]:
         """All that are under way."""
-        return [*self._catching_up] if self.spreading is None else [self.spreading, *self._catching_up]
+        return [*self._catch_ups] if self.spreading is None else [self.spreading, *self._catch_ups]
 
     def _start(self, record: VersionPublished, now: float) -> list[BroadcastAction]:
         """It spreads from now on, as a delta if there is a base; who cannot use that takes something else."""
         workers = [peer for peer in self._members.workers() if not peer.quarantined]
         older = [each for each in self._versions.copies() if each.version != record.version]
         base = choose_base(older, workers) if self._rules.delta else None
-        self.spreading = Spread.start(
+        self.spreading = Transmission.start(
             record, self._rules, self._announcer.secret, now=now, base=base, delta_bytes=self._delta_bytes
         )
         text = "in full" if base is None else f"as a delta from version {base.version}"
         chosen: list[BroadcastAction] = [Note("spreading", f"version {record.version} goes out {text}")]
         chosen += [self._chosen(self.spreading)] if self._rules.delta else []
-        return [*chosen, *self._catching_up.settle_all(self.spreading), *self._order(self.spreading)]
+        return [*chosen, *self._catch_ups.settle_all(self.spreading), *self._order(self.spreading)]
 
-    def _start_again(self, record: VersionPublished, form: FormChosen, now: float) -> Spread:
+    def _start_again(self, record: VersionPublished, form: FormChosen, now: float) -> Transmission:
         """As an earlier process chose to spread it, and may have signed: a form has one content."""
         older = self._versions.copies() if self._rules.delta else []
         base = next((each for each in older if each.digest == form.base), None)
         size = form.frame_bytes if (form.base is None) == (base is None) else None
-        return Spread.start(record, self._rules, self._announcer.secret, now=now, base=base, frame_bytes=size)
+        return Transmission.start(record, self._rules, self._announcer.secret, now=now, base=base, frame_bytes=size)
 
-    def _chosen(self, spread: Spread) -> BroadcastAction:
-        facts = spread.facts
+    def _chosen(self, transmission: Transmission) -> BroadcastAction:
+        facts = transmission.facts
         return Persist(FormChosen(facts.publish_seq, facts.base_digest, facts.frame_bytes))
 
-    def _failed(self, spread: Spread, reason: str, now: float) -> list[BroadcastAction]:
+    def _failed(self, transmission: Transmission, reason: str, now: float) -> list[BroadcastAction]:
         """The seed cannot make this form, or lost what it had made of it: it tries again, in the end not as a delta.
 
         In the end the version is given up; without it, nobody may be able to go on.
         """
-        spread.encode_failures += 1
-        version = spread.record.version
-        if spread.encode_failures < (ENCODE_FAILURES_MAX if spread.base is None else DELTA_FAILURES_MAX):
-            spread.encode_at = now + ENCODE_RETRY_S
-            return [self._figures.fault("encode", f"version {version}: {reason}")]
-        if spread.base is not None:
-            return self._to_full(spread, reason, now)
-        if spread is not self.spreading:
-            self._catching_up.cannot_be_made(spread)
-            return [self._figures.fault("encode", f"version {version} cannot be caught up with: {reason}")]
-        if not self._goes_on_without(spread.record):
+        transmission.encode_failures += 1
+        version = transmission.record.version
+        if transmission.encode_failures < (ENCODE_FAILURES_MAX if transmission.base is None else DELTA_FAILURES_MAX):
+            transmission.encode_at = now + ENCODE_RETRY_S
+            return [self._statistics.fault("encode", f"version {version}: {reason}")]
+        if transmission.base is not None:
+            return self._to_full(transmission, reason, now)
+        if transmission is not self.spreading:
+            self._catch_ups.cannot_be_made(transmission)
+            return [self._statistics.fault("encode", f"version {version} cannot be caught up with: {reason}")]
+        if not self._goes_on_without(transmission.record):
             return [StopRun(f"version {version} cannot be encoded: {reason}")]
         text = f"version {version} is given up, older ones are served until the next is published: {reason}"
-        return [self._figures.fault("encode", text), *self._end_form(spread)]
+        return [self._statistics.fault("encode", text), *self._end_form(transmission)]
 
     def _goes_on_without(self, record: VersionPublished) -> bool:
         """Whether another publish comes: one waits, or what is served is fresh enough for the steps up to the next."""
         bound = self._rules.staleness_max
-        every = self._rules.publish_every or self._figures.publish_every(bound)
+        every = self._rules.publish_every or self._statistics.publish_every(bound)
         served = [self._versions.live(peer.serving) for peer in self._members]
         newest = max((each.version for each in served if each is not None), default=-math.inf)
         return self._waiting is not None or record.version + every <= newest + bound + 1
 
-    def _to_full(self, spread: Spread, reason: str, now: float) -> list[BroadcastAction]:
+    def _to_full(self, transmission: Transmission, reason: str, now: float) -> list[BroadcastAction]:
         """Instead of this delta, which cannot be made."""
-        note = self._figures.fault("encode", f"version {spread.record.version}, to be sent in full: {reason}")
-        self._catching_up.cannot_be_delta(spread.record)
-        if spread is not self.spreading:
-            self._catching_up.cannot_be_made(spread)
+        note = self._statistics.fault("encode", f"version {transmission.record.version}, to be sent in full: {reason}")
+        self._catch_ups.cannot_be_delta(transmission.record)
+        if transmission is not self.spreading:
+            self._catch_ups.cannot_be_made(transmission)
             return [note]
-        ended = self._end_form(spread)
-        full = self._catching_up.promote(spread.record)
-        self.spreading = full or Spread.start(spread.record, self._rules, self._announcer.secret, now=now)
+        ended = self._end_form(transmission)
+        full = self._catch_ups.promote(transmission.record)
+        self.spreading = full or Transmission.start(transmission.record, self._rules, self._announcer.secret, now=now)
         self.spreading.whole_at = now
         order = [] if full is not None else self._order(self.spreading)
-        return [note, *ended, self._chosen(self.spreading), *order, *self._catching_up.settle_all(self.spreading)]
+        return [note, *ended, self._chosen(self.spreading), *order, *self._catch_ups.settle_all(self.spreading)]
 
-    def _end_form(self, spread: Spread) -> list[BroadcastAction]:
+    def _end_form(self, transmission: Transmission) -> list[BroadcastAction]:
         """Nobody has use for it any more."""
         self._supersede()
-        return self._announcer.forget(spread, self._members)
+        return self._announcer.forget(transmission, self._members)
 
-    def _current(self, form: FormId) -> Spread | None:
+    def _current(self, form: FormId) -> Transmission | None:
         """What is under way, if this is its form; messages about others are late."""
-        return next((spread for spread in self._spreads() if spread.form == form), None)
+        return next((transmission for transmission in self._transmissions() if transmission.form == form), None)
 
-    def _takers(self, spread: Spread) -> list[Peer]:
-        if spread is not self.spreading:
-            return self._catching_up.takers(spread)
-        return [peer for peer in self._members.receivers() if not self._catching_up.apart(peer.peer)]
+    def _takers(self, transmission: Transmission) -> list[Peer]:
+        if transmission is not self.spreading:
+            return self._catch_ups.takers(transmission)
+        return [peer for peer in self._members.receivers() if not self._catch_ups.apart(peer.peer)]
 
     def _make_room(self) -> list[BroadcastAction]:
         """Snapshot copies that nobody needs any more go."""
         main = self.spreading
         records = (self._waiting, *(() if main is None else (main.record, main.base)))
         needed = [each.path for each in records if each is not None]
-        freed = self._catching_up.free(main, needed)
-        needed += self._catching_up.paths()
+        freed = self._catch_ups.free(main, needed)
+        needed += self._catch_ups.paths()
         bases = BASES_MAX if self._rules.delta else 0
         return [*freed, *self._versions.surplus(needed, bases=bases, bytes_max=self._rules.disk_bytes_max)]
 
@@ -400,88 +406,96 @@ class Publishing:
         return str(peer) if known is None else known.name
 
     def _ended(self, now: float) -> bool:
-        spread = self.spreading
-        if spread is None:
+        transmission = self.spreading
+        if transmission is None:
             return True
-        if spread.totals is not None and not self._awaits_anyone(spread):
+        if transmission.totals is not None and not self._awaits_anyone(transmission):
             return True
-        return bool(spread.verified) and now >= self._impatient_at(spread)
+        return bool(transmission.verified) and now >= self._impatient_at(transmission)
 
-    def _awaits_anyone(self, spread: Spread) -> bool:
+    def _awaits_anyone(self, transmission: Transmission) -> bool:
         """Whether an alive worker has neither verified it nor failed to; whoever it was last is looked at first."""
-        if self._awaited is None or not self._awaits(spread, self._awaited):
-            self._awaited = next((peer for peer in self._members if self._awaits(spread, peer)), None)
+        if self._awaited is None or not self._awaits(transmission, self._awaited):
+            self._awaited = next((peer for peer in self._members if self._awaits(transmission, peer)), None)
         return self._awaited is not None
 
-    def _awaits(self, spread: Spread, peer: Peer) -> bool:
+    def _awaits(self, transmission: Transmission, peer: Peer) -> bool:
         counts = peer.kind == "worker" and peer.alive and peer.active
-        awaited = counts and not (peer.quarantined or self._catching_up.apart(peer.peer))
-        return awaited and not (peer.peer in spread.verified or peer.peer in spread.failed)
+        awaited = counts and not (peer.quarantined or self._catch_ups.apart(peer.peer))
+        return awaited and not (peer.peer in transmission.verified or peer.peer in transmission.failed)
 
-    def _impatient_at(self, spread: Spread) -> float:
-        predicted_s = 0.0 if spread.plan is None else spread.plan.predicted_s
-        return spread.whole_at + FIXED_S + PATIENCE * predicted_s
+    def _impatient_at(self, transmission: Transmission) -> float:
+        predicted_s = 0.0 if transmission.plan is None else transmission.plan.predicted_s
+        return transmission.whole_at + FIXED_S + PATIENCE * predicted_s
 
     def _supersede(self) -> None:
         if self.spreading is not None:
             self._old_forms[self.spreading.form] = None
-            self._planning.ended(self.spreading)
+            self._plan_updates.ended(self.spreading)
             self.spreading, self._apply_at = None, None
 
     def _apply_again(self) -> list[BroadcastAction]:
         """The root and the place in the plan, told once more, are another chance."""
         self._apply_at = None
         told: list[BroadcastAction] = []
-        for spread in self._spreads():
-            for peer in [peer for peer in self._takers(spread) if peer.peer in spread.failed.keys() - spread.verified]:
-                told += self._announcer.place(spread, peer, renewed=False)
+        for transmission in self._transmissions():
+            for peer in [
+                peer
+                for peer in self._takers(transmission)
+                if peer.peer in transmission.failed.keys() - transmission.verified
+            ]:
+                told += self._announcer.place(transmission, peer, renewed=False)
         return told
 
-    def _order(self, spread: Spread) -> list[BroadcastAction]:
-        return self._announcer.order(spread, aside=spread is not self.spreading)
+    def _order(self, transmission: Transmission) -> list[BroadcastAction]:
+        return self._announcer.order(transmission, aside=transmission is not self.spreading)
 
     def _seed_joined(self, seed: Peer, *, renewed: bool) -> list[BroadcastAction]:
-        spreads = self._spreads()
-        forms = [form for form in seed.forms if form not in [spread.form for spread in spreads]]
+        transmissions = self._transmissions()
+        forms = [form for form in seed.forms if form not in [transmission.form for transmission in transmissions]]
         self._old_forms.update(dict.fromkeys(forms))
         actions: list[BroadcastAction] = []
-        for spread in reversed(spreads):  # of what it is told last it makes frames first
-            whole = spread.totals is not None and spread.form in seed.forms  # an earlier order may not have reached it
-            actions += [] if whole else self._order(spread)
-            if whole and spread is self.spreading:
+        for transmission in reversed(transmissions):  # of what it is told last it makes frames first
+            whole = (
+                transmission.totals is not None and transmission.form in seed.forms
+            )  # an earlier order may not have reached it
+            actions += [] if whole else self._order(transmission)
+            if whole and transmission is self.spreading:
                 actions += self._forget_old(seed)
-            if spread.plan is not None:
+            if transmission.plan is not None:
                 actions += (
-                    self._plan(spread, seed) if renewed else self._announcer.edges(spread.admit(seed, renewed=False))
+                    self._plan(transmission, seed)
+                    if renewed
+                    else self._announcer.edges(transmission.admit(seed, renewed=False))
                 )
         return actions
 
-    def _from_seed(self, peer: Peer, form: FormId) -> Spread | None:
+    def _from_seed(self, peer: Peer, form: FormId) -> Transmission | None:
         if peer.kind != "seed":
             raise PeerFault("only the seed encodes")
         return self._current(form)
 
-    def _announce(self, spread: Spread, seed: Peer, roots: list[Root]) -> list[BroadcastAction]:
+    def _announce(self, transmission: Transmission, seed: Peer, roots: list[Root]) -> list[BroadcastAction]:
         """Roots to every peer that takes it; with the first one, the plan."""
         actions: list[BroadcastAction] = []
-        if roots and spread.plan is None and spread is not self.spreading:
-            self._catching_up.has_first_root(spread)
+        if roots and transmission.plan is None and transmission is not self.spreading:
+            self._catch_ups.has_first_root(transmission)
         for root in roots:
-            actions += self._announcer.root(self._takers(spread), root)
-        return [*actions, *(self._plan(spread, seed) if roots and spread.plan is None else [])]
+            actions += self._announcer.root(self._takers(transmission), root)
+        return [*actions, *(self._plan(transmission, seed) if roots and transmission.plan is None else [])]
 
-    def _plan(self, spread: Spread, seed: Peer) -> list[BroadcastAction]:
-        make = self._planning.plan if spread is self.spreading else self._planning.plan_aside
-        return make(spread, seed, self._takers(spread))
+    def _plan(self, transmission: Transmission, seed: Peer) -> list[BroadcastAction]:
+        make = self._plan_updates.plan if transmission is self.spreading else self._plan_updates.plan_aside
+        return make(transmission, seed, self._takers(transmission))
 
     def _forget_old(self, seed: Peer) -> list[BroadcastAction]:
         forms, self._old_forms = list(self._old_forms), {}
         return [] if seed.session is None else [Send(seed.session, ForgetForm(form)) for form in forms]
 
     def check(self) -> None:
-        self._broadcasts.check()
-        self._planning.check()
-        self._catching_up.check()
+        self._timings.check()
+        self._plan_updates.check()
+        self._catch_ups.check()
         if self.spreading is not None:
             self.spreading.check()
             assert self._versions.live(key_of(self.spreading.record)) is not None

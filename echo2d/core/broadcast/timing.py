@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, field
 
 from echo2d.core.base.ids import PeerId, PublishSeq
-from echo2d.core.cluster.statistics import Figures
+from echo2d.core.cluster.statistics import Statistics
 
 PENDING_MAX = 8  # publishes that wait for their last worker: one who lacks so many is stuck, or of no use
 MOST = 0.9  # of the workers: up to nine of them, that is all
@@ -36,11 +36,11 @@ class _Ended:
     cold: bool
 
 
-class Broadcasts:
+class BroadcastTimings:
     """See the module docstring. `now` is monotonic seconds."""
 
-    def __init__(self, figures: Figures) -> None:
-        self._figures = figures
+    def __init__(self, statistics: Statistics) -> None:
+        self._statistics = statistics
         self._verify: dict[PublishSeq, tuple[float, _Pending]] = {}
         self._bcast: dict[PublishSeq, tuple[float, _Pending]] = {}
 
@@ -70,11 +70,11 @@ class Broadcasts:
         self._have_served(_take_done(self._bcast))
 
     def _have_verified(self, ended: list[_Ended]) -> None:
-        self._figures.t_verify_s.extend(each.last_s for each in ended)
+        self._statistics.t_verify_s.extend(each.last_s for each in ended)
 
     def _have_served(self, ended: list[_Ended]) -> None:
         for each in ended:
-            self._figures.broadcast(each.last_s, each.workers, cold=each.cold, most_s=each.most_s)
+            self._statistics.broadcast(each.last_s, each.workers, cold=each.cold, most_s=each.most_s)
 
     def check(self) -> None:
         for clocks in (self._verify, self._bcast):

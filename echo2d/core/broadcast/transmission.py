@@ -22,7 +22,7 @@ from echo2d.core.topology.planner import is_much_better, plan_again, plan_auto, 
 from echo2d.core.topology.repair import join, repair
 from echo2d.core.weights.encoder import RootWriter
 from echo2d.core.weights.encoding import FormFacts, frame_bytes_for
-from echo2d.core.weights.signed_index import PAGE_SEGMENTS_MAX, Root, Totals
+from echo2d.core.weights.signed_index import PAGE_SEGMENTS_MAX, FormTotals, Root
 from echo2d.errors import PeerFault
 
 REPAIRS_MAX = 256  # of one plan because of broken edges; then it stays as it is until the next version
@@ -48,7 +48,7 @@ def peer_facts(peer: Peer) -> PeerFacts:
 
 
 @dataclass(slots=True)
-class Spread:
+class Transmission:
     """See the module docstring. base: what a delta is made from; via: the snapshots between, if it is composed of those
     that lead there. expected_bytes: on the wire, until it is known."""
 
@@ -64,7 +64,7 @@ class Spread:
     learn_at: float | None = None  # when the plan is looked at again; None: nothing has come yet, inf: it stays
     untold: dict[PeerId, None] = field(default_factory=dict)  # those who are still to be told the plan, parents first
     newest_root: Root | None = None
-    totals: Totals | None = None
+    totals: FormTotals | None = None
     verified: dict[PeerId, None] = field(default_factory=dict)  # a set in the order of arrival
     failed: dict[PeerId, int] = field(default_factory=dict)  # how often it arrived but did not become a snapshot
     received: dict[PeerId, tuple[int, int]] = field(default_factory=dict)  # payload bytes, frames that came twice
@@ -86,7 +86,7 @@ class Spread:
         delta_bytes: int | None = None,
         frame_bytes: int | None = None,
         via: tuple[Digest, ...] | None = None,
-    ) -> "Spread":
+    ) -> "Transmission":
         """delta_bytes: what a delta is expected to take. frame_bytes: as chosen before, if it was."""
         expected = record.full_bytes
         if base is not None:
@@ -100,7 +100,7 @@ class Spread:
             None if base is None else base.digest,
             frame_bytes or frame_bytes_for(expected),
         )
-        return Spread(record, base, max(1, expected), facts, RootWriter(facts), secret, now, now, via=via)
+        return Transmission(record, base, max(1, expected), facts, RootWriter(facts), secret, now, now, via=via)
 
     @property
     def form(self) -> FormId:
@@ -144,7 +144,7 @@ class Spread:
             raise PeerFault(f"form {message.form} is not of the snapshot that was published")
         if message.segments != len(self.writer.segments) or not message.segments:
             raise PeerFault(f"form {message.form} ends after {message.segments} segments")
-        self.totals = Totals(message.wire_bytes, message.full_bytes, message.snapshot)
+        self.totals = FormTotals(message.wire_bytes, message.full_bytes, message.snapshot)
         self.expected_bytes = max(1, message.wire_bytes)
         return self._rooted(self.writer.take(self.totals))
 

@@ -28,7 +28,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from echo2d.core.capacity.model import GAMMA
-from echo2d.core.capacity.worker_cost import SLACK, Offer, by_rho, choose, in_order
+from echo2d.core.capacity.worker_cost import SLACK, WorkerOffer, by_rho, choose, in_order
 
 PATIENCE = 3  # reviews in a row
 SURPLUS = 0.1  # of mu_min, above the target: who goes must not be missed at the next breath of noise
@@ -82,7 +82,7 @@ class Activation:
     _changed_at: float = -math.inf
 
     def decide(
-        self, rules: ActivationRules, offers: Sequence[Offer], mu_min: float | None, *, now: float,
+        self, rules: ActivationRules, offers: Sequence[WorkerOffer], mu_min: float | None, *, now: float,
         leaving: Collection[str] = (),
     ) -> Decision:  # fmt: skip
         """offers: the workers that are here, active or not, in the order to use without `by_cost`.
@@ -126,7 +126,7 @@ class Activation:
             self._changed_at = now
 
     def _refill(
-        self, rules: ActivationRules, here: dict[str, Offer], mu_min: float, told: tuple[str, ...] = ()
+        self, rules: ActivationRules, here: dict[str, WorkerOffer], mu_min: float, told: tuple[str, ...] = ()
     ) -> Decision:
         """As many more as are needed. told: who is lost, and is here still."""
         gap = self._goal(rules, mu_min) - self._pool(here)
@@ -138,7 +138,7 @@ class Activation:
         why = NOTHING_ENOUGH if gap == math.inf else LOST if self._wanted < math.inf else TOO_LITTLE
         return Decision(tuple(offer.name for offer in more), told, why if more or told else "")
 
-    def _review(self, rules: ActivationRules, here: dict[str, Offer], mu_min: float, now: float) -> Decision:
+    def _review(self, rules: ActivationRules, here: dict[str, WorkerOffer], mu_min: float, now: float) -> Decision:
         pool, streaks = self._pool(here), self._streaks
         shown = sum(here[name].counts for name in self.active if not here[name].guessed)
         spare = self._spare(rules, here, shown - (rules.gamma + SURPLUS) * mu_min, now)
@@ -162,19 +162,21 @@ class Activation:
             self.changes, self._streaks = self.changes + 1, _Streaks()
         return decision
 
-    def _pool(self, here: dict[str, Offer]) -> float:
+    def _pool(self, here: dict[str, WorkerOffer]) -> float:
         return sum(here[name].counts for name in self.active)
 
     def _held(self, rules: ActivationRules, name: str, now: float) -> bool:
         return now < self.active[name] + rules.hold_s
 
-    def _spare(self, rules: ActivationRules, here: dict[str, Offer], surplus: float, now: float) -> str | None:
+    def _spare(self, rules: ActivationRules, here: dict[str, WorkerOffer], surplus: float, now: float) -> str | None:
         """The dearest worker that makes no more than is too much; without `by_cost`, the last one of the order."""
         active = [here[name] for name in here if name in self.active and not self._held(rules, name, now)]
         ranked = by_rho(active) if rules.by_cost else active
         return next((offer.name for offer in reversed(ranked) if offer.counts <= surplus), None)
 
-    def _cheaper(self, rules: ActivationRules, here: dict[str, Offer], mu_min: float, now: float) -> Decision | None:
+    def _cheaper(
+        self, rules: ActivationRules, here: dict[str, WorkerOffer], mu_min: float, now: float
+    ) -> Decision | None:
         """A change to a set that is cheaper as far as its workers have shown; else what a cheaper one lacks, to see."""
         if not rules.by_cost:
             return None
@@ -187,7 +189,12 @@ class Activation:
         return Decision(come, (), IF_TRUE) if come else None
 
     def _change(
-        self, rules: ActivationRules, here: dict[str, Offer], able: dict[str, Offer], mu_min: float, now: float
+        self,
+        rules: ActivationRules,
+        here: dict[str, WorkerOffer],
+        able: dict[str, WorkerOffer],
+        mu_min: float,
+        now: float,
     ) -> Decision | None:
         """To the cheapest set of these and whoever is held, if that saves enough."""
         held = {name for name in self.active if self._held(rules, name, now)}

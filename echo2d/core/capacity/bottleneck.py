@@ -18,8 +18,8 @@ BUBBLE_STEPS = 16  # train steps that are "at present"
 BUSY = 0.02  # of the learner's time: a smaller bubble is none
 MOSTLY = 0.5  # of what it waits
 
-Kind = Literal["unknown", "learner", "reward", "dissemination", "rollout"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+BottleneckKind = Literal["unknown", "learner", "reward", "dissemination", "rollout"]
+KINDS: tuple[BottleneckKind, ...] = get_args(BottleneckKind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def bottleneck(now: Situation) -> dict[str, str]:
     return {"kind": kind, "text": _TEXT[kind](now)}
 
 
-def _kind(now: Situation) -> Kind:
+def _kind(now: Situation) -> BottleneckKind:
     if now.bubble is None:
         return "unknown"
     if now.bubble <= BUSY:

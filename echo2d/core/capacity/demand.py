@@ -18,10 +18,10 @@ from blake3 import blake3
 
 from echo2d.core.capacity.activation import NOTHING_ENOUGH, Activation, ActivationRules, Decision
 from echo2d.core.capacity.estimators import Estimate
-from echo2d.core.capacity.measurements import Measures
-from echo2d.core.capacity.model import GAMMA, Demand, Mode, Verdict, bubble, judge, mu_min, share_of_bcast
+from echo2d.core.capacity.measurements import Measurements
+from echo2d.core.capacity.model import GAMMA, Demand, DisseminationMode, Verdict, bubble, judge, mu_min, share_of_bcast
 from echo2d.core.capacity.prices import Price
-from echo2d.core.capacity.worker_cost import Offer, bandwidth_usd_per_h
+from echo2d.core.capacity.worker_cost import WorkerOffer, bandwidth_usd_per_h
 
 NOT_MEASURED = "what the learner needs is not measured yet: all work"
 NEED_MAX = 5.0  # times what the learner takes, R / T: a step's filtered groups are replaced by 4 R more at most
@@ -29,20 +29,20 @@ HOLD_PERIODS = 2  # publish periods that who was activated stays at least
 
 
 @dataclass(frozen=True, slots=True)
-class ProvisionRules:
+class CapacityRules:
     """Symbols as in `capacity`. by_cost: cheapest first; else in an order that only the names and `rng_seed` decide."""
 
     trajectories_per_step: int
     staleness_max: int
     group_size: int
-    mode: Mode = "background"
+    mode: DisseminationMode = "background"
     gamma: float = GAMMA
     by_cost: bool = True
     rng_seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Assumptions:
     """What holds until it has been measured; None: unknown."""
 
     t_train_s: float | None = None
@@ -55,7 +55,7 @@ class Said:
 class Candidate:
     """A worker that is here and serves a version. mu: trajectories/s that it makes, thrown away ones included.
 
-    copies_sent: of a version, on to others. leaving: it said that it will be taken away. guessed: see `Offer`.
+    copies_sent: of a version, on to others. leaving: it said that it will be taken away. guessed: see `WorkerOffer`.
     """
 
     name: str
@@ -67,31 +67,32 @@ class Candidate:
 
 
 @dataclass(slots=True)
-class Provisioning:
+class CapacityPlanner:
     """See the module docstring. `now` is monotonic seconds; kappa is the one in force."""
 
-    rules: ProvisionRules
-    measures: Measures
-    said: Said = field(default_factory=Said)
+    rules: CapacityRules
+    measurements: Measurements
+    said: Assumptions = field(default_factory=Assumptions)
     activation: Activation = field(default_factory=Activation)
     why: str = ""  # of the last decision that changed something
 
     def demand(self, kappa: int) -> Demand | None:
         """By what was measured; before that, by what is said. None: neither."""
-        rules, said, measures = self.rules, self.said, self.measures
-        t_train_s = _value(measures.t_train.estimate, said.t_train_s)
-        t_bcast_s = _value(measures.t_bcast.estimate, said.t_bcast_s)
+        rules, said, measurements = self.rules, self.said, self.measurements
+        t_train_s = _value(measurements.t_train.estimate, said.t_train_s)
+        t_bcast_s = _value(measurements.t_bcast.estimate, said.t_bcast_s)
         if not t_train_s or t_bcast_s is None:
             return None
         return Demand(
             t_train_s, rules.trajectories_per_step, rules.staleness_max, kappa, t_bcast_s, rules.mode,
-            _value(measures.pause.estimate, said.pause_s) or 0.0, _value(measures.t_gen.estimate, said.t_gen_s) or 0.0,
-            rules.group_size, rules.gamma, share_of_bcast(_value(measures.still.estimate, None), t_bcast_s),
+            _value(measurements.pause.estimate, said.pause_s) or 0.0,
+            _value(measurements.t_gen.estimate, said.t_gen_s) or 0.0,
+            rules.group_size, rules.gamma, share_of_bcast(_value(measurements.still.estimate, None), t_bcast_s),
         )  # fmt: skip
 
-    def offers(self, candidates: Iterable[Candidate], period_s: float | None) -> list[Offer]:
+    def offers(self, candidates: Iterable[Candidate], period_s: float | None) -> list[WorkerOffer]:
         """In the order that counts without `by_cost`. period_s: between two publishes; None: traffic costs nothing."""
-        wire, kept = self.measures.wire_bytes.estimate, 1.0 - self.measures.discards.estimate.value
+        wire, kept = self.measurements.wire_bytes.estimate, 1.0 - self.measurements.discards.estimate.value
         publishes_per_h, wire_bytes = 3600.0 / period_s if period_s else 0.0, 0.0 if wire is None else wire.value
         found = [_offer(each, publishes_per_h, wire_bytes, kept) for each in candidates]
         return found if self.rules.by_cost else sorted(found, key=self._drawn)
@@ -134,7 +135,7 @@ class Provisioning:
         most = NEED_MAX * self.rules.trajectories_per_step / demand.t_train_s
         return min(self.rules.gamma * needed - here, most - sum(one.mu for one in staying))
 
-    def facts(self, offers: Sequence[Offer], active: Collection[str], kappa: int) -> dict[str, Any]:
+    def facts(self, offers: Sequence[WorkerOffer], active: Collection[str], kappa: int) -> dict[str, Any]:
         """For `status`. mu: trajectories/s, of who is here in full, as decisions count it; times in seconds."""
         demand = self.demand(kappa)
         mu_pool = sum(offer.mu for offer in offers if offer.name in active)
@@ -165,25 +166,25 @@ class Provisioning:
             NOTHING_ENOUGH if verdict.mu_min is None else "" if self.why in (NOT_MEASURED, NOTHING_ENOUGH) else self.why
         )
 
-    def _drawn(self, offer: Offer) -> bytes:
+    def _drawn(self, offer: WorkerOffer) -> bytes:
         """The same for a worker whoever else is here."""
         return blake3(f"{self.rules.rng_seed} {offer.name}".encode()).digest(8)
 
     def _estimates(self) -> Mapping[str, Mapping[str, float | None] | None]:
-        measures = self.measures
+        measurements = self.measurements
         found = {
-            "t_train_s": measures.t_train.estimate,
-            "t_bcast_s": measures.t_bcast.estimate,
-            "t_gen_s": measures.t_gen.estimate,
-            "refit_pause_s": measures.pause.estimate,
-            "still_s": measures.still.estimate,
-            "wire_bytes": measures.wire_bytes.estimate,
-            "discarded": measures.discards.estimate,
+            "t_train_s": measurements.t_train.estimate,
+            "t_bcast_s": measurements.t_bcast.estimate,
+            "t_gen_s": measurements.t_gen.estimate,
+            "refit_pause_s": measurements.pause.estimate,
+            "still_s": measurements.still.estimate,
+            "wire_bytes": measurements.wire_bytes.estimate,
+            "discarded": measurements.discards.estimate,
         }
         return {name: _told(estimate) for name, estimate in found.items()}
 
 
-def _offer(each: Candidate, publishes_per_h: float, wire_bytes: float, kept: float) -> Offer:
+def _offer(each: Candidate, publishes_per_h: float, wire_bytes: float, kept: float) -> WorkerOffer:
     """kept: share of what it makes that is not thrown away."""
     price = each.price
     traffic = bandwidth_usd_per_h(
@@ -193,7 +194,7 @@ def _offer(each: Candidate, publishes_per_h: float, wire_bytes: float, kept: flo
         usd_per_gb_down=price.usd_per_gb_down,
         usd_per_gb_up=price.usd_per_gb_up,
     )
-    return Offer(each.name, each.mu * kept, price.usd_per_h + traffic, price.availability, each.guessed)
+    return WorkerOffer(each.name, each.mu * kept, price.usd_per_h + traffic, price.availability, each.guessed)
 
 
 def _value(measured: Estimate | None, said: float | None) -> float | None:

@@ -63,7 +63,7 @@ class _Work:
 
 
 @dataclass(slots=True)
-class Measures:
+class Measurements:
     """See the module docstring. `now` is monotonic seconds."""
 
     group_size: int

@@ -52,7 +52,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-Mode = Literal["exclusive", "background"]
+DisseminationMode = Literal["exclusive", "background"]
 
 GAMMA = 1.1  # provisioned over needed: what noise in T_train and mu takes away (the paper's default)
 STALENESS_TRIED_MAX = 64  # a larger S is never suggested: that is off-policy training by another name
@@ -67,7 +67,7 @@ class Demand:
     staleness_max: int
     publish_every: int
     t_bcast_s: float
-    mode: Mode = "background"
+    mode: DisseminationMode = "background"
     pause_s: float = 0.0
     t_gen_s: float = 0.0
     group_size: int = 1

@@ -32,7 +32,7 @@ SLACK = 1e-9  # of the target: sums of floats
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class WorkerOffer:
     """A worker that can be had. usd_per_h: bandwidth included. guessed: mu is not of its own work."""
 
     name: str
@@ -47,9 +47,9 @@ class Offer:
         return self.mu * self.availability
 
     @property
-    def present(self) -> "Offer":
+    def present(self) -> "WorkerOffer":
         """While it is there it makes all of mu; that it may go makes it dearer, and rho is the same."""
-        return Offer(self.name, self.mu, self.usd_per_h / self.availability, guessed=self.guessed)
+        return WorkerOffer(self.name, self.mu, self.usd_per_h / self.availability, guessed=self.guessed)
 
     @property
     def rho(self) -> float:
@@ -58,10 +58,10 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class WorkerSet:
     """enough: they meet the target. exact: no set is cheaper. bound_usd_per_h: nor is any with fractions of workers."""
 
-    offers: tuple[Offer, ...]
+    offers: tuple[WorkerOffer, ...]
     enough: bool
     exact: bool
     bound_usd_per_h: float
@@ -83,29 +83,29 @@ def bandwidth_usd_per_h(
     return gb_per_h * (usd_per_gb_down + copies_sent * usd_per_gb_up)
 
 
-def choose(offers: Sequence[Offer], target: float) -> Choice:
+def choose(offers: Sequence[WorkerOffer], target: float) -> WorkerSet:
     """The cheapest offers that make `target` trajectories/s; all that make anything, if they do not."""
     ranked = by_rho(offers)
     if target <= 0:
-        return Choice((), enough=True, exact=True, bound_usd_per_h=0.0)
+        return WorkerSet((), enough=True, exact=True, bound_usd_per_h=0.0)
     if sum(offer.counts for offer in ranked) < target * (1 - SLACK):
         every = tuple(ranked)
-        return Choice(every, enough=False, exact=True, bound_usd_per_h=sum(offer.usd_per_h for offer in every))
+        return WorkerSet(every, enough=False, exact=True, bound_usd_per_h=sum(offer.usd_per_h for offer in every))
     bound = _Fractions.of(ranked).usd_per_h(0, target)
     greedy = _trimmed(list(in_order(ranked, target)), ranked, target)
     if len(ranked) > EXACT_MAX:
-        return Choice(tuple(greedy), enough=True, exact=False, bound_usd_per_h=bound)
+        return WorkerSet(tuple(greedy), enough=True, exact=False, bound_usd_per_h=bound)
     best, exact = _best(ranked, target, greedy)
-    return Choice(tuple(best), enough=True, exact=exact, bound_usd_per_h=bound)
+    return WorkerSet(tuple(best), enough=True, exact=exact, bound_usd_per_h=bound)
 
 
-def by_rho(offers: Sequence[Offer]) -> list[Offer]:
+def by_rho(offers: Sequence[WorkerOffer]) -> list[WorkerOffer]:
     """Those that make anything, cheapest trajectories first."""
     able = [offer for offer in offers if offer.counts > 0]
     return sorted(able, key=lambda offer: (offer.rho, offer.usd_per_h, offer.name))
 
 
-def in_order(offers: Sequence[Offer], target: float) -> Iterator[Offer]:
+def in_order(offers: Sequence[WorkerOffer], target: float) -> Iterator[WorkerOffer]:
     """One after the other until the target is met."""
     mu = 0.0
     for offer in offers:
@@ -115,7 +115,7 @@ def in_order(offers: Sequence[Offer], target: float) -> Iterator[Offer]:
         yield offer
 
 
-def _trimmed(taken: list[Offer], ranked: Sequence[Offer], target: float) -> list[Offer]:
+def _trimmed(taken: list[WorkerOffer], ranked: Sequence[WorkerOffer], target: float) -> list[WorkerOffer]:
     """Cheaper by whole workers, see the module docstring."""
     chosen = {offer.name for offer in taken[:-1]}
     gap = target * (1 - SLACK) - sum(offer.counts for offer in taken[:-1])
@@ -133,12 +133,12 @@ def _trimmed(taken: list[Offer], ranked: Sequence[Offer], target: float) -> list
 class _Fractions:
     """Offers in the order of rho, of which the last one may be taken in part. mu, usd: of the first n, for each n."""
 
-    offers: Sequence[Offer]
+    offers: Sequence[WorkerOffer]
     mu: tuple[float, ...]
     usd: tuple[float, ...]
 
     @staticmethod
-    def of(offers: Sequence[Offer]) -> "_Fractions":
+    def of(offers: Sequence[WorkerOffer]) -> "_Fractions":
         mu = accumulate((offer.counts for offer in offers), initial=0.0)
         return _Fractions(offers, tuple(mu), tuple(accumulate((offer.usd_per_h for offer in offers), initial=0.0)))
 
@@ -156,7 +156,9 @@ class _Fractions:
 _Set = tuple[float, float, int]  # usd/h, mu, the offers as bits
 
 
-def _best(ranked: Sequence[Offer], target: float, greedy: Sequence[Offer]) -> tuple[list[Offer], bool]:
+def _best(
+    ranked: Sequence[WorkerOffer], target: float, greedy: Sequence[WorkerOffer]
+) -> tuple[list[WorkerOffer], bool]:
     """The best set, and whether nothing was left out on the way."""
     fractions, enough, exact = _Fractions.of(ranked), target * (1 - SLACK), True
     best_usd, best = sum(offer.usd_per_h for offer in greedy), 0

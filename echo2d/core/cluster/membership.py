@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from echo2d.core.base.bounded_dict import keep_newest
-from echo2d.core.base.deadline_queue import Deadlines
+from echo2d.core.base.deadline_queue import DeadlineQueue
 from echo2d.core.base.ids import FormId, PeerId, SessionId
 from echo2d.core.cluster.events import CloseSession, ClusterAction, PeerConnected, Send
 from echo2d.core.cluster.quarantine import Quarantine
@@ -141,7 +141,7 @@ class Membership:
         self._silence_s = HEARTBEATS_MISSED_MAX * heartbeat_s
         self._peers: dict[PeerId, Peer] = {}
         self._sessions: dict[SessionId, PeerId] = {}
-        self._silences = Deadlines[PeerId](self._silent_at)
+        self._silences = DeadlineQueue[PeerId](self._silent_at)
         self._quarantine = Quarantine()
         self.changed: set[PeerId] = set()  # those whom something happened to since this was last emptied
 

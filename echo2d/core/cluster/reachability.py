@@ -10,7 +10,7 @@ answer: who is unknown when a plan is made counts as unreachable in it. The seed
 A peer is dialled once at a time, however often it says hello, and told every result.
 """
 
-from echo2d.core.base.deadline_queue import Deadlines
+from echo2d.core.base.deadline_queue import DeadlineQueue
 from echo2d.core.base.ids import PeerId
 from echo2d.core.cluster.events import ClusterAction, DialBack, DialBackEnded, Note, Send
 from echo2d.core.cluster.membership import Membership, Peer
@@ -28,7 +28,7 @@ class Reachability:
 
     def __init__(self, members: Membership) -> None:
         self._members = members
-        self._due = Deadlines[PeerId](self._due_at)
+        self._due = DeadlineQueue[PeerId](self._due_at)
 
     def joined(self, peer: Peer, *, now: float) -> list[ClusterAction]:
         """It said hello."""

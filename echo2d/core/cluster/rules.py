@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from echo2d.core.base.ids import RunId
-from echo2d.core.capacity.model import GAMMA, Mode
+from echo2d.core.capacity.model import GAMMA, DisseminationMode
 from echo2d.core.capacity.prices import NamedPrice
 
 
@@ -34,7 +34,9 @@ class RunRules:
     filter_zero_variance: bool
     shape: str  # "auto" | "star" | "chain"
     chains: int
-    mode: Mode = "background"  # "exclusive": a worker generates nothing while a version is on its way to it
+    mode: DisseminationMode = (
+        "background"  # "exclusive": a worker generates nothing while a version is on its way to it
+    )
     p2p: bool = True  # workers pass versions on
     activation: Literal["all", "auto"] = "all"  # who gets leases: everybody, or the cheapest that are enough
     by_cost: bool = True  # or in any order

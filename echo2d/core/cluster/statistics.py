@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import GroupId, PeerId
-from echo2d.core.capacity.measurements import Measures
+from echo2d.core.capacity.measurements import Measurements
 from echo2d.core.cluster.events import Note
 from echo2d.core.protocol.trajectory import StoredGroup
 
@@ -40,7 +40,7 @@ class FaultSeen:
 
 
 class _Step(NamedTuple):
-    """Seconds of one train step; see `Figures`."""
+    """Seconds of one train step; see `Statistics`."""
 
     trained_s: float
     waited_s: float
@@ -48,7 +48,7 @@ class _Step(NamedTuple):
     unscored_s: float
 
 
-class Figures:
+class Statistics:
     """Counters and the newest measurements. Seconds and bytes; `staleness` counts trained trajectories by staleness.
 
     now: of the event that is being handled. faults: by kind and text, the newest last. measures: what decisions take
@@ -56,9 +56,9 @@ class Figures:
     starved_s: in which it had asked for its next batch, and there was none; unscored_s: of that, for rewards alone.
     """
 
-    def __init__(self, now: float = 0.0, measures: Measures | None = None) -> None:
+    def __init__(self, now: float = 0.0, measurements: Measurements | None = None) -> None:
         self.now = now
-        self.measures = measures or Measures(1)
+        self.measurements = measurements or Measurements(1)
         self.learner_train_s = self.learner_wait_s = 0.0
         self.starved_s = self.unscored_s = 0.0
         self._steps: deque[_Step] = deque(maxlen=RECENT_MAX)
@@ -104,7 +104,7 @@ class Figures:
         """Batch `step` was committed for the first time."""
         trajectories = [trajectory for group in groups for trajectory in group.record.trajectories]
         self.t_train_s.append(t_train_s)
-        self.measures.discards.add(len(trajectories), 0)
+        self.measurements.discards.add(len(trajectories), 0)
         if t_train_s > 0:
             self._stepped(t_train_s)
         self.trajectories_trained += len(trajectories)
@@ -114,7 +114,7 @@ class Figures:
             self.batch_rewards.append((step, sum(each.reward for each in trajectories) / len(trajectories)))
 
     def _stepped(self, t_train_s: float) -> None:
-        self.measures.t_train.add(t_train_s)
+        self.measurements.t_train.add(t_train_s)
         if self._committed_at is not None:
             wait_s = max(0.0, self.now - self._committed_at - t_train_s)
             self.learner_train_s += t_train_s
@@ -174,14 +174,14 @@ class Figures:
         """A version is served by these workers. cold: their first one. most_s: by most of them, if earlier."""
         self.t_bcast_s.append(t_bcast_s)
         if not cold:
-            self.measures.t_bcast.add(t_bcast_s if most_s is None else most_s)
-        if (still_s := self.measures.version_served(workers)) is not None:
+            self.measurements.t_bcast.add(t_bcast_s if most_s is None else most_s)
+        if (still_s := self.measurements.version_served(workers)) is not None:
             self.still_s.append(still_s)
 
     def paused(self, seconds: float) -> None:
         """A refit took so long."""
         self.refit_pause_s.append(seconds)
-        self.measures.pause.add(seconds)
+        self.measurements.pause.add(seconds)
 
     def handed_over(self, tokens: int) -> None:
         """A lease goes on from so many tokens; 0: it starts anew."""
@@ -192,7 +192,7 @@ class Figures:
         """A group. lengths: of its trajectories, and of what there is of unfinished ones."""
         self.dropped_groups[reason] += 1
         self.trajectories_dropped += trajectories
-        self.measures.discards.add(0, trajectories)
+        self.measurements.discards.add(0, trajectories)
         self.dropped_answers[reason] += len(lengths)
         self.dropped_tokens[reason] += sum(lengths)
 
@@ -211,7 +211,7 @@ class Figures:
 
     def encoded(self, version: int, wire_bytes: int, full_bytes: int) -> None:
         """The form in which the version spreads is whole."""
-        self.measures.wire_bytes.add(float(wire_bytes))
+        self.measurements.wire_bytes.add(float(wire_bytes))
         self.wire_bytes += wire_bytes
         self.full_bytes += full_bytes
         self.version_bytes.pop(version, None)
@@ -230,7 +230,7 @@ class Figures:
 
     def _measured(self) -> tuple[float, float] | None:
         """T_train and T_bcast; None: not both are known."""
-        t_train, t_bcast = self.measures.t_train.estimate, self.measures.t_bcast.estimate
+        t_train, t_bcast = self.measurements.t_train.estimate, self.measurements.t_bcast.estimate
         return None if t_train is None or t_bcast is None else (t_train.value, t_bcast.value)
 
     def check(self) -> None:

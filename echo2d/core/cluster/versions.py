@@ -21,7 +21,7 @@ RECOVERED_COPIES_MAX = 12  # copies a restart may find: BASES_MAX, what spreads,
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class PublishRefusal:
     """Why a publish is refused: an error word of the API and a sentence."""
 
     error: str
@@ -37,7 +37,7 @@ def facts_of(record: VersionPublished) -> dict[str, Any]:
     return {"version": record.version, "digest": record.digest.hex(), "publish_seq": record.publish_seq}
 
 
-class Versions:
+class PublishedVersions:
     """See the module docstring. `published`: by publish_seq, without revoked ones. lost: copies that are gone."""
 
     def __init__(
@@ -66,20 +66,24 @@ class Versions:
         """The newest publish of these bytes under this number; None: never published, revoked, or long ago."""
         return None if key is None else self._live.get(key)
 
-    def judge(self, asked: PublishAsked, *, resume_step: int, committed: int) -> VersionPublished | Refusal | None:
+    def judge(
+        self, asked: PublishAsked, *, resume_step: int, committed: int
+    ) -> VersionPublished | PublishRefusal | None:
         """What to do with a publish of the current epoch: accept it (None), repeat the earlier answer, or refuse."""
         mine = [record for record in self._live.values() if record.epoch == asked.epoch]
         same = next((record for record in mine if record.version == asked.version), None)
         if same is not None and same.digest == asked.digest:
             return same
         if same is not None:
-            return Refusal("digest", f"version {asked.version} has other bytes in this epoch; open a new session")
+            return PublishRefusal(
+                "digest", f"version {asked.version} has other bytes in this epoch; open a new session"
+            )
         if not mine and asked.version != resume_step:
-            return Refusal("order", f"a session publishes its resume_step first: version {resume_step}")
+            return PublishRefusal("order", f"a session publishes its resume_step first: version {resume_step}")
         if mine and asked.version < mine[-1].version:
-            return Refusal("order", f"version {mine[-1].version} is published already")
+            return PublishRefusal("order", f"version {mine[-1].version} is published already")
         if asked.version > committed:
-            return Refusal("order", f"step {asked.version} is not committed; {committed} is the last one")
+            return PublishRefusal("order", f"step {asked.version} is not committed; {committed} is the last one")
         return None
 
     def replaced_by(self, asked: PublishAsked) -> list[VersionKey]:

@@ -21,12 +21,12 @@ from typing import Any
 from echo2d.core.base.ids import PeerId
 from echo2d.core.broadcast.publishing import Publishing
 from echo2d.core.capacity.bottleneck import BUBBLE_STEPS, Situation, bottleneck
-from echo2d.core.capacity.demand import Candidate, Provisioning, ProvisionRules
+from echo2d.core.capacity.demand import Candidate, CapacityPlanner, CapacityRules
 from echo2d.core.capacity.prices import Price, price_of
 from echo2d.core.cluster.events import Note
 from echo2d.core.cluster.membership import Membership, Peer
 from echo2d.core.cluster.rules import RunRules
-from echo2d.core.cluster.statistics import Figures
+from echo2d.core.cluster.statistics import Statistics
 from echo2d.core.coordinator.events import CoordinatorAction
 from echo2d.core.coordinator.learner_api import LearnerCalls
 from echo2d.core.protocol.control_messages import RefitDone
@@ -41,7 +41,7 @@ PAUSES_MAX = 3.0  # times the usual pause: what a worker says beyond that is no 
 
 
 @dataclass(slots=True)
-class Workforce:
+class ActivationLoop:
     """See the module docstring. `now` is monotonic seconds."""
 
     rules: RunRules
@@ -50,8 +50,8 @@ class Workforce:
     groups: Groups
     publishing: Publishing
     calls: LearnerCalls
-    figures: Figures
-    _provisioning: Provisioning = field(init=False)
+    statistics: Statistics
+    _capacity_planner: CapacityPlanner = field(init=False)
     _useless: set[PeerId] = field(default_factory=set)  # who could not be used at the last look
     _looked_at: float = math.inf
     _look_at: float = -math.inf
@@ -60,12 +60,12 @@ class Workforce:
 
     def __post_init__(self) -> None:
         rules = self.rules
-        self._provisioning = Provisioning(
-            ProvisionRules(
+        self._capacity_planner = CapacityPlanner(
+            CapacityRules(
                 rules.trajectories_per_step, rules.staleness_max, rules.group_size, rules.mode, rules.gamma,
                 rules.by_cost,
             ),
-            self.figures.measures,
+            self.statistics.measurements,
         )  # fmt: skip
 
     # --- what happens
@@ -78,18 +78,18 @@ class Workforce:
         """Its engines stood still for this version, and no longer than since it served the one before."""
         most_s = math.inf if peer.refitted_at is None else now - peer.refitted_at
         pause_s = min(done.pause_s, most_s)
-        self.figures.paused(pause_s)
-        usual = self.figures.measures.pause.estimate
+        self.statistics.paused(pause_s)
+        usual = self.statistics.measurements.pause.estimate
         still_s = min(pause_s, PAUSES_MAX * usual.value if usual is not None else 0.0)
         if self.rules.mode == "exclusive":
             still_s = max(still_s, min(done.held_s, most_s, self.publishing.came_s(peer, now=now) or 0.0))
-        self.figures.measures.stood_still(peer.peer, still_s, now=now)
+        self.statistics.measurements.stood_still(peer.peer, still_s, now=now)
 
     def advance(self, *, now: float) -> list[CoordinatorAction]:
         """Look, if it is time to; call it after every event, before leases are granted."""
         if not (now >= self._look_at or (self._changed and now >= self._changes_at)):
             return []
-        demand = self._provisioning.demand(self.calls.publish_every)
+        demand = self._capacity_planner.demand(self.calls.publish_every)
         if now >= self._look_at:
             self._settle(0.0 if demand is None else demand.period_s, now)
             self._look_at = now + max(LOOK_S_MIN, 0.0 if demand is None else demand.period_s)
@@ -106,37 +106,37 @@ class Workforce:
 
     def facts(self) -> dict[str, Any]:
         """For `status`, as of now but for rates, which are those of the last look."""
-        kappa, provisioning = self.calls.publish_every, self._provisioning
-        demand = provisioning.demand(kappa)
+        kappa, capacity_planner = self.calls.publish_every, self._capacity_planner
+        demand = capacity_planner.demand(kappa)
         candidates = [each for each in self._candidates() if not each.leaving]
-        offers = provisioning.offers(candidates, None if demand is None else demand.period_s)
+        offers = capacity_planner.offers(candidates, None if demand is None else demand.period_s)
         active = {each.peer for each in self._here() if each.active}
-        facts = provisioning.facts(offers, active, kappa)
+        facts = capacity_planner.facts(offers, active, kappa)
         standby = sum(offer.name not in active for offer in offers)
-        bubble = self.figures.bubble(BUBBLE_STEPS)
+        bubble = self.statistics.bubble(BUBBLE_STEPS)
         situation = Situation(
             bubble, demand, facts["mu_pool"], len(offers) - standby, standby,
-            self.figures.unscored_share(BUBBLE_STEPS), self.groups.unscored, self.calls.missing,
+            self.statistics.unscored_share(BUBBLE_STEPS), self.groups.unscored, self.calls.missing,
         )  # fmt: skip
         return {
             "activation": self.rules.activation,
             "learner_usd_per_h": self.rules.learner_usd_per_h,
             **facts,
-            "shortfall": provisioning.shortfall(candidates, kappa),
+            "shortfall": capacity_planner.shortfall(candidates, kappa),
             "bubble": bubble,
             "bottleneck": bottleneck(situation),
         }
 
     def of(self, peer: Peer) -> dict[str, Any]:
         """One worker's row."""
-        measures, price = self.figures.measures, self._price(peer)
-        known, kept = measures.rate(peer.peer), 1.0 - measures.discards.estimate.value
-        mu = measures.mu(peer.peer, peer.slots, self._expected(peer)) * kept or None
+        measurements, price = self.statistics.measurements, self._price(peer)
+        known, kept = measurements.rate(peer.peer), 1.0 - measurements.discards.estimate.value
+        mu = measurements.mu(peer.peer, peer.slots, self._expected(peer)) * kept or None
         return {
             "active": peer.active and peer.state == "joined" and not peer.leaving,
             "leaving": peer.leaving,
             "mu": mu,
-            "mu_sd": None if known is None or measures.guessed(peer.peer) else known.sd * kept,
+            "mu_sd": None if known is None or measurements.guessed(peer.peer) else known.sd * kept,
             "usd_per_h": price.usd_per_h,
             "usd_per_gb_down": price.usd_per_gb_down,
             "usd_per_gb_up": price.usd_per_gb_up,
@@ -145,8 +145,8 @@ class Workforce:
         }
 
     def check(self) -> None:
-        self._provisioning.activation.check()
-        self.figures.measures.check()
+        self._capacity_planner.activation.check()
+        self.statistics.measurements.check()
         if self.rules.activation == "all":
             assert all(peer.active for peer in self.members)
 
@@ -160,15 +160,19 @@ class Workforce:
         for peer in self._here():
             if peer.serving is not None and (peer.alive or peer.active):
                 price, expected = self._price(peer), self._expected(peer)
-                measures = self.figures.measures
-                mu, guessed = measures.mu(peer.peer, peer.slots, expected), measures.guessed(peer.peer)
+                measurements = self.statistics.measurements
+                mu, guessed = measurements.mu(peer.peer, peer.slots, expected), measurements.guessed(peer.peer)
                 yield Candidate(peer.peer, mu, price, copies.get(peer.peer, 0.0), peer.leaving, guessed)
 
     def _copies(self) -> dict[PeerId, float]:
         """What each peer sends of the version that spreads, as planned; of no interest where nothing is metered."""
-        spread = self.publishing.spreading
+        transmission = self.publishing.spreading
         metered = any(each.price.usd_per_gb_up for each in self.rules.prices)
-        return dict(spread.plan.copies()) if metered and spread is not None and spread.plan is not None else {}
+        return (
+            dict(transmission.plan.copies())
+            if metered and transmission is not None and transmission.plan is not None
+            else {}
+        )
 
     def _price(self, peer: Peer) -> Price:
         return price_of(self.rules.prices, peer.name, peer.usd_per_h)
@@ -182,17 +186,17 @@ class Workforce:
         self._forgive(now)
         useless = {peer.peer for peer in self._here() if peer.active and self._is_useless(peer, now)}
         for peer in useless & self._useless:
-            self.figures.measures.useless(peer, max(0.0, now - self._looked_at))
+            self.statistics.measurements.useless(peer, max(0.0, now - self._looked_at))
         self._useless, self._looked_at = useless, now
         said = {peer.peer: expected for peer in self._here() if (expected := self._expected(peer)) is not None}
-        self.figures.measures.settle(period_s, said, now=now)
+        self.statistics.measurements.settle(period_s, said, now=now)
 
     def _forgive(self, now: float) -> None:
         """While this process stood still nobody got leases: no longer than a trajectory takes was anybody at work."""
-        t_gen = self.figures.measures.t_gen.estimate
+        t_gen = self.statistics.measurements.t_gen.estimate
         late_s = now - self._look_at - (0.0 if t_gen is None else t_gen.value)
         for peer in self._here() if LATE_S < late_s < math.inf else ():
-            self.figures.measures.forgive(peer.peer, late_s, now=now)
+            self.statistics.measurements.forgive(peer.peer, late_s, now=now)
 
     def _is_useless(self, peer: Peer, now: float) -> bool:
         """It fails what it is given, or serves what is too old for any batch."""
@@ -200,9 +204,9 @@ class Workforce:
         return too_old or peer.rest_until > now
 
     def _decide(self, candidates: list[Candidate], now: float) -> list[CoordinatorAction]:
-        provisioning = self._provisioning
-        decision = provisioning.review(candidates, self.calls.publish_every, now=now)
-        taken = provisioning.activation.active
+        capacity_planner = self._capacity_planner
+        decision = capacity_planner.review(candidates, self.calls.publish_every, now=now)
+        taken = capacity_planner.activation.active
         for peer in self.members:
             active = peer.kind != "worker" or peer.serving is None or peer.peer in taken
             if peer.active != active:

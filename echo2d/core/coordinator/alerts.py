@@ -12,17 +12,15 @@ SENTENCES_MAX = 24  # a screen; what 500 silent workers have to say, one of them
 BROADCASTS_MIN = 16  # before it is said that they take too long: the first one is in full, and others may be
 HEARTBEATS_LATE = 2  # so many missed are worth a word; one more, and the peer is suspected
 
-Facts = Mapping[str, Any]
 
-
-def attention(status: Facts) -> list[str]:
+def alerts(status: Mapping[str, Any]) -> list[str]:
     """One sentence each."""
     sentences = [*_of_the_run(status), *_of_workers(status)]
     more = len(sentences) - SENTENCES_MAX
     return sentences if more <= 0 else [*sentences[:SENTENCES_MAX], f"and {more} more like these"]
 
 
-def _of_the_run(status: Facts) -> Iterator[str]:
+def _of_the_run(status: Mapping[str, Any]) -> Iterator[str]:
     if not status["epoch"]:
         yield "no learner has opened a session"
     if not status["seed_alive"]:
@@ -34,7 +32,7 @@ def _of_the_run(status: Facts) -> Iterator[str]:
         yield f"a broadcast takes longer than S + 1 = {steps} train steps: the learner waits for data"
 
 
-def _of_workers(status: Facts) -> Iterator[str]:
+def _of_workers(status: Mapping[str, Any]) -> Iterator[str]:
     """Silence first: it costs leases."""
     workers = [worker for worker in status["workers"] if worker["state"] != "gone" and not _went_as_told(worker)]
     silent = [worker for worker in workers if _silent(worker, status)]
@@ -49,15 +47,15 @@ def _of_workers(status: Facts) -> Iterator[str]:
             yield f"{peer['name']} could not apply version {broadcast['version']}; it tries again"
 
 
-def _went_as_told(worker: Facts) -> bool:
+def _went_as_told(worker: Mapping[str, Any]) -> bool:
     return worker["leaving"] and not worker["alive"] and not worker["leases"]
 
 
-def _silent(worker: Facts, status: Facts) -> bool:
+def _silent(worker: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
     return not worker["alive"] or worker["silent_s"] > HEARTBEATS_LATE * status["heartbeat_s"]
 
 
-def _consequence(worker: Facts) -> str:
+def _consequence(worker: Mapping[str, Any]) -> str:
     leases, wait_s = worker["leases"], worker["leases_end_s"]
     if leases:
         theirs = "its lease goes" if leases == 1 else f"its {leases} leases go"
@@ -65,7 +63,7 @@ def _consequence(worker: Facts) -> str:
     return f"it has no leases, and is given up at {GONE_S:.0f} s"
 
 
-def _of_one(worker: Facts, status: Facts) -> Iterator[str]:
+def _of_one(worker: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[str]:
     serving = worker["serving"]
     if worker["quarantined"]:
         yield "is quarantined: frames that it passed on were bad, so it only receives"

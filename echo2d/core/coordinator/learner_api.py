@@ -15,8 +15,8 @@ from echo2d.core.broadcast.publishing import Publishing
 from echo2d.core.cluster.events import Note, Persist, PublishAsked, Send, StopRun, VersionRevoked
 from echo2d.core.cluster.membership import Membership
 from echo2d.core.cluster.rules import RunRules
-from echo2d.core.cluster.statistics import Figures
-from echo2d.core.cluster.versions import Refusal, Versions, facts_of
+from echo2d.core.cluster.statistics import Statistics
+from echo2d.core.cluster.versions import PublishedVersions, PublishRefusal, facts_of
 from echo2d.core.coordinator.events import (
     BatchAsked,
     CheckpointAsked,
@@ -34,7 +34,7 @@ from echo2d.core.protocol.control_messages import VersionKey, VersionsRevoked
 from echo2d.core.protocol.trajectory import GroupRecord
 from echo2d.core.rollouts.events import BatchCommitted
 from echo2d.core.rollouts.groups import Groups
-from echo2d.core.rollouts.staleness import PREFETCH_STEPS, REFUSALS_MAX, Batch, Staleness
+from echo2d.core.rollouts.staleness import PREFETCH_STEPS, REFUSALS_MAX, Staleness, StepBatch
 
 WAITING_MAX = 64  # calls that wait for a batch; a learner has one or two
 
@@ -48,11 +48,11 @@ class LearnerCalls:
         recovered: Recovered,
         *,
         members: Membership,
-        versions: Versions,
+        versions: PublishedVersions,
         staleness: Staleness,
         groups: Groups,
         publishing: Publishing,
-        figures: Figures,
+        statistics: Statistics,
     ) -> None:
         self._rules = rules
         self._members = members
@@ -60,7 +60,7 @@ class LearnerCalls:
         self._staleness = staleness
         self._groups = groups
         self._publishing = publishing
-        self._figures = figures
+        self._statistics = statistics
         self.epoch = recovered.epoch
         self._resume_step = recovered.resume_step
         self._asked_step = 0  # batches up to this one have been asked for in this epoch
@@ -71,7 +71,7 @@ class LearnerCalls:
         """kappa in force."""
         if self._rules.publish_every is not None:
             return self._rules.publish_every
-        return self._figures.publish_every(self._rules.staleness_max)
+        return self._statistics.publish_every(self._rules.staleness_max)
 
     @property
     def waits(self) -> bool:
@@ -95,7 +95,7 @@ class LearnerCalls:
             detail = f"this run has come to step {highest}; step {event.resume_step} must be another run's"
             return [_error(event.request, "resume", detail, highest=highest)]
         self.epoch, self._resume_step, self._asked_step = Epoch(self.epoch + 1), event.resume_step, 0
-        self._figures.session_opened()
+        self._statistics.session_opened()
         actions: list[CoordinatorAction] = [Persist(EpochOpened(self.epoch, event.resume_step)), *self._fence_waiting()]
         passed, unfinished = self._staleness.resume(event.resume_step)
         for batch in passed:
@@ -116,13 +116,13 @@ class LearnerCalls:
         if self._is_old(event.epoch):
             return [self._fenced(event.request)]
         verdict = self._versions.judge(event, resume_step=self._resume_step, committed=self._staleness.committed)
-        if isinstance(verdict, Refusal):
+        if isinstance(verdict, PublishRefusal):
             return [_error(event.request, verdict.error, verdict.detail)]
         actions: list[CoordinatorAction] = []
         if verdict is None:
             actions += self._revoke(self._versions.replaced_by(event), now)
             verdict = self._versions.publish(event)
-            self._figures.versions_published += 1
+            self._statistics.versions_published += 1
             self._publishing.published(verdict, now=now)
             actions.append(Persist(verdict))
         return [*actions, Reply(event.request, 200, facts_of(verdict))]
@@ -163,7 +163,7 @@ class LearnerCalls:
         if event.step <= self._staleness.committed:
             return [reply]
         if self._staleness.commit(event.step):
-            self._figures.trained(event.step, batch.groups, event.t_train_s)
+            self._statistics.trained(event.step, batch.groups, event.t_train_s)
         committed = Persist(BatchCommitted(event.step, self.epoch, batch.digest, event.t_train_s))
         return [committed, Reply(event.request, 200, {"publish_every": self.publish_every})]
 
@@ -181,7 +181,7 @@ class LearnerCalls:
         actions: list[CoordinatorAction] = []
         for stored in self._staleness.refuse(event.step, refused, self._void):
             actions += self._groups.discard(stored, "refused", refused.get(stored.record.group, "revoked"))
-        actions += [self._figures.fault("refusal", f"step {event.step}: {batch.reasons[-1]}")]
+        actions += [self._statistics.fault("refusal", f"step {event.step}: {batch.reasons[-1]}")]
         if len(batch.reasons) >= REFUSALS_MAX:
             reasons = "; ".join(batch.reasons)
             actions.append(StopRun(f"batch {event.step} was refused {REFUSALS_MAX} times: {reasons}"))
@@ -215,7 +215,9 @@ class LearnerCalls:
                 del self._waiting[request]
                 actions.append(_batch_reply(request, full))
         waits = self.waits
-        self._figures.learner_waits(waits=waits, lacks_rewards=waits and self._groups.lack_only_rewards(self.missing))
+        self._statistics.learner_waits(
+            waits=waits, lacks_rewards=waits and self._groups.lack_only_rewards(self.missing)
+        )
         return actions
 
     # --- inside
@@ -276,5 +278,5 @@ def _error(request: RequestId, error: str, detail: str, *, status: int = 409, **
     return Reply(request, status, {"error": error, "detail": detail, **more})
 
 
-def _batch_reply(request: RequestId, batch: Batch) -> Reply:
+def _batch_reply(request: RequestId, batch: StepBatch) -> Reply:
     return Reply(request, 200, batch.body(), batch.digest)

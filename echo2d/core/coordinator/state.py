@@ -18,7 +18,7 @@ from blake3 import blake3
 
 from echo2d.core.base.ids import SessionId
 from echo2d.core.broadcast.publishing import Publishing
-from echo2d.core.capacity.measurements import Measures
+from echo2d.core.capacity.measurements import Measurements
 from echo2d.core.cluster.events import (
     CloseSession,
     DialBackEnded,
@@ -34,9 +34,9 @@ from echo2d.core.cluster.events import (
 from echo2d.core.cluster.membership import Membership, Peer
 from echo2d.core.cluster.reachability import Reachability
 from echo2d.core.cluster.rules import RunRules
-from echo2d.core.cluster.statistics import FAULT_CHARS_MAX, Figures, printable
-from echo2d.core.cluster.versions import Versions
-from echo2d.core.coordinator.activation_loop import Workforce
+from echo2d.core.cluster.statistics import FAULT_CHARS_MAX, Statistics, printable
+from echo2d.core.cluster.versions import PublishedVersions
+from echo2d.core.coordinator.activation_loop import ActivationLoop
 from echo2d.core.coordinator.events import (
     BatchAsked,
     CheckpointAsked,
@@ -83,7 +83,7 @@ from echo2d.core.protocol.control_messages import (
 )
 from echo2d.core.rollouts.events import PromptDrawn, SampleScored
 from echo2d.core.rollouts.groups import Groups
-from echo2d.core.rollouts.leases import Leases
+from echo2d.core.rollouts.leases import LeaseTable
 from echo2d.core.rollouts.staleness import Staleness
 from echo2d.errors import PeerFault
 
@@ -100,36 +100,36 @@ class CoordinatorState:
         assert len(plan_secret) == PLAN_SECRET_BYTES
         tag = int.from_bytes(blake3(b"tag" + plan_secret).digest(8), "big") >> (64 - TAG_BITS)
         self._rules = rules
-        self._figures = Figures(now, Measures(rules.group_size))
+        self._statistics = Statistics(now, Measurements(rules.group_size))
         self._members = Membership(rules.run_id, rules.heartbeat_s, p2p=rules.p2p)
         self._reachability = Reachability(self._members)
-        self._versions = Versions(recovered.published, recovered.publish_seq, lost=recovered.lost)
+        self._versions = PublishedVersions(recovered.published, recovered.publish_seq, lost=recovered.lost)
         self._staleness = Staleness(rules, recovered)
-        lent = Leases(tag ^ 1, rules.lease_silence_s)
+        lent = LeaseTable(tag ^ 1, rules.lease_silence_s)
         self._groups = Groups(
             rules, recovered, members=self._members, versions=self._versions, staleness=self._staleness,
-            figures=self._figures, lent=lent, tag=tag,
+            statistics=self._statistics, lent=lent, tag=tag,
         )  # fmt: skip
         self._gateway = GatewayCalls(
-            rules, leases=lent, members=self._members, versions=self._versions, figures=self._figures,
-            slots=self._groups.granting,
+            rules, leases=lent, members=self._members, versions=self._versions, statistics=self._statistics,
+            slots=self._groups.scheduler,
         )  # fmt: skip
         self._publishing = Publishing(
-            rules, members=self._members, versions=self._versions, figures=self._figures, plan_secret=plan_secret,
+            rules, members=self._members, versions=self._versions, statistics=self._statistics, plan_secret=plan_secret,
             tag=tag, rates=recovered.rates, form=recovered.form, now=now,
         )  # fmt: skip
         self._calls = LearnerCalls(
             rules, recovered, members=self._members, versions=self._versions, staleness=self._staleness,
-            groups=self._groups, publishing=self._publishing, figures=self._figures,
+            groups=self._groups, publishing=self._publishing, statistics=self._statistics,
         )  # fmt: skip
-        self._workforce = Workforce(
-            rules, self._members, self._staleness, self._groups, self._publishing, self._calls, self._figures
+        self._activation_loop = ActivationLoop(
+            rules, self._members, self._staleness, self._groups, self._publishing, self._calls, self._statistics
         )
         self._start: tuple[float, Sequence[CoordinatorAction]] | None = (now, self._groups.recover(recovered, now=now))
 
     def handle(self, event: CoordinatorEvent, *, now: float) -> list[CoordinatorAction]:
         """What to do about one event."""
-        self._figures.now = now
+        self._statistics.now = now
         actions: list[CoordinatorAction] = []
         if self._start is not None:
             actions += self._start[1]
@@ -144,17 +144,17 @@ class CoordinatorState:
         if self._start is not None:
             return self._start[0]
         parts = (
-            self._members, self._reachability, self._groups, self._gateway, self._publishing, self._workforce,
+            self._members, self._reachability, self._groups, self._gateway, self._publishing, self._activation_loop,
         )  # fmt: skip
         return min((at for at in (part.wake_at() for part in parts) if at is not None), default=None)
 
     def status(self, *, now: float | None = None) -> dict[str, Any]:
         """Of `now`, or of the last event."""
         return make_status(
-            self._rules, now=self._figures.now if now is None else now, members=self._members,
+            self._rules, now=self._statistics.now if now is None else now, members=self._members,
             versions=self._versions, staleness=self._staleness,
             groups=self._groups, gateway=self._gateway, publishing=self._publishing, calls=self._calls,
-            figures=self._figures, workforce=self._workforce,
+            statistics=self._statistics, activation_loop=self._activation_loop,
         )  # fmt: skip
 
     # --- routes
@@ -213,7 +213,7 @@ class CoordinatorState:
         if joined is None:
             return actions
         peer, hello = joined.peer, event.hello
-        self._workforce.changed()
+        self._activation_loop.changed()
         mine = [key for key in hello.leases if self._gateway.owns(key)]
         kept, called_off = self._gateway.rejoined(peer, mine, now=now)
         calls = frozenset(kept)
@@ -238,7 +238,7 @@ class CoordinatorState:
             return [*back, *self._message(peer, message, now)]
         except PeerFault as fault:
             self._members.disconnected(session)
-            note = self._figures.fault("peer", f"{peer.name}: {fault}")
+            note = self._statistics.fault("peer", f"{peer.name}: {fault}")
             return [*back, note, Send(session, Refused("protocol", str(fault), permanent=False)), CloseSession(session)]
 
     def _message(self, peer: Peer, message: ToCoordinator, now: float) -> Sequence[CoordinatorAction]:  # noqa: C901
@@ -274,8 +274,8 @@ class CoordinatorState:
                 return self._refitted(peer, message, now)
             case RefitFailed(version, _, serving, reason):
                 peer.serving = serving if serving in peer.acknowledged else None
-                self._workforce.changed()
-                return [self._figures.fault("refit", f"{peer.name}, version {version}: {reason}")]
+                self._activation_loop.changed()
+                return [self._statistics.fault("refit", f"{peer.name}, version {version}: {reason}")]
             case LeaseProgress():
                 return self._granted_by(message).progressed(peer, message, now=now)
             case SampleFinished():
@@ -293,7 +293,7 @@ class CoordinatorState:
             return []
         peer.leaving = True
         self._members.changed.add(peer.peer)
-        self._workforce.changed()
+        self._activation_loop.changed()
         return [Note("leaving", f"{peer.name}: {printable(reason, FAULT_CHARS_MAX)}")]
 
     def _granted_by(self, message: LeaseProgress | SampleFinished | LeaseFailed) -> Groups | GatewayCalls:
@@ -305,12 +305,12 @@ class CoordinatorState:
         before = peer.serving
         peer.refitted(message)
         if void := self._tell_void(peer, [peer.serving], now):
-            note = self._figures.fault("refit", f"{peer.name}: version {message.version} is not published")
+            note = self._statistics.fault("refit", f"{peer.name}: version {message.version} is not published")
             return [note, *void]
         if before is None:  # then nothing was generating that could pause
-            self._workforce.changed()
+            self._activation_loop.changed()
         elif before != peer.serving:
-            self._workforce.refitted(peer, message, now=now)
+            self._activation_loop.refitted(peer, message, now=now)
         peer.refitted_at = now
         self._publishing.served(peer, now=now)
         return []
@@ -324,7 +324,7 @@ class CoordinatorState:
 
     def _gone(self, peer: Peer, now: float, *, revoked: bool = False) -> Sequence[CoordinatorAction]:
         """It will not come back soon: its work goes to others."""
-        self._workforce.changed()
+        self._activation_loop.changed()
         calls = self._gateway.worker_left(peer, now=now)
         return [*calls, *self._groups.worker_left(peer, revoked=revoked, now=now), *self._publishing.lost(peer)]
 
@@ -332,7 +332,7 @@ class CoordinatorState:
         suspected, closed = self._members.deadlines(now=now)
         lost: list[CoordinatorAction] = []
         for peer in suspected:
-            self._workforce.changed()
+            self._activation_loop.changed()
             lost += self._publishing.lost(peer)
         return [
             *closed,
@@ -344,7 +344,7 @@ class CoordinatorState:
         ]
 
     def _advance(self, now: float) -> Sequence[CoordinatorAction]:
-        actions = [*self._calls.advance(), *self._workforce.advance(now=now), *self._publishing.advance(now=now)]
+        actions = [*self._calls.advance(), *self._activation_loop.advance(now=now), *self._publishing.advance(now=now)]
         if self._gateway.impatient(now=now):
             actions += self._gateway.advance(now=now)
         return [*actions, *self._groups.advance(now=now), *self._gateway.advance(now=now)]
@@ -356,9 +356,9 @@ class CoordinatorState:
 
     def check(self) -> None:
         """All invariants of all parts."""
-        for part in (self._figures, self._members, self._versions, self._staleness, self._groups, self._publishing):
+        for part in (self._statistics, self._members, self._versions, self._staleness, self._groups, self._publishing):
             part.check()
         self._reachability.check()
         self._gateway.check()
         self._calls.check()
-        self._workforce.check()
+        self._activation_loop.check()

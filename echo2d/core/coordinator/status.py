@@ -13,14 +13,14 @@ from typing import Any
 
 from echo2d.core.base.ids import PeerId
 from echo2d.core.broadcast.publishing import Publishing
-from echo2d.core.broadcast.transmission import Spread
+from echo2d.core.broadcast.transmission import Transmission
 from echo2d.core.cluster.events import VersionPublished
 from echo2d.core.cluster.membership import Membership, Peer
 from echo2d.core.cluster.rules import RunRules
-from echo2d.core.cluster.statistics import Figures
-from echo2d.core.cluster.versions import Versions, facts_of
-from echo2d.core.coordinator.activation_loop import Workforce
-from echo2d.core.coordinator.alerts import attention
+from echo2d.core.cluster.statistics import Statistics
+from echo2d.core.cluster.versions import PublishedVersions, facts_of
+from echo2d.core.coordinator.activation_loop import ActivationLoop
+from echo2d.core.coordinator.alerts import alerts
 from echo2d.core.coordinator.learner_api import LearnerCalls
 from echo2d.core.gateway.calls import GatewayCalls
 from echo2d.core.rollouts.groups import Groups
@@ -33,14 +33,14 @@ def make_status(
     *,
     now: float,
     members: Membership,
-    versions: Versions,
+    versions: PublishedVersions,
     staleness: Staleness,
     groups: Groups,
     gateway: GatewayCalls,
     publishing: Publishing,
     calls: LearnerCalls,
-    figures: Figures,
-    workforce: Workforce,
+    statistics: Statistics,
+    activation_loop: ActivationLoop,
 ) -> dict[str, Any]:
     """Of one moment; `now` is monotonic seconds."""
     newest, leases = versions.newest, _by_worker(groups.leases)
@@ -54,7 +54,7 @@ def make_status(
         "trajectories_per_step": rules.trajectories_per_step,
         "group_size": rules.group_size,
         "heartbeat_s": rules.heartbeat_s,
-        "dissemination_bound": figures.dissemination_bound(rules.staleness_max),
+        "dissemination_bound": statistics.dissemination_bound(rules.staleness_max),
         "newest_version": _version(newest),
         "groups": {
             "buffered": staleness.buffered,
@@ -64,52 +64,52 @@ def make_status(
             "tokens_under_way": groups.leases.tokens_under_way,
         },
         "broadcast": _broadcast(publishing.spreading, publishing.waiting, members),
-        "catch_ups": [_form(spread) for spread in publishing.catching_up],
+        "catch_ups": [_form(transmission) for transmission in publishing.catch_ups],
         "workers": [
-            {**_worker(peer, versions, groups, leases.get(peer.peer, []), now), **workforce.of(peer)}
+            {**_worker(peer, versions, groups, leases.get(peer.peer, []), now), **activation_loop.of(peer)}
             for peer in members
             if peer.kind == "worker"
         ],
-        "provision": workforce.facts(),
+        "provision": activation_loop.facts(),
         "relays": [_peer(peer, now) for peer in members if peer.kind == "relay"],
         "seed_alive": members.seed is not None,
         "seed_uplink": None if members.seed is None else members.seed.uplink,
         "gateway": gateway.facts(),
-        **_figures(figures, now),
+        **_statistics(statistics, now),
     }
-    return {**facts, "attention": attention(facts)}
+    return {**facts, "attention": alerts(facts)}
 
 
-def _figures(figures: Figures, now: float) -> dict[str, Any]:
+def _statistics(statistics: Statistics, now: float) -> dict[str, Any]:
     return {
-        "bubble_ratio": figures.bubble_ratio,
-        "learner_train_s": figures.learner_train_s,
-        "learner_wait_s": figures.learner_wait_s,
-        "versions_published": figures.versions_published,
-        "staleness": {str(staleness): count for staleness, count in sorted(figures.staleness.items())},
-        "trajectories": {"trained": figures.trajectories_trained, "dropped": figures.trajectories_dropped},
-        "tokens_accepted": figures.tokens_accepted,
-        "handed_over": {"partials": figures.partials_handed_over, "tokens": figures.tokens_handed_over},
-        "groups_dropped": dict(figures.dropped_groups),
-        "answer_tokens": figures.lengths,
-        "results_refused": dict(figures.refused_results),
-        "rewards": [[step, reward] for step, reward in figures.batch_rewards],
-        "t_train_s": list(figures.t_train_s),
-        "t_verify_s": list(figures.t_verify_s),
-        "t_bcast_s": list(figures.t_bcast_s),
-        "refit_pause_s": list(figures.refit_pause_s),
-        "still_s": list(figures.still_s),
-        "seed_copies": {str(version): copies for version, copies in figures.seed_copies.items()},
-        "wire_bytes": figures.wire_bytes,
-        "full_bytes": figures.full_bytes,
+        "bubble_ratio": statistics.bubble_ratio,
+        "learner_train_s": statistics.learner_train_s,
+        "learner_wait_s": statistics.learner_wait_s,
+        "versions_published": statistics.versions_published,
+        "staleness": {str(staleness): count for staleness, count in sorted(statistics.staleness.items())},
+        "trajectories": {"trained": statistics.trajectories_trained, "dropped": statistics.trajectories_dropped},
+        "tokens_accepted": statistics.tokens_accepted,
+        "handed_over": {"partials": statistics.partials_handed_over, "tokens": statistics.tokens_handed_over},
+        "groups_dropped": dict(statistics.dropped_groups),
+        "answer_tokens": statistics.lengths,
+        "results_refused": dict(statistics.refused_results),
+        "rewards": [[step, reward] for step, reward in statistics.batch_rewards],
+        "t_train_s": list(statistics.t_train_s),
+        "t_verify_s": list(statistics.t_verify_s),
+        "t_bcast_s": list(statistics.t_bcast_s),
+        "refit_pause_s": list(statistics.refit_pause_s),
+        "still_s": list(statistics.still_s),
+        "seed_copies": {str(version): copies for version, copies in statistics.seed_copies.items()},
+        "wire_bytes": statistics.wire_bytes,
+        "full_bytes": statistics.full_bytes,
         "version_bytes": {
             str(version): {"wire_bytes": wire, "full_bytes": full}
-            for version, (wire, full) in figures.version_bytes.items()
+            for version, (wire, full) in statistics.version_bytes.items()
         },
-        "fault_counts": dict(figures.fault_counts),
+        "fault_counts": dict(statistics.fault_counts),
         "faults": [
             {"kind": kind, "text": text, "times": fault.times, "age_s": now - fault.at}
-            for (kind, text), fault in figures.faults.items()
+            for (kind, text), fault in statistics.faults.items()
         ],
     }
 
@@ -139,7 +139,7 @@ def _peer(peer: Peer, now: float) -> dict[str, Any]:
     }
 
 
-def _worker(peer: Peer, versions: Versions, groups: Groups, leases: list[Lease], now: float) -> dict[str, Any]:
+def _worker(peer: Peer, versions: PublishedVersions, groups: Groups, leases: list[Lease], now: float) -> dict[str, Any]:
     serving, newest = versions.live(peer.serving), versions.newest
     return {
         **_peer(peer, now),
@@ -156,37 +156,39 @@ def _worker(peer: Peer, versions: Versions, groups: Groups, leases: list[Lease],
     }
 
 
-def _broadcast(spread: Spread | None, waiting: VersionPublished | None, members: Membership) -> dict[str, Any] | None:
-    if spread is None:
+def _broadcast(
+    transmission: Transmission | None, waiting: VersionPublished | None, members: Membership
+) -> dict[str, Any] | None:
+    if transmission is None:
         return None
     return {
-        **_form(spread),
+        **_form(transmission),
         "waiting_version": None if waiting is None else waiting.version,
-        "peers": [_progress(peer, spread) for peer in members.receivers()],
+        "peers": [_progress(peer, transmission) for peer in members.receivers()],
     }
 
 
-def _form(spread: Spread) -> dict[str, Any]:
-    plan = spread.plan
+def _form(transmission: Transmission) -> dict[str, Any]:
+    plan = transmission.plan
     return {
-        "version": spread.record.version,
-        "form": spread.form,
-        "base_version": None if spread.base is None else spread.base.version,
-        "whole": spread.totals is not None,
-        "wire_bytes": None if spread.totals is None else spread.totals.wire_bytes,
-        "full_bytes": spread.record.full_bytes,
+        "version": transmission.record.version,
+        "form": transmission.form,
+        "base_version": None if transmission.base is None else transmission.base.version,
+        "whole": transmission.totals is not None,
+        "wire_bytes": None if transmission.totals is None else transmission.totals.wire_bytes,
+        "full_bytes": transmission.record.full_bytes,
         "shape": None if plan is None else plan.shape,
         "predicted_s": None if plan is None else plan.predicted_s,
     }
 
 
-def _progress(peer: Peer, spread: Spread) -> dict[str, Any]:
-    payload_bytes, duplicates = spread.received.get(peer.peer, (0, 0))
+def _progress(peer: Peer, transmission: Transmission) -> dict[str, Any]:
+    payload_bytes, duplicates = transmission.received.get(peer.peer, (0, 0))
     return {
         "id": peer.peer,
         "name": peer.name,
         "payload_bytes": payload_bytes,
         "duplicates": duplicates,
-        "verified": peer.peer in spread.verified,
-        "failed": peer.peer in spread.failed,
+        "verified": peer.peer in transmission.verified,
+        "failed": peer.peer in transmission.failed,
     }

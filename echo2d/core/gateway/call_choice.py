@@ -19,7 +19,7 @@ ChoiceKey = tuple[CallId, int]
 
 
 @dataclass(slots=True)
-class Choice:
+class CallChoice:
     """told: what its caller has; since: when it began to wait; lease: None while it does.
 
     avoid: who failed it last, and gets it no more for AVOID_S.

@@ -15,9 +15,9 @@ from echo2d.core.base.ids import Version
 from echo2d.core.cluster.events import Send
 from echo2d.core.cluster.membership import Membership, Peer
 from echo2d.core.cluster.rules import GatewayRules, RunRules
-from echo2d.core.cluster.statistics import Figures
-from echo2d.core.cluster.versions import Versions
-from echo2d.core.gateway.call_choice import Choice
+from echo2d.core.cluster.statistics import Statistics
+from echo2d.core.cluster.versions import PublishedVersions
+from echo2d.core.gateway.call_choice import CallChoice
 from echo2d.core.gateway.events import (
     CallAsked,
     CallGone,
@@ -30,7 +30,7 @@ from echo2d.core.gateway.events import (
 )
 from echo2d.core.gateway.fair_queue import CallQueue
 from echo2d.core.gateway.open_calls import OpenCalls
-from echo2d.core.gateway.scheduler import CallGranting
+from echo2d.core.gateway.scheduler import CallScheduler
 from echo2d.core.protocol.control_messages import (
     Finish,
     HeldLease,
@@ -42,8 +42,8 @@ from echo2d.core.protocol.control_messages import (
     SampleFinished,
 )
 from echo2d.core.protocol.trajectory import NOTHING, Partial
-from echo2d.core.rollouts.leases import Lease, Leases
-from echo2d.core.rollouts.scheduler import Granting
+from echo2d.core.rollouts.leases import Lease, LeaseTable
+from echo2d.core.rollouts.scheduler import LeaseScheduler
 
 FAILURES_MAX = 3  # leases of one choice that ended without it; then something is wrong with what it asks for
 
@@ -55,20 +55,20 @@ class GatewayCalls:
         self,
         rules: RunRules,
         *,
-        leases: Leases,
+        leases: LeaseTable,
         members: Membership,
-        versions: Versions,
-        figures: Figures,
-        slots: Granting,
+        versions: PublishedVersions,
+        statistics: Statistics,
+        slots: LeaseScheduler,
     ) -> None:
         mine = rules.gateway or GatewayRules(0.0, 0.0)
         self._vocab_size, self._wait_s = rules.vocab_size, mine.wait_s
         self._leases = leases
         self._members = members
         self._versions = versions
-        self._figures = figures
+        self._statistics = statistics
         self._queue = CallQueue()
-        self._granting = CallGranting(
+        self._scheduler = CallScheduler(
             rules, mine.share, queue=self._queue, leases=leases, members=members, versions=versions, slots=slots
         )
         self._open = OpenCalls()
@@ -79,10 +79,10 @@ class GatewayCalls:
         return {
             "calls": len(self._open),
             "waiting": len(self._queue),
-            "running": self._granting.running,
+            "running": self._scheduler.running,
             "ended": dict(self._open.ended),
             "tokens": self._tokens,
-            "handed_over": self._granting.handed_over,
+            "handed_over": self._scheduler.handed_over,
         }
 
     def owns(self, key: HeldLease) -> bool:
@@ -122,7 +122,7 @@ class GatewayCalls:
         self._leases.renew(lease, tokens=any(delta.tokens for delta in message.samples), now=now)
         actions: list[GatewayAction] = []
         for delta in message.samples:
-            choice = self._granting.wanted(lease.key).get(delta.sample)
+            choice = self._scheduler.wanted(lease.key).get(delta.sample)
             if choice is not None and delta.tokens:
                 grown = self._grown(peer, choice, delta)
                 actions += self._fail(peer, choice, grown, now) if isinstance(grown, str) else self._tell(choice, grown)
@@ -131,9 +131,9 @@ class GatewayCalls:
     def finished(self, peer: Peer, message: SampleFinished, *, now: float) -> list[GatewayAction]:
         """The rest of a choice. It is answered in any case: nothing of it is kept here."""
         lease = self._lease_of(peer, message)
-        choice = None if lease is None else self._granting.wanted(lease.key).get(message.sample)
+        choice = None if lease is None else self._scheduler.wanted(lease.key).get(message.sample)
         if lease is None or choice is None:
-            free = [] if lease is None else self._granting.written(lease.key, message.sample, now=now)
+            free = [] if lease is None else self._scheduler.written(lease.key, message.sample, now=now)
             return [*_answer(peer, message, "nobody waits for it"), *free]
         grown = self._grown(peer, choice, message)
         if not isinstance(grown, str) and grown.length < choice.told.length:
@@ -144,7 +144,7 @@ class GatewayCalls:
         return [
             *_answer(peer, message),
             *told,
-            *self._granting.written(lease.key, message.sample, now=now),
+            *self._scheduler.written(lease.key, message.sample, now=now),
             *self._done(choice, now),
         ]
 
@@ -184,8 +184,8 @@ class GatewayCalls:
         """Leases whose worker was silent, and calls that have waited for too long."""
         actions: list[GatewayAction] = []
         for lease in self._leases.expired(now=now):
-            if self._granting.wanted(lease.key):  # else its call has just been given up
-                actions += self._granting.call_off(lease)
+            if self._scheduler.wanted(lease.key):  # else its call has just been given up
+                actions += self._scheduler.call_off(lease)
                 actions += self._go_on(lease, "its worker was silent or stuck", now, failures=1)
         for choice in self._queue.late(self._wait_s, now=now):
             actions += self._too_late(choice, now) if choice.call.call in self._open else []
@@ -197,11 +197,11 @@ class GatewayCalls:
 
     def impatient(self, *, now: float) -> bool:
         """Somebody has waited for long enough to go before the run."""
-        return self._granting.impatient(now=now)
+        return self._scheduler.impatient(now=now)
 
     def advance(self, *, now: float) -> list[GatewayAction]:
         """Lease what may be leased."""
-        return self._granting.advance(now=now)
+        return self._scheduler.advance(now=now)
 
     # --- inside: tokens
 
@@ -209,14 +209,14 @@ class GatewayCalls:
         lease = self._leases.get(HeldLease(message.lease, message.attempt))
         return lease if lease is not None and lease.worker == peer.peer else None
 
-    def _grown(self, peer: Peer, choice: Choice, said: SampleDelta | SampleFinished) -> Partial | str:
+    def _grown(self, peer: Peer, choice: CallChoice, said: SampleDelta | SampleFinished) -> Partial | str:
         return choice.grown(
             said,
             vocab_size=self._vocab_size,
             believed=lambda version: version in peer.acknowledged and self._versions.live(version) is not None,
         )
 
-    def _tell(self, choice: Choice, grown: Partial, finish: Finish | None = None) -> list[GatewayAction]:
+    def _tell(self, choice: CallChoice, grown: Partial, finish: Finish | None = None) -> list[GatewayAction]:
         """What the caller does not have yet."""
         known = 4 * choice.told.length
         if len(grown.tokens) <= known and finish is None:
@@ -228,37 +228,37 @@ class GatewayCalls:
 
     # --- inside: ends
 
-    def _fail(self, peer: Peer, choice: Choice, fault: str, now: float) -> list[GatewayAction]:
+    def _fail(self, peer: Peer, choice: CallChoice, fault: str, now: float) -> list[GatewayAction]:
         """Its worker sent what cannot be believed; the lease's other choices go on elsewhere too."""
         assert choice.lease is not None
         choice.failures += 1
-        note = self._figures.fault("gateway", f"{peer.name}: {fault}")
-        return [note, *self._granting.call_off(choice.lease), *self._go_on(choice.lease, fault, now)]
+        note = self._statistics.fault("gateway", f"{peer.name}: {fault}")
+        return [note, *self._scheduler.call_off(choice.lease), *self._go_on(choice.lease, fault, now)]
 
     def _go_on(self, lease: Lease, reason: str, now: float, *, failures: int = 0) -> list[GatewayAction]:
         """The lease is over; its choices wait for another worker, unless they are whole or have failed too often."""
-        choices = self._granting.end(lease.key, now=now)
+        choices = self._scheduler.end(lease.key, now=now)
         for choice in choices:
             choice.avoid = lease.worker
             choice.failures += failures
             self._queue.put(choice, now=now)
         return [each for choice in choices for each in self._look_at(choice, reason, now)]
 
-    def _look_at(self, choice: Choice, reason: str, now: float) -> list[GatewayAction]:
+    def _look_at(self, choice: CallChoice, reason: str, now: float) -> list[GatewayAction]:
         if choice.call.call not in self._open:
             return []  # it has been given up for another of its choices
         if choice.failures >= FAILURES_MAX:
             return self._give_up(choice.call.call, "failed", f"{FAILURES_MAX} workers failed: {reason}", now)
         return [] if choice.room else [*self._tell(choice, choice.told, "length"), *self._done(choice, now)]
 
-    def _too_late(self, choice: Choice, now: float) -> list[GatewayAction]:
+    def _too_late(self, choice: CallChoice, now: float) -> list[GatewayAction]:
         newest, call, waited = self._served(), choice.call.call, f"in {self._wait_s:g} s no"
         if newest is not None and newest >= choice.oldest:
             return self._give_up(call, "late", f"{waited} slot was free", now)
         serves = "nothing" if newest is None else f"version {newest} at most"
         return self._give_up(call, "version", f"{waited} worker served {choice.oldest}, {serves}", now)
 
-    def _done(self, choice: Choice, now: float) -> list[GatewayAction]:
+    def _done(self, choice: CallChoice, now: float) -> list[GatewayAction]:
         """The choice is over, and with the last one the call."""
         self._open.end(choice)
         return self._release(choice, now)
@@ -266,10 +266,10 @@ class GatewayCalls:
     def _end_call(self, call: CallId, how: str, now: float) -> list[GatewayAction]:
         return [each for choice in self._open.end_call(call, how) for each in self._release(choice, now)]
 
-    def _release(self, choice: Choice, now: float) -> list[GatewayAction]:
+    def _release(self, choice: CallChoice, now: float) -> list[GatewayAction]:
         """It neither runs nor waits any more."""
         self._queue.discard(choice)
-        return self._granting.unwanted(choice, now=now)
+        return self._scheduler.unwanted(choice, now=now)
 
     def _give_up(self, call: CallId, code: RefusedCode, detail: str, now: float) -> list[GatewayAction]:
         return [*self._end_call(call, code, now), CallRefused(call, code, detail, self._served())]
@@ -287,9 +287,9 @@ class GatewayCalls:
     def check(self) -> None:
         self._leases.check()
         self._queue.check()
-        self._granting.check()
+        self._scheduler.check()
         self._open.check()
-        assert len(self._queue) + self._granting.running == len(list(self._open))
+        assert len(self._queue) + self._scheduler.running == len(list(self._open))
         for choice in self._open:
             assert choice.failures < FAILURES_MAX
             base = NOTHING if choice.lease is None else choice.lease.given.base

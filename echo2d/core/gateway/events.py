@@ -10,7 +10,7 @@ from typing import Literal, NewType
 
 from echo2d.core.base.ids import Version
 from echo2d.core.cluster.events import Note, Send
-from echo2d.core.protocol.control_messages import Finish, Span
+from echo2d.core.protocol.control_messages import Finish, VersionSpan
 
 CallId = NewType("CallId", int)  # one per waiting call, never reused within a process
 
@@ -74,7 +74,7 @@ class ChoiceGrew:
     choice: int
     tokens: bytes
     logprobs: bytes
-    spans: tuple[Span, ...]
+    spans: tuple[VersionSpan, ...]
     finish: Finish | None = None
 
 

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from echo2d.core.gateway.call_choice import AVOID_S, Choice, ChoiceKey
+from echo2d.core.gateway.call_choice import AVOID_S, CallChoice, ChoiceKey
 
-_Line = dict[ChoiceKey, Choice]
+_Line = dict[ChoiceKey, CallChoice]
 
 
 @dataclass(slots=True)
@@ -22,7 +22,7 @@ class _Lines:
     begun: _Line = field(default_factory=dict)
     fresh: _Line = field(default_factory=dict)
 
-    def of(self, choice: Choice) -> _Line:
+    def of(self, choice: CallChoice) -> _Line:
         return self.begun if choice.told.length else self.fresh
 
 
@@ -46,11 +46,11 @@ class CallQueue:
         return len(self._lines)
 
     @property
-    def oldest(self) -> Choice | None:
+    def oldest(self) -> CallChoice | None:
         """Who has waited for longest."""
         return next(iter(self._waiting.values()), None)
 
-    def put(self, choice: Choice, *, now: float) -> None:
+    def put(self, choice: CallChoice, *, now: float) -> None:
         choice.since = now
         self._waiting[choice.key] = choice
         if choice.avoid is not None:
@@ -62,7 +62,7 @@ class CallQueue:
         self._lines[caller].of(choice)[choice.key] = choice
         self.changes += 1
 
-    def discard(self, choice: Choice) -> None:
+    def discard(self, choice: CallChoice) -> None:
         """It does not wait, or not any more."""
         if self._waiting.pop(choice.key, None) is None:
             return
@@ -84,14 +84,14 @@ class CallQueue:
         if not self._held[caller]:
             del self._held[caller]
 
-    def in_turn(self) -> Iterator[Choice]:
+    def in_turn(self) -> Iterator[CallChoice]:
         """All of them; whose turn it is first."""
         for held in sorted(self._turns):
             for caller in self._turns[held]:
                 yield from self._lines[caller].begun.values()
                 yield from self._lines[caller].fresh.values()
 
-    def run_of(self, choice: Choice, most: int) -> list[Choice]:
+    def run_of(self, choice: CallChoice, most: int) -> list[CallChoice]:
         """The choice, and those behind it of its call that wait with nothing: they have one prompt."""
         run = [choice]
         fresh = self._lines[choice.call.caller].fresh if not choice.told.length else {}
@@ -101,12 +101,12 @@ class CallQueue:
             run.append(mate)
         return run
 
-    def late(self, wait_s: float, *, now: float) -> list[Choice]:
+    def late(self, wait_s: float, *, now: float) -> list[CallChoice]:
         """Those who have waited for so long; and whoever has avoided a worker for long enough does so no more."""
         while (first := next(iter(self._avoiding.values()), None)) and now >= first.since + AVOID_S:
             del self._avoiding[first.key]
             self.changes += 1
-        found: list[Choice] = []
+        found: list[CallChoice] = []
         for choice in self._waiting.values():
             if now < choice.since + wait_s:
                 break
@@ -139,5 +139,5 @@ class CallQueue:
         assert all(held > 0 for held in self._held.values())
 
 
-def _all(lines: _Lines) -> list[Choice]:
+def _all(lines: _Lines) -> list[CallChoice]:
     return [*lines.begun.values(), *lines.fresh.values()]

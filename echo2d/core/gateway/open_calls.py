@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from echo2d.core.gateway.call_choice import Choice
+from echo2d.core.gateway.call_choice import CallChoice
 from echo2d.core.gateway.events import CallAsked, CallId
 
 CHOICES_MAX = 32  # of one call, ...
@@ -15,7 +15,7 @@ class OpenCalls:
     """By call those of its choices that are not ended; at least one. ended: calls, by how."""
 
     def __init__(self) -> None:
-        self._calls: dict[CallId, dict[int, Choice]] = {}
+        self._calls: dict[CallId, dict[int, CallChoice]] = {}
         self._choices: Counter[str] = Counter()  # by caller
         self.ended: Counter[str] = Counter()
 
@@ -25,10 +25,10 @@ class OpenCalls:
     def __contains__(self, call: CallId) -> bool:
         return call in self._calls
 
-    def __iter__(self) -> Iterator[Choice]:
+    def __iter__(self) -> Iterator[CallChoice]:
         return (choice for choices in self._calls.values() for choice in choices.values())
 
-    def get(self, call: CallId, index: int) -> Choice | None:
+    def get(self, call: CallId, index: int) -> CallChoice | None:
         return self._calls.get(call, {}).get(index)
 
     def too_many(self, asked: CallAsked) -> str:
@@ -39,13 +39,13 @@ class OpenCalls:
             return f"{every} choices are open; at most {CHOICES_OPEN_MAX} are taken"
         return ""
 
-    def open(self, asked: CallAsked) -> list[Choice]:
+    def open(self, asked: CallAsked) -> list[CallChoice]:
         assert 0 < asked.choices <= CHOICES_MAX
-        self._calls[asked.call] = {index: Choice(asked, index) for index in range(asked.choices)}
+        self._calls[asked.call] = {index: CallChoice(asked, index) for index in range(asked.choices)}
         self._choices[asked.caller] += asked.choices
         return list(self._calls[asked.call].values())
 
-    def end(self, choice: Choice) -> None:
+    def end(self, choice: CallChoice) -> None:
         """With the last one its call is done."""
         call, choices = choice.call.call, self._calls[choice.call.call]
         if len(choices) == 1:
@@ -54,7 +54,7 @@ class OpenCalls:
             del choices[choice.index]
             self._count(choice.call.caller, 1)
 
-    def end_call(self, call: CallId, how: str) -> list[Choice]:
+    def end_call(self, call: CallId, how: str) -> list[CallChoice]:
         """Those of its choices that were not."""
         self.ended[how] += 1
         choices = list(self._calls.pop(call).values())

@@ -17,13 +17,13 @@ from echo2d.core.base.ids import GroupId, PeerId, Version
 from echo2d.core.cluster.events import Send
 from echo2d.core.cluster.membership import Membership, Peer
 from echo2d.core.cluster.rules import RunRules
-from echo2d.core.cluster.versions import Versions
-from echo2d.core.gateway.call_choice import Choice
+from echo2d.core.cluster.versions import PublishedVersions
+from echo2d.core.gateway.call_choice import CallChoice
 from echo2d.core.gateway.events import CallAsked, GatewayAction
 from echo2d.core.gateway.fair_queue import CallQueue
 from echo2d.core.protocol.control_messages import HeldLease, LeaseCancelled, LeaseGranted
-from echo2d.core.rollouts.leases import Lease, Leases
-from echo2d.core.rollouts.scheduler import Granting
+from echo2d.core.rollouts.leases import Lease, LeaseTable
+from echo2d.core.rollouts.scheduler import LeaseScheduler
 
 SESSIONS_MAX = 4096  # whose worker is remembered
 PROMPT_BYTES_MAX = 16 << 20  # of one worker's running calls: a quarter of what may wait on its link before it is slow
@@ -39,14 +39,14 @@ class _Lent:
 
     call: CallAsked
     lease: Lease
-    wanted: dict[int, Choice]
+    wanted: dict[int, CallChoice]
 
     @property
     def prompt_bytes(self) -> int:
         return len(self.call.prompt) + len(self.lease.given.base.tokens)
 
 
-class CallGranting:
+class CallScheduler:
     """See the module docstring. `now` is monotonic seconds. slots: who has free ones; share: of all of them."""
 
     def __init__(
@@ -55,10 +55,10 @@ class CallGranting:
         share: float,
         *,
         queue: CallQueue,
-        leases: Leases,
+        leases: LeaseTable,
         members: Membership,
-        versions: Versions,
-        slots: Granting,
+        versions: PublishedVersions,
+        slots: LeaseScheduler,
     ) -> None:
         self._rules = rules
         self._share = share
@@ -80,7 +80,7 @@ class CallGranting:
         """Choices."""
         return sum(len(lent.wanted) for lent in self._running.values())
 
-    def wanted(self, key: HeldLease) -> dict[int, Choice]:
+    def wanted(self, key: HeldLease) -> dict[int, CallChoice]:
         """The choices that a lease is still for, by their sample; none: it is over."""
         return self._running[key].wanted if key in self._running else {}
 
@@ -111,7 +111,7 @@ class CallGranting:
         """How many more slots calls may hold; one in any case."""
         return max(1, int(self._share * (self._slots.slots + self._held))) - self._held
 
-    def _next(self, now: float) -> tuple[list[Choice], Peer] | None:
+    def _next(self, now: float) -> tuple[list[CallChoice], Peer] | None:
         no_room_from: Version | None = None  # for what needs this version or a newer one
         for choice in self._queue.in_turn():
             if no_room_from is not None and choice.oldest >= no_room_from:
@@ -123,7 +123,7 @@ class CallGranting:
                 return self._queue.run_of(choice, most), worker
         return None
 
-    def _pick(self, choice: Choice, now: float) -> Peer | None:
+    def _pick(self, choice: CallChoice, now: float) -> Peer | None:
         """The worker of its session if that has room, else the best one that may get it."""
         usual = self._members.get(self._sessions.get(choice.call.session, PeerId("")))
         if usual is not None and self._has_room(usual, choice.oldest) and self._may_get(usual.peer, choice, now):
@@ -136,11 +136,11 @@ class CallGranting:
         record = self._versions.live(peer.serving)
         return record is not None and record.version >= oldest and self._slots.free(peer.peer) > 0
 
-    def _may_get(self, worker: PeerId, choice: Choice, now: float) -> bool:
+    def _may_get(self, worker: PeerId, choice: CallChoice, now: float) -> bool:
         more = len(choice.call.prompt) + len(choice.told.tokens)
         return not choice.avoids(worker, now) and self._prompt_bytes[worker] + more <= PROMPT_BYTES_MAX
 
-    def _lease(self, choices: list[Choice], worker: Peer, now: float) -> Send:
+    def _lease(self, choices: list[CallChoice], worker: Peer, now: float) -> Send:
         assert worker.session is not None
         assert worker.serving is not None
         first, call, samples = choices[0], choices[0].call, tuple(choice.index for choice in choices)
@@ -178,7 +178,7 @@ class CallGranting:
             choice.lease = None
         return self._end_unwanted(lent, now)
 
-    def unwanted(self, choice: Choice, *, now: float) -> list[GatewayAction]:
+    def unwanted(self, choice: CallChoice, *, now: float) -> list[GatewayAction]:
         """Nobody waits for it any more."""
         if choice.lease is None:
             return []
@@ -192,7 +192,7 @@ class CallGranting:
         cancelled = LeaseCancelled(lease.key.lease, lease.key.attempt)
         return [] if peer is None or peer.session is None else [Send(peer.session, cancelled)]
 
-    def end(self, key: HeldLease, *, now: float) -> list[Choice]:
+    def end(self, key: HeldLease, *, now: float) -> list[CallChoice]:
         """The lease is over; these of its choices have to go on elsewhere."""
         lent = self._running.pop(key)
         lease, choices = lent.lease, list(lent.wanted.values())

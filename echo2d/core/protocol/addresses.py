@@ -11,7 +11,7 @@ from echo2d.core.protocol.control_messages import Address
 
 PORT_MAX = 65535
 
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 _Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
@@ -21,7 +21,7 @@ def is_dialable(address: Address) -> bool:
     return host is not None and 0 < address.port <= PORT_MAX and not _special(host)
 
 
-def dialable(said: Address | None, source: str | None, allowed: Sequence[Network] = ()) -> Address | None:
+def dialable(said: Address | None, source: str | None, allowed: Sequence[IpNetwork] = ()) -> Address | None:
     """Where a peer that says it listens at `said` may be dialled; None: nowhere.
 
     source: where its control link comes from; it may only mean that (on this host any loopback address), or an address

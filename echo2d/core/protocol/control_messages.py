@@ -68,7 +68,7 @@ class VersionKey(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class VersionSpan:
     """Output tokens [start, end) of one sample were written by this version (I2: as the engine reported it)."""
 
     start: int
@@ -95,7 +95,7 @@ class SampleDelta:
     sample: int
     tokens: bytes
     logprobs: bytes
-    spans: tuple[Span, ...]
+    spans: tuple[VersionSpan, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,7 +346,7 @@ class SampleFinished:
     sample: int
     tokens: bytes
     logprobs: bytes
-    spans: tuple[Span, ...]
+    spans: tuple[VersionSpan, ...]
     finish: Finish
 
 

@@ -15,7 +15,7 @@ from blake3 import blake3
 
 from echo2d.core.base.codec import pack
 from echo2d.core.base.ids import DIGEST_BYTES, PeerId, RunId
-from echo2d.core.protocol.peer_messages import Hello, Proof, encode, require
+from echo2d.core.protocol.peer_messages import LinkHello, Proof, encode, require
 from echo2d.errors import PeerFault
 
 LINK_PROTOCOL_VERSION = 1
@@ -44,7 +44,7 @@ class Handshake:
         assert self._dialled is not None
         return encode(self._hello(self._dialled))
 
-    def answer(self, hello: Hello, packed: bytes) -> bytes:
+    def answer(self, hello: LinkHello, packed: bytes) -> bytes:
         """What to say to this Hello, which arrived as `packed`. PeerFault if its sender is not to be linked with."""
         secret = self._secret_for(hello)
         reply = self._hello(hello.sender)
@@ -60,10 +60,10 @@ class Handshake:
             raise PeerFault("wrong proof: the other end does not know the secret of this edge")
         return self._peer
 
-    def _hello(self, receiver: PeerId) -> Hello:
-        return Hello(LINK_PROTOCOL_VERSION, self._run_id, self._me, receiver, self._nonce)
+    def _hello(self, receiver: PeerId) -> LinkHello:
+        return LinkHello(LINK_PROTOCOL_VERSION, self._run_id, self._me, receiver, self._nonce)
 
-    def _secret_for(self, hello: Hello) -> bytes:
+    def _secret_for(self, hello: LinkHello) -> bytes:
         require(hello.protocol == LINK_PROTOCOL_VERSION, f"link protocol {LINK_PROTOCOL_VERSION}, not {hello.protocol}")
         require(hello.run_id == self._run_id, "a peer of the same run")
         require(hello.receiver == self._me, "to be the peer that is looked for")

@@ -47,17 +47,17 @@ from echo2d.core.protocol.peer_messages import (
     HEADER_BYTES,
     REASON_CHARS_MAX,
     TYPE_OF,
-    Event,
     FrameReceived,
     FramesCancelled,
     FramesHeld,
     FramesPassed,
     FramesWanted,
     Header,
-    Hello,
     LinkEnded,
+    LinkEvent,
+    LinkHello,
+    LinkMessage,
     LinkOpened,
-    Message,
     Proof,
     StreamEnded,
     StreamId,
@@ -87,9 +87,9 @@ class _State(enum.Enum):
 
 
 _ALLOWED = {
-    _State.HELLO: {TYPE_OF[Hello], TYPE_OF[LinkEnded]},
+    _State.HELLO: {TYPE_OF[LinkHello], TYPE_OF[LinkEnded]},
     _State.PROOF: {TYPE_OF[Proof], TYPE_OF[LinkEnded]},
-    _State.OPEN: {*TYPE_OF.values()} - {TYPE_OF[Hello], TYPE_OF[Proof]},
+    _State.OPEN: {*TYPE_OF.values()} - {TYPE_OF[LinkHello], TYPE_OF[Proof]},
 }
 
 
@@ -100,7 +100,7 @@ class _Stream:
     ending: bool = False  # this end has said StreamEnded, the other has not yet
 
 
-class Link:
+class PeerLink:
     """One end. Methods that say something return the bytes to write, in the order of the calls.
 
     `secrets`, `nonce` and `dialled` are as in `Handshake`.
@@ -142,7 +142,7 @@ class Link:
         """Bytes still to come of the header or payload that is arriving; never 0 when no more events come."""
         return self._wanted - self._here
 
-    def bytes_received(self, count: int) -> Event | None:
+    def bytes_received(self, count: int) -> LinkEvent | None:
         """The first `count` bytes of `get_buffer()` are there. Gives one event: more may be there, for which 0 asks.
 
         PeerFault ends the link. Then comes `take_replies`.
@@ -160,7 +160,7 @@ class Link:
             self._end()
             raise
 
-    def _next_event(self) -> Event | None:
+    def _next_event(self) -> LinkEvent | None:
         while self._here == self._wanted:
             event = self._header_complete() if self._arriving is None else self._payload_complete(self._arriving)
             if self._state is _State.ENDED:
@@ -183,7 +183,7 @@ class Link:
         replies, self._replies = bytes(self._replies), bytearray()
         return replies
 
-    def _header_complete(self) -> Event | None:
+    def _header_complete(self) -> LinkEvent | None:
         header = parse_header(self._header)
         if header.type == FRAME:
             self._check_place(header)  # none is in place before the link is open
@@ -202,7 +202,7 @@ class Link:
         self._wanted, self._here = header.length, 0
         return None
 
-    def _payload_complete(self, header: Header) -> Event | None:
+    def _payload_complete(self, header: Header) -> LinkEvent | None:
         payload = self._target[: header.length].toreadonly()
         self._expect_header()
         if header.type == FRAME:
@@ -221,7 +221,7 @@ class Link:
         if header.sequence != (stream.sequence or 0):
             raise PeerFault(f"frame number {header.sequence} of a stream where {stream.sequence or 0} is next")
 
-    def _on_frame(self, header: Header, payload: memoryview | None) -> Event | None:
+    def _on_frame(self, header: Header, payload: memoryview | None) -> LinkEvent | None:
         stream = self._asked[header.stream]  # still there: streams end between frames
         if stream.sequence is not None:
             stream.sequence += 1
@@ -229,9 +229,9 @@ class Link:
             return None
         return FrameReceived(header.stream, stream.form, FrameId(header.frame), header.sequence, payload)
 
-    def _on_message(self, message: Message, payload: memoryview) -> Event | None:
+    def _on_message(self, message: LinkMessage, payload: memoryview) -> LinkEvent | None:
         match message:
-            case Hello():
+            case LinkHello():
                 self._replies += self._handshake.answer(message, bytes(payload))
                 self._state = _State.PROOF
                 return None

@@ -59,7 +59,7 @@ class Header(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Hello:
+class LinkHello:
     """Who speaks, and to whom it believes to speak. `nonce`: NONCE_BYTES never used before."""
 
     protocol: int
@@ -148,8 +148,16 @@ class FramesPassed:
     sequence: int
 
 
-Message = (
-    Hello | Proof | LinkEnded | StreamOpened | StreamEnded | FramesHeld | FramesWanted | FramesCancelled | FramesPassed
+LinkMessage = (
+    LinkHello
+    | Proof
+    | LinkEnded
+    | StreamOpened
+    | StreamEnded
+    | FramesHeld
+    | FramesWanted
+    | FramesCancelled
+    | FramesPassed
 )
 
 
@@ -174,7 +182,7 @@ class FrameReceived:
     payload: memoryview | None
 
 
-Event = (
+LinkEvent = (
     LinkOpened
     | StreamOpened
     | FrameReceived
@@ -190,7 +198,7 @@ Event = (
 # --- to and from bytes ---------------------------------------------------------------------------------------------
 
 _TYPES: dict[int, type] = {
-    1: Hello,
+    1: LinkHello,
     2: Proof,
     3: LinkEnded,
     4: StreamOpened,
@@ -206,7 +214,7 @@ _UNPACK: dict[int, Callable[[memoryview], Any]] = {
 }
 
 
-def encode(message: Message) -> bytes:
+def encode(message: LinkMessage) -> bytes:
     """The whole unit: header and payload."""
     payload = pack(message)
     assert len(payload) <= MESSAGE_BYTES_MAX
@@ -228,9 +236,9 @@ def parse_header(data: bytes | memoryview) -> Header:
     return header
 
 
-def decode(type_: int, payload: memoryview) -> Message:
+def decode(type_: int, payload: memoryview) -> LinkMessage:
     """The message in a payload whose header was parsed. PeerFault says what is wrong with it."""
-    message: Message = _UNPACK[type_](payload)
+    message: LinkMessage = _UNPACK[type_](payload)
     match message:
         case StreamOpened(form=form, from_sequence=sequence):
             require(sequence <= WORD_MAX, "a sequence number")

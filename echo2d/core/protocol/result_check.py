@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 import numpy as np
 
 from echo2d.core.base.ids import Version
-from echo2d.core.protocol.control_messages import SampleDelta, SampleFinished, Span, VersionKey
+from echo2d.core.protocol.control_messages import SampleDelta, SampleFinished, VersionKey, VersionSpan
 from echo2d.core.protocol.trajectory import NOTHING, Partial, unpack_logprobs, unpack_tokens
 from echo2d.errors import PeerFault
 
@@ -67,7 +67,7 @@ def content_fault(packed_tokens: bytes, packed_logprobs: bytes, vocab_size: int,
     return ""
 
 
-def span_fault(spans: tuple[Span, ...], start: int, end: int, oldest: Version, believed: Believed) -> str:
+def span_fault(spans: tuple[VersionSpan, ...], start: int, end: int, oldest: Version, believed: Believed) -> str:
     """What is wrong with the spans of tokens [start, end), none older than `oldest`; empty when nothing is."""
     at, version = start, oldest
     for span in spans:

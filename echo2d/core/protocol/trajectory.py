@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.codec import pack, unpacker
 from echo2d.core.base.ids import Digest, GroupId, PeerId, Version
-from echo2d.core.protocol.control_messages import Span, VersionKey
+from echo2d.core.protocol.control_messages import VersionKey, VersionSpan
 from echo2d.errors import PeerFault
 
 BATCH_BYTES_MAX = 1 << 30  # 16k trajectories of 8k tokens at 8 B a token
@@ -31,7 +31,7 @@ class TrajectoryRecord:
     sample: int
     tokens: bytes
     logprobs: bytes
-    spans: tuple[Span, ...]
+    spans: tuple[VersionSpan, ...]
     reward: float
     worker: PeerId
 
@@ -59,7 +59,7 @@ class Partial:
 
     tokens: bytes = b""
     logprobs: bytes = b""
-    spans: tuple[Span, ...] = ()
+    spans: tuple[VersionSpan, ...] = ()
 
     @property
     def length(self) -> int:
@@ -75,21 +75,21 @@ class Partial:
         """What goes on from here is of this version or a newer one."""
         return self.spans[-1].version if self.spans else Version(0)
 
-    def plus(self, tokens: bytes, logprobs: bytes, spans: Iterable[Span], *, shift: int = 0) -> "Partial":
+    def plus(self, tokens: bytes, logprobs: bytes, spans: Iterable[VersionSpan], *, shift: int = 0) -> "Partial":
         """With more tokens behind these; `shift`: what their spans' positions lack. Spans of one version are one."""
         joined = list(self.spans)
         for span in spans:
             start = span.start + shift
             if joined and joined[-1].key == span.key:
                 start = joined.pop().start
-            joined.append(Span(start, span.end + shift, span.version, span.digest))
+            joined.append(VersionSpan(start, span.end + shift, span.version, span.digest))
         return Partial(self.tokens + tokens, self.logprobs + logprobs, tuple(joined))
 
     def first(self, length: int) -> "Partial":
         """At most so many of its tokens."""
         if self.length <= length:
             return self
-        spans = (Span(s.start, min(s.end, length), s.version, s.digest) for s in self.spans if s.start < length)
+        spans = (VersionSpan(s.start, min(s.end, length), s.version, s.digest) for s in self.spans if s.start < length)
         return Partial(self.tokens[: 4 * length], self.logprobs[: 4 * length], tuple(spans))
 
 

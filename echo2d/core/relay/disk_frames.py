@@ -10,17 +10,25 @@ import math
 from collections.abc import Iterable
 
 from echo2d.core.base.ids import FrameId, frame_id
-from echo2d.core.relay.events import Action, FormComplete, FormSearched, FrameGone, FramesFound, FramesLost, TableHeld
+from echo2d.core.relay.events import (
+    FormComplete,
+    FormSearched,
+    FrameGone,
+    FramesFound,
+    FramesLost,
+    RelayAction,
+    TableHeld,
+)
 from echo2d.core.relay.frame_repair import cancel
 from echo2d.core.relay.streams import Links, follow_all, say_have
-from echo2d.core.relay.stripes import Spread
+from echo2d.core.relay.stripes import FormState
 
 GONE_S = 15.0  # a frame lost at the root is back by then if anybody has it: time to ask three peers one after the other
 
 Finding = TableHeld | FramesFound | FramesLost | FormSearched | FormComplete
 
 
-def take(spread: Spread, links: Links, finding: Finding, now: float, out: list[Action]) -> None:
+def take(spread: FormState, links: Links, finding: Finding, now: float, out: list[RelayAction]) -> None:
     """What becomes of the form's frames and streams; asking for what is missing is the caller's."""
     match finding:
         case TableHeld(segment=segment, sizes=sizes):
@@ -36,7 +44,7 @@ def take(spread: Spread, links: Links, finding: Finding, now: float, out: list[A
             spread.transfer.finish(segments)
 
 
-def searched(spread: Spread, links: Links, now: float, out: list[Action]) -> None:
+def searched(spread: FormState, links: Links, now: float, out: list[RelayAction]) -> None:
     """What is missing may be asked for."""
     if not spread.searched:
         spread.searched = True
@@ -44,20 +52,20 @@ def searched(spread: Spread, links: Links, now: float, out: list[Action]) -> Non
         follow_all(links, spread, now, out)
 
 
-def serve_lanes(links: Links, out: list[Action]) -> None:
+def serve_lanes(links: Links, out: list[RelayAction]) -> None:
     """Frames that were lost may be back: children that wait for them get them now."""
     for link in links.values():
         link.serve(out)
 
 
-def give_up_gone(spread: Spread, now: float, out: list[Action]) -> None:
+def give_up_gone(spread: FormState, now: float, out: list[RelayAction]) -> None:
     """At the root, says once that what was lost does not come again."""
     if spread.is_root and spread.transfer.lost and now >= spread.gone_at:
         spread.gone_at = math.inf
         out.append(FrameGone(spread.form, min(spread.transfer.lost)))
 
 
-def _found(spread: Spread, links: Links, frames: Iterable[FrameId], out: list[Action]) -> None:
+def _found(spread: FormState, links: Links, frames: Iterable[FrameId], out: list[RelayAction]) -> None:
     """Parents that are sending already need not send these."""
     fresh = [frame for frame in frames if spread.transfer.hold(frame)]
     parents = {stripe.parent for stripe in spread.stripes.values() if stripe.stream is not None}
@@ -66,7 +74,7 @@ def _found(spread: Spread, links: Links, frames: Iterable[FrameId], out: list[Ac
     serve_lanes(links, out)
 
 
-def _lost(spread: Spread, frames: Iterable[FrameId], now: float) -> None:
+def _lost(spread: FormState, frames: Iterable[FrameId], now: float) -> None:
     """They are asked for again; no parent is late with what it had sent."""
     for frame in frames:
         spread.transfer.lose(frame)

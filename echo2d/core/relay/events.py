@@ -210,12 +210,12 @@ class FormForgotten:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadlinePassed:
+class RelayDeadlinePassed:
     """`wake_at()` has come."""
 
 
-Event = (
-    FrameVerified | PeerReady | RepairVerified | RepairRefused | DeadlinePassed
+RelayEvent = (
+    FrameVerified | PeerReady | RepairVerified | RepairRefused | RelayDeadlinePassed
     | TableHeld | FramesFound | FramesLost | FormSearched | FormComplete
     | PlanReceived | LinkUp | LinkDown | StreamAsked | StreamClosed | FrameRejected
     | HaveHeard | WantHeard | CancelHeard | PassedHeard | FormForgotten
@@ -350,4 +350,4 @@ class FrameGone:
 LinkAction = (
     SendFrame | OpenStream | CloseStream | SendHave | SendWant | SendCancel | SendPassed | ExpectPeer | ForgetPeer
 )  # fmt: skip
-Action = LinkAction | ReportEdgeBroken | Accuse | FormArrived | FrameGone
+RelayAction = LinkAction | ReportEdgeBroken | Accuse | FormArrived | FrameGone

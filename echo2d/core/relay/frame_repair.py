@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from echo2d.core.base.ids import FormId, FrameId, PeerId
-from echo2d.core.relay.events import Action, SendCancel, SendFrame, SendWant
-from echo2d.core.relay.stripes import FIRST_TABLE, FORMS_MAX, Link, Spread
+from echo2d.core.relay.events import RelayAction, SendCancel, SendFrame, SendWant
+from echo2d.core.relay.stripes import FIRST_TABLE, FORMS_MAX, FormState, LinkState
 from echo2d.errors import PeerFault
 
 WANT_FRAMES_MAX = 16  # asked of one peer at a time: covers the round trip, and is soon given back when it dies
@@ -26,14 +26,14 @@ LATE_S = 0.2  # who has sent nothing for so long may be relieved of a part: long
 QUIET_S = 1.0  # a peer that did not have a frame, or was late, is not asked for so long
 
 
-def needs_repair(spread: Spread) -> bool:
+def needs_repair(spread: FormState) -> bool:
     """Whether frames are missing that no working stripe will bring."""
     if spread.plan is None or spread.transfer.missing_count == 0 or not spread.searched:
         return False
     return spread.is_root or spread.ended or spread.fetches or any(stripe.broken for stripe in spread.stripes.values())
 
 
-def ask_for_missing(spread: Spread, links: dict[PeerId, Link], now: float, out: list[Action]) -> None:
+def ask_for_missing(spread: FormState, links: dict[PeerId, LinkState], now: float, out: list[RelayAction]) -> None:
     """Asks for as many missing frames as may be asked now, each of the peer with the fewest to send."""
     able = [peer for peer in spread.peers if peer in links and (not spread.fetches or peer in spread.sources)]
     sources = [links[peer] for peer in able if links[peer].quiet_until <= now]
@@ -55,7 +55,9 @@ def ask_for_missing(spread: Spread, links: dict[PeerId, Link], now: float, out: 
         out.append(SendWant(peer, _repair_stream(links[peer], spread.form), spread.form, tuple(frames)))
 
 
-def _steal(spread: Spread, links: list[Link], now: float, out: list[Action]) -> dict[PeerId, list[FrameId]]:
+def _steal(
+    spread: FormState, links: list[LinkState], now: float, out: list[RelayAction]
+) -> dict[PeerId, list[FrameId]]:
     """The end game: who owes nothing takes over half of what the most loaded one would send last.
 
     What that one has sent already comes twice, and is counted.
@@ -75,14 +77,14 @@ def _steal(spread: Spread, links: list[Link], now: float, out: list[Action]) -> 
     return stolen
 
 
-def _to_be_asked(spread: Spread) -> Iterator[FrameId]:
+def _to_be_asked(spread: FormState) -> Iterator[FrameId]:
     transfer = spread.transfer
     if spread.needs_table:
         return iter((FIRST_TABLE,) if transfer.asked_from(FIRST_TABLE) is None else ())
     return transfer.unasked() if needs_repair(spread) else transfer.unasked_lost()
 
 
-def give_back_overdue(spread: Spread, links: dict[PeerId, Link], now: float, out: list[Action]) -> None:
+def give_back_overdue(spread: FormState, links: dict[PeerId, LinkState], now: float, out: list[RelayAction]) -> None:
     """Takes back what was asked of peers that did not send it in time."""
     late: dict[PeerId, list[FrameId]] = {}
     for frame, peer in spread.transfer.overdue(now):
@@ -93,14 +95,14 @@ def give_back_overdue(spread: Spread, links: dict[PeerId, Link], now: float, out
         out.append(SendCancel(peer, spread.form, tuple(frames)))
 
 
-def cancel(spread: Spread, frame: FrameId, sender: PeerId | None, out: list[Action]) -> None:
+def cancel(spread: FormState, frame: FrameId, sender: PeerId | None, out: list[RelayAction]) -> None:
     """The frame is about to be held; sender: the peer that sent it as a repair. Another one need not send it."""
     asked = spread.transfer.asked_from(frame)
     if asked is not None and asked != sender:
         out.append(SendCancel(asked, spread.form, (frame,)))
 
 
-def note_have(link: Link, form: FormId, frames: tuple[FrameId, ...]) -> None:
+def note_have(link: LinkState, form: FormId, frames: tuple[FrameId, ...]) -> None:
     """The peer says that it has these. PeerFault if it says too much."""
     if len(link.has.get(form, ())) + len(frames) > HELD_FRAMES_MAX:
         raise PeerFault(f"says it holds more than {HELD_FRAMES_MAX} frames of a form")
@@ -109,7 +111,7 @@ def note_have(link: Link, form: FormId, frames: tuple[FrameId, ...]) -> None:
     link.has.setdefault(form, set()).update(frames)
 
 
-def want(link: Link, stream: int, form: FormId, frames: Iterable[FrameId]) -> None:
+def want(link: LinkState, stream: int, form: FormId, frames: Iterable[FrameId]) -> None:
     """The peer wants these frames. PeerFault if it wants too many at a time."""
     wants = [(stream, form, frame) for frame in frames]
     if len(link.wants) + len(wants) > WANTED_FRAMES_MAX:
@@ -117,7 +119,7 @@ def want(link: Link, stream: int, form: FormId, frames: Iterable[FrameId]) -> No
     link.wants.extend(wants)
 
 
-def answer_wants(link: Link, spreads: dict[FormId, Spread], out: list[Action]) -> None:
+def answer_wants(link: LinkState, spreads: dict[FormId, FormState], out: list[RelayAction]) -> None:
     """Gives the link the frames its peer wants, or says that they are not held, while it has room.
 
     A first table that is on its way here is given when it has come: whoever asks for it has not begun yet.
@@ -135,13 +137,13 @@ def answer_wants(link: Link, spreads: dict[FormId, Spread], out: list[Action]) -
     link.wants.extendleft(reversed(waiting))
 
 
-def _working_parents(spread: Spread) -> set[PeerId]:
+def _working_parents(spread: FormState) -> set[PeerId]:
     stripes = spread.stripes.values()
     return {stripe.parent for stripe in stripes if stripe.parent is not None and not stripe.broken}
 
 
 def _choose(
-    frame: FrameId, links: list[Link], spare: dict[PeerId, int], parents: set[PeerId], spread: Spread
+    frame: FrameId, links: list[LinkState], spare: dict[PeerId, int], parents: set[PeerId], spread: FormState
 ) -> PeerId | None:
     """Who is asked for the frame: a peer that has it, else one that may; of several the least busy."""
     known = [link.peer for link in links if _is_known(link, frame, spread)]
@@ -150,19 +152,19 @@ def _choose(
     return max(maybe, key=lambda peer: spare[peer], default=None)
 
 
-def _is_known(link: Link, frame: FrameId, spread: Spread) -> bool:
+def _is_known(link: LinkState, frame: FrameId, spread: FormState) -> bool:
     """Whether the peer has it, as far as it or the coordinator said."""
     return link.peer in spread.sources or frame in link.has.get(spread.form, ())
 
 
-def _given(spread: Spread, frame: FrameId) -> set[PeerId]:
+def _given(spread: FormState, frame: FrameId) -> set[PeerId]:
     """At the root, the children that were sent a frame which is lost here, or wait for it."""
     if not spread.is_root or frame not in spread.transfer.lost:
         return set()
     return {child for stripe in spread.stripes.values() if frame in stripe.logged for child in stripe.children}
 
 
-def _repair_stream(link: Link, form: FormId) -> int:
+def _repair_stream(link: LinkState, form: FormId) -> int:
     if form not in link.repairs:
         link.repairs[form] = link.new_stream()
     return link.repairs[form]

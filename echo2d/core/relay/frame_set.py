@@ -23,7 +23,7 @@ class _Segment:
         self.held[0] = 1
 
 
-class Transfer:
+class FrameSet:
     """Which frames of one form are held.
 
     arrivals: held frames in the order in which they first came, and those that were lost since; only ever grows.

@@ -27,11 +27,8 @@ from echo2d.core.relay.disk_frames import GONE_S, Finding, give_up_gone, searche
 from echo2d.core.relay.events import (
     DONE,
     Accuse,
-    Action,
     CancelHeard,
     CloseStream,
-    DeadlinePassed,
-    Event,
     ExpectPeer,
     ForgetPeer,
     FormArrived,
@@ -48,6 +45,9 @@ from echo2d.core.relay.events import (
     PassedHeard,
     PeerReady,
     PlanReceived,
+    RelayAction,
+    RelayDeadlinePassed,
+    RelayEvent,
     RepairRefused,
     RepairVerified,
     ReportEdgeBroken,
@@ -67,7 +67,7 @@ from echo2d.core.relay.frame_repair import (
     note_have,
     want,
 )
-from echo2d.core.relay.frame_set import Transfer
+from echo2d.core.relay.frame_set import FrameSet
 from echo2d.core.relay.streams import (
     LINK_S,
     check_frame,
@@ -78,7 +78,7 @@ from echo2d.core.relay.streams import (
     leave_parent,
     what_is_wrong,
 )
-from echo2d.core.relay.stripes import FORMS_MAX, Lane, Link, Spread, Stripe
+from echo2d.core.relay.stripes import FORMS_MAX, ChildStream, FormState, LinkState, StripeState
 from echo2d.errors import PeerFault
 
 ASKS_MAX = 64  # streams one peer may ask for before the plan that allows them is here
@@ -98,11 +98,11 @@ class Relay:
         self._unsearched = set(unsearched)
         self._has_base = has_base
         self._by_table = set[FormId]()  # forms of which chunks may be here otherwise
-        self._links: dict[PeerId, Link] = {}
-        self._spreads: dict[FormId, Spread] = {}
+        self._links: dict[PeerId, LinkState] = {}
+        self._spreads: dict[FormId, FormState] = {}
         self._expected: dict[PeerId, EdgePeer] = {}
         self._wake_at: float | None = None
-        self._out: list[Action] = []
+        self._out: list[RelayAction] = []
 
     def wake_at(self) -> float | None:
         """When DeadlinePassed is due; None: not at all."""
@@ -113,12 +113,12 @@ class Relay:
         if form not in self._spreads:
             self._by_table.add(form)
 
-    def transfer(self, form: FormId) -> Transfer | None:
+    def transfer(self, form: FormId) -> FrameSet | None:
         """What is held of a form, to be read only."""
         spread = self._spreads.get(form)
         return None if spread is None else spread.transfer
 
-    def handle(self, event: Event, *, now: float) -> list[Action]:
+    def handle(self, event: RelayEvent, *, now: float) -> list[RelayAction]:
         """What follows from the event. PeerFault: the event's peer broke the protocol, and nothing has changed."""
         out = self._out = []
         match event:
@@ -136,7 +136,7 @@ class Relay:
                 self._on_plan(edges, now)
             case LinkUp() | LinkDown() | StreamAsked() | StreamClosed():
                 self._on_link(event, now)
-            case DeadlinePassed():
+            case RelayDeadlinePassed():
                 self._on_deadline(now)
             case _:
                 assert_never(event)
@@ -164,7 +164,7 @@ class Relay:
             self._bind_all(spread, now)
         self._note_arrival(spread, now)
 
-    def _note_arrival(self, spread: Spread, now: float) -> None:
+    def _note_arrival(self, spread: FormState, now: float) -> None:
         """The first time that everything is held, says so."""
         if spread.transfer.complete and not spread.arrived:
             spread.arrived = True
@@ -187,7 +187,7 @@ class Relay:
             lane.stripe.tell_passed(self._out)
             self._bind_all(lane.stripe.spread, now)
 
-    def _serve(self, link: Link, now: float) -> None:
+    def _serve(self, link: LinkState, now: float) -> None:
         """Gives the link whatever waits for it; single frames only when the stripes need nothing."""
         for spread in self._spreads.values():
             self._bind_all(spread, now)
@@ -215,19 +215,19 @@ class Relay:
         self._note_arrival(spread, now)
         ask_for_missing(spread, self._links, now, self._out)
 
-    def _bind_all(self, spread: Spread, now: float) -> None:
+    def _bind_all(self, spread: FormState, now: float) -> None:
         """Frames have come or the end is known: whoever waits gets them, if this is the root."""
         if spread.is_root:
             spread.bind(now, self._out)
 
-    def _spread(self, form: FormId) -> Spread:
+    def _spread(self, form: FormId) -> FormState:
         """The form's record, made if need be; the oldest one makes room."""
         if form not in self._spreads:
             if len(self._spreads) >= FORMS_MAX:
                 self._forget(next(iter(self._spreads)))
             by_table = self._has_base or form in self._by_table
             searched = not by_table and form not in self._unsearched
-            self._spreads[form] = Spread(form, searched=searched, by_table=by_table)
+            self._spreads[form] = FormState(form, searched=searched, by_table=by_table)
         return self._spreads[form]
 
     def _forget(self, form: FormId) -> None:
@@ -250,7 +250,7 @@ class Relay:
             return
         if spread.plan != edges.plan:
             close_stripes(self._links, spread, "another plan", self._out)
-            spread.stripes = {edge.stripe: Stripe(spread, edge) for edge in edges.stripes}
+            spread.stripes = {edge.stripe: StripeState(spread, edge) for edge in edges.stripes}
             spread.is_root = any(edge.parent is None for edge in edges.stripes)
             spread.plan, spread.bound, spread.denied = edges.plan, 0, set()
             spread.blind = edges.blind
@@ -259,7 +259,7 @@ class Relay:
         spread.sources, spread.fetched_at = set(edges.sources) - spread.denied, now
         self._expect_peers()
         for edge in edges.stripes:
-            self._move(spread.stripes.setdefault(edge.stripe, Stripe(spread, edge)), edge, now)
+            self._move(spread.stripes.setdefault(edge.stripe, StripeState(spread, edge)), edge, now)
         if spread.needs_table:
             spread.search_until = min(spread.search_until, now + SEARCH_S)
         ask_for_missing(spread, self._links, now, self._out)
@@ -267,7 +267,7 @@ class Relay:
         self._bind_all(spread, now)
         self._watch_from(now)
 
-    def _move(self, stripe: Stripe, edge: StripeEdge, now: float) -> None:
+    def _move(self, stripe: StripeState, edge: StripeEdge, now: float) -> None:
         """The stripe's edges are these now; what is the same goes on."""
         for peer in [peer for peer in stripe.lanes if peer not in edge.children]:
             stripe.lanes[peer].close("not a child any more", self._out)
@@ -305,7 +305,7 @@ class Relay:
 
     def _on_link_up(self, peer: PeerId, now: float) -> None:
         assert peer not in self._links
-        self._links[peer] = Link(self.me, peer)
+        self._links[peer] = LinkState(self.me, peer)
         for spread in self._spreads.values():
             for stripe in spread.stripes.values():
                 if stripe.parent == peer:
@@ -313,7 +313,7 @@ class Relay:
             if spread.needs_table or peer in spread.sources:
                 ask_for_missing(spread, self._links, now, self._out)
 
-    def _on_link_down(self, link: Link, reason: str, now: float) -> None:
+    def _on_link_down(self, link: LinkState, reason: str, now: float) -> None:
         del self._links[link.peer]
         unserved = {lane.stripe.spread.form for lane in link.lanes}
         for lane in list(link.lanes):
@@ -329,7 +329,7 @@ class Relay:
             elif link.peer in spread.sources:
                 ask_for_missing(spread, self._links, now, self._out)
 
-    def _report(self, spread: Spread, peer: PeerId, stripes: list[Stripe], reason: str, now: float) -> None:
+    def _report(self, spread: FormState, peer: PeerId, stripes: list[StripeState], reason: str, now: float) -> None:
         """The edge to this peer is broken, and so are these stripes: tells the coordinator, and repairs meanwhile."""
         assert spread.plan is not None
         for stripe in stripes:
@@ -338,7 +338,7 @@ class Relay:
         self._out.append(ReportEdgeBroken(spread.plan, spread.generation, peer, reason))
         ask_for_missing(spread, self._links, now, self._out)
 
-    def _on_asked(self, link: Link, asked: StreamAsked, now: float) -> None:
+    def _on_asked(self, link: LinkState, asked: StreamAsked, now: float) -> None:
         if asked.from_sequence < 0:
             raise PeerFault(f"asks for a stripe from frame {asked.from_sequence} on")
         spread = self._spreads.get(asked.form)
@@ -346,7 +346,7 @@ class Relay:
         if stripe is not None and link.peer in stripe.children:
             if link.peer in stripe.lanes:
                 stripe.lanes[link.peer].close("asked for again", self._out)
-            Lane(stripe, link, asked.stream, asked.from_sequence)
+            ChildStream(stripe, link, asked.stream, asked.from_sequence)
             self._serve(link, now)
         elif _may_come(spread, asked) and len(link.asks) < ASKS_MAX:
             link.asks[asked.form, asked.stripe] = asked
@@ -360,7 +360,7 @@ class Relay:
             for asked in asks.values():
                 self._on_asked(link, asked, now)
 
-    def _on_closed(self, link: Link, stream: int, reason: str, now: float) -> None:
+    def _on_closed(self, link: LinkState, stream: int, reason: str, now: float) -> None:
         stripe = link.incoming.pop(stream, None)
         if stripe is not None:
             stripe.stream = None
@@ -406,7 +406,7 @@ class Relay:
             case _:
                 assert_never(event)
 
-    def _on_repaired(self, spread: Spread | None, link: Link | None, event: RepairVerified, now: float) -> None:
+    def _on_repaired(self, spread: FormState | None, link: LinkState | None, event: RepairVerified, now: float) -> None:
         if link is not None:
             link.heard_at = now
         if spread is None or not spread.transfer.knows(event.frame):
@@ -421,7 +421,7 @@ class Relay:
         self._note_arrival(spread, now)
         ask_for_missing(spread, self._links, now, self._out)
 
-    def _on_not_sent(self, spread: Spread | None, link: Link, frame: FrameId, now: float) -> None:
+    def _on_not_sent(self, spread: FormState | None, link: LinkState, frame: FrameId, now: float) -> None:
         """A frame asked of this peer does not come from it, so it is no source: somebody else is asked."""
         link.quiet_until = now + QUIET_S
         if spread is not None and link.peer in spread.sources:
@@ -429,14 +429,14 @@ class Relay:
         if spread is not None and spread.transfer.give_back(frame, link.peer):
             ask_for_missing(spread, self._links, now, self._out)
 
-    def _drop_sources(self, spread: Spread, peers: set[PeerId], now: float) -> None:
+    def _drop_sources(self, spread: FormState, peers: set[PeerId], now: float) -> None:
         """These do not bring what is missing; when there are no others, the stripes do."""
         spread.denied |= peers
         spread.sources -= spread.denied
         if not spread.sources:
             follow_all(self._links, spread, now, self._out)
 
-    def _on_rejected(self, spread: Spread | None, link: Link, event: FrameRejected, now: float) -> None:
+    def _on_rejected(self, spread: FormState | None, link: LinkState, event: FrameRejected, now: float) -> None:
         self._out.append(Accuse(event.form, event.frame, link.peer))
         link.has.get(event.form, set()).discard(event.frame)
         stripe = link.incoming.get(event.stream)
@@ -467,7 +467,7 @@ class Relay:
             give_up_gone(spread, now, self._out)
         self._wake_at = now + WATCH_S if any(map(_unfinished, self._spreads.values())) else None
 
-    def _watch(self, stripe: Stripe, now: float) -> None:
+    def _watch(self, stripe: StripeState, now: float) -> None:
         """Reports a parent that should have sent something by now."""
         reason = what_is_wrong(self._links, stripe, now)
         if reason is None or stripe.parent is None:
@@ -491,11 +491,11 @@ class Relay:
         assert following == sum(len(link.incoming) for link in self._links.values())
 
 
-def _may_come(spread: Spread | None, asked: StreamAsked) -> bool:
+def _may_come(spread: FormState | None, asked: StreamAsked) -> bool:
     """Whether the plan that allows this stream may still be on its way. Of two plans nobody can tell the newer one."""
     return spread is None or spread.plan != asked.plan or asked.generation > spread.generation
 
 
-def _unfinished(spread: Spread) -> bool:
+def _unfinished(spread: FormState) -> bool:
     """Whether something of this form is still to come."""
     return spread.plan is not None and (not spread.ended or needs_repair(spread))

@@ -17,7 +17,7 @@ PASS_RATE_S = 0.1  # over which it is taken
 PASS_RATE_DECAY = 0.8  # of the rate before, for a lower one
 
 
-class Window:
+class SendWindow:
     """Of one child in one stripe. said: how far it has passed on; heard: whether it has said anything.
 
     limit: nothing is bound for it from this sequence number on; None: anything may be. The rest is how that is found:

@@ -8,19 +8,19 @@ from collections.abc import Sequence
 
 from echo2d.core.base.ids import FormId, FrameId, PeerId, is_table
 from echo2d.core.protocol.peer_messages import FRAMES_MAX
-from echo2d.core.relay.events import Action, CloseStream, FrameVerified, OpenStream, SendHave
-from echo2d.core.relay.frame_set import Transfer
-from echo2d.core.relay.stripes import GAP_START_S, Link, Spread, Stripe, table_of
+from echo2d.core.relay.events import CloseStream, FrameVerified, OpenStream, RelayAction, SendHave
+from echo2d.core.relay.frame_set import FrameSet
+from echo2d.core.relay.stripes import GAP_START_S, FormState, LinkState, StripeState, table_of
 from echo2d.errors import PeerFault
 
 STALL_GAPS = 3.0  # a stream is stalled when the next frame takes this many expected gaps
 STALL_S_MIN = 1.0  # and at least so long
 LINK_S = 5.0  # a parent that has no stream with us after so long is reported, and asked again; sources are given up
 
-Links = dict[PeerId, Link]
+Links = dict[PeerId, LinkState]
 
 
-def follow(links: Links, stripe: Stripe, now: float, out: list[Action]) -> None:
+def follow(links: Links, stripe: StripeState, now: float, out: list[RelayAction]) -> None:
     """Opens the stream from the parent, if there is a link and none is open."""
     spread = stripe.spread
     if stripe.parent not in links or stripe.stream is not None or stripe.ended or not spread.searched or spread.fetches:
@@ -38,14 +38,14 @@ def follow(links: Links, stripe: Stripe, now: float, out: list[Action]) -> None:
         stripe.tell_passed(out, at_once=True)
 
 
-def follow_all(links: Links, spread: Spread, now: float, out: list[Action]) -> None:
+def follow_all(links: Links, spread: FormState, now: float, out: list[RelayAction]) -> None:
     """The stripes are taken from now on; until now no parent could be late."""
     for stripe in spread.stripes.values():
         stripe.last_at = now
         follow(links, stripe, now, out)
 
 
-def tell(link: Link, spread: Spread, out: list[Action]) -> None:
+def tell(link: LinkState, spread: FormState, out: list[RelayAction]) -> None:
     """Tells the peer of all frames held here that it has not been told of."""
     arrivals, lost = spread.transfer.arrivals, spread.transfer.lost
     news = [frame for frame in arrivals[link.told.get(spread.form, 0) :] if frame not in lost]
@@ -53,13 +53,13 @@ def tell(link: Link, spread: Spread, out: list[Action]) -> None:
     link.told[spread.form] = len(arrivals)
 
 
-def say_have(link: Link, spread: Spread, frames: Sequence[FrameId], out: list[Action]) -> None:
+def say_have(link: LinkState, spread: FormState, frames: Sequence[FrameId], out: list[RelayAction]) -> None:
     """Tells the peer that these frames are held here."""
     starts = range(0, len(frames), FRAMES_MAX)
     out.extend(SendHave(link.peer, spread.form, tuple(frames[at : at + FRAMES_MAX])) for at in starts)
 
 
-def check_frame(stripe: Stripe, event: FrameVerified) -> None:
+def check_frame(stripe: StripeState, event: FrameVerified) -> None:
     """PeerFault if no honest parent sends this frame now."""
     frame, following = event.frame, len(stripe.log)
     if event.sequence > following:
@@ -75,7 +75,7 @@ def check_frame(stripe: Stripe, event: FrameVerified) -> None:
         raise PeerFault("a frame before its table")
 
 
-def what_is_wrong(links: Links, stripe: Stripe, now: float) -> str | None:
+def what_is_wrong(links: Links, stripe: StripeState, now: float) -> str | None:
     """Why the parent is to be reported now, if it is. A stripe that is known to be broken is not judged again.
 
     A parent that sends on another stream works: if only this stripe stands still, the fault is further up. One that
@@ -96,7 +96,7 @@ def what_is_wrong(links: Links, stripe: Stripe, now: float) -> str | None:
     return "stalled" if waited >= max(STALL_S_MIN, STALL_GAPS * stripe.gap_s) else None
 
 
-def leave_parent(links: Links, stripe: Stripe, reason: str, out: list[Action]) -> None:
+def leave_parent(links: Links, stripe: StripeState, reason: str, out: list[RelayAction]) -> None:
     """The stream from the parent, if one is open, ends."""
     if stripe.stream is not None and stripe.parent is not None:
         del links[stripe.parent].incoming[stripe.stream]
@@ -104,7 +104,7 @@ def leave_parent(links: Links, stripe: Stripe, reason: str, out: list[Action]) -
     stripe.stream = None
 
 
-def close_stripes(links: Links, spread: Spread, reason: str, out: list[Action]) -> None:
+def close_stripes(links: Links, spread: FormState, reason: str, out: list[RelayAction]) -> None:
     """The stripe streams of this form end, those from parents and those to children."""
     for stripe in spread.stripes.values():
         leave_parent(links, stripe, reason, out)
@@ -112,7 +112,7 @@ def close_stripes(links: Links, spread: Spread, reason: str, out: list[Action]) 
             lane.close(reason, out)
 
 
-def close_repairs(links: Links, form: FormId, reason: str, out: list[Action]) -> None:
+def close_repairs(links: Links, form: FormId, reason: str, out: list[RelayAction]) -> None:
     """The repair streams that were opened here for this form end."""
     for link in links.values():
         stream = link.repairs.pop(form, None)
@@ -120,6 +120,6 @@ def close_repairs(links: Links, form: FormId, reason: str, out: list[Action]) ->
             out.append(CloseStream(link.peer, stream, reason))
 
 
-def _more_is_due(transfer: Transfer) -> bool:
+def _more_is_due(transfer: FrameSet) -> bool:
     """Whether the root has something to send: frames that we know of, or, when we have all, at least the end."""
     return transfer.missing_count > 0 or transfer.complete

@@ -1,4 +1,4 @@
-"""What passes through one peer: forms (`Spread`), their stripes (`Stripe`), and the children's places in them (`Lane`).
+"""What passes through one peer: its forms, their stripes, and each child's place in a stripe.
 
 A stripe's log is its sequence so far: log[n] is the frame with sequence number n, and it is held here, or was lost and
 is waited for. Each child has a cursor of its own into it, so that a slow child never holds up another (I6). At the root
@@ -28,9 +28,9 @@ from echo2d.core.base.ids import (
 )
 from echo2d.core.protocol.control_messages import EdgePeer, StripeEdge
 from echo2d.core.protocol.peer_messages import stream_after
-from echo2d.core.relay.events import DONE, Action, CloseStream, SendFrame, SendPassed, StreamAsked
-from echo2d.core.relay.frame_set import Transfer
-from echo2d.core.relay.send_window import PASS_EVERY, PASS_TRICKLE_S, Window
+from echo2d.core.relay.events import DONE, CloseStream, RelayAction, SendFrame, SendPassed, StreamAsked
+from echo2d.core.relay.frame_set import FrameSet
+from echo2d.core.relay.send_window import PASS_EVERY, PASS_TRICKLE_S, SendWindow
 from echo2d.errors import PeerFault
 
 FIRST_TABLE = frame_id(SegmentId(0), 0)
@@ -48,7 +48,7 @@ def table_of(frame: FrameId) -> FrameId:
     return FrameId(frame >> FRAME_INDEX_BITS << FRAME_INDEX_BITS)
 
 
-class Link:
+class LinkState:
     """An open link: its room, the streams on it, and what the other end has said.
 
     room: frames it still takes. lanes: stripes that the peer takes from us. incoming: stripe streams that we opened.
@@ -75,8 +75,8 @@ class Link:
     def __init__(self, me: PeerId, peer: PeerId) -> None:
         self.peer = peer
         self.room = LANE_FRAMES_MAX
-        self.lanes: list[Lane] = []
-        self.incoming: dict[int, Stripe] = {}
+        self.lanes: list[ChildStream] = []
+        self.incoming: dict[int, StripeState] = {}
         self.repairs: dict[FormId, int] = {}
         self.wants: deque[tuple[int, FormId, FrameId]] = deque()
         self.has: dict[FormId, set[FrameId]] = {}
@@ -91,7 +91,7 @@ class Link:
         """Who takes several stripes from us gets as much of each as others do."""
         return LANE_FRAMES_MAX * max(1, len(self.lanes))
 
-    def lane(self, stream: int) -> "Lane | None":
+    def lane(self, stream: int) -> "ChildStream | None":
         """That of this stream."""
         return next((lane for lane in self.lanes if lane.stream == stream), None)
 
@@ -101,7 +101,7 @@ class Link:
         self._next_stream = stream_after(number)
         return number
 
-    def serve(self, out: list[Action]) -> None:
+    def serve(self, out: list[RelayAction]) -> None:
         """Gives the link what its lanes have ready, in turns, while there is room."""
         sent = True
         while sent and self.room > 0:
@@ -114,7 +114,7 @@ class Link:
             lane.close_if_done(out)
 
 
-class Lane:
+class ChildStream:
     """One child's stream of one stripe. cursor: the sequence number it gets next. has: frames it holds already.
 
     window: how far it has passed on, and what may be bound for it.
@@ -122,13 +122,13 @@ class Lane:
 
     __slots__ = ("cursor", "first", "has", "link", "stream", "stripe", "window")
 
-    def __init__(self, stripe: "Stripe", link: Link, stream: int, first: int) -> None:
+    def __init__(self, stripe: "StripeState", link: LinkState, stream: int, first: int) -> None:
         self.stripe = stripe
         self.link = link
         self.stream = stream
         self.first = first
         self.cursor = first
-        self.window = Window(first)
+        self.window = SendWindow(first)
         self.has = link.has.setdefault(stripe.spread.form, set())
         stripe.lanes[link.peer] = self
         link.lanes.append(self)
@@ -155,7 +155,7 @@ class Lane:
             raise PeerFault(f"frame number {sequence} of a stripe passed on, where {self.cursor} is next")
         self.window.passed_on(sequence, now)
 
-    def send(self, out: list[Action]) -> None:
+    def send(self, out: list[RelayAction]) -> None:
         """Gives the frame at the cursor to the link, which has room for it."""
         stripe, link, sequence = self.stripe, self.link, self.cursor
         frame = stripe.log[sequence]
@@ -166,16 +166,16 @@ class Lane:
         if self.cursor % PASS_EVERY == 0:
             stripe.tell_passed(out)
 
-    def close_if_done(self, out: list[Action]) -> None:
+    def close_if_done(self, out: list[RelayAction]) -> None:
         """Ends the stream if its stripe has ended and the child has all of it."""
         if self.stripe.ended and self.cursor >= len(self.stripe.log):
             self.close(DONE, out)
 
-    def close(self, reason: str, out: list[Action]) -> None:
+    def close(self, reason: str, out: list[RelayAction]) -> None:
         out.append(CloseStream(self.link.peer, self.stream, reason))
         self.drop(out)
 
-    def drop(self, out: list[Action]) -> None:
+    def drop(self, out: list[RelayAction]) -> None:
         """The stream is gone."""
         self.link.lanes.remove(self)
         self.link.room = min(self.link.room, self.link.room_max)
@@ -184,7 +184,7 @@ class Lane:
             self.stripe.tell_passed(out)
 
 
-class Stripe:
+class StripeState:
     """This peer's place in one stripe's tree.
 
     log: the sequence so far. stream: the open stream from the parent. ended: the log is all of the stripe.
@@ -211,7 +211,7 @@ class Stripe:
         "weight",
     )
 
-    def __init__(self, spread: "Spread", edge: StripeEdge) -> None:
+    def __init__(self, spread: "FormState", edge: StripeEdge) -> None:
         self.spread = spread
         self.number = edge.stripe
         self.weight = edge.weight
@@ -219,7 +219,7 @@ class Stripe:
         self.children = frozenset(edge.children)
         self.log: list[FrameId] = []
         self.logged: set[FrameId] = set()
-        self.lanes: dict[PeerId, Lane] = {}
+        self.lanes: dict[PeerId, ChildStream] = {}
         self.stream: int | None = None
         self.ended = False
         self.broken = False
@@ -255,7 +255,7 @@ class Stripe:
         cursors = sorted(lane.reached for lane in self.lanes.values())
         return cursors[len(cursors) // 2] if cursors else len(self.log)
 
-    def tell_passed(self, out: list[Action], *, at_once: bool = False) -> None:
+    def tell_passed(self, out: list[RelayAction], *, at_once: bool = False) -> None:
         """Tells the parent, if it is worth a word: nobody has a choice where there is one stripe."""
         if self.parent is None or self.stream is None or len(self.spread.stripes) == 1:
             return
@@ -270,7 +270,7 @@ class Stripe:
         self.last_at = now
         self.broken = False
 
-    def append(self, frame: FrameId, out: list[Action]) -> None:
+    def append(self, frame: FrameId, out: list[RelayAction]) -> None:
         """The next frame of the sequence: children that have caught up get it at once, if their links have room."""
         sequence = len(self.log)
         self.log.append(frame)
@@ -281,7 +281,7 @@ class Stripe:
         if not self.lanes and self.told is not None:
             self.tell_passed(out)
 
-    def end(self, out: list[Action]) -> None:
+    def end(self, out: list[RelayAction]) -> None:
         """No more frames come: children that have all of it are told now, the others when they do."""
         self.ended = True
         self.stream = None
@@ -290,7 +290,7 @@ class Stripe:
             lane.close_if_done(out)
 
 
-class Spread:
+class FormState:
     """One form as it passes through this peer. plan is None until one comes.
 
     is_root: frames get their place in the sequence here. bound: how many arrivals have got theirs.
@@ -327,10 +327,10 @@ class Spread:
         self.searched = searched
         self.by_table = by_table
         self.search_until = math.inf
-        self.transfer = Transfer()
+        self.transfer = FrameSet()
         self.plan: PlanId | None = None
         self.generation = Generation(0)
-        self.stripes: dict[StripeId, Stripe] = {}
+        self.stripes: dict[StripeId, StripeState] = {}
         self.peers: dict[PeerId, EdgePeer] = {}
         self.sources: set[PeerId] = set()
         self.denied: set[PeerId] = set()
@@ -354,7 +354,7 @@ class Spread:
         """Whether the search waits for the first table."""
         return self.by_table and not self.searched and not self.transfer.knows(FIRST_TABLE)
 
-    def bind(self, now: float, out: list[Action]) -> None:
+    def bind(self, now: float, out: list[RelayAction]) -> None:
         """At the root: binds frames to stripes with a child that has caught up and whose link has room.
 
         The stripe furthest behind its weight comes first. One of which nobody says how it gets on may be LEAD_BYTES
@@ -380,7 +380,7 @@ class Spread:
             self.bound += 1
         return self.bound < len(arrivals) and arrivals[self.bound] not in lost
 
-    def _bind_next(self, stripe: Stripe, now: float, out: list[Action]) -> None:
+    def _bind_next(self, stripe: StripeState, now: float, out: list[RelayAction]) -> None:
         stripe.progress(now)
         frame = self.transfer.arrivals[self.bound]
         self.bound += 1
@@ -402,7 +402,7 @@ class Spread:
             assert len(set(payload)) == len(payload)
             assert set(payload) == {frame for frame in self.transfer.arrivals[: self.bound] if not is_table(frame)}
 
-    def _check_stripe(self, stripe: Stripe) -> None:
+    def _check_stripe(self, stripe: StripeState) -> None:
         assert stripe.spread is self
         assert len(stripe.logged) == len(stripe.log)
         before: set[FrameId] = set()
@@ -420,7 +420,7 @@ class Spread:
             assert lane.first <= lane.window.said <= lane.cursor
 
 
-def _place(stripe: Stripe, moving: Collection[Stripe]) -> tuple[float, float, StripeId] | None:
+def _place(stripe: StripeState, moving: Collection[StripeState]) -> tuple[float, float, StripeId] | None:
     """At the root: by what the stripe's turn is found, the least first; None: it is not its turn. moving: of all."""
     others = [one for one in moving if one is not stripe]
     able = [one for one in others if one.is_open]

@@ -16,9 +16,9 @@ sets aside what its box costs until it ends by itself, whatever happens to this 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Any, assert_never
 
-from echo2d.core.renting.boxes import Box, Rented
+from echo2d.core.renting.boxes import RentedBox, RentedBoxes
 from echo2d.core.renting.budget import HOUR_S, SLACK, Label, Rental, RentOffer, Terms, life_s
 from echo2d.core.renting.events import (
     Listed,
@@ -30,7 +30,7 @@ from echo2d.core.renting.events import (
     StartEnded,
     StopEnded,
 )
-from echo2d.core.renting.report import Facts, rent_facts
+from echo2d.core.renting.report import rent_facts
 from echo2d.core.renting.selection import choose_boxes
 
 ALONE_S = 60.0  # a kind that failed is left alone for so long, doubling ...
@@ -46,7 +46,7 @@ class _Trouble:
     until: float = -math.inf
 
 
-class Renting:
+class Autoscaler:
     """See the module docstring."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Renting:
         now: float,
     ) -> None:
         self._rules = rules
-        self._rented = Rented(rules, terms, offers, kept, now=now)
+        self._rented = RentedBoxes(rules, terms, offers, kept, now=now)
         self._offers = {(offer.provider, offer.name): offer for offer in offers}
         self._trouble: dict[RentOffer, _Trouble] = {}
         self._need = NeedMeasured(None, wanted=False, workers=0)
@@ -89,7 +89,7 @@ class Renting:
         """When the time of all that may be there is over."""
         return self._rented.horizon
 
-    def facts(self, *, now: float) -> Facts:
+    def facts(self, *, now: float) -> Mapping[str, Any]:
         """For `status`."""
         return rent_facts(self._rented, self._rules.budget, why=self._why, now=now)
 
@@ -132,7 +132,7 @@ class Renting:
         box.doomed = box.doomed or "its start did not end well"
         return [self._failed(box, now)]
 
-    def _failed(self, box: Box, now: float) -> RentNote:
+    def _failed(self, box: RentedBox, now: float) -> RentNote:
         """Boxes of this kind are left alone for a while."""
         trouble = self._trouble.setdefault(self._kind(box), _Trouble())
         trouble.until = now + min(ALONE_S_MAX, ALONE_S * 2 ** min(trouble.times, 10))
@@ -156,14 +156,14 @@ class Renting:
             notes.append(self._failed(box, now) if failed else note)
         return notes
 
-    def _doom(self, box: Box, why: str, now: float) -> RentNote:
+    def _doom(self, box: RentedBox, why: str, now: float) -> RentNote:
         """It goes once its worker has finished what it holds: within drain_s, and its life."""
         box.doomed = why
         box.stop_by = min(now + self._rules.drain_s, box.rental.sent_at + box.rental.life_s)
         more = f"; it has {box.stop_by - now:.0f} s to finish" if box.holds and box.stop_by > now else ""
         return RentNote("doomed", f"{box.rental.label}: {why}{more}")
 
-    def _why_not(self, box: Box, now: float, *, spare: bool) -> str:
+    def _why_not(self, box: RentedBox, now: float, *, spare: bool) -> str:
         """Why it is to go; empty: it may stay. spare: without it there is still enough."""
         rules, need, rental = self._rules, self._need, box.rental
         if rules.closing:
@@ -192,7 +192,7 @@ class Renting:
                 notes.append(self._doom(box, "the budget does not have that much", now))
         return notes
 
-    def _rho(self, box: Box) -> float:
+    def _rho(self, box: RentedBox) -> float:
         """usd per trajectory, but for a factor."""
         mu = self._kind(box).mu
         return box.rental.usd_per_h / mu if mu > 0 else math.inf
@@ -258,11 +258,11 @@ class Renting:
 
     # --- inside
 
-    def _mu(self, box: Box) -> float:
+    def _mu(self, box: RentedBox) -> float:
         """Trajectories/s, as measured or as offered."""
         return self._need.mu.get(box.rental.label, self._kind(box).mu)
 
-    def _kind(self, box: Box) -> RentOffer:
+    def _kind(self, box: RentedBox) -> RentOffer:
         rental = box.rental
         unknown = RentOffer(rental.provider, rental.offer, rental.usd_per_h, trajectories_per_h=0.0, count_max=0)
         return self._offers.get((rental.provider, rental.offer), unknown)
@@ -272,5 +272,5 @@ class Renting:
         assert all(trouble.times > 0 for trouble in self._trouble.values())
 
 
-def _never_served(box: Box) -> bool:
+def _never_served(box: RentedBox) -> bool:
     return box.served_at <= box.rental.sent_at

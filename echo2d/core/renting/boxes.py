@@ -32,7 +32,7 @@ BLIND_S = 600.0  # after a stop, if no list can be read
 
 
 @dataclass(slots=True)
-class Box:
+class RentedBox:
     """One that may be there. busy_until: a command for it may be under way; infinite: one is.
 
     served_at: when its worker served last, or that began to be expected. shown: by a list that began after the last
@@ -75,7 +75,7 @@ class Side:
     under_way: int = 0
 
 
-class Rented:
+class RentedBoxes:
     """See the module docstring. boxes: those that may be there; gone: all others of the run, and what they cost."""
 
     def __init__(
@@ -95,7 +95,7 @@ class Rented:
         kept = tuple(kept)
         for provider in {rental.provider for rental in kept if rental.seen} & self.sides.keys():
             self.sides[provider].proven = True
-        self.boxes: dict[Label, Box] = {}
+        self.boxes: dict[Label, RentedBox] = {}
         self.gone: dict[Label, Rental] = {}
         self.gone_usd = 0.0
         self._number = 0
@@ -106,7 +106,7 @@ class Rented:
             else:
                 side = self.sides.get(rental.provider)
                 busy_s = 0.0 if side is None else side.terms.command_s + KILL_S
-                self.boxes[rental.label] = Box(rental, rental.sent_at + busy_s, now, made=True)
+                self.boxes[rental.label] = RentedBox(rental, rental.sent_at + busy_s, now, made=True)
 
     # --- money
 
@@ -150,7 +150,7 @@ class Rented:
         label, terms = self._rules.label(offer, self._number), side.terms
         price, unit_s = offer.usd_per_h, terms.billed_by_s
         rental = Rental(label, offer.provider, offer.name, price, unit_s, now, life_s, terms.grace_s)
-        self.boxes[label] = Box(rental, now, now)
+        self.boxes[label] = RentedBox(rental, now, now)
         self._begin(self.boxes[label])
         return [Keep(rental), Start(rental, why)]
 
@@ -170,11 +170,11 @@ class Rented:
                 stops.append(Stop(box.rental, box.ids, box.doomed))
         return stops
 
-    def _begin(self, box: Box) -> None:
+    def _begin(self, box: RentedBox) -> None:
         box.busy_until, box.absent_from, box.shown = math.inf, None, False
         self.sides[box.rental.provider].under_way += 1
 
-    def ended(self, label: Label, now: float) -> Box:
+    def ended(self, label: Label, now: float) -> RentedBox:
         """The command for it that was under way."""
         box = self.boxes[label]
         assert box.busy_until == math.inf
@@ -247,10 +247,10 @@ class Rented:
         else:
             self.gone_usd -= rental.cost_usd(now)
             rental, why = replace(rental, gone_at=None), "it was gone, and is there again"
-        self.boxes[label] = Box(rental, now, now, doomed=why)
+        self.boxes[label] = RentedBox(rental, now, now, doomed=why)
         return [Keep(rental), RentNote("unexpected", f"{label}: {why}")]
 
-    def _not_shown(self, box: Box, side: Side, began_at: float, now: float) -> list[RentAction]:
+    def _not_shown(self, box: RentedBox, side: Side, began_at: float, now: float) -> list[RentAction]:
         if began_at < box.busy_until or box.serves:
             return []
         box.shown = False

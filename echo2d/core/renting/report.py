@@ -5,15 +5,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from echo2d.core.renting.boxes import Box, Rented
+from echo2d.core.renting.boxes import RentedBox, RentedBoxes
 from echo2d.core.renting.budget import Budget
 
 STATES = ("starting", "seen", "serving", "leaving", "stopping")
 
-Facts = Mapping[str, Any]
 
-
-def rent_facts(rented: Rented, budget: Budget, *, why: str, now: float) -> Facts:
+def rent_facts(rented: RentedBoxes, budget: Budget, *, why: str, now: float) -> Mapping[str, Any]:
     """why: not more is started; empty: no more is needed. left_usd: of the total, neither spent nor set aside."""
     spent_usd, committed_usd = rented.spent_usd(now), rented.committed_usd(now)
     boxes = [_facts_of(box, now) for box in rented.boxes.values()]
@@ -34,7 +32,7 @@ def rent_facts(rented: Rented, budget: Budget, *, why: str, now: float) -> Facts
     }
 
 
-def _attention(rented: Rented, why: str) -> Iterator[str]:
+def _attention(rented: RentedBoxes, why: str) -> Iterator[str]:
     if why:
         yield f"renting: more is needed, but {why}"
     for name, side in rented.sides.items():
@@ -47,7 +45,7 @@ def _attention(rented: Rented, why: str) -> Iterator[str]:
         yield f"renting: boxes of {name} may be there, which is no [[provider]]: nothing stops them"
 
 
-def _facts_of(box: Box, now: float) -> Facts:
+def _facts_of(box: RentedBox, now: float) -> Mapping[str, Any]:
     rental = box.rental
     return {
         "label": rental.label, "provider": rental.provider, "offer": rental.offer, "ids": list(box.ids),
@@ -56,7 +54,7 @@ def _facts_of(box: Box, now: float) -> Facts:
     }  # fmt: skip
 
 
-def _state(box: Box, now: float) -> str:
+def _state(box: RentedBox, now: float) -> str:
     if box.doomed:
         return "leaving" if box.holds and now < box.stop_by else "stopping"
     return "serving" if box.serves else "seen" if box.ids else "starting"

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from echo2d.core.capacity.worker_cost import Offer, by_rho, choose
+from echo2d.core.capacity.worker_cost import WorkerOffer, by_rho, choose
 from echo2d.core.renting.budget import HOUR_S, SLACK, RentOffer
 
 
@@ -40,9 +40,9 @@ def choose_boxes(
     return Wanted(tuple(_that_fit([boxes[offer.name] for offer in by_rho(can)], usd_per_h)), enough=False)
 
 
-def _as_offer(name: str, offer: RentOffer, gb_per_h: float) -> Offer:
+def _as_offer(name: str, offer: RentOffer, gb_per_h: float) -> WorkerOffer:
     usd_per_h = offer.usd_per_h + gb_per_h * offer.usd_per_gb
-    return Offer(name, offer.trajectories_per_h / HOUR_S, usd_per_h, offer.availability)
+    return WorkerOffer(name, offer.trajectories_per_h / HOUR_S, usd_per_h, offer.availability)
 
 
 def _most(offer: RentOffer, count: int, missing_mu: float, usd_per_h: float) -> int:

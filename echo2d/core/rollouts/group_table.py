@@ -18,8 +18,8 @@ from echo2d.core.base.ids import GroupId, LeaseId, PeerId
 from echo2d.core.protocol.control_messages import HeldLease, VersionKey
 from echo2d.core.protocol.trajectory import NOTHING, GroupRecord, Partial, StoredGroup, TrajectoryRecord
 from echo2d.core.rollouts.events import LeaseGiven
-from echo2d.core.rollouts.leases import Lease, Leases
-from echo2d.core.rollouts.prompts import Prompt
+from echo2d.core.rollouts.leases import Lease, LeaseTable
+from echo2d.core.rollouts.prompts import DrawnPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Waiting:
 
 
 @dataclass(slots=True)
-class Group:
+class OpenGroup:
     """One admitted group. given: every attempt; ended: those that may be attempted again.
 
     kept: the accepted results; a reward that is NaN has not been scored. partials: of waiting samples. By sample:
@@ -39,7 +39,7 @@ class Group:
     """
 
     group: GroupId
-    prompt: Prompt
+    prompt: DrawnPrompt
     waiting: set[int]
     kept: dict[int, TrajectoryRecord] = field(default_factory=dict)
     partials: dict[int, Waiting] = field(default_factory=dict)
@@ -70,28 +70,28 @@ class Group:
 class GroupTable:
     """See the module docstring."""
 
-    def __init__(self, group_size: int, leases: Leases) -> None:
+    def __init__(self, group_size: int, leases: LeaseTable) -> None:
         self._size = group_size
         self._leases = leases
-        self._groups: dict[GroupId, Group] = {}
-        self._owners: dict[HeldLease, Group] = {}
+        self._groups: dict[GroupId, OpenGroup] = {}
+        self._owners: dict[HeldLease, OpenGroup] = {}
         self._waiting: set[GroupId] = set()  # those with waiting samples
 
-    def __iter__(self) -> Iterator[Group]:
+    def __iter__(self) -> Iterator[OpenGroup]:
         """By admission; the table may change meanwhile."""
         return iter(list(self._groups.values()))
 
     def __len__(self) -> int:
         return len(self._groups)
 
-    def waiting(self) -> list[Group]:
+    def waiting(self) -> list[OpenGroup]:
         """Those with waiting samples, by admission: group ids grow."""
         return [self._groups[group] for group in sorted(self._waiting)]
 
-    def get(self, group: GroupId) -> Group | None:
+    def get(self, group: GroupId) -> OpenGroup | None:
         return self._groups.get(group)
 
-    def owner(self, peer: PeerId, key: HeldLease, sample: int) -> Group | None:
+    def owner(self, peer: PeerId, key: HeldLease, sample: int) -> OpenGroup | None:
         """The group for which this worker was given this sample under this attempt, running or ended."""
         group = self._owners.get(key)
         if group is None:
@@ -107,11 +107,11 @@ class GroupTable:
             return None
         return given
 
-    def add(self, group: Group) -> None:
+    def add(self, group: OpenGroup) -> None:
         self._groups[group.group] = group
         self._note(group)
 
-    def remove(self, group: Group) -> list[Lease]:
+    def remove(self, group: OpenGroup) -> list[Lease]:
         """The group is finished or dropped; the leases that ran for it end."""
         del self._groups[group.group]
         self._waiting.discard(group.group)
@@ -121,7 +121,9 @@ class GroupTable:
             self._leases.end(lease)
         return list(group.running.values())
 
-    def grant(self, group: Group, worker: PeerId, served: VersionKey, samples: Sequence[int], *, now: float) -> Lease:
+    def grant(
+        self, group: OpenGroup, worker: PeerId, served: VersionKey, samples: Sequence[int], *, now: float
+    ) -> Lease:
         """Lease waiting samples, under the name of an attempt that ended if there is one.
 
         One that has tokens already is leased alone, and goes on from them.
@@ -143,7 +145,7 @@ class GroupTable:
         return lease
 
     def recover(
-        self, group: Group, given: Sequence[LeaseGiven], runs: Callable[[LeaseGiven], bool], *, now: float
+        self, group: OpenGroup, given: Sequence[LeaseGiven], runs: Callable[[LeaseGiven], bool], *, now: float
     ) -> None:
         """The attempts from before a restart are known again, and run as far as nobody took over from them."""
         holder: dict[int, LeaseGiven] = {}
@@ -167,12 +169,12 @@ class GroupTable:
                 group.partials.pop(sample, None)
             self._take_up(group, self._leases.resume(given, samples, now=now))
 
-    def keep(self, group: Group, record: TrajectoryRecord) -> Lease | None:
+    def keep(self, group: OpenGroup, record: TrajectoryRecord) -> Lease | None:
         """The sample has its result; returns the lease that ended because it was its last open one."""
         group.kept[record.sample] = record
         return self._take(group, record.sample)
 
-    def put_back(self, group: Group, key: HeldLease, sample: int) -> None:
+    def put_back(self, group: OpenGroup, key: HeldLease, sample: int) -> None:
         """The result under this attempt was useless: the sample waits, unless another lease has it or it is kept."""
         lease = group.running.get(key)
         if lease is not None and sample in lease.samples:
@@ -181,7 +183,7 @@ class GroupTable:
             group.waiting.add(sample)
             self._note(group)
 
-    def end(self, lease: Lease) -> Group | None:
+    def end(self, lease: Lease) -> OpenGroup | None:
         """The attempt is over and its open samples wait; None if it ended before."""
         group = self._groups.get(lease.given.group)
         if group is None or group.running.pop(lease.key, None) is None:
@@ -192,16 +194,16 @@ class GroupTable:
         self._note(group)
         return group
 
-    def _know(self, group: Group, given: LeaseGiven) -> None:
+    def _know(self, group: OpenGroup, given: LeaseGiven) -> None:
         key = given.key
         group.given[key], self._owners[key] = given, group
 
-    def _take_up(self, group: Group, lease: Lease) -> None:
+    def _take_up(self, group: OpenGroup, lease: Lease) -> None:
         group.waiting -= lease.samples
         group.running[lease.key] = lease
         self._note(group)
 
-    def _take(self, group: Group, sample: int) -> Lease | None:
+    def _take(self, group: OpenGroup, sample: int) -> Lease | None:
         group.waiting.discard(sample)
         group.partials.pop(sample, None)
         self._note(group)
@@ -211,7 +213,7 @@ class GroupTable:
                 return lease
         return None
 
-    def _note(self, group: Group) -> None:
+    def _note(self, group: OpenGroup) -> None:
         """Its waiting samples have changed."""
         (self._waiting.add if group.waiting else self._waiting.discard)(group.group)
 

@@ -23,8 +23,8 @@ from echo2d.core.base.ids import GroupId, Version
 from echo2d.core.cluster.events import Note, Persist, Send, StopRun
 from echo2d.core.cluster.membership import Membership, Peer
 from echo2d.core.cluster.rules import RunRules
-from echo2d.core.cluster.statistics import Figures
-from echo2d.core.cluster.versions import Versions, key_of
+from echo2d.core.cluster.statistics import Statistics
+from echo2d.core.cluster.versions import PublishedVersions, key_of
 from echo2d.core.protocol.control_messages import (
     HeldLease,
     LeaseCancelled,
@@ -47,11 +47,11 @@ from echo2d.core.rollouts.events import (
     SampleScored,
     ScoreSample,
 )
-from echo2d.core.rollouts.group_table import Group, GroupTable
-from echo2d.core.rollouts.leases import Lease, Leases
+from echo2d.core.rollouts.group_table import GroupTable, OpenGroup
+from echo2d.core.rollouts.leases import Lease, LeaseTable
 from echo2d.core.rollouts.partials import Partials
-from echo2d.core.rollouts.prompts import Prompt, Prompts, prompt_fault
-from echo2d.core.rollouts.scheduler import Granting
+from echo2d.core.rollouts.prompts import DrawnPrompt, Prompts, prompt_fault
+from echo2d.core.rollouts.scheduler import LeaseScheduler
 from echo2d.core.rollouts.staleness import Staleness
 
 LEASE_FAILURES_MAX = 8  # leases of one sample that failed or fell silent; then its group's prompt is given up
@@ -72,22 +72,24 @@ class Groups:
         recovered: RecoveredRollouts,
         *,
         members: Membership,
-        versions: Versions,
+        versions: PublishedVersions,
         staleness: Staleness,
-        figures: Figures,
-        lent: Leases,
+        statistics: Statistics,
+        lent: LeaseTable,
         tag: int,
     ) -> None:
         self._rules = rules
         self._members = members
         self._versions = versions
         self._staleness = staleness
-        self._figures = figures
+        self._statistics = statistics
         self._prompts = Prompts(recovered.next_cursor)
-        self.leases = Leases(tag, rules.lease_silence_s)
+        self.leases = LeaseTable(tag, rules.lease_silence_s)
         self._groups = GroupTable(rules.group_size, self.leases)
-        self._partials = Partials(rules, leases=self.leases, versions=versions, staleness=staleness, figures=figures)
-        self.granting = Granting(
+        self._partials = Partials(
+            rules, leases=self.leases, versions=versions, staleness=staleness, statistics=statistics
+        )
+        self.scheduler = LeaseScheduler(
             rules,
             recovered.next_group,
             prompts=self._prompts,
@@ -98,7 +100,7 @@ class Groups:
             members=members,
             versions=versions,
             staleness=staleness,
-            figures=figures,
+            statistics=statistics,
         )
         self._answered = {(each.key, each.sample): each.fingerprint for each in recovered.answered}
         keep_newest(self._answered, ANSWERED_MAX)
@@ -148,7 +150,7 @@ class Groups:
         if group is None or kept is None or not math.isnan(kept.reward):
             return []  # the group left meanwhile
         if event.reward is None or not math.isfinite(event.reward):
-            note = self._figures.fault(
+            note = self._statistics.fault(
                 "reward", f"sample {event.sample} of group {event.group}: {event.reason}", event.group
             )
             return [note, *self._drop(group, "reward", event.reason)]
@@ -202,7 +204,7 @@ class Groups:
             return []
         if peer.leaving:  # what crossed its notice, or what it could not finish: nobody's fault
             return self._end(lease, now, failures=0)
-        note = self._figures.fault("lease", f"{peer.name}: {message.reason}", lease.given.group)
+        note = self._statistics.fault("lease", f"{peer.name}: {message.reason}", lease.given.group)
         return [note, *self._lease_failed(lease, peer, now)]
 
     def rejoined(
@@ -253,14 +255,14 @@ class Groups:
         for lease in self.leases.expired(now=now):
             worker = self._members.get(lease.worker)
             name = lease.worker if worker is None else worker.name
-            note = self._figures.fault("lease", f"{name}: silent or stuck", lease.given.group)
+            note = self._statistics.fault("lease", f"{name}: silent or stuck", lease.given.group)
             actions += [note, *self._cancel(lease)]
             actions += self._lease_failed(lease, worker, now)
         return actions
 
     def wake_at(self) -> float | None:
         """When a lease expires, a worker has rested, or a partial has waited for long enough."""
-        times = (self.leases.wake_at(), self.granting.wake_at())
+        times = (self.leases.wake_at(), self.scheduler.wake_at())
         return min((at for at in times if at is not None), default=None)
 
     def advance(self, *, now: float) -> list[RolloutAction]:
@@ -268,8 +270,8 @@ class Groups:
         if self._staleness.open_step != self._extra_step:
             self._extra, self._extra_step = 0, self._staleness.open_step
         actions = self._age() if self._staleness.oldest != self._aged_to else []
-        actions += self.granting.fill(now=now)
-        return [*actions, *self._prompts.ask(1 + self.granting.slots // self._rules.group_size)]
+        actions += self.scheduler.fill(now=now)
+        return [*actions, *self._prompts.ask(1 + self.scheduler.slots // self._rules.group_size)]
 
     def discard(
         self, stored: StoredGroup, reason: str, detail: str = "", *, again: bool = False
@@ -283,25 +285,25 @@ class Groups:
     ) -> list[RolloutAction]:
         """lengths: of all its samples, those that are not in `stored` among them."""
         if again:
-            self._prompts.give_back(Prompt(stored.cursor, stored.record.prompt))
-        self._figures.dropped(reason, len(stored.record.trajectories), lengths)
+            self._prompts.give_back(DrawnPrompt(stored.cursor, stored.record.prompt))
+        self._statistics.dropped(reason, len(stored.record.trajectories), lengths)
         return [Persist(GroupDropped(stored.record.group, f"{reason}: {detail}" if detail else reason))]
 
     # --- inside: results
 
     def _accept(
-        self, peer: Peer, group: Group, message: SampleFinished, whole: Partial, now: float
+        self, peer: Peer, group: OpenGroup, message: SampleFinished, whole: Partial, now: float
     ) -> list[RolloutAction]:
         """whole: the result behind what its attempt went on from."""
         record = TrajectoryRecord(message.sample, whole.tokens, whole.logprobs, whole.spans, math.nan, peer.peer)
         key = HeldLease(message.lease, message.attempt)
         lease = group.running.get(key)
-        self._figures.measures.accepted(peer.peer, None if lease is None else lease.since, now=now)
+        self._statistics.measurements.accepted(peer.peer, None if lease is None else lease.since, now=now)
         ended = self._groups.keep(group, record)
         if key in group.running:
             self.leases.renew(group.running[key], tokens=True, now=now)
         peer.succeeded()
-        self._figures.tokens_accepted += whole.length
+        self._statistics.tokens_accepted += whole.length
         fingerprint = self._answered[key, message.sample] = _fingerprint(peer, message)
         keep_newest(self._answered, ANSWERED_MAX)
         actions: list[RolloutAction] = [
@@ -314,7 +316,7 @@ class Groups:
         return [*actions, ScoreSample(group.group, message.sample, group.prompt.cursor, whole.tokens)]
 
     def _bad_result(
-        self, peer: Peer, group: Group, message: SampleFinished, fault: str, now: float
+        self, peer: Peer, group: OpenGroup, message: SampleFinished, fault: str, now: float
     ) -> list[RolloutAction]:
         """Refuse it; the sample waits for another lease unless one has it, and the group ends if this goes on."""
         group.bad_results += 1
@@ -326,8 +328,8 @@ class Groups:
         return actions
 
     def _refuse(self, peer: Peer, message: SampleFinished, reason: str, *, fault: bool = False) -> list[RolloutAction]:
-        self._figures.refused_results["bad" if fault else reason] += 1
-        notes = [self._figures.fault("result", f"{peer.name}: {reason}")] if fault else []
+        self._statistics.refused_results["bad" if fault else reason] += 1
+        notes = [self._statistics.fault("result", f"{peer.name}: {reason}")] if fault else []
         return [*notes, *_answer(peer, message, reason)]
 
     def _answer_repeat(self, peer: Peer, message: SampleFinished, *, identical: bool) -> list[RolloutAction]:
@@ -337,7 +339,7 @@ class Groups:
 
     # --- inside: ends
 
-    def _complete(self, group: Group) -> list[RolloutAction]:
+    def _complete(self, group: OpenGroup) -> list[RolloutAction]:
         """All samples are scored: into the buffer, unless the rewards say nothing or it is too old."""
         stored = group.stored()
         actions: list[RolloutAction] = []
@@ -364,14 +366,14 @@ class Groups:
                 actions += self._drop(group, "stale", "", again=True)
         return actions
 
-    def _outdated(self, group: Group) -> bool:
+    def _outdated(self, group: OpenGroup) -> bool:
         """By the versions that are known to have written or to be writing for it."""
         kept = group.kept.values()
         oldest = [*[each.version_min for each in kept], *[lease.given.oldest for lease in group.running.values()]]
         newest = max([each.version_max for each in kept]) if self._is_whole(group) else None
         return bool(oldest) and self._staleness.outdated(min(oldest), newest)
 
-    def _is_whole(self, group: Group) -> bool:
+    def _is_whole(self, group: OpenGroup) -> bool:
         return len(group.kept) == self._rules.group_size
 
     def _lease_failed(self, lease: Lease, worker: Peer | None, now: float) -> list[RolloutAction]:
@@ -393,7 +395,7 @@ class Groups:
         peer = self._members.get(lease.worker)
         return [] if peer is None else _send(peer, LeaseCancelled(lease.key.lease, lease.key.attempt))
 
-    def _drop(self, group: Group, reason: str, detail: str, *, again: bool = False) -> list[RolloutAction]:
+    def _drop(self, group: OpenGroup, reason: str, detail: str, *, again: bool = False) -> list[RolloutAction]:
         lengths = group.lengths()
         cancelled = [self._cancel(lease) for lease in self._groups.remove(group)]
         actions = [action for actions in cancelled for action in actions]
@@ -404,7 +406,7 @@ class Groups:
         kept = {trajectory.sample: trajectory for trajectory in record.trajectories}
         if any(sample >= size for sample in kept):
             return self.discard(stored, "rules", "the group size has changed")
-        group = Group(record.group, Prompt(stored.cursor, record.prompt), set(range(size)) - set(kept), kept)
+        group = OpenGroup(record.group, DrawnPrompt(stored.cursor, record.prompt), set(range(size)) - set(kept), kept)
         unscored = group.unscored()
         if group.waiting or unscored:
             self._groups.add(group)
@@ -439,7 +441,7 @@ class Groups:
 
     def check(self) -> None:
         self.leases.check()
-        self.granting.check()
+        self.scheduler.check()
         self._prompts.check()
         assert len(self._answered) <= ANSWERED_MAX
         self._groups.check()

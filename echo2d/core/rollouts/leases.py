@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from echo2d.core.base.deadline_queue import Deadlines
+from echo2d.core.base.deadline_queue import DeadlineQueue
 from echo2d.core.base.ids import TAG_SHIFT, GroupId, LeaseId, PeerId
 from echo2d.core.protocol.control_messages import HeldLease, VersionKey
 from echo2d.core.protocol.trajectory import NOTHING, Partial
@@ -50,7 +50,7 @@ class Lease:
         return now - (self.stuck_at - STUCK_S) if now < self.silent_at else 0.0
 
 
-class Leases:
+class LeaseTable:
     """See the module docstring. `now` is monotonic seconds."""
 
     def __init__(self, tag: int, silence_s: float) -> None:
@@ -62,7 +62,7 @@ class Leases:
         self._resumed: set[LeaseId] = set()
         self._gathered_bytes = 0
         self._by_worker: dict[PeerId, dict[HeldLease, Lease]] = {}
-        self._ends = Deadlines[HeldLease](self._ends_at)
+        self._ends = DeadlineQueue[HeldLease](self._ends_at)
         self.changed: set[PeerId] = set()  # workers whose load is another one than when this was last emptied
 
     def __iter__(self) -> Iterator[Lease]:

@@ -15,13 +15,13 @@ from collections.abc import Iterable, Sequence
 from echo2d.core.cluster.events import Note
 from echo2d.core.cluster.membership import Peer
 from echo2d.core.cluster.rules import RunRules
-from echo2d.core.cluster.statistics import Figures
-from echo2d.core.cluster.versions import Versions
+from echo2d.core.cluster.statistics import Statistics
+from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.protocol.control_messages import SampleDelta, VersionKey
 from echo2d.core.protocol.result_check import Believed, delta_fault, partial_fault
 from echo2d.core.protocol.trajectory import NOTHING, Partial
-from echo2d.core.rollouts.group_table import Group, Waiting
-from echo2d.core.rollouts.leases import Lease, Leases
+from echo2d.core.rollouts.group_table import OpenGroup, Waiting
+from echo2d.core.rollouts.leases import Lease, LeaseTable
 from echo2d.core.rollouts.staleness import Staleness
 
 PARTIAL_WAIT_S = 30.0  # longer than a refit; then whoever has room begins the sample anew, for its group waits
@@ -32,13 +32,19 @@ class Partials:
     """See the module docstring. `now` is monotonic seconds."""
 
     def __init__(
-        self, rules: RunRules, *, leases: Leases, versions: Versions, staleness: Staleness, figures: Figures
+        self,
+        rules: RunRules,
+        *,
+        leases: LeaseTable,
+        versions: PublishedVersions,
+        staleness: Staleness,
+        statistics: Statistics,
     ) -> None:
         self._rules = rules
         self._leases = leases
         self._versions = versions
         self._staleness = staleness
-        self._figures = figures
+        self._statistics = statistics
 
     def believed(self, peer: Peer) -> Believed:
         """Which versions may have written what this peer reports."""
@@ -57,10 +63,10 @@ class Partials:
             grown = None if fault else before.plus(delta.tokens, delta.logprobs, delta.spans)
             self._leases.gather(lease, delta.sample, grown)
             if fault:
-                notes.append(self._figures.fault("progress", f"{peer.name}: {fault}"))
+                notes.append(self._statistics.fault("progress", f"{peer.name}: {fault}"))
         return notes
 
-    def left(self, group: Group, lease: Lease, *, now: float) -> list[Note]:
+    def left(self, group: OpenGroup, lease: Lease, *, now: float) -> list[Note]:
         """The lease ended; its open samples wait, each with what it has by now."""
         notes: list[Note] = []
         base = lease.given.base
@@ -68,7 +74,7 @@ class Partials:
             output = lease.outputs.get(sample) or NOTHING
             fault = self._fault(output)
             if fault:
-                notes.append(self._figures.fault("progress", f"from {lease.worker}: {fault}"))
+                notes.append(self._statistics.fault("progress", f"from {lease.worker}: {fault}"))
                 output = NOTHING
             partial = self._usable(base.plus(output.tokens, output.logprobs, output.spans, shift=base.length))
             grew = partial.length > base.length
@@ -77,7 +83,7 @@ class Partials:
                 group.partials[sample] = Waiting(partial, now + PARTIAL_WAIT_S)
         return notes
 
-    def forget(self, groups: Iterable[Group], *, now: float) -> float | None:
+    def forget(self, groups: Iterable[OpenGroup], *, now: float) -> float | None:
         """What is of no use any more is forgotten; returns when the next one of the others has waited for long."""
         waits: list[float] = []
         for group in groups:

@@ -13,7 +13,7 @@ from echo2d.core.base.ids import PeerId
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class FreeSlots:
     """A worker with this many slots, of which `free` are not taken by leases."""
 
     worker: PeerId
@@ -21,20 +21,20 @@ class Room:
     free: int
 
 
-class Rooms(Protocol):
+class SlotsByWorker(Protocol):
     """The rooms to choose from, best first. slots, free: of all of them together."""
 
     slots: int
     free: int
 
-    def __iter__(self) -> Iterator[Room]:
+    def __iter__(self) -> Iterator[FreeSlots]:
         """Those with a free slot."""
 
-    def with_free(self, samples: int) -> Room | None:
+    def with_free(self, samples: int) -> FreeSlots | None:
         """The best one that has room for so many."""
 
 
-def place(samples: Sequence[int], rooms: Rooms) -> list[tuple[PeerId, tuple[int, ...]]]:
+def place(samples: Sequence[int], rooms: SlotsByWorker) -> list[tuple[PeerId, tuple[int, ...]]]:
     """(worker, its samples), best worker first; empty when there is no room for all of them now."""
     if (room := rooms.with_free(len(samples))) is not None:
         return [(room.worker, tuple(samples))]
@@ -46,7 +46,7 @@ def place(samples: Sequence[int], rooms: Rooms) -> list[tuple[PeerId, tuple[int,
     return []
 
 
-def _deal(samples: Sequence[int], rooms: Iterable[Room]) -> list[tuple[PeerId, tuple[int, ...]]]:
+def _deal(samples: Sequence[int], rooms: Iterable[FreeSlots]) -> list[tuple[PeerId, tuple[int, ...]]]:
     """Fill the rooms in their order."""
     placed, start = [], 0
     for room in rooms:

@@ -18,7 +18,7 @@ AGAIN_MAX = 4096  # prompts given back; more than S + 2 steps ever hold
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class DrawnPrompt:
     """Prompt number `cursor` of the task: its tokens as little-endian int32."""
 
     cursor: int
@@ -43,7 +43,7 @@ class Prompts:
         self._next_cursor = next_cursor
         self._asked: set[int] = set()
         self._ready: dict[int, bytes] = {}
-        self._again: deque[Prompt] = deque(maxlen=AGAIN_MAX)
+        self._again: deque[DrawnPrompt] = deque(maxlen=AGAIN_MAX)
 
     def ask(self, count: int) -> list[DrawPrompt]:
         """Draw so many ahead, counting those that are on their way or ready."""
@@ -60,18 +60,18 @@ class Prompts:
             self._asked.remove(cursor)
             self._ready[cursor] = tokens
 
-    def give_back(self, prompt: Prompt) -> None:
+    def give_back(self, prompt: DrawnPrompt) -> None:
         """Its group left without a fault of the prompt."""
         self._again.append(prompt)
 
-    def take(self) -> Prompt | None:
+    def take(self) -> DrawnPrompt | None:
         """The next prompt: those given back first, then by cursor."""
         if self._again:
             return self._again.popleft()
         if not self._ready:
             return None
         cursor = min(self._ready)
-        return Prompt(cursor, self._ready.pop(cursor))
+        return DrawnPrompt(cursor, self._ready.pop(cursor))
 
     def check(self) -> None:
         assert not self._asked & self._ready.keys()

@@ -12,20 +12,20 @@ from echo2d.core.base.ids import GroupId, PeerId, Version
 from echo2d.core.cluster.events import Persist, Send
 from echo2d.core.cluster.membership import Membership
 from echo2d.core.cluster.rules import RunRules
-from echo2d.core.cluster.statistics import Figures
-from echo2d.core.cluster.versions import Versions
+from echo2d.core.cluster.statistics import Statistics
+from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.protocol.control_messages import LeaseGranted
 from echo2d.core.rollouts.events import LeaseGiven, PromptTaken, RolloutAction
-from echo2d.core.rollouts.group_table import Group, GroupTable
-from echo2d.core.rollouts.leases import Leases
+from echo2d.core.rollouts.group_table import GroupTable, OpenGroup
+from echo2d.core.rollouts.leases import LeaseTable
 from echo2d.core.rollouts.partials import Partials
 from echo2d.core.rollouts.placement import place
 from echo2d.core.rollouts.prompts import Prompts
 from echo2d.core.rollouts.staleness import Staleness
-from echo2d.core.rollouts.worker_ranking import Choice, Ranking
+from echo2d.core.rollouts.worker_ranking import WorkerChoice, WorkerRanking
 
 
-class Granting:
+class LeaseScheduler:
     """See the module docstring. `now` is monotonic seconds. lent: the gateway's leases, whose slots are not there."""
 
     def __init__(
@@ -35,13 +35,13 @@ class Granting:
         *,
         prompts: Prompts,
         groups: GroupTable,
-        leases: Leases,
-        lent: Leases,
+        leases: LeaseTable,
+        lent: LeaseTable,
         partials: Partials,
         members: Membership,
-        versions: Versions,
+        versions: PublishedVersions,
         staleness: Staleness,
-        figures: Figures,
+        statistics: Statistics,
     ) -> None:
         self._rules = rules
         self._next_group = next_group
@@ -53,8 +53,8 @@ class Granting:
         self._members = members
         self._versions = versions
         self._staleness = staleness
-        self._figures = figures
-        self._ranking = Ranking()
+        self._statistics = statistics
+        self._ranking = WorkerRanking()
         self._patient_until: float | None = None  # a partial has waited for long enough
         self._no_room_from: Version | None = None  # now, for what needs this version or a newer one
 
@@ -92,7 +92,7 @@ class Granting:
                 break  # for they may be many
         return [*actions, *self._admit(now)]
 
-    def rooms(self, oldest: Version, now: float) -> Choice:
+    def rooms(self, oldest: Version, now: float) -> WorkerChoice:
         """The workers that may write for a group, best first: newest version, then most room."""
         self.refresh(now=now)
         return self._ranking.choose(oldest, self._versions.live)
@@ -100,13 +100,13 @@ class Granting:
     def refresh(self, *, now: float) -> None:
         """Take note of what has changed of the workers and of what they hold."""
         self._ranking.rested(now=now)
-        measures = self._figures.measures
+        measurements = self._statistics.measurements
         for worker in self._members.changed | self._leases.changed | self._lent.changed:
             peer = self._members.get(worker)
             load = self._leases.load(worker)
             self._ranking.refresh(worker, peer, load, self._lent.load(worker))
             if peer is not None and peer.kind == "worker":
-                measures.holds(worker, peer.slots, load, now=self._figures.now)
+                measurements.holds(worker, peer.slots, load, now=self._statistics.now)
         for changed in (self._members.changed, self._leases.changed, self._lent.changed):
             changed.clear()
 
@@ -129,13 +129,13 @@ class Granting:
             prompt = self._prompts.take()
             if prompt is None:
                 return actions
-            group = Group(self._next_group, prompt, set(samples))
+            group = OpenGroup(self._next_group, prompt, set(samples))
             self._next_group = GroupId(self._next_group + 1)
             self._groups.add(group)
             actions.append(Persist(PromptTaken(group.group, prompt.cursor, prompt.tokens)))
             actions += self._grant(group, rooms, now)
 
-    def _go_on(self, group: Group, now: float) -> list[RolloutAction]:
+    def _go_on(self, group: OpenGroup, now: float) -> list[RolloutAction]:
         """Lease each waiting sample that has tokens to a worker that may go on from them, where there is one."""
         actions: list[RolloutAction] = []
         for sample, waiting in sorted(group.partials.items()):
@@ -154,11 +154,11 @@ class Granting:
             self._no_room_from = oldest
         return placed
 
-    def _grant(self, group: Group, rooms: Choice, now: float) -> list[RolloutAction]:
+    def _grant(self, group: OpenGroup, rooms: WorkerChoice, now: float) -> list[RolloutAction]:
         """Lease all samples that wait with nothing, if there is room for all of them."""
         return self._lease(group, place(sorted(group.waiting.difference(group.partials)), rooms), now)
 
-    def _lease(self, group: Group, placed: list[tuple[PeerId, tuple[int, ...]]], now: float) -> list[RolloutAction]:
+    def _lease(self, group: OpenGroup, placed: list[tuple[PeerId, tuple[int, ...]]], now: float) -> list[RolloutAction]:
         actions: list[RolloutAction] = []
         for worker, samples in placed:
             peer = self._members.get(worker)
@@ -166,11 +166,11 @@ class Granting:
             assert peer.session is not None
             assert peer.serving is not None
             given = self._groups.grant(group, worker, peer.serving, samples, now=now).given
-            self._figures.handed_over(given.base.length)
+            self._statistics.handed_over(given.base.length)
             actions += [Persist(given), Send(peer.session, self._grant_message(group, given))]
         return actions
 
-    def _grant_message(self, group: Group, given: LeaseGiven) -> LeaseGranted:
+    def _grant_message(self, group: OpenGroup, given: LeaseGiven) -> LeaseGranted:
         rules, base = self._rules, given.base
         return LeaseGranted(
             given.lease,

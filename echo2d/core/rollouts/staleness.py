@@ -41,7 +41,7 @@ FROZEN_MAX = 1024  # batches kept for a learner that restarts; more without a ch
 
 
 @dataclass(slots=True)
-class Batch:
+class StepBatch:
     """The batch of one step. digest: of its bytes while it is full, else None; reasons: of refusals in this session."""
 
     step: int
@@ -79,8 +79,8 @@ class Staleness:
         self._buffer: dict[GroupId, StoredGroup] = {}
         self._packed: dict[GroupId, bytes] = {}  # the groups of the buffer, so that a batch freezes fast
         self._ages: dict[GroupId, tuple[Version, Version]] = {}  # likewise: the version that counts, the newest one
-        self._batches: dict[int, Batch] = {}
-        self._last_full = Batch(0, 0)  # it keeps its bytes, for whoever asked for it
+        self._batches: dict[int, StepBatch] = {}
+        self._last_full = StepBatch(0, 0)  # it keeps its bytes, for whoever asked for it
         self.checkpoint = recovered.checkpoint
         mine = [commit.step for commit in recovered.committed if commit.epoch == recovered.epoch]
         self.committed = max([recovered.resume_step, recovered.checkpoint, *mine])
@@ -133,7 +133,7 @@ class Staleness:
         counts = newest if self._mask else oldest
         return counts is not None and counts < self.oldest
 
-    def batch(self, step: int) -> Batch | None:
+    def batch(self, step: int) -> StepBatch | None:
         """The batch of this step if it is full."""
         return self._batches[step] if self._full(step) else None
 
@@ -153,12 +153,12 @@ class Staleness:
         self._ages[group.record.group] = age
         return True
 
-    def freeze(self, asked_step: int) -> Batch | None:
+    def freeze(self, asked_step: int) -> StepBatch | None:
         """Gate 3: fill batch n if it has been asked for and enough groups fit, those first that age first."""
         step = self.open_step
         if step > asked_step or (self.crowded and step not in self._batches):
             return None
-        batch = self._batches.get(step) or Batch(step, self._per_step)
+        batch = self._batches.get(step) or StepBatch(step, self._per_step)
         if len(self._buffer) < batch.missing:
             return None
         fitting = [
@@ -209,7 +209,7 @@ class Staleness:
                 batch.groups = [group for group in batch.groups if not group.record.uses(keys)]
         return out
 
-    def resume(self, step: int) -> tuple[list[Batch], list[StoredGroup]]:
+    def resume(self, step: int) -> tuple[list[StepBatch], list[StoredGroup]]:
         """A new epoch begins after `step`: the full batches it commits thereby, what open ones held."""
         assert self.checkpoint <= step <= self.newest_step
         passed = [self._batches[each] for each in sorted(self._batches) if each <= step]
@@ -288,10 +288,10 @@ class Staleness:
         assert not any(self.outdated(g.record.version_min, g.record.version_max) for g in self._buffer.values())
 
 
-def _recovered_batch(frozen: BatchFrozen, stored: dict[GroupId, StoredGroup]) -> Batch:
+def _recovered_batch(frozen: BatchFrozen, stored: dict[GroupId, StoredGroup]) -> StepBatch:
     """A batch as the ledger has it; one that lacks groups had them refused after it was frozen, and is open."""
     groups = [stored[group] for group in frozen.groups if group in stored]
-    batch = Batch(frozen.step, len(frozen.groups), groups, None, frozen.refusals)
+    batch = StepBatch(frozen.step, len(frozen.groups), groups, None, frozen.refusals)
     if batch.missing:
         batch.refusals += 1
         return batch

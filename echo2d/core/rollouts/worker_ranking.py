@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from echo2d.core.base.deadline_queue import Deadlines
+from echo2d.core.base.deadline_queue import DeadlineQueue
 from echo2d.core.base.ids import PeerId, Version
 from echo2d.core.cluster.events import VersionPublished
 from echo2d.core.cluster.membership import Peer
 from echo2d.core.protocol.control_messages import VersionKey
-from echo2d.core.rollouts.placement import Room
+from echo2d.core.rollouts.placement import FreeSlots
 
 Live = Callable[[VersionKey], VersionPublished | None]
 
@@ -31,7 +31,7 @@ class _Row(NamedTuple):
 
 
 @dataclass(slots=True)
-class VersionRooms:
+class WorkersByVersion:
     """The rested workers that serve one version. ranked: (-free, worker, slots) of those with a free slot, sorted."""
 
     ranked: list[tuple[int, PeerId, int]] = field(default_factory=list)
@@ -58,37 +58,37 @@ class VersionRooms:
             insort(self.ranked, (-after, worker, slots))
 
 
-class Choice:
+class WorkerChoice:
     """The rooms that may be used for a group, best first: the newest version, then most free slots."""
 
-    def __init__(self, versions: list[VersionRooms]) -> None:
+    def __init__(self, versions: list[WorkersByVersion]) -> None:
         self._versions = versions
         self.slots = sum(rooms.slots for rooms in versions)
         self.free = sum(rooms.free for rooms in versions)
 
-    def __iter__(self) -> Iterator[Room]:
+    def __iter__(self) -> Iterator[FreeSlots]:
         """Those with a free slot."""
         for rooms in self._versions:
             for free, worker, slots in rooms.ranked:
-                yield Room(worker, slots, -free)
+                yield FreeSlots(worker, slots, -free)
 
-    def with_free(self, samples: int) -> Room | None:
+    def with_free(self, samples: int) -> FreeSlots | None:
         """The best one that has room for so many."""
         for rooms in self._versions:
             if rooms.ranked and -rooms.ranked[0][0] >= samples:
                 free, worker, slots = rooms.ranked[0]
-                return Room(worker, slots, -free)
+                return FreeSlots(worker, slots, -free)
         return None
 
 
-class Ranking:
+class WorkerRanking:
     """See the module docstring. `now` is monotonic seconds."""
 
     def __init__(self) -> None:
         self._rows: dict[PeerId, _Row] = {}
-        self._versions: dict[VersionKey, VersionRooms] = {}
+        self._versions: dict[VersionKey, WorkersByVersion] = {}
         self._resting: dict[PeerId, float] = {}
-        self._rests = Deadlines[PeerId](self._resting.get)
+        self._rests = DeadlineQueue[PeerId](self._resting.get)
         self._now = 0.0
         self.slots = 0  # of all alive, active workers
         self.free = 0  # of those that are ranked
@@ -125,11 +125,11 @@ class Ranking:
         """When the next rest is over."""
         return self._rests.earliest()
 
-    def choose(self, oldest: Version, live: Live) -> Choice:
+    def choose(self, oldest: Version, live: Live) -> WorkerChoice:
         """The rooms of workers that serve this version or a newer one."""
         records = [(live(key), rooms) for key, rooms in self._versions.items()]
         usable = [(record.publish_seq, rooms) for record, rooms in records if record and record.version >= oldest]
-        return Choice([rooms for _, rooms in sorted(usable, key=lambda pair: -pair[0])])
+        return WorkerChoice([rooms for _, rooms in sorted(usable, key=lambda pair: -pair[0])])
 
     # --- inside
 
@@ -163,14 +163,14 @@ class Ranking:
 
     def _rank(self, worker: PeerId, row: _Row) -> None:
         if row.serving is not None:
-            self._versions.setdefault(row.serving, VersionRooms()).put(worker, row)
+            self._versions.setdefault(row.serving, WorkersByVersion()).put(worker, row)
             self.free += row.free
 
     def check(
         self, peers: Iterable[Peer], load: Callable[[PeerId], int], lent: Callable[[PeerId], int] = lambda _: 0
     ) -> None:
         """Nothing has changed of which nobody said so, and all adds up."""
-        fresh = Ranking()
+        fresh = WorkerRanking()
         fresh.rested(now=self._now)
         for peer in peers:
             fresh.refresh(peer.peer, peer, load(peer.peer), lent(peer.peer))

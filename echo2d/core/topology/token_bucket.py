@@ -4,7 +4,7 @@ BURST_S = 0.05  # of the rate may be sent at once after a pause
 HEADERS = 1.07  # bytes on the line per byte sent: headers (4.6 %), and some room for acknowledgements of what comes in
 
 
-class Allowance:
+class TokenBucket:
     """In T seconds at most T + BURST_S of `bytes_per_s`, and what the last `spend` was more. `now` is in seconds."""
 
     def __init__(self, bytes_per_s: float, *, now: float) -> None:

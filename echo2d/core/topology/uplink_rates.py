@@ -120,7 +120,7 @@ class PeerRate:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class RateSample:
     """One version of one peer: its rate over so many seconds, and whether its uplink was the limit."""
 
     bytes_per_s: float
@@ -129,7 +129,7 @@ class Sample:
 
 
 @dataclass(slots=True)
-class Uplink:
+class UplinkEstimate:
     """One peer's rate, see the module docstring.
 
     rest: samples until the next try. raises: None if steady. behind: the last sample, if it was one that lowers.
@@ -145,10 +145,12 @@ class Uplink:
     shown: float = 0.0
 
     @staticmethod
-    def of(sample: Sample) -> "Uplink":
+    def of(sample: RateSample) -> "UplinkEstimate":
         """The first one is all there is; what was not held up gives way to a lower second one."""
         known = sample.held_up and sample.seconds >= FIRST_S
-        return Uplink(max(UPLINK_MIN, sample.bytes_per_s), known, free=not known, shown=0.0 if known else math.inf)
+        return UplinkEstimate(
+            max(UPLINK_MIN, sample.bytes_per_s), known, free=not known, shown=0.0 if known else math.inf
+        )
 
     @property
     def pace(self) -> float | None:
@@ -157,7 +159,7 @@ class Uplink:
             return None
         return self.rate * (PACE if self.raises is None else RAISE)
 
-    def judge(self, sample: Sample) -> None:
+    def judge(self, sample: RateSample) -> None:
         """Another version has ended."""
         pace = self.pace
         believed = sample.held_up and sample.seconds >= (BEHIND_S if self.held_up else FIRST_S)
@@ -244,7 +246,7 @@ class Rates:
     """The uplinks of all peers that were measured, and the links of the version that spreads."""
 
     def __init__(self, kept: Iterable[PeerRate] = ()) -> None:
-        self._uplinks = {one.peer: Uplink(one.bytes_per_s, one.held_up, free=not one.held_up) for one in kept}
+        self._uplinks = {one.peer: UplinkEstimate(one.bytes_per_s, one.held_up, free=not one.held_up) for one in kept}
         self._shares: Mapping[tuple[PeerId, PeerId], float] = {}
         self._links: dict[PeerId, dict[PeerId, _Link]] = {}
         self._bound()
@@ -260,7 +262,7 @@ class Rates:
         wanted = found[root].rate if root in found else 0.0
         return {peer: self._planned(one, wanted) if peer != root else one.rate for peer, one in found.items()}
 
-    def _planned(self, one: Uplink, wanted: float) -> float:
+    def _planned(self, one: UplinkEstimate, wanted: float) -> float:
         """What is near the usual counts as that: chance does not change a plan, and one for many alike is simpler."""
         rate = one.rate if one.held_up else self._hoped(one.rate, wanted)
         return self._usual if self._usual / ALIKE <= rate <= self._usual * ALIKE else rate
@@ -291,7 +293,7 @@ class Rates:
         before = {peer: uplink.kept(peer) for peer, uplink in self._uplinks.items()}
         for peer, sample in samples.items():
             known = self._uplinks.pop(peer, None)
-            self._uplinks[peer] = Uplink.of(sample) if known is None else known
+            self._uplinks[peer] = UplinkEstimate.of(sample) if known is None else known
             if known is not None:
                 known.judge(sample)
         self._bound()
@@ -303,7 +305,7 @@ class Rates:
         now = [uplink.kept(peer) for peer, uplink in self._uplinks.items()]
         return tuple(kept for kept in now if kept != before.get(kept.peer))
 
-    def _samples(self) -> dict[PeerId, Sample]:
+    def _samples(self) -> dict[PeerId, RateSample]:
         told = {sender: _told(links) for sender, links in self._links.items()}
         forms = {sender: _form_rate(links.values()) for sender, links in told.items() if links}
         slow = {sender: forms[sender] / BEHIND for sender in forms if _held_up(told[sender].values())}
@@ -313,7 +315,7 @@ class Rates:
             share = sum(link.share for link in links.values())
             proven = [link for receiver, link in links.items() if link.form_rate <= slow.get(receiver, math.inf)]
             seconds = median([link.seconds for link in links.values()])
-            samples[sender] = Sample(share * form_rate, seconds, _held_up(proven, share))
+            samples[sender] = RateSample(share * form_rate, seconds, _held_up(proven, share))
         return samples
 
     def _link(self, sender: PeerId, receiver: PeerId) -> _Link:

@@ -23,7 +23,7 @@ from echo2d.errors import IntegrityFault
 FULL_SHARE_MIN = 0.5  # of the chunk: full is never less, for one of its two planes is not compressed
 
 
-class Mode(IntEnum):
+class ChunkMode(IntEnum):
     """How a chunk is encoded; the numbers are the wire format."""
 
     SAME = 0
@@ -37,7 +37,7 @@ class Mode(IntEnum):
 class EncodedChunk:
     """A payload and how to read it."""
 
-    mode: Mode
+    mode: ChunkMode
     payload: bytes
 
 
@@ -49,9 +49,9 @@ def encode_chunk(new: Buffer, base: Buffer | None = None) -> EncodedChunk:
     delta = None if base is None or len(base) != len(new) else encode_delta(new, base)
     if delta is not None and len(delta.payload) <= FULL_SHARE_MIN * len(new):
         return delta
-    full = EncodedChunk(Mode.FULL, encode_full(new))
+    full = EncodedChunk(ChunkMode.FULL, encode_full(new))
     best = full if delta is None or len(full.payload) < len(delta.payload) else delta
-    return best if len(best.payload) < len(new) else EncodedChunk(Mode.RAW, bytes(new))
+    return best if len(best.payload) < len(new) else EncodedChunk(ChunkMode.RAW, bytes(new))
 
 
 def encode_delta(new: Buffer, base: Buffer) -> EncodedChunk | None:
@@ -59,14 +59,14 @@ def encode_delta(new: Buffer, base: Buffer) -> EncodedChunk | None:
     changes = find_changes(new, base)
     if changes is None:
         dense = encode_dense(new, base)
-        return None if dense is None else EncodedChunk(Mode.DENSE, dense)
+        return None if dense is None else EncodedChunk(ChunkMode.DENSE, dense)
     if not changes.places.size and new[-1:] == base[-1:]:
-        return EncodedChunk(Mode.SAME, b"")
-    return EncodedChunk(Mode.SPARSE, encode_sparse(new, changes))
+        return EncodedChunk(ChunkMode.SAME, b"")
+    return EncodedChunk(ChunkMode.SPARSE, encode_sparse(new, changes))
 
 
 def decode_chunk(
-    mode: Mode, payload: Buffer, raw_len: int, base: Buffer | None = None, *, overwrite: bool = False
+    mode: ChunkMode, payload: Buffer, raw_len: int, base: Buffer | None = None, *, overwrite: bool = False
 ) -> Buffer:
     """The chunk's `raw_len` bytes; may be `payload` or `base` itself.
 
@@ -74,17 +74,17 @@ def decode_chunk(
     anything. Allocates no more than about four times raw_len, whatever the payload says.
     """
     match mode:
-        case Mode.SAME:
+        case ChunkMode.SAME:
             require(len(payload) == 0, "a same chunk has a payload")
             return _matching(base, raw_len)
-        case Mode.RAW:
+        case ChunkMode.RAW:
             require(len(payload) == raw_len, "a raw chunk has the wrong length")
             return payload
-        case Mode.FULL:
+        case ChunkMode.FULL:
             return decode_full(payload, raw_len)
-        case Mode.SPARSE:
+        case ChunkMode.SPARSE:
             return decode_sparse(payload, _matching(base, raw_len), overwrite=overwrite)
-        case Mode.DENSE:
+        case ChunkMode.DENSE:
             return decode_dense(payload, _matching(base, raw_len), overwrite=overwrite)
 
 

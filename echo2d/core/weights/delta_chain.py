@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from echo2d.core.base.canonical import Buffer, digest_of, require
 from echo2d.core.base.ids import ChunkId, Digest
-from echo2d.core.weights.delta import FULL_SHARE_MIN, EncodedChunk, Mode, decode_chunk, encode_chunk, encode_delta
+from echo2d.core.weights.delta import FULL_SHARE_MIN, ChunkMode, EncodedChunk, decode_chunk, encode_chunk, encode_delta
 from echo2d.core.weights.encoding import NO_BASE, SELF_CONTAINED, ChunkRecord
 
 DELTAS_KEPT_MAX = 32  # at half a percent of a version each; over more of them, most of a version has changed
@@ -51,9 +51,9 @@ def compose_chunks(chain: Sequence[EncodedChunk], raw_len: int) -> EncodedChunk 
     of them is wrong.
     """
     start = max((place for place, each in enumerate(chain) if each.mode in SELF_CONTAINED), default=-1)
-    deltas = [each for each in chain[start + 1 :] if each.mode != Mode.SAME]
+    deltas = [each for each in chain[start + 1 :] if each.mode != ChunkMode.SAME]
     if not deltas:
-        return EncodedChunk(Mode.SAME, b"") if start < 0 else chain[start]
+        return EncodedChunk(ChunkMode.SAME, b"") if start < 0 else chain[start]
     if start < 0 and len(deltas) == 1:
         return deltas[0]
     data: Buffer = bytes(raw_len) if start < 0 else decode_chunk(chain[start].mode, chain[start].payload, raw_len)

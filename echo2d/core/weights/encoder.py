@@ -20,7 +20,7 @@ from echo2d.core.weights.encoding import (
     frame_layout,
 )
 from echo2d.core.weights.manifest import FileEntry, Manifest
-from echo2d.core.weights.signed_index import ROOT_SEGMENTS_MAX, Root, Totals, running_digest
+from echo2d.core.weights.signed_index import ROOT_SEGMENTS_MAX, FormTotals, Root, running_digest
 
 _TABLE_HEAD_BYTES = 128  # the table's format, numbers and msgpack lengths; really about 60
 
@@ -84,11 +84,11 @@ class FormBuilder:
         """The manifest of what was encoded. All chunks have been added."""
         return Manifest(self._files, tuple(self._results))
 
-    def totals(self) -> Totals:
+    def totals(self) -> FormTotals:
         """For the last root, after `finish`."""
         assert not self._open
         manifest = self.manifest()
-        return Totals(self._wire_bytes, manifest.full_bytes, manifest.digest)
+        return FormTotals(self._wire_bytes, manifest.full_bytes, manifest.digest)
 
     def check(self) -> None:
         """All invariants: the open segment is within its limits and holds the newest chunks in order."""
@@ -128,7 +128,7 @@ class RootWriter:
     def add(self, table_digest: Digest) -> None:
         self._segments.append(table_digest)
 
-    def take(self, totals: Totals | None = None) -> list[Root]:
+    def take(self, totals: FormTotals | None = None) -> list[Root]:
         """Roots for the segments added since the last call. With `totals` the last of them is the form's final root."""
         roots = []
         while self._rooted < len(self._segments):
@@ -142,7 +142,7 @@ class RootWriter:
         """All invariants."""
         assert self._rooted <= len(self._segments)
 
-    def _root(self, end: int, totals: Totals | None) -> Root:
+    def _root(self, end: int, totals: FormTotals | None) -> Root:
         first, self._rooted = self._rooted, end
         digests = tuple(self._segments[first:end])
         return Root(self._facts, SegmentId(first), digests, running_digest(self._segments[:end]), totals)

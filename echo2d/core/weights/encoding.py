@@ -1,4 +1,4 @@
-"""A form: one encoding of a version, cut for the wire. Facts, chunk records, segment tables, frames.
+"""A form: one encoding of a version, cut for the wire. Mapping[str, Any], chunk records, segment tables, frames.
 
     chunks (manifest) -> encoded chunks -> segments of at most 64 MiB, each with its table -> frames
 
@@ -38,7 +38,7 @@ from echo2d.core.base.ids import (
     Version,
     frame_id,
 )
-from echo2d.core.weights.delta import Mode, decode_chunk, encode_chunk
+from echo2d.core.weights.delta import ChunkMode, decode_chunk, encode_chunk
 from echo2d.core.weights.manifest import CHUNK_BYTES, CHUNKS_MAX, FileEntry, check_files, split_digests
 from echo2d.errors import IntegrityFault
 
@@ -56,7 +56,7 @@ NO_BASE = bytes(BASE_BYTES)
 RECORD_TABLE_BYTES = 1 + 4 + BASE_BYTES + DIGEST_BYTES  # what a chunk takes in an encoded table
 
 _RUN_ID = re.compile(r"[A-Za-z0-9._-]+")
-SELF_CONTAINED = (Mode.RAW, Mode.FULL)  # what needs no base
+SELF_CONTAINED = (ChunkMode.RAW, ChunkMode.FULL)  # what needs no base
 
 
 def frame_bytes_for(expected_wire_bytes: int) -> int:
@@ -113,7 +113,7 @@ class ChunkRecord:
     """One encoded chunk. base: xxh3-128 of the base chunk it needs, else NO_BASE; result: blake3-256 of the chunk."""
 
     chunk: ChunkId
-    mode: Mode
+    mode: ChunkMode
     wire_bytes: int
     base: bytes
     result: Digest
@@ -252,17 +252,17 @@ def _records(fields: _TableRecord) -> Iterator[ChunkRecord]:
     count, results = len(fields.modes), split_digests(fields.results)
     if (len(fields.wire_bytes), len(fields.bases), len(results)) != (4 * count, BASE_BYTES * count, count):
         raise IntegrityFault("a segment table has columns of different lengths")
-    if not set(fields.modes) <= set(Mode):
+    if not set(fields.modes) <= set(ChunkMode):
         raise IntegrityFault("a segment table names an unknown chunk mode")
     lengths = np.frombuffer(fields.wire_bytes, dtype="<u4").tolist()
     for row in range(count):
         base = fields.bases[BASE_BYTES * row : BASE_BYTES * (row + 1)]
         chunk = ChunkId(fields.first_chunk + row)
-        yield ChunkRecord(chunk, Mode(fields.modes[row]), lengths[row], base, results[row])
+        yield ChunkRecord(chunk, ChunkMode(fields.modes[row]), lengths[row], base, results[row])
 
 
 def _check_record(record: ChunkRecord) -> None:
-    if record.wire_bytes > CHUNK_BYTES or (record.mode == Mode.SAME) != (record.wire_bytes == 0):
+    if record.wire_bytes > CHUNK_BYTES or (record.mode == ChunkMode.SAME) != (record.wire_bytes == 0):
         raise IntegrityFault(f"chunk {record.chunk} has an impossible length on the wire")
     if record.mode in SELF_CONTAINED and record.base != NO_BASE:
         raise IntegrityFault(f"chunk {record.chunk} names a base that it does not need")

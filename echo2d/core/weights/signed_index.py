@@ -29,7 +29,7 @@ def running_digest(segments: Sequence[Digest]) -> Digest:
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
+class FormTotals:
     """Of a complete form. wire_bytes: all frames and tables; full_bytes: all files; snapshot: the manifest's digest."""
 
     wire_bytes: int
@@ -49,7 +49,7 @@ class Root:
     first_segment: SegmentId
     segments: tuple[Digest, ...]
     running: Digest
-    totals: Totals | None
+    totals: FormTotals | None
 
     def __post_init__(self) -> None:
         if len(self.segments) > ROOT_SEGMENTS_MAX or self.segment_count > SEGMENTS_MAX:

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 from echo2d.core.base.canonical import digest_of, require
 from echo2d.core.base.ids import ChunkId, Digest, FrameId, SegmentId, index_of, is_table, segment_of
-from echo2d.core.weights.delta import Mode
+from echo2d.core.weights.delta import ChunkMode
 from echo2d.core.weights.encoding import ChunkRecord, FormFacts, FrameSpan, SegmentTable, frame_layout
 from echo2d.core.weights.manifest import Chunk, FileEntry, Manifest, chunk_layout
-from echo2d.core.weights.signed_index import PAGE_SEGMENTS_MAX, Root, Totals, running_digest
+from echo2d.core.weights.signed_index import PAGE_SEGMENTS_MAX, FormTotals, Root, running_digest
 
 
 class FormIndex:
@@ -83,7 +83,7 @@ class FormIndex:
         return self._newest.segment_count
 
     @property
-    def totals(self) -> Totals | None:
+    def totals(self) -> FormTotals | None:
         """Known once the form's last root has come."""
         return self._newest.totals
 
@@ -154,7 +154,7 @@ class FormIndex:
         tables = [self._tables[SegmentId(each)] for each in range(self.segment_count)]
         manifest = Manifest(self.files, tuple(record.result for table in tables for record in table.records))
         wire_bytes = sum(table.wire_bytes for table in tables) + sum(self._table_bytes.values())
-        found = Totals(wire_bytes, manifest.full_bytes, manifest.digest)
+        found = FormTotals(wire_bytes, manifest.full_bytes, manifest.digest)
         require(found == self.totals, "the tables do not add up to the signed snapshot")
         return manifest
 
@@ -187,7 +187,7 @@ class FormIndex:
     def _check_place(self, table: SegmentTable) -> None:
         """That the table fits the form's kind, its neighbours and the files."""
         modes = {record.mode for record in table.records}
-        require(self.facts.kind != "full" or modes <= {Mode.RAW, Mode.FULL}, "a full form needs a base")
+        require(self.facts.kind != "full" or modes <= {ChunkMode.RAW, ChunkMode.FULL}, "a full form needs a base")
         before = self._tables.get(SegmentId(table.segment - 1))
         after = self._tables.get(SegmentId(table.segment + 1))
         start = 0 if table.segment == 0 else None if before is None else before.end_chunk
@@ -203,5 +203,5 @@ def _check_lengths(table: SegmentTable, layout: tuple[Chunk, ...]) -> None:
     require(table.end_chunk <= len(layout), "a table names chunks beyond the files")
     for record in table.records:
         length = layout[record.chunk].length
-        fits = record.wire_bytes == length if record.mode == Mode.RAW else record.wire_bytes < length
+        fits = record.wire_bytes == length if record.mode == ChunkMode.RAW else record.wire_bytes < length
         require(fits, f"chunk {record.chunk} is longer on the wire than in its file")

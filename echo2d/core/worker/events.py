@@ -25,7 +25,7 @@ class ControlDown:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class CoordinatorSaid:
     """A message after the welcome; of SignedRoot and SegmentPage the shell makes other events."""
 
     message: ToPeer
@@ -251,14 +251,16 @@ class ShutDown:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class WorkerNote:
     """One line for the log."""
 
     text: str
 
 
 LeaseAction = SendControl | StartGeneration | AbortGeneration
-VersionAction = SendControl | IndexRoot | KeepPublishSeq | ApplyForm | CancelApply | RefitEngines | DropForm | Note
+VersionAction = (
+    SendControl | IndexRoot | KeepPublishSeq | ApplyForm | CancelApply | RefitEngines | DropForm | WorkerNote
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,8 @@ from echo2d.core.protocol.control_messages import (
     SampleAnswered,
     SampleDelta,
     SampleFinished,
-    Span,
     VersionKey,
+    VersionSpan,
     Welcome,
 )
 from echo2d.core.protocol.result_check import LOGPROB_MAX
@@ -50,16 +50,16 @@ class _Output:
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    spans: list[Span] = field(default_factory=list)
+    spans: list[VersionSpan] = field(default_factory=list)
     sent: int = 0
 
-    def extend(self, event: SampleProgressed, spans: list[Span]) -> None:
+    def extend(self, event: SampleProgressed, spans: list[VersionSpan]) -> None:
         self.tokens += event.tokens
         self.logprobs += event.logprobs
         for span in spans:
             last = self.spans[-1] if self.spans else None
             if last is not None and last.key == span.key:
-                self.spans[-1] = Span(last.start, span.end, span.version, span.digest)
+                self.spans[-1] = VersionSpan(last.start, span.end, span.version, span.digest)
             else:
                 self.spans.append(span)
 
@@ -69,7 +69,9 @@ class _Output:
 
     def take_unsent(self, sample: int, end: int) -> SampleDelta:
         start, self.sent = self.sent, end
-        spans = (Span(max(s.start, start), s.end, s.version, s.digest) for s in self.spans if start < s.end <= end)
+        spans = (
+            VersionSpan(max(s.start, start), s.end, s.version, s.digest) for s in self.spans if start < s.end <= end
+        )
         tokens, logprobs = self.tokens[start:end], self.logprobs[start:end]
         return SampleDelta(sample, pack_tokens(tokens), pack_logprobs(logprobs), tuple(spans))
 
@@ -87,7 +89,7 @@ class _Held:
         return HeldLease(self.grant.lease, self.grant.attempt)
 
 
-class Leases:
+class WorkerLeases:
     """See the module docstring. Methods return what to do; `now` is monotonic seconds."""
 
     def __init__(self, slots: int) -> None:
@@ -168,7 +170,7 @@ class Leases:
         if output is None or fault:
             return self.failed(held.key, f"the engine reported {fault}", now=now)
         output.extend(
-            event, [Span(s.start, s.end, labels[s.label].version, labels[s.label].digest) for s in event.spans]
+            event, [VersionSpan(s.start, s.end, labels[s.label].version, labels[s.label].digest) for s in event.spans]
         )
         held.token_at = now
         return [] if event.finish is None else self._finish(held, event.sample, event.finish, now)
@@ -328,7 +330,7 @@ def _report_s(grant: LeaseGranted) -> float:
     return min(PROGRESS_S, max(PROGRESS_S_MIN, grant.report_s))
 
 
-def _uses(spans: Collection[Span], keys: Collection[VersionKey]) -> bool:
+def _uses(spans: Collection[VersionSpan], keys: Collection[VersionKey]) -> bool:
     return any(span.key in keys for span in spans)
 
 

@@ -52,6 +52,7 @@ from echo2d.core.worker.events import (
     ArrivalFailed,
     ControlDown,
     ControlUp,
+    CoordinatorSaid,
     DropForm,
     EngineLost,
     EngineRefitFailed,
@@ -60,9 +61,7 @@ from echo2d.core.worker.events import (
     HoldEngines,
     LeaseAction,
     LeaveAsked,
-    Note,
     RootVerified,
-    Said,
     SampleProgressed,
     SendControl,
     ShutDown,
@@ -71,17 +70,18 @@ from echo2d.core.worker.events import (
     StopAsked,
     VersionAction,
     VersionEvent,
+    WorkerNote,
 )
-from echo2d.core.worker.leases import Leases
+from echo2d.core.worker.leases import WorkerLeases
 from echo2d.core.worker.plan_check import edges_fault
-from echo2d.core.worker.versions import Versions
+from echo2d.core.worker.versions import WorkerVersions
 
-Event = (
-    SampleProgressed | GenerationFailed | Said | ControlUp | ControlDown | RootVerified | ArrivalFailed
+WorkerEvent = (
+    SampleProgressed | GenerationFailed | CoordinatorSaid | ControlUp | ControlDown | RootVerified | ArrivalFailed
     | SnapshotReady | ApplyRejected | ApplyCancelled | EngineRefitted | EngineRefitFailed | EngineLost
-    | StopAsked | LeaveAsked | relay_events.Event
+    | StopAsked | LeaveAsked | relay_events.RelayEvent
 )  # fmt: skip
-Action = LeaseAction | VersionAction | HoldEngines | relay_events.LinkAction | ShutDown
+WorkerAction = LeaseAction | VersionAction | HoldEngines | relay_events.LinkAction | ShutDown
 
 REFITS_MAX = 64  # between a hello and its welcome, which take seconds; a refit takes one
 UNDIALABLE = (
@@ -97,8 +97,8 @@ class WorkerState:
         self, relay: Relay, run_id: RunId, *, slots: int, publish_seq: PublishSeq, standing: Iterable[Standing]
     ) -> None:
         self._relay = relay
-        self._leases = Leases(slots)
-        self._versions = Versions(run_id, engines=slots > 0, publish_seq=publish_seq, standing=standing)
+        self._leases = WorkerLeases(slots)
+        self._versions = WorkerVersions(run_id, engines=slots > 0, publish_seq=publish_seq, standing=standing)
         self._run_id, self._slots = run_id, slots
         self._up = False
         self._draining = False
@@ -133,11 +133,11 @@ class WorkerState:
             versions.serving, versions.holding(), leases, tuple(forms), self._leases.served(),
         )  # fmt: skip
 
-    def handle(self, event: Event, *, now: float) -> list[Action]:
+    def handle(self, event: WorkerEvent, *, now: float) -> list[WorkerAction]:
         """What to do about it, in order. `now`: monotonic seconds."""
         if isinstance(event, relay_events.FrameVerified | relay_events.PeerReady):
             relayed = self._relay.handle(event, now=now)
-            frames: list[Action] = [action for action in relayed if isinstance(action, relay_events.SendFrame)]
+            frames: list[WorkerAction] = [action for action in relayed if isinstance(action, relay_events.SendFrame)]
             if len(frames) == len(relayed):
                 return frames  # most events of a day: nobody but the relay is concerned
             actions = [*self._routed(relayed, now), *self._after(now)]
@@ -152,7 +152,7 @@ class WorkerState:
         times = (self._relay.wake_at(), self._leases.wake_at(), self._versions.wake_at())
         return min((time for time in times if time is not None), default=None)
 
-    def _on_event(self, event: Event, now: float) -> Sequence[Action]:  # noqa: C901 - one line per event
+    def _on_event(self, event: WorkerEvent, now: float) -> Sequence[WorkerAction]:  # noqa: C901 - one line per event
         match event:
             case SampleProgressed():
                 return self._leases.progressed(event, self._versions.labels, now=now)
@@ -166,14 +166,14 @@ class WorkerState:
             case ControlDown():
                 self._up = False
                 return []
-            case Said(message):
+            case CoordinatorSaid(message):
                 return self._on_message(message, now)
             case StopAsked(reason):
                 return [*self._leases.give_back(reason), SendControl(Goodbye(reason)), ShutDown(reason)]
             case LeaveAsked(reason):
                 self._draining, self._leaving = True, Leaving(reason)
                 return [SendControl(self._leaving)]
-            case relay_events.DeadlinePassed():
+            case relay_events.RelayDeadlinePassed():
                 due = [*self._leases.report(now=now), *self._versioned(self._versions.choose(now=now), now)]
                 return [*due, *self._relayed(event, now)]
             case RootVerified(root):
@@ -188,13 +188,13 @@ class WorkerState:
             case _:
                 return [*self._relayed(event, now), *self._made_room(event, now)]
 
-    def _made_room(self, event: relay_events.Event, now: float) -> list[Action]:
+    def _made_room(self, event: relay_events.RelayEvent, now: float) -> list[WorkerAction]:
         """A form that gave way to another one on a full disk is not waited for."""
         if not isinstance(event, relay_events.FormForgotten):
             return []
         return self._versioned(self._versions.forgotten(event.form, now=now), now)
 
-    def _on_refit(self, event: EngineRefitted | EngineRefitFailed, now: float) -> Sequence[Action]:
+    def _on_refit(self, event: EngineRefitted | EngineRefitFailed, now: float) -> Sequence[WorkerAction]:
         key = VersionKey(event.version, event.digest)
         actions = self._versioned(self._on_version_event(event, now), now)
         served = self._versions.serving == key
@@ -225,7 +225,7 @@ class WorkerState:
             case _:
                 assert_never(event)
 
-    def _on_message(self, message: ToPeer, now: float) -> Sequence[Action]:
+    def _on_message(self, message: ToPeer, now: float) -> Sequence[WorkerAction]:
         match message:
             case LeaseGranted():
                 if self._draining:
@@ -239,7 +239,7 @@ class WorkerState:
             case PlanEdges(form=form):
                 fault = "its root was refused" if self._versions.refuses(form) else edges_fault(message, self._relay.me)
                 if fault:
-                    return [Note(f"plan refused: form {form}: {fault}")]
+                    return [WorkerNote(f"plan refused: form {form}: {fault}")]
                 planned = self._versioned(self._versions.planned(form, now=now), now)
                 return [*planned, *self._relayed(relay_events.PlanReceived(message), now)]
             case VersionsRevoked(epoch, versions):
@@ -253,31 +253,31 @@ class WorkerState:
             case DialledBack(fault):
                 return self._dialled_back(fault)
             case Welcome() | Refused() | SignedRoot() | SegmentPage() | EncodeVersion():
-                return [Note(f"unexpected message {type(message).__name__}")]
+                return [WorkerNote(f"unexpected message {type(message).__name__}")]
             case _:
                 assert_never(message)
 
-    def _dialled_back(self, fault: str) -> list[Action]:
+    def _dialled_back(self, fault: str) -> list[WorkerAction]:
         """Said to the owner once, until it changes."""
         before, self._undialable = self._undialable, fault
         if fault == before:
             return []
-        return [Note(f"{UNDIALABLE}: {fault}" if fault else "others can dial this peer")]
+        return [WorkerNote(f"{UNDIALABLE}: {fault}" if fault else "others can dial this peer")]
 
-    def _versioned(self, actions: Iterable[VersionAction], now: float) -> list[Action]:
-        done: list[Action] = []
+    def _versioned(self, actions: Iterable[VersionAction], now: float) -> list[WorkerAction]:
+        done: list[WorkerAction] = []
         for action in actions:
             done.append(action)
             if isinstance(action, DropForm):
                 done += self._relayed(relay_events.FormForgotten(action.form), now)
         return done
 
-    def _relayed(self, event: relay_events.Event, now: float) -> list[Action]:
+    def _relayed(self, event: relay_events.RelayEvent, now: float) -> list[WorkerAction]:
         return self._routed(self._relay.handle(event, now=now), now)
 
-    def _routed(self, relayed: Sequence[relay_events.Action], now: float) -> list[Action]:
+    def _routed(self, relayed: Sequence[relay_events.RelayAction], now: float) -> list[WorkerAction]:
         """What the relay wants, and what others make of it."""
-        done: list[Action] = []
+        done: list[WorkerAction] = []
         for action in relayed:
             match action:
                 case relay_events.ReportEdgeBroken(plan, generation, peer, reason):
@@ -287,14 +287,16 @@ class WorkerState:
                 case relay_events.FormArrived(form):
                     done += self._versioned(self._versions.arrived(form, now=now), now)
                 case relay_events.FrameGone(form, frame):
-                    done.append(Note(f"root of form {form}, and frame {frame} is gone"))  # it is the seed that is one
+                    done.append(
+                        WorkerNote(f"root of form {form}, and frame {frame} is gone")
+                    )  # it is the seed that is one
                 case _:
                     done.append(action)
         return done
 
-    def _after(self, now: float) -> list[Action]:
+    def _after(self, now: float) -> list[WorkerAction]:
         """Consequences that hold after every event: nothing served, nothing leased; drained, gone."""
-        actions: list[Action] = []
+        actions: list[WorkerAction] = []
         still = self._exclusive and self._versions.awaits
         if still != (self._still_since is not None):
             self._still_since = now if still else None

@@ -28,12 +28,12 @@ from echo2d.core.worker.events import (
     EngineRefitted,
     IndexRoot,
     KeepPublishSeq,
-    Note,
     RefitEngines,
     SendControl,
     SnapshotReady,
     Standing,
     VersionAction,
+    WorkerNote,
 )
 
 FORMS_MAX = 4  # the spreading one, the waiting one, and the last two for peers that still fetch them
@@ -66,7 +66,7 @@ class _Form:
         return None if totals is None else VersionKey(self.root.facts.version, totals.snapshot)
 
 
-class Versions:
+class WorkerVersions:
     """See the module docstring. `standing`: oldest first, the last one is current."""
 
     def __init__(
@@ -143,7 +143,7 @@ class Versions:
             self._forms.pop(root.form, None)
             self._refused[root.form] = None
             keep_newest(self._refused, REFUSED_MAX)
-            return [Note(f"root refused: {refusal}"), DropForm(root.form), *self.choose(now=now)]
+            return [WorkerNote(f"root refused: {refusal}"), DropForm(root.form), *self.choose(now=now)]
         self._refused.pop(root.form, None)
         actions: list[VersionAction] = [IndexRoot(root)]
         if root.facts.publish_seq > self._publish_seq:

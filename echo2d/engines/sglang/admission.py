@@ -34,7 +34,7 @@ def next_limit(limit: int, slots: int, load: ServerLoad) -> int:
     return min(most, limit)
 
 
-class Room:
+class SampleAdmission:
     """Samples inside and those waiting to enter, first come, first served. `enter` calls back when one may."""
 
     def __init__(self, slots: int) -> None:

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from echo2d.engines.base import FinishReason, GenerateRequest
-from echo2d.engines.sglang.segment import Token
+from echo2d.engines.sglang.continuation import ReportedToken
 from echo2d.engines.stream import RequestStream, SampleBuffer
 
 
 @dataclass(slots=True)
-class Call:
+class GenerationCall:
     """One request while it runs."""
 
     request: GenerateRequest
@@ -18,15 +18,15 @@ class Call:
     seed: int
     begun: asyncio.Event = field(default_factory=asyncio.Event)  # the prompt's KV is there, or never will be
     rids: dict[int, str] = field(default_factory=dict)  # of each sample that the server has
-    outputs: "list[Sample]" = field(default_factory=list)
+    outputs: "list[SampleState]" = field(default_factory=list)
     aborted: bool = False
     cached_tokens: int = 0
 
 
-class Sample:
+class SampleState:
     """One continuation: what it has so far."""
 
-    def __init__(self, call: Call, index: int, eos: frozenset[int]) -> None:
+    def __init__(self, call: GenerationCall, index: int, eos: frozenset[int]) -> None:
         self._request = call.request
         self.index = index
         self.stop = eos.union(call.request.stop_token_ids)
@@ -39,7 +39,7 @@ class Sample:
         """Tokens that may still come."""
         return self._request.max_new_tokens - len(self.output)
 
-    def extend(self, tokens: list[Token]) -> None:
+    def extend(self, tokens: list[ReportedToken]) -> None:
         for each in tokens:
             self.output.append(each.token)
             self.buffer.add(each.token, each.logprob, each.label)
@@ -52,7 +52,7 @@ class Sample:
         return None if self.room else "length"
 
 
-def request_body(rid: str, label: str, call: Call, sample: Sample) -> dict[str, Any]:
+def request_body(rid: str, label: str, call: GenerationCall, sample: SampleState) -> dict[str, Any]:
     request = call.request
     return {
         "rid": rid,

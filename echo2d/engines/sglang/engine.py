@@ -7,13 +7,13 @@ from contextlib import suppress
 from pathlib import Path
 from random import Random
 
-from echo2d.engines.base import AdapterBase, EngineLoad, GenerateRequest, RefitReport, SampleDelta
-from echo2d.engines.sglang.admission import Room
-from echo2d.engines.sglang.calls import Call, Sample
+from echo2d.engines.base import AdapterBase, EngineLoad, GenerateRequest, RefitReport, SampleOutput
+from echo2d.engines.sglang.admission import SampleAdmission
+from echo2d.engines.sglang.calls import GenerationCall, SampleState
 from echo2d.engines.sglang.files import limits_of
-from echo2d.engines.sglang.http_client import Server
+from echo2d.engines.sglang.http_client import SglangClient
 from echo2d.engines.sglang.process import Launch, ServerProcess
-from echo2d.engines.sglang.sampling_loop import Writing
+from echo2d.engines.sglang.sampling_loop import SamplingLoop
 from echo2d.engines.sglang.server import Running, Serving
 from echo2d.engines.sglang.weight_update import RefitMode
 from echo2d.engines.stream import SAMPLES_OPEN_MAX, RequestStream, check_request
@@ -32,17 +32,17 @@ class SglangEngine:
         rng_seed: int | None = None,
     ) -> None:
         self._seeds = Random(secrets.randbits(64) if rng_seed is None else rng_seed)
-        self._room = Room(slots)
-        self._calls: dict[str, Call] = {}
+        self._room = SampleAdmission(slots)
+        self._calls: dict[str, GenerationCall] = {}
         self._serving = Serving(where, refit_mode, nothing=self._abort_all, measured=self._room.look)
-        self._writing = Writing(self._serving, self._room)
+        self._writing = SamplingLoop(self._serving, self._room)
 
     @property
     def label(self) -> str | None:
         return self._serving.label
 
     @property
-    def server(self) -> Server | None:
+    def server(self) -> SglangClient | None:
         """What it speaks to; None: nothing yet, or not any more."""
         return self._serving.server
 
@@ -69,11 +69,11 @@ class SglangEngine:
     async def release(self) -> None:
         await self._serving.release()
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[SampleDelta]:
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[SampleOutput]:
         call, eos = self._admit(request)
         try:
             async with asyncio.TaskGroup() as tasks:
-                call.outputs = [Sample(call, index, eos) for index in range(request.samples)]
+                call.outputs = [SampleState(call, index, eos) for index in range(request.samples)]
                 written = [tasks.create_task(self._writing.write(call, sample)) for sample in call.outputs]
                 while (delta := await call.stream.get()) is not None:
                     yield delta
@@ -106,7 +106,7 @@ class SglangEngine:
             raise EngineFault("no version is served")
         return None
 
-    def _admit(self, request: GenerateRequest) -> tuple[Call, frozenset[int]]:
+    def _admit(self, request: GenerateRequest) -> tuple[GenerationCall, frozenset[int]]:
         self._serving.require_running()
         if self.label is None or (layout := self._serving.layout) is None:
             raise EngineFault("no version is served")
@@ -117,7 +117,7 @@ class SglangEngine:
         vocab_size, context_max = limits_of(layout)
         check_request(request, vocab_size=vocab_size, context_max=context_max)
         seed = self._seeds.getrandbits(31) if request.rng_seed is None else request.rng_seed
-        call = Call(request, RequestStream(request.samples), seed)
+        call = GenerationCall(request, RequestStream(request.samples), seed)
         self._calls[request.request_id] = call
         return call, layout.eos_token_ids
 

@@ -3,18 +3,18 @@
 import asyncio
 from pathlib import Path
 
-from echo2d.engines.layout import Layout, read_layout, weight_files
-from echo2d.engines.sglang.weight_update import Doubtful, Files, Order
+from echo2d.engines.layout import SnapshotLayout, read_layout, weight_files
+from echo2d.engines.sglang.weight_update import Doubtful, Files, WeightUpdate
 from echo2d.errors import EngineFault
 
 
-async def require_unchanged(order: Order) -> None:
+async def require_unchanged(order: WeightUpdate) -> None:
     """Doubtful: the files are not those that were verified any more."""
     if order.files != await asyncio.to_thread(list_files, order.snapshot):
         raise Doubtful("the snapshot changed while it was loaded")
 
 
-def read_model(snapshot: Path) -> Layout:
+def read_model(snapshot: Path) -> SnapshotLayout:
     layout = read_layout(snapshot)
     if not layout.tensors:
         raise EngineFault("the snapshot holds no safetensors weights")
@@ -30,7 +30,7 @@ def list_files(snapshot: Path) -> Files:
     return [(name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in found]
 
 
-def limits_of(layout: Layout) -> tuple[int, int | None]:
+def limits_of(layout: SnapshotLayout) -> tuple[int, int | None]:
     """Vocabulary size and context length."""
     text = layout.config.get("text_config")
     facts = {**layout.config, **(text if isinstance(text, dict) else {})}

@@ -12,7 +12,7 @@ import aiohttp
 
 from echo2d.engines.sglang.admission import ServerLoad
 from echo2d.engines.sglang.compat import Dialect, dialect_of
-from echo2d.engines.sglang.segment import error_text
+from echo2d.engines.sglang.continuation import error_text
 from echo2d.errors import EngineFault
 
 CALL_S_MAX = 30.0  # of a call that has nothing to wait for; a busy scheduler answers between two batches
@@ -23,7 +23,7 @@ CHUNK_BYTES_MAX = 64 << 20  # of one event of a stream: a cumulative one repeats
 _EVENT_END = b"\n\n"
 
 
-class Refused(EngineFault):
+class ServerRefused(EngineFault):
     """The server answered, and it is no."""
 
 
@@ -31,7 +31,7 @@ class Lost(EngineFault):
     """There is no answer: it may or may not have been done."""
 
 
-class Server:
+class SglangClient:
     """One server at `url`. Keys are secrets: they go into headers and nowhere else."""
 
     def __init__(self, url: str, *, api_key: str = "", admin_key: str = "") -> None:
@@ -60,7 +60,7 @@ class Server:
         info = await self._facts("/server_info")
         try:
             paths = (await self.call("GET", "/openapi.json"))["paths"].keys()
-        except (Refused, KeyError, AttributeError, TypeError):
+        except (ServerRefused, KeyError, AttributeError, TypeError):
             paths = None
         return dialect_of(str(info.get("version", "")), paths)
 
@@ -79,7 +79,7 @@ class Server:
                 sum(int(rank["max_running_requests"]) for rank in ranks),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise Refused(f"SGLang's load is not as expected: {error}") from error
+            raise ServerRefused(f"SGLang's load is not as expected: {error}") from error
 
     async def pause(self, mode: str) -> None:
         await self._order("/pause_generation", {"mode": mode})
@@ -111,7 +111,7 @@ class Server:
         """Of the weights in memory, by the server's names and its own hash; one rank only."""
         status, answer = await self._ask(self._admin, "POST", "/weights_checker", {"action": "checksum"}, CALL_S_MAX)
         if status != 200:
-            raise Refused(f"SGLang /weights_checker: {status} {error_text(answer)}")
+            raise ServerRefused(f"SGLang /weights_checker: {status} {error_text(answer)}")
         return dict(answer["ranks"][0]["checksums"])
 
     async def stream(self, body: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
@@ -122,7 +122,9 @@ class Server:
             silence = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S_MAX, sock_read=STREAM_S_MAX)
             async with self._work.post(self.url + "/generate", json=body, timeout=silence) as response:
                 if response.status != 200:
-                    raise Refused(f"SGLang /generate: {response.status} {error_text(_decoded(await response.read()))}")
+                    raise ServerRefused(
+                        f"SGLang /generate: {response.status} {error_text(_decoded(await response.read()))}"
+                    )
                 async for event in _events(response.content):
                     if event == b"[DONE]":
                         return
@@ -134,19 +136,19 @@ class Server:
         """Of the kind that needs no administrator."""
         status, answer = await self._ask(self._work, method, path, None, CALL_S_MAX)
         if status != 200:
-            raise Refused(f"SGLang {path}: {status} {error_text(answer)}")
+            raise ServerRefused(f"SGLang {path}: {status} {error_text(answer)}")
         return answer
 
     async def _facts(self, path: str) -> Mapping[str, Any]:
         answer = await self.call("GET", path)
         if not isinstance(answer, dict):
-            raise Refused(f"SGLang {path}: no JSON object; is this a SGLang server?")
+            raise ServerRefused(f"SGLang {path}: no JSON object; is this a SGLang server?")
         return answer
 
     async def _order(self, path: str, body: Mapping[str, Any]) -> None:
         status, answer = await self._ask(self._admin, "POST", path, body, CALL_S_MAX)
         if status != 200:
-            raise Refused(f"SGLang {path}: {status} {error_text(answer)}")
+            raise ServerRefused(f"SGLang {path}: {status} {error_text(answer)}")
 
     async def _ask(
         self, session: aiohttp.ClientSession, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float
@@ -159,7 +161,7 @@ class Server:
                 while not response.content.at_eof():
                     more = await response.content.read(BODY_BYTES_MAX)
                     if len(answer) + len(more) > BODY_BYTES_MAX:
-                        raise Refused(f"SGLang {path}: an answer of more than {BODY_BYTES_MAX} bytes")
+                        raise ServerRefused(f"SGLang {path}: an answer of more than {BODY_BYTES_MAX} bytes")
                     answer += more
                 return response.status, _decoded(answer)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:

@@ -2,7 +2,7 @@
 
 The first sample of a call goes ahead; once its first token shows that the prompt's KV is there, the others share it.
 How many run at once follows what the server says of its load. Not here: which version is served (`serving`), and who
-wrote a token (`segment`).
+wrote a token (`continuation`).
 """
 
 import asyncio
@@ -13,10 +13,10 @@ from contextlib import asynccontextmanager, suppress
 from itertools import count
 
 from echo2d.engines.base import FinishReason
-from echo2d.engines.sglang.admission import Room
-from echo2d.engines.sglang.calls import Call, Sample, request_body
-from echo2d.engines.sglang.http_client import Lost, Server
-from echo2d.engines.sglang.segment import Foreign, Piece
+from echo2d.engines.sglang.admission import SampleAdmission
+from echo2d.engines.sglang.calls import GenerationCall, SampleState, request_body
+from echo2d.engines.sglang.continuation import Continuation, Foreign
+from echo2d.engines.sglang.http_client import Lost, SglangClient
 from echo2d.engines.sglang.server import Serving
 from echo2d.errors import EngineFault
 
@@ -26,17 +26,17 @@ PIECES_FRUITLESS_MAX = 64  # in a row for one sample: somebody else aborts what 
 log = logging.getLogger("echo2d.engines")
 
 
-class Writing:
+class SamplingLoop:
     """See the module docstring."""
 
-    def __init__(self, serving: Serving, room: Room) -> None:
+    def __init__(self, serving: Serving, room: SampleAdmission) -> None:
         self._serving = serving
         self._room = room
         self._looked_at = float("-inf")
         self._numbers = count()
         self._nonce = secrets.token_hex(6)
 
-    async def write(self, call: Call, sample: Sample) -> None:
+    async def write(self, call: GenerationCall, sample: SampleState) -> None:
         """One sample to its end."""
         finish: FinishReason | None = None
         try:
@@ -52,13 +52,13 @@ class Writing:
                 call.begun.set()
         call.stream.put(sample.buffer.take(finish))
 
-    async def _piece(self, call: Call, sample: Sample) -> FinishReason | None:
+    async def _piece(self, call: GenerationCall, sample: SampleState) -> FinishReason | None:
         """One request to the server; None: the sample goes on with another one."""
         async with self._inside():
             server, label = await self._serving.served()
             if call.aborted:
                 return "abort"
-            piece = Piece(label)
+            piece = Continuation(label)
             await self._stream(server, call, sample, piece, self._serving.updates)
         if piece.finish != "abort":
             return piece.finish
@@ -67,7 +67,9 @@ class Writing:
             raise EngineFault("SGLang aborts every request at once")
         return "abort" if call.aborted else sample.finish()
 
-    async def _stream(self, server: Server, call: Call, sample: Sample, piece: Piece, updates: int) -> None:
+    async def _stream(
+        self, server: SglangClient, call: GenerationCall, sample: SampleState, piece: Continuation, updates: int
+    ) -> None:
         """updates: those that had been asked for before it began; it is certain as long as there are no more."""
         serving = self._serving
         rid = f"{self._nonce}{next(self._numbers):015d}"
@@ -100,7 +102,7 @@ class Writing:
                 with suppress(EngineFault):
                     await server.abort(rid)
 
-    def _uncut(self, piece: Piece) -> bool:
+    def _uncut(self, piece: Continuation) -> bool:
         """It got past a refit: the server is asked to say now who wrote its tokens."""
         return not piece.certain and self._serving.quiet and self._serving.mode != "in_place"
 

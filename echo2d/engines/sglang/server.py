@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from echo2d.engines.base import RefitReport
-from echo2d.engines.layout import Layout
+from echo2d.engines.layout import SnapshotLayout
 from echo2d.engines.sglang import weight_update
 from echo2d.engines.sglang.admission import ServerLoad
 from echo2d.engines.sglang.compat import Dialect
 from echo2d.engines.sglang.files import list_files, read_model, require_unchanged
-from echo2d.engines.sglang.http_client import Server
+from echo2d.engines.sglang.http_client import SglangClient
 from echo2d.engines.sglang.process import Launch, ServerProcess
-from echo2d.engines.sglang.weight_update import Doubtful, Order, RefitMode
+from echo2d.engines.sglang.weight_update import Doubtful, RefitMode, WeightUpdate
 from echo2d.errors import EngineFault
 
 START_S_MAX = 900.0  # of a large model from a slow disk, with kernels to compile
@@ -62,8 +62,8 @@ class Serving:
         self._nothing = nothing
         self._measured = measured
         self.label: str | None = None
-        self.layout: Layout | None = None
-        self.server: Server | None = None
+        self.layout: SnapshotLayout | None = None
+        self.server: SglangClient | None = None
         self.process: ServerProcess | None = None
         self.updates = 0
         self._dialect: Dialect | None = None
@@ -104,7 +104,7 @@ class Serving:
             same = self.layout is not None and layout.config == self.layout.config
             if self.layout is not None and same:
                 layout.require_tensors_of(self.layout)
-            order = Order(snapshot, label, files, self.mode)
+            order = WeightUpdate(snapshot, label, files, self.mode)
             if isinstance(self._where, Launch) and (self.process is None or self.process.ended or not same):
                 report = await self._launch(self._where, order)
             elif self.layout is not None and not same:
@@ -146,14 +146,14 @@ class Serving:
 
     # --- for requests
 
-    async def served(self) -> tuple[Server, str]:
+    async def served(self) -> tuple[SglangClient, str]:
         """Once no refit is under way."""
         await self._quiet.wait()
         if self.server is None or self.label is None:
             raise EngineFault("no version is served")
         return self.server, self.label
 
-    async def examine(self, server: Server) -> None:
+    async def examine(self, server: SglangClient) -> None:
         """A request was lost: is the server still what it was? A refit under way finds that out itself."""
         async with self._examining:
             if server is not self.server or self.label is None or not self.quiet:
@@ -177,7 +177,7 @@ class Serving:
 
     # --- inside
 
-    async def _launch(self, where: Launch, order: Order) -> RefitReport:
+    async def _launch(self, where: Launch, order: WeightUpdate) -> RefitReport:
         """A new server with this version."""
         began = _now()
         self._serve_nothing()
@@ -187,7 +187,7 @@ class Serving:
         process = self.process = ServerProcess(where)
         try:
             await process.start(order.snapshot, order.label)
-            server = self.server = Server(process.url, api_key=process.api_key, admin_key=process.admin_key)
+            server = self.server = SglangClient(process.url, api_key=process.api_key, admin_key=process.admin_key)
             await self._until_ready(process, server, order)
             await process.started()
             self._dialect = await server.probe()
@@ -201,7 +201,7 @@ class Serving:
         self.label = order.label
         return RefitReport(order.label, _now() - began)
 
-    async def _until_ready(self, process: ServerProcess, server: Server, order: Order) -> None:
+    async def _until_ready(self, process: ServerProcess, server: SglangClient, order: WeightUpdate) -> None:
         deadline = _now() + START_S_MAX + order.timeout_s
         while not await server.ready():
             if process.ended or not self._running:
@@ -211,11 +211,11 @@ class Serving:
                 raise EngineFault(f"the SGLang server is not ready after {START_S_MAX:g} s (see {process.log})")
             await asyncio.sleep(START_LOOK_S)
 
-    async def _attached(self) -> Server:
+    async def _attached(self) -> SglangClient:
         """The server at the URL, or the one that was started."""
         if self.server is None:
             assert isinstance(self._where, Running)
-            server = Server(self._where.url, api_key=self._where.api_key, admin_key=self._where.admin_key)
+            server = SglangClient(self._where.url, api_key=self._where.api_key, admin_key=self._where.admin_key)
             try:
                 self._dialect = await server.probe()
                 await self._measure(server)
@@ -226,7 +226,7 @@ class Serving:
             self._say_dialect(self._dialect)
         return self.server
 
-    async def _swap(self, server: Server, order: Order) -> RefitReport:
+    async def _swap(self, server: SglangClient, order: WeightUpdate) -> RefitReport:
         """See `swap.py`. Whatever ends it in the middle leaves nothing served."""
         assert self._dialect is not None
         began, done = _now(), False
@@ -269,7 +269,7 @@ class Serving:
         if server is not None:
             await server.close()
 
-    async def _measure(self, server: Server) -> None:
+    async def _measure(self, server: SglangClient) -> None:
         self._measured(await server.load())
 
     def _say_dialect(self, dialect: Dialect) -> None:

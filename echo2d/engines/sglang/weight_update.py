@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 from echo2d.engines.sglang.compat import Dialect
-from echo2d.engines.sglang.http_client import Lost, Refused, Server
+from echo2d.engines.sglang.http_client import Lost, ServerRefused, SglangClient
 from echo2d.errors import EngineFault
 
 RefitMode = Literal["retract", "abort", "in_place"]
@@ -38,7 +38,7 @@ class Doubtful(EngineFault):
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class WeightUpdate:
     """What is to be served, and how."""
 
     snapshot: Path
@@ -51,20 +51,20 @@ class Order:
         return 3 * sum(size for _, size, _, _ in self.files) / LOAD_BYTES_PER_S_MIN + LOAD_S_MIN
 
 
-async def stop(server: Server, mode: RefitMode) -> None:
+async def stop(server: SglangClient, mode: RefitMode) -> None:
     """No more tokens. EngineFault but Doubtful: it goes on as before."""
     try:
         await server.pause(mode)
         if mode == "retract":
             await server.abort_all()
-    except Refused as fault:
+    except ServerRefused as fault:
         await go_on(server)
         raise EngineFault(f"the old version is still served: {fault}") from fault
     except Lost as fault:
         raise Doubtful(str(fault)) from fault
 
 
-async def update(server: Server, dialect: Dialect, order: Order) -> None:
+async def update(server: SglangClient, dialect: Dialect, order: WeightUpdate) -> None:
     """The weights of a paused server. Any fault is Doubtful."""
     try:
         await _load(server, dialect, order)
@@ -75,7 +75,7 @@ async def update(server: Server, dialect: Dialect, order: Order) -> None:
         raise Doubtful(str(fault)) from fault
 
 
-async def _load(server: Server, dialect: Dialect, order: Order) -> None:
+async def _load(server: SglangClient, dialect: Dialect, order: WeightUpdate) -> None:
     flush = order.mode != "in_place"
     body = {
         "model_path": str(order.snapshot),
@@ -95,7 +95,7 @@ async def _load(server: Server, dialect: Dialect, order: Order) -> None:
         await server.relabel(order.label)
 
 
-async def identify(server: Server, order: Order) -> None:
+async def identify(server: SglangClient, order: WeightUpdate) -> None:
     """It is what it was told to be."""
     model = await server.model()
     if model.get("weight_version") != order.label or model.get("model_path") != str(order.snapshot):
@@ -104,7 +104,7 @@ async def identify(server: Server, order: Order) -> None:
         )
 
 
-async def go_on(server: Server) -> None:
+async def go_on(server: SglangClient) -> None:
     """Tokens again. Any fault is Doubtful."""
     try:
         await server.resume()

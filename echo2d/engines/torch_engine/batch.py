@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from echo2d.engines.torch_engine.policy import Policy
+from echo2d.engines.torch_engine.policy import InferencePolicy
 
 PREFILL_TOKENS_MAX = 8192  # padded tokens of one forward pass: bounds its activations, 200 MB at hidden size 4096
 
 Context = Sequence[int]
 
 
-class Batch:
+class DecodeBatch:
     """Row indices shift only in `keep`; `add` appends rows."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: InferencePolicy) -> None:
         self._policy = policy
         self._cache = DynamicCache()
         self._lengths: list[int] = []

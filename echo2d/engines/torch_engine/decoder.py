@@ -19,16 +19,16 @@ from random import Random
 
 import torch
 
-from echo2d.engines.base import FinishReason, GenerateRequest, RefitReport, SampleDelta
+from echo2d.engines.base import FinishReason, GenerateRequest, RefitReport, SampleOutput
 from echo2d.engines.stream import BUNDLE_S_MAX, BUNDLE_TOKENS_MAX, RequestStream, SampleBuffer
-from echo2d.engines.torch_engine.batch import PREFILL_TOKENS_MAX, Batch
-from echo2d.engines.torch_engine.policy import Policy, Prepared, build
+from echo2d.engines.torch_engine.batch import PREFILL_TOKENS_MAX, DecodeBatch
+from echo2d.engines.torch_engine.policy import InferencePolicy, PreparedWeights, build
 from echo2d.engines.torch_engine.sampling import Chances, draw
 from echo2d.errors import EngineFault
 
 log = logging.getLogger("echo2d.engines")
 
-Output = list[tuple[RequestStream, SampleDelta]]
+DecoderOutput = list[tuple[RequestStream, SampleOutput]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class DecoderOptions:
     threads: int | None
 
 
-class Sample:
+class DecodedSample:
     """One continuation: what was asked, what is written so far, what is still to be handed out."""
 
     __slots__ = ("_random", "_stop", "buffer", "output", "request", "stream")
@@ -76,16 +76,16 @@ class Sample:
 class Decoder:
     """All methods but `__init__` and `post` run on the decoder's thread. `label` is None when nothing is served."""
 
-    def __init__(self, options: DecoderOptions, emit: Callable[[Output], object]) -> None:
-        self.policy: Policy | None = None
+    def __init__(self, options: DecoderOptions, emit: Callable[[DecoderOutput], object]) -> None:
+        self.policy: InferencePolicy | None = None
         self.label: str | None = None
-        self.running: list[Sample] = []
+        self.running: list[DecodedSample] = []
         self._options = options
         self._emit = emit
         self._posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._waiting: deque[list[Sample]] = deque()  # each: samples of one request, at least one
-        self._batch: Batch | None = None  # one row per running sample, in their order
-        self._output: Output = []
+        self._waiting: deque[list[DecodedSample]] = deque()  # each: samples of one request, at least one
+        self._batch: DecodeBatch | None = None  # one row per running sample, in their order
+        self._output: DecoderOutput = []
         self._emitted_at = 0.0
         self._next_step_at = 0.0
         self._still = False  # no token until it is told to go on
@@ -108,14 +108,14 @@ class Decoder:
         self._abort_all()
         self._stopping = True
 
-    def submit(self, request: GenerateRequest, stream: RequestStream, seed: int, checked: Policy) -> None:
+    def submit(self, request: GenerateRequest, stream: RequestStream, seed: int, checked: InferencePolicy) -> None:
         """Queue the samples of a request; they end at once if the policy that it was checked against is gone."""
         if self.policy is not checked:
             self._output += [(stream, SampleBuffer(index).take("abort")) for index in range(request.samples)]
             self._emit_output()
             return
         eos = checked.layout.eos_token_ids
-        self._waiting.append([Sample(request, stream, index, seed, eos) for index in range(request.samples)])
+        self._waiting.append([DecodedSample(request, stream, index, seed, eos) for index in range(request.samples)])
 
     def abort(self, stream: RequestStream) -> None:
         for group in [*self._waiting, self.running]:
@@ -124,7 +124,7 @@ class Decoder:
         self._retire([row for row, sample in enumerate(self.running) if sample.stream is not stream])
         self._emit_output()
 
-    def swap(self, prepared: Prepared, label: str) -> RefitReport:
+    def swap(self, prepared: PreparedWeights, label: str) -> RefitReport:
         """Serve `prepared` as `label` from the next token on. EngineFault: the old one stays, or nothing is served."""
         self._emit_held()
         started = time.monotonic()
@@ -188,11 +188,11 @@ class Decoder:
             log.exception("decoding failed, nothing is served until the next refit")
             self._lose_policy()
 
-    def _admit(self, batch: Batch) -> None:
+    def _admit(self, batch: DecodeBatch) -> None:
         """Fill free slots in order of arrival; samples of a request that enter together share its prefill."""
         contexts: list[list[int]] = []
         repeats: list[int] = []
-        admitted: list[Sample] = []
+        admitted: list[DecodedSample] = []
         free, tokens = self._options.slots_max - len(self.running), 0
         while self._waiting and free > 0 and tokens < PREFILL_TOKENS_MAX:
             group = self._waiting.popleft()
@@ -208,7 +208,7 @@ class Decoder:
             self.running = self.running + admitted
             batch.add(contexts, repeats)
 
-    def _step(self, batch: Batch, label: str) -> None:
+    def _step(self, batch: DecodeBatch, label: str) -> None:
         self._pace(len(self.running))
         asked = [sample.request for sample in self.running]
         tokens, logprobs = draw(
@@ -234,7 +234,7 @@ class Decoder:
 
     # output
 
-    def _end(self, samples: list[Sample]) -> None:
+    def _end(self, samples: list[DecodedSample]) -> None:
         self._output += [(sample.stream, sample.buffer.take("abort")) for sample in samples]
 
     def _emit_due(self) -> None:
@@ -258,19 +258,19 @@ class Decoder:
             self._end(group)
         self._waiting.clear()
         self.running = []
-        self._batch = None if self.policy is None else Batch(self.policy)
+        self._batch = None if self.policy is None else DecodeBatch(self.policy)
         self._emit_output()
 
     # weights
 
-    def _replace(self, policy: Policy) -> None:
+    def _replace(self, policy: InferencePolicy) -> None:
         """Serve a newly built model. Samples whose tokens it could not continue end."""
         old = self.policy
         if old is not None and (old.vocab_size, old.context_max) != (policy.vocab_size, policy.context_max):
             self._abort_all()
         self.policy = policy
 
-    def _overwrite(self, policy: Policy, prepared: Prepared) -> None:
+    def _overwrite(self, policy: InferencePolicy, prepared: PreparedWeights) -> None:
         try:
             policy.copy(prepared.tensors, prepared.layout)
         except RuntimeError as error:
@@ -280,7 +280,7 @@ class Decoder:
     def _recompute(self) -> None:
         """The KV and next logits of every running sample, from its tokens, under the policy now in place."""
         assert self.policy is not None
-        batch = Batch(self.policy)
+        batch = DecodeBatch(self.policy)
         try:
             if self.running:
                 batch.add([sample.context for sample in self.running], [1] * len(self.running))

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from echo2d.engines.base import AdapterBase, EngineLoad, GenerateRequest, RefitReport, SampleDelta
+from echo2d.engines.base import AdapterBase, EngineLoad, GenerateRequest, RefitReport, SampleOutput
 from echo2d.engines.stream import SAMPLES_OPEN_MAX, RequestStream, check_request
-from echo2d.engines.torch_engine.decoder import Decoder, DecoderOptions, Output
+from echo2d.engines.torch_engine.decoder import Decoder, DecoderOptions, DecoderOutput
 from echo2d.engines.torch_engine.policy import prepare
 from echo2d.errors import EngineFault, OperatorFault
 
@@ -95,7 +95,7 @@ class TorchEngine:
     async def release(self) -> None:
         await self._on_decoder(self._started().release)
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[SampleDelta]:
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[SampleOutput]:
         decoder = self._started()
         stream = self._submit(decoder, request)
         try:
@@ -177,7 +177,7 @@ def _device(name: str) -> torch.device:
         raise OperatorFault(f"engine device {name!r} cannot be used: {error}") from error
 
 
-def _deliver(output: Output) -> None:
+def _deliver(output: DecoderOutput) -> None:
     for stream, delta in output:
         stream.put(delta)
 

@@ -22,7 +22,7 @@ from transformers.utils import logging as transformers_logging
 
 from echo2d.engines.adapter import adapter_layout
 from echo2d.engines.base import AdapterBase
-from echo2d.engines.layout import Layout, read_layout, weight_files
+from echo2d.engines.layout import SnapshotLayout, read_layout, weight_files
 from echo2d.engines.torch_engine.lora import attach
 from echo2d.errors import EngineFault
 
@@ -33,13 +33,13 @@ _BUILDING = threading.Lock()  # transformers changes globals of torch while it l
 transformers_logging.disable_progress_bar()  # a daemon has no terminal
 
 
-class Policy:
+class InferencePolicy:
     """A causal LM on its device, ready for inference.
 
     `layout` is that of the snapshot whose numbers it holds. adapter: the tensors that are the snapshot's, if it is one.
     """
 
-    def __init__(self, model: Any, layout: Layout, adapter: Mapping[str, Tensor] | None = None) -> None:
+    def __init__(self, model: Any, layout: SnapshotLayout, adapter: Mapping[str, Tensor] | None = None) -> None:
         self.layout = layout
         self.device: torch.device = model.device
         self.vocab_size: int = model.get_input_embeddings().num_embeddings
@@ -69,12 +69,12 @@ class Policy:
         logits: Tensor = output.logits[:, -1]
         return logits
 
-    def adapted(self, layout: Layout, tensors: Mapping[str, Tensor]) -> "Policy":
+    def adapted(self, layout: SnapshotLayout, tensors: Mapping[str, Tensor]) -> "InferencePolicy":
         """The same model with an adapter beside its weights; this one must not be used again."""
         attach(self._model, adapter_layout(layout), tensors)
-        return Policy(self._model, layout, tensors)
+        return InferencePolicy(self._model, layout, tensors)
 
-    def copy(self, tensors: Mapping[str, Tensor], layout: Layout) -> None:
+    def copy(self, tensors: Mapping[str, Tensor], layout: SnapshotLayout) -> None:
         """Overwrite every weight of the snapshot. A failure leaves a mixture: the policy must not be used again."""
         for name, tensor in tensors.items():
             self._state[name].copy_(tensor)
@@ -91,7 +91,7 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedWeights:
     """Everything about a new version that can be read and checked while the old one generates.
 
     target: the policy that fits `tensors` (in the engine's dtype, in host memory); None: the model has to be built.
@@ -99,13 +99,15 @@ class Prepared:
     """
 
     snapshot: Path
-    layout: Layout
-    target: Policy | None
+    layout: SnapshotLayout
+    target: InferencePolicy | None
     tensors: Mapping[str, Tensor]
     base: AdapterBase | None = None
 
 
-def prepare(snapshot: Path, served: Policy | None, dtype: torch.dtype, base: AdapterBase | None = None) -> Prepared:
+def prepare(
+    snapshot: Path, served: InferencePolicy | None, dtype: torch.dtype, base: AdapterBase | None = None
+) -> PreparedWeights:
     """Read and check a snapshot; touches no weight. EngineFault if it cannot become the served version."""
     layout = read_layout(snapshot, base)
     if not layout.tensors:
@@ -117,10 +119,10 @@ def prepare(snapshot: Path, served: Policy | None, dtype: torch.dtype, base: Ada
         layout.require_tensors_of(target.layout)
         target = target if target.copyable else None
     tensors = {} if target is None and base is None else _read_tensors(snapshot, dtype)
-    return Prepared(snapshot, layout, target, tensors, base)
+    return PreparedWeights(snapshot, layout, target, tensors, base)
 
 
-def build(prepared: Prepared, dtype: torch.dtype, device: torch.device) -> Policy:
+def build(prepared: PreparedWeights, dtype: torch.dtype, device: torch.device) -> InferencePolicy:
     """A new model from the directory, proved able to decode. EngineFault if a weight is missing, unknown or misfit."""
     if prepared.base is None:
         return _built(prepared.snapshot, prepared.layout, dtype, device)
@@ -131,7 +133,7 @@ def build(prepared: Prepared, dtype: torch.dtype, device: torch.device) -> Polic
     return base.adapted(prepared.layout, tensors)
 
 
-def _built(directory: Path, layout: Layout, dtype: torch.dtype, device: torch.device) -> Policy:
+def _built(directory: Path, layout: SnapshotLayout, dtype: torch.dtype, device: torch.device) -> InferencePolicy:
     try:
         with _BUILDING:
             model, info = AutoModelForCausalLM.from_pretrained(
@@ -144,7 +146,7 @@ def _built(directory: Path, layout: Layout, dtype: torch.dtype, device: torch.de
             )
         if device.type == "cpu":
             _leave_files(model)
-        policy = Policy(model.eval().requires_grad_(requires_grad=False).to(device), layout)
+        policy = InferencePolicy(model.eval().requires_grad_(requires_grad=False).to(device), layout)
         _prove_decoding(policy)
     except (
         Exception
@@ -163,7 +165,7 @@ def _leave_files(model: Any) -> None:
         tensor.data = tensor.data.clone()
 
 
-def _prove_decoding(policy: Policy) -> None:
+def _prove_decoding(policy: InferencePolicy) -> None:
     """Two tokens, one after the other: shows that every layer keeps its past in an attention cache."""
     cache = DynamicCache()
     token = torch.zeros((1, 1), dtype=torch.int64, device=policy.device)

@@ -33,7 +33,7 @@ from echo2d.core.protocol.control_messages import (
     Welcome,
 )
 from echo2d.errors import IntegrityFault, OperatorFault, PeerFault
-from echo2d.net.control.send_buffer import CLOSE_TIMEOUT_S, Outbox
+from echo2d.net.control.send_buffer import CLOSE_TIMEOUT_S, SendBuffer
 from echo2d.net.security.auth import (
     ANSWER,
     NONCE_BYTES,
@@ -177,19 +177,19 @@ class ControlLink:
         self._identity = identity
         self._owner = owner
         self._backoff = Backoff(rng)
-        self._outbox: Outbox | None = None
+        self._send_buffer: SendBuffer | None = None
         self._leaving = asyncio.Event()
 
     def leave(self) -> None:
         """Send what is queued, close, and let `run` return."""
         self._leaving.set()
-        if self._outbox is not None:
-            self._outbox.finish()
+        if self._send_buffer is not None:
+            self._send_buffer.finish()
 
     def send(self, message: ToCoordinator) -> None:
         """Queue it; dropped when the link is down (`disconnected` says so)."""
-        if self._outbox is not None:
-            self._outbox.put(TO_COORDINATOR.encode(message))
+        if self._send_buffer is not None:
+            self._send_buffer.put(TO_COORDINATOR.encode(message))
 
     async def run(self) -> None:
         """Until `leave`. OperatorFault: refused for good, or this is not a coordinator."""
@@ -255,12 +255,12 @@ class ControlLink:
         return first
 
     async def _converse(self, socket: aiohttp.ClientWebSocketResponse, welcome: Welcome) -> NoReturn:
-        self._outbox = outbox = Outbox(socket)
+        self._send_buffer = send_buffer = SendBuffer(socket)
         await self._owner.connected(welcome)
         ended: Exception = _Lost("cancelled")
         try:
             async with asyncio.TaskGroup() as tasks:
-                helpers = [tasks.create_task(outbox.run()), tasks.create_task(self._beat(welcome.heartbeat_s))]
+                helpers = [tasks.create_task(send_buffer.run()), tasks.create_task(self._beat(welcome.heartbeat_s))]
                 try:
                     await self._read(socket)
                 except (OperatorFault, PeerFault, _Lost) as error:
@@ -269,7 +269,7 @@ class ControlLink:
                     for helper in helpers:
                         helper.cancel()
         finally:
-            self._outbox = None
+            self._send_buffer = None
             await self._owner.disconnected(str(ended))
         raise ended
 

@@ -20,7 +20,7 @@ class Socket(Protocol):
     def close(self) -> Any: ...
 
 
-class Outbox:
+class SendBuffer:
     """Messages on their way out. Past its limits the link is given up (`slow`), and nothing more is sent."""
 
     def __init__(self, socket: Socket) -> None:

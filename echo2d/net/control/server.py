@@ -24,10 +24,10 @@ from echo2d.core.base.codec import MESSAGE_BYTES_MAX
 from echo2d.core.base.ids import PeerId, SessionId
 from echo2d.core.cluster.events import PeerConnected, PeerDisconnected, PeerSaid
 from echo2d.core.coordinator.events import CoordinatorEvent
-from echo2d.core.protocol.addresses import Network, dialable
+from echo2d.core.protocol.addresses import IpNetwork, dialable
 from echo2d.core.protocol.control_messages import TO_COORDINATOR, TO_PEER, Hello, RefusalReason, Refused, ToPeer
 from echo2d.errors import PeerFault
-from echo2d.net.control.send_buffer import CLOSE_TIMEOUT_S, Outbox
+from echo2d.net.control.send_buffer import CLOSE_TIMEOUT_S, SendBuffer
 from echo2d.net.http.admission import admit
 from echo2d.net.security.auth import (
     ANSWER,
@@ -65,7 +65,7 @@ def _refusal(reason: RefusalReason, detail: str, *, permanent: bool) -> _Refusal
 @dataclass(frozen=True, slots=True)
 class _Session:
     peer: PeerId
-    outbox: Outbox
+    send_buffer: SendBuffer
 
 
 class Sessions:
@@ -80,7 +80,7 @@ class Sessions:
         *,
         known_peer: Callable[[PeerId], KnownPeer],
         emit: Callable[[CoordinatorEvent], Awaitable[None]],
-        peer_networks: Sequence[Network] = (),
+        peer_networks: Sequence[IpNetwork] = (),
     ) -> None:
         self._run_key = run_key
         self._peer_networks = peer_networks
@@ -104,12 +104,12 @@ class Sessions:
         data = TO_PEER.encode(message)
         for session in to:
             if session in self._open:
-                self._open[session].outbox.put(data)
+                self._open[session].send_buffer.put(data)
 
     def close(self, session: SessionId) -> None:
         """Close after what was sent before has gone out."""
         if session in self._open:
-            self._open[session].outbox.finish()
+            self._open[session].send_buffer.finish()
 
     def close_all(self) -> None:
         for session in tuple(self._open):
@@ -174,13 +174,13 @@ class Sessions:
             raise _refusal("credential", "the signature is not this peer's", permanent=True)
 
     async def _serve(self, request: web.Request, socket: web.WebSocketResponse, known: KnownPeer, hello: Hello) -> None:
-        number, session = SessionId(next(self._ids)), _Session(known.peer, Outbox(socket))
+        number, session = SessionId(next(self._ids)), _Session(known.peer, SendBuffer(socket))
         self._open[number] = session
         log.info("connected peer=%s name=%s kind=%s session=%d", known.peer, hello.name, hello.kind, number)
         try:
             await self._emit(PeerConnected(number, known.peer, hello))
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(_send(session.outbox, request))
+                tasks.create_task(_send(session.send_buffer, request))
                 await self._converse(socket, number, session)
         finally:
             self._open.pop(number, None)
@@ -198,22 +198,22 @@ class Sessions:
         except PeerFault as fault:
             reason = f"protocol: {fault}"
             self.faults[session.peer] += 1
-            session.outbox.put(TO_PEER.encode(Refused("protocol", str(fault), permanent=False)))
+            session.send_buffer.put(TO_PEER.encode(Refused("protocol", str(fault), permanent=False)))
         finally:
             del self._open[number]
-            session.outbox.finish()
-            reason = SLOW if session.outbox.slow else reason
+            session.send_buffer.finish()
+            reason = SLOW if session.send_buffer.slow else reason
             log.info("disconnected peer=%s session=%d reason=%s", session.peer, number, reason)
             await self._emit(PeerDisconnected(number, reason))
 
 
-async def _send(outbox: Outbox, request: web.Request) -> None:
+async def _send(send_buffer: SendBuffer, request: web.Request) -> None:
     """Until it is over. Who has not read all of it then will not: reading from it may hang in the answer to a ping."""
     try:
-        await outbox.run()
+        await send_buffer.run()
     finally:
         transport = request.transport
-        if transport is not None and (outbox.slow or transport.get_write_buffer_size()):
+        if transport is not None and (send_buffer.slow or transport.get_write_buffer_size()):
             transport.abort()
 
 
@@ -248,7 +248,7 @@ async def _next_binary(socket: web.WebSocketResponse) -> bytes:
 
 
 async def _last_words(socket: web.WebSocketResponse, data: bytes) -> None:
-    outbox = Outbox(socket)
-    outbox.put(data)
-    outbox.finish()
-    await outbox.run()
+    send_buffer = SendBuffer(socket)
+    send_buffer.put(data)
+    send_buffer.finish()
+    await send_buffer.run()

@@ -6,7 +6,7 @@ The work for each token does not depend on how many came before it.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from echo2d.net.gateway.tokenizer import Texts
+from echo2d.net.gateway.tokenizer import GatewayTokenizer
 
 UNREADABLE_TOKENS_MAX = 8  # held back at most: a character has four bytes, so what is no text by then never will be
 
@@ -14,7 +14,7 @@ UNREADABLE_TOKENS_MAX = 8  # held back at most: a character has four bytes, so w
 class TextStream:
     """Tokens to text. A token reads differently behind others, so the last ones that were told are read again."""
 
-    def __init__(self, texts: Texts, *, special: bool) -> None:
+    def __init__(self, texts: GatewayTokenizer, *, special: bool) -> None:
         self._texts = texts
         self._silent = frozenset() if special else texts.special
         self._ids: list[int] = []  # those told last, and those not told yet
@@ -41,7 +41,7 @@ class TextStream:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextPiece:
     """What has become readable. tokens: how many of those put in belong to the choice; stopped: a stop has come."""
 
     text: str
@@ -49,24 +49,24 @@ class Piece:
     stopped: bool
 
 
-class Reader:
+class Detokenizer:
     """See the module docstring. stops: texts that end the output, and do not belong to it."""
 
-    def __init__(self, texts: Texts, stops: Sequence[str], *, special: bool) -> None:
+    def __init__(self, texts: GatewayTokenizer, stops: Sequence[str], *, special: bool) -> None:
         self._stream = TextStream(texts, special=special)
         self._stops = stops
         self._hold = max(map(len, stops), default=1) - 1  # characters that may be the beginning of a stop
         self._held = ""  # not handed out yet
 
-    def put(self, tokens: Sequence[int]) -> Piece:
+    def put(self, tokens: Sequence[int]) -> TextPiece:
         told: list[str] = []
         for count, token in enumerate(tokens, 1):
             self._held += self._stream.put(token)
             if (at := self._stop_at()) is not None:
-                return Piece("".join([*told, self._held[:at]]), count, stopped=True)
+                return TextPiece("".join([*told, self._held[:at]]), count, stopped=True)
             told.append(self._take(len(self._held) - self._hold))
         told.append(self._take(len(self._held) - self._held_back()))
-        return Piece("".join(told), len(tokens), stopped=False)
+        return TextPiece("".join(told), len(tokens), stopped=False)
 
     def end(self) -> str:
         """The rest: what only looked like the beginning of a stop, or is half a character."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from echo2d.net.http.json_fields import Refusal
+from echo2d.net.http.json_fields import HttpRefusal
 
 VERSION_HEADER = "X-Echo2d-Version"  # the newest version that wrote a token of the answer; of a 409: that is served now
 RETRY_AFTER_S = 1
@@ -26,7 +26,7 @@ class Unread(ConnectionResetError):  # noqa: N818 - an outcome
     """The caller does not read its answer. There is nobody to tell: the connection is given up."""
 
 
-class CallRefusal(Refusal):
+class CallRefusal(HttpRefusal):
     """A Refusal that names the field at fault, or the version that is served."""
 
     def __init__(
@@ -41,7 +41,7 @@ def unusable(param: str, detail: str, code: str = "invalid_value") -> CallRefusa
     return CallRefusal(HTTPStatus.BAD_REQUEST, code, f"{param}: {detail}", param=param)
 
 
-def error_body(status: int, code: str, detail: str, *, refusal: Refusal | None = None) -> dict[str, Any]:
+def error_body(status: int, code: str, detail: str, *, refusal: HttpRefusal | None = None) -> dict[str, Any]:
     kind = _TYPES.get(HTTPStatus(status), "invalid_request_error" if status < 500 else "server_error")
     body: dict[str, Any] = {"message": detail, "type": kind, "param": None, "code": code}
     if isinstance(refusal, CallRefusal):
@@ -51,7 +51,7 @@ def error_body(status: int, code: str, detail: str, *, refusal: Refusal | None =
     return {"error": body}
 
 
-def error_response(status: int, code: str, detail: str, *, refusal: Refusal | None = None) -> web.Response:
+def error_response(status: int, code: str, detail: str, *, refusal: HttpRefusal | None = None) -> web.Response:
     headers = {} if status >= 500 or status == HTTPStatus.TOO_MANY_REQUESTS else {"X-Should-Retry": "false"}
     if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
         headers |= {"Retry-After": str(RETRY_AFTER_S)}

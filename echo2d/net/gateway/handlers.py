@@ -21,9 +21,9 @@ from echo2d.core.protocol.trajectory import unpack_tokens
 from echo2d.errors import PeerFault
 from echo2d.net.gateway.errors import VERSION_HEADER, CallRefusal, Unread, error_body
 from echo2d.net.gateway.requests import Ask
-from echo2d.net.gateway.responses import Output, Step, usage_of
-from echo2d.net.gateway.tokenizer import Texts
-from echo2d.net.http.json_fields import Refusal
+from echo2d.net.gateway.responses import ChoiceOutput, OutputStep, usage_of
+from echo2d.net.gateway.tokenizer import GatewayTokenizer
+from echo2d.net.http.json_fields import HttpRefusal
 from echo2d.net.security.auth import Caller
 
 SEND_S_MAX = 60.0  # for one piece, or a whole answer: who does not read has gone
@@ -70,8 +70,8 @@ class Spelling:
     kind: str
     object: str
     id_prefix: str
-    whole: Callable[[Output], dict[str, Any]]
-    chunk: Callable[[Output, Step, bool], dict[str, Any]] | None = None
+    whole: Callable[[ChoiceOutput], dict[str, Any]]
+    chunk: Callable[[ChoiceOutput, OutputStep, bool], dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Question:
     ask: Ask
     prompt: bytes
     session: str
-    texts: Texts
+    texts: GatewayTokenizer
     spelling: Spelling
 
     @property
@@ -89,7 +89,7 @@ class Question:
         return len(self.prompt) // 4
 
 
-class Answer:
+class GrowingAnswer:
     """One, while it grows. make: the call that gives it."""
 
     def __init__(self, backend: Answering, request: web.Request, question: Question) -> None:
@@ -98,7 +98,7 @@ class Answer:
         self._question = question
         self._caller = backend.caller(request).name
         ask, texts, spelling = question.ask, question.texts, question.spelling
-        self._outputs = [Output(index, texts, ask.stops, special=ask.special) for index in range(ask.choices)]
+        self._outputs = [ChoiceOutput(index, texts, ask.stops, special=ask.special) for index in range(ask.choices)]
         identity = spelling.id_prefix + secrets.token_hex(12)
         self._head = {"id": identity, "created": int(time.time()), "model": backend.model}
 
@@ -111,7 +111,7 @@ class Answer:
             if self._request.transport is not None:
                 self._request.transport.abort()  # closing would wait for it to read
             raise
-        except (Refusal, PeerFault) as fault:
+        except (HttpRefusal, PeerFault) as fault:
             outcome = getattr(fault, "code", "malformed")
             raise
         finally:
@@ -133,7 +133,7 @@ class Answer:
             await response.write_eof()
         return response, "done"
 
-    async def _steps(self, call: OpenCall) -> AsyncIterator[tuple[Output, Step]]:
+    async def _steps(self, call: OpenCall) -> AsyncIterator[tuple[ChoiceOutput, OutputStep]]:
         """Until every choice has finished. Refusal: the call was, or its caller has no valid secret any more."""
         while not all(output.finish for output in self._outputs):
             event = await call.next()
@@ -162,7 +162,7 @@ class Answer:
         }
 
 
-def _whole(head: Mapping[str, Any], question: Question, outputs: Sequence[Output]) -> web.Response:
+def _whole(head: Mapping[str, Any], question: Question, outputs: Sequence[ChoiceOutput]) -> web.Response:
     """Blocking: thousands of tokens are spelled one by one."""
     spelling = question.spelling
     said = {**head, "object": spelling.object}
@@ -177,14 +177,14 @@ def _whole(head: Mapping[str, Any], question: Question, outputs: Sequence[Output
 class _Chunks:
     """An answer in pieces."""
 
-    def __init__(self, head: Mapping[str, Any], question: Question, outputs: Sequence[Output]) -> None:
+    def __init__(self, head: Mapping[str, Any], question: Question, outputs: Sequence[ChoiceOutput]) -> None:
         spelling = question.spelling
         kind = "chat.completion.chunk" if spelling.kind == "chat" else spelling.object
         self._head = {**head, "object": kind}
         self._question, self._outputs = question, outputs
         self._begun: set[int] = set()
 
-    def of(self, output: Output, step: Step) -> dict[str, Any]:
+    def of(self, output: ChoiceOutput, step: OutputStep) -> dict[str, Any]:
         assert self._question.spelling.chunk is not None
         choice = self._question.spelling.chunk(output, step, output.index not in self._begun)
         self._begun.add(output.index)
@@ -197,7 +197,7 @@ class _Chunks:
 
 
 async def _stream(
-    request: web.Request, steps: AsyncIterator[tuple[Output, Step]], chunks: _Chunks
+    request: web.Request, steps: AsyncIterator[tuple[ChoiceOutput, OutputStep]], chunks: _Chunks
 ) -> tuple[web.StreamResponse, str]:
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     try:
@@ -205,10 +205,10 @@ async def _stream(
             if not response.prepared:
                 await response.prepare(request)
             await _send(response, json.dumps(chunks.of(output, step)))
-    except (Refusal, PeerFault) as fault:
+    except (HttpRefusal, PeerFault) as fault:
         if not response.prepared:
             raise
-        refusal = fault if isinstance(fault, Refusal) else None
+        refusal = fault if isinstance(fault, HttpRefusal) else None
         status, code = getattr(fault, "status", 500), getattr(fault, "code", "malformed")
         await _send(response, json.dumps(error_body(status, code, str(fault), refusal=refusal)))
         return response, code

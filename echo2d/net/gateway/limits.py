@@ -26,7 +26,7 @@ def busy(detail: str) -> CallRefusal:
     return CallRefusal(HTTPStatus.TOO_MANY_REQUESTS, "busy", f"{detail}; try again")
 
 
-class Requests:
+class OpenRequests:
     """Those that are open, from their first byte to the last one of their answer."""
 
     def __init__(self) -> None:

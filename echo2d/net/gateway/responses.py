@@ -11,14 +11,14 @@ from itertools import accumulate
 from typing import Any
 
 from echo2d.core.gateway.events import ChoiceGrew
-from echo2d.core.protocol.control_messages import Finish, Span
+from echo2d.core.protocol.control_messages import Finish, VersionSpan
 from echo2d.core.protocol.trajectory import unpack_logprobs, unpack_tokens
-from echo2d.net.gateway.detokenizer import Reader
-from echo2d.net.gateway.tokenizer import Texts
+from echo2d.net.gateway.detokenizer import Detokenizer
+from echo2d.net.gateway.tokenizer import GatewayTokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class OutputStep:
     """What one event has added to a choice. cut: nothing more of it is wanted, for a stop has come."""
 
     text: str
@@ -28,20 +28,20 @@ class Step:
     cut: bool
 
 
-class Output:
+class ChoiceOutput:
     """One choice."""
 
-    def __init__(self, index: int, texts: Texts, stops: Sequence[str], *, special: bool) -> None:
+    def __init__(self, index: int, texts: GatewayTokenizer, stops: Sequence[str], *, special: bool) -> None:
         self.index = index
         self._texts = texts
-        self._reader = Reader(texts, stops, special=special)
-        self._spans: tuple[Span, ...] = ()
+        self._reader = Detokenizer(texts, stops, special=special)
+        self._spans: tuple[VersionSpan, ...] = ()
         self.text = ""
         self.tokens = array("i")
         self.logprobs = array("f")
         self.finish: Finish | None = None
 
-    def take(self, event: ChoiceGrew) -> Step:
+    def take(self, event: ChoiceGrew) -> OutputStep:
         tokens, logprobs = unpack_tokens(event.tokens).tolist(), unpack_logprobs(event.logprobs).tolist()
         readable = tokens[:-1] if event.finish == "stop" else tokens  # the last one is the end token
         piece = self._reader.put(readable)
@@ -53,7 +53,7 @@ class Output:
         self.tokens.extend(tokens)
         self.logprobs.extend(logprobs)
         self._spans = event.spans
-        return Step(text, tuple(tokens), tuple(logprobs), self.finish, piece.stopped and event.finish is None)
+        return OutputStep(text, tuple(tokens), tuple(logprobs), self.finish, piece.stopped and event.finish is None)
 
     @property
     def spans(self) -> list[dict[str, Any]]:
@@ -80,7 +80,7 @@ class Output:
         message = {"role": "assistant", "content": self.text, "refusal": None}
         return {"index": self.index, "message": message, "logprobs": content, "finish_reason": self.finish}
 
-    def delta(self, step: Step, *, first: bool, logprobs: bool) -> dict[str, Any]:
+    def delta(self, step: OutputStep, *, first: bool, logprobs: bool) -> dict[str, Any]:
         role = {"role": "assistant"} if first else {}
         content = self._chat_logprobs(step.tokens, step.logprobs) if logprobs else None
         delta = {**role, "content": step.text} if first or step.text else {}
@@ -92,7 +92,7 @@ class Output:
         listed = self._legacy_logprobs(self.tokens, self.logprobs, 0) if logprobs else None
         return {"index": self.index, "text": self.text, "logprobs": listed, "finish_reason": self.finish}
 
-    def completion_chunk(self, step: Step, *, logprobs: bool) -> dict[str, Any]:
+    def completion_chunk(self, step: OutputStep, *, logprobs: bool) -> dict[str, Any]:
         offset = len(self.text) - len(step.text)
         listed = self._legacy_logprobs(step.tokens, step.logprobs, offset) if logprobs else None
         return {"index": self.index, "text": step.text, "logprobs": listed, "finish_reason": step.finish}
@@ -125,7 +125,7 @@ class Output:
         return {"tokens": texts, "token_logprobs": list(logprobs), "top_logprobs": None, "text_offset": offsets}
 
 
-def usage_of(prompt_tokens: int, outputs: Iterable[Output]) -> dict[str, int]:
+def usage_of(prompt_tokens: int, outputs: Iterable[ChoiceOutput]) -> dict[str, int]:
     """The end tokens count."""
     completion = sum(len(output.tokens) for output in outputs)
     total = prompt_tokens + completion

@@ -12,7 +12,7 @@ tokens are believed (`core/gateway/calls.py`).
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, Protocol
@@ -24,8 +24,8 @@ from echo2d.core.base.ids import Version
 from echo2d.core.gateway.events import CallAsked, CallId
 from echo2d.core.protocol.trajectory import pack_tokens, unpack_tokens
 from echo2d.net.gateway.errors import CallRefusal, unusable
-from echo2d.net.gateway.handlers import Answer, Answering, Question, Spelling
-from echo2d.net.gateway.limits import Desk, Requests
+from echo2d.net.gateway.handlers import Answering, GrowingAnswer, Question, Spelling
+from echo2d.net.gateway.limits import Desk, OpenRequests
 from echo2d.net.gateway.requests import (
     checked_text,
     read_ask,
@@ -34,8 +34,8 @@ from echo2d.net.gateway.requests import (
     wants_legacy_logprobs,
     wants_logprobs,
 )
-from echo2d.net.gateway.tokenizer import Texts
-from echo2d.net.http.json_fields import integer_text, json_object
+from echo2d.net.gateway.tokenizer import GatewayTokenizer
+from echo2d.net.http.json_fields import Handler, integer_text, json_object
 
 GATEWAY_PATHS = frozenset({"/v1/models", "/v1/chat/completions", "/v1/completions", "/inference/v1/generate"})
 MIN_VERSION_HEADER = "X-Echo2d-Min-Version"
@@ -48,17 +48,15 @@ PREFIX_TOKENS = 64  # prompts that begin alike belong together, if nothing else 
 TEMPLATE_OPTIONS_MAX = 32
 OF_ITS_TEXT = frozenset({"detokenize", "output_kind", "spaces_between_special_tokens"})  # what `generate` means anyway
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-
-class Backend(Answering, Protocol):
+class GatewayBackend(Answering, Protocol):
     """What the endpoints need from the coordinator's runtime. max_new_tokens: of one choice, at most."""
 
     vocab_size: int
     max_new_tokens: int
     stop_token_ids: tuple[int, ...]
 
-    async def texts(self) -> Texts:
+    async def texts(self) -> GatewayTokenizer:
         """Of the newest published version. CallRefusal: there is none."""
 
     def newest(self) -> dict[str, Any] | None:
@@ -68,9 +66,9 @@ class Backend(Answering, Protocol):
 class Endpoints:
     """The handlers."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: GatewayBackend) -> None:
         self._backend = backend
-        self._requests = Requests()
+        self._requests = OpenRequests()
         self._desk = Desk()
 
     def limited(self, handler: Handler) -> Handler:
@@ -170,7 +168,7 @@ class Endpoints:
             raise CallRefusal(HTTPStatus.NOT_FOUND, "model_not_found", detail, param="model")
         return body
 
-    async def _completion_prompt(self, given: Any, texts: Texts) -> bytes:
+    async def _completion_prompt(self, given: Any, texts: GatewayTokenizer) -> bytes:
         if isinstance(given, list) and len(given) == 1 and isinstance(given[0], str | list):
             given = given[0]
         if isinstance(given, str):
@@ -192,7 +190,7 @@ class Endpoints:
     # --- inside: asking
 
     async def _answer(self, request: web.Request, question: Question) -> web.StreamResponse:
-        return await Answer(self._backend, request, question).give(self._make(request, question))
+        return await GrowingAnswer(self._backend, request, question).give(self._make(request, question))
 
     def _make(self, request: web.Request, question: Question) -> Callable[[CallId], CallAsked]:
         """The call, once all is in order."""
@@ -237,7 +235,7 @@ def _template_options(given: Any) -> dict[str, Any]:
     return options
 
 
-def mount(app: web.Application, backend: Backend, allow: Callable[[Handler], Handler]) -> None:
+def mount(app: web.Application, backend: GatewayBackend, allow: Callable[[Handler], Handler]) -> None:
     """Add the endpoints. allow: makes a handler one for callers of the gateway only."""
     endpoints = Endpoints(backend)
     app.router.add_get("/v1/models", allow(endpoints.models))

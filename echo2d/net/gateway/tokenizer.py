@@ -24,7 +24,7 @@ TEMPLATE_WORDS_MAX = 300  # of what it says is wrong
 LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")
 
 
-class Texts:
+class GatewayTokenizer:
     """Of one snapshot. files: the content of those of TEXT_FILES that it has. template: instead of its own.
 
     context_max: tokens of prompt and output together; None: the snapshot does not say.

@@ -20,7 +20,7 @@ STRANGERS_MAX = 2048  # 15 KiB each, half a header included
 STRANGERS_PER_ADDRESS_MAX = 1024  # all workers of a run (PEERS_MAX) may come back at once from behind one NAT
 STRANGER_S_MAX = 30.0  # for the first header and all that follows; HELLO_TIMEOUT_S and a busy start are within it
 
-DOOR: web.AppKey["Door"] = web.AppKey("door")
+DOOR: web.AppKey["ConnectionAdmission"] = web.AppKey("door")
 
 log = logging.getLogger("echo2d.api")
 
@@ -32,7 +32,7 @@ class _Stranger:
     timer: asyncio.TimerHandle
 
 
-class Door:
+class ConnectionAdmission:
     """The strangers of one server."""
 
     def __init__(self) -> None:

@@ -1,6 +1,7 @@
 """What callers of the API sent, checked field by field. Anything else than expected is a Refusal (400)."""
 
 import json
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -8,10 +9,12 @@ from aiohttp import web
 
 from echo2d.core.base.codec import INT_MAX
 
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
 SECONDS_MAX = 1e9  # thirty years; neither infinite nor NaN
 
 
-class Refusal(Exception):  # noqa: N818 - an answer, not an error
+class HttpRefusal(Exception):  # noqa: N818 - an answer, not an error
     """Answered with this status, short code and line."""
 
     def __init__(self, status: int, code: str, detail: str) -> None:
@@ -19,15 +22,15 @@ class Refusal(Exception):  # noqa: N818 - an answer, not an error
         self.status, self.code, self.detail = status, code, detail
 
 
-def malformed(detail: str) -> Refusal:
-    return Refusal(HTTPStatus.BAD_REQUEST, "malformed", detail)
+def malformed(detail: str) -> HttpRefusal:
+    return HttpRefusal(HTTPStatus.BAD_REQUEST, "malformed", detail)
 
 
 def secret_of(request: web.Request) -> str:
     """What its caller shows. Refusal: nothing."""
     scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not secret or not secret.isascii():
-        raise Refusal(HTTPStatus.UNAUTHORIZED, "credential", "expected Authorization: Bearer SECRET")
+        raise HttpRefusal(HTTPStatus.UNAUTHORIZED, "credential", "expected Authorization: Bearer SECRET")
     return secret.strip()
 
 

@@ -19,7 +19,7 @@ never decompressed.
 
 import io
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from http import HTTPStatus
 from importlib import resources
 from typing import Any, Protocol
@@ -41,10 +41,11 @@ from echo2d.core.coordinator.events import (
 from echo2d.errors import OperatorFault, PeerFault, StoreFault
 from echo2d.net.gateway.errors import error_response
 from echo2d.net.gateway.routes import GATEWAY_PATHS, mount
-from echo2d.net.gateway.routes import Backend as Gateway
-from echo2d.net.http.admission import DOOR, Door, admit
+from echo2d.net.gateway.routes import GatewayBackend as Gateway
+from echo2d.net.http.admission import DOOR, ConnectionAdmission, admit
 from echo2d.net.http.json_fields import (
-    Refusal,
+    Handler,
+    HttpRefusal,
     fields,
     from_hex,
     integer,
@@ -67,10 +68,8 @@ LEARNER: frozenset[Role] = frozenset({"learner"})
 GATEWAY: frozenset[Role] = frozenset({"gateway"})
 READERS: frozenset[Role] = frozenset({"learner", "gateway", "viewer"})
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-
-class Backend(Protocol):
+class LearnerBackend(Protocol):
     """What the API needs from the coordinator's runtime."""
 
     run_id: RunId
@@ -96,7 +95,7 @@ class Backend(Protocol):
 
 
 def _error(
-    request: web.Request, status: int, code: str, detail: str, *, refusal: Refusal | None = None
+    request: web.Request, status: int, code: str, detail: str, *, refusal: HttpRefusal | None = None
 ) -> web.Response:
     if request.path in GATEWAY_PATHS:
         return error_response(status, code, detail, refusal=refusal)
@@ -110,7 +109,7 @@ async def _faults_to_json(request: web.Request, handler: Handler) -> web.StreamR
         return _error(request, status, "encoded", "request bodies are sent as they are")
     try:
         return await handler(request)
-    except Refusal as refusal:
+    except HttpRefusal as refusal:
         return _error(request, refusal.status, refusal.code, refusal.detail, refusal=refusal)
     except Denied as denied:
         return _error(request, denied.status, denied.code, denied.detail)
@@ -132,7 +131,7 @@ async def _faults_to_json(request: web.Request, handler: Handler) -> web.StreamR
 class Api:
     """The handlers of one coordinator's API."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: LearnerBackend) -> None:
         self._backend = backend
 
     def allow(self, roles: frozenset[Role], handler: Handler) -> Handler:
@@ -143,7 +142,7 @@ class Api:
             admit(request)
             if caller.role not in roles:
                 detail = f"token {caller.name} is for a {caller.role}; this needs {' or '.join(sorted(roles))}"
-                raise Refusal(HTTPStatus.FORBIDDEN, "role", detail)
+                raise HttpRefusal(HTTPStatus.FORBIDDEN, "role", detail)
             return await handler(request)
 
         return checked
@@ -212,7 +211,7 @@ class Api:
             raise _overloaded()
         if reply.status != HTTPStatus.OK:
             assert isinstance(reply.body, dict)
-            raise Refusal(reply.status, reply.body["error"], reply.body["detail"])
+            raise HttpRefusal(reply.status, reply.body["error"], reply.body["detail"])
 
     async def _ask(self, make: Callable[[RequestId], CoordinatorEvent]) -> web.Response:
         return _answer(await self._backend.ask(make, timeout_s=ANSWER_S_MAX))
@@ -235,8 +234,8 @@ def _step(request: web.Request) -> int:
     return integer_text(request.match_info["step"], "step")
 
 
-def _overloaded() -> Refusal:
-    return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "busy", "the coordinator is overloaded; try again")
+def _overloaded() -> HttpRefusal:
+    return HttpRefusal(HTTPStatus.SERVICE_UNAVAILABLE, "busy", "the coordinator is overloaded; try again")
 
 
 def _answer(reply: Reply | None) -> web.Response:
@@ -264,10 +263,10 @@ def read_page() -> str:
     return resources.files("echo2d").joinpath("web/index.html").read_text(encoding="utf-8")
 
 
-def make_app(backend: Backend, *, worker: Handler, page: str, gateway: Gateway | None = None) -> web.Application:
+def make_app(backend: LearnerBackend, *, worker: Handler, page: str, gateway: Gateway | None = None) -> web.Application:
     """The application; `worker` handles the control links. gateway: None, it is off. Serve it with `make_runner`."""
     api, app = Api(backend), web.Application(middlewares=[_faults_to_json], client_max_size=BODY_BYTES_MAX)
-    app[DOOR] = Door()
+    app[DOOR] = ConnectionAdmission()
     app.router.add_get("/", _show(page))
     app.router.add_get("/v1/worker", worker)
     app.router.add_post("/v1/enrol", api.enrol)

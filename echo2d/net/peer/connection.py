@@ -1,7 +1,6 @@
 """One TCP connection of a peer link: moves bytes between the socket and `core/protocol/peer_link`, and keeps time.
 
-It decides nothing: what happens goes to its `Owner` (`net/peer/links.py`). Bytes are received into the link's own
-buffers.
+It decides nothing: what happens goes to its `ConnectionOwner` (`links`). Bytes arrive in the link's own buffers.
 """
 
 import asyncio
@@ -13,8 +12,8 @@ from collections.abc import Sequence
 from typing import Protocol, cast
 
 from echo2d.core.base.ids import PeerId
-from echo2d.core.protocol.peer_link import Link
-from echo2d.core.protocol.peer_messages import Event
+from echo2d.core.protocol.peer_link import PeerLink
+from echo2d.core.protocol.peer_messages import LinkEvent
 from echo2d.core.topology.uplink_rates import BacklogMeter
 from echo2d.errors import PeerFault
 from echo2d.net.peer.congestion import Congestion
@@ -32,11 +31,11 @@ UNPACED = (1 << 64) - 1
 CLOSE_S = 1.0  # for the last words to get out
 
 
-class Owner(Protocol):
+class ConnectionOwner(Protocol):
     """Who is told what happens to a connection, in this order: made, received ..., ended, lost."""
 
     def made(self, connection: "PeerConnection") -> None: ...
-    def received(self, connection: "PeerConnection", event: Event) -> None: ...
+    def received(self, connection: "PeerConnection", event: LinkEvent) -> None: ...
     def ready(self, connection: "PeerConnection") -> None: ...
     def ended(self, connection: "PeerConnection", reason: str) -> None: ...
     def lost(self, connection: "PeerConnection") -> None: ...
@@ -45,7 +44,7 @@ class Owner(Protocol):
 class PeerConnection(asyncio.BufferedProtocol):
     """`peer`: None until its owner saw LinkOpened. `settled`: opened, or ended for the `reason`."""
 
-    def __init__(self, owner: Owner, link: Link, *, dialled: bool) -> None:
+    def __init__(self, owner: ConnectionOwner, link: PeerLink, *, dialled: bool) -> None:
         self._owner = owner
         self.link, self.dialled = link, dialled
         self.loop = asyncio.get_running_loop()
@@ -91,7 +90,7 @@ class PeerConnection(asyncio.BufferedProtocol):
             event = self._hear(0)
         self._wake_for(self.link.missing - self._unseen_max)
 
-    def _hear(self, nbytes: int) -> Event | None:
+    def _hear(self, nbytes: int) -> LinkEvent | None:
         """What the link makes of so many more bytes, or of those before them."""
         if self.reason is not None:
             return None

@@ -11,7 +11,7 @@ from echo2d.core.base.ids import RunId
 from echo2d.core.cluster.events import DialBack
 from echo2d.core.cluster.reachability import DIAL_BACK_S
 from echo2d.core.protocol.peer_handshake import DIAL_BACK, NONCE_BYTES
-from echo2d.core.protocol.peer_link import Link
+from echo2d.core.protocol.peer_link import PeerLink
 from echo2d.core.protocol.peer_messages import LinkEnded, LinkOpened
 from echo2d.errors import PeerFault
 from echo2d.net.security.tls import Tls, in_words
@@ -36,7 +36,7 @@ async def dial_back(order: DialBack, run_id: RunId, tls: Tls | None) -> str:
 async def _ask(order: DialBack, run_id: RunId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """PeerFault: it is not that peer."""
     expected, nonce = {order.peer: order.secret}, secrets.token_bytes(NONCE_BYTES)
-    link = Link(run_id=run_id, me=DIAL_BACK, secrets=expected, nonce=nonce, dialled=order.peer)
+    link = PeerLink(run_id=run_id, me=DIAL_BACK, secrets=expected, nonce=nonce, dialled=order.peer)
     writer.write(link.start())
     while data := await reader.read(len(link.get_buffer())):
         link.get_buffer()[: len(data)] = data

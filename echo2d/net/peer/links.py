@@ -25,12 +25,12 @@ from collections.abc import Callable, Sequence
 
 from echo2d.core.base.ids import FormId, FrameId, Generation, PeerId, PlanId, RunId, StripeId
 from echo2d.core.protocol.peer_handshake import NONCE_BYTES, SECRET_BYTES
-from echo2d.core.protocol.peer_link import Link
-from echo2d.core.protocol.peer_messages import Event, LinkEnded, LinkOpened, StreamId
+from echo2d.core.protocol.peer_link import PeerLink
+from echo2d.core.protocol.peer_messages import LinkEnded, LinkEvent, LinkOpened, StreamId
 from echo2d.core.topology.pacing import share_out
 from echo2d.errors import PeerFault
 from echo2d.net.peer.connection import PeerConnection
-from echo2d.net.peer.uplink_limit import Uplink
+from echo2d.net.peer.uplink_limit import UplinkLimit
 from echo2d.net.security.tls import Tls, in_words, shows
 
 HANDSHAKE_S = 10.0  # from dialling to LinkOpened: a few round trips, also on a bad line
@@ -53,7 +53,7 @@ class PeerLinks:
         *,
         run_id: RunId,
         me: PeerId,
-        on_event: Callable[[PeerId, Event], None],
+        on_event: Callable[[PeerId, LinkEvent], None],
         on_ready: Callable[[PeerId], None],
         tls: Tls | None = None,
         uplink_limit: float | None = None,
@@ -68,7 +68,7 @@ class PeerLinks:
         self._sending: set[PeerId] = set()  # who was found to send at the last look
         self._share_at = 0.0  # when it is looked next
         self._can_pace = True
-        self._uplink = None if uplink_limit is None else Uplink(uplink_limit, self._allowed)
+        self._uplink = None if uplink_limit is None else UplinkLimit(uplink_limit, self._allowed)
         self._server: asyncio.Server | None = None
         self._closing = False
         self._all_lost = asyncio.Event()
@@ -205,7 +205,7 @@ class PeerLinks:
         stripe: StripeId,
         from_sequence: int,
     ) -> None:
-        """Takes a stripe from its parent. This and the next four do what `Link` says, and nothing without a link."""
+        """Takes a stripe from its parent. Like the next four it calls `PeerLink`, and does nothing without a link."""
         self._say(peer, lambda link: link.open_stream(stream, form, plan, generation, stripe, from_sequence))
 
     def want(self, peer: PeerId, stream: StreamId, form: FormId, frames: Sequence[FrameId]) -> None:
@@ -233,7 +233,7 @@ class PeerLinks:
         if peer in self._live:
             self._live[peer].end(reason)
 
-    def _say(self, peer: PeerId, say: Callable[[Link], bytes]) -> None:
+    def _say(self, peer: PeerId, say: Callable[[PeerLink], bytes]) -> None:
         connection = self._live.get(peer)
         if connection is None:
             return
@@ -265,7 +265,7 @@ class PeerLinks:
 
     def _connection(self, dialled: PeerId | None) -> PeerConnection:
         nonce = chance.token_bytes(NONCE_BYTES)
-        link = Link(run_id=self._run_id, me=self._me, secrets=self._secrets, nonce=nonce, dialled=dialled)
+        link = PeerLink(run_id=self._run_id, me=self._me, secrets=self._secrets, nonce=nonce, dialled=dialled)
         return PeerConnection(self, link, dialled=dialled is not None)
 
     def made(self, connection: PeerConnection) -> None:
@@ -279,7 +279,7 @@ class PeerLinks:
             if len(self._strangers) > STRANGERS_MAX:
                 next(iter(self._strangers)).end("too many connections without a handshake")
 
-    def received(self, connection: PeerConnection, event: Event) -> None:
+    def received(self, connection: PeerConnection, event: LinkEvent) -> None:
         """The link of this connection has an event."""
         match event:
             case LinkOpened(peer):

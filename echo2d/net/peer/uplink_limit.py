@@ -7,15 +7,15 @@ import asyncio
 from collections.abc import Callable
 
 from echo2d.core.base.ids import PeerId
-from echo2d.core.topology.token_bucket import Allowance
+from echo2d.core.topology.token_bucket import TokenBucket
 
 
-class Uplink:
+class UplinkLimit:
     """`allowed(peer)` is called when a peer that had to wait may be sent something."""
 
     def __init__(self, bytes_per_s: float, allowed: Callable[[PeerId], None]) -> None:
         self._loop = asyncio.get_running_loop()
-        self._allowance = Allowance(bytes_per_s, now=self._loop.time())
+        self._allowance = TokenBucket(bytes_per_s, now=self._loop.time())
         self._allowed = allowed
         self._waiting: dict[PeerId, None] = {}  # in the order in which they came
         self._timer: asyncio.TimerHandle | None = None

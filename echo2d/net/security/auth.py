@@ -182,14 +182,14 @@ class Challenge:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ChallengeAnswer:
     """The first frame from the peer, which proves that it holds its own key."""
 
     signature: bytes
 
 
 CHALLENGE = Codec({"Challenge": Challenge}, bytes_max=1024)
-ANSWER = Codec({"Answer": Answer}, bytes_max=1024)
+ANSWER = Codec({"Answer": ChallengeAnswer}, bytes_max=1024)
 
 
 def verifies(public_key: bytes, signature: bytes, text: bytes) -> bool:
@@ -225,15 +225,15 @@ def challenge(run_key: Ed25519PrivateKey, client_nonce: bytes, peer: PeerId) -> 
     return Challenge(nonce, run_key.sign(_challenge_text(client_nonce, nonce, peer)))
 
 
-def answer(key: Ed25519PrivateKey, run_key: bytes, client_nonce: bytes, asked: Challenge) -> Answer:
+def answer(key: Ed25519PrivateKey, run_key: bytes, client_nonce: bytes, asked: Challenge) -> ChallengeAnswer:
     """IntegrityFault: whoever asked does not hold the run's key."""
     text = _challenge_text(client_nonce, asked.nonce, peer_id_of(public_bytes(key)))
     if len(asked.nonce) != NONCE_BYTES or not verifies(run_key, asked.signature, text):
         raise IntegrityFault("the coordinator does not hold the key of this run")
-    return Answer(key.sign(_answer_text(client_nonce, asked.nonce, run_key)))
+    return ChallengeAnswer(key.sign(_answer_text(client_nonce, asked.nonce, run_key)))
 
 
-def is_answer(public_key: bytes, run_key: bytes, client_nonce: bytes, asked: Challenge, given: Answer) -> bool:
+def is_answer(public_key: bytes, run_key: bytes, client_nonce: bytes, asked: Challenge, given: ChallengeAnswer) -> bool:
     return verifies(public_key, given.signature, _answer_text(client_nonce, asked.nonce, run_key))
 
 

@@ -32,7 +32,7 @@ from echo2d.core.gateway.events import (
 )
 from echo2d.errors import Fault, OperatorFault, StoreFault
 from echo2d.net.gateway.errors import CallRefusal, Unread
-from echo2d.net.gateway.tokenizer import TEXT_FILES, Texts
+from echo2d.net.gateway.tokenizer import TEXT_FILES, GatewayTokenizer
 from echo2d.net.http.json_fields import secret_of
 from echo2d.net.security.auth import Caller
 from echo2d.runtime.run_dir.version_files import VersionFiles
@@ -105,7 +105,9 @@ class Gateway:
         self._calls: dict[CallId, _Call] = {}
         self._ids = count()
         self._closed = False
-        self._texts: tuple[bytes, Texts] | None = None  # with the digest of the files that it was made from
+        self._tokenizer: tuple[bytes, GatewayTokenizer] | None = (
+            None  # with the digest of the files that it was made from
+        )
         self._texts_of: str | None = None  # the path of the version that it is known to be right for
         self._reading = asyncio.Lock()
         self._log = call_log
@@ -162,20 +164,20 @@ class Gateway:
             del self._calls[number]
             await self._emit(CallGone(number, "slow" if slow else "gone"))
 
-    async def texts(self) -> Texts:
+    async def texts(self) -> GatewayTokenizer:
         newest = self._newest
         if newest is None:
             raise CallRefusal(HTTPStatus.SERVICE_UNAVAILABLE, "late", "no version is published yet")
         async with self._reading:
-            if self._texts is None or self._texts_of != newest.path:
+            if self._tokenizer is None or self._texts_of != newest.path:
                 try:
-                    self._texts = await asyncio.to_thread(self._read_texts, newest)
+                    self._tokenizer = await asyncio.to_thread(self._read_texts, newest)
                     self._texts_of = newest.path
                 except Fault as fault:
                     log.warning("no tokenizer version=%d: %s", newest.version, fault)
                     detail = "the tokenizer of the newest version cannot be read"
                     raise CallRefusal(HTTPStatus.SERVICE_UNAVAILABLE, "late", detail) from fault
-            return self._texts[1]
+            return self._tokenizer[1]
 
     def newest(self) -> dict[str, Any] | None:
         newest = self._newest
@@ -191,13 +193,13 @@ class Gateway:
 
     # --- inside
 
-    def _read_texts(self, of: VersionPublished) -> tuple[bytes, Texts]:
+    def _read_texts(self, of: VersionPublished) -> tuple[bytes, GatewayTokenizer]:
         """Made anew only if its files are others than before, for that takes a second. Blocking."""
         files = self._files.read(of.path, of.digest, TEXT_FILES, bytes_max=TEXT_BYTES_MAX)
         digest = blake3(repr(sorted(files.items())).encode()).digest()
-        if self._texts is not None and self._texts[0] == digest:
-            return self._texts
-        return digest, Texts(files, self._template)
+        if self._tokenizer is not None and self._tokenizer[0] == digest:
+            return self._tokenizer
+        return digest, GatewayTokenizer(files, self._template)
 
     async def _write(self, records: list[Mapping[str, Any]]) -> None:
         assert self._log is not None

@@ -29,11 +29,11 @@ from echo2d.runtime.process.logs import STORY, say
 LEASES_MAX = 1 << 16  # whose group is remembered, to say which one a refused result was for
 DIGEST_CHARS = 12
 
-story = logging.getLogger(STORY)
+group_log = logging.getLogger(STORY)
 log = logging.getLogger("echo2d.coordinator")  # what peers cause without end; may be held back
 
 
-class Story:
+class GroupLog:
     """See the module docstring. worker: who has a session."""
 
     def __init__(self, worker: Callable[[SessionId], PeerId | None]) -> None:
@@ -48,7 +48,7 @@ class Story:
             case Send(session, message):
                 self._tell_sent(message, session)
             case Note("buffered" as kind, text, group):
-                say(story, INFO, kind, text, group=group)
+                say(group_log, INFO, kind, text, group=group)
             case Note(kind, text, group):
                 say(log, INFO, kind, text, group=group)
             case _:
@@ -60,10 +60,10 @@ class Story:
                 self._groups[lease] = group
                 keep_newest(self._groups, LEASES_MAX)
                 facts: dict[str, Any] = {"worker": self._worker(session), "samples": ",".join(map(str, samples))}
-                say(story, INFO, "leased", group=group, lease=lease_name(lease), attempt=attempt, **facts)
+                say(group_log, INFO, "leased", group=group, lease=lease_name(lease), attempt=attempt, **facts)
             case LeaseCancelled(lease, attempt):
                 facts = {"lease": lease_name(lease), "attempt": attempt, "worker": self._worker(session)}
-                say(story, DEBUG, "cancelled", group=self._groups.get(lease), **facts)
+                say(group_log, DEBUG, "cancelled", group=self._groups.get(lease), **facts)
             case SampleAnswered(lease, attempt, sample, False, reason):
                 facts = {"attempt": attempt, "sample": sample, "worker": self._worker(session)}
                 say(log, INFO, "refused", reason, group=self._groups.get(lease), lease=lease_name(lease), **facts)
@@ -74,20 +74,20 @@ class Story:
 def _tell_record(record: CoordinatorRecord) -> None:
     match record:
         case PromptTaken(group, cursor):
-            say(story, DEBUG, "admitted", group=group, cursor=cursor)
+            say(group_log, DEBUG, "admitted", group=group, cursor=cursor)
         case SampleKept(group, lease, attempt, kept):
             facts: dict[str, Any] = {"lease": lease_name(lease), "attempt": attempt, "worker": kept.worker}
-            say(story, DEBUG, "accepted", group=group, sample=kept.sample, tokens=len(kept.tokens) // 4, **facts)
+            say(group_log, DEBUG, "accepted", group=group, sample=kept.sample, tokens=len(kept.tokens) // 4, **facts)
         case SampleRewarded(group, sample, reward):
-            say(story, DEBUG, "scored", group=group, sample=sample, reward=reward)
+            say(group_log, DEBUG, "scored", group=group, sample=sample, reward=reward)
         case GroupDropped(group, reason):
-            say(story, INFO, "dropped", reason, group=group)
+            say(group_log, INFO, "dropped", reason, group=group)
         case BatchFrozen(step, digest, groups, refusals):
             facts = {"digest": digest.hex()[:DIGEST_CHARS], "refusals": refusals or None}
-            say(story, INFO, "frozen", step=step, **facts, group=list(groups))
+            say(group_log, INFO, "frozen", step=step, **facts, group=list(groups))
         case BatchCommitted(step, epoch, digest, t_train_s):
             say(
-                story,
+                group_log,
                 INFO,
                 "committed",
                 step=step,

@@ -32,7 +32,7 @@ from echo2d.core.cluster.events import (
 )
 from echo2d.core.coordinator.events import CoordinatorAction, CoordinatorEvent, CoordinatorRecord, DeadlinePassed, Reply
 from echo2d.core.gateway.events import CallRefused, ChoiceGrew
-from echo2d.core.protocol.addresses import Network
+from echo2d.core.protocol.addresses import IpNetwork
 from echo2d.core.protocol.control_messages import SignedRoot
 from echo2d.core.rollouts.events import DrawPrompt, ScoreSample
 from echo2d.errors import Fault, StoreFault, first_fault
@@ -41,11 +41,11 @@ from echo2d.net.peer.dial_back import dial_back
 from echo2d.net.security.auth import Caller, Denied, KnownPeer, sign_root
 from echo2d.net.security.tls import Tls
 from echo2d.runtime.coordinator.gateway import Gateway
-from echo2d.runtime.coordinator.group_log import Story
+from echo2d.runtime.coordinator.group_log import GroupLog
 from echo2d.runtime.coordinator.metrics import CoordinatorMetrics
-from echo2d.runtime.coordinator.task_calls import DataPlane
+from echo2d.runtime.coordinator.task_calls import TaskCalls
 from echo2d.runtime.process.mailbox import EVENTS_MAX, EVENTS_PER_TURN_MAX, Mailbox
-from echo2d.runtime.process.pending_requests import Requests
+from echo2d.runtime.process.pending_requests import PendingRequests
 from echo2d.runtime.run_dir.credentials import AccessTable, Enrolment, RunDirectory
 from echo2d.runtime.run_dir.enrolments import Enrolments
 from echo2d.runtime.run_dir.ledger_thread import LedgerThread
@@ -78,7 +78,7 @@ class Machine(Protocol):
     def status(self, *, now: float) -> dict[str, Any]: ...
 
 
-class Coordinator:
+class CoordinatorProcess:
     """One running coordinator; also the Backend of its API."""
 
     def __init__(
@@ -88,10 +88,10 @@ class Coordinator:
         *,
         access: AccessTable,
         ledger: LedgerThread,
-        data_plane: DataPlane,
+        data_plane: TaskCalls,
         files: VersionFiles,
         tls: Tls | None = None,
-        peer_networks: Sequence[Network] = (),
+        peer_networks: Sequence[IpNetwork] = (),
         service: Notifier | None = None,
         make_gateway: Callable[[Emit], Gateway] | None = None,
     ) -> None:
@@ -106,12 +106,12 @@ class Coordinator:
         self._tls = tls
         self._service = service or Notifier()
         self._mailbox: Mailbox[CoordinatorEvent] = Mailbox()
-        self._requests = Requests(self._mailbox.put)
+        self._requests = PendingRequests(self._mailbox.put)
         self.gateway = None if make_gateway is None else make_gateway(self._mailbox.put)
         self.sessions = Sessions(
             run.key, known_peer=self._known_peer, emit=self._mailbox.put, peer_networks=peer_networks
         )
-        self._story = Story(self.sessions.peer)
+        self._group_log = GroupLog(self.sessions.peer)
         self._metrics = CoordinatorMetrics(ledger=run.path / LEDGER_FILE)
         self._tasks = asyncio.TaskGroup()
         self._serving = asyncio.Event()
@@ -204,7 +204,7 @@ class Coordinator:
             self._published_paths.update(record.path for record in records if isinstance(record, VersionPublished))
 
     def _perform(self, action: CoordinatorAction) -> None:  # noqa: C901 - one line per action
-        self._story.tell(action)
+        self._group_log.tell(action)
         match action:
             case Send(session, message):
                 self.sessions.send(message, session)

@@ -32,8 +32,8 @@ from echo2d.net.security.auth import Caller, public_bytes
 from echo2d.net.security.tls import GIVEN_UP, Tls
 from echo2d.net.security.urls import is_loopback
 from echo2d.runtime.coordinator.gateway import Gateway, read_template
-from echo2d.runtime.coordinator.loop import LEDGER_FILE, Coordinator, Emit, Machine
-from echo2d.runtime.coordinator.task_calls import DataPlane
+from echo2d.runtime.coordinator.loop import LEDGER_FILE, CoordinatorProcess, Emit, Machine
+from echo2d.runtime.coordinator.task_calls import TaskCalls
 from echo2d.runtime.process.lifecycle import Ending, collect_rarely
 from echo2d.runtime.renting.renter import boxes_left_alone, open_renter
 from echo2d.runtime.renting.setup import prices_of
@@ -60,7 +60,7 @@ def core_machine(rules: RunRules, recovered: Recovered) -> Machine:
 class Opened:
     """A coordinator that listens, and what its seed is to be told."""
 
-    coordinator: Coordinator
+    coordinator: CoordinatorProcess
     url: str
     seed: SeedHandover
     run: RunDirectory
@@ -140,12 +140,12 @@ async def open_coordinator(
                 emit=emit,
             )
 
-        coordinator = Coordinator(
+        coordinator = CoordinatorProcess(
             run,
             make_machine(rules, recovered),
             access=access,
             ledger=ledger,
-            data_plane=DataPlane(pool, vocab_size=rules.vocab_size),
+            data_plane=TaskCalls(pool, vocab_size=rules.vocab_size),
             files=files,
             tls=tls,
             peer_networks=config.link.networks,
@@ -232,7 +232,7 @@ def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
-async def _listen(stack: AsyncExitStack, serve: ServeTable, coordinator: Coordinator, tls: Tls | None) -> str:
+async def _listen(stack: AsyncExitStack, serve: ServeTable, coordinator: CoordinatorProcess, tls: Tls | None) -> str:
     """Start serving; the URL by which programs of this host reach it."""
     page = await asyncio.to_thread(read_page)
     app = make_app(coordinator, worker=coordinator.sessions.handle, page=page, gateway=coordinator.gateway)

@@ -1,8 +1,9 @@
 """The coordinator's numbers for Prometheus: `GET /metrics`, with any credential that may read the status."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import Gauge, Histogram
 from prometheus_client.core import HistogramMetricFamily
@@ -11,26 +12,26 @@ from prometheus_client.metrics_core import Metric
 from echo2d.core.capacity.bottleneck import KINDS
 from echo2d.core.capacity.estimators import quantile
 from echo2d.core.cluster.statistics import RECENT_MAX
-from echo2d.runtime.process.prometheus import PERSIST_BUCKETS_S, Facts, Family, LoopMetrics, Samples, by_key, number
+from echo2d.runtime.process.prometheus import PERSIST_BUCKETS_S, Family, LoopMetrics, Samples, by_key, number
 
 QUANTILES = (0.5, 0.95, 0.99)
 
 
-def _newest_version(status: Facts) -> Samples:
+def _newest_version(status: Mapping[str, Any]) -> Samples:
     newest = status["newest_version"]
     return [((), None if newest is None else newest["version"])]
 
 
-def _peers(status: Facts) -> Samples:
+def _peers(status: Mapping[str, Any]) -> Samples:
     count = Counter((peer["kind"], peer["state"]) for peer in (*status["workers"], *status["relays"]))
     return list(count.items())
 
 
-def _groups(status: Facts) -> Samples:
+def _groups(status: Mapping[str, Any]) -> Samples:
     return [((state,), status["groups"][state]) for state in ("in_flight", "buffered")]
 
 
-def _gateway_choices(status: Facts) -> Samples:
+def _gateway_choices(status: Mapping[str, Any]) -> Samples:
     return [((state,), status["gateway"][state]) for state in ("waiting", "running")]
 
 
@@ -43,13 +44,13 @@ def _recent(name: str) -> Family:
         "still_s": ("still", "Time in which workers generated nothing for a version, on average"),
     }[name]
 
-    def samples(status: Facts) -> Samples:
+    def samples(status: Mapping[str, Any]) -> Samples:
         return [((str(share),), quantile(status[name], share)) for share in QUANTILES]
 
     return Family(f"echo2d_recent_{about[0]}_seconds", f"{about[1]}; of the last {RECENT_MAX}", samples, ("quantile",))
 
 
-def _broadcast_peers(status: Facts) -> Samples:
+def _broadcast_peers(status: Mapping[str, Any]) -> Samples:
     peers = status["broadcast"]["peers"] if status["broadcast"] else ()
     states = Counter("verified" if peer["verified"] else "failed" if peer["failed"] else "receiving" for peer in peers)
     return [((state,), states[state]) for state in ("receiving", "verified", "failed")]
@@ -58,26 +59,26 @@ def _broadcast_peers(status: Facts) -> Samples:
 def _rented(name: str, about: str, key: str) -> Family:
     """No sample where nothing is rented."""
 
-    def samples(status: Facts) -> Samples:
+    def samples(status: Mapping[str, Any]) -> Samples:
         return [((), status["renting"][key])] if "renting" in status else []
 
     return Family(f"echo2d_rented_{name}", about, samples)
 
 
-def _rented_boxes(status: Facts) -> Samples:
+def _rented_boxes(status: Mapping[str, Any]) -> Samples:
     return [((state,), count) for state, count in status["renting"]["states"].items()] if "renting" in status else []
 
 
-def _active(status: Facts) -> Samples:
+def _active(status: Mapping[str, Any]) -> Samples:
     return [((), sum(worker["active"] for worker in status["workers"]))]
 
 
-def _bottleneck(status: Facts) -> Samples:
+def _bottleneck(status: Mapping[str, Any]) -> Samples:
     return [((kind,), kind == status["provision"]["bottleneck"]["kind"]) for kind in KINDS]
 
 
 def _of_worker(name: str, help_text: str, key: str, *, counter: bool = False) -> Family:
-    def samples(status: Facts) -> Samples:
+    def samples(status: Mapping[str, Any]) -> Samples:
         return [
             ((worker["id"], worker["name"]), worker[key]) for worker in status["workers"] if worker["state"] != "gone"
         ]
@@ -173,7 +174,7 @@ FAMILIES = (
 )
 
 
-def _staleness(status: Facts) -> Iterator[Metric]:
+def _staleness(status: Mapping[str, Any]) -> Iterator[Metric]:
     counts = {int(staleness): count for staleness, count in status["staleness"].items()}
     buckets, seen = [], 0
     for staleness in range(max([status["staleness_max"], *counts]) + 1):

@@ -31,7 +31,7 @@ class Pool(Protocol):
     async def reward(self, prompt: Prompt, output: list[int]) -> Score | TaskFailed: ...
 
 
-class DataPlane:
+class TaskCalls:
     """One task's prompts and rewards."""
 
     def __init__(self, pool: Pool, *, vocab_size: int) -> None:

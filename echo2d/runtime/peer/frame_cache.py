@@ -5,7 +5,7 @@ from echo2d.core.base.ids import FormId, FrameId
 RECENT_BYTES_MAX = 32 << 20  # some seconds of a home uplink
 
 
-class RecentFrames:
+class FrameCache:
     """The newest RECENT_BYTES_MAX bytes of verified frames."""
 
     def __init__(self) -> None:

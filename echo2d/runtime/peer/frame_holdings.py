@@ -23,8 +23,8 @@ from echo2d.core.weights.signed_index import Root
 from echo2d.core.weights.verifier import FormIndex
 from echo2d.errors import IntegrityFault, StoreFault
 from echo2d.runtime.peer.base_model import BaseModel
-from echo2d.runtime.peer.frame_cache import RecentFrames
-from echo2d.runtime.peer.lost_frames import Damage
+from echo2d.runtime.peer.frame_cache import FrameCache
+from echo2d.runtime.peer.lost_frames import LostFrames
 from echo2d.runtime.peer.write_behind import Frames, WriteBehind
 from echo2d.store.frames import FramesDamaged, FrameStore
 
@@ -37,7 +37,7 @@ T = TypeVar("T")
 log = logging.getLogger("echo2d.peer")
 
 
-class Holdings:
+class FrameHoldings:
     """`emit` takes relay events; `ask` sends SegmentsWanted; `fail(form, reason)` is told of forms given up.
 
     `serving`: the version whose frames do not make room for others. `base`: where chunks of a form may stand, too.
@@ -47,7 +47,7 @@ class Holdings:
         self,
         store: FrameStore,
         *,
-        emit: Callable[[relay_events.Event], None],
+        emit: Callable[[relay_events.RelayEvent], None],
         ask: Callable[[SegmentsWanted], None],
         fail: Callable[[FormId, str], None],
         serving: Callable[[], Version | None],
@@ -64,14 +64,14 @@ class Holdings:
         self._complete: set[FormId] = set()
         self._first_searched: set[FormId] = set()  # their first segment was looked for in the base
         self._searched: set[FormId] = set()
-        self._damage = Damage(emit, fail)
+        self._damage = LostFrames(emit, fail)
         self._pages_asked: dict[FormId, SegmentId] = {}
         self._users: dict[FormId, int] = {}
         self._storing: set[tuple[FormId, FrameId]] = set()
         self._dropped: dict[FormId, None] = {}
         self._deleted = 0  # forms so far: what found the disk full may try again
         self._unwritten = WriteBehind(self._write)
-        self._recent = RecentFrames()
+        self._recent = FrameCache()
         self._books = asyncio.Lock()  # roots, pages and forgetting are taken one after the other
         self._news = asyncio.Event()
 

@@ -14,27 +14,27 @@ from echo2d.errors import Fault
 
 MAILBOX_MAX = 65536  # a second's worth of everything 50 links can say; really a handful waits
 
-Event = TypeVar("Event")
+PeerEvent = TypeVar("PeerEvent")
 
 log = logging.getLogger("echo2d.runtime")
 
 
-class PeerMailbox(Generic[Event]):
+class PeerMailbox(Generic[PeerEvent]):
     """Many put, one takes."""
 
     def __init__(self) -> None:
-        self._events: deque[Event] = deque()
+        self._events: deque[PeerEvent] = deque()
         self._filled = asyncio.Event()
 
     @property
     def crowded(self) -> bool:
         return len(self._events) >= MAILBOX_MAX
 
-    def put(self, event: Event) -> None:
+    def put(self, event: PeerEvent) -> None:
         self._events.append(event)
         self._filled.set()
 
-    async def take(self, wait_s: Callable[[], float | None]) -> Event | None:
+    async def take(self, wait_s: Callable[[], float | None]) -> PeerEvent | None:
         """The next event; None after `wait_s()` without one (None: never), which is asked for only if none is here."""
         if not self._events:
             self._filled.clear()

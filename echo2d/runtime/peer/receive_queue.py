@@ -16,7 +16,7 @@ from echo2d.core.relay import events as relay_events
 from echo2d.core.topology.uplink_rates import LinkMeter
 from echo2d.errors import IntegrityFault, StoreFault
 from echo2d.net.peer.links import PeerLinks
-from echo2d.runtime.peer.frame_holdings import Holdings
+from echo2d.runtime.peer.frame_holdings import FrameHoldings
 
 WAITING_BYTES_MAX = 4 << 20  # of payload not yet verified; then the link is not read until half of it has gone
 BATCH_BYTES_MAX = 2 << 20  # verified and stored in one go: a thread change costs as much as hashing 256 KiB
@@ -25,16 +25,16 @@ ROOT_WAIT_S = 10.0  # frames for which no root comes in this time are dropped: o
 log = logging.getLogger("echo2d.peer")
 
 
-class Inbox:
+class ReceiveQueue:
     """`stripes`: the streams this end opened for stripes (all others it opened are for repair)."""
 
     def __init__(
         self,
         peer: PeerId,
         links: PeerLinks,
-        holdings: Holdings,
+        holdings: FrameHoldings,
         *,
-        emit: Callable[[relay_events.Event], None],
+        emit: Callable[[relay_events.RelayEvent], None],
         fail: Callable[[FormId, str], None],
     ) -> None:
         self._peer, self._links, self._holdings = peer, links, holdings
@@ -170,7 +170,7 @@ class Inbox:
     def _rejected(self, frame: FrameReceived) -> None:
         self._report(relay_events.FrameRejected(self._peer, frame.stream, frame.form, frame.frame))
 
-    def _report(self, event: relay_events.Event) -> None:
+    def _report(self, event: relay_events.RelayEvent) -> None:
         if not self._closed:
             self._emit(event)
 

@@ -17,13 +17,13 @@ from typing import Protocol, assert_never
 from echo2d.core.base.ids import FormId, PeerId, RunId, Version
 from echo2d.core.protocol.control_messages import Backlog, EdgePeer, LinkSample, SegmentsWanted, TransferReport
 from echo2d.core.protocol.peer_messages import (
-    Event,
     FrameReceived,
     FramesCancelled,
     FramesHeld,
     FramesPassed,
     FramesWanted,
     LinkEnded,
+    LinkEvent,
     LinkOpened,
     StreamEnded,
     StreamOpened,
@@ -34,9 +34,9 @@ from echo2d.net.peer.links import PeerLinks
 from echo2d.net.security.tls import Tls
 from echo2d.net.security.urls import is_loopback
 from echo2d.runtime.peer.base_model import BaseModel
-from echo2d.runtime.peer.frame_holdings import Holdings
-from echo2d.runtime.peer.receive_queue import Inbox
-from echo2d.runtime.peer.send_queue import Lane
+from echo2d.runtime.peer.frame_holdings import FrameHoldings
+from echo2d.runtime.peer.receive_queue import ReceiveQueue
+from echo2d.runtime.peer.send_queue import SendQueue
 from echo2d.store.frames import FrameStore
 
 REPORT_S = 1.0  # rates older than that are of no use to a planner
@@ -51,15 +51,15 @@ class _Peer:
     """One connection of a peer. number: 1 for its first one, and so on."""
 
     number: int
-    inbox: Inbox
-    lane: Lane
+    receive_queue: ReceiveQueue
+    queue: SendQueue
     sending: asyncio.Task[None]
 
 
-class Owner(Protocol):
+class PeerOwner(Protocol):
     """The daemon whose links these are."""
 
-    def emit(self, event: relay_events.Event) -> None:
+    def emit(self, event: relay_events.RelayEvent) -> None:
         """For its Relay, in this order."""
 
     def crowded(self) -> bool:
@@ -92,13 +92,13 @@ class Receiver:
         store: FrameStore,
         tls: Tls | None,
         no_tls: bool,
-        owner: Owner,
+        owner: PeerOwner,
         receive_only: bool = False,
         uplink_limit: float | None = None,
     ) -> None:
         self._me, self._off_loopback, self._receive_only = me, no_tls or tls is not None, receive_only
         self._owner, self._emit = owner, owner.emit
-        self.holdings = Holdings(
+        self.holdings = FrameHoldings(
             store,
             emit=owner.emit,
             ask=owner.tell,
@@ -166,9 +166,9 @@ class Receiver:
             case relay_events.CloseStream(peer, stream, reason) if (stream % 2 == 1) == (self._me < peer):
                 self.links.end_stream(peer, stream, reason)  # opened by this end: nothing was sent on it
             case relay_events.SendFrame() | relay_events.CloseStream():
-                here.lane.put(action)
+                here.queue.put(action)
             case relay_events.OpenStream(peer, stream, form, plan, generation, stripe, sequence):
-                here.inbox.stripes.add(stream)
+                here.receive_queue.stripes.add(stream)
                 self.links.open_stream(peer, stream, form, plan, generation, stripe, sequence)
             case relay_events.SendHave(peer, form, frames):
                 if not self._receive_only:
@@ -186,10 +186,10 @@ class Receiver:
 
     # --- links
 
-    def _on_link(self, peer: PeerId, event: Event) -> None:
+    def _on_link(self, peer: PeerId, event: LinkEvent) -> None:
         if isinstance(event, FrameReceived):
             self._moved = event.form
-            self._peers[peer].inbox.put(event, now=asyncio.get_running_loop().time())
+            self._peers[peer].receive_queue.put(event, now=asyncio.get_running_loop().time())
             return
         if self._owner.crowded() and not isinstance(event, LinkOpened | LinkEnded):
             self.links.end(peer, "says more than is handled")
@@ -200,7 +200,7 @@ class Receiver:
             case LinkEnded(reason):
                 self._on_ended(peer, reason)
             case StreamEnded():
-                self._peers[peer].inbox.put(event, now=asyncio.get_running_loop().time())
+                self._peers[peer].receive_queue.put(event, now=asyncio.get_running_loop().time())
             case StreamOpened(stream) | FramesWanted(stream) if self._receive_only:
                 self.links.end_stream(peer, stream, "receives only")
             case StreamOpened(stream, form, plan, generation, stripe, from_sequence):
@@ -219,15 +219,15 @@ class Receiver:
     def _on_opened(self, peer: PeerId) -> None:
         assert self._tasks is not None
         number = self._opened[peer] = self._opened.get(peer, 0) + 1
-        inbox = Inbox(peer, self.links, self.holdings, emit=self._emit, fail=self.give_up)
-        lane = Lane(peer, self.links, holdings=self.holdings, emit=self._emit, sent=self._count_sent)
-        self._tasks.create_task(inbox.run())
-        self._peers[peer] = _Peer(number, inbox, lane, self._tasks.create_task(lane.run()))
+        receive_queue = ReceiveQueue(peer, self.links, self.holdings, emit=self._emit, fail=self.give_up)
+        queue = SendQueue(peer, self.links, holdings=self.holdings, emit=self._emit, sent=self._count_sent)
+        self._tasks.create_task(receive_queue.run())
+        self._peers[peer] = _Peer(number, receive_queue, queue, self._tasks.create_task(queue.run()))
         self._emit(relay_events.LinkUp(peer))
 
     def _on_ended(self, peer: PeerId, reason: str) -> None:
         here = self._peers.pop(peer)
-        here.inbox.close()
+        here.receive_queue.close()
         here.sending.cancel()
         if peer in self._lost:
             self._lost[peer].set()
@@ -235,7 +235,7 @@ class Receiver:
 
     def _on_ready(self, peer: PeerId) -> None:
         if peer in self._peers:
-            self._peers[peer].lane.room()
+            self._peers[peer].queue.room()
 
     # --- dialling
 
@@ -303,7 +303,7 @@ class Receiver:
 
     def _link_samples(self) -> Iterator[LinkSample]:
         for peer, here in self._peers.items():
-            payload_bytes, seconds = here.inbox.meter.take()
+            payload_bytes, seconds = here.receive_queue.meter.take()
             if payload_bytes:
                 yield LinkSample(peer, payload_bytes, seconds)
 

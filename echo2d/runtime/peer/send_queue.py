@@ -22,7 +22,7 @@ READY_AFTER = LANE_FRAMES_MAX // 2  # frames given since it was said last: with 
 log = logging.getLogger("echo2d.peer")
 
 
-class Holdings(Protocol):
+class FrameSource(Protocol):
     """Where held frames are."""
 
     def in_memory(self, form: FormId, frame: FrameId) -> memoryview | None: ...
@@ -30,7 +30,7 @@ class Holdings(Protocol):
     def load(self, form: FormId, frame: FrameId) -> Awaitable[memoryview]: ...
 
 
-class Lane:
+class SendQueue:
     """`emit` takes relay events; `sent` is told of payload bytes that went out."""
 
     def __init__(
@@ -38,8 +38,8 @@ class Lane:
         peer: PeerId,
         links: PeerLinks,
         *,
-        holdings: Holdings,
-        emit: Callable[[relay_events.Event], None],
+        holdings: FrameSource,
+        emit: Callable[[relay_events.RelayEvent], None],
         sent: Callable[[FormId, int], None],
     ) -> None:
         self._peer, self._links = peer, links

@@ -11,7 +11,7 @@ from echo2d.core.coordinator.events import CoordinatorEvent, Reply, RequestGone
 REQUESTS_MAX = 256  # one learner has two or three under way
 
 
-class Requests:
+class PendingRequests:
     """All waiting calls of one process."""
 
     def __init__(self, emit: Callable[[CoordinatorEvent], Awaitable[None]]) -> None:

@@ -31,7 +31,6 @@ PERSIST_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a second line for every counter that nobody reads
 
-Facts = Mapping[str, Any]
 Samples = Iterable[tuple[tuple[str, ...], float | None]]  # label values, and the value; None: there is none now
 
 
@@ -41,11 +40,11 @@ class Family:
 
     name: str
     help: str
-    samples: Callable[[Facts], Samples]
+    samples: Callable[[Mapping[str, Any]], Samples]
     labels: tuple[str, ...] = ()
     counter: bool = False
 
-    def collect(self, status: Facts) -> Metric:
+    def collect(self, status: Mapping[str, Any]) -> Metric:
         make = CounterMetricFamily if self.counter else GaugeMetricFamily
         family = make(self.name, self.help, labels=self.labels)
         for values, number in self.samples(status):
@@ -54,19 +53,19 @@ class Family:
         return family
 
 
-def _at(status: Facts, path: str) -> Any:
+def _at(status: Mapping[str, Any], path: str) -> Any:
     found: Any = status
     for name in path.split("."):
         found = found[name]
     return found
 
 
-def number(path: str) -> Callable[[Facts], Samples]:
+def number(path: str) -> Callable[[Mapping[str, Any]], Samples]:
     """The number at `a.b` of a status."""
     return lambda status: [((), _at(status, path))]
 
 
-def by_key(path: str) -> Callable[[Facts], Samples]:
+def by_key(path: str) -> Callable[[Mapping[str, Any]], Samples]:
     """Every number of the mapping at `a.b`, its own key as the label."""
     return lambda status: [((str(key),), value) for key, value in _at(status, path).items()]
 
@@ -75,7 +74,7 @@ class LoopMetrics:
     """What every daemon has. extra: collects from a status what is no Family."""
 
     def __init__(
-        self, families: Sequence[Family], extra: Callable[[Facts], Iterator[Metric]] = lambda _: iter(())
+        self, families: Sequence[Family], extra: Callable[[Mapping[str, Any]], Iterator[Metric]] = lambda _: iter(())
     ) -> None:
         self.registry = CollectorRegistry()
         self._families, self._extra = families, extra
@@ -99,7 +98,7 @@ class LoopMetrics:
             kind = self._kinds[type(event)] = self.events.labels(type(event).__name__)
         kind.inc()
 
-    def render(self, status: Facts) -> bytes:
+    def render(self, status: Mapping[str, Any]) -> bytes:
         """All of it in Prometheus' text format."""
         read = [each.collect(status) for each in self._families]
         text: bytes = generate_latest(self.registry)

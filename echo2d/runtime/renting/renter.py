@@ -17,11 +17,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import assert_never
+from typing import Any, assert_never
 
 from echo2d.config import CoordinatorConfig
 from echo2d.core.base.ids import PeerId
-from echo2d.core.renting.autoscaler import Renting
+from echo2d.core.renting.autoscaler import Autoscaler
 from echo2d.core.renting.budget import Label, Rental
 from echo2d.core.renting.events import (
     Keep,
@@ -41,9 +41,9 @@ from echo2d.core.renting.events import (
 from echo2d.errors import OperatorFault, ProviderFault, StoreFault
 from echo2d.net.security.auth import write_token_file
 from echo2d.net.security.urls import coordinator_url
-from echo2d.providers.base import Order, Provider
+from echo2d.providers.base import BoxOrder, Provider
 from echo2d.runtime.renting.clock import RentClock, moment
-from echo2d.runtime.renting.demand import Facts, gb_per_h, holds, margin_of, shortfall_of, works
+from echo2d.runtime.renting.demand import gb_per_h, holds, margin_of, shortfall_of, works
 from echo2d.runtime.renting.setup import make_provider, offers_of, prefix_of, rent_plan, rules_of, terms_of
 from echo2d.runtime.run_dir.credentials import AccessTable, RunDirectory
 from echo2d.runtime.run_dir.ledger_thread import LedgerThread
@@ -66,7 +66,7 @@ class Renter:
 
     def __init__(
         self,
-        renting: Renting,
+        renting: Autoscaler,
         rules: RentRules,
         store: RentalStore,
         clock: RentClock,
@@ -86,13 +86,13 @@ class Renter:
         self._url = url
         self._ended: asyncio.Queue[RentEvent] = asyncio.Queue()  # bounded by the commands under way
         self._asked_at: dict[Label, float] = {}
-        self._workers: Mapping[Label, Facts] = {}  # of boxes, as of the last look
+        self._workers: Mapping[Label, Mapping[str, Any]] = {}  # of boxes, as of the last look
         self._kept_at = clock.now()
 
-    def facts(self) -> Facts:
+    def facts(self) -> Mapping[str, Any]:
         return self._renting.facts(now=self._clock.now())
 
-    async def rent(self, status: Callable[[], Facts], plan_removal: PlanRemoval) -> None:
+    async def rent(self, status: Callable[[], Mapping[str, Any]], plan_removal: PlanRemoval) -> None:
         """Until cancelled."""
         await self._run(lambda: self._need(status()), plan_removal, until=lambda: False)
 
@@ -161,7 +161,7 @@ class Renter:
 
     async def _order(self, rental: Rental) -> None:
         path, secret = await asyncio.to_thread(self._make_token, rental)
-        order = Order(rental.label, rental.offer, self._url, path, rental.life_s)
+        order = BoxOrder(rental.label, rental.offer, self._url, path, rental.life_s)
         try:
             await self._providers[rental.provider].start(order)
         except ProviderFault as fault:  # its last words are logged
@@ -213,7 +213,7 @@ class Renter:
 
     # --- the need
 
-    def _need(self, facts: Facts) -> NeedMeasured:
+    def _need(self, facts: Mapping[str, Any]) -> NeedMeasured:
         now, silent_s = self._clock.now(), facts["learner_silent_s"]
         self._workers = self._rented_workers(facts["workers"])
         return NeedMeasured(
@@ -227,7 +227,7 @@ class Renter:
             gb_per_h=gb_per_h(facts),
         )
 
-    def _rented_workers(self, workers: Iterable[Facts]) -> dict[Label, Facts]:
+    def _rented_workers(self, workers: Iterable[Mapping[str, Any]]) -> dict[Label, Mapping[str, Any]]:
         """Whoever came with a box's credential, whatever it calls itself."""
         named = {Label(self._access.token_of(PeerId(worker["id"])) or ""): worker for worker in workers}
         return {label: named[label] for label in self._renting.live if label in named}
@@ -272,7 +272,7 @@ async def open_renter(
         clock = await asyncio.to_thread(lambda: RentClock(store.clock(), kept))
         await asyncio.to_thread(store.keep, (), clock.now(), moment())
         offers = [offer for provider in config.providers for offer in offers_of(provider)]
-        renting = Renting(rules, list(map(terms_of, config.providers)), offers, kept, now=clock.now())
+        renting = Autoscaler(rules, list(map(terms_of, config.providers)), offers, kept, now=clock.now())
         providers = {each.table.name: make_provider(each, prefix) for each in config.providers}
         url_of_boxes = "" if closing else _url_of_boxes(config, url)
         yield Renter(renting, rules, store, clock, providers, run=run, access=access, url=url_of_boxes)
@@ -307,7 +307,7 @@ def _kept(run_dir: Path) -> tuple[tuple[Rental, ...], float]:
         store.close()
 
 
-async def give_back(config: CoordinatorConfig, within_s: float) -> Facts:
+async def give_back(config: CoordinatorConfig, within_s: float) -> Mapping[str, Any]:
     """Stop everything that this run has rented, in place of a coordinator; what is left. OperatorFault: one runs."""
     run = await asyncio.to_thread(RunDirectory, config.run.run_dir)
     ledger = LedgerThread(run.path / LEDGER_FILE)
@@ -321,7 +321,7 @@ async def give_back(config: CoordinatorConfig, within_s: float) -> Facts:
         await ledger.close()
 
 
-def rented(config: CoordinatorConfig) -> Facts:
+def rented(config: CoordinatorConfig) -> Mapping[str, Any]:
     """What the book of the run says; the providers are not asked."""
     rentals, now = _kept(config.run.run_dir) if (config.run.run_dir / RENTALS_FILE).exists() else ((), 0.0)
     live = [rental for rental in rentals if rental.gone_at is None]
@@ -337,7 +337,7 @@ def rented(config: CoordinatorConfig) -> Facts:
     }  # fmt: skip
 
 
-def rented_lines(facts: Facts) -> list[str]:
+def rented_lines(facts: Mapping[str, Any]) -> list[str]:
     """The same for people."""
     boxes, most = facts["boxes"], facts["usd_total_max"]
     of = "" if most is None else f" of {most:g}"

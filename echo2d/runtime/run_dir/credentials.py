@@ -58,7 +58,7 @@ _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
+class TokenRow:
     """One row of the table. max_workers, expires_at: None means no limit."""
 
     name: str
@@ -124,8 +124,8 @@ class AccessTable:
         self._run = run
         self._path = run.path / "access.sqlite"
         self._seeds: dict[PeerId, KnownPeer] = {}
-        self._tokens: dict[bytes, Token] = {}
-        self._peers: dict[PeerId, tuple[bytes, Token]] = {}
+        self._tokens: dict[bytes, TokenRow] = {}
+        self._peers: dict[PeerId, tuple[bytes, TokenRow]] = {}
         try:
             with self._database() as database:
                 for statement in SCHEMA:
@@ -176,7 +176,7 @@ class AccessTable:
             database.execute("DELETE FROM tokens WHERE name = ?", (name,))
         self.reload()
 
-    def tokens(self) -> list[Token]:
+    def tokens(self) -> list[TokenRow]:
         return sorted(self._tokens.values(), key=lambda token: token.name)
 
     # --- the coordinator -----------------------------------------------------
@@ -229,7 +229,7 @@ class AccessTable:
         """Read the table again."""
         with self._database() as database:
             rows = database.execute("SELECT name, role, secret_hash, max_workers, expires_at, revoked FROM tokens")
-            tokens = [Token(*row) for row in rows]
+            tokens = [TokenRow(*row) for row in rows]
             peers = database.execute("SELECT peer, public_key, token FROM peers").fetchall()
         by_name = {token.name: token for token in tokens}
         self._tokens = {token.secret_hash: token for token in tokens}
@@ -257,7 +257,7 @@ class AccessTable:
         database.execute("INSERT OR REPLACE INTO peers VALUES (?, ?, ?)", (peer, asked.public_key, token.name))
         return peer
 
-    def _token(self, secret: str, now_s: float) -> Token:
+    def _token(self, secret: str, now_s: float) -> TokenRow:
         token = self._tokens.get(secret_hash(secret))
         if token is None:
             raise Denied(401, "credential", "unknown credential; is the token file of this run?")

@@ -17,7 +17,7 @@ from echo2d.runtime.run_dir.credentials import Enrolment
 
 ENROLMENTS_MAX = 256  # of one transaction; more would make the first one wait
 
-Outcome = PeerId | Denied | StoreFault
+EnrolmentOutcome = PeerId | Denied | StoreFault
 
 
 class Access(Protocol):
@@ -31,12 +31,12 @@ class Enrolments:
 
     def __init__(self, access: Access) -> None:
         self._access = access
-        self._waiting: list[tuple[Enrolment, asyncio.Future[Outcome]]] = []
+        self._waiting: list[tuple[Enrolment, asyncio.Future[EnrolmentOutcome]]] = []
         self._committing = asyncio.Lock()
 
     async def enrol(self, asked: Enrolment) -> PeerId:
         """Durable when this returns. Denied: not with this secret, key or proof."""
-        answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[EnrolmentOutcome] = asyncio.get_running_loop().create_future()
         self._waiting.append((asked, answer))
         async with self._committing:
             while not answer.done():
@@ -49,7 +49,7 @@ class Enrolments:
     async def _commit(self) -> None:
         """Those who waited first. If this caller hangs up meanwhile, the next one does it once more for the others."""
         part = self._waiting[:ENROLMENTS_MAX]
-        outcomes: Sequence[Outcome]
+        outcomes: Sequence[EnrolmentOutcome]
         try:
             outcomes = await asyncio.to_thread(self._access.enrol_all, [asked for asked, _ in part], now_s=time.time())
         except StoreFault as fault:

@@ -12,18 +12,18 @@ from echo2d.core.base.ids import ChunkId
 from echo2d.core.weights.encoder import FormBuilder, Segment
 from echo2d.core.weights.encoding import SEGMENT_BYTES_MAX, ChunkRecord, FormFacts, base_sum, encode_record
 from echo2d.core.weights.manifest import Chunk, FileEntry, Manifest, chunk_layout
-from echo2d.core.weights.signed_index import Totals
+from echo2d.core.weights.signed_index import FormTotals
 from echo2d.store.snapshots import read_chunk, scan_snapshot
 
 ENCODERS_MAX = 4  # chunks encoded at once: about a core and 50 MB each
 
-Encoded = tuple[ChunkRecord, bytes]
+EncodedRecord = tuple[ChunkRecord, bytes]
 
 
 class Base(Protocol):
     """What a delta form is made from (`bases`). Used from several threads."""
 
-    def encode(self, position: ChunkId, place: Chunk, new: Callable[[], bytes]) -> Encoded:
+    def encode(self, position: ChunkId, place: Chunk, new: Callable[[], bytes]) -> EncodedRecord:
         """The chunk at this place, whose bytes new() reads; IntegrityFault, StoreFault: that cannot be done."""
 
 
@@ -47,7 +47,7 @@ class Encoder:
                     yield full
         yield self._builder.finish()
 
-    def totals(self) -> Totals:
+    def totals(self) -> FormTotals:
         """After the last segment."""
         return self._builder.totals()
 
@@ -59,8 +59,8 @@ class Encoder:
         """`forms.base_sum` of every chunk, after the last segment; None: not all of them were read."""
         return self._sums if len(self._sums) == len(chunk_layout(self._files)) else None
 
-    def _chunks(self, pool: ThreadPoolExecutor) -> Iterator[Encoded]:
-        encoding: deque[Future[Encoded]] = deque()
+    def _chunks(self, pool: ThreadPoolExecutor) -> Iterator[EncodedRecord]:
+        encoding: deque[Future[EncodedRecord]] = deque()
         for position, chunk in enumerate(chunk_layout(self._files)):
             encoding.append(pool.submit(self._encode, ChunkId(position), chunk))
             if len(encoding) > ENCODERS_MAX:
@@ -68,7 +68,7 @@ class Encoder:
         while encoding:
             yield encoding.popleft().result()
 
-    def _encode(self, position: ChunkId, chunk: Chunk) -> Encoded:
+    def _encode(self, position: ChunkId, chunk: Chunk) -> EncodedRecord:
         new = partial(self._read, chunk)
         return encode_record(position, new()) if self._base is None else self._base.encode(position, chunk, new)
 

@@ -76,7 +76,7 @@ class Seed:
         self._handover, self._identity = handover, handover.identity()
         self._run_dir = Path(handover.run_dir)
         self._boot_id = secrets.token_hex(8)
-        self._mailbox: PeerMailbox[relay_events.Event] = PeerMailbox()
+        self._mailbox: PeerMailbox[relay_events.RelayEvent] = PeerMailbox()
         self._control = ControlLink(handover.url, self._identity, self, rng=random.Random(secrets.randbits(64)))
         self._relay = Relay(self._identity.peer)
         self._listen: Address | None = None
@@ -115,7 +115,7 @@ class Seed:
             return None if wake_at is None else wake_at - clock()
 
         while True:
-            event = await self._mailbox.take(wait_s) or relay_events.DeadlinePassed()
+            event = await self._mailbox.take(wait_s) or relay_events.RelayDeadlinePassed()
             try:
                 actions = self._relay.handle(event, now=clock())
             except PeerFault as fault:
@@ -127,7 +127,7 @@ class Seed:
             for action in actions:
                 self._perform(action)
 
-    def _perform(self, action: relay_events.Action) -> None:
+    def _perform(self, action: relay_events.RelayAction) -> None:
         match action:
             case relay_events.ReportEdgeBroken(plan, generation, peer, reason):
                 self._control.send(EdgeBroken(plan, generation, peer, reason))
@@ -257,7 +257,7 @@ class Seed:
 
     # --- what the receiver says
 
-    def emit(self, event: relay_events.Event) -> None:
+    def emit(self, event: relay_events.RelayEvent) -> None:
         self._mailbox.put(event)
 
     def crowded(self) -> bool:

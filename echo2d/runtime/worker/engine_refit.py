@@ -23,7 +23,7 @@ from echo2d.engines.base import Engine
 from echo2d.engines.fake import FakeEngine
 from echo2d.engines.layout import file_tensor_digests
 from echo2d.errors import EngineFault, IntegrityFault, OperatorFault, StoreFault
-from echo2d.runtime.worker.lora_base import BaseOfAdapters
+from echo2d.runtime.worker.lora_base import LoraBase
 from echo2d.store.slots import SlotStore
 
 if TYPE_CHECKING:
@@ -107,11 +107,11 @@ def threads_each(config: WorkerConfig) -> int | None:
     return max(1, (config.threads or len(os.sched_getaffinity(0))) // config.engines)
 
 
-class Refits:
+class EngineRefits:
     """One refit at a time; the machine (`worker/versions`) sees to it."""
 
     def __init__(self, engines: Sequence[Engine], slots: SlotStore, base_model: Path | None) -> None:
-        self._engines, self._slots, self._base = engines, slots, BaseOfAdapters(base_model)
+        self._engines, self._slots, self._base = engines, slots, LoraBase(base_model)
 
     async def refit(self, order: RefitEngines) -> EngineRefitted | EngineRefitFailed:
         """What became of it; pause_s is the longest time in which an engine generated nothing."""

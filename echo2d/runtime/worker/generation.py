@@ -16,7 +16,7 @@ from echo2d.core.base.ids import LeaseId, lease_name
 from echo2d.core.protocol.control_messages import LeaseGranted
 from echo2d.core.protocol.trajectory import unpack_tokens
 from echo2d.core.worker.events import EngineLost, GenerationFailed, LabelSpan, SampleProgressed
-from echo2d.engines.base import Engine, GenerateRequest, SampleDelta
+from echo2d.engines.base import Engine, GenerateRequest, SampleOutput
 from echo2d.errors import EngineFault
 from echo2d.runtime.process.logs import STORY, say
 
@@ -31,7 +31,7 @@ class _Call:
     task: asyncio.Task[None]
 
 
-class Rollouts:
+class LeaseRunner:
     """`emit` takes SampleProgressed, GenerationFailed and EngineLost. Tasks run in the owner's group."""
 
     def __init__(
@@ -85,7 +85,7 @@ class Rollouts:
         say(story, logging.DEBUG, "generating", **facts, samples=",".join(map(str, lease.samples)))
         tokens, labels = 0, set[str]()
         try:
-            output = cast("AsyncGenerator[SampleDelta, None]", engine.generate(_request(lease)))
+            output = cast("AsyncGenerator[SampleOutput, None]", engine.generate(_request(lease)))
             async with aclosing(output):
                 async for delta in output:
                     self._progress(lease, delta, unfinished)
@@ -104,7 +104,7 @@ class Rollouts:
         if engine.label is None:
             self._emit(EngineLost(f"an engine serves nothing any more: {fault}"))
 
-    def _progress(self, lease: LeaseGranted, delta: SampleDelta, unfinished: set[int]) -> None:
+    def _progress(self, lease: LeaseGranted, delta: SampleOutput, unfinished: set[int]) -> None:
         if delta.sample not in unfinished:
             raise EngineFault(f"the engine reported sample {delta.sample}, which is not running")
         if delta.finish == "abort":

@@ -17,7 +17,7 @@ log = logging.getLogger("echo2d.worker")
 _Stamps = list[tuple[str, int, int, int, int]]
 
 
-class BaseOfAdapters:
+class LoraBase:
     """directory: None where the operator named none."""
 
     def __init__(self, directory: Path | None) -> None:

@@ -46,21 +46,21 @@ from echo2d.core.worker.events import (
     CancelApply,
     ControlDown,
     ControlUp,
+    CoordinatorSaid,
     DropForm,
     HoldEngines,
     IndexRoot,
     KeepPublishSeq,
     LeaveAsked,
-    Note,
     RefitEngines,
     RootVerified,
-    Said,
     SendControl,
     ShutDown,
     StartGeneration,
     StopAsked,
+    WorkerNote,
 )
-from echo2d.core.worker.state import Action, Event, WorkerState
+from echo2d.core.worker.state import WorkerAction, WorkerEvent, WorkerState
 from echo2d.engines.base import Engine
 from echo2d.errors import IntegrityFault, OperatorFault, PeerFault, StoreFault
 from echo2d.net.control.client import ControlLink, Identity, enrol
@@ -72,10 +72,10 @@ from echo2d.runtime.peer.peer_mailbox import PeerMailbox, outcome
 from echo2d.runtime.peer.receiver import Receiver
 from echo2d.runtime.peer.state_dir import StateDir
 from echo2d.runtime.process.lifecycle import Ending, collect_rarely
-from echo2d.runtime.worker.engine_refit import Refits, make_engines
-from echo2d.runtime.worker.generation import Rollouts
+from echo2d.runtime.worker.engine_refit import EngineRefits, make_engines
+from echo2d.runtime.worker.generation import LeaseRunner
 from echo2d.runtime.worker.metrics import WorkerMetrics, serve_metrics
-from echo2d.runtime.worker.snapshot_builder import Applier
+from echo2d.runtime.worker.snapshot_builder import SnapshotBuilder
 from echo2d.sd_notify import Notifier
 
 GOODBYE_S = 10.0  # for the last words to go out: handed-over work is a few MB, and uplinks of 20 Mbit/s are common
@@ -106,7 +106,7 @@ class Worker:
         self._rng, self._token, self._service = rng, token, service or Notifier()
         self._boot_id = secrets.token_hex(8)
         self._dial_back_secret = secrets.token_bytes(SECRET_BYTES)
-        self._mailbox: PeerMailbox[Event] = PeerMailbox()
+        self._mailbox: PeerMailbox[WorkerEvent] = PeerMailbox()
         self._control = ControlLink(config.url, self._identity, self, rng=rng)
         self._listen: Address | None = None
         self._metrics = WorkerMetrics()
@@ -150,7 +150,7 @@ class Worker:
             collect_rarely()
             try:
                 async with asyncio.TaskGroup() as self._tasks:
-                    self._rollouts = Rollouts(self._engines, self._tasks, self._mailbox.put)
+                    self._rollouts = LeaseRunner(self._engines, self._tasks, self._mailbox.put)
                     await self._serve()
             except* _Stopped:
                 log.info("stopped")
@@ -181,8 +181,8 @@ class Worker:
             owner=self,
         )
         self._receiver.links.expect(DIAL_BACK, self._dial_back_secret)
-        self._applier = Applier(self._slots, store, self._receiver.holdings)
-        self._refits = Refits(self._engines, self._slots, self._config.base_model)
+        self._builder = SnapshotBuilder(self._slots, store, self._receiver.holdings)
+        self._refits = EngineRefits(self._engines, self._slots, self._config.base_model)
         on_disk = [facts.form for facts in store.forms()]
         self._state = WorkerState(
             Relay(me, unsearched=on_disk, has_base=self._base is not None),
@@ -232,7 +232,7 @@ class Worker:
 
         while True:
             self._service.turned(self._words)
-            event = await self._mailbox.take(wait_s) or relay_events.DeadlinePassed()
+            event = await self._mailbox.take(wait_s) or relay_events.RelayDeadlinePassed()
             self._metrics.handled(event)
             try:
                 actions = self._state.handle(event, now=clock())
@@ -252,7 +252,7 @@ class Worker:
         where = "waiting for" if self._disconnected.is_set() else "connected to"
         return f"{version}, {self._state.running} samples running, {where} {self._config.url}"
 
-    def _perform(self, action: Action) -> None:  # noqa: C901 - one line per action
+    def _perform(self, action: WorkerAction) -> None:  # noqa: C901 - one line per action
         match action:
             case SendControl(message):
                 self._control.send(message)
@@ -269,12 +269,12 @@ class Worker:
             case ApplyForm():
                 self._spawn(self._apply(action))
             case CancelApply(form):
-                self._applier.cancel(form)
+                self._builder.cancel(form)
             case RefitEngines():
                 self._spawn(self._refit(action))
             case DropForm(form):
                 self._spawn(self._receiver.forget(form))
-            case Note(text):
+            case WorkerNote(text):
                 log.info("%s", text)
             case ShutDown():
                 raise AssertionError("the loop has ended")
@@ -282,7 +282,7 @@ class Worker:
                 self._receiver.perform(action)
 
     async def _apply(self, order: ApplyForm) -> None:
-        self._mailbox.put(await self._applier.apply(order.form, order.stands))
+        self._mailbox.put(await self._builder.apply(order.form, order.stands))
 
     async def _refit(self, order: RefitEngines) -> None:
         self._mailbox.put(await self._refits.refit(order))
@@ -297,7 +297,7 @@ class Worker:
 
     # --- what the receiver says
 
-    def emit(self, event: relay_events.Event) -> None:
+    def emit(self, event: relay_events.RelayEvent) -> None:
         self._mailbox.put(event)
 
     def crowded(self) -> bool:
@@ -354,7 +354,7 @@ class Worker:
             case SegmentPage():
                 self._spawn(self._receiver.holdings.accept_page(message))
             case _:
-                self._mailbox.put(Said(message))
+                self._mailbox.put(CoordinatorSaid(message))
 
     async def disconnected(self, reason: str) -> None:
         log.info("disconnected reason=%s", reason)

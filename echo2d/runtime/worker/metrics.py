@@ -1,14 +1,15 @@
 """A worker's numbers for Prometheus: `GET /metrics` on loopback only, at `worker.metrics_port`."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from aiohttp import web
 from prometheus_client import Counter, Histogram
 
 from echo2d.core.worker.events import EngineRefitFailed, EngineRefitted, GenerationFailed, SampleProgressed
 from echo2d.errors import OperatorFault
-from echo2d.runtime.process.prometheus import PAUSE_BUCKETS_S, Facts, Family, LoopMetrics, number
+from echo2d.runtime.process.prometheus import PAUSE_BUCKETS_S, Family, LoopMetrics, number
 
 HOST = "127.0.0.1"
 
@@ -54,7 +55,7 @@ class WorkerMetrics(LoopMetrics):
                 pass
 
 
-async def serve_metrics(port: int, metrics: LoopMetrics, status: Callable[[], Facts]) -> None:
+async def serve_metrics(port: int, metrics: LoopMetrics, status: Callable[[], Mapping[str, Any]]) -> None:
     """GET /metrics, until cancelled. OperatorFault: the port cannot be had."""
 
     async def answer(_: web.Request) -> web.Response:

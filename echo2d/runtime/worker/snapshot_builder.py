@@ -18,7 +18,7 @@ from echo2d.core.weights.manifest import CHUNK_BYTES, Chunk
 from echo2d.core.weights.verifier import FormIndex
 from echo2d.core.worker.events import ApplyCancelled, ApplyRejected, SnapshotReady
 from echo2d.errors import IntegrityFault, StoreFault
-from echo2d.runtime.peer.frame_holdings import Holdings
+from echo2d.runtime.peer.frame_holdings import FrameHoldings
 from echo2d.store.frames import FramesDamaged, FrameStore
 from echo2d.store.slots import CurrentSlot, SlotStore, SlotWriter
 from echo2d.store.snapshots import read_chunk_into
@@ -51,10 +51,10 @@ class _Scratch:
             self._free.append(taken)
 
 
-class Applier:
+class SnapshotBuilder:
     """One form at a time: `apply` returns before the next one begins."""
 
-    def __init__(self, slots: SlotStore, store: FrameStore, holdings: Holdings) -> None:
+    def __init__(self, slots: SlotStore, store: FrameStore, holdings: FrameHoldings) -> None:
         self._slots, self._store, self._holdings = slots, store, holdings
         self._scratch = _Scratch()
         self._cancelled: FormId | None = None
@@ -174,7 +174,7 @@ class _Work:
     def done(self) -> bool:
         return self._index.complete and self._next_segment == self._index.segment_count and not self._pending
 
-    def take(self, holdings: Holdings) -> list[ChunkRecord]:
+    def take(self, holdings: FrameHoldings) -> list[ChunkRecord]:
         """Up to BATCH_CHUNKS chunks that can be written now."""
         table = self._index.table(self._next_segment)
         while table is not None:

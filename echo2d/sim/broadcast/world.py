@@ -16,11 +16,8 @@ from echo2d.core.base.ids import PeerId, SegmentId, frame_id
 from echo2d.core.broadcast.transmission import LEARN_S
 from echo2d.core.relay.events import (
     Accuse,
-    Action,
     CancelHeard,
     CloseStream,
-    DeadlinePassed,
-    Event,
     ExpectPeer,
     ForgetPeer,
     FormArrived,
@@ -31,6 +28,9 @@ from echo2d.core.relay.events import (
     OpenStream,
     PassedHeard,
     PlanReceived,
+    RelayAction,
+    RelayDeadlinePassed,
+    RelayEvent,
     ReportEdgeBroken,
     SendCancel,
     SendFrame,
@@ -46,9 +46,9 @@ from echo2d.core.relay.relay import Relay
 from echo2d.core.topology.edges import edges_for
 from echo2d.core.topology.plan import Job, PeerFacts, Plan
 from echo2d.core.topology.uplink_rates import Rates
-from echo2d.sim.broadcast.planner_stub import Planner
-from echo2d.sim.kernel.network import FORM, TIME_EPSILON_S, Network, Node
-from echo2d.sim.kernel.scenario import Fault, Scenario
+from echo2d.sim.broadcast.planner_stub import PlannerStub
+from echo2d.sim.kernel.network import FORM, TIME_EPSILON_S, Node, SimNetwork
+from echo2d.sim.kernel.scenario import PeerCrash, Scenario
 from echo2d.sim.kernel.virtual_clock import Clock
 
 CHECK_EVERY = 1000  # events between two checks of a relay
@@ -57,15 +57,15 @@ TELL_EVERY = 10_000  # events between two words on how far it is
 DECIDE_S = 0.6  # the coordinator waits so long for more reports of broken edges
 
 _STAMP = struct.Struct("<dHHI")
-_KINDS = {kind: number for number, kind in enumerate(Event.__args__)}
+_KINDS = {kind: number for number, kind in enumerate(RelayEvent.__args__)}
 
 
-class StuckError(AssertionError):
+class BroadcastStuckError(AssertionError):
     """Somebody who is alive did not get everything in time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class BroadcastOutcome:
     """t_verify_s: until the last peer that was there from the start, and is still there, held everything.
 
     arrived_s: when each peer held everything. verified_peers: those who hold it and are still there. seed_copies:
@@ -122,17 +122,17 @@ class World:
         self._nodes = [Node(number, spec) for number, spec in enumerate(scenario.peers)]
         self._by_peer = {node.peer: node for node in self._nodes}
         job = Job(FORM, scenario.wire_bytes, scenario.frame_bytes)
-        self._planner = Planner(job, scenario.shape, scenario.chains)
+        self._planner = PlannerStub(job, scenario.shape, scenario.chains)
         self._waiting: set[int] = set()  # peers alive without the whole form
         self._to_come = 0  # starts and deaths
         self._left = 0
         self._chance = random.Random(f"churn {scenario.rng_seed}")
         self._clock = Clock()
-        self._network = Network(self._clock, random.Random(scenario.rng_seed), self._segments, self._feed)
+        self._network = SimNetwork(self._clock, random.Random(scenario.rng_seed), self._segments, self._feed)
         self._events = 0
         self._trace = blake3()
 
-    def run(self, told: Callable[[float], None] = lambda _: None) -> Outcome:
+    def run(self, told: Callable[[float], None] = lambda _: None) -> BroadcastOutcome:
         """Until everyone alive holds everything. StuckError, naming the rng_seed, if that does not come.
 
         told: now and then, of the share of the predicted time that has passed.
@@ -192,7 +192,7 @@ class World:
                 rates.backlogged(node.peer, peer, way.backlog.take())
         rates.judge()
 
-    def _outcome(self) -> Outcome:
+    def _outcome(self) -> BroadcastOutcome:
         for node in self._nodes:
             if node.relay is not None:
                 node.relay.check()
@@ -200,7 +200,7 @@ class World:
         counted = self._counted()
         relays = [node.relay for node in self._nodes if node.relay is not None]
         transfers = [transfer for relay in relays if (transfer := relay.transfer(FORM)) is not None]
-        return Outcome(
+        return BroadcastOutcome(
             t_verify_s=max((arrived[node.number] for node in counted), default=0.0),
             bound_s=self._plan.bound_s,
             predicted_s=self._plan.predicted_s,
@@ -226,13 +226,13 @@ class World:
 
     def _stuck(self) -> None:
         left = ", ".join(map(str, sorted(self._waiting)))
-        raise StuckError(
+        raise BroadcastStuckError(
             f"rng_seed={self._scenario.rng_seed}: peers {left} do not hold everything at {self._clock.now:.1f} s"
         )
 
     # the loop
 
-    def _feed(self, node: Node, event: Event) -> None:
+    def _feed(self, node: Node, event: RelayEvent) -> None:
         """Lets the node's relay handle the event, and does what it says."""
         relay = node.relay
         if relay is None:
@@ -261,9 +261,9 @@ class World:
 
     def _ring(self, node: Node, relay: Relay, alarm: float) -> None:
         if node.relay is relay and node.alarm == alarm:
-            self._feed(node, DeadlinePassed())
+            self._feed(node, RelayDeadlinePassed())
 
-    def _perform(self, node: Node, action: Action) -> None:  # noqa: C901 - one case per action
+    def _perform(self, node: Node, action: RelayAction) -> None:  # noqa: C901 - one case per action
         match action:
             case SendFrame():
                 self._network.send_frame(node, action)
@@ -329,7 +329,7 @@ class World:
             holders = [each.peer for each in self._nodes[1:] if each.relay is not None and each.arrived_s is not None]
             self._tell(self._planner.came(node.facts, holders))
 
-    def _die(self, node: Node, fault: Fault) -> None:
+    def _die(self, node: Node, fault: PeerCrash) -> None:
         self._to_come -= 1
         if node.relay is None:
             return  # dead already, or not there yet
@@ -348,14 +348,14 @@ class World:
         if all(node.arrived_s is not None for node in self._counted()):
             return
         leaver = self._chance.choice([node for node in self._nodes[1:] if node.relay is not None])
-        self._kill(leaver, Fault(leaver.number, self._clock.now, silent=True))
+        self._kill(leaver, PeerCrash(leaver.number, self._clock.now, silent=True))
         node = Node(len(self._nodes), replace(leaver.spec, joins_at_s=self._clock.now))
         self._nodes.append(node)
         self._by_peer[node.peer] = node
         self._enter(node)
         self._churn_later()
 
-    def _kill(self, node: Node, fault: Fault) -> None:
+    def _kill(self, node: Node, fault: PeerCrash) -> None:
         assert node.relay is not None
         self._left += 1
         node.disk = node.relay.transfer(FORM)
@@ -404,11 +404,11 @@ class World:
     def _control_s(self, node: Node) -> float:
         return node.spec.latency_s + self._scenario.peers[0].latency_s
 
-    def _hear_later(self, node: Node, event: Event) -> None:
+    def _hear_later(self, node: Node, event: RelayEvent) -> None:
         """The coordinator tells this peer, if it is still the same process when that arrives."""
         self._clock.after(self._control_s(node), self._hear, node, node.boots, event)
 
-    def _hear(self, node: Node, boots: int, event: Event) -> None:
+    def _hear(self, node: Node, boots: int, event: RelayEvent) -> None:
         if node.boots == boots:
             self._feed(node, event)
 

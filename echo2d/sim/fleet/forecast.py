@@ -19,13 +19,13 @@ from typing import Any, Literal
 
 from echo2d.core.base.ids import FormId, PeerId, PlanId
 from echo2d.core.capacity.model import Demand, bubble, judge, step_s
-from echo2d.core.capacity.worker_cost import Choice, Offer, bandwidth_usd_per_h, by_rho, choose, in_order
+from echo2d.core.capacity.worker_cost import WorkerOffer, WorkerSet, bandwidth_usd_per_h, by_rho, choose, in_order
 from echo2d.core.cluster.statistics import publish_every_auto
 from echo2d.core.protocol.control_messages import Address
 from echo2d.core.topology.plan import Job, PeerFacts, Plan
 from echo2d.core.topology.planner import plan_auto, plan_chains, plan_star
 from echo2d.core.weights.encoding import frame_bytes_for
-from echo2d.sim.fleet.spec import SECONDS_MAX, Fleet, WorkersTable
+from echo2d.sim.fleet.spec import SECONDS_MAX, FleetSpec, WorkersTable
 from echo2d.sim.kernel.scenario import MBIT
 from echo2d.sim.kernel.scenario_file import TRIPS
 
@@ -33,7 +33,7 @@ ROUNDS_MAX = 8  # until the workers stay the same; if they go round in a circle,
 WHAT_IF_S = 2  # values of S tried on either side of the file's
 WHAT_IF_KAPPA_MAX = 6  # larger ones are in no table
 Z_95 = 1.645  # deviations of a normal variable, below which 95 in 100 are
-Counts = Mapping[str, int]  # workers of each kind
+CountsByKind = Mapping[str, int]  # workers of each kind
 Relays = Literal["all", "unmetered", "none"]  # who passes versions on
 
 
@@ -48,7 +48,7 @@ class Ablation:
 
 
 @dataclass(frozen=True, slots=True)
-class Broadcast:
+class BroadcastForecast:
     """T_verify in seconds by shape, and what nobody can beat.
 
     copies: of the form that one worker of a kind sends, as planned; seed_copies: that the learner's host does.
@@ -75,15 +75,15 @@ class WhatIf:
 
 
 @dataclass(frozen=True, slots=True)
-class Provision:
+class Forecast:
     """The answer. mu: trajectories/s. usd_per_h: of learner and chosen workers, bandwidth included."""
 
     demand: Demand
     feasible: bool
     why_not: str
     mu_min: float | None
-    choice: Choice
-    broadcast: Broadcast
+    choice: WorkerSet
+    broadcast: BroadcastForecast
     relays: Relays
     usd_per_h: float
     kinds: tuple[WorkersTable, ...]
@@ -154,12 +154,12 @@ class Provision:
         return sorted(rows, key=lambda row: (row["rho"] is None, row["rho"]))
 
 
-def provision(fleet: Fleet, ablation: Ablation | None = None) -> Provision:
+def provision(fleet: FleetSpec, ablation: Ablation | None = None) -> Forecast:
     """The answer for this fleet."""
-    return Planner(fleet, ablation or Ablation()).plan()
+    return BroadcastForecasts(fleet, ablation or Ablation()).plan()
 
 
-def relays_of_all(fleet: Fleet, ablation: Ablation) -> Relays:
+def relays_of_all(fleet: FleetSpec, ablation: Ablation) -> Relays:
     """Who is to pass versions on where they go to all that are there, chosen or not, as in a run and in `simulate`.
 
     g is what a run measures, its 95th percentile. Prices count even where workers are taken without them.
@@ -169,12 +169,12 @@ def relays_of_all(fleet: Fleet, ablation: Ablation) -> Relays:
     sigma = fleet.simulate.gen_sigma
     g = min(SECONDS_MAX, slowest_s * exp(Z_95 * sigma - sigma * sigma / 2))
     known = replace(fleet, policy=replace(fleet.policy, t_gen_s=g))
-    return Planner(known, replace(ablation, by_cost=True)).cheapest(standby=True).relays
+    return BroadcastForecasts(known, replace(ablation, by_cost=True)).cheapest(standby=True).relays
 
 
-def what_if(fleet: Fleet, ablation: Ablation | None = None) -> list[WhatIf]:
+def what_if(fleet: FleetSpec, ablation: Ablation | None = None) -> list[WhatIf]:
     """The same with other S and kappa."""
-    planner = Planner(fleet, ablation or Ablation())
+    planner = BroadcastForecasts(fleet, ablation or Ablation())
     here = fleet.learner.staleness_max
     cells = [
         (bound, kappa)
@@ -184,7 +184,7 @@ def what_if(fleet: Fleet, ablation: Ablation | None = None) -> list[WhatIf]:
     return [_cell(planner.cheapest(bound, kappa)) for bound, kappa in cells]
 
 
-def _cell(found: Provision) -> WhatIf:
+def _cell(found: Forecast) -> WhatIf:
     demand, workers = found.demand, len(found.choice.offers)
     return WhatIf(
         demand.staleness_max, demand.publish_every, found.feasible, found.mu_min, workers, found.bubble,
@@ -193,21 +193,21 @@ def _cell(found: Provision) -> WhatIf:
 
 
 @dataclass
-class Planner:
+class BroadcastForecasts:
     """Keeps what broadcasts take, by how many workers of each kind there are."""
 
-    fleet: Fleet
+    fleet: FleetSpec
     ablation: Ablation
-    _broadcasts: dict[tuple[Relays, tuple[int, ...]], Broadcast] = field(default_factory=dict)
+    _broadcasts: dict[tuple[Relays, tuple[int, ...]], BroadcastForecast] = field(default_factory=dict)
 
-    def plan(self) -> Provision:
+    def plan(self) -> Forecast:
         """For the file's S and kappa, with what a chain would take."""
         found = self.cheapest()
         return replace(found, chain_s=self._chain_s(found.counts))
 
     def cheapest(
         self, staleness_max: int | None = None, publish_every: int | None = None, *, standby: bool = False
-    ) -> Provision:
+    ) -> Forecast:
         """For the file's S and kappa, or these. standby: versions go to all that are there, chosen or not."""
         bound = self.fleet.learner.staleness_max if staleness_max is None else staleness_max
         kappa = publish_every if publish_every is not None else self.fleet.learner.publish_every
@@ -220,7 +220,7 @@ class Planner:
         metered = [kind.usd_per_gb_up > 0 for kind in self.fleet.workers]
         return ("all", "unmetered", "none") if any(metered) else ("all",)
 
-    def _settled(self, bound: int, kappa: int | str, relays: Relays, *, standby: bool) -> Provision:
+    def _settled(self, bound: int, kappa: int | str, relays: Relays, *, standby: bool) -> Forecast:
         """The workers stay the same if versions go to them."""
         there = {kind.name: kind.count * (kind.availability if standby else 1.0) for kind in self.fleet.workers}
         counts: Counter[str] = Counter({name: round(count) for name, count in there.items()})
@@ -233,7 +233,7 @@ class Planner:
             last = self._round(counts, bound, kappa, relays, copies)
         return last if last.feasible else found
 
-    def broadcast(self, counts: Counts, relays: Relays = "all") -> Broadcast:
+    def broadcast(self, counts: CountsByKind, relays: Relays = "all") -> BroadcastForecast:
         """To so many workers of each kind."""
         at = relays, tuple(counts.get(kind.name, 0) for kind in self.fleet.workers)
         if at not in self._broadcasts:
@@ -243,8 +243,8 @@ class Planner:
     # --- inside
 
     def _round(
-        self, counts: Counts, bound: int, kappa: int | str, relays: Relays, copies: dict[str, float]
-    ) -> Provision:
+        self, counts: CountsByKind, bound: int, kappa: int | str, relays: Relays, copies: dict[str, float]
+    ) -> Forecast:
         """Which workers are needed if versions go to this many. copies: of kinds not among them, from rounds before."""
         learner, policy = self.fleet.learner, self.fleet.policy
         broadcast = self.broadcast(counts, relays)
@@ -261,12 +261,12 @@ class Planner:
             offers, verdict.target if verdict.feasible and verdict.target is not None else float("inf")
         )
         usd_per_h = learner.usd_per_h + chosen.usd_per_h
-        return Provision(
+        return Forecast(
             demand, verdict.feasible, verdict.why_not, verdict.mu_min, chosen, broadcast, relays, usd_per_h,
             self.fleet.workers,
         )  # fmt: skip
 
-    def _offers(self, kind: WorkersTable, demand: Demand, copies: Mapping[str, float]) -> list[Offer]:
+    def _offers(self, kind: WorkersTable, demand: Demand, copies: Mapping[str, float]) -> list[WorkerOffer]:
         traffic = bandwidth_usd_per_h(
             publishes_per_h=3600.0 / demand.period_s,
             wire_bytes=self.fleet.model.wire_bytes(delta=self.ablation.delta),
@@ -275,15 +275,15 @@ class Planner:
             usd_per_gb_up=kind.usd_per_gb_up,
         )
         mu, usd = kind.trajectories_per_h / 3600.0, kind.usd_per_h + traffic
-        return [Offer(f"{kind.name}#{number}", mu, usd, kind.availability) for number in range(1, kind.count + 1)]
+        return [WorkerOffer(f"{kind.name}#{number}", mu, usd, kind.availability) for number in range(1, kind.count + 1)]
 
-    def _choose(self, offers: list[Offer], target: float) -> Choice:
+    def _choose(self, offers: list[WorkerOffer], target: float) -> WorkerSet:
         if self.ablation.by_cost:
             return choose(offers, target)
         order = by_rho(offers)
         random.Random(self.ablation.rng_seed).shuffle(order)
         taken = tuple(in_order(order, target))
-        return Choice(taken, enough=sum(offer.counts for offer in taken) >= target, exact=False, bound_usd_per_h=0.0)
+        return WorkerSet(taken, enough=sum(offer.counts for offer in taken) >= target, exact=False, bound_usd_per_h=0.0)
 
     @cached_property
     def _seed(self) -> PeerFacts:
@@ -295,20 +295,20 @@ class Planner:
         wire_bytes = self.fleet.model.wire_bytes(delta=self.ablation.delta)
         return Job(FormId("0"), wire_bytes, frame_bytes_for(wire_bytes))
 
-    def _spread(self, counts: Counts, relays: Relays) -> Broadcast:
+    def _spread(self, counts: CountsByKind, relays: Relays) -> BroadcastForecast:
         peers = self._peers(counts, relays)
         if not peers:
-            return Broadcast(0.0, 0.0, 0.0, {}, 0.0)
+            return BroadcastForecast(0.0, 0.0, 0.0, {}, 0.0)
         star = plan_star(PlanId(0), self._job, self._seed, peers)
         planned = plan_auto(PlanId(0), self._job, self._seed, peers)
         copies, seed_copies = _copies_by_kind(planned, counts), planned.copies()[planned.root]
-        return Broadcast(star.predicted_s, planned.predicted_s, planned.bound_s, copies, seed_copies)
+        return BroadcastForecast(star.predicted_s, planned.predicted_s, planned.bound_s, copies, seed_copies)
 
-    def _chain_s(self, counts: Counts) -> float:
+    def _chain_s(self, counts: CountsByKind) -> float:
         peers = self._peers(counts)
         return plan_chains(PlanId(0), self._job, self._seed, peers, 1).predicted_s if peers else 0.0
 
-    def _peers(self, counts: Counts, relays: Relays = "all") -> list[PeerFacts]:
+    def _peers(self, counts: CountsByKind, relays: Relays = "all") -> list[PeerFacts]:
         silent = {
             kind.name for kind in self.fleet.workers if relays == "none" or (relays != "all" and kind.usd_per_gb_up > 0)
         }
@@ -327,7 +327,7 @@ def _facts(kind: WorkersTable, number: int, *, receive_only: bool) -> PeerFacts:
     )
 
 
-def _copies_by_kind(plan: Plan, counts: Counts) -> dict[str, float]:
+def _copies_by_kind(plan: Plan, counts: CountsByKind) -> dict[str, float]:
     """The mean of those alike: the planner tells them apart by their names alone."""
     sent: Counter[str] = Counter()
     for peer, copies in plan.copies().items():

@@ -10,14 +10,13 @@ from typing import Any
 
 from echo2d.core.capacity.model import share_of_bcast
 from echo2d.errors import OperatorFault
-from echo2d.sim.fleet.spec import Fleet, read_fleet
+from echo2d.sim.fleet.spec import FleetSpec, read_fleet
 from echo2d.sim.kernel.scenario import MBIT
 
 UPLINK_MBPS = 100.0  # of who has not sent enough to be measured
-Facts = Mapping[str, Any]
 
 
-def fleet_of(status: Facts) -> Fleet:
+def fleet_of(status: Mapping[str, Any]) -> FleetSpec:
     """OperatorFault: it has not measured what a plan needs."""
     measured = status["provision"]["estimates"]
     missing = [name for name in ("t_train_s", "t_bcast_s", "wire_bytes") if measured[name] is None]
@@ -51,14 +50,14 @@ def fleet_of(status: Facts) -> Fleet:
     )
 
 
-def _counts(worker: Facts) -> bool:
+def _counts(worker: Mapping[str, Any]) -> bool:
     """It is here to stay, and serves a version."""
     return (
         worker["state"] == "joined" and not worker["leaving"] and worker["serving"] is not None and bool(worker["mu"])
     )
 
 
-def _kind(worker: Facts) -> dict[str, Any]:
+def _kind(worker: Mapping[str, Any]) -> dict[str, Any]:
     """Each worker is a kind of its own; two may bear the same name."""
     priced = ("usd_per_h", "usd_per_gb_down", "usd_per_gb_up", "availability")
     return {
@@ -69,11 +68,11 @@ def _kind(worker: Facts) -> dict[str, Any]:
     }
 
 
-def _value(measured: Facts, name: str) -> float:
+def _value(measured: Mapping[str, Any], name: str) -> float:
     return _seconds(measured, name) or 0.0
 
 
-def _seconds(measured: Facts, name: str) -> float | None:
+def _seconds(measured: Mapping[str, Any], name: str) -> float | None:
     return None if measured[name] is None else float(measured[name]["value"])
 
 

@@ -101,7 +101,7 @@ class WorkersTable(Table):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyTable(Table):
+class FleetPolicyTable(Table):
     TABLE: ClassVar[str] = "policy"
 
     gamma: float = key("throughput to provide, over mu_min", GAMMA, low=1.0, high=10.0)
@@ -142,13 +142,13 @@ class SimulateTable(Table):
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class FleetSpec:
     """One file."""
 
     learner: LearnerTable
     model: ModelTable
     workers: tuple[WorkersTable, ...]
-    policy: PolicyTable
+    policy: FleetPolicyTable
     simulate: SimulateTable
     centralized: CentralizedTable | None = None
 
@@ -181,14 +181,14 @@ def is_fleet(path: Path) -> bool:
     return "fleet" in read_toml(path)
 
 
-def load_fleet(path: Path) -> Fleet:
+def load_fleet(path: Path) -> FleetSpec:
     try:
         return read_fleet(read_toml(path))
     except OperatorFault as fault:
         raise OperatorFault(f"{path}: {fault}") from fault
 
 
-def read_fleet(document: Mapping[str, Any]) -> Fleet:
+def read_fleet(document: Mapping[str, Any]) -> FleetSpec:
     """From a parsed file."""
     tables = ("learner", "model", "fleet", "policy", "centralized", "simulate")
     for name in document:
@@ -197,11 +197,11 @@ def read_fleet(document: Mapping[str, Any]) -> Fleet:
     kinds = document.get("fleet", [])
     if not isinstance(kinds, list) or not all(isinstance(kind, dict) for kind in kinds):
         raise OperatorFault("[[fleet]]: expected tables with double brackets")
-    return Fleet(
+    return FleetSpec(
         LearnerTable.read(table_of(document, "learner")),
         ModelTable.read(table_of(document, "model")),
         tuple(WorkersTable.read(kind) for kind in kinds),
-        PolicyTable.read(table_of(document, "policy")),
+        FleetPolicyTable.read(table_of(document, "policy")),
         SimulateTable.read({"group_size": _divisor(document), **table_of(document, "simulate")}),
         CentralizedTable.read(table_of(document, "centralized")) if "centralized" in document else None,
     )

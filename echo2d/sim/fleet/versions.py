@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from echo2d.core.base.ids import Digest, Epoch, PeerId, RequestId, Version
-from echo2d.core.capacity.demand import Provisioning
+from echo2d.core.capacity.demand import CapacityPlanner
 from echo2d.core.cluster.events import PublishAsked, VersionPublished
 from echo2d.core.cluster.membership import Membership, Peer
-from echo2d.core.cluster.statistics import Figures
-from echo2d.core.cluster.versions import Versions, key_of
+from echo2d.core.cluster.statistics import Statistics
+from echo2d.core.cluster.versions import PublishedVersions, key_of
 from echo2d.core.protocol.control_messages import RefitDone, VersionKey
-from echo2d.sim.fleet.forecast import Ablation, Broadcast, Planner, relays_of_all
-from echo2d.sim.fleet.spec import Fleet
-from echo2d.sim.fleet.worker import Box
+from echo2d.sim.fleet.forecast import Ablation, BroadcastForecast, BroadcastForecasts, relays_of_all
+from echo2d.sim.fleet.spec import FleetSpec
+from echo2d.sim.fleet.worker import FleetWorker
 from echo2d.sim.kernel.scenario import MBIT
 from echo2d.sim.kernel.virtual_clock import Clock
 
@@ -32,29 +32,29 @@ class FleetVersions:
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: FleetSpec,
         ablation: Ablation,
         clock: Clock,
-        boxes: Mapping[PeerId, Box],
+        boxes: Mapping[PeerId, FleetWorker],
         *,
         members: Membership,
-        versions: Versions,
-        figures: Figures,
-        provisioning: Provisioning,
+        versions: PublishedVersions,
+        statistics: Statistics,
+        capacity_planner: CapacityPlanner,
         served: Callable[[], None],
     ) -> None:
         self._fleet, self._ablation, self._clock, self._boxes = fleet, ablation, clock, boxes
-        self._members, self._versions, self._figures = members, versions, figures
-        self._provisioning, self._are_served = provisioning, served
-        self._planner = Planner(fleet, ablation)
+        self._members, self._versions, self._statistics = members, versions, statistics
+        self._capacity_planner, self._are_served = capacity_planner, served
+        self._planner = BroadcastForecasts(fleet, ablation)
         self.relays = relays_of_all(fleet, ablation)
-        self._predicted: tuple[dict[str, int], Broadcast] | None = None
+        self._predicted: tuple[dict[str, int], BroadcastForecast] | None = None
         self._spreading: VersionPublished | None = None
         self._waiting: VersionPublished | None = None
         self._publish_at: dict[int, float] = {}
         self.published = 0
         self.egress_gb = self.relayed_gb = self.bandwidth_usd = 0.0
-        figures.measures.wire_bytes.add(float(fleet.model.wire_bytes(delta=ablation.delta)))
+        statistics.measurements.wire_bytes.add(float(fleet.model.wire_bytes(delta=ablation.delta)))
 
     @property
     def copies(self) -> Mapping[str, float]:
@@ -70,7 +70,7 @@ class FleetVersions:
         self._publish_at[step] = self._clock.now
         self._spread()
 
-    def joined(self, box: Box) -> None:
+    def joined(self, box: FleetWorker) -> None:
         """It fetches the newest version in full, at its downlink's rate."""
         if self._versions.newest is not None and self._clock.now > 0:
             takes_s = self._fleet.model.wire_bytes(delta=False) / (box.kind.downlink_mbps * MBIT)
@@ -78,7 +78,7 @@ class FleetVersions:
 
     # --- inside
 
-    def _caught_up(self, box: Box) -> None:
+    def _caught_up(self, box: FleetWorker) -> None:
         served = [other.peer.serving for other in self._boxes.values() if other.here and other.peer.serving is not None]
         if box.here and served:
             self._refit(box, max(served, key=lambda key: key.version))
@@ -105,7 +105,7 @@ class FleetVersions:
             self._clock.after(t_bcast_s - still_s, self._pause, receivers, still_s)
         self._clock.after(takes_s, self._verified, self._spreading, receivers)
 
-    def _broadcast(self, receivers: Iterable[Box]) -> Broadcast:
+    def _broadcast(self, receivers: Iterable[FleetWorker]) -> BroadcastForecast:
         counts: dict[str, int] = {}
         for box in receivers:
             counts[box.kind.name] = counts.get(box.kind.name, 0) + 1
@@ -113,10 +113,10 @@ class FleetVersions:
             return self._predicted[1]
         self._predicted = counts, self._planner.broadcast(counts, self.relays)
         known_s = self._predicted[1].planned_s + self._fleet.policy.pause_s
-        self._provisioning.said = replace(self._provisioning.said, t_bcast_s=known_s)
+        self._capacity_planner.said = replace(self._capacity_planner.said, t_bcast_s=known_s)
         return self._predicted[1]
 
-    def _verified(self, record: VersionPublished, receivers: list[Box]) -> None:
+    def _verified(self, record: VersionPublished, receivers: list[FleetWorker]) -> None:
         """Everybody has it, and refits; the next one may spread."""
         self._spreading = None
         pause_s = self._fleet.policy.pause_s
@@ -125,22 +125,22 @@ class FleetVersions:
         self._clock.after(pause_s, self._served, record, receivers)
         self._spread()
 
-    def _served(self, record: VersionPublished, receivers: list[Box]) -> None:
+    def _served(self, record: VersionPublished, receivers: list[FleetWorker]) -> None:
         active = [box.peer.peer for box in receivers if box.peer.active]
-        self._figures.broadcast(self._clock.now - self._publish_at[record.version], active, cold=False)
-        self._figures.paused(self._fleet.policy.pause_s)  # once for all, who pause alike
+        self._statistics.broadcast(self._clock.now - self._publish_at[record.version], active, cold=False)
+        self._statistics.paused(self._fleet.policy.pause_s)  # once for all, who pause alike
         for box in receivers:
             if box.here:
                 self._refit(box, key_of(record))
         self._are_served()
 
-    def _refit(self, box: Box, key: VersionKey) -> None:
+    def _refit(self, box: FleetWorker, key: VersionKey) -> None:
         if box.peer.serving is not None and box.peer.serving.version >= key.version:
             return
         box.peer.refitted(RefitDone(key.version, key.digest, self._fleet.policy.pause_s, memory_ok=None))
         self._changed(box)
 
-    def _pause(self, boxes: list[Box], seconds: float) -> None:
+    def _pause(self, boxes: list[FleetWorker], seconds: float) -> None:
         """They have heard of the version. No leases until `_served`: what they start is written by the next one."""
         paused = []
         for box in boxes:
@@ -150,14 +150,14 @@ class FleetVersions:
                 self._changed(box)
         self._clock.after(seconds, self._go_on, paused)
 
-    def _changed(self, box: Box) -> None:
+    def _changed(self, box: FleetWorker) -> None:
         """Tell granting, which does not look at those on standby."""
         if box.peer.active:
             self._members.changed.add(box.peer.peer)
 
     def _go_on(self, paused: list[tuple[Peer, float]]) -> None:
         for peer, seconds in paused:
-            self._figures.measures.stood_still(peer.peer, seconds, now=self._clock.now)
+            self._statistics.measurements.stood_still(peer.peer, seconds, now=self._clock.now)
 
 
 def _near(counts: dict[str, int], others: dict[str, int]) -> bool:

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from echo2d.core.capacity.prices import Price
 from echo2d.core.cluster.membership import Peer
-from echo2d.core.protocol.control_messages import HeldLease, LeaseGranted, SampleFinished, Span, VersionKey
+from echo2d.core.protocol.control_messages import HeldLease, LeaseGranted, SampleFinished, VersionKey, VersionSpan
 from echo2d.core.protocol.trajectory import pack_logprobs, pack_tokens
 from echo2d.sim.fleet.spec import WorkersTable
 
@@ -22,7 +22,7 @@ _LOGPROBS = {count: pack_logprobs([-1.0] * count) for count in (1, TOKENS_MAX)}
 
 
 @dataclass(slots=True)
-class Sample:
+class FleetSample:
     """One that is generated. due: unless the box pauses more than it had (`paused_s`) when that was reckoned."""
 
     lease: HeldLease
@@ -33,7 +33,7 @@ class Sample:
 
 
 @dataclass(slots=True)
-class Box:
+class FleetWorker:
     """See the module docstring. paused_s: in all its life; paused_until: it generates nothing before."""
 
     name: str
@@ -45,7 +45,7 @@ class Box:
     leaving: bool = False
     paused_s: float = 0.0
     paused_until: float = 0.0
-    samples: dict[tuple[HeldLease, int], Sample] = field(default_factory=dict)
+    samples: dict[tuple[HeldLease, int], FleetSample] = field(default_factory=dict)
     active_since: float | None = None
     usd: float = 0.0
 
@@ -60,7 +60,7 @@ class Box:
         per_h = self.kind.trajectories_per_h * self.speed
         return self.peer.slots * 3600.0 / per_h if per_h else math.inf
 
-    def begin(self, granted: LeaseGranted, chance: random.Random, sigma: float, now: float) -> list[Sample]:
+    def begin(self, granted: LeaseGranted, chance: random.Random, sigma: float, now: float) -> list[FleetSample]:
         """The samples of a lease, all at once: batches run together."""
         key, serving = HeldLease(granted.lease, granted.attempt), self.peer.serving
         assert serving is not None
@@ -68,12 +68,12 @@ class Box:
         start = max(now, self.paused_until)
         for sample in granted.samples:
             takes_s = self.sample_s * chance.lognormvariate(-sigma * sigma / 2, sigma)
-            one = Sample(key, sample, serving, start + takes_s, self.paused_s)
+            one = FleetSample(key, sample, serving, start + takes_s, self.paused_s)
             self.samples[key, sample] = one
             begun.append(one)
         return begun
 
-    def moved(self, sample: Sample) -> bool:
+    def moved(self, sample: FleetSample) -> bool:
         """Whether a pause has moved its end meanwhile; then `due` is the new one."""
         late_s = self.paused_s - sample.paused_s
         sample.due, sample.paused_s = sample.due + late_s, self.paused_s
@@ -87,7 +87,7 @@ class Box:
         self.paused_until = until
         return longer_s
 
-    def finish(self, sample: Sample) -> SampleFinished:
+    def finish(self, sample: FleetSample) -> SampleFinished:
         """Its result."""
         del self.samples[sample.lease, sample.sample]
         ended = self.peer.serving
@@ -111,7 +111,7 @@ class Box:
 
 
 @lru_cache(maxsize=64)
-def _spans(began: VersionKey, ended: VersionKey) -> tuple[Span, ...]:
+def _spans(began: VersionKey, ended: VersionKey) -> tuple[VersionSpan, ...]:
     """A token of each."""
     keys = (began,) if ended == began else (began, ended)
-    return tuple(Span(at, at + 1, key.version, key.digest) for at, key in enumerate(keys))
+    return tuple(VersionSpan(at, at + 1, key.version, key.digest) for at, key in enumerate(keys))

@@ -14,15 +14,15 @@ from dataclasses import replace
 from typing import Any
 
 from echo2d.core.base.ids import PeerId, PublishSeq, RunId, SessionId
-from echo2d.core.capacity.demand import Candidate, Provisioning, ProvisionRules, Said
-from echo2d.core.capacity.measurements import Measures
+from echo2d.core.capacity.demand import Assumptions, Candidate, CapacityPlanner, CapacityRules
+from echo2d.core.capacity.measurements import Measurements
 from echo2d.core.capacity.model import Demand, mu_min
 from echo2d.core.capacity.prices import Price
 from echo2d.core.cluster.events import PeerConnected, Persist, Send, StopRun
 from echo2d.core.cluster.membership import PEERS_MAX, Membership
 from echo2d.core.cluster.rules import RunRules
-from echo2d.core.cluster.statistics import Figures
-from echo2d.core.cluster.versions import Versions
+from echo2d.core.cluster.statistics import Statistics
+from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.coordinator.events import CoordinatorAction, Recovered
 from echo2d.core.protocol.control_messages import (
     PROTOCOL_VERSION,
@@ -35,13 +35,13 @@ from echo2d.core.protocol.control_messages import (
 from echo2d.core.protocol.trajectory import pack_tokens
 from echo2d.core.rollouts.events import DrawPrompt, PromptDrawn, SampleScored, ScoreSample
 from echo2d.core.rollouts.groups import Groups
-from echo2d.core.rollouts.leases import Leases
+from echo2d.core.rollouts.leases import LeaseTable
 from echo2d.core.rollouts.staleness import PREFETCH_STEPS, Staleness
 from echo2d.errors import OperatorFault
 from echo2d.sim.fleet.forecast import Ablation
-from echo2d.sim.fleet.spec import Fleet, WorkersTable
+from echo2d.sim.fleet.spec import FleetSpec, WorkersTable
 from echo2d.sim.fleet.versions import FleetVersions
-from echo2d.sim.fleet.worker import TOKENS_MAX, Box, Sample
+from echo2d.sim.fleet.worker import TOKENS_MAX, FleetSample, FleetWorker
 from echo2d.sim.kernel.virtual_clock import Clock
 
 ADVANCE_SHARE = 0.01  # of a sample's time, between two grants: for half of that a slot stays empty on average ...
@@ -56,7 +56,7 @@ _PROMPT = pack_tokens([2])
 class FleetWorld:
     """Plays one fleet."""
 
-    def __init__(self, fleet: Fleet, ablation: Ablation | None = None) -> None:
+    def __init__(self, fleet: FleetSpec, ablation: Ablation | None = None) -> None:
         count = sum(kind.count for kind in fleet.workers)
         if count > PEERS_MAX:
             raise OperatorFault(f"fleet.count: expected at most {PEERS_MAX} workers to simulate; found {count}")
@@ -70,28 +70,28 @@ class FleetWorld:
             TOKENS_MAX, 1.0, 1.0, (), 8, "drop", True, "auto", 1, lease_silence_s=FOREVER_S, heartbeat_s=FOREVER_S,
         )  # fmt: skip
         nothing = Recovered.nothing()
-        self.measures = Measures(self._simulate.group_size)
-        self.figures = Figures(measures=self.measures)
+        self.measurements = Measurements(self._simulate.group_size)
+        self.statistics = Statistics(measurements=self.measurements)
         self.members = Membership(self._rules.run_id, FOREVER_S)
-        self.versions = Versions((), PublishSeq(0))
+        self.versions = PublishedVersions((), PublishSeq(0))
         self.staleness = Staleness(self._rules, nothing)
         self.groups = Groups(
             self._rules, nothing, members=self.members, versions=self.versions, staleness=self.staleness,
-            figures=self.figures, lent=Leases(0, FOREVER_S), tag=1,
+            statistics=self.statistics, lent=LeaseTable(0, FOREVER_S), tag=1,
         )  # fmt: skip
         policy = fleet.policy
-        self.provisioning = Provisioning(
-            ProvisionRules(
+        self.capacity_planner = CapacityPlanner(
+            CapacityRules(
                 learner.trajectories_per_step, learner.staleness_max, self._simulate.group_size, policy.mode,
                 policy.gamma, self._ablation.by_cost, self._ablation.rng_seed,
             ),
-            self.measures,
-            Said(learner.t_train_s, 0.0, policy.pause_s, policy.t_gen_s),
+            self.measurements,
+            Assumptions(learner.t_train_s, 0.0, policy.pause_s, policy.t_gen_s),
         )  # fmt: skip
-        self.boxes: dict[PeerId, Box] = {}
+        self.boxes: dict[PeerId, FleetWorker] = {}
         self.spreading = FleetVersions(
             fleet, self._ablation, self._clock, self.boxes, members=self.members, versions=self.versions,
-            figures=self.figures, provisioning=self.provisioning, served=self._served,
+            statistics=self.statistics, capacity_planner=self.capacity_planner, served=self._served,
         )  # fmt: skip
         self._sessions = 0
         self._idle_since: float | None = 0.0
@@ -123,7 +123,7 @@ class FleetWorld:
         """What a test wants to happen then."""
         self._clock.after(seconds, act)
 
-    def lose(self, box: Box) -> None:
+    def lose(self, box: FleetWorker) -> None:
         """It falls silent, for ever."""
         box.here = False
         self._clock.after(SILENCE_S, self._given_up, box)
@@ -131,7 +131,7 @@ class FleetWorld:
     @property
     def publish_every(self) -> int:
         said = self._rules.publish_every
-        return self.figures.publish_every(self._rules.staleness_max) if said is None else said
+        return self.statistics.publish_every(self._rules.staleness_max) if said is None else said
 
     # --- workers
 
@@ -151,7 +151,7 @@ class FleetWorld:
             if before is None
             else before.speed
         )
-        box = Box(name, kind, peer, speed, _price(kind) if price is None else price)
+        box = FleetWorker(name, kind, peer, speed, _price(kind) if price is None else price)
         if before is not None:
             box.usd = before.usd
         self.boxes[peer_id] = box
@@ -167,20 +167,20 @@ class FleetWorld:
         self._decide()
         self._advance_soon()
 
-    def _leaves(self, box: Box) -> None:
+    def _leaves(self, box: FleetWorker) -> None:
         """With notice it drains first; without, it falls silent."""
         box.leaving = box.kind.notice_s > 0
         if box.leaving:
             self._decide(lost=box.peer.active)
         self._clock.after(box.kind.notice_s, self._left, box)
 
-    def _left(self, box: Box) -> None:
+    def _left(self, box: FleetWorker) -> None:
         self.lose(box)
         away_h = box.kind.stay_h * (1.0 - box.kind.availability) / box.kind.availability
         back_s = SILENCE_S + 1.0 + (self._chance.expovariate(1.0 / (away_h * 3600.0)) if away_h else 0.0)
         self._clock.after(back_s, self._join, box.kind, box.name, box.price)
 
-    def _given_up(self, box: Box) -> None:
+    def _given_up(self, box: FleetWorker) -> None:
         box.pay(self._clock.now)
         box.active_since = None
         self.members.left(box.peer)
@@ -188,7 +188,7 @@ class FleetWorld:
         self._decide(lost=box.peer.active)
         self._advance_soon()
 
-    def _new_price(self, box: Box) -> None:
+    def _new_price(self, box: FleetWorker) -> None:
         if box.here:
             box.pay(self._clock.now)
             changed = self._chance.lognormvariate(0.0, box.kind.price_sigma)
@@ -198,7 +198,7 @@ class FleetWorld:
     # --- who is active
 
     def _candidates(self) -> list[Candidate]:
-        copies, guessed = self.spreading.copies, self.measures.guessed
+        copies, guessed = self.spreading.copies, self.measurements.guessed
         return [
             Candidate(
                 name,
@@ -212,33 +212,33 @@ class FleetWorld:
             if box.peer.serving is not None  # until it is given up: nobody knows that it is silent
         ]
 
-    def _mu(self, box: Box) -> float:
-        return self.measures.mu(box.peer.peer, box.peer.slots, box.expected)
+    def _mu(self, box: FleetWorker) -> float:
+        return self.measurements.mu(box.peer.peer, box.peer.slots, box.expected)
 
     def demand(self) -> Demand:
         """By what was measured; before that, by what the file and the planner say."""
-        demand = self.provisioning.demand(self.publish_every)
+        demand = self.capacity_planner.demand(self.publish_every)
         assert demand is not None
         return demand
 
     def _decide(self, *, lost: bool = False) -> None:
         """lost: an active one. Rates are brought up to date once a publish period, as in a run."""
         now = self._clock.now
-        if not lost and now < self.provisioning.activation.waits_until():
+        if not lost and now < self.capacity_planner.activation.waits_until():
             return
         if now >= self._settle_at:
             period_s = self.demand().period_s
             said = {key: box.expected for key, box in self.boxes.items()}
-            self.measures.settle(period_s, said, now=now)
+            self.measurements.settle(period_s, said, now=now)
             self._settle_at = now + period_s
-        decision = self.provisioning.review(self._candidates(), self.publish_every, now=now)
+        decision = self.capacity_planner.review(self._candidates(), self.publish_every, now=now)
         for names, active in ((decision.activate, True), (decision.deactivate, False)):
             for name in names:
                 self._set_active(self.boxes[PeerId(name)], active=active)
         if decision.activate:
             self._advance_soon()
 
-    def _set_active(self, box: Box, *, active: bool) -> None:
+    def _set_active(self, box: FleetWorker, *, active: bool) -> None:
         box.pay(self._clock.now)
         box.active_since = self._clock.now if active else None
         box.peer.active = active
@@ -253,7 +253,7 @@ class FleetWorld:
 
     def _advance(self) -> None:
         self._advancing = False
-        self.figures.now = self._clock.now
+        self.statistics.now = self._clock.now
         self._advances += 1
         asked = self.staleness.committed + PREFETCH_STEPS
         while self.staleness.freeze(asked) is not None:
@@ -294,17 +294,17 @@ class FleetWorld:
         elif isinstance(message, LeaseCancelled) and (box := self._box(session)) is not None:
             box.cancel(HeldLease(message.lease, message.attempt))
 
-    def _box(self, session: SessionId) -> Box | None:
+    def _box(self, session: SessionId) -> FleetWorker | None:
         peer = self.members.of_session(session)
         return None if peer is None else self.boxes[peer.peer]
 
-    def _finished(self, box: Box, sample: Sample) -> None:
+    def _finished(self, box: FleetWorker, sample: FleetSample) -> None:
         if not box.here or (sample.lease, sample.sample) not in box.samples:
             return
         if box.moved(sample):
             self._clock.at(max(sample.due, self._clock.now), self._finished, box, sample)
             return
-        self.figures.now = self._clock.now
+        self.statistics.now = self._clock.now
         self._perform(self.groups.finished(box.peer, box.finish(sample), now=self._clock.now))
         self._advance_soon()
 
@@ -324,9 +324,9 @@ class FleetWorld:
     def _trained(self, step: int, t_train_s: float) -> None:
         batch = self.staleness.batch(step)
         assert batch is not None
-        self.figures.now = self._clock.now
+        self.statistics.now = self._clock.now
         self.staleness.commit(step)
-        self.figures.trained(step, batch.groups, t_train_s)
+        self.statistics.trained(step, batch.groups, t_train_s)
         self.staleness.keep_checkpoint(step)
         self._usd_at_commit = self._usd()
         self.learner_s, self._idle_since = self.learner_s + t_train_s, self._clock.now
@@ -350,7 +350,7 @@ class FleetWorld:
         now, demand, steps = self._clock.now, self.demand(), self.staleness.committed
         idle_s = self.waited_s + (0.0 if self._idle_since is None else now - self._idle_since)
         measured_s = now - self.measured_from
-        needed, histogram = mu_min(demand), self.figures.staleness
+        needed, histogram = mu_min(demand), self.statistics.staleness
         enough = needed is not None and self.mu_pool >= needed
         return {
             "feasible": enough,
@@ -366,12 +366,12 @@ class FleetWorld:
             "max_staleness": max(histogram, default=0),
             "staleness_histogram": {str(each): count for each, count in sorted(histogram.items())},
             "trajectories": {
-                "trained": self.figures.trajectories_trained,
-                "dropped": self.figures.trajectories_dropped,
+                "trained": self.statistics.trajectories_trained,
+                "dropped": self.statistics.trajectories_dropped,
             },
             "egress_gb": self.spreading.egress_gb,
             "relayed_gb": self.spreading.relayed_gb,
-            "activation_changes": self.provisioning.activation.changes,
+            "activation_changes": self.capacity_planner.activation.changes,
             "usd": self._usd(),
         }
 
@@ -394,10 +394,10 @@ class FleetWorld:
 
     def _check(self) -> None:
         self.groups.wake_at()  # a coordinator asks after every event, and so forgets the deadlines of leases that ended
-        parts = (self.figures, self.measures, self.members, self.versions, self.staleness, self.groups)
-        for part in (*parts, self.provisioning.activation):
+        parts = (self.statistics, self.measurements, self.members, self.versions, self.staleness, self.groups)
+        for part in (*parts, self.capacity_planner.activation):
             part.check()
-        assert max(self.figures.staleness, default=0) <= self._rules.staleness_max
+        assert max(self.statistics.staleness, default=0) <= self._rules.staleness_max
 
 
 def _price(kind: WorkersTable) -> Price:

@@ -10,18 +10,18 @@ from collections.abc import Callable
 from echo2d.core.base.ids import FRAME_INDEX_BITS, FRAME_INDEX_MAX, FormId, FrameId, PeerId, SegmentId, is_table
 from echo2d.core.protocol.control_messages import Address, EdgePeer
 from echo2d.core.relay.events import (
-    Event,
     FrameRejected,
     FrameVerified,
     LinkDown,
     LinkUp,
     PeerReady,
+    RelayEvent,
     RepairRefused,
     RepairVerified,
     SendFrame,
     TableHeld,
 )
-from echo2d.core.relay.frame_set import Transfer
+from echo2d.core.relay.frame_set import FrameSet
 from echo2d.core.relay.relay import Relay
 from echo2d.core.topology.plan import PeerFacts
 from echo2d.core.topology.uplink_rates import BacklogMeter, LinkMeter
@@ -37,7 +37,7 @@ HANDSHAKE_TRIPS = 3  # one-way trips until a link is open at both ends
 TIME_EPSILON_S = 1e-9  # rounding must not make a link look busy that keeps pace exactly
 
 
-class Way:
+class ConnectionPipe:
     """One direction of a connection.
 
     in_order: nothing given later arrives before. last_start: when the last frame given begins to leave; sent_at: when
@@ -93,10 +93,10 @@ class Node:
         address = Address(f"peer-{number}", 1) if spec.reachable else None
         self.facts = PeerFacts(self.peer, spec.uplink, spec.downlink, address, latency_s=spec.latency_s)
         self.relay: Relay | None = None
-        self.disk: Transfer | None = None
+        self.disk: FrameSet | None = None
         self.boots = 0
         self.expected: dict[PeerId, EdgePeer] = {}
-        self.ways: dict[PeerId, Way] = {}
+        self.ways: dict[PeerId, ConnectionPipe] = {}
         self.alarm: float | None = None
         self.up_free = 0.0
         self.up_s = 1 / spec.uplink
@@ -123,7 +123,7 @@ class Node:
             self.ways[by].repairs.add(stream)
 
 
-class Network:
+class SimNetwork:
     """Connections between nodes. deliver(node, event) is called with whatever happens at one."""
 
     def __init__(
@@ -131,13 +131,13 @@ class Network:
         clock: Clock,
         chance: random.Random,
         segments: tuple[tuple[int, ...], ...],
-        deliver: Callable[[Node, Event], None],
+        deliver: Callable[[Node, RelayEvent], None],
     ) -> None:
         self._clock = clock
         self._random = chance
         self._segments = segments
         self._deliver_to = deliver
-        self._ready: list[Way] = []
+        self._ready: list[ConnectionPipe] = []
 
     def say_ready(self) -> None:
         """After a relay's actions: connections that still have room say so."""
@@ -164,7 +164,7 @@ class Network:
         bad = not action.header_only and every > 0 and node.sent_frames % every == 0
         self._transmit(way, size, FrameRejected(node.peer, action.stream, FORM, action.frame) if bad else action)
 
-    def _say_ready(self, way: Way) -> None:
+    def _say_ready(self, way: ConnectionPipe) -> None:
         """The last frame given has begun to leave, or will: only then the source may give more."""
         if way.dead:
             return
@@ -174,13 +174,13 @@ class Network:
             way.unsaid = False
             self._deliver_to(way.source, way.ready)
 
-    def send(self, node: Node, peer: PeerId, event: Event, items: int = 0) -> None:
+    def send(self, node: Node, peer: PeerId, event: RelayEvent, items: int = 0) -> None:
         """Gives a message to the node's connection, if there is one; the event is what its peer makes of it."""
         way = node.ways.get(peer)
         if way is not None and not way.dead:
             self._transmit(way, MESSAGE_BYTES + ITEM_BYTES * items, event)
 
-    def _transmit(self, way: Way, size: int, what: SendFrame | Event) -> None:
+    def _transmit(self, way: ConnectionPipe, size: int, what: SendFrame | RelayEvent) -> None:
         """The pace allows it, then the uplink's turn comes."""
         edge = way.source.expected.get(way.target.peer)
         now, begins = self._clock.now, way.paced_until
@@ -192,7 +192,7 @@ class Network:
         else:
             self._leave(way, size, what)
 
-    def _leave(self, way: Way, size: int, what: SendFrame | Event) -> None:
+    def _leave(self, way: ConnectionPipe, size: int, what: SendFrame | RelayEvent) -> None:
         """Through the uplink, then through the network; in order with what went this way before."""
         source = way.source
         way.sent_at = source.up_free = max(self._clock.now, source.up_free) + size * source.up_s
@@ -203,7 +203,7 @@ class Network:
         way.in_order = at = max(at, way.in_order)
         self._clock.at(at, self._arrive, way, size, what)
 
-    def _arrive(self, way: Way, size: int, what: SendFrame | Event) -> None:
+    def _arrive(self, way: ConnectionPipe, size: int, what: SendFrame | RelayEvent) -> None:
         """The last byte is at the target's downlink, which takes it in at its own rate."""
         if way.dead:
             return
@@ -216,7 +216,7 @@ class Network:
             target.down_free = self._clock.now
             self._deliver(way, what)
 
-    def _deliver(self, way: Way, what: SendFrame | Event) -> None:
+    def _deliver(self, way: ConnectionPipe, what: SendFrame | RelayEvent) -> None:
         if way.dead:
             return
         if isinstance(what, SendFrame | FrameRejected) and what.stream in way.ended:
@@ -226,7 +226,7 @@ class Network:
         else:
             self._deliver_to(way.target, what)
 
-    def _deliver_frame(self, way: Way, sent: SendFrame) -> None:
+    def _deliver_frame(self, way: ConnectionPipe, sent: SendFrame) -> None:
         """The target verifies the frame and stores it; a table tells it of the segment's frames."""
         target, source, frame = way.target, way.source.peer, sent.frame
         if not sent.header_only:
@@ -268,8 +268,8 @@ class Network:
         for node, peer in ((one, other.peer), (other, one.peer)):
             if peer in node.ways:
                 self.drop(node, node.ways[peer])
-        one.ways[other.peer] = Way(one, other)
-        other.ways[one.peer] = Way(other, one)
+        one.ways[other.peer] = ConnectionPipe(one, other)
+        other.ways[one.peer] = ConnectionPipe(other, one)
         self._deliver_to(one, LinkUp(other.peer))
         self._deliver_to(other, LinkUp(one.peer))
 
@@ -282,7 +282,7 @@ class Network:
             self._clock.after(0.0, self.drop, node, way)
             self._clock.after(way.latency, self.drop, other, back)
 
-    def drop(self, node: Node, way: Way) -> None:
+    def drop(self, node: Node, way: ConnectionPipe) -> None:
         """The node notices that this connection is gone, if it has not yet."""
         if node.ways.get(way.target.peer) is way:
             del node.ways[way.target.peer]

@@ -32,7 +32,7 @@ class PeerSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class PeerCrash:
     """Peer number `peer` (0 is the seed) dies, and comes back with its disk as it was, or never.
 
     silent: nobody's connection breaks; the others notice only that nothing comes.
@@ -59,7 +59,7 @@ class Scenario:
     frame_bytes: int = 256 << 10
     shape: Literal["auto", "star", "chain"] = "auto"
     chains: int = 1
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[PeerCrash, ...] = ()
     churn: float = 0.0
     encode_rate: float | None = None
     detect_s: float = 0.2

@@ -30,7 +30,7 @@ from typing import Any
 from echo2d.core.weights.encoding import frame_bytes_for
 from echo2d.errors import OperatorFault
 from echo2d.quantities import parse_bytes, parse_rate, parse_seconds
-from echo2d.sim.kernel.scenario import Fault, PeerSpec, Scenario
+from echo2d.sim.kernel.scenario import PeerCrash, PeerSpec, Scenario
 
 DOWN_OVER_UP = 2.0  # of a peer whose uplink is drawn
 TRIPS = 4  # of a round trip: there and back, each through two access links
@@ -120,9 +120,9 @@ def _drawn(given: object, parse: Callable[[object], float], chance: random.Rando
     return math.exp(chance.uniform(math.log(low), math.log(high)))
 
 
-def _fault(table: dict[str, Any]) -> Fault:
+def _fault(table: dict[str, Any]) -> PeerCrash:
     back = table.pop("back", None)
-    return Fault(
+    return PeerCrash(
         peer=table.pop("peer"),
         at_s=parse_seconds(table.pop("at")),
         back_s=None if back is None else parse_seconds(back),

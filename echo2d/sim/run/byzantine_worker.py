@@ -14,8 +14,8 @@ from echo2d.core.protocol.control_messages import (
     PlanEdges,
     RefitDone,
     SampleFinished,
-    Span,
     ToCoordinator,
+    VersionSpan,
 )
 from echo2d.core.protocol.trajectory import pack_logprobs, pack_tokens
 from echo2d.sim.run.engine import STOP, VOCAB
@@ -32,7 +32,7 @@ def forged(result: SampleFinished, chance: random.Random) -> SampleFinished:
         replace(result, spans=(replace(first, digest=FORGED), *result.spans[1:])),
         replace(result, spans=(*result.spans[:-1], replace(last, version=Version(last.version + 1)))),
         replace(result, spans=()),
-        replace(result, spans=(*result.spans, Span(count, count, last.version, last.digest))),
+        replace(result, spans=(*result.spans, VersionSpan(count, count, last.version, last.digest))),
         replace(result, logprobs=pack_logprobs([float("nan")] * count)),
         replace(result, logprobs=pack_logprobs([0.5] * count)),
         replace(result, logprobs=result.logprobs[:-4]),

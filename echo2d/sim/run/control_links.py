@@ -36,7 +36,7 @@ Word = ToCoordinator | ToPeer | _Ended
 
 
 @dataclass(slots=True)
-class Way:
+class SessionPipe:
     """One direction of a session. closed: takes nothing more; dead: nothing more arrives."""
 
     in_order: float = 0.0
@@ -45,16 +45,16 @@ class Way:
 
 
 @dataclass(slots=True, eq=False)
-class Session:
+class SimSession:
     number: SessionId
-    peer: "Peer"
+    peer: "SimPeer"
     peer_boot: int
     coordinator_boot: int
-    up: Way = field(default_factory=Way)
-    down: Way = field(default_factory=Way)
+    up: SessionPipe = field(default_factory=SessionPipe)
+    down: SessionPipe = field(default_factory=SessionPipe)
 
 
-class Peer(Process, ABC):
+class SimPeer(Process, ABC):
     """The peer's end: dials, says hello, listens, dials again. Its subclass is the daemon.
 
     latency_s: one way to the coordinator. blocked_until: nothing goes or comes before. barred: its credential is void.
@@ -69,7 +69,7 @@ class Peer(Process, ABC):
         self.blocked_until = 0.0
         self.barred = False
         self.closed = False
-        self.session: Session | None = None
+        self.session: SimSession | None = None
         self.welcome: Welcome | None = None
         self.chance = chance
         self._control = control
@@ -108,7 +108,7 @@ class Peer(Process, ABC):
         if self.session is not None and self.welcome is not None:
             self._control.up(self.session, message)
 
-    def hear(self, session: Session, word: ToPeer | _Ended) -> None:
+    def hear(self, session: SimSession, word: ToPeer | _Ended) -> None:
         if self.session is not session:
             return
         if isinstance(word, _Ended | Refused):
@@ -120,7 +120,7 @@ class Peer(Process, ABC):
         else:
             self.heard(word)
 
-    def lose(self, session: Session) -> None:
+    def lose(self, session: SimSession) -> None:
         """The session is over for this end."""
         if self.session is not session:
             return
@@ -141,11 +141,11 @@ class Peer(Process, ABC):
         self._tries += 1
         self.later(delay_s * self.chance.uniform(0.5, 1.0), self.dial)
 
-    def _not_welcome(self, session: Session) -> None:
+    def _not_welcome(self, session: SimSession) -> None:
         if self.welcome is None:
             self.lose(session)
 
-    def _beat(self, session: Session) -> None:
+    def _beat(self, session: SimSession) -> None:
         if self.session is session and self.welcome is not None:
             self._control.heartbeat(session, self.running())
             self.later(self.welcome.heartbeat_s, self._beat, session)
@@ -158,23 +158,23 @@ class Control:
         self._clock = clock
         self._random = chance
         self._coordinator = coordinator
-        self._sessions: dict[SessionId, Session] = {}
+        self._sessions: dict[SessionId, SimSession] = {}
         self._made = 0
         self.emit: Callable[[CoordinatorEvent], None]
 
     # --- both ends
 
-    def open(self, peer: Peer) -> Session | None:
+    def open(self, peer: SimPeer) -> SimSession | None:
         """A connection, with the peer's hello under way; None: there is no way to the coordinator."""
         if not self._coordinator.up or peer.blocked:
             return None
         self._made += 1
-        session = Session(SessionId(self._made), peer, peer.boots, self._coordinator.boots)
+        session = SimSession(SessionId(self._made), peer, peer.boots, self._coordinator.boots)
         self._sessions[session.number] = session
         self.up(session, peer.hello())
         return session
 
-    def up(self, session: Session, word: ToCoordinator | _Ended) -> None:
+    def up(self, session: SimSession, word: ToCoordinator | _Ended) -> None:
         self._transmit(session, session.up, word)
 
     def down(self, number: SessionId, message: ToPeer) -> None:
@@ -182,7 +182,7 @@ class Control:
         if number in self._sessions:
             self._transmit(self._sessions[number], self._sessions[number].down, message)
 
-    def heartbeat(self, session: Session, running: int) -> None:
+    def heartbeat(self, session: SimSession, running: int) -> None:
         self.up(session, Heartbeat(running))
 
     def close(self, number: SessionId) -> None:
@@ -190,26 +190,26 @@ class Control:
         if number in self._sessions:
             self._transmit(self._sessions[number], self._sessions[number].down, ENDED)
 
-    def peer_of(self, number: SessionId) -> Peer | None:
+    def peer_of(self, number: SessionId) -> SimPeer | None:
         session = self._sessions.get(number)
         return None if session is None else session.peer
 
     # --- what goes wrong
 
-    def cut(self, peer: Peer) -> None:
+    def cut(self, peer: SimPeer) -> None:
         """The connection is reset; the peer may be dead already."""
         for session in self._of(peer):
             session.down.dead = True
             self._notice_at_peer(session)
             self._lose_up(session)
 
-    def vanish(self, peer: Peer) -> None:
+    def vanish(self, peer: SimPeer) -> None:
         """The peer's machine is gone: nobody tells the coordinator."""
         for session in self._of(peer):
             session.down.dead = session.up.dead = True
             self._clock.after(self._random.uniform(5.0, SILENCE_S), self._ended_above, session)
 
-    def block(self, peer: Peer, seconds: float) -> None:
+    def block(self, peer: SimPeer, seconds: float) -> None:
         """Nothing passes for so long; either end may lose patience before."""
         peer.blocked_until = max(peer.blocked_until, self._clock.now + seconds)
         for session in self._of(peer):
@@ -224,10 +224,10 @@ class Control:
 
     # --- inside
 
-    def _of(self, peer: Peer) -> list[Session]:
+    def _of(self, peer: SimPeer) -> list[SimSession]:
         return [session for session in self._sessions.values() if session.peer is peer]
 
-    def _transmit(self, session: Session, way: Way, word: Word) -> None:
+    def _transmit(self, session: SimSession, way: SessionPipe, word: Word) -> None:
         if way.closed:
             return
         way.closed = isinstance(word, _Ended)
@@ -235,7 +235,7 @@ class Control:
         way.in_order = max(self._clock.now + delay_s, way.in_order)
         self._clock.at(way.in_order, self._arrive, session, way, word)
 
-    def _arrive(self, session: Session, way: Way, word: Word) -> None:
+    def _arrive(self, session: SimSession, way: SessionPipe, word: Word) -> None:
         if way.dead:
             return
         if session.peer.blocked:
@@ -250,14 +250,14 @@ class Control:
         else:
             self.emit(PeerSaid(session.number, word))  # type: ignore[arg-type]  # the way up carries no other
 
-    def _ended_above(self, session: Session) -> None:
+    def _ended_above(self, session: SimSession) -> None:
         """The coordinator's socket is closed."""
         if self._sessions.pop(session.number, None) is not None:
             session.up.dead = session.up.closed = True
             self._transmit(session, session.down, ENDED)
             self.emit(PeerDisconnected(session.number, "closed"))
 
-    def _lose_up(self, session: Session) -> None:
+    def _lose_up(self, session: SimSession) -> None:
         """What is under way to the coordinator is lost, or still comes."""
         if self._random.random() < 0.5:
             session.up.dead = True
@@ -266,16 +266,16 @@ class Control:
             session.up.in_order = max(session.up.in_order, self._clock.now + self._random.uniform(0.0, NOTICE_S))
             self._transmit(session, session.up, ENDED)
 
-    def _notice_at_peer(self, session: Session) -> None:
+    def _notice_at_peer(self, session: SimSession) -> None:
         peer = session.peer
         self._clock.after(
             self._random.uniform(0.0, NOTICE_S), peer.call, session.peer_boot, peer.lose, session
         )  # fmt: skip
 
-    def _impatient_peer(self, session: Session) -> None:
+    def _impatient_peer(self, session: SimSession) -> None:
         if session.peer.blocked:
             session.peer.call(session.peer_boot, session.peer.lose, session)
 
-    def _impatient_coordinator(self, session: Session) -> None:
+    def _impatient_coordinator(self, session: SimSession) -> None:
         if session.peer.blocked:
             self._ended_above(session)

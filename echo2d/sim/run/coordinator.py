@@ -35,7 +35,7 @@ from echo2d.core.protocol.trajectory import pack_tokens
 from echo2d.core.rollouts.events import DrawPrompt, PromptDrawn, SampleScored, ScoreSample
 from echo2d.sim.kernel.virtual_clock import Clock
 from echo2d.sim.run.control_links import Control
-from echo2d.sim.run.invariants import Judge, reward_of
+from echo2d.sim.run.invariants import InvariantChecker, reward_of
 from echo2d.sim.run.process import Process
 from echo2d.sim.run.worker import Noted
 
@@ -46,10 +46,10 @@ LONG_POLL_S = 30.0
 CALL_S = 0.005  # one way between learner and coordinator
 CHECK_EVERY = 16  # turns between two checks of the machine
 Death = Literal["before", "after", "between"]
-Answered = Callable[[Reply | None], None]  # None: the connection broke
+OnReply = Callable[[Reply | None], None]  # None: the connection broke
 
 
-class Coordinator(Process):
+class SimCoordinator(Process):
     """See the module docstring. rewards_fail: the next so many. die: in the next turn with a transaction, and where."""
 
     def __init__(
@@ -57,7 +57,7 @@ class Coordinator(Process):
         clock: Clock,
         chance: random.Random,
         rules: RunRules,
-        judge: Judge,
+        judge: InvariantChecker,
         noted: Noted,
         granted: list[LeaseGranted],
         died: Callable[[], None],
@@ -70,7 +70,7 @@ class Coordinator(Process):
         self.die: Death | None = None
         self._mailbox: deque[CoordinatorEvent] = deque()
         self._busy = False
-        self._calls: dict[RequestId, Answered] = {}
+        self._calls: dict[RequestId, OnReply] = {}
         self._requests = 0
         self._turns = 0
         self._barred: list[PeerId] = []  # peers whose credential is void, as far as this process was told
@@ -106,9 +106,7 @@ class Coordinator(Process):
     def woken(self) -> None:
         self._turn_soon()
 
-    def ask(
-        self, make: Callable[[RequestId], CoordinatorEvent], answered: Answered, *, after_s: float = CALL_S
-    ) -> None:
+    def ask(self, make: Callable[[RequestId], CoordinatorEvent], answered: OnReply, *, after_s: float = CALL_S) -> None:
         """A call of the learner; `after_s`: until it becomes an event, also if the caller is gone by then."""
         if not self.up:
             answered(None)

@@ -25,7 +25,7 @@ from echo2d.sim.run.process import Process
 
 VOCAB = 256
 STOP = 1  # ends an answer; `mark` gives none
-Output = SampleProgressed | GenerationFailed | EngineRefitted | EngineRefitFailed
+EngineEvent = SampleProgressed | GenerationFailed | EngineRefitted | EngineRefitFailed
 
 
 def mark(key: VersionKey, group: GroupId, sample: int, place: int) -> int:
@@ -43,7 +43,7 @@ class Pace:
     hung: bool = False
 
 
-class Engine:
+class SimEngine:
     """Lives with the `process`. read(path): what stands in that slot directory now."""
 
     def __init__(
@@ -51,7 +51,7 @@ class Engine:
         process: Process,
         chance: random.Random,
         pace: Pace,
-        emit: Callable[[Output], None],
+        emit: Callable[[EngineEvent], None],
         read: Callable[[str], VersionKey | None],
     ) -> None:
         self._process, self._random, self._pace = process, chance, pace

@@ -58,7 +58,7 @@ class WorkerSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class LoopFault:
+class RunFault:
     """worker: the number of the one that is struck, where the kind strikes one."""
 
     at_s: float
@@ -74,7 +74,7 @@ class Schedule:
     rng_seed: int
     rules: RunRules
     workers: tuple[WorkerSpec, ...]
-    faults: tuple[LoopFault, ...]
+    faults: tuple[RunFault, ...]
     heal_s: float
     train_s: float
     checkpoint_every: int
@@ -137,10 +137,10 @@ def _worker(rng: random.Random) -> WorkerSpec:
     )
 
 
-def _faults(rng: random.Random, workers: int, heal_s: float) -> tuple[LoopFault, ...]:
+def _faults(rng: random.Random, workers: int, heal_s: float) -> tuple[RunFault, ...]:
     names, weights = zip(*KINDS, strict=True)
     drawn = [
-        LoopFault(
+        RunFault(
             at_s=rng.uniform(0.5, heal_s),
             kind=rng.choices(names, weights)[0],
             worker=1 + rng.randrange(workers),

@@ -52,7 +52,7 @@ from echo2d.core.rollouts.events import (
 from echo2d.core.weights.encoding import FormFacts
 from echo2d.core.weights.signed_index import Root
 from echo2d.sim.run.engine import VOCAB, mark
-from echo2d.sim.run.memory_ledger import Ledger
+from echo2d.sim.run.memory_ledger import MemoryLedger
 
 
 def reward_of(cursor: int, sample: int) -> float:
@@ -60,11 +60,11 @@ def reward_of(cursor: int, sample: int) -> float:
     return 1.0 if cursor % 6 == 0 else float((cursor + sample) % 2)
 
 
-class Judge:
+class InvariantChecker:
     """See the module docstring. honest(peer): whether it never lies."""
 
     def __init__(self, rules: RunRules, honest: Callable[[PeerId], bool]) -> None:
-        self.ledger = Ledger()
+        self.ledger = MemoryLedger()
         self._rules, self._honest = rules, honest
         self._asked: dict[RequestId, CoordinatorEvent] = {}
         self._granted: dict[HeldLease, tuple[PeerId, LeaseGranted]] = {}

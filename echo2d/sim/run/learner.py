@@ -24,7 +24,7 @@ from echo2d.core.coordinator.events import (
 )
 from echo2d.core.protocol.trajectory import BatchBody, unpack_batch
 from echo2d.sim.kernel.virtual_clock import Clock
-from echo2d.sim.run.coordinator import CALL_S, Coordinator
+from echo2d.sim.run.coordinator import CALL_S, SimCoordinator
 from echo2d.sim.run.process import Process
 
 BASE = digest_of(b"base model")
@@ -33,7 +33,7 @@ COPY_S = (0.05, 0.5)  # the coordinator copies a snapshot so long before it hear
 CHECKPOINTS_KEPT = 2
 REFUSALS_MAX = 2  # of one step by all learners: five end the run
 
-Make = Callable[[RequestId], CoordinatorEvent]
+MakeEvent = Callable[[RequestId], CoordinatorEvent]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,10 @@ class Checkpoint:
 
 
 @dataclass(slots=True)
-class Call:
+class ApiCall:
     """One call under way. reply: None until it has come; broken: the connection went."""
 
-    make: Make
+    make: MakeEvent
     after_s: float = CALL_S
     reply: Reply | None = None
     broken: bool = False
@@ -56,14 +56,14 @@ class Call:
         return self.broken or self.reply is not None
 
 
-Step = Generator[float | Call, None, None]
+LearnerStep = Generator[float | ApiCall, None, None]
 
 
 class _FencedError(Exception):
     """A newer learner is at work."""
 
 
-class Learner(Process):
+class SimLearner(Process):
     """See the module docstring. saved: its checkpoints, oldest first; refused: how often, by step.
 
     Learners of one run share both. step: the last one it committed.
@@ -73,7 +73,7 @@ class Learner(Process):
         self,
         clock: Clock,
         chance: random.Random,
-        coordinator: Coordinator,
+        coordinator: SimCoordinator,
         rules: RunRules,
         saved: list[Checkpoint],
         refused: dict[int, int],
@@ -93,7 +93,7 @@ class Learner(Process):
 
     def start(self) -> None:
         self.begin()
-        self._waits_for: Call | None = None
+        self._waits_for: ApiCall | None = None
         self._salt = b"" if self._random.random() < 0.5 else self._random.randbytes(8)
         self._life = self._train()
         self._go_on()
@@ -115,7 +115,7 @@ class Learner(Process):
         else:
             self._waits_for = wanted
 
-    def _ask(self, call: Call) -> Call:
+    def _ask(self, call: ApiCall) -> ApiCall:
         call.reply, call.broken = None, False
         boot = self.boots
         self._coordinator.ask(
@@ -123,13 +123,13 @@ class Learner(Process):
         )
         return call
 
-    def _answered(self, call: Call, reply: Reply | None) -> None:
+    def _answered(self, call: ApiCall, reply: Reply | None) -> None:
         call.reply, call.broken = reply, reply is None
         if self._waits_for is call:
             self.later(0.0, self._go_on)
             self._waits_for = None
 
-    def _wait(self, call: Call) -> Generator[float | Call, None, Reply]:
+    def _wait(self, call: ApiCall) -> Generator[float | ApiCall, None, Reply]:
         """Until there is an answer; every call may be repeated."""
         while True:
             yield call
@@ -138,8 +138,8 @@ class Learner(Process):
             yield RETRY_S * call.broken
             self._ask(call)
 
-    def _call(self, make: Make, after_s: float = CALL_S) -> Generator[float | Call, None, Reply]:
-        return (yield from self._wait(self._ask(Call(make, after_s))))
+    def _call(self, make: MakeEvent, after_s: float = CALL_S) -> Generator[float | ApiCall, None, Reply]:
+        return (yield from self._wait(self._ask(ApiCall(make, after_s))))
 
     def _judged(self, reply: Reply) -> Reply:
         error = reply.body.get("error") if isinstance(reply.body, dict) else None
@@ -150,7 +150,7 @@ class Learner(Process):
 
     # --- what it does
 
-    def _train(self) -> Step:
+    def _train(self) -> LearnerStep:
         checkpoint, epoch = yield from self._open()
         self.step, weights = checkpoint.step, checkpoint.weights
         durable = published = self.step
@@ -171,7 +171,7 @@ class Learner(Process):
                 yield from self._call(_checkpoint(epoch, self.step))
                 durable = self.step
 
-    def _open(self) -> Generator[float | Call, None, tuple[Checkpoint, Epoch]]:
+    def _open(self) -> Generator[float | ApiCall, None, tuple[Checkpoint, Epoch]]:
         """From the newest checkpoint, or the one before, if the coordinator still can.
 
         An older learner may go on making checkpoints until this one has its session.
@@ -186,15 +186,15 @@ class Learner(Process):
             assert self.saved[-1].step > checkpoint.step, f"nothing to resume from: {reply.body!r}"
             checkpoint = self.saved[-1]
 
-    def _publish(self, epoch: Epoch, step: int, weights: Digest) -> Generator[float | Call, None, None]:
+    def _publish(self, epoch: Epoch, step: int, weights: Digest) -> Generator[float | ApiCall, None, None]:
         path = f"versions/{epoch}-{step}"
         copy_s = self._random.uniform(*COPY_S)
         yield from self._call(lambda number: PublishAsked(number, epoch, Version(step), weights, path, 2000), copy_s)
 
-    def _ask_batch(self, epoch: Epoch, step: int) -> Call:
-        return self._ask(Call(lambda number: BatchAsked(number, epoch, step)))
+    def _ask_batch(self, epoch: Epoch, step: int) -> ApiCall:
+        return self._ask(ApiCall(lambda number: BatchAsked(number, epoch, step)))
 
-    def _take(self, epoch: Epoch, asked: Call) -> Generator[float | Call, None, tuple[BatchBody, Digest]]:
+    def _take(self, epoch: Epoch, asked: ApiCall) -> Generator[float | ApiCall, None, tuple[BatchBody, Digest]]:
         """The batch, after refusing what it does not like."""
         while True:
             reply = yield from self._wait(asked)
@@ -220,20 +220,20 @@ class Learner(Process):
             assert min(ages) >= 0
             assert counts(ages) <= self._rules.staleness_max, "I1: a token too old reached the learner"
 
-    def _commit(self, epoch: Epoch, step: int, digest: Digest) -> Generator[float | Call, None, int]:
+    def _commit(self, epoch: Epoch, step: int, digest: Digest) -> Generator[float | ApiCall, None, int]:
         reply = yield from self._call(lambda number: CommitAsked(number, epoch, step, digest, self._train_s))
         assert isinstance(reply.body, dict)
         every: int = reply.body["publish_every"]
         return every
 
 
-def _session(step: int) -> Make:
+def _session(step: int) -> MakeEvent:
     return lambda number: SessionAsked(number, step)
 
 
-def _refuse(epoch: Epoch, step: int, groups: tuple[tuple[GroupId, str], ...]) -> Make:
+def _refuse(epoch: Epoch, step: int, groups: tuple[tuple[GroupId, str], ...]) -> MakeEvent:
     return lambda number: RefuseAsked(number, epoch, step, groups)
 
 
-def _checkpoint(epoch: Epoch, step: int) -> Make:
+def _checkpoint(epoch: Epoch, step: int) -> MakeEvent:
     return lambda number: CheckpointAsked(number, epoch, step)

@@ -25,7 +25,7 @@ from echo2d.core.rollouts.events import (
 from echo2d.core.topology.uplink_rates import PeerRate
 
 
-class Ledger:
+class MemoryLedger:
     """See the module docstring."""
 
     def __init__(self) -> None:

@@ -30,7 +30,7 @@ class Relaying(Protocol):
     blocked_until: float
     closed: bool
 
-    def relayed(self, event: relay_events.Event) -> None: ...
+    def relayed(self, event: relay_events.RelayEvent) -> None: ...
 
     def call(self, boot: int, act: Any, *arguments: Any) -> None: ...
 
@@ -47,7 +47,7 @@ class _Way:
         self.repairs: set[int] = set()
 
 
-class PeerLinks:
+class SimPeerLinks:
     """All links. blocked peers neither send nor receive; what is under way to them waits."""
 
     def __init__(self, clock: Clock, chance: random.Random) -> None:
@@ -107,7 +107,7 @@ class PeerLinks:
 
     # --- inside
 
-    def _send(self, me: PeerId, peer: PeerId, event: relay_events.Event, delay_s: float = 0.02) -> None:
+    def _send(self, me: PeerId, peer: PeerId, event: relay_events.RelayEvent, delay_s: float = 0.02) -> None:
         way = self._ways.get((me, peer))
         if way is not None:
             way.in_order = max(way.in_order, self._clock.now + delay_s)
@@ -119,14 +119,14 @@ class PeerLinks:
             way.in_order = max(way.in_order, self._clock.now) + self._random.uniform(*FRAME_S)
             self._clock.at(way.in_order, self._arrive, way, action)
 
-    def _arrive(self, way: _Way, what: relay_events.Event | relay_events.SendFrame) -> None:
+    def _arrive(self, way: _Way, what: relay_events.RelayEvent | relay_events.SendFrame) -> None:
         blocked_until = max(way.source.blocked_until, way.target.blocked_until)
         if self._clock.now < blocked_until and not way.dead:
             self._clock.at(blocked_until, self._arrive, way, what)
             return
         way.target.call(way.boots[1], self._deliver, way, what)
 
-    def _deliver(self, way: _Way, what: relay_events.Event | relay_events.SendFrame) -> None:
+    def _deliver(self, way: _Way, what: relay_events.RelayEvent | relay_events.SendFrame) -> None:
         if way.dead:
             return
         if not isinstance(what, relay_events.SendFrame):
@@ -194,7 +194,7 @@ class PeerLinks:
         self._connect_later(way.source.peer, way.target.peer)
 
 
-def held(form: FormId) -> tuple[relay_events.Event, ...]:
+def held(form: FormId) -> tuple[relay_events.RelayEvent, ...]:
     """What a relay is told of a form that is whole on its disk."""
     return relay_events.TableHeld(form, SEGMENT, SIZES), relay_events.FramesFound(form, FRAMES[1:])
 

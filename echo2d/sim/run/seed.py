@@ -27,8 +27,8 @@ from echo2d.core.relay import events as relay_events
 from echo2d.core.relay.relay import Relay
 from echo2d.core.weights.encoding import FormFacts
 from echo2d.sim.kernel.virtual_clock import Clock
-from echo2d.sim.run.control_links import Control, Peer
-from echo2d.sim.run.peer_links import SEGMENT, PeerLinks, held
+from echo2d.sim.run.control_links import Control, SimPeer
+from echo2d.sim.run.peer_links import SEGMENT, SimPeerLinks, held
 from echo2d.sim.run.worker import Noted
 
 ENCODE_S = (0.05, 1.0)  # each of its two parts
@@ -38,11 +38,11 @@ def segment_digest(form: FormId) -> Digest:
     return digest_of(f"segment 0 of {form}".encode())
 
 
-class Seed(Peer):
+class SimSeed(SimPeer):
     """Process number 0. failures: how many of the next encodings fail."""
 
     def __init__(
-        self, clock: Clock, chance: random.Random, control: Control, links: PeerLinks, run_id: RunId, noted: Noted
+        self, clock: Clock, chance: random.Random, control: Control, links: SimPeerLinks, run_id: RunId, noted: Noted
     ) -> None:
         super().__init__(clock, chance, control, 0, 0.001)
         self._links, self._run_id, self._noted = links, run_id, noted
@@ -54,7 +54,7 @@ class Seed(Peer):
         self._relay = Relay(self.peer)
         self._orders: dict[FormId, EncodeVersion] = {}
         self._said: dict[FormId, list[ToCoordinator]] = {}
-        self._inbox: deque[relay_events.Event] = deque()
+        self._inbox: deque[relay_events.RelayEvent] = deque()
         self._feeding = False
         self.dial()
 
@@ -68,9 +68,9 @@ class Seed(Peer):
         return self._relay.wake_at()
 
     def woken(self) -> None:
-        self.relayed(relay_events.DeadlinePassed())
+        self.relayed(relay_events.RelayDeadlinePassed())
 
-    def relayed(self, event: relay_events.Event) -> None:
+    def relayed(self, event: relay_events.RelayEvent) -> None:
         self._inbox.append(event)
         if self._feeding:
             return
@@ -84,7 +84,7 @@ class Seed(Peer):
         self._feeding = False
         self.set_alarm()
 
-    def _perform(self, action: relay_events.Action) -> None:
+    def _perform(self, action: relay_events.RelayAction) -> None:
         match action:
             case relay_events.ReportEdgeBroken(plan, generation, peer, reason):
                 self.say(EdgeBroken(plan, generation, peer, reason))

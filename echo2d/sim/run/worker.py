@@ -35,28 +35,28 @@ from echo2d.core.worker.events import (
     CancelApply,
     ControlDown,
     ControlUp,
+    CoordinatorSaid,
     DropForm,
     HoldEngines,
     IndexRoot,
     KeepPublishSeq,
     LeaveAsked,
-    Note,
     RefitEngines,
     RootVerified,
-    Said,
     SendControl,
     ShutDown,
     SnapshotReady,
     Standing,
     StartGeneration,
     StopAsked,
+    WorkerNote,
 )
-from echo2d.core.worker.state import Action, Event, WorkerState
+from echo2d.core.worker.state import WorkerAction, WorkerEvent, WorkerState
 from echo2d.sim.kernel.virtual_clock import Clock
 from echo2d.sim.run.byzantine_worker import forged_progress, lie
-from echo2d.sim.run.control_links import Control, Peer
-from echo2d.sim.run.engine import Engine, Pace
-from echo2d.sim.run.peer_links import PeerLinks, held
+from echo2d.sim.run.control_links import Control, SimPeer
+from echo2d.sim.run.engine import Pace, SimEngine
+from echo2d.sim.run.peer_links import SimPeerLinks, held
 
 CHECK_EVERY = 16  # events between two checks of the machine
 POLL_S = 0.2  # an apply looks so often whether its frames have come
@@ -98,7 +98,7 @@ class Slots:
         self._holds[path], self._current = key, path
 
 
-class Worker(Peer):
+class SimWorker(SimPeer):
     """See the module docstring. lies: share of its results that it falsifies. granted: all leases ever given.
 
     stopped: told when it ended in order. Every second one is closed.
@@ -109,7 +109,7 @@ class Worker(Peer):
         clock: Clock,
         chance: random.Random,
         control: Control,
-        links: PeerLinks,
+        links: SimPeerLinks,
         number: int,
         *,
         run_id: RunId,
@@ -141,8 +141,8 @@ class Worker(Peer):
             publish_seq=self._kept_seq,
             standing=self._slots.standing(),
         )
-        self._engine = Engine(self, self.chance, self.pace, self.feed, self._slots.read)
-        self._inbox: deque[Event] = deque()
+        self._engine = SimEngine(self, self.chance, self.pace, self.feed, self._slots.read)
+        self._inbox: deque[WorkerEvent] = deque()
         self._feeding = False
         self._events = 0
         self._roots: dict[FormId, Root] = {}
@@ -170,12 +170,12 @@ class Worker(Peer):
         return self.state.wake_at()
 
     def woken(self) -> None:
-        self.feed(relay_events.DeadlinePassed())
+        self.feed(relay_events.RelayDeadlinePassed())
 
-    def relayed(self, event: relay_events.Event) -> None:
+    def relayed(self, event: relay_events.RelayEvent) -> None:
         self.feed(event)
 
-    def feed(self, event: Event) -> None:
+    def feed(self, event: WorkerEvent) -> None:
         """One event after the other: what happens while actions are performed comes after them."""
         self._inbox.append(event)
         if self._feeding:
@@ -187,7 +187,7 @@ class Worker(Peer):
         if self.up:
             self.set_alarm()
 
-    def _turn(self, event: Event) -> None:
+    def _turn(self, event: WorkerEvent) -> None:
         actions = self.state.handle(event, now=self.now)
         self._noted(self.number, event, len(actions))
         self._events += 1
@@ -222,7 +222,7 @@ class Worker(Peer):
             self._inbox.append(held(form)[1])
         self._inbox.append(relay_events.FormSearched(form))
 
-    def _perform(self, action: Action) -> None:
+    def _perform(self, action: WorkerAction) -> None:
         match action:
             case SendControl(message):
                 self._tell(message)
@@ -248,7 +248,7 @@ class Worker(Peer):
                 self._roots.pop(form, None)
                 self._searched.discard(form)
                 self._apply_cancelled |= form == self._applying
-            case Note() | ShutDown():
+            case WorkerNote() | ShutDown():
                 pass
             case _:
                 self._links.perform(self, action)
@@ -337,7 +337,7 @@ class Worker(Peer):
         else:
             if isinstance(message, PlanEdges):
                 self._plan = message
-            self.feed(Said(message))
+            self.feed(CoordinatorSaid(message))
 
     def disconnected(self) -> None:
         self.feed(ControlDown())

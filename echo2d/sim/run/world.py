@@ -18,14 +18,14 @@ from echo2d.core.cluster.events import PeerRevoked
 from echo2d.core.protocol.control_messages import LeaseGranted
 from echo2d.sim.kernel.virtual_clock import Clock
 from echo2d.sim.run.control_links import Control
-from echo2d.sim.run.coordinator import Coordinator
+from echo2d.sim.run.coordinator import SimCoordinator
 from echo2d.sim.run.engine import Pace
-from echo2d.sim.run.fault_schedule import LoopFault, Schedule, WorkerSpec
-from echo2d.sim.run.invariants import Judge
-from echo2d.sim.run.learner import BASE, Checkpoint, Learner
-from echo2d.sim.run.peer_links import PeerLinks
-from echo2d.sim.run.seed import Seed
-from echo2d.sim.run.worker import Worker
+from echo2d.sim.run.fault_schedule import RunFault, Schedule, WorkerSpec
+from echo2d.sim.run.invariants import InvariantChecker
+from echo2d.sim.run.learner import BASE, Checkpoint, SimLearner
+from echo2d.sim.run.peer_links import SimPeerLinks
+from echo2d.sim.run.seed import SimSeed
+from echo2d.sim.run.worker import SimWorker
 
 STEPS_AFTER = 3  # train steps that show that the run goes on
 LIMIT_S = (
@@ -35,12 +35,12 @@ EVENTS_MAX = 100_000  # of one schedule; more is a machine that spins
 _STAMP = struct.Struct("<dhI")
 
 
-class StuckError(AssertionError):
+class RunStuckError(AssertionError):
     """The run does not go on although nothing is wrong any more."""
 
 
 @dataclass(frozen=True, slots=True)
-class LoopOutcome:
+class RunOutcome:
     """steps: commits, replays included. after_s: until the steps after the healing were done. trace: of all events.
 
     handed_over: leases that went on from another one's output; joined: their results that were kept; outlived: kept
@@ -57,7 +57,7 @@ class LoopOutcome:
     trace: str
 
 
-class Loop:
+class SimulatedRun:
     """Plays one schedule."""
 
     def __init__(self, schedule: Schedule) -> None:
@@ -70,20 +70,20 @@ class Loop:
         self._leases: list[LeaseGranted] = []
         self._gone: set[int] = set()  # workers that do not come back
         self._refused: dict[int, int] = {}  # how often, by step
-        self.judge = Judge(schedule.rules, lambda peer: peer not in self._lying)
-        self.coordinator = Coordinator(
+        self.judge = InvariantChecker(schedule.rules, lambda peer: peer not in self._lying)
+        self.coordinator = SimCoordinator(
             self._clock, self._random, schedule.rules, self.judge, self._noted, self._leases, self._kill_coordinator
         )
         self._control = Control(self._clock, self._random, self.coordinator)
         self._control.emit = self.coordinator.emit
         self.coordinator.control = self._control
-        self._links = PeerLinks(self._clock, self._random)
+        self._links = SimPeerLinks(self._clock, self._random)
         run_id = schedule.rules.run_id
-        self._seed = Seed(self._clock, self._random, self._control, self._links, run_id, self._noted)
+        self._seed = SimSeed(self._clock, self._random, self._control, self._links, run_id, self._noted)
         self.workers = [self._worker(number, spec) for number, spec in enumerate(schedule.workers, 1)]
         self._learner = self._new_learner([Checkpoint(0, BASE)])
 
-    def run(self) -> LoopOutcome:
+    def run(self) -> RunOutcome:
         """AssertionError, with the rng_seed in a note: an invariant broke. StuckError: it did not go on."""
         try:
             return self._run()
@@ -91,7 +91,7 @@ class Loop:
             error.add_note(f"rng_seed={self._schedule.rng_seed} at {self._clock.now:.3f} s of virtual time")
             raise
 
-    def _run(self) -> LoopOutcome:
+    def _run(self) -> RunOutcome:
         schedule = self._schedule
         self._start_coordinator()
         self._learner.start()
@@ -105,12 +105,12 @@ class Loop:
         target = self.judge.newest_step + STEPS_AFTER
         while self.judge.newest_step < target:
             if not self._clock.step(schedule.heal_s + LIMIT_S):
-                raise StuckError(f"step {self.judge.newest_step} of {target}: {self.coordinator.state.status()}")
+                raise RunStuckError(f"step {self.judge.newest_step} of {target}: {self.coordinator.state.status()}")
         self._check_all()
         after_s = self._clock.now - schedule.heal_s
         epochs = self.judge.ledger.epoch
         judge, trace = self.judge, self._trace.hexdigest()
-        return LoopOutcome(
+        return RunOutcome(
             judge.steps_committed, judge.handed_over, judge.joined, judge.outlived, after_s, self._events, epochs, trace
         )  # fmt: skip
 
@@ -128,8 +128,8 @@ class Loop:
 
     # --- processes
 
-    def _worker(self, number: int, spec: WorkerSpec) -> Worker:
-        worker = Worker(
+    def _worker(self, number: int, spec: WorkerSpec) -> SimWorker:
+        worker = SimWorker(
             self._clock,
             self._random,
             self._control,
@@ -148,9 +148,9 @@ class Loop:
             self._lying.add(worker.peer)
         return worker
 
-    def _new_learner(self, saved: list[Checkpoint]) -> Learner:
+    def _new_learner(self, saved: list[Checkpoint]) -> SimLearner:
         schedule = self._schedule
-        return Learner(
+        return SimLearner(
             self._clock,
             self._random,
             self.coordinator,
@@ -171,7 +171,7 @@ class Loop:
         if not self._seed.up and self.coordinator.up:
             self._seed.start()
 
-    def _start_worker(self, worker: Worker) -> None:
+    def _start_worker(self, worker: SimWorker) -> None:
         if not worker.up and worker.number not in self._gone:
             worker.start()
 
@@ -179,7 +179,7 @@ class Loop:
         """Its supervisor does."""
         self._clock.after(self._random.uniform(0.2, 10.0), self._start_worker, self.workers[number - 1])
 
-    def _start_learner(self, learner: Learner) -> None:
+    def _start_learner(self, learner: SimLearner) -> None:
         if not learner.up and not learner.fenced and learner is self._learner:
             learner.start()
 
@@ -195,7 +195,7 @@ class Loop:
             self._control.cut(self._seed)
             self._seed.end()
 
-    def _kill_worker(self, worker: Worker, back_s: float | None) -> None:
+    def _kill_worker(self, worker: SimWorker, back_s: float | None) -> None:
         if worker.up:
             worker.end()
         if back_s is not None:
@@ -203,7 +203,7 @@ class Loop:
 
     # --- faults
 
-    def _strike(self, fault: LoopFault) -> None:  # noqa: C901 - one line per kind
+    def _strike(self, fault: RunFault) -> None:  # noqa: C901 - one line per kind
         worker, lasts_s = self.workers[fault.worker - 1], fault.lasts_s
         match fault.kind:
             case "kill_coordinator":
@@ -255,10 +255,10 @@ class Loop:
             case _:
                 assert_never(fault.kind)
 
-    def _unhang(self, worker: Worker) -> None:
+    def _unhang(self, worker: SimWorker) -> None:
         worker.pace.hung = self._schedule.workers[worker.number - 1].bad == "hangs"
 
-    def _revoke(self, worker: Worker) -> None:
+    def _revoke(self, worker: SimWorker) -> None:
         """But for the first worker: somebody must go on."""
         if worker.number > 1:
             worker.barred = True
@@ -275,7 +275,7 @@ class Loop:
         for worker, spec in zip(self.workers, self._schedule.workers, strict=True):
             self._heal_worker(worker, spec)
 
-    def _heal_worker(self, worker: Worker, spec: WorkerSpec) -> None:
+    def _heal_worker(self, worker: SimWorker, spec: WorkerSpec) -> None:
         worker.pace.faulty, worker.pace.hung = 0.0, spec.bad == "hangs"
         worker.lies = spec.lies if spec.bad == "lies" else 0.0
         if spec.bad == "dead":

@@ -2,7 +2,7 @@
 
 import random
 
-from echo2d.core.base.deadline_queue import SLACK, Deadlines
+from echo2d.core.base.deadline_queue import SLACK, DeadlineQueue
 
 
 class Book:
@@ -10,7 +10,7 @@ class Book:
 
     def __init__(self) -> None:
         self.due: dict[str, float] = {}
-        self.deadlines = Deadlines[str](self.due.get)
+        self.deadlines = DeadlineQueue[str](self.due.get)
 
     def put(self, key: str, at: float) -> None:
         earlier = key not in self.due or at < self.due[key]

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from echo2d.core.base.ids import FrameId, Generation, PeerId, PlanId, Version
-from echo2d.core.broadcast.transmission import Spread
+from echo2d.core.broadcast.transmission import Transmission
 from echo2d.core.cluster.quarantine import ALONE_MAX, QUARANTINE_S
 from echo2d.core.coordinator.events import DeadlinePassed
 from echo2d.core.protocol.control_messages import (
@@ -67,32 +67,32 @@ def test_who_shares_no_edge_accuses_nobody() -> None:
     assert sum(len(messages(peer, PlanEdges)) for peer in world.peers.values()) == told
 
 
-def parents_of(spread: Spread, child: PeerId) -> set[PeerId]:
-    assert spread.plan is not None
-    return {parent for parent, below in spread.plan.shares if below == child}
+def parents_of(transmission: Transmission, child: PeerId) -> set[PeerId]:
+    assert transmission.plan is not None
+    return {parent for parent, below in transmission.plan.shares if below == child}
 
 
 def test_who_accuses_all_its_parents_becomes_a_leaf_itself() -> None:
     world = published("a", "b", "c", "d", "e")
     deliver_seed(world)
-    spread = world.state._publishing.spreading
-    assert spread is not None
+    transmission = world.state._publishing.spreading
+    assert transmission is not None
     liar = world.peers["c"]
     accused = []
     for _ in range(ALONE_MAX):
-        (parent,) = parents_of(spread, liar.peer)
+        (parent,) = parents_of(transmission, liar.peer)
         accused.append(parent)
         world.say(liar, FrameAccused(form_of(world), FrameId(1), parent))
     assert len(set(accused)) == ALONE_MAX
     before = messages(liar, PlanEdges)[-1].stripes[0]
     for _ in range(3):
-        (parent,) = parents_of(spread, liar.peer)
+        (parent,) = parents_of(transmission, liar.peer)
         world.say(liar, FrameAccused(form_of(world), FrameId(1), parent))
     after = messages(liar, PlanEdges)[-1].stripes[0]
     assert (after.children, after.parent != before.parent or not before.children) == ((), True)
-    assert spread.repairs == ALONE_MAX + 1
-    assert spread.plan is not None
-    assert {one.peer for one in spread.plan.peers if one.receive_only} == {*accused, liar.peer}
+    assert transmission.repairs == ALONE_MAX + 1
+    assert transmission.plan is not None
+    assert {one.peer for one in transmission.plan.peers if one.receive_only} == {*accused, liar.peer}
 
 
 def test_a_relay_that_two_peers_accuse_is_quarantined_and_passes_nothing_on() -> None:
@@ -120,9 +120,9 @@ def test_a_relay_that_two_peers_accuse_is_quarantined_and_passes_nothing_on() ->
 def test_what_the_seed_itself_saw_is_enough() -> None:
     world = published("a", "b")
     world.drain()
-    spread = world.state._publishing.spreading
-    assert spread is not None
-    (first,) = spread.neighbours(PeerId("seed"))
+    transmission = world.state._publishing.spreading
+    assert transmission is not None
+    (first,) = transmission.neighbours(PeerId("seed"))
     world.say(world.peers["seed"], FrameAccused(form_of(world), FrameId(1), first))
     assert quarantined(world) == [first]
 
@@ -130,13 +130,13 @@ def test_what_the_seed_itself_saw_is_enough() -> None:
 def test_nobody_waits_for_a_quarantined_worker() -> None:
     world = published("a", "b")
     deliver_seed(world)
-    spread = world.state._publishing.spreading
-    assert spread is not None
-    (first,) = spread.neighbours(PeerId("seed"))
+    transmission = world.state._publishing.spreading
+    assert transmission is not None
+    (first,) = transmission.neighbours(PeerId("seed"))
     (other,) = {"a", "b"} - {first}
     world.say(world.peers["seed"], FrameAccused(form_of(world), FrameId(1), first))
     world.say(world.peers[other], VersionVerified(form_of(world), Version(0), version_digest(0)))
-    assert not world.state._publishing._awaits_anyone(spread)
+    assert not world.state._publishing._awaits_anyone(transmission)
     assert len(world.state.status()["t_verify_s"]) == 1
 
 
@@ -146,9 +146,9 @@ def quarantined(world: World) -> list[str]:
 
 def place_below(world: World, parent: Peer, child: Peer) -> None:
     """The plan has this edge, whatever else it has."""
-    spread = world.state._publishing.spreading
-    assert spread is not None
-    assert spread.plan is not None
-    if child.peer not in spread.neighbours(parent.peer):
-        sources = {**spread.plan.sources, child.peer: (parent.peer,)}
-        spread.plan = replace(spread.plan, sources=sources)
+    transmission = world.state._publishing.spreading
+    assert transmission is not None
+    assert transmission.plan is not None
+    if child.peer not in transmission.neighbours(parent.peer):
+        sources = {**transmission.plan.sources, child.peer: (parent.peer,)}
+        transmission.plan = replace(transmission.plan, sources=sources)

@@ -156,7 +156,7 @@ def test_catch_ups_end_when_the_disk_has_no_room_for_their_copies() -> None:
     world.work()
     assert taken_order(world) == full
     world.state._publishing._rules = rules(disk_bytes_max=4500)
-    world.state._publishing._catching_up._rules = rules(disk_bytes_max=4500)
+    world.state._publishing._catch_ups._rules = rules(disk_bytes_max=4500)
     publish_step(world, 5)
     world.drain()
     assert DeleteVersion(full.path) in world.done

@@ -3,7 +3,7 @@
 import pytest
 
 from echo2d.core.base.ids import Epoch, PublishSeq, Version
-from echo2d.core.broadcast.catch_up_policy import HELPERS_MAX, Way, choose_way
+from echo2d.core.broadcast.catch_up_policy import HELPERS_MAX, DeltaRoute, choose_route
 from echo2d.core.cluster.events import Note, VersionPublished
 from echo2d.core.protocol.control_messages import (
     ApplyFailed,
@@ -119,21 +119,23 @@ CHAIN = kept((1, 2, 10), (2, 3, 20), (3, 4, 30))
 @pytest.mark.parametrize(
     ("stands", "copies", "deltas", "way"),
     [
-        (None, [4, 3], CHAIN, Way(700)),  # it has nothing
-        (3, [4, 3], [], Way(700, record(3))),  # from a copy, however much that may take
-        (3, [4, 3], CHAIN, Way(30, record(3))),  # never more than composed
-        (1, [4, 3], CHAIN, Way(60, record(1), (version_digest(2), version_digest(3)))),
-        (3, [4], CHAIN, Way(30, record(3), ())),  # one that is kept, as it was
-        (1, [4, 3], CHAIN[1:], Way(700)),  # a link is missing
-        (1, [4, 3], kept((1, 2, 400), (2, 4, 400)), Way(700)),  # in full it takes less
-        (1, [4, 3, 1], kept((1, 2, 400), (2, 4, 400)), Way(700, record(1))),
-        (1, [4], [*CHAIN, *kept((1, 3, 25))], Way(55, record(1), (version_digest(3),))),
+        (None, [4, 3], CHAIN, DeltaRoute(700)),  # it has nothing
+        (3, [4, 3], [], DeltaRoute(700, record(3))),  # from a copy, however much that may take
+        (3, [4, 3], CHAIN, DeltaRoute(30, record(3))),  # never more than composed
+        (1, [4, 3], CHAIN, DeltaRoute(60, record(1), (version_digest(2), version_digest(3)))),
+        (3, [4], CHAIN, DeltaRoute(30, record(3), ())),  # one that is kept, as it was
+        (1, [4, 3], CHAIN[1:], DeltaRoute(700)),  # a link is missing
+        (1, [4, 3], kept((1, 2, 400), (2, 4, 400)), DeltaRoute(700)),  # in full it takes less
+        (1, [4, 3, 1], kept((1, 2, 400), (2, 4, 400)), DeltaRoute(700, record(1))),
+        (1, [4], [*CHAIN, *kept((1, 3, 25))], DeltaRoute(55, record(1), (version_digest(3),))),
     ],
 )
-def test_what_takes_the_fewest_bytes(stands: int | None, copies: list[int], deltas: list[KeptDelta], way: Way) -> None:
+def test_what_takes_the_fewest_bytes(
+    stands: int | None, copies: list[int], deltas: list[KeptDelta], way: DeltaRoute
+) -> None:
     base = None if stands is None else record(stands)
     kept_copies = [record(version) for version in copies]
-    assert choose_way(record(4), base, copies=kept_copies, deltas=deltas, full_bytes=700) == way
+    assert choose_route(record(4), base, copies=kept_copies, deltas=deltas, full_bytes=700) == way
 
 
 def test_nobody_is_given_a_form_of_an_older_publish_than_it_has_heard_of() -> None:
@@ -146,9 +148,9 @@ def test_nobody_is_given_a_form_of_an_older_publish_than_it_has_heard_of() -> No
     world.slow = {"late", "a"}
     publish_step(world, 4)
     world.work()
-    spreading, catch_ups = world.state._publishing.spreading, world.state._publishing._catching_up
+    spreading, policy = world.state._publishing.spreading, world.state._publishing._catch_ups
     world.say(world.peers["a"], ApplyFailed(form_of(world), "1 chunk is damaged", lacks_base=True))
-    taken = catch_ups.takes(world.peers["a"].peer)
+    taken = policy.takes(world.peers["a"].peer)
     assert taken is not None
     assert spreading is not None
     assert taken.record == spreading.record

@@ -44,13 +44,15 @@ def test_an_uplink_is_what_the_children_of_a_plan_measured(bytes_min: int, monke
 
 def report_chain(world: World, rates: dict[str, float]) -> None:
     """Every peer of a chain says that it got so many bytes/s of its parent, who had always more to send."""
-    spread = world.state._publishing.spreading
-    assert spread is not None
-    assert spread.plan is not None
-    for parent, child in spread.plan.shares:
+    transmission = world.state._publishing.spreading
+    assert transmission is not None
+    assert transmission.plan is not None
+    for parent, child in transmission.plan.shares:
         links = (LinkSample(parent, round(rates[parent] * LEARN_S), LEARN_S),)
-        world.say(world.peers[child], TransferReport(spread.form, 450, links, 0))
-        world.say(world.peers[parent], TransferReport(spread.form, 450, (), 450, (Backlog(PeerId(child), LEARN_S),)))
+        world.say(world.peers[child], TransferReport(transmission.form, 450, links, 0))
+        world.say(
+            world.peers[parent], TransferReport(transmission.form, 450, (), 450, (Backlog(PeerId(child), LEARN_S),))
+        )
 
 
 @pytest.mark.parametrize("slow", [True, False])

@@ -3,7 +3,7 @@
 import pytest
 
 from echo2d.core.base.ids import Digest, Epoch, PeerId, PlanId, PublishSeq, SegmentId, SessionId
-from echo2d.core.broadcast.transmission import REPAIRS_MAX, TOLD_MAX, Spread
+from echo2d.core.broadcast.transmission import REPAIRS_MAX, TOLD_MAX, Transmission
 from echo2d.core.cluster.events import VersionPublished
 from echo2d.core.cluster.membership import Peer
 from echo2d.core.protocol.control_messages import Address, FormEncoded, PeerKind, SegmentEncoded
@@ -24,20 +24,20 @@ def peer(name: str, kind: PeerKind = "worker") -> Peer:
 SEED = peer("seed", "seed")
 
 
-def spread() -> Spread:
-    return Spread.start(RECORD, RULES, lambda one, other: edge_secret(bytes(32), one, other), now=0.0)
+def transmission() -> Transmission:
+    return Transmission.start(RECORD, RULES, lambda one, other: edge_secret(bytes(32), one, other), now=0.0)
 
 
-def segment(each: Spread, number: int, fill: int = 1) -> SegmentEncoded:
+def segment(each: Transmission, number: int, fill: int = 1) -> SegmentEncoded:
     return SegmentEncoded(each.form, SegmentId(number), Digest(bytes([fill + number]) * 32))
 
 
-def ended(each: Spread, segments: int, salt: int = 0) -> FormEncoded:
+def ended(each: Transmission, segments: int, salt: int = 0) -> FormEncoded:
     return FormEncoded(each.form, version_digest(3, salt), segments, 900, 1000, 0.1)
 
 
 def test_the_order_carries_the_facts() -> None:
-    each = spread()
+    each = transmission()
     order = each.order()
     facts = FormFacts.decode(order.facts)
     assert (order.form, order.path, order.base_path) == (facts.form, "v/3", None)
@@ -45,7 +45,7 @@ def test_the_order_carries_the_facts() -> None:
 
 
 def test_roots_follow_the_segments_and_convince_a_receiver() -> None:
-    each = spread()
+    each = transmission()
     roots = [root for number in range(3) for root in each.segment_encoded(segment(each, number))]
     roots += each.form_encoded(ended(each, 3))
     each.check()
@@ -59,7 +59,7 @@ def test_roots_follow_the_segments_and_convince_a_receiver() -> None:
 
 
 def test_a_seed_that_starts_again_may_repeat_but_not_change() -> None:
-    each = spread()
+    each = transmission()
     each.segment_encoded(segment(each, 0))
     assert each.segment_encoded(segment(each, 0)) == []
     assert not each.has_changed(segment(each, 0))
@@ -74,7 +74,7 @@ def test_a_seed_that_starts_again_may_repeat_but_not_change() -> None:
 
 
 def test_a_form_of_other_bytes_or_length_is_not_believed() -> None:
-    each = spread()
+    each = transmission()
     with pytest.raises(PeerFault, match="ends after"):
         each.form_encoded(ended(each, 0))
     each.segment_encoded(segment(each, 0))
@@ -87,7 +87,7 @@ def test_a_form_of_other_bytes_or_length_is_not_believed() -> None:
 
 @pytest.mark.parametrize("shape", ["star", "chain", "auto"])
 def test_everyone_gets_a_place(shape: str) -> None:
-    each = spread()
+    each = transmission()
     edges = each.make_plan(PlanId(7), rules(shape=shape, chains=2), SEED, [peer("a"), peer("b"), peer("c")])
     assert set(edges) == {"seed", "a", "b", "c"}
     assert all((part.plan, part.form) == (7, each.form) for part in edges.values())
@@ -95,7 +95,7 @@ def test_everyone_gets_a_place(shape: str) -> None:
 
 
 def test_many_are_told_in_turns_those_who_pass_on_first() -> None:
-    each = spread()
+    each = transmission()
     names = [f"p{number:03}" for number in range(3 * TOLD_MAX)]
     first = each.make_plan(PlanId(7), rules(shape="chain", chains=1), SEED, [peer(name) for name in names])
     assert list(first) == sorted(["seed", *names[: TOLD_MAX - 1]])
@@ -110,9 +110,9 @@ def test_many_are_told_in_turns_those_who_pass_on_first() -> None:
 
 
 def test_a_plan_that_suits_keeps_its_trees_for_the_next_version() -> None:
-    last = spread()
+    last = transmission()
     last.make_plan(PlanId(7), rules(shape="auto"), SEED, [peer(name) for name in "abc"])
-    each = spread()
+    each = transmission()
     edges = each.make_plan(PlanId(8), rules(shape="auto"), SEED, [peer(name) for name in "cba"], last.plan)
     assert last.plan is not None
     assert each.plan is not None
@@ -122,7 +122,7 @@ def test_a_plan_that_suits_keeps_its_trees_for_the_next_version() -> None:
 
 
 def test_newcomers_losses_and_returns() -> None:
-    each = spread()
+    each = transmission()
     assert each.admit(peer("a"), renewed=True) == {}  # no plan yet: the first root makes it
     each.make_plan(PlanId(7), RULES, SEED, [peer("a"), peer("b")])
     assert "c" in each.admit(peer("c"), renewed=True)
@@ -141,7 +141,7 @@ def test_newcomers_losses_and_returns() -> None:
 
 
 def test_a_bad_relay_becomes_a_leaf_a_bounded_number_of_times() -> None:
-    each = spread()
+    each = transmission()
     each.make_plan(PlanId(7), RULES, SEED, [peer("a"), peer("b"), peer("c")])
     assert each.plan is not None
     first = each.plan.stripes[0].tree.children(PeerId("seed"))[0]

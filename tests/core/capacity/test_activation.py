@@ -6,16 +6,16 @@ from dataclasses import replace
 import pytest
 
 from echo2d.core.capacity.activation import PATIENCE, Activation, ActivationRules, Decision
-from echo2d.core.capacity.worker_cost import Offer
+from echo2d.core.capacity.worker_cost import WorkerOffer
 
 RULES = ActivationRules(review_s=10.0, cool_down_s=20.0)
 
 
-def fleet(count: int, usd_per_h: float = 1.0, mu: float = 1.0, name: str = "w") -> list[Offer]:
-    return [Offer(f"{name}{index}", mu, usd_per_h) for index in range(count)]
+def fleet(count: int, usd_per_h: float = 1.0, mu: float = 1.0, name: str = "w") -> list[WorkerOffer]:
+    return [WorkerOffer(f"{name}{index}", mu, usd_per_h) for index in range(count)]
 
 
-def settled(offers: list[Offer], mu_min: float | None, rules: ActivationRules = RULES) -> Activation:
+def settled(offers: list[WorkerOffer], mu_min: float | None, rules: ActivationRules = RULES) -> Activation:
     activation = Activation()
     activation.decide(rules, offers, mu_min, now=0.0)
     activation.check()
@@ -135,7 +135,7 @@ def test_where_all_that_is_known_is_too_little_the_unknown_work_too() -> None:
 def test_nobody_goes_for_the_sake_of_a_guess() -> None:
     dear = fleet(5, 2.0, name="dear")
     activation = settled(dear, 4.0)
-    lie = Offer("lie", 100.0, 1.0, guessed=True)
+    lie = WorkerOffer("lie", 100.0, 1.0, guessed=True)
     decisions = [activation.decide(RULES, [*dear, lie], 4.0, now=10.0 * review) for review in range(1, 9)]
     assert [(each.activate, each.deactivate) for each in decisions if each != Decision()] == [(("lie",), ())]
     shown = replace(lie, mu=0.1, guessed=False)
@@ -170,7 +170,9 @@ def test_noise_moves_hardly_anybody(rng_seed: int, smoothing: float) -> None:
     activation, changes = Activation(), []
     for period in range(120):
         seen = [(1 - smoothing) * one + smoothing * chance.uniform(0.7, 1.3) for one in seen]
-        offers = [Offer(f"w{index}", mu, price) for index, (mu, price) in enumerate(zip(seen, prices, strict=True))]
+        offers = [
+            WorkerOffer(f"w{index}", mu, price) for index, (mu, price) in enumerate(zip(seen, prices, strict=True))
+        ]
         decision = activation.decide(replace(RULES, cool_down_s=30.0), offers, 10.0, now=10.0 * period)
         activation.check()
         if period >= 20:
@@ -213,7 +215,7 @@ def test_who_comes_while_reviews_have_found_too_little_works_at_once() -> None:
 
 def test_who_shows_nothing_keeps_nobody_dear_at_work() -> None:
     """At the start all work, and some of those that are cheap are never asked for anything."""
-    here = [*fleet(9, 2.0, name="dear"), *fleet(5), Offer("idle", 1.0, 0.9, guessed=True)]
+    here = [*fleet(9, 2.0, name="dear"), *fleet(5), WorkerOffer("idle", 1.0, 0.9, guessed=True)]
     activation = settled(here, None)
     assert len(activation.active) == 15
     for review in range(1, 9):

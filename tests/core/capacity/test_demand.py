@@ -2,19 +2,19 @@
 
 import pytest
 
-from echo2d.core.capacity.demand import Candidate, Provisioning, ProvisionRules, Said
-from echo2d.core.capacity.measurements import Measures
+from echo2d.core.capacity.demand import Assumptions, Candidate, CapacityPlanner, CapacityRules
+from echo2d.core.capacity.measurements import Measurements
 from echo2d.core.capacity.model import mu_min
 from echo2d.core.capacity.prices import Price
 
-RULES = ProvisionRules(100, 4, 1)  # with T = 10 s, kappa = 1 and quick broadcasts 10 trajectories/s are needed
+RULES = CapacityRules(100, 4, 1)  # with T = 10 s, kappa = 1 and quick broadcasts 10 trajectories/s are needed
 
 
-SAID = Said(10.0, 0.0)
+SAID = Assumptions(10.0, 0.0)
 
 
-def provisioning(said: Said = SAID, rules: ProvisionRules = RULES) -> Provisioning:
-    return Provisioning(rules, Measures(1), said)
+def capacity_planner(said: Assumptions = SAID, rules: CapacityRules = RULES) -> CapacityPlanner:
+    return CapacityPlanner(rules, Measurements(1), said)
 
 
 def fleet(count: int, usd_per_h: float = 1.0, name: str = "w", **more: bool) -> list[Candidate]:
@@ -22,7 +22,7 @@ def fleet(count: int, usd_per_h: float = 1.0, name: str = "w", **more: bool) -> 
 
 
 def test_nothing_is_too_much_before_it_is_known() -> None:
-    unknown = provisioning(Said())
+    unknown = capacity_planner(Assumptions())
     assert unknown.demand(1) is None
     assert len(unknown.review(fleet(9), 1, now=0.0).activate) == 9
     assert unknown.shortfall(fleet(9), 1) is None
@@ -31,7 +31,7 @@ def test_nothing_is_too_much_before_it_is_known() -> None:
 
 
 def test_the_cheapest_that_are_enough_and_what_is_short() -> None:
-    known = provisioning()
+    known = capacity_planner()
     candidates = [*fleet(6, 2.0, "dear"), *fleet(6)]
     decision = known.review(candidates, 1, now=0.0)
     assert sorted(decision.activate) == [*(f"w{number}" for number in range(6))] or len(decision.activate) == 6
@@ -40,7 +40,7 @@ def test_the_cheapest_that_are_enough_and_what_is_short() -> None:
 
 
 def test_the_reason_that_is_shown_is_that_of_now() -> None:
-    provision, workers = provisioning(Said()), fleet(6)
+    provision, workers = capacity_planner(Assumptions()), fleet(6)
     everybody = {each.name for each in workers}
 
     def shown() -> object:
@@ -48,7 +48,7 @@ def test_the_reason_that_is_shown_is_that_of_now() -> None:
         return provision.facts(provision.offers(workers, None), everybody, 1)["why"]
 
     assert shown() == "what the learner needs is not measured yet: all work"
-    provision.said = Said(10.0, 100.0)
+    provision.said = Assumptions(10.0, 100.0)
     assert shown() == "no throughput is enough: all work", "nobody was left to activate"
     provision.said = SAID
     assert shown() == ""
@@ -56,7 +56,7 @@ def test_the_reason_that_is_shown_is_that_of_now() -> None:
 
 def test_what_is_shown_and_short_is_counted_as_decisions_count_it() -> None:
     """Who is here is here: how often it is not makes it dearer, and not slower."""
-    known = provisioning()
+    known = capacity_planner()
     spot = [Candidate(f"w{number}", 2.0, Price(0.1, availability=0.5)) for number in range(6)]
     assert len(known.review(spot, 1, now=0.0).activate) == 6
     facts = known.facts(known.offers(spot, None), {each.name for each in spot}, 1)
@@ -65,27 +65,27 @@ def test_what_is_shown_and_short_is_counted_as_decisions_count_it() -> None:
 
 
 def test_who_will_be_taken_away_does_not_count() -> None:
-    known = provisioning()
+    known = capacity_planner()
     assert known.shortfall([*fleet(3), *fleet(3, name="x", leaving=True)], 1) == pytest.approx(11.0 - 3 * 1.98)
 
 
 def test_what_workers_say_makes_nothing_short_beyond_five_times_what_the_learner_takes() -> None:
     """Boxes are rented for it: one stolen worker's token must not be worth the whole budget an hour."""
-    slow = provisioning(Said(10.0, 19.9))  # broadcasts that almost nothing can make up for
+    slow = capacity_planner(Assumptions(10.0, 19.9))  # broadcasts that almost nothing can make up for
     demand = slow.demand(1)
     assert demand is not None
     assert (mu_min(demand) or 0.0) > 400.0
     assert slow.shortfall(fleet(3), 1) == pytest.approx(50.0 - 3 * 2.0)
-    wasteful = provisioning()
-    wasteful.measures.discards.add(0, 100_000)
+    wasteful = capacity_planner()
+    wasteful.measurements.discards.add(0, 100_000)
     assert wasteful.shortfall(fleet(30), 1) == pytest.approx(50.0 - 30 * 2.0)
 
 
 def test_what_is_measured_takes_the_place_of_what_was_said_and_what_is_thrown_away_does_not_count() -> None:
-    known = provisioning()
+    known = capacity_planner()
     for _ in range(4):
-        known.measures.t_train.add(20.0)
-    known.measures.discards.add(5000, 5000)
+        known.measurements.t_train.add(20.0)
+    known.measurements.discards.add(5000, 5000)
     demand = known.demand(1)
     assert demand is not None
     assert demand.t_train_s == 20.0
@@ -93,13 +93,13 @@ def test_what_is_measured_takes_the_place_of_what_was_said_and_what_is_thrown_aw
 
 
 def test_workers_that_stop_for_a_version_lose_what_was_measured_and_before_that_all_of_a_broadcast() -> None:
-    stopping = provisioning(Said(10.0, 4.0), ProvisionRules(100, 4, 1, mode="exclusive"))
+    stopping = capacity_planner(Assumptions(10.0, 4.0), CapacityRules(100, 4, 1, mode="exclusive"))
     before = stopping.demand(1)
-    measures = stopping.measures
+    measurements = stopping.measurements
     for _ in range(4):
-        measures.holds("w", 4, 4, now=0.0)  # type: ignore[arg-type]
-        measures.stood_still("w", 1.0, now=9.0)  # type: ignore[arg-type]
-        measures.version_served(["w"])  # type: ignore[list-item]
+        measurements.holds("w", 4, 4, now=0.0)  # type: ignore[arg-type]
+        measurements.stood_still("w", 1.0, now=9.0)  # type: ignore[arg-type]
+        measurements.version_served(["w"])  # type: ignore[list-item]
     after = stopping.demand(1)
     assert before is not None
     assert after is not None
@@ -108,7 +108,7 @@ def test_workers_that_stop_for_a_version_lose_what_was_measured_and_before_that_
 
 
 def test_without_cost_the_order_has_nothing_to_do_with_prices_and_does_not_hang_on_who_else_is_here() -> None:
-    known = provisioning(rules=ProvisionRules(100, 4, 1, by_cost=False))
+    known = capacity_planner(rules=CapacityRules(100, 4, 1, by_cost=False))
     candidates = [*fleet(20, 2.0, "dear"), *fleet(20)]
     names = [offer.name for offer in known.offers(candidates, None)]
     assert [offer.name for offer in known.offers(candidates[10:30], None)] == [
@@ -118,7 +118,7 @@ def test_without_cost_the_order_has_nothing_to_do_with_prices_and_does_not_hang_
 
 
 def test_bandwidth_counts_by_the_version_as_it_spreads() -> None:
-    known = provisioning()
-    known.measures.wire_bytes.add(1e9)
+    known = capacity_planner()
+    known.measurements.wire_bytes.add(1e9)
     metered = Candidate("m", 2.0, Price(usd_per_gb_down=0.01, usd_per_gb_up=0.02), copies_sent=2.0)
     assert known.offers([metered], 3600.0)[0].usd_per_h == pytest.approx(0.05)

@@ -3,126 +3,126 @@
 import pytest
 
 from echo2d.core.base.ids import PeerId
-from echo2d.core.capacity.measurements import Measures
+from echo2d.core.capacity.measurements import Measurements
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 
 
 def test_a_rate_is_what_was_accepted_over_leased_slots() -> None:
-    measures = Measures(1)
-    measures.holds(A, 4, 4, now=0.0)
+    measurements = Measurements(1)
+    measurements.holds(A, 4, 4, now=0.0)
     for number in range(100):
-        measures.accepted(A, float(number), now=number + 8.0)
-    measures.holds(A, 4, 0, now=100.0)  # and then nothing: that is not its fault
-    measures.settle(10.0, {}, now=1000.0)
-    rate = measures.rate(A)
+        measurements.accepted(A, float(number), now=number + 8.0)
+    measurements.holds(A, 4, 0, now=100.0)  # and then nothing: that is not its fault
+    measurements.settle(10.0, {}, now=1000.0)
+    rate = measurements.rate(A)
     assert rate is not None
     assert rate.value == pytest.approx(1.0, rel=0.01)
-    assert measures.t_gen.estimate is not None
-    assert measures.t_gen.estimate.value == 8.0
-    assert measures.mu(B, 8, None) == pytest.approx(2.0, rel=0.01)
-    assert measures.mu(B, 8, 0.5) == 0.5
-    measures.check()
+    assert measurements.t_gen.estimate is not None
+    assert measurements.t_gen.estimate.value == 8.0
+    assert measurements.mu(B, 8, None) == pytest.approx(2.0, rel=0.01)
+    assert measurements.mu(B, 8, 0.5) == 0.5
+    measurements.check()
 
 
 def test_a_standstill_is_no_slowness() -> None:
-    measures = Measures(1)
-    measures.holds(A, 2, 2, now=0.0)
-    measures.stood_still(A, 50.0, now=100.0)
+    measurements = Measurements(1)
+    measurements.holds(A, 2, 2, now=0.0)
+    measurements.stood_still(A, 50.0, now=100.0)
     for _ in range(50):
-        measures.accepted(A, 40.0, now=100.0)
-    measures.settle(10.0, {}, now=100.0)
-    assert measures.mu(A, 2, None) == pytest.approx(1.0)
-    assert measures.t_gen.estimate is not None
-    assert measures.t_gen.estimate.value == 10.0
+        measurements.accepted(A, 40.0, now=100.0)
+    measurements.settle(10.0, {}, now=100.0)
+    assert measurements.mu(A, 2, None) == pytest.approx(1.0)
+    assert measurements.t_gen.estimate is not None
+    assert measurements.t_gen.estimate.value == 10.0
 
 
 def test_who_stands_by_is_thought_of_as_those_who_work_have_become() -> None:
-    measures, both = Measures(1), (A, B)
+    measurements, both = Measurements(1), (A, B)
     for worker in both:
-        measures.holds(worker, 2, 2, now=0.0)
+        measurements.holds(worker, 2, 2, now=0.0)
         for _ in range(200):
-            measures.accepted(worker, None, now=100.0)
-    measures.settle(10.0, {}, now=100.0)
-    measures.holds(B, 2, 0, now=100.0)
+            measurements.accepted(worker, None, now=100.0)
+    measurements.settle(10.0, {}, now=100.0)
+    measurements.holds(B, 2, 0, now=100.0)
     for period in range(1, 60):  # answers become twice as long, and B makes none of them
         for _ in range(10):
-            measures.accepted(A, None, now=100.0 + 10 * period)
-        measures.settle(10.0, {}, now=100.0 + 10 * period)
-        measures.check()
-    assert measures.mu(A, 2, None) == pytest.approx(1.0, rel=0.05)
-    assert measures.mu(B, 2, None) == pytest.approx(measures.mu(A, 2, None), rel=0.01)
-    assert measures.mu(PeerId("new"), 4, None) == pytest.approx(2.0, rel=0.05)
-    measures.holds(B, 2, 2, now=690.0)
-    measures.settle(10.0, {}, now=691.0)  # it begins where it is thought to be
-    assert measures.mu(B, 2, None) == pytest.approx(1.0, rel=0.05)
+            measurements.accepted(A, None, now=100.0 + 10 * period)
+        measurements.settle(10.0, {}, now=100.0 + 10 * period)
+        measurements.check()
+    assert measurements.mu(A, 2, None) == pytest.approx(1.0, rel=0.05)
+    assert measurements.mu(B, 2, None) == pytest.approx(measurements.mu(A, 2, None), rel=0.01)
+    assert measurements.mu(PeerId("new"), 4, None) == pytest.approx(2.0, rel=0.05)
+    measurements.holds(B, 2, 2, now=690.0)
+    measurements.settle(10.0, {}, now=691.0)  # it begins where it is thought to be
+    assert measurements.mu(B, 2, None) == pytest.approx(1.0, rel=0.05)
 
 
 def test_the_moves_of_many_leave_nothing_behind() -> None:
     """Results come in bursts: most changes are small ones down, the others large ones up."""
-    measures, idle = Measures(1), PeerId("idle")
+    measurements, idle = Measurements(1), PeerId("idle")
     workers = [PeerId(f"w{number}") for number in range(5)]
     for worker in (*workers, idle):
-        measures.holds(worker, 4, 4, now=0.0)
+        measurements.holds(worker, 4, 4, now=0.0)
         for _ in range(100):
-            measures.accepted(worker, None, now=100.0)
-    measures.settle(10.0, {}, now=100.0)
-    measures.holds(idle, 4, 0, now=100.0)
+            measurements.accepted(worker, None, now=100.0)
+    measurements.settle(10.0, {}, now=100.0)
+    measurements.holds(idle, 4, 0, now=100.0)
     for period in range(500):
         now = 100.0 + 10.0 * (period + 1)
         for number, worker in enumerate(workers):
             for _ in range(50 * (period % 5 == number)):
-                measures.accepted(worker, None, now=now)
-        measures.settle(10.0, {}, now=now)
-    assert measures.mu(idle, 4, None) == pytest.approx(1.0, rel=0.15)
+                measurements.accepted(worker, None, now=now)
+        measurements.settle(10.0, {}, now=now)
+    assert measurements.mu(idle, 4, None) == pytest.approx(1.0, rel=0.15)
 
 
 def test_what_is_thought_of_a_newcomer_is_a_guess_until_it_has_worked() -> None:
-    measures = Measures(1)
-    assert measures.guessed(A)
-    measures.holds(A, 2, 2, now=0.0)
-    measures.settle(10.0, {A: 1.0}, now=3.0)
-    assert measures.guessed(A), "so much of it could be chance"
-    measures.settle(10.0, {A: 1.0}, now=4.0)
-    assert not measures.guessed(A), "or it would stay one for ever, if it makes nothing"
-    assert measures.mu(A, 2, 1.0) == pytest.approx(0.5, rel=0.05)
+    measurements = Measurements(1)
+    assert measurements.guessed(A)
+    measurements.holds(A, 2, 2, now=0.0)
+    measurements.settle(10.0, {A: 1.0}, now=3.0)
+    assert measurements.guessed(A), "so much of it could be chance"
+    measurements.settle(10.0, {A: 1.0}, now=4.0)
+    assert not measurements.guessed(A), "or it would stay one for ever, if it makes nothing"
+    assert measurements.mu(A, 2, 1.0) == pytest.approx(0.5, rel=0.05)
 
 
 def test_who_cannot_be_used_makes_nothing() -> None:
-    measures = Measures(1)
-    measures.holds(A, 2, 0, now=0.0)
-    measures.settle(10.0, {A: 1.0}, now=0.0)
-    measures.useless(A, 300.0)
-    measures.settle(10.0, {A: 1.0}, now=300.0)
-    assert measures.mu(A, 2, None) < 0.05
+    measurements = Measurements(1)
+    measurements.holds(A, 2, 0, now=0.0)
+    measurements.settle(10.0, {A: 1.0}, now=0.0)
+    measurements.useless(A, 300.0)
+    measurements.settle(10.0, {A: 1.0}, now=300.0)
+    assert measurements.mu(A, 2, None) < 0.05
 
 
 def test_nothing_is_known_before_the_first_result() -> None:
-    measures = Measures(4)
-    measures.holds(A, 2, 2, now=0.0)
-    measures.settle(10.0, {}, now=100.0)
-    assert measures.rate(A) is None
-    assert measures.mu(A, 2, None) == 0.0
+    measurements = Measurements(4)
+    measurements.holds(A, 2, 2, now=0.0)
+    measurements.settle(10.0, {}, now=100.0)
+    assert measurements.rate(A) is None
+    assert measurements.mu(A, 2, None) == 0.0
 
 
 def test_the_pool_stands_still_by_what_its_active_workers_make() -> None:
     """A makes three times as much as B with as many slots; C stands by."""
-    measures = Measures(1)
+    measurements = Measurements(1)
     for worker in (A, B, C):
-        measures.holds(worker, 4, 0, now=0.0)
-    assert measures.version_served((A, B)) is None
-    measures.settle(10.0, {A: 3.0, B: 1.0, C: 9.0}, now=0.0)
+        measurements.holds(worker, 4, 0, now=0.0)
+    assert measurements.version_served((A, B)) is None
+    measurements.settle(10.0, {A: 3.0, B: 1.0, C: 9.0}, now=0.0)
     for worker, seconds in ((A, 1.0), (B, 3.0), (C, 50.0)):
-        measures.stood_still(worker, seconds, now=100.0)
-    assert measures.version_served((A, B)) == pytest.approx(1.5)
-    assert measures.still.estimate is not None
-    assert measures.still.estimate.value == pytest.approx(1.5)
-    measures.check()
+        measurements.stood_still(worker, seconds, now=100.0)
+    assert measurements.version_served((A, B)) == pytest.approx(1.5)
+    assert measurements.still.estimate is not None
+    assert measurements.still.estimate.value == pytest.approx(1.5)
+    measurements.check()
 
 
 def test_before_any_rate_is_known_all_slots_make_the_same() -> None:
-    measures = Measures(1)
+    measurements = Measurements(1)
     for worker, slots, seconds in ((A, 1, 1.0), (B, 3, 2.0)):
-        measures.holds(worker, slots, 0, now=0.0)
-        measures.stood_still(worker, seconds, now=10.0)
-    assert measures.version_served((A, B)) == pytest.approx(1.75)
+        measurements.holds(worker, slots, 0, now=0.0)
+        measurements.stood_still(worker, seconds, now=10.0)
+    assert measurements.version_served((A, B)) == pytest.approx(1.75)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from echo2d.core.capacity.model import Demand, Mode, bubble, judge, mu_min, period_s, share_of_bcast
+from echo2d.core.capacity.model import Demand, DisseminationMode, bubble, judge, mu_min, period_s, share_of_bcast
 
 PAPER = Demand(100.0, 256, 4, 3, 60.0, "exclusive")
 OURS = replace(PAPER, mode="background", pause_s=5.0)
@@ -75,7 +75,7 @@ CASES = [("exclusive", *FRESH[0], 1.0), ("exclusive", *FRESH[0], 0.5), *(("backg
 @pytest.mark.parametrize("share", [0.7, 0.9, 1.0, 1.1])
 @pytest.mark.parametrize(("mode", "bound", "kappa", "t_bcast_s", "still_share"), CASES)
 def test_a_fluid_run_agrees(
-    mode: Mode, share: float, bound: int, kappa: int, t_bcast_s: float, still_share: float
+    mode: DisseminationMode, share: float, bound: int, kappa: int, t_bcast_s: float, still_share: float
 ) -> None:
     demand = Demand(100.0, 256, bound, kappa, t_bcast_s, mode, pause_s=5.0, still_share=still_share)
     needed = mu_min(demand)

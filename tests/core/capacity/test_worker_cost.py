@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from echo2d.core.capacity.worker_cost import EXACT_MAX, Offer, bandwidth_usd_per_h, choose
+from echo2d.core.capacity.worker_cost import EXACT_MAX, WorkerOffer, bandwidth_usd_per_h, choose
 
-A, B, C = Offer("a", 6 / 3600, 3.0), Offer("b", 6 / 3600, 3.1), Offer("c", 5 / 3600, 2.6)
+A, B, C = WorkerOffer("a", 6 / 3600, 3.0), WorkerOffer("b", 6 / 3600, 3.1), WorkerOffer("c", 5 / 3600, 2.6)
 
 
 def test_the_worked_example() -> None:
@@ -34,19 +34,19 @@ def test_all_if_all_are_too_few() -> None:
 
 def test_nobody_if_nothing_is_wanted_and_never_who_makes_nothing() -> None:
     assert choose([A], 0.0).offers == ()
-    idle = Offer("idle", 0.0, 0.0)
+    idle = WorkerOffer("idle", 0.0, 0.0)
     assert idle.rho == float("inf")
     assert choose([idle, A], 1.0).offers == (A,)
 
 
 def test_what_is_often_away_counts_for_less() -> None:
-    spot = Offer("spot", 6 / 3600, 2.0, availability=0.5)
+    spot = WorkerOffer("spot", 6 / 3600, 2.0, availability=0.5)
     assert spot.rho > A.rho
     assert choose([spot, A], 6 / 3600).offers == (A,)
 
 
 def test_thirds_add_up() -> None:
-    thirds = [Offer(str(index), 1 / 3, 1.0) for index in range(4)]
+    thirds = [WorkerOffer(str(index), 1 / 3, 1.0) for index in range(4)]
     assert len(choose(thirds, 1.0).offers) == 3
 
 
@@ -57,7 +57,7 @@ def test_the_worst_cases_take_no_second(kind: str) -> None:
     offers = []
     for index in range(EXACT_MAX):
         mu = 1.0 if kind == "alike" else chance.uniform(0.5, 2.0)
-        offers.append(Offer(str(index), mu, mu if kind == "same rho" else chance.uniform(0.5, 2.0)))
+        offers.append(WorkerOffer(str(index), mu, mu if kind == "same rho" else chance.uniform(0.5, 2.0)))
     began = time.process_time()
     best = choose(offers, 20.0)
     assert time.process_time() - began < 5.0

@@ -4,7 +4,7 @@ import pytest
 
 from echo2d.core.base.ids import Epoch, PublishSeq, RequestId, Version
 from echo2d.core.cluster.events import DeleteVersion, PublishAsked
-from echo2d.core.cluster.versions import RECOVERED_COPIES_MAX, Refusal, Versions
+from echo2d.core.cluster.versions import RECOVERED_COPIES_MAX, PublishedVersions, PublishRefusal
 from tests.support.coordinator_world import version_digest, version_key
 
 
@@ -13,8 +13,8 @@ def asked(version: int, *, epoch: int = 1, salt: int = 0) -> PublishAsked:
     return PublishAsked(RequestId(1), Epoch(epoch), Version(version), version_digest(version, salt), path, 10)
 
 
-def published(*asks: PublishAsked) -> Versions:
-    versions = Versions((), PublishSeq(0))
+def published(*asks: PublishAsked) -> PublishedVersions:
+    versions = PublishedVersions((), PublishSeq(0))
     for ask in asks:
         versions.publish(ask)
         versions.check()
@@ -34,7 +34,7 @@ def published(*asks: PublishAsked) -> Versions:
 def test_judge(ask: PublishAsked, error: str | None) -> None:
     versions = published(asked(0), asked(2))
     verdict = versions.judge(ask, resume_step=0, committed=3)
-    assert (verdict.error if isinstance(verdict, Refusal) else verdict) == error
+    assert (verdict.error if isinstance(verdict, PublishRefusal) else verdict) == error
 
 
 def test_the_same_again_is_the_earlier_answer() -> None:
@@ -76,7 +76,7 @@ def test_what_is_older_than_a_revoked_publish_is_not_current() -> None:
     versions.revoke([version_key(1)])
     assert versions.newest is not None
     assert versions.current is None
-    assert Versions([versions.newest], PublishSeq(2)).current is None
+    assert PublishedVersions([versions.newest], PublishSeq(2)).current is None
 
 
 def test_copies_go_but_the_newest_and_the_needed() -> None:
@@ -99,6 +99,6 @@ def test_the_newest_copies_are_kept_as_bases_while_the_next_version_fits() -> No
 def test_a_restart_deletes_few_copies() -> None:
     versions = published()
     records = [versions.publish(asked(version)) for version in range(20)]
-    recovered = Versions(records, PublishSeq(20))
+    recovered = PublishedVersions(records, PublishSeq(20))
     assert len(recovered.surplus([], bases=0, bytes_max=0)) == RECOVERED_COPIES_MAX - 1
     assert recovered.newest == records[-1]

@@ -7,7 +7,7 @@ import pytest
 
 from echo2d.core.base.ids import PeerId, SessionId
 from echo2d.core.capacity.activation import Decision
-from echo2d.core.capacity.demand import Provisioning
+from echo2d.core.capacity.demand import CapacityPlanner
 from echo2d.core.capacity.estimators import WorkerRate
 from echo2d.core.capacity.prices import NamedPrice, Price
 from echo2d.core.cluster.events import Note, PeerDisconnected, RemovalPlanned
@@ -28,11 +28,11 @@ def settled(names: str = "abc", mode: Literal["all", "auto"] = "auto") -> World:
         world.connect(name)
     train(world, 3)
     world.drain()
-    measures = world.state._figures.measures
+    measurements = world.state._statistics.measurements
     for _ in range(8):
-        measures.t_train.add(T_TRAIN_S)
-        measures.t_bcast.add(T_BCAST_S)
-    for work in measures._work.values():
+        measurements.t_train.add(T_TRAIN_S)
+        measurements.t_bcast.add(T_BCAST_S)
+    for work in measurements._work.values():
         work.rate = WorkerRate(1.0, 2, T_TRAIN_S, made=1e4, leased_s=1e4)
     for name in names:
         world.refit(world.peers[name])
@@ -59,17 +59,17 @@ def test_workers_say_how_long_they_stopped_for_a_version_but_no_longer_than_it_w
         world.connect(name)
     train(world, 3)
     world.drain()
-    figures = world.state._figures
-    figures.still_s.clear()
+    statistics = world.state._statistics
+    statistics.still_s.clear()
     world.now += 6.0
     for name, held_s in (("a", 4.0), ("b", 1e9)):
         peer = world.peers[name]
-        figures.measures.holds(peer.peer, 4, 4, now=world.now)
+        statistics.measurements.holds(peer.peer, 4, 4, now=world.now)
         assert peer.ready is not None
         peer.serving = peer.ready
         world.say(peer, RefitDone(peer.serving.version, peer.serving.digest, 0.1, memory_ok=True, held_s=held_s))
-    assert list(figures.still_s) == [pytest.approx(5.0)]
-    assert figures.measures.still.samples
+    assert list(statistics.still_s) == [pytest.approx(5.0)]
+    assert statistics.measurements.still.samples
 
 
 def test_nobody_stood_still_for_longer_than_since_the_version_before() -> None:
@@ -79,14 +79,14 @@ def test_nobody_stood_still_for_longer_than_since_the_version_before() -> None:
     world.connect("a")
     train(world, 3)
     world.drain()
-    figures, liar = world.state._figures, next(peer for peer in world.state._members if peer.name == "a")
-    figures.measures.holds(liar.peer, 4, 4, now=world.now)
+    statistics, liar = world.state._statistics, next(peer for peer in world.state._members if peer.name == "a")
+    statistics.measurements.holds(liar.peer, 4, 4, now=world.now)
     assert liar.refitted_at is not None
     world.state._publishing.came_s = lambda peer, *, now: now  # type: ignore[method-assign]
     world.now, peer = liar.refitted_at + 7.0, world.peers["a"]
     assert peer.ready is not None
     world.say(peer, RefitDone(peer.ready.version, peer.ready.digest, 0.1, memory_ok=True, held_s=1e9))
-    assert figures.still_s[-1] == pytest.approx(7.0)
+    assert statistics.still_s[-1] == pytest.approx(7.0)
 
 
 def test_without_a_wish_everybody_works() -> None:
@@ -121,13 +121,13 @@ def test_a_lost_one_is_replaced_at_once() -> None:
 
 def test_a_storm_of_newcomers_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     world = settled()
-    looks, review = list[float](), Provisioning.review
+    looks, review = list[float](), CapacityPlanner.review
 
-    def counted(self: Provisioning, *arguments: Any, now: float) -> Decision:
+    def counted(self: CapacityPlanner, *arguments: Any, now: float) -> Decision:
         looks.append(now)
         return review(self, *arguments, now=now)
 
-    monkeypatch.setattr(Provisioning, "review", counted)
+    monkeypatch.setattr(CapacityPlanner, "review", counted)
     begin = world.now
     for number in range(50):
         world.now += 0.001
@@ -141,16 +141,16 @@ def test_a_coordinator_that_stood_still_finds_nobody_slow() -> None:
     """What they held was done within a trajectory's time; then nobody gave them more."""
     world = settled()
     [worker] = [peer for name, peer in world.peers.items() if name == active(world)[0]]
-    measures = world.state._figures.measures
+    measurements = world.state._statistics.measurements
     for _ in range(8):
-        measures.t_gen.add(2.0)
-    measures.holds(worker.peer, 4, 4, now=world.now)
-    before = measures.mu(worker.peer, 4, None)
+        measurements.t_gen.add(2.0)
+    measurements.holds(worker.peer, 4, 4, now=world.now)
+    before = measurements.mu(worker.peer, 4, None)
     world.now += 500.0  # nothing is heard of anybody meanwhile, and then of all at once
     for peer in world.peers.values():
         world.say(peer, Heartbeat(0))
     world.pass_time(0.0)
-    assert measures.mu(worker.peer, 4, None) == pytest.approx(before, rel=0.1)
+    assert measurements.mu(worker.peer, 4, None) == pytest.approx(before, rel=0.1)
 
 
 def test_a_lease_that_crosses_a_notice_is_nobodys_fault() -> None:
@@ -184,7 +184,7 @@ def test_one_that_loads_nothing_does_not_hide_what_a_broadcast_takes() -> None:
     train(world, 5)
     world.drain()
     world.work()
-    assert world.state._figures.measures.t_bcast.estimate is not None
+    assert world.state._statistics.measurements.t_bcast.estimate is not None
 
 
 def test_one_whose_link_is_broken_takes_nobodys_place() -> None:
@@ -203,7 +203,7 @@ def test_a_pause_that_nobody_can_have_made_is_none() -> None:
     world = settled()
     liar = world.peers["b"]
     assert liar.serving is not None
-    key, pauses = version_key(liar.serving.version - 1), world.state._figures.measures.pause
+    key, pauses = version_key(liar.serving.version - 1), world.state._statistics.measurements.pause
     refitted_at = next(peer.refitted_at for peer in world.state._members if peer.name == "b")
     assert refitted_at is not None
     before = pauses.samples

@@ -2,7 +2,7 @@
 
 from echo2d.core.base.ids import Version
 from echo2d.core.cluster.membership import GONE_S
-from echo2d.core.coordinator.alerts import BROADCASTS_MIN, SENTENCES_MAX, attention
+from echo2d.core.coordinator.alerts import BROADCASTS_MIN, SENTENCES_MAX, alerts
 from echo2d.core.protocol.control_messages import Heartbeat, Leaving, RefitDone
 from tests.support.coordinator_world import World, rules, version_digest
 
@@ -84,16 +84,16 @@ def test_versions_that_workers_do_not_serve() -> None:
 def test_a_dissemination_bound_run_is_told_when_it_is_known() -> None:
     status = running().state.status()
     bound = {**status, "dissemination_bound": True, "t_bcast_s": [1.0] * BROADCASTS_MIN}
-    assert attention(bound) == []
+    assert alerts(bound) == []
     bound["t_bcast_s"].append(1.0)
-    assert attention(bound) == ["a broadcast takes longer than S + 1 = 3 train steps: the learner waits for data"]
+    assert alerts(bound) == ["a broadcast takes longer than S + 1 = 3 train steps: the learner waits for data"]
 
 
 def test_a_hundred_workers_do_not_fill_a_book() -> None:
     status = World().state.status()
     worker = {"name": "x", "state": "joined", "alive": False, "silent_s": 7.0, "leases": 1, "leases_end_s": 8.0}
     more = {"serving": None, "lag": None, "memory_ok": None, "quarantined": False, "leaving": False}
-    sentences = attention({**status, "epoch": 1, "seed_alive": True, "workers": [{**worker, **more}] * 100})
+    sentences = alerts({**status, "epoch": 1, "seed_alive": True, "workers": [{**worker, **more}] * 100})
     assert len(sentences) == SENTENCES_MAX + 1
     assert sentences[1] == "x silent for 7 s: its lease goes to others in 8 s"
     assert sentences[-1] == "and 77 more like these"

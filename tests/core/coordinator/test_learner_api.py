@@ -285,7 +285,7 @@ def test_commits_are_idempotent_checked_and_in_order() -> None:
 
 def test_commit_tells_the_period_in_force() -> None:
     world = trained(3, publish_every=None)
-    world.state._figures.measures.t_bcast.samples.extend([1.5] * 32)
+    world.state._statistics.measurements.t_bcast.samples.extend([1.5] * 32)
     reply = batch_of(world, 4)
     assert reply.digest is not None
     assert world.commit(4, reply.digest, t_train_s=1.0).body == {"publish_every": 2}

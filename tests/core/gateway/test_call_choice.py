@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from echo2d.core.base.ids import Digest, PeerId, Version
-from echo2d.core.gateway.call_choice import AVOID_S, Choice
-from echo2d.core.protocol.control_messages import SampleDelta, Span
+from echo2d.core.gateway.call_choice import AVOID_S, CallChoice
+from echo2d.core.protocol.control_messages import SampleDelta, VersionSpan
 from echo2d.core.protocol.trajectory import Partial
 from tests.core.gateway.test_calls import call, gateway_world, key_of, of_calls
 
@@ -18,25 +18,25 @@ def tokens(*ids: int) -> bytes:
 
 
 def delta(start: int, *ids: int, version: int = 0) -> SampleDelta:
-    span = Span(start, start + len(ids), Version(version), Digest(bytes(32)))
+    span = VersionSpan(start, start + len(ids), Version(version), Digest(bytes(32)))
     return SampleDelta(0, tokens(*ids), bytes(4 * len(ids)), (span,))
 
 
 @pytest.fixture
-def leased() -> Choice:
+def leased() -> CallChoice:
     """A choice with the lease that a coordinator makes for it, which nothing has come of."""
     world, (worker,) = gateway_world(4)
     world.handle(call(1))
     (granted,) = of_calls(worker)
-    (choice,) = world.state._gateway._granting.wanted(key_of(granted)).values()
+    (choice,) = world.state._gateway._scheduler.wanted(key_of(granted)).values()
     return replace(choice)
 
 
-def grown(choice: Choice, said: SampleDelta) -> Partial | str:
+def grown(choice: CallChoice, said: SampleDelta) -> Partial | str:
     return choice.grown(said, vocab_size=16, believed=lambda _: True)
 
 
-def test_tokens_come_behind_those_before(leased: Choice) -> None:
+def test_tokens_come_behind_those_before(leased: CallChoice) -> None:
     first = grown(leased, delta(0, 3, 4))
     assert isinstance(first, Partial)
     leased.told = first
@@ -45,14 +45,14 @@ def test_tokens_come_behind_those_before(leased: Choice) -> None:
     assert (second.tokens, leased.room) == (tokens(3, 4, 5), leased.call.max_new_tokens - 2)
 
 
-def test_who_begins_again_must_say_the_same(leased: Choice) -> None:
+def test_who_begins_again_must_say_the_same(leased: CallChoice) -> None:
     leased.told = told = grown(leased, delta(0, 3, 4))  # type: ignore[assignment]
     assert grown(leased, delta(0, 3, 4)) == told
     assert grown(leased, delta(0, 3)) != told
     assert grown(leased, delta(0, 3, 5, 6)) == "it tells its tokens differently than before"
 
 
-def test_nobody_goes_on_with_an_older_version(leased: Choice) -> None:
+def test_nobody_goes_on_with_an_older_version(leased: CallChoice) -> None:
     leased.told = grown(leased, delta(0, 3, version=2))  # type: ignore[assignment]
     assert leased.oldest == 2
     assert isinstance(grown(leased, delta(1, 4, version=1)), str)
@@ -60,7 +60,7 @@ def test_nobody_goes_on_with_an_older_version(leased: Choice) -> None:
 
 
 def test_it_avoids_who_failed_it_for_a_moment() -> None:
-    choice = Choice(call(1), 0, since=10.0, avoid=WORKER)
+    choice = CallChoice(call(1), 0, since=10.0, avoid=WORKER)
     assert choice.avoids(WORKER, 10.0 + AVOID_S / 2)
     assert not choice.avoids(WORKER, 10.0 + AVOID_S)
     assert not choice.avoids(PeerId("c" * 32), 10.0)

@@ -1,7 +1,7 @@
 """Who waits for a slot, in whose turn: by hand, without workers."""
 
 from echo2d.core.base.ids import PeerId
-from echo2d.core.gateway.call_choice import AVOID_S, Choice
+from echo2d.core.gateway.call_choice import AVOID_S, CallChoice
 from echo2d.core.gateway.fair_queue import CallQueue
 from echo2d.core.protocol.trajectory import Partial
 from tests.core.gateway.test_calls import call
@@ -9,8 +9,8 @@ from tests.core.gateway.test_calls import call
 BOB = PeerId("b" * 32)
 
 
-def queued(queue: CallQueue, caller: str, number: int, choices: int = 1, now: float = 0.0) -> list[Choice]:
-    waiting = [Choice(call(number, caller=caller, choices=choices), index) for index in range(choices)]
+def queued(queue: CallQueue, caller: str, number: int, choices: int = 1, now: float = 0.0) -> list[CallChoice]:
+    waiting = [CallChoice(call(number, caller=caller, choices=choices), index) for index in range(choices)]
     for choice in waiting:
         queue.put(choice, now=now)
     queue.check()
@@ -37,7 +37,7 @@ def test_the_caller_with_fewest_slots_is_next_and_gets_up_when_it_has_some() -> 
 def test_what_has_tokens_goes_before_what_has_none() -> None:
     queue = CallQueue()
     queued(queue, "a", 1)
-    begun = Choice(call(2, caller="a"), 0, told=Partial(b"\1\0\0\0", b"\0\0\0\0"))
+    begun = CallChoice(call(2, caller="a"), 0, told=Partial(b"\1\0\0\0", b"\0\0\0\0"))
     queue.put(begun, now=1.0)
     assert next(queue.in_turn()) is begun
     assert queue.run_of(begun, 8) == [begun]

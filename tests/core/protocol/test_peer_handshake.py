@@ -4,15 +4,23 @@ import pytest
 
 from echo2d.core.base.ids import PeerId, RunId
 from echo2d.core.protocol.peer_handshake import LINK_PROTOCOL_VERSION, NONCE_BYTES
-from echo2d.core.protocol.peer_link import Link
-from echo2d.core.protocol.peer_messages import FRAME, HANDSHAKE_BYTES_MAX, Hello, LinkEnded, LinkOpened, Proof, encode
+from echo2d.core.protocol.peer_link import PeerLink
+from echo2d.core.protocol.peer_messages import (
+    FRAME,
+    HANDSHAKE_BYTES_MAX,
+    LinkEnded,
+    LinkHello,
+    LinkOpened,
+    Proof,
+    encode,
+)
 from echo2d.errors import PeerFault
 from tests.support.peer_link import ALICE, BOB, CAROL, FORM, RUN, SECRET, an_end, feed, joined
 
 NONCE = b"n" * NONCE_BYTES
 
 
-def listener() -> Link:
+def listener() -> PeerLink:
     return an_end(BOB, ALICE, dials=False)
 
 
@@ -23,15 +31,15 @@ def test_both_ends_open_after_a_round_trip_and_a_half() -> None:
 @pytest.mark.parametrize(
     ("hello", "reason"),
     [
-        (Hello(LINK_PROTOCOL_VERSION + 1, RUN, ALICE, BOB, NONCE), "link protocol 1, not 2"),
-        (Hello(LINK_PROTOCOL_VERSION, RunId("run-2"), ALICE, BOB, NONCE), "same run"),
-        (Hello(LINK_PROTOCOL_VERSION, RUN, ALICE, CAROL, NONCE), "looked for"),
-        (Hello(LINK_PROTOCOL_VERSION, RUN, CAROL, BOB, NONCE), "no link with that peer"),
-        (Hello(LINK_PROTOCOL_VERSION, RUN, BOB, BOB, NONCE), "no link with that peer"),
-        (Hello(LINK_PROTOCOL_VERSION, RUN, ALICE, BOB, b"short"), "nonce"),
+        (LinkHello(LINK_PROTOCOL_VERSION + 1, RUN, ALICE, BOB, NONCE), "link protocol 1, not 2"),
+        (LinkHello(LINK_PROTOCOL_VERSION, RunId("run-2"), ALICE, BOB, NONCE), "same run"),
+        (LinkHello(LINK_PROTOCOL_VERSION, RUN, ALICE, CAROL, NONCE), "looked for"),
+        (LinkHello(LINK_PROTOCOL_VERSION, RUN, CAROL, BOB, NONCE), "no link with that peer"),
+        (LinkHello(LINK_PROTOCOL_VERSION, RUN, BOB, BOB, NONCE), "no link with that peer"),
+        (LinkHello(LINK_PROTOCOL_VERSION, RUN, ALICE, BOB, b"short"), "nonce"),
     ],
 )
-def test_a_stranger_is_refused_without_an_answer(hello: Hello, reason: str) -> None:
+def test_a_stranger_is_refused_without_an_answer(hello: LinkHello, reason: str) -> None:
     bob = listener()
     with pytest.raises(PeerFault, match=reason):
         feed(bob, encode(hello))
@@ -41,9 +49,9 @@ def test_a_stranger_is_refused_without_an_answer(hello: Hello, reason: str) -> N
 
 def test_who_answers_must_be_who_was_dialled() -> None:
     secrets = {BOB: SECRET, CAROL: SECRET}
-    alice = Link(run_id=RUN, me=ALICE, secrets=secrets, nonce=NONCE, dialled=BOB)
+    alice = PeerLink(run_id=RUN, me=ALICE, secrets=secrets, nonce=NONCE, dialled=BOB)
     with pytest.raises(PeerFault, match="dialled"):
-        feed(alice, encode(Hello(LINK_PROTOCOL_VERSION, RUN, CAROL, ALICE, NONCE)))
+        feed(alice, encode(LinkHello(LINK_PROTOCOL_VERSION, RUN, CAROL, ALICE, NONCE)))
 
 
 def test_a_wrong_secret_is_noticed_by_both_ends() -> None:
@@ -57,7 +65,7 @@ def test_a_wrong_secret_is_noticed_by_both_ends() -> None:
 
 def test_a_proof_cannot_be_sent_back_to_its_maker() -> None:
     alice = an_end(ALICE, BOB, dials=True)
-    feed(alice, encode(Hello(LINK_PROTOCOL_VERSION, RUN, BOB, ALICE, NONCE)))
+    feed(alice, encode(LinkHello(LINK_PROTOCOL_VERSION, RUN, BOB, ALICE, NONCE)))
     with pytest.raises(PeerFault, match="wrong proof"):
         feed(alice, alice.take_replies())
 
@@ -98,7 +106,7 @@ def test_a_refusal_is_read_by_the_end_that_dialled() -> None:
 def test_a_second_hello_is_refused() -> None:
     _, bob = joined()
     with pytest.raises(PeerFault, match="not expected now"):
-        feed(bob, encode(Hello(LINK_PROTOCOL_VERSION, RUN, ALICE, BOB, NONCE)))
+        feed(bob, encode(LinkHello(LINK_PROTOCOL_VERSION, RUN, ALICE, BOB, NONCE)))
 
 
 def test_the_name_of_the_peer_comes_with_the_proof() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from echo2d.core.base.ids import FrameId
-from echo2d.core.protocol.peer_link import AHEAD_BYTES_MAX, STREAMS_MAX, Link
+from echo2d.core.protocol.peer_link import AHEAD_BYTES_MAX, STREAMS_MAX, PeerLink
 from echo2d.core.protocol.peer_messages import (
     FRAMES_MAX,
     REASON_CHARS_MAX,
@@ -26,14 +26,14 @@ from tests.support.peer_link import ALICE, FORM, OTHER_FORM, STRIPE, feed, joine
 ONE, TWO = FrameId(1), FrameId(2)
 
 
-def with_stripe(from_sequence: int = 0) -> tuple[Link, Link]:
+def with_stripe(from_sequence: int = 0) -> tuple[PeerLink, PeerLink]:
     """Bob is Alice's child on his stream 2."""
     alice, bob = joined()
     assert feed(alice, bob.open_stream(2, *STRIPE, from_sequence)) == [StreamOpened(2, *STRIPE, from_sequence)]
     return alice, bob
 
 
-def with_repair() -> tuple[Link, Link]:
+def with_repair() -> tuple[PeerLink, PeerLink]:
     """Alice repairs from Bob on her stream 1."""
     alice, bob = joined()
     assert feed(bob, alice.want(1, FORM, [ONE, TWO])) == [FramesWanted(1, FORM, (ONE, TWO))]

@@ -20,9 +20,9 @@ from echo2d.core.protocol.peer_messages import (
     FramesPassed,
     FramesWanted,
     Header,
-    Hello,
     LinkEnded,
-    Message,
+    LinkHello,
+    LinkMessage,
     Proof,
     StreamEnded,
     StreamOpened,
@@ -38,8 +38,8 @@ from echo2d.errors import PeerFault
 from tests.support.peer_link import FORM
 
 FRAME_7 = FrameId(7)
-MESSAGES: list[Message] = [
-    Hello(1, RunId("run"), PeerId("a"), PeerId("b"), b"n" * 32),
+MESSAGES: list[LinkMessage] = [
+    LinkHello(1, RunId("run"), PeerId("a"), PeerId("b"), b"n" * 32),
     Proof(b"p" * 32),
     LinkEnded("why"),
     StreamOpened(1, FORM, PlanId(2), Generation(3), StripeId(4), 5),
@@ -52,7 +52,7 @@ MESSAGES: list[Message] = [
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
-def test_what_is_encoded_is_decoded(message: Message) -> None:
+def test_what_is_encoded_is_decoded(message: LinkMessage) -> None:
     data = encode(message)
     header = parse_header(data[:HEADER_BYTES])
     assert header == Header(TYPE_OF[type(message)], 0, 0, 0, 0, len(data) - HEADER_BYTES)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from echo2d.core.base.ids import LeaseId, Version
-from echo2d.core.protocol.control_messages import SampleAnswered, SampleFinished, Span, VersionKey
+from echo2d.core.protocol.control_messages import SampleAnswered, SampleFinished, VersionKey, VersionSpan
 from echo2d.core.protocol.result_check import result_fault
 from echo2d.core.protocol.trajectory import pack_logprobs, pack_tokens
 from tests.core.rollouts.test_groups import world_of
@@ -15,8 +15,8 @@ from tests.support.coordinator_world import Peer, World, version_digest, version
 KNOWN = {version_key(2), version_key(3)}
 
 
-def span(start: int, end: int, version: int = 2) -> Span:
-    return Span(start, end, Version(version), version_digest(version))
+def span(start: int, end: int, version: int = 2) -> VersionSpan:
+    return VersionSpan(start, end, Version(version), version_digest(version))
 
 
 GOOD = SampleFinished(
@@ -98,7 +98,7 @@ def answer_to(world: World, peer: Peer, result: SampleFinished) -> tuple[bool, s
 @pytest.mark.parametrize("key", [version_key(1), version_key(7), version_key(0, 1)], ids=["not served", "none", "twin"])
 def test_a_span_names_what_the_run_knows_this_worker_served(key: VersionKey) -> None:
     world, peer, result = a_late_result()
-    lie = replace(result, spans=(Span(0, 3, key.version, key.digest),))
+    lie = replace(result, spans=(VersionSpan(0, 3, key.version, key.digest),))
     assert answer_to(world, peer, lie)[1].endswith("is not published, revoked, or not acknowledged by this worker")
 
 

@@ -4,8 +4,6 @@ from echo2d.core.base.ids import FrameId, PeerId
 from echo2d.core.relay.disk_frames import GONE_S
 from echo2d.core.relay.events import (
     DONE,
-    Action,
-    DeadlinePassed,
     FrameGone,
     FramesFound,
     FramesLost,
@@ -13,6 +11,8 @@ from echo2d.core.relay.events import (
     HaveHeard,
     LinkUp,
     PeerReady,
+    RelayAction,
+    RelayDeadlinePassed,
     RepairRefused,
     RepairVerified,
     ReportEdgeBroken,
@@ -38,7 +38,7 @@ def test_what_is_lost_after_the_end_is_asked_for_and_no_parent_is_late(follower:
     follower(StreamClosed(UP, 2, DONE))
     follower.now += 10 * LINK_S
     assert follower(FramesLost(FORM, FRAMES[2:4])) == [SendWant(UP, 4, FORM, FRAMES[2:4])]
-    late = follower(DeadlinePassed(), after=LINK_S - 1)
+    late = follower(RelayDeadlinePassed(), after=LINK_S - 1)
     assert not any(isinstance(action, ReportEdgeBroken) for action in late)
 
 
@@ -92,7 +92,7 @@ def test_one_that_wants_what_was_lost_is_told_so(follower: Peer) -> None:
     assert answer == [SendFrame(LEFT, 4, FORM, FRAMES[0], 0, header_only=True)]
 
 
-def wanted_of(actions: list[Action]) -> list[tuple[PeerId, tuple[FrameId, ...]]]:
+def wanted_of(actions: list[RelayAction]) -> list[tuple[PeerId, tuple[FrameId, ...]]]:
     return [(action.peer, action.frames) for action in actions if isinstance(action, SendWant)]
 
 
@@ -102,18 +102,18 @@ def test_a_root_asks_the_children_that_were_sent_what_it_lost_one_after_the_othe
     assert first == [(LEFT, FRAMES[:1])]
     assert wanted_of(root(RepairRefused(LEFT, FORM, FRAMES[0]))) == [(RIGHT, FRAMES[:1])]
     root(RepairVerified(RIGHT, FORM, FRAMES[0]))
-    assert FrameGone(FORM, FRAMES[0]) not in root(DeadlinePassed(), after=2 * GONE_S)
+    assert FrameGone(FORM, FRAMES[0]) not in root(RelayDeadlinePassed(), after=2 * GONE_S)
 
 
 def test_a_root_says_once_that_what_it_lost_is_gone(root: Peer) -> None:
     root(FramesLost(FORM, FRAMES[1:3]))
-    assert FrameGone(FORM, FRAMES[1]) not in root(DeadlinePassed(), after=GONE_S - 0.5)
-    assert FrameGone(FORM, FRAMES[1]) in root(DeadlinePassed(), after=0.5)
-    assert FrameGone(FORM, FRAMES[1]) not in root(DeadlinePassed(), after=GONE_S)
+    assert FrameGone(FORM, FRAMES[1]) not in root(RelayDeadlinePassed(), after=GONE_S - 0.5)
+    assert FrameGone(FORM, FRAMES[1]) in root(RelayDeadlinePassed(), after=0.5)
+    assert FrameGone(FORM, FRAMES[1]) not in root(RelayDeadlinePassed(), after=GONE_S)
 
 
 def test_whoever_is_not_the_root_waits_for_what_it_lost(follower: Peer) -> None:
     follower.comes(UP, 2, 0, TABLE)
     follower.comes(UP, 2, 1, FRAMES[0])
     follower(FramesLost(FORM, FRAMES[:1]))
-    assert FrameGone(FORM, FRAMES[0]) not in follower(DeadlinePassed(), after=2 * GONE_S)
+    assert FrameGone(FORM, FRAMES[0]) not in follower(RelayDeadlinePassed(), after=2 * GONE_S)

@@ -4,12 +4,12 @@ import pytest
 
 from echo2d.core.base.ids import SegmentId
 from echo2d.core.relay.events import (
-    DeadlinePassed,
     FormForgotten,
     FormSearched,
     FramesFound,
     LinkUp,
     OpenStream,
+    RelayDeadlinePassed,
     RepairRefused,
     ReportEdgeBroken,
     SendFrame,
@@ -40,12 +40,12 @@ def based(peer: Peer) -> Peer:
 def test_a_restarted_peer_waits_for_what_is_on_its_disk(restarted: Peer) -> None:
     restarted.plan((UP, ()))
     assert restarted(LinkUp(UP)) == []
-    assert restarted(DeadlinePassed(), after=2 * LINK_S) == [], "it is nobody's fault"
+    assert restarted(RelayDeadlinePassed(), after=2 * LINK_S) == [], "it is nobody's fault"
     restarted(TableHeld(FORM, SegmentId(0), SIZES))
     restarted(FramesFound(FORM, FRAMES[:5]))
     told = SendHave(UP, FORM, (TABLE, *FRAMES[:5]))
     assert restarted(FormSearched(FORM)) == [told, opened(UP, 2)]
-    assert restarted(DeadlinePassed(), after=0.5) == []
+    assert restarted(RelayDeadlinePassed(), after=0.5) == []
 
 
 def test_the_search_may_end_before_the_plan_comes(restarted: Peer) -> None:
@@ -64,7 +64,7 @@ def test_a_base_is_searched_by_the_first_table(based: Peer) -> None:
     based.plan((UP, ()))
     assert based(LinkUp(UP)) == [SendWant(UP, 2, FORM, (TABLE,))]
     based(TableHeld(FORM, SegmentId(0), SIZES))
-    assert based(DeadlinePassed(), after=2 * SEARCH_S) == [], "the search takes what it takes"
+    assert based(RelayDeadlinePassed(), after=2 * SEARCH_S) == [], "the search takes what it takes"
     based(FramesFound(FORM, FRAMES))
     actions = based(FormSearched(FORM))
     assert actions[0] == SendHave(UP, FORM, (TABLE, *FRAMES))
@@ -75,9 +75,9 @@ def test_a_table_that_does_not_come_ends_the_search(based: Peer) -> None:
     based.plan((UP, ()))
     based(LinkUp(UP))
     assert based(RepairRefused(UP, FORM, TABLE)) == []
-    assert based(DeadlinePassed(), after=QUIET_S) == [SendWant(UP, 2, FORM, (TABLE,))]
+    assert based(RelayDeadlinePassed(), after=QUIET_S) == [SendWant(UP, 2, FORM, (TABLE,))]
     assert based(RepairRefused(UP, FORM, TABLE)) == []
-    actions = based(DeadlinePassed(), after=SEARCH_S - QUIET_S)
+    actions = based(RelayDeadlinePassed(), after=SEARCH_S - QUIET_S)
     assert any(isinstance(action, OpenStream) for action in actions)
     assert not any(isinstance(action, ReportEdgeBroken) for action in actions)
 

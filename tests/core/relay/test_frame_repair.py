@@ -8,8 +8,6 @@ from echo2d.core.relay.events import (
     Accuse,
     CancelHeard,
     CloseStream,
-    DeadlinePassed,
-    Event,
     ExpectPeer,
     ForgetPeer,
     FormArrived,
@@ -19,6 +17,8 @@ from echo2d.core.relay.events import (
     LinkDown,
     LinkUp,
     PeerReady,
+    RelayDeadlinePassed,
+    RelayEvent,
     RepairRefused,
     RepairVerified,
     SendCancel,
@@ -81,12 +81,12 @@ def test_a_frame_that_came_by_the_stripe_is_cancelled(bereft: Peer) -> None:
 
 def test_a_peer_that_does_not_hold_it_is_left_in_peace_for_a_while(bereft: Peer) -> None:
     assert bereft(RepairRefused(RIGHT, FORM, FRAMES[0])) == []
-    assert bereft(DeadlinePassed(), after=QUIET_S / 2) == []
-    assert bereft(DeadlinePassed(), after=QUIET_S / 2) == [SendWant(RIGHT, 3, FORM, FRAMES[:1])]
+    assert bereft(RelayDeadlinePassed(), after=QUIET_S / 2) == []
+    assert bereft(RelayDeadlinePassed(), after=QUIET_S / 2) == [SendWant(RIGHT, 3, FORM, FRAMES[:1])]
 
 
 def test_what_does_not_come_in_time_is_given_back(bereft: Peer) -> None:
-    assert SendCancel(RIGHT, FORM, FRAMES) in bereft(DeadlinePassed(), after=REPAIR_S)
+    assert SendCancel(RIGHT, FORM, FRAMES) in bereft(RelayDeadlinePassed(), after=REPAIR_S)
 
 
 def test_a_bad_repair_is_accused_and_asked_later(bereft: Peer) -> None:
@@ -162,7 +162,7 @@ def test_what_is_on_disk_is_not_fetched(peer: Peer) -> None:
 def test_the_end_game_steals_from_the_most_loaded_source(newcomer: Peer) -> None:
     """LEFT was asked for everything and sends nothing: RIGHT takes over what LEFT would send last."""
     assert newcomer(LinkUp(RIGHT)) == []
-    later = newcomer(DeadlinePassed(), after=LATE_S)
+    later = newcomer(RelayDeadlinePassed(), after=LATE_S)
     half = FRAMES[len(FRAMES) // 2 :]
     assert later == [SendCancel(LEFT, FORM, half), SendWant(RIGHT, 1, FORM, half)]
     newcomer(RepairVerified(RIGHT, FORM, half[0]))
@@ -174,11 +174,11 @@ def test_the_end_game_steals_from_the_most_loaded_source(newcomer: Peer) -> None
 
 def test_a_source_that_sends_keeps_what_it_was_asked_for(newcomer: Peer) -> None:
     newcomer(RepairVerified(LEFT, FORM, FRAMES[0]), after=REPAIR_S - 1)
-    assert newcomer(DeadlinePassed(), after=2.0) == []
+    assert newcomer(RelayDeadlinePassed(), after=2.0) == []
 
 
 @pytest.mark.parametrize("event", [RepairRefused(LEFT, FORM, FRAMES[0]), FrameRejected(LEFT, 1, FORM, FRAMES[0])])
-def test_who_does_not_hold_everything_is_no_source(newcomer: Peer, event: Event) -> None:
+def test_who_does_not_hold_everything_is_no_source(newcomer: Peer, event: RelayEvent) -> None:
     newcomer(LinkUp(RIGHT))
     assert opened(UP, 2) not in newcomer(event)
     assert opened(UP, 2) in newcomer(RepairRefused(RIGHT, FORM, FRAMES[0]))
@@ -205,5 +205,5 @@ def test_without_a_word_from_any_source_the_stripes_are_taken(peer: Peer) -> Non
     peer(FormComplete(FORM, 1))
     peer.plan((UP, ()), sources=(LEFT,))
     peer(LinkUp(UP))
-    assert peer(DeadlinePassed(), after=LINK_S - 0.1) == []
-    assert opened(UP, 2) in peer(DeadlinePassed(), after=0.1)
+    assert peer(RelayDeadlinePassed(), after=LINK_S - 0.1) == []
+    assert opened(UP, 2) in peer(RelayDeadlinePassed(), after=0.1)

@@ -1,14 +1,14 @@
 """What is held, missing and asked of one form."""
 
 from echo2d.core.base.ids import FrameId, PeerId, SegmentId, frame_id
-from echo2d.core.relay.frame_set import Transfer
+from echo2d.core.relay.frame_set import FrameSet
 
 A, B = PeerId("a"), PeerId("b")
 FIRST, SECOND = SegmentId(0), SegmentId(1)
 
 
-def two_segments() -> Transfer:
-    transfer = Transfer()
+def two_segments() -> FrameSet:
+    transfer = FrameSet()
     transfer.learn(FIRST, (100, 100, 50))
     transfer.learn(SECOND, (70,))
     return transfer
@@ -26,7 +26,7 @@ def test_nothing_is_complete_before_the_end_is_known() -> None:
 
 
 def test_a_table_that_is_missing_is_missed_once_the_end_is_known() -> None:
-    transfer = Transfer()
+    transfer = FrameSet()
     transfer.learn(SECOND, ())
     assert transfer.missing_count == 0
     transfer.finish(3)
@@ -36,7 +36,7 @@ def test_a_table_that_is_missing_is_missed_once_the_end_is_known() -> None:
 
 
 def test_a_form_without_segments_is_complete() -> None:
-    transfer = Transfer()
+    transfer = FrameSet()
     transfer.finish(0)
     assert transfer.complete
 

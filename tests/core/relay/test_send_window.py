@@ -4,14 +4,14 @@ import pytest
 
 from echo2d.core.base.ids import FrameId, SegmentId, frame_id
 from echo2d.core.relay.events import (
-    Action,
-    DeadlinePassed,
     FramesFound,
     FrameVerified,
     LinkDown,
     LinkUp,
     PassedHeard,
     PeerReady,
+    RelayAction,
+    RelayDeadlinePassed,
     SendPassed,
     TableHeld,
 )
@@ -55,13 +55,13 @@ def relay(peer: Peer) -> Peer:
 
 def come(relay: Peer, numbers: range, *, after: float = 0.0) -> list[int]:
     """These frames of the stripe come from UP: what UP is told meanwhile."""
-    actions: list[Action] = []
+    actions: list[RelayAction] = []
     for number in numbers:
         actions += relay.comes(UP, 2, number, MANY[number - 1], after=after)
     return told(actions)
 
 
-def bound(peer: Peer, actions: list[Action]) -> list[FrameId]:
+def bound(peer: Peer, actions: list[RelayAction]) -> list[FrameId]:
     """To RIGHT, whose link always has room."""
     frames = frames_to(RIGHT, actions)
     while more := frames_to(RIGHT, peer(PeerReady(RIGHT))):
@@ -69,7 +69,7 @@ def bound(peer: Peer, actions: list[Action]) -> list[FrameId]:
     return frames
 
 
-def told(actions: list[Action]) -> list[int]:
+def told(actions: list[RelayAction]) -> list[int]:
     return [action.sequence for action in actions if isinstance(action, SendPassed)]
 
 
@@ -84,7 +84,7 @@ def test_the_window_is_as_long_as_the_way_there_and_a_while(two: Peer) -> None:
     bound(two, two(FramesFound(FORM, MANY)))
     for number in range(1, 6):
         two(PassedHeard(RIGHT, 2, 10 * number), after=PASS_RATE_S)
-        ahead = bound(two, two(DeadlinePassed()))
+        ahead = bound(two, two(RelayDeadlinePassed()))
     stripe = two.relay._spreads[FORM].stripes[two.relay._links[RIGHT].lanes[0].stripe.number]
     assert ahead
     assert len(stripe.log) - 50 == pytest.approx(100 * (PASS_S + PASS_RATE_S), abs=2)
@@ -94,8 +94,8 @@ def test_below_a_closed_window_a_frame_comes_now_and_then(two: Peer) -> None:
     """Else somebody who waits there for the next one would take its parent for stalled."""
     bound(two, two(FramesFound(FORM, MANY[:-9])))
     for _ in range(3):
-        assert bound(two, two(DeadlinePassed(), after=PASS_TRICKLE_S / 2)) == []
-        assert len(bound(two, two(DeadlinePassed(), after=PASS_TRICKLE_S))) == 1
+        assert bound(two, two(RelayDeadlinePassed(), after=PASS_TRICKLE_S / 2)) == []
+        assert len(bound(two, two(RelayDeadlinePassed(), after=PASS_TRICKLE_S))) == 1
     assert PASS_TRICKLE_S + WATCH_S < STALL_S_MIN
 
 

@@ -7,7 +7,6 @@ from echo2d.core.relay.events import (
     DONE,
     Accuse,
     CloseStream,
-    DeadlinePassed,
     ExpectPeer,
     FormComplete,
     FrameRejected,
@@ -16,6 +15,7 @@ from echo2d.core.relay.events import (
     LinkDown,
     LinkUp,
     PeerReady,
+    RelayDeadlinePassed,
     RepairRefused,
     RepairVerified,
     ReportEdgeBroken,
@@ -86,15 +86,15 @@ def test_a_parent_that_stands_still_is_reported_once(follower: Peer) -> None:
     for sequence, frame in enumerate(FRAMES[:7], start=1):
         follower.comes(UP, 2, sequence, frame, after=0.1)
     expected_gap = GAP_START_S * GAP_DECAY**8
-    assert follower(DeadlinePassed(), after=STALL_GAPS * expected_gap - 0.01) == []
-    assert follower(DeadlinePassed(), after=0.02) == [ReportEdgeBroken(PlanId(1), Generation(0), UP, "stalled")]
-    assert follower(DeadlinePassed(), after=60.0) == []
+    assert follower(RelayDeadlinePassed(), after=STALL_GAPS * expected_gap - 0.01) == []
+    assert follower(RelayDeadlinePassed(), after=0.02) == [ReportEdgeBroken(PlanId(1), Generation(0), UP, "stalled")]
+    assert follower(RelayDeadlinePassed(), after=60.0) == []
 
 
 def test_silence_is_no_stall_when_everything_known_is_held(follower: Peer) -> None:
     for sequence, frame in enumerate((TABLE, *FRAMES)):
         follower.comes(UP, 2, sequence, frame)
-    assert follower(DeadlinePassed(), after=600.0) == []
+    assert follower(RelayDeadlinePassed(), after=600.0) == []
 
 
 def test_a_parent_that_sends_another_stripe_is_not_accused(peer: Peer) -> None:
@@ -102,19 +102,19 @@ def test_a_parent_that_sends_another_stripe_is_not_accused(peer: Peer) -> None:
     peer(LinkUp(UP))
     peer.comes(UP, 2, 0, TABLE)
     peer.comes(UP, 4, 0, TABLE, after=100.0)
-    assert peer(DeadlinePassed(), after=0.9) == []
+    assert peer(RelayDeadlinePassed(), after=0.9) == []
 
 
 def test_a_parent_without_a_link_is_reported_in_time(peer: Peer) -> None:
     peer.plan((UP, ()))
-    assert peer(DeadlinePassed(), after=LINK_S - 0.1) == []
-    assert peer(DeadlinePassed(), after=0.2) == [ReportEdgeBroken(PlanId(1), Generation(0), UP, "no link")]
+    assert peer(RelayDeadlinePassed(), after=LINK_S - 0.1) == []
+    assert peer(RelayDeadlinePassed(), after=0.2) == [ReportEdgeBroken(PlanId(1), Generation(0), UP, "no link")]
 
 
 def test_a_parent_that_refuses_is_reported_and_asked_again_later(follower: Peer) -> None:
     refused = follower(StreamClosed(UP, 2, "not a child in this plan"))
     assert refused == [ReportEdgeBroken(PlanId(1), Generation(0), UP, "not a child in this plan")]
-    assert opened(UP, 4) in follower(DeadlinePassed(), after=LINK_S)
+    assert opened(UP, 4) in follower(RelayDeadlinePassed(), after=LINK_S)
 
 
 def test_alarms_stop_when_nothing_is_to_come(follower: Peer) -> None:
@@ -123,7 +123,7 @@ def test_alarms_stop_when_nothing_is_to_come(follower: Peer) -> None:
         follower.comes(UP, 2, sequence, frame)
     follower(FormComplete(FORM, 1))
     follower(StreamClosed(UP, 2, DONE))
-    follower(DeadlinePassed(), after=1.0)
+    follower(RelayDeadlinePassed(), after=1.0)
     assert follower.relay.wake_at() is None
 
 
@@ -133,12 +133,12 @@ def test_a_parent_that_ends_a_stripe_without_its_frames_is_reported(follower: Pe
     refused = [RepairRefused(UP, FORM, frame) for frame in FRAMES]
     assert not [action for event in refused for action in follower(event) if isinstance(action, ReportEdgeBroken)]
     too_early = ReportEdgeBroken(PlanId(1), Generation(0), UP, "ended too early")
-    assert too_early not in follower(DeadlinePassed(), after=LINK_S - 0.1)
-    assert too_early in follower(DeadlinePassed(), after=0.2)
-    assert too_early not in follower(DeadlinePassed(), after=LINK_S - 0.1)
+    assert too_early not in follower(RelayDeadlinePassed(), after=LINK_S - 0.1)
+    assert too_early in follower(RelayDeadlinePassed(), after=0.2)
+    assert too_early not in follower(RelayDeadlinePassed(), after=LINK_S - 0.1)
     follower(RepairVerified(UP, FORM, FRAMES[0]))
-    assert too_early not in follower(DeadlinePassed(), after=LINK_S - 0.1)
-    assert too_early in follower(DeadlinePassed(), after=0.2)
+    assert too_early not in follower(RelayDeadlinePassed(), after=LINK_S - 0.1)
+    assert too_early in follower(RelayDeadlinePassed(), after=0.2)
 
 
 def test_a_parent_whose_stripe_ended_is_not_to_blame_while_another_brings_frames(peer: Peer) -> None:
@@ -149,7 +149,7 @@ def test_a_parent_whose_stripe_ended_is_not_to_blame_while_another_brings_frames
     peer(StreamClosed(UP, 2, DONE))
     for sequence, frame in enumerate((TABLE, *FRAMES[:4])):
         peer.comes(LEFT, 1, sequence, frame, after=LINK_S / 2)
-        assert peer(DeadlinePassed()) == []
+        assert peer(RelayDeadlinePassed()) == []
 
 
 def test_a_bad_frame_accuses_its_parent_and_ends_the_stream(follower: Peer) -> None:

@@ -5,15 +5,15 @@ import pytest
 from echo2d.core.base.ids import FrameId, PeerId, SegmentId, frame_id
 from echo2d.core.relay.events import (
     DONE,
-    Action,
     CloseStream,
-    DeadlinePassed,
     FormArrived,
     FormComplete,
     FramesFound,
     HaveHeard,
     LinkUp,
     PeerReady,
+    RelayAction,
+    RelayDeadlinePassed,
     RepairVerified,
     SendFrame,
     SendWant,
@@ -99,7 +99,7 @@ def weighted(peer: Peer) -> Peer:
     return peer
 
 
-def while_ready(peer: Peer, to: PeerId, actions: list[Action]) -> list[FrameId]:
+def while_ready(peer: Peer, to: PeerId, actions: list[RelayAction]) -> list[FrameId]:
     """What goes there, and goes on going while that link alone has room."""
     frames = frames_to(to, actions)
     while more := frames_to(to, peer(PeerReady(to))):
@@ -125,13 +125,13 @@ def test_no_stripe_gets_far_ahead(weighted: Peer) -> None:
     right = [frame for frame in frames_to(RIGHT, sent) if frame != TABLE]
     left = while_ready(weighted, LEFT, sent)
     assert len(left) <= 3 * (len(right) + 1) + 1
-    assert while_ready(weighted, LEFT, weighted(DeadlinePassed(), after=STILL_S / 2)) == []
+    assert while_ready(weighted, LEFT, weighted(RelayDeadlinePassed(), after=STILL_S / 2)) == []
 
 
 def test_a_stripe_that_stands_still_holds_up_nobody(weighted: Peer) -> None:
     """I6: the other takes over, and what was missed is not made up for."""
     while_ready(weighted, LEFT, weighted(FramesFound(FORM, MANY[:-4])))
-    assert while_ready(weighted, LEFT, weighted(DeadlinePassed(), after=2 * STILL_S))[-1] == MANY[-5]
+    assert while_ready(weighted, LEFT, weighted(RelayDeadlinePassed(), after=2 * STILL_S))[-1] == MANY[-5]
     weighted(PeerReady(RIGHT))
     sent = weighted(FramesFound(FORM, MANY[-4:]))
     assert len(frames_to(LEFT, sent)) == 3
@@ -159,7 +159,7 @@ def test_a_stripe_whose_link_is_still_being_opened_is_waited_for(peer: Peer) -> 
     peer.asked(LEFT, 2, 0)
     peer(TableHeld(FORM, SegmentId(0), (LEAD_BYTES,) * len(MANY)))
     assert len(while_ready(peer, LEFT, peer(FramesFound(FORM, MANY)))) <= 2
-    assert while_ready(peer, LEFT, peer(DeadlinePassed(), after=2 * STILL_S))[-1] == MANY[-1]
+    assert while_ready(peer, LEFT, peer(RelayDeadlinePassed(), after=2 * STILL_S))[-1] == MANY[-1]
 
 
 def test_a_child_of_two_stripes_gets_as_much_of_each_as_others_do(peer: Peer) -> None:
@@ -185,7 +185,7 @@ def test_a_root_that_lacks_frames_fetches_them_from_a_child(peer: Peer) -> None:
     fill(peer, FRAMES[:-1])
     peer(LinkUp(LEFT))
     peer(HaveHeard(LEFT, FORM, (FRAMES[-1],)))
-    assert peer(DeadlinePassed(), after=1.0) == [SendWant(LEFT, 1, FORM, (FRAMES[-1],))]
+    assert peer(RelayDeadlinePassed(), after=1.0) == [SendWant(LEFT, 1, FORM, (FRAMES[-1],))]
     assert peer(RepairVerified(LEFT, FORM, FRAMES[-1])) == [CloseStream(LEFT, 1, DONE), FormArrived(FORM)]
 
 

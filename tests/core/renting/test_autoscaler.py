@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from echo2d.core.renting.autoscaler import Renting
+from echo2d.core.renting.autoscaler import Autoscaler
 from echo2d.core.renting.budget import Budget, Label, RentOffer, Terms
 from echo2d.core.renting.events import (
     Instance,
@@ -23,10 +23,10 @@ TERMS = Terms("cloud", command_s=60.0, settle_s=0.0, list_every_s=1e9, billed_by
 SHORT = NeedMeasured(0.1, wanted=True, workers=1)
 
 
-def make(**changes: Any) -> Renting:
+def make(**changes: Any) -> Autoscaler:
     """Its provider's list has been read."""
     rules = {"life_s": 7200.0, "idle_s": 300.0, "join_s": 900.0, "patience_s": 0.0, "budget": Budget(2.0, 20.0)}
-    renting = Renting(RentRules("x-", **{**rules, **changes}), [TERMS], [SMALL, LARGE], [], now=0.0)
+    renting = Autoscaler(RentRules("x-", **{**rules, **changes}), [TERMS], [SMALL, LARGE], [], now=0.0)
     assert renting.handle(SHORT, now=0.0) == [List("cloud")]  # nothing before that
     renting.handle(Listed("cloud", 0.0, ()), now=0.0)
     return renting
@@ -46,7 +46,7 @@ def need(mu: float | None, *, wanted: bool = True, workers: int = 1, **serving: 
 
 
 def test_a_row_is_kept_before_a_start() -> None:
-    renting = Renting(RentRules("x-", Budget(2.0, 20.0), 7200.0, 300.0, 900.0, 0.0), [TERMS], [SMALL], [], now=0.0)
+    renting = Autoscaler(RentRules("x-", Budget(2.0, 20.0), 7200.0, 300.0, 900.0, 0.0), [TERMS], [SMALL], [], now=0.0)
     renting.handle(SHORT, now=0.0)
     kept, start = renting.handle(Listed("cloud", 0.0, ()), now=1.0)
     assert isinstance(kept, Keep)
@@ -161,7 +161,7 @@ def test_a_budget_that_was_lowered_is_kept_at_once() -> None:
     renting = make()
     renting.handle(need(9.0), now=1.0)
     kept = list(renting.live.values())
-    again = Renting(
+    again = Autoscaler(
         RentRules("x-", Budget(1.3, 20.0), 7200.0, 300.0, 900.0, 0.0), [TERMS], [SMALL, LARGE], kept, now=9.0
     )
     again.handle(Listed("cloud", 9.0, tuple(Instance(each.label, "i") for each in kept)), now=9.0)
@@ -173,7 +173,7 @@ def test_a_budget_that_was_lowered_is_kept_at_once() -> None:
 def test_closing_gives_everything_back() -> None:
     kept = list(make().live.values())
     rules = RentRules("x-", Budget(2.0, 20.0), 7200.0, 300.0, 900.0, 0.0, closing=True)
-    renting = Renting(rules, [TERMS], [SMALL, LARGE], kept, now=100.0)
+    renting = Autoscaler(rules, [TERMS], [SMALL, LARGE], kept, now=100.0)
     actions = renting.handle(SHORT, now=100.0)
     assert any(isinstance(action, Stop) for action in actions)
     assert starts(actions) == []

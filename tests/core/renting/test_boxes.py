@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from echo2d.core.renting.boxes import BLIND_S, COMMANDS_MAX, KILL_S, Rented
+from echo2d.core.renting.boxes import BLIND_S, COMMANDS_MAX, KILL_S, RentedBoxes
 from echo2d.core.renting.budget import Budget, Label, RentOffer, Terms
 from echo2d.core.renting.events import Instance, Keep, RentAction, RentNote, RentRules, Retire, Start, Stop
 
@@ -13,8 +13,8 @@ RULES = RentRules("x-", Budget(9.0, 100.0), 3600.0, 60.0, 60.0, 0.0)
 ONE = Label("x-cloud-box-1")
 
 
-def started() -> Rented:
-    rented = Rented(RULES, [TERMS], [OFFER], [], now=0.0)
+def started() -> RentedBoxes:
+    rented = RentedBoxes(RULES, [TERMS], [OFFER], [], now=0.0)
     keep, start = rented.start(OFFER, 3600.0, 0.0)
     assert isinstance(keep, Keep)
     assert isinstance(start, Start)
@@ -22,7 +22,7 @@ def started() -> Rented:
     return rented
 
 
-def show(rented: Rented, now: float, *lines: Instance, began_at: float | None = None) -> list[RentAction]:
+def show(rented: RentedBoxes, now: float, *lines: Instance, began_at: float | None = None) -> list[RentAction]:
     actions = rented.listed("cloud", now if began_at is None else began_at, lines, now)
     rented.check()
     return actions
@@ -98,7 +98,7 @@ def test_a_stop_is_repeated_while_lists_show_the_box_and_blindly_after_a_while()
 
 def test_a_box_whose_process_was_killed_may_still_be_starting() -> None:
     kept = [box.rental for box in started().boxes.values()]
-    rented = Rented(RULES, [TERMS], [OFFER], kept, now=10.0)
+    rented = RentedBoxes(RULES, [TERMS], [OFFER], kept, now=10.0)
     show(rented, 20.0)
     assert rented.boxes[ONE].absent_from is None
     assert rented.boxes[ONE].busy_until == TERMS.command_s + KILL_S
@@ -106,7 +106,7 @@ def test_a_box_whose_process_was_killed_may_still_be_starting() -> None:
 
 
 def test_so_many_commands_at_a_time() -> None:
-    rented = Rented(RULES, [TERMS], [OFFER], [], now=0.0)
+    rented = RentedBoxes(RULES, [TERMS], [OFFER], [], now=0.0)
     starts = [rented.start(OFFER, 3600.0, 0.0) for _ in range(COMMANDS_MAX + 1)]
     assert starts[-1] == []
     assert all(box.busy_until == math.inf for box in rented.boxes.values())
@@ -129,7 +129,7 @@ def test_a_list_that_never_shows_anything_is_not_believed() -> None:
 
 
 def test_who_gives_everything_back_believes_it() -> None:
-    rented = Rented(replace(RULES, closing=True), [TERMS], [OFFER], [started().boxes[ONE].rental], now=100.0)
+    rented = RentedBoxes(replace(RULES, closing=True), [TERMS], [OFFER], [started().boxes[ONE].rental], now=100.0)
     show(rented, 101.0)
     show(rented, 200.0)
     assert rented.gone.keys() == {ONE}
@@ -151,7 +151,7 @@ def test_a_list_that_has_shown_boxes_is_believed_even_after_a_restart() -> None:
     rented.ended(ONE, 50.0)
     (kept,) = (action.rental for action in show(rented, 60.0, Instance(ONE, "i-1")) if isinstance(action, Keep))
     assert kept.seen
-    again = Rented(RULES, [TERMS], [OFFER], [kept], now=1000.0)
+    again = RentedBoxes(RULES, [TERMS], [OFFER], [kept], now=1000.0)
     show(again, 1001.0)
     show(again, 1100.0)
     assert again.gone.keys() == {ONE}
@@ -160,7 +160,7 @@ def test_a_list_that_has_shown_boxes_is_believed_even_after_a_restart() -> None:
 def test_a_box_that_ended_while_nobody_looked_is_billed_to_its_time() -> None:
     """A coordinator that was away over the weekend: else the budget would be used up by nothing."""
     kept = started().boxes[ONE].rental
-    rented = Rented(RULES, [TERMS], [OFFER], [kept], now=200_000.0)
+    rented = RentedBoxes(RULES, [TERMS], [OFFER], [kept], now=200_000.0)
     assert rented.spent_usd(200_000.0) == rented.committed_usd(200_000.0) == pytest.approx(0.5 * 4200 / 3600)
     show(rented, 200_001.0, Instance(ONE, "i-1"))  # it has not ended
     assert rented.spent_usd(200_001.0) == pytest.approx(0.5 * 200_040 / 3600)
@@ -177,7 +177,7 @@ def test_a_worker_has_time_to_finish() -> None:
 
 def test_a_provider_with_another_name_finds_its_boxes_again() -> None:
     kept = replace(started().boxes[ONE].rental, provider="before")
-    rented = Rented(RULES, [TERMS], [OFFER], [kept], now=10.0)
+    rented = RentedBoxes(RULES, [TERMS], [OFFER], [kept], now=10.0)
     rented.boxes[ONE].doomed = "x"
     assert rented.stops(100.0) == []
     show(rented, 100.0, Instance(ONE, "i-1"))

@@ -1,6 +1,6 @@
 import pytest
 
-from echo2d.core.renting.boxes import Rented
+from echo2d.core.renting.boxes import RentedBoxes
 from echo2d.core.renting.budget import Budget, Label, RentOffer, Terms
 from echo2d.core.renting.events import Instance, RentRules
 from echo2d.core.renting.report import STATES, rent_facts
@@ -11,8 +11,8 @@ BUDGET = Budget(2.0, 10.0)
 ONE = Label("x-cloud-box-1")
 
 
-def started() -> Rented:
-    rented = Rented(RentRules("x-", BUDGET, 3600.0, 60.0, 60.0, 0.0), [TERMS], [OFFER], [], now=0.0)
+def started() -> RentedBoxes:
+    rented = RentedBoxes(RentRules("x-", BUDGET, 3600.0, 60.0, 60.0, 0.0), [TERMS], [OFFER], [], now=0.0)
     rented.start(OFFER, 3000.0, 0.0)
     rented.ended(ONE, 1.0)
     return rented

@@ -4,9 +4,9 @@ import math
 
 from echo2d.core.base.ids import GroupId, PeerId
 from echo2d.core.protocol.trajectory import TrajectoryRecord, pack_tokens
-from echo2d.core.rollouts.group_table import Group, GroupTable
-from echo2d.core.rollouts.leases import Lease, Leases
-from echo2d.core.rollouts.prompts import Prompt
+from echo2d.core.rollouts.group_table import GroupTable, OpenGroup
+from echo2d.core.rollouts.leases import Lease, LeaseTable
+from echo2d.core.rollouts.prompts import DrawnPrompt
 from tests.support.coordinator_world import version_key
 
 ONE, TWO = PeerId("one"), PeerId("two")
@@ -16,9 +16,9 @@ class Book:
     """A table with one group of three samples."""
 
     def __init__(self) -> None:
-        self.leases = Leases(1, silence_s=15.0)
+        self.leases = LeaseTable(1, silence_s=15.0)
         self.table = GroupTable(3, self.leases)
-        self.group = Group(GroupId(4), Prompt(2, pack_tokens([1])), {0, 1, 2})
+        self.group = OpenGroup(GroupId(4), DrawnPrompt(2, pack_tokens([1])), {0, 1, 2})
         self.table.add(self.group)
         self.table.check()
 

@@ -16,7 +16,7 @@ from echo2d.core.protocol.control_messages import (
     LeaseGranted,
     LeaseProgress,
     SampleAnswered,
-    Span,
+    VersionSpan,
 )
 from echo2d.core.protocol.trajectory import pack_tokens
 from echo2d.core.rollouts.events import GroupDropped, PromptDrawn, PromptTaken, SampleKept, SampleScored, ScoreSample
@@ -101,7 +101,7 @@ def test_a_span_names_only_what_its_worker_said_it_serves() -> None:
     result = worker.finish(*worker.open[0])
     publish_step(world, 1)
     version, digest = version_key(1).version, version_key(1).digest
-    world.say(worker, replace(result, spans=(Span(0, 3, version, digest),)))
+    world.say(worker, replace(result, spans=(VersionSpan(0, 3, version, digest),)))
     assert answers(worker)[-1] == (False, "version 1 is not published, revoked, or not acknowledged by this worker")
 
 

@@ -5,20 +5,20 @@ import pytest
 from echo2d.core.base.ids import TAG_SHIFT, GroupId, LeaseId, PeerId
 from echo2d.core.protocol.trajectory import Partial, pack_logprobs, pack_tokens
 from echo2d.core.rollouts import leases as leases_module
-from echo2d.core.rollouts.leases import STUCK_S, Lease, Leases
+from echo2d.core.rollouts.leases import STUCK_S, Lease, LeaseTable
 from tests.support.coordinator_world import version_key
 
 WORKER = PeerId("w")
 
 
-def start(leases: Leases, *, now: float = 0.0, ended: Lease | None = None) -> Lease:
+def start(leases: LeaseTable, *, now: float = 0.0, ended: Lease | None = None) -> Lease:
     lease = leases.start(None if ended is None else ended.key, GroupId(1), WORKER, version_key(0), {0, 1, 2}, now=now)
     leases.check()
     return lease
 
 
 def test_ids_carry_the_tag_and_attempts_count() -> None:
-    leases = Leases(5, silence_s=15.0)
+    leases = LeaseTable(5, silence_s=15.0)
     first = start(leases)
     assert (first.key.lease, first.key.attempt) == (5 << TAG_SHIFT, 0)
     leases.end(first)
@@ -30,7 +30,7 @@ def test_ids_carry_the_tag_and_attempts_count() -> None:
 
 
 def test_load_follows_answers() -> None:
-    leases = Leases(1, silence_s=15.0)
+    leases = LeaseTable(1, silence_s=15.0)
     lease = start(leases)
     assert leases.load(WORKER) == 3
     assert not leases.answer(lease, 0)
@@ -43,7 +43,7 @@ def test_load_follows_answers() -> None:
 
 
 def test_silence_ends_a_lease_and_so_does_progress_without_tokens() -> None:
-    leases = Leases(1, silence_s=15.0)
+    leases = LeaseTable(1, silence_s=15.0)
     lease = start(leases)
     assert leases.wake_at() == 15.0
     assert leases.expired(now=14.9) == []
@@ -56,7 +56,7 @@ def test_silence_ends_a_lease_and_so_does_progress_without_tokens() -> None:
 
 
 def test_a_worker_that_reports_without_tokens_is_idle_and_a_silent_one_is_silent() -> None:
-    leases = Leases(1, silence_s=15.0)
+    leases = LeaseTable(1, silence_s=15.0)
     lease = start(leases)
     leases.renew(lease, tokens=False, now=10.0)
     assert lease.idle_s(12.0) == 12.0
@@ -64,8 +64,8 @@ def test_a_worker_that_reports_without_tokens_is_idle_and_a_silent_one_is_silent
 
 
 def test_an_attempt_from_before_a_restart_runs_on_under_its_name() -> None:
-    given = start(Leases(1, silence_s=15.0)).given
-    leases = Leases(2, silence_s=15.0)
+    given = start(LeaseTable(1, silence_s=15.0)).given
+    leases = LeaseTable(2, silence_s=15.0)
     lease = leases.resume(given, [1, 2], now=50.0)
     leases.check()
     assert (lease.key, lease.samples, lease.silent_at, leases.load(WORKER)) == (given.key, {1, 2}, 65.0, 2)
@@ -81,7 +81,7 @@ def a_partial(tokens: int) -> Partial:
 
 def test_outputs_are_gathered_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases_module, "GATHERED_BYTES_MAX", 8 * 10)
-    leases = Leases(1, silence_s=15.0)
+    leases = LeaseTable(1, silence_s=15.0)
     one, two = start(leases), start(leases)
     leases.gather(one, 0, a_partial(6))
     leases.gather(two, 0, a_partial(5))

@@ -6,8 +6,8 @@ import pytest
 
 from echo2d.core.base.ids import Digest, Epoch, GroupId, PublishSeq, Version
 from echo2d.core.cluster.events import PeerDisconnected, PeerRevoked, Persist, VersionPublished
-from echo2d.core.cluster.statistics import Figures
-from echo2d.core.cluster.versions import Versions
+from echo2d.core.cluster.statistics import Statistics
+from echo2d.core.cluster.versions import PublishedVersions
 from echo2d.core.coordinator.events import Recovered
 from echo2d.core.protocol.control_messages import (
     Goodbye,
@@ -16,14 +16,14 @@ from echo2d.core.protocol.control_messages import (
     LeaseProgress,
     SampleAnswered,
     SampleDelta,
-    Span,
+    VersionSpan,
 )
 from echo2d.core.protocol.trajectory import Partial, TrajectoryRecord, pack_logprobs, pack_tokens, unpack_tokens
 from echo2d.core.rollouts.events import SampleKept, ScoreSample
-from echo2d.core.rollouts.group_table import Group, Waiting
-from echo2d.core.rollouts.leases import Leases
+from echo2d.core.rollouts.group_table import OpenGroup, Waiting
+from echo2d.core.rollouts.leases import LeaseTable
 from echo2d.core.rollouts.partials import FRUITLESS_MAX, PARTIAL_WAIT_S, Partials
-from echo2d.core.rollouts.prompts import Prompt
+from echo2d.core.rollouts.prompts import DrawnPrompt
 from echo2d.core.rollouts.staleness import Staleness
 from tests.core.rollouts.test_groups import dropped, grants, world_of
 from tests.support.coordinator_world import Peer, World, rules, version_digest
@@ -70,7 +70,7 @@ def test_a_dying_workers_tokens_go_on_elsewhere() -> None:
     record = kept(world)
     assert tokens_of(record.tokens) == [7, 8, 9, 3, 4, 1]
     assert record.logprobs == pack_logprobs([-0.25] * 3 + [-0.5] * 3)
-    assert record.spans == (Span(0, 6, *_parts(0)),)
+    assert record.spans == (VersionSpan(0, 6, *_parts(0)),)
     assert record.worker == two.peer
     assert [action.tokens for action in world.actions if isinstance(action, ScoreSample)] == [record.tokens]
     status = world.state.status()
@@ -108,7 +108,7 @@ def test_the_joined_spans_name_who_wrote_what() -> None:
     while not (again := grants(two)[-1]).attempt:
         world.say(two, two.finish(*two.open[0]))
     world.say(two, two.finish(HeldLease(again.lease, 1), 0))
-    assert kept(world).spans == (Span(0, 2, *_parts(0)), Span(2, 5, *_parts(1)))
+    assert kept(world).spans == (VersionSpan(0, 2, *_parts(0)), VersionSpan(2, 5, *_parts(1)))
     assert kept(world).version_min == 0
     assert world.ledger.groups[again.group].record.trajectories[-1] is kept(world)
 
@@ -188,19 +188,19 @@ def test_what_is_told_again_from_the_first_token_replaces_what_was_told() -> Non
     assert tokens_of(grants(two)[-1].prompt)[3:] == [5, 6, 7]
 
 
-def delta(*tokens: int, start: int = 2, spans: tuple[Span, ...] | None = None) -> SampleDelta:
-    whole = (Span(start, start + len(tokens), *_parts(0)),) if spans is None else spans
+def delta(*tokens: int, start: int = 2, spans: tuple[VersionSpan, ...] | None = None) -> SampleDelta:
+    whole = (VersionSpan(start, start + len(tokens), *_parts(0)),) if spans is None else spans
     return SampleDelta(0, pack_tokens(tokens), pack_logprobs([-0.25] * len(tokens)), whole)
 
 
 BAD = {
     "behind a gap": delta(5, start=3),
     "overlapping": delta(5, start=1),
-    "spans beyond it": delta(5, spans=(Span(2, 4, *_parts(0)),)),
-    "spans short of it": delta(5, 6, spans=(Span(2, 3, *_parts(0)),)),
+    "spans beyond it": delta(5, spans=(VersionSpan(2, 4, *_parts(0)),)),
+    "spans short of it": delta(5, 6, spans=(VersionSpan(2, 3, *_parts(0)),)),
     "no spans": delta(5, spans=()),
-    "a version never served": delta(5, spans=(Span(2, 3, *_parts(1)),)),
-    "a version of other bytes": delta(5, spans=(Span(2, 3, Version(0), version_digest(0, 1)),)),
+    "a version never served": delta(5, spans=(VersionSpan(2, 3, *_parts(1)),)),
+    "a version of other bytes": delta(5, spans=(VersionSpan(2, 3, Version(0), version_digest(0, 1)),)),
     "too many tokens": delta(*range(2, 9)),
     "half a token": replace(delta(5), tokens=b"\1\0"),
     "a logprob too few": replace(delta(5, 6), logprobs=pack_logprobs([-0.5])),
@@ -223,7 +223,7 @@ def test_bad_progress_is_forgotten_and_counted_once(bad: SampleDelta) -> None:
     assert len(faults(world)) == 1
     assert grants(two)[-1].max_new_tokens == 8
     world.say(two, two.finish(*two.open[0]))
-    assert kept(world).spans == (Span(0, 3, *_parts(0)),)
+    assert kept(world).spans == (VersionSpan(0, 3, *_parts(0)),)
 
 
 def test_progress_of_what_is_not_open_is_nothing() -> None:
@@ -258,7 +258,7 @@ def handed_to(world: World, old: Peer, new: Peer) -> tuple[HeldLease, int]:
 def test_a_result_is_not_older_than_what_it_goes_on_from() -> None:
     world, old, new, _ = two_versions()
     result = old.finish(*handed_to(world, old, new))
-    world.say(old, replace(result, spans=(Span(0, 3, *_parts(0)),)))
+    world.say(old, replace(result, spans=(VersionSpan(0, 3, *_parts(0)),)))
     answer = [message for message in old.inbox if isinstance(message, SampleAnswered)][-1]
     assert answer.reason == "span versions decrease"
 
@@ -267,7 +267,7 @@ def test_a_revoked_version_takes_its_tokens_along() -> None:
     """Running on them, waiting, and under way: what older versions wrote before stays."""
     world, old, new, _ = two_versions()
     key = next(iter(new.leases))
-    spans = (Span(0, 1, *_parts(0)), Span(1, 2, *_parts(1)))
+    spans = (VersionSpan(0, 1, *_parts(0)), VersionSpan(1, 2, *_parts(1)))
     world.say(new, LeaseProgress(key.lease, key.attempt, (delta(5, 6, spans=spans),)))
     world.say(new, LeaseFailed(key.lease, key.attempt, "engine fault"))
     world.open_session(0)
@@ -324,15 +324,15 @@ def test_a_partial_that_is_too_old_is_forgotten() -> None:
         run = rules(staleness_max=1, over_stale=over_stale)
         partials = Partials(
             run,
-            leases=Leases(1, 15.0),
-            versions=Versions(published, PublishSeq(3)),
+            leases=LeaseTable(1, 15.0),
+            versions=PublishedVersions(published, PublishSeq(3)),
             staleness=Staleness(run, recovered),
-            figures=Figures(),
+            statistics=Statistics(),
         )
-        group = Group(GroupId(0), Prompt(0, pack_tokens([1])), {0, 1, 2, 3, 4, 5})
+        group = OpenGroup(GroupId(0), DrawnPrompt(0, pack_tokens([1])), {0, 1, 2, 3, 4, 5})
         spans = {1: [0], 2: [2], 3: [1, 2], 4: [2, 3]}  # version 3 is not published
         for sample, versions in spans.items():
-            written = tuple(Span(at, at + 1, *_parts(version)) for at, version in enumerate(versions))
+            written = tuple(VersionSpan(at, at + 1, *_parts(version)) for at, version in enumerate(versions))
             group.partials[sample] = Waiting(Partial(b"1234" * len(versions), b"", written), until=30.0)
         assert partials.forget([group], now=29.0) == 30.0
         assert sorted(group.partials) == left

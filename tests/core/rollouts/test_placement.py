@@ -5,20 +5,20 @@ from collections.abc import Iterator
 import pytest
 
 from echo2d.core.base.ids import PeerId
-from echo2d.core.rollouts.placement import Room, place
+from echo2d.core.rollouts.placement import FreeSlots, place
 
 
 class Rooms:
     """These rooms, best first."""
 
     def __init__(self, *sizes: tuple[int, int]) -> None:
-        self._rooms = [Room(PeerId(f"w{index}"), slots, free) for index, (slots, free) in enumerate(sizes)]
+        self._rooms = [FreeSlots(PeerId(f"w{index}"), slots, free) for index, (slots, free) in enumerate(sizes)]
         self.slots, self.free = sum(slots for slots, _ in sizes), sum(free for _, free in sizes)
 
-    def __iter__(self) -> Iterator[Room]:
+    def __iter__(self) -> Iterator[FreeSlots]:
         return (room for room in self._rooms if room.free)
 
-    def with_free(self, samples: int) -> Room | None:
+    def with_free(self, samples: int) -> FreeSlots | None:
         return next((room for room in self._rooms if room.free >= samples), None)
 
 

@@ -1,7 +1,7 @@
 """Prompts are drawn ahead, taken by cursor, and used again when their group aged out."""
 
 from echo2d.core.rollouts.events import DrawPrompt
-from echo2d.core.rollouts.prompts import AHEAD_MAX, Prompt, Prompts
+from echo2d.core.rollouts.prompts import AHEAD_MAX, DrawnPrompt, Prompts
 
 
 def test_drawn_ahead_and_taken_in_order() -> None:
@@ -12,14 +12,14 @@ def test_drawn_ahead_and_taken_in_order() -> None:
     prompts.drawn(7, b"7")
     prompts.drawn(99, b"?")  # never asked for
     prompts.check()
-    assert [prompts.take(), prompts.take(), prompts.take()] == [Prompt(7, b"7"), Prompt(8, b"8"), None]
+    assert [prompts.take(), prompts.take(), prompts.take()] == [DrawnPrompt(7, b"7"), DrawnPrompt(8, b"8"), None]
 
 
 def test_given_back_ones_come_first_and_count() -> None:
     prompts = Prompts(0)
-    prompts.give_back(Prompt(3, b"3"))
+    prompts.give_back(DrawnPrompt(3, b"3"))
     assert prompts.ask(1) == []
-    assert prompts.take() == Prompt(3, b"3")
+    assert prompts.take() == DrawnPrompt(3, b"3")
     assert prompts.ask(1) == [DrawPrompt(0)]
 
 

@@ -18,7 +18,7 @@ from echo2d.core.protocol.control_messages import (
     LeaseProgress,
     PlanEdges,
     Refused,
-    Span,
+    VersionSpan,
     Welcome,
 )
 from echo2d.core.protocol.trajectory import unpack_tokens
@@ -155,7 +155,7 @@ def test_versions_served_while_the_link_was_down_count() -> None:
         world.drain()
     one.serving = version_key(2)
     result = one.finish(key, 0)
-    spans = tuple(Span(at, at + 1, version_key(at).version, version_key(at).digest) for at in range(3))
+    spans = tuple(VersionSpan(at, at + 1, version_key(at).version, version_key(at).digest) for at in range(3))
     result = one.unanswered[key, 0] = replace(result, spans=spans)
     one.served = (version_key(0), version_key(1))
     world.connect(one.name, slots=2)

@@ -6,8 +6,8 @@ from echo2d.core.base.ids import Epoch, PeerId, PublishSeq, SessionId, Version
 from echo2d.core.cluster.events import VersionPublished
 from echo2d.core.cluster.membership import Peer
 from echo2d.core.protocol.control_messages import VersionKey
-from echo2d.core.rollouts.placement import Room, place
-from echo2d.core.rollouts.worker_ranking import Choice, Ranking
+from echo2d.core.rollouts.placement import FreeSlots, place
+from echo2d.core.rollouts.worker_ranking import WorkerChoice, WorkerRanking
 from tests.support.coordinator_world import version_key
 
 VERSIONS = {
@@ -27,7 +27,7 @@ class Fleet:
     """Workers and their loads, ranked."""
 
     def __init__(self) -> None:
-        self.ranking = Ranking()
+        self.ranking = WorkerRanking()
         self.peers: dict[PeerId, Peer] = {}
         self.load: dict[PeerId, int] = {}
         self.now = 0.0
@@ -36,12 +36,12 @@ class Fleet:
         self.peers[peer.peer], self.load[peer.peer] = peer, load
         self.ranking.refresh(peer.peer, peer, load)
 
-    def choose(self, oldest: int) -> Choice:
+    def choose(self, oldest: int) -> WorkerChoice:
         self.ranking.rested(now=self.now)
         self.ranking.check(self.peers.values(), lambda peer: self.load[peer])
         return self.ranking.choose(Version(oldest), VERSIONS.get)
 
-    def sorted_rooms(self, oldest: int) -> list[Room]:
+    def sorted_rooms(self, oldest: int) -> list[FreeSlots]:
         """As the rule says it: newest publish first, then most room."""
         ranked = []
         for peer in self.peers.values():
@@ -49,7 +49,7 @@ class Fleet:
             if peer.alive and record is not None and record.version >= oldest and self.now >= peer.rest_until:
                 free = max(0, peer.slots - self.load[peer.peer])
                 ranked.append((-record.publish_seq, -free, peer.peer, peer.slots))
-        return [Room(name, slots, -free) for _, free, name, slots in sorted(ranked)]
+        return [FreeSlots(name, slots, -free) for _, free, name, slots in sorted(ranked)]
 
 
 def test_the_newest_publish_and_the_most_room_come_first() -> None:
@@ -58,7 +58,7 @@ def test_the_newest_publish_and_the_most_room_come_first() -> None:
         fleet.put(worker(name, serving=version_key(version)), load)
     assert [room.worker for room in fleet.choose(0)] == ["c", "b", "a", "d"]
     assert [room.worker for room in fleet.choose(1)] == ["a", "d"]
-    assert fleet.choose(0).with_free(4) == Room(PeerId("a"), 4, 4)
+    assert fleet.choose(0).with_free(4) == FreeSlots(PeerId("a"), 4, 4)
     assert (fleet.choose(0).free, fleet.choose(0).slots, fleet.ranking.slots) == (12, 20, 20)
 
 

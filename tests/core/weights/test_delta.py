@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from echo2d.core.weights.delta import Mode, decode_chunk, encode_chunk
+from echo2d.core.weights.delta import ChunkMode, decode_chunk, encode_chunk
 from echo2d.errors import IntegrityFault
 
 RNG = np.random.default_rng(7)
@@ -23,16 +23,23 @@ def changed(share: float, *, by: Sequence[int] = (-1, 1)) -> bytes:
 
 def test_an_unchanged_chunk_is_same() -> None:
     encoded = encode_chunk(WORDS, bytearray(WORDS))
-    assert (encoded.mode, encoded.payload) == (Mode.SAME, b"")
-    assert decode_chunk(Mode.SAME, b"", len(WORDS), memoryview(WORDS)) == WORDS
+    assert (encoded.mode, encoded.payload) == (ChunkMode.SAME, b"")
+    assert decode_chunk(ChunkMode.SAME, b"", len(WORDS), memoryview(WORDS)) == WORDS
 
 
 @pytest.mark.parametrize(
     ("share", "mode", "most"),
-    [(0.0001, Mode.SPARSE, 0.003), (0.01, Mode.SPARSE, 0.0074), (0.1, Mode.SPARSE, 0.042), (0.14, Mode.SPARSE, 0.053),
-     (0.16, Mode.DENSE, 0.066), (0.5, Mode.DENSE, 0.12), (1.0, Mode.DENSE, 0.085)],
-)  # fmt: skip
-def test_a_changed_chunk_takes_what_its_changes_take(share: float, mode: Mode, most: float) -> None:
+    [
+        (0.0001, ChunkMode.SPARSE, 0.003),
+        (0.01, ChunkMode.SPARSE, 0.0074),
+        (0.1, ChunkMode.SPARSE, 0.042),
+        (0.14, ChunkMode.SPARSE, 0.053),
+        (0.16, ChunkMode.DENSE, 0.066),
+        (0.5, ChunkMode.DENSE, 0.12),
+        (1.0, ChunkMode.DENSE, 0.085),
+    ],
+)
+def test_a_changed_chunk_takes_what_its_changes_take(share: float, mode: ChunkMode, most: float) -> None:
     new = changed(share)
     encoded = encode_chunk(memoryview(new), memoryview(WORDS))
     assert encoded.mode == mode
@@ -42,13 +49,13 @@ def test_a_changed_chunk_takes_what_its_changes_take(share: float, mode: Mode, m
 
 def test_one_odd_byte_is_sparse() -> None:
     encoded = encode_chunk(WORDS + b"a", WORDS + b"b")
-    assert (encoded.mode, len(encoded.payload)) == (Mode.SPARSE, 17)
-    assert decode_chunk(Mode.SPARSE, encoded.payload, len(WORDS) + 1, WORDS + b"b") == WORDS + b"a"
+    assert (encoded.mode, len(encoded.payload)) == (ChunkMode.SPARSE, 17)
+    assert decode_chunk(ChunkMode.SPARSE, encoded.payload, len(WORDS) + 1, WORDS + b"b") == WORDS + b"a"
 
 
 def test_weights_are_full() -> None:
     encoded = encode_chunk(memoryview(WORDS), RNG.bytes(len(WORDS)))
-    assert encoded.mode == Mode.FULL
+    assert encoded.mode == ChunkMode.FULL
     assert len(encoded.payload) < 0.72 * len(WORDS)
     assert decode_chunk(encoded.mode, bytearray(encoded.payload), len(WORDS)) == WORDS
 
@@ -57,7 +64,7 @@ def test_noise_is_raw() -> None:
     noise = RNG.bytes(10_001)
     for base in (None, RNG.bytes(10_001), RNG.bytes(9)):
         encoded = encode_chunk(noise, base)
-        assert (encoded.mode, encoded.payload) == (Mode.RAW, noise)
+        assert (encoded.mode, encoded.payload) == (ChunkMode.RAW, noise)
     assert decode_chunk(encoded.mode, encoded.payload, len(noise)) == noise
 
 
@@ -71,7 +78,7 @@ def test_float32_comes_back() -> None:
 
 
 def test_a_base_of_another_length_is_never_same() -> None:
-    assert encode_chunk(WORDS, WORDS + b"\0").mode == Mode.FULL
+    assert encode_chunk(WORDS, WORDS + b"\0").mode == ChunkMode.FULL
 
 
 def test_chunks_are_independent_of_each_other() -> None:
@@ -83,7 +90,7 @@ def test_chunks_are_independent_of_each_other() -> None:
 
 
 def test_the_mode_numbers_are_fixed() -> None:
-    assert [(mode.name, mode.value) for mode in Mode] == [
+    assert [(mode.name, mode.value) for mode in ChunkMode] == [
         ("SAME", 0), ("RAW", 1), ("FULL", 2), ("SPARSE", 3), ("DENSE", 4),
     ]  # fmt: skip
 
@@ -91,19 +98,19 @@ def test_the_mode_numbers_are_fixed() -> None:
 @pytest.mark.parametrize(
     ("mode", "payload", "base"),
     [
-        (Mode.SAME, b"", None),
-        (Mode.SAME, b"", b"1234567"),
-        (Mode.SAME, b"x", b"12345678"),
-        (Mode.RAW, b"1234567", None),
-        (Mode.RAW, b"123456789", None),
-        (Mode.FULL, b"", None),
-        (Mode.SPARSE, b"", b"12345678"),
-        (Mode.SPARSE, bytes(16), None),
-        (Mode.SPARSE, bytes(16), b"1234567"),
-        (Mode.DENSE, b"", b"12345678"),
-        (Mode.DENSE, bytes(12), None),
+        (ChunkMode.SAME, b"", None),
+        (ChunkMode.SAME, b"", b"1234567"),
+        (ChunkMode.SAME, b"x", b"12345678"),
+        (ChunkMode.RAW, b"1234567", None),
+        (ChunkMode.RAW, b"123456789", None),
+        (ChunkMode.FULL, b"", None),
+        (ChunkMode.SPARSE, b"", b"12345678"),
+        (ChunkMode.SPARSE, bytes(16), None),
+        (ChunkMode.SPARSE, bytes(16), b"1234567"),
+        (ChunkMode.DENSE, b"", b"12345678"),
+        (ChunkMode.DENSE, bytes(12), None),
     ],
 )
-def test_wrong_payloads_are_refused(mode: Mode, payload: bytes, base: bytes | None) -> None:
+def test_wrong_payloads_are_refused(mode: ChunkMode, payload: bytes, base: bytes | None) -> None:
     with pytest.raises(IntegrityFault):
         decode_chunk(mode, payload, 8, base)

@@ -7,7 +7,7 @@ import pytest
 
 from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.ids import ChunkId
-from echo2d.core.weights.delta import Mode
+from echo2d.core.weights.delta import ChunkMode
 from echo2d.core.weights.delta_chain import KeptDelta, compose_record, shortest_chain
 from echo2d.core.weights.encoding import NO_BASE, ChunkRecord, decode_record, encode_record
 from echo2d.errors import IntegrityFault
@@ -53,7 +53,7 @@ def test_a_composed_record_is_the_one_that_the_base_would_give() -> None:
     contents = versions(5, 6, 0xFFFF, 9)
     record, payload = compose_record(CHUNK, chain_of(contents), len(contents[0]), lambda: b"not read")
     assert (record, payload) == encode_record(CHUNK, contents[-1], contents[0])
-    assert record.mode == Mode.SPARSE
+    assert record.mode == ChunkMode.SPARSE
     assert decode_record(record, payload, len(contents[0]), contents[0]) == contents[-1]
 
 
@@ -72,7 +72,7 @@ def test_what_is_larger_as_a_delta_goes_by_itself() -> None:
     second = rng.randbytes(2000) + first[2000:]
     third = second[:2000] + rng.randbytes(2000)
     chain = chain_of([first, second, third])
-    assert [record.mode for record, _ in chain] == [Mode.DENSE, Mode.DENSE]
+    assert [record.mode for record, _ in chain] == [ChunkMode.DENSE, ChunkMode.DENSE]
     record, payload = compose_record(CHUNK, chain, 4000, lambda: third)
     assert (record, payload) == encode_record(CHUNK, third)
     with pytest.raises(IntegrityFault, match="chunk 3 is not what its deltas make"):

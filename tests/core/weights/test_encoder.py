@@ -4,7 +4,7 @@ import pytest
 
 from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.ids import ChunkId
-from echo2d.core.weights.delta import Mode
+from echo2d.core.weights.delta import ChunkMode
 from echo2d.core.weights.encoder import FormBuilder, Segment
 from echo2d.core.weights.encoding import (
     FRAME_BYTES_MAX,
@@ -25,7 +25,7 @@ def test_a_segment_holds_sixty_four_mebibytes() -> None:
     builder = FormBuilder(facts(), (FileEntry("a.json", 10 * CHUNK_BYTES, 0),))
     segments: list[Segment] = []
     for chunk in range(10):
-        full = builder.add(ChunkRecord(ChunkId(chunk), Mode.RAW, CHUNK_BYTES, NO_BASE, digest_of(b"")), ZEROS)
+        full = builder.add(ChunkRecord(ChunkId(chunk), ChunkMode.RAW, CHUNK_BYTES, NO_BASE, digest_of(b"")), ZEROS)
         segments += [] if full is None else [full]
         builder.check()
     segments.append(builder.finish())
@@ -44,7 +44,7 @@ def test_a_full_table_closes_a_segment() -> None:
     closed = [
         full
         for chunk in range(count)
-        if (full := builder.add(ChunkRecord(ChunkId(chunk), Mode.SAME, 0, bytes(range(16)), digest_of(b"")), b""))
+        if (full := builder.add(ChunkRecord(ChunkId(chunk), ChunkMode.SAME, 0, bytes(range(16)), digest_of(b"")), b""))
     ]
     builder.check()
     last = builder.finish()

@@ -7,7 +7,7 @@ import pytest
 
 from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.ids import FORM_ID_CHARS, ChunkId, Digest, Epoch, PublishSeq, RunId, SegmentId, Version, frame_id
-from echo2d.core.weights.delta import Mode
+from echo2d.core.weights.delta import ChunkMode
 from echo2d.core.weights.encoding import (
     FRAME_BYTES_DEFAULT,
     FRAME_BYTES_MAX,
@@ -31,7 +31,7 @@ from tests.support.encodings import BASE_DIGEST, facts
 FILES = (FileEntry("config.json", 5, 0),)
 
 
-def record(chunk: int, wire_bytes: int, mode: Mode = Mode.RAW, base: bytes = NO_BASE) -> ChunkRecord:
+def record(chunk: int, wire_bytes: int, mode: ChunkMode = ChunkMode.RAW, base: bytes = NO_BASE) -> ChunkRecord:
     return ChunkRecord(ChunkId(chunk), mode, wire_bytes, base, digest_of(b"chunk %d" % chunk))
 
 
@@ -41,7 +41,7 @@ def frames(count: int) -> tuple[Digest, ...]:
 
 TABLE = SegmentTable(
     SegmentId(2),
-    (record(7, 150_000), record(8, 0, Mode.SAME, b"b" * 16), record(9, 65_536)),
+    (record(7, 150_000), record(8, 0, ChunkMode.SAME, b"b" * 16), record(9, 65_536)),
     frames(4),
 )
 
@@ -94,7 +94,7 @@ def test_records_round_trip_with_and_without_a_base() -> None:
     for base in (None, b"ba" * 500, new):
         made, payload = encode_record(ChunkId(3), new, base)
         assert made.result == digest_of(new)
-        assert (made.base != NO_BASE) == (made.mode == Mode.SAME)
+        assert (made.base != NO_BASE) == (made.mode == ChunkMode.SAME)
         assert decode_record(made, payload, len(new), base) == new
 
 
@@ -137,8 +137,8 @@ def test_a_table_with_too_few_or_too_many_frames(count: int) -> None:
         {"records": (record(60_000, 1),)},
         {"records": (record(7, CHUNK_BYTES + 1),)},
         {"records": (record(7, 0),)},
-        {"records": (record(7, 1, Mode.SAME),)},
-        {"records": (record(7, 1, Mode.FULL, b"b" * 16),)},
+        {"records": (record(7, 1, ChunkMode.SAME),)},
+        {"records": (record(7, 1, ChunkMode.FULL, b"b" * 16),)},
         {"records": tuple(record(chunk, CHUNK_BYTES) for chunk in range(SEGMENT_BYTES_MAX // CHUNK_BYTES + 1))},
         {"files": FILES},
         {"segment": SegmentId(0)},

@@ -9,7 +9,7 @@ from echo2d.core.base.codec import INT_MAX
 from echo2d.core.base.ids import SEGMENTS_MAX, Digest, Epoch, PublishSeq, RunId, SegmentId, Version
 from echo2d.core.weights.encoder import RootWriter
 from echo2d.core.weights.encoding import FRAME_BYTES_MAX, RUN_ID_CHARS_MAX, FormFacts
-from echo2d.core.weights.signed_index import ROOT_BYTES_MAX, ROOT_SEGMENTS_MAX, Root, Totals, running_digest
+from echo2d.core.weights.signed_index import ROOT_BYTES_MAX, ROOT_SEGMENTS_MAX, FormTotals, Root, running_digest
 from echo2d.errors import IntegrityFault
 from tests.support.encodings import BASE_DIGEST, facts
 
@@ -18,7 +18,7 @@ def digests(count: int) -> list[Digest]:
     return [digest_of(b"table %d" % index) for index in range(count)]
 
 
-TOTALS = Totals(100, 200, digest_of(b"snapshot"))
+TOTALS = FormTotals(100, 200, digest_of(b"snapshot"))
 ROOT = Root(facts(), SegmentId(3), tuple(digests(2)), running_digest(digests(5)), None)
 
 
@@ -35,7 +35,7 @@ def test_the_largest_root_fits() -> None:
         FRAME_BYTES_MAX,
     )  # fmt: skip
     first = SegmentId(SEGMENTS_MAX - ROOT_SEGMENTS_MAX)
-    totals = Totals(INT_MAX, INT_MAX, digest_of(b""))
+    totals = FormTotals(INT_MAX, INT_MAX, digest_of(b""))
     largest = Root(largest_facts, first, tuple(digests(ROOT_SEGMENTS_MAX)), digest_of(b""), totals)
     assert len(largest.signing_bytes()) <= ROOT_BYTES_MAX
 
@@ -57,7 +57,7 @@ def test_impossible_roots(change: dict[str, object]) -> None:
 
 def test_impossible_totals() -> None:
     with pytest.raises(IntegrityFault):
-        Totals(1, 1, Digest(b"short"))
+        FormTotals(1, 1, Digest(b"short"))
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import pytest
 
 from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.ids import ChunkId, Digest, SegmentId, frame_id
-from echo2d.core.weights.delta import Mode
+from echo2d.core.weights.delta import ChunkMode
 from echo2d.core.weights.encoding import NO_BASE, ChunkRecord, SegmentTable
 from echo2d.core.weights.manifest import Chunk, FileEntry
-from echo2d.core.weights.signed_index import PAGE_SEGMENTS_MAX, Root, Totals, running_digest
+from echo2d.core.weights.signed_index import PAGE_SEGMENTS_MAX, FormTotals, Root, running_digest
 from echo2d.core.weights.verifier import FormIndex
 from echo2d.errors import IntegrityFault
 from tests.support.encodings import BuiltForm, build_form, facts
@@ -140,7 +140,7 @@ def test_nothing_follows_the_last_root() -> None:
     with pytest.raises(IntegrityFault, match="after"):
         index.accept_root(longer)
     with pytest.raises(IntegrityFault, match="after"):
-        index.accept_root(replace(LAST, totals=Totals(1, 1, digest_of(b""))))
+        index.accept_root(replace(LAST, totals=FormTotals(1, 1, digest_of(b""))))
     assert index.totals == LAST.totals
 
 
@@ -192,7 +192,7 @@ def test_a_damaged_or_unsigned_table_is_refused() -> None:
 FILES = (FileEntry("a.json", 100, 0), FileEntry("b.json", 50, 0))
 
 
-def record(chunk: int, wire_bytes: int, mode: Mode = Mode.RAW) -> ChunkRecord:
+def record(chunk: int, wire_bytes: int, mode: ChunkMode = ChunkMode.RAW) -> ChunkRecord:
     return ChunkRecord(ChunkId(chunk), mode, wire_bytes, NO_BASE, digest_of(b""))
 
 
@@ -206,8 +206,8 @@ def table(segment: int, *records: ChunkRecord) -> SegmentTable:
     [
         [table(0, record(1, 50))],
         [table(0, record(0, 99))],
-        [table(0, record(0, 100), record(1, 50, Mode.FULL))],
-        [table(0, record(0, 0, Mode.SAME))],
+        [table(0, record(0, 100), record(1, 50, ChunkMode.FULL))],
+        [table(0, record(0, 0, ChunkMode.SAME))],
         [table(0, record(0, 100), record(1, 50), record(2, 1))],
         [table(0, record(0, 100)), table(1, record(2, 50))],
         [table(0, record(0, 100)), table(1, record(0, 50))],
@@ -247,7 +247,7 @@ def test_totals_that_do_not_add_up(change: dict[str, object]) -> None:
 
 def test_too_few_chunks_make_no_manifest() -> None:
     short = table(0, record(0, 100))
-    totals = Totals(100, 100, digest_of(b""))
+    totals = FormTotals(100, 100, digest_of(b""))
     index = FormIndex(Root(facts(), SegmentId(0), (short.digest,), running_digest([short.digest]), totals))
     index.accept_table(SegmentId(0), short.encode())
     with pytest.raises(IntegrityFault):

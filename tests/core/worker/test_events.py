@@ -12,11 +12,11 @@ def names(union: object) -> set[str]:
 
 
 def test_the_events_of_all_parts_come_in() -> None:
-    assert names(worker_events.VersionEvent) <= names(worker_state.Event)
-    assert names(relay_events.Event) <= names(worker_state.Event)
+    assert names(worker_events.VersionEvent) <= names(worker_state.WorkerEvent)
+    assert names(relay_events.RelayEvent) <= names(worker_state.WorkerEvent)
 
 
 def test_the_actions_of_all_parts_go_out_or_become_messages() -> None:
     became_messages = {"ReportEdgeBroken", "Accuse", "FormArrived", "FrameGone"}
-    assert names(worker_events.LeaseAction) | names(worker_events.VersionAction) <= names(worker_state.Action)
-    assert names(relay_events.Action) - became_messages <= names(worker_state.Action)
+    assert names(worker_events.LeaseAction) | names(worker_events.VersionAction) <= names(worker_state.WorkerAction)
+    assert names(relay_events.RelayAction) - became_messages <= names(worker_state.WorkerAction)

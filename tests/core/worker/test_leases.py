@@ -16,8 +16,8 @@ from echo2d.core.protocol.control_messages import (
     LeaseProgress,
     SampleAnswered,
     SampleFinished,
-    Span,
     VersionKey,
+    VersionSpan,
     Welcome,
 )
 from echo2d.core.protocol.trajectory import pack_tokens, unpack_tokens
@@ -29,7 +29,7 @@ from echo2d.core.worker.events import (
     SendControl,
     StartGeneration,
 )
-from echo2d.core.worker.leases import ENGINE_STALL_S, LEASES_MAX, RESULTS_MAX, Leases
+from echo2d.core.worker.leases import ENGINE_STALL_S, LEASES_MAX, RESULTS_MAX, WorkerLeases
 
 SLOTS = 4
 V1, V2 = (VersionKey(Version(n), Digest(bytes([n]) * 32)) for n in (1, 2))
@@ -63,21 +63,21 @@ def sent(actions: list[LeaseAction], kind: type) -> list[object]:
 
 
 @pytest.fixture
-def leases() -> Iterator[Leases]:
-    leases = Leases(SLOTS)
+def leases() -> Iterator[WorkerLeases]:
+    leases = WorkerLeases(SLOTS)
     leases.confirmed(V1, now=0.0)
     yield leases
     leases.check()
 
 
-def test_a_lease_starts_and_ends_with_its_results(leases: Leases) -> None:
+def test_a_lease_starts_and_ends_with_its_results(leases: WorkerLeases) -> None:
     assert leases.granted(a_lease(), V1, now=0.0) == [StartGeneration(a_lease())]
     assert (leases.running, leases.held()) == (2, (key(),))
     assert leases.progressed(output(3), LABELS, now=1.0) == []
     [first] = sent(leases.progressed(output(2, start=3, finish="stop"), LABELS, now=1.0), SampleFinished)
     assert isinstance(first, SampleFinished)
     assert unpack_tokens(first.tokens).tolist() == [0, 1, 2, 3, 4]
-    assert first.spans == (Span(0, 5, *_parts(V1)),)
+    assert first.spans == (VersionSpan(0, 5, *_parts(V1)),)
     leases.progressed(output(1, sample=1, finish="length"), LABELS, now=1.0)
     assert (leases.running, leases.held()) == (0, (key(),))
     for sample in (0, 1):
@@ -103,13 +103,13 @@ def _parts(version: VersionKey) -> tuple[Version, Digest]:
     ],
 )
 def test_what_cannot_be_worked_on_is_given_back(
-    leases: Leases, serving: VersionKey | None, lease: LeaseGranted, reason: str
+    leases: WorkerLeases, serving: VersionKey | None, lease: LeaseGranted, reason: str
 ) -> None:
     assert leases.granted(lease, serving, now=0.0) == [SendControl(LeaseFailed(LeaseId(1), 1, reason))]
     assert leases.idle
 
 
-def test_leases_wait_for_slots_in_order(leases: Leases) -> None:
+def test_leases_wait_for_slots_in_order(leases: WorkerLeases) -> None:
     leases.granted(a_lease(1), V1, now=0.0)
     leases.granted(a_lease(2, samples=(0, 1, 2)), V1, now=0.0)
     assert leases.granted(a_lease(3), V1, now=0.0) == [], "a large lease is not overtaken"
@@ -121,28 +121,28 @@ def test_leases_wait_for_slots_in_order(leases: Leases) -> None:
     assert leases.cancelled(key(2), now=1.0)[1:] == [StartGeneration(a_lease(3))]
 
 
-def test_a_lease_larger_than_all_slots_runs_alone(leases: Leases) -> None:
+def test_a_lease_larger_than_all_slots_runs_alone(leases: WorkerLeases) -> None:
     large = a_lease(samples=tuple(range(SLOTS + 1)))
     assert leases.granted(large, V1, now=0.0) == [StartGeneration(large)]
     leases.check()
 
 
-def test_progress_tells_new_tokens_every_two_seconds(leases: Leases) -> None:
+def test_progress_tells_new_tokens_every_two_seconds(leases: WorkerLeases) -> None:
     leases.granted(a_lease(), V1, now=0.0)
     leases.progressed(output(3), LABELS, now=0.5)
     assert leases.report(now=1.0) == []
     assert leases.wake_at() == PROGRESS_S
     [message] = sent(leases.report(now=PROGRESS_S), LeaseProgress)
     assert isinstance(message, LeaseProgress)
-    assert [(delta.sample, delta.spans) for delta in message.samples] == [(0, (Span(0, 3, *_parts(V1)),))]
+    assert [(delta.sample, delta.spans) for delta in message.samples] == [(0, (VersionSpan(0, 3, *_parts(V1)),))]
     leases.progressed(output(2, start=3), LABELS, now=2.5)
     [message] = sent(leases.report(now=2 * PROGRESS_S), LeaseProgress)
     assert isinstance(message, LeaseProgress)
-    assert message.samples[0].spans == (Span(3, 5, *_parts(V1)),)
+    assert message.samples[0].spans == (VersionSpan(3, 5, *_parts(V1)),)
     assert sent(leases.report(now=3 * PROGRESS_S), LeaseProgress) == [LeaseProgress(LeaseId(1), 1, ())]
 
 
-def test_a_stuck_engine_does_not_keep_its_lease(leases: Leases) -> None:
+def test_a_stuck_engine_does_not_keep_its_lease(leases: WorkerLeases) -> None:
     leases.granted(a_lease(), V1, now=0.0)
     leases.progressed(output(1), LABELS, now=50.0)
     actions = leases.report(now=50.0 + ENGINE_STALL_S)
@@ -163,7 +163,7 @@ def test_a_stuck_engine_does_not_keep_its_lease(leases: Leases) -> None:
         (output(1, start=2, sample=5), "an unknown sample"),
     ],
 )
-def test_output_that_makes_no_sense_ends_the_lease(leases: Leases, bad: SampleProgressed, word: str) -> None:
+def test_output_that_makes_no_sense_ends_the_lease(leases: WorkerLeases, bad: SampleProgressed, word: str) -> None:
     leases.granted(a_lease(), V1, now=0.0)
     leases.progressed(output(2), LABELS, now=0.0)
     actions = leases.progressed(bad, LABELS, now=0.0)
@@ -173,7 +173,7 @@ def test_output_that_makes_no_sense_ends_the_lease(leases: Leases, bad: SamplePr
     assert word in failed.reason
 
 
-def test_versions_never_go_back_within_a_sample(leases: Leases) -> None:
+def test_versions_never_go_back_within_a_sample(leases: WorkerLeases) -> None:
     leases.granted(a_lease(oldest=1), V1, now=0.0)
     leases.progressed(output(2, label="2-b"), LABELS, now=0.0)
     [failed] = sent(leases.progressed(output(1, start=2), LABELS, now=0.0), LeaseFailed)
@@ -181,7 +181,7 @@ def test_versions_never_go_back_within_a_sample(leases: Leases) -> None:
     assert "tokens of version 1 after 2" in failed.reason
 
 
-def test_results_wait_until_their_version_is_confirmed(leases: Leases) -> None:
+def test_results_wait_until_their_version_is_confirmed(leases: WorkerLeases) -> None:
     leases.granted(a_lease(samples=(0,)), V1, now=0.0)
     leases.progressed(output(1), LABELS, now=0.0)
     assert leases.progressed(output(1, start=1, label="2-b", finish="stop"), LABELS, now=0.0) == []
@@ -191,7 +191,7 @@ def test_results_wait_until_their_version_is_confirmed(leases: Leases) -> None:
     assert [span.version for span in result.spans] == [1, 2]
 
 
-def test_results_of_a_refit_in_doubt_are_nobodys(leases: Leases) -> None:
+def test_results_of_a_refit_in_doubt_are_nobodys(leases: WorkerLeases) -> None:
     leases.granted(a_lease(samples=(0,)), V1, now=0.0)
     leases.progressed(output(1, label="2-b", finish="stop"), LABELS, now=0.0)
     assert leases.doubted(V2, now=0.0) == [SendControl(LeaseFailed(LeaseId(1), 1, "a refit failed"))]
@@ -205,7 +205,7 @@ def told(actions: list[LeaseAction], sample: int = 0) -> list[int]:
     return [token for delta in deltas for token in unpack_tokens(delta.tokens).tolist()]
 
 
-def test_progress_names_confirmed_versions_only(leases: Leases) -> None:
+def test_progress_names_confirmed_versions_only(leases: WorkerLeases) -> None:
     leases.granted(a_lease(), V1, now=0.0)
     leases.progressed(output(2), LABELS, now=0.0)
     leases.progressed(output(2, start=2, label="2-b"), LABELS, now=0.0)
@@ -218,11 +218,11 @@ def test_progress_names_confirmed_versions_only(leases: Leases) -> None:
     assert leases.served() == (V1, V2)
     [again] = sent(leases.report(now=3 * PROGRESS_S), LeaseProgress)
     assert isinstance(again, LeaseProgress)
-    assert again.samples[0].spans == (Span(2, 5, *_parts(V2)),)
+    assert again.samples[0].spans == (VersionSpan(2, 5, *_parts(V2)),)
 
 
 @pytest.mark.parametrize("end", ["stop", "engine fault", "stall"])
-def test_what_a_lease_has_is_told_before_it_is_given_back(leases: Leases, end: str) -> None:
+def test_what_a_lease_has_is_told_before_it_is_given_back(leases: WorkerLeases, end: str) -> None:
     leases.granted(a_lease(), V1, now=0.0)
     leases.progressed(output(2), LABELS, now=0.0)
     leases.report(now=PROGRESS_S)
@@ -237,7 +237,7 @@ def test_what_a_lease_has_is_told_before_it_is_given_back(leases: Leases, end: s
     assert [type(each.message) for each in actions if isinstance(each, SendControl)] == [LeaseProgress, LeaseFailed]
 
 
-def test_of_a_revoked_version_nothing_is_told(leases: Leases) -> None:
+def test_of_a_revoked_version_nothing_is_told(leases: WorkerLeases) -> None:
     leases.confirmed(V2, now=0.0)
     leases.granted(a_lease(), V1, now=0.0)
     leases.progressed(output(2), LABELS, now=0.0)
@@ -245,7 +245,7 @@ def test_of_a_revoked_version_nothing_is_told(leases: Leases) -> None:
     assert told(leases.revoked([V2], now=1.0)) == [0, 1]
 
 
-def test_a_new_connection_hears_everything_again(leases: Leases) -> None:
+def test_a_new_connection_hears_everything_again(leases: WorkerLeases) -> None:
     leases.granted(a_lease(1), V1, now=0.0)
     leases.granted(a_lease(2), V1, now=0.0)
     leases.progressed(output(3), LABELS, now=0.0)
@@ -256,10 +256,10 @@ def test_a_new_connection_hears_everything_again(leases: Leases) -> None:
     assert len(sent(actions, SampleFinished)) == 2
     [again] = sent(leases.report(now=5.0), LeaseProgress)
     assert isinstance(again, LeaseProgress)
-    assert again.samples[0].spans == (Span(0, 3, *_parts(V1)),)
+    assert again.samples[0].spans == (VersionSpan(0, 3, *_parts(V1)),)
 
 
-def test_what_a_welcome_does_not_keep_ends(leases: Leases) -> None:
+def test_what_a_welcome_does_not_keep_ends(leases: WorkerLeases) -> None:
     leases.granted(a_lease(1), V1, now=0.0)
     leases.granted(a_lease(2, samples=(0,)), V1, now=0.0)
     leases.progressed(output(1, lease=2, finish="stop"), LABELS, now=0.0)
@@ -267,7 +267,7 @@ def test_what_a_welcome_does_not_keep_ends(leases: Leases) -> None:
     assert leases.idle
 
 
-def test_revoked_tokens_are_forgotten(leases: Leases) -> None:
+def test_revoked_tokens_are_forgotten(leases: WorkerLeases) -> None:
     leases.granted(a_lease(1), V1, now=0.0)
     leases.granted(a_lease(2), V1, now=0.0)
     leases.progressed(output(1, finish="stop"), LABELS, now=0.0)
@@ -278,7 +278,7 @@ def test_revoked_tokens_are_forgotten(leases: Leases) -> None:
     assert leases.held() == (key(2),)
 
 
-def test_late_events_of_ended_leases_are_ignored(leases: Leases) -> None:
+def test_late_events_of_ended_leases_are_ignored(leases: WorkerLeases) -> None:
     assert leases.progressed(output(1), LABELS, now=0.0) == []
     assert leases.failed(key(), "late", now=0.0) == []
     leases.answered(SampleAnswered(LeaseId(1), 1, 0, True, ""))
@@ -286,7 +286,7 @@ def test_late_events_of_ended_leases_are_ignored(leases: Leases) -> None:
     assert leases.granted(a_lease(), V1, now=0.0) == [], "a repeat"
 
 
-def test_everything_is_bounded(leases: Leases) -> None:
+def test_everything_is_bounded(leases: WorkerLeases) -> None:
     for number in range(LEASES_MAX):
         leases.granted(a_lease(number), V1, now=0.0)
     [failed] = sent(leases.granted(a_lease(LEASES_MAX), V1, now=0.0), LeaseFailed)

@@ -55,13 +55,13 @@ from echo2d.core.worker.events import (
     ArrivalFailed,
     ControlDown,
     ControlUp,
+    CoordinatorSaid,
     DropForm,
     EngineRefitFailed,
     GenerationFailed,
     HoldEngines,
     LabelSpan,
     RootVerified,
-    Said,
     SampleProgressed,
     SendControl,
     ShutDown,
@@ -70,7 +70,7 @@ from echo2d.core.worker.events import (
     StopAsked,
 )
 from echo2d.core.worker.leases import ENGINE_STALL_S
-from echo2d.core.worker.state import Action, Event, WorkerState
+from echo2d.core.worker.state import WorkerAction, WorkerEvent, WorkerState
 from tests.support.worker import RUN, a_key, a_refit, a_refit_failure, a_root, a_snapshot, an_order
 
 ME, PARENT = PeerId("b" * 32), PeerId("a" * 32)
@@ -87,8 +87,8 @@ class Machine:
         self.state = WorkerState(Relay(ME), RUN, slots=slots, publish_seq=PublishSeq(0), standing=standing)
         self.now = 0.0
 
-    def on(self, *events: Event) -> list[Action]:
-        actions: list[Action] = []
+    def on(self, *events: WorkerEvent) -> list[WorkerAction]:
+        actions: list[WorkerAction] = []
         for event in events:
             actions += self.state.handle(event, now=self.now)
             self.state.check()
@@ -98,7 +98,7 @@ class Machine:
         root = a_root(version)
         self.on(RootVerified(root), a_snapshot(root), a_refit(version))
 
-    def said(self, *events: Event) -> list[object]:
+    def said(self, *events: WorkerEvent) -> list[object]:
         return [action.message for action in self.on(*events) if isinstance(action, SendControl)]
 
 
@@ -121,27 +121,27 @@ def a_plan(form: FormId) -> PlanEdges:
 
 
 def test_a_lease_is_taken_for_the_version_served(machine: Machine) -> None:
-    assert machine.said(Said(LEASE)) == [LeaseFailed(LeaseId(1), 1, "no version is served")]
+    assert machine.said(CoordinatorSaid(LEASE)) == [LeaseFailed(LeaseId(1), 1, "no version is served")]
     machine.serve(0)
-    assert machine.on(Said(LEASE)) == [StartGeneration(LEASE)]
+    assert machine.on(CoordinatorSaid(LEASE)) == [StartGeneration(LEASE)]
     [result] = machine.said(a_token(finish=True))
     assert isinstance(result, SampleFinished)
     assert (result.sample, result.spans[0].digest) == (4, a_key(0).digest)
-    machine.on(Said(SampleAnswered(LeaseId(1), 1, 4, True, "")))
+    machine.on(CoordinatorSaid(SampleAnswered(LeaseId(1), 1, 4, True, "")))
     assert machine.state.running == 0
 
 
 def test_cancelled_and_failed_leases_end(machine: Machine) -> None:
     machine.serve(0)
-    machine.on(Said(LEASE))
-    assert machine.on(Said(LeaseCancelled(LeaseId(1), 1))) == [AbortGeneration(LeaseId(1), 1)]
-    machine.on(Said(LEASE))
+    machine.on(CoordinatorSaid(LEASE))
+    assert machine.on(CoordinatorSaid(LeaseCancelled(LeaseId(1), 1))) == [AbortGeneration(LeaseId(1), 1)]
+    machine.on(CoordinatorSaid(LEASE))
     assert machine.said(GenerationFailed(LeaseId(1), 1, "engine died")) == [LeaseFailed(LeaseId(1), 1, "engine died")]
 
 
 def test_nothing_is_said_while_the_control_link_is_down(machine: Machine) -> None:
     machine.serve(0)
-    machine.on(Said(LEASE), ControlDown())
+    machine.on(CoordinatorSaid(LEASE), ControlDown())
     assert machine.said(a_token(finish=True)) == []
     hello = machine.state.hello(kind="worker", name="box", boot_id="b", listen=None, forms=())
     assert (hello.leases, hello.serving, hello.holding, hello.slots) == ((KEY,), a_key(0), (a_key(0),), 4)
@@ -162,8 +162,8 @@ def test_what_is_served_after_the_hello_is_told_with_the_welcome() -> None:
 
 def test_a_revoked_version_ends_its_leases(machine: Machine) -> None:
     machine.serve(0)
-    machine.on(Said(LEASE), a_token())
-    actions = machine.on(Said(VersionsRevoked(Epoch(2), (a_key(0),))))
+    machine.on(CoordinatorSaid(LEASE), a_token())
+    actions = machine.on(CoordinatorSaid(VersionsRevoked(Epoch(2), (a_key(0),))))
     assert actions == [
         SendControl(RefitFailed(*_of(0), None, "revoked")),
         DropForm(a_root(0).form),
@@ -178,7 +178,7 @@ def _of(version: int) -> tuple[Version, Digest]:
 
 def test_engines_that_serve_nothing_give_their_leases_back(machine: Machine) -> None:
     machine.serve(0)
-    machine.on(Said(LEASE))
+    machine.on(CoordinatorSaid(LEASE))
     root = a_root(1)
     assert an_order(1) in machine.on(RootVerified(root), a_snapshot(root))
     failed, lease = machine.said(a_refit_failure(1))
@@ -189,7 +189,7 @@ def test_engines_that_serve_nothing_give_their_leases_back(machine: Machine) -> 
 def test_tokens_written_before_the_refit_is_confirmed_wait_for_it(machine: Machine) -> None:
     root = a_root(0)
     machine.on(RootVerified(root), a_snapshot(root), a_refit(0))
-    machine.on(Said(LEASE), RootVerified(a_root(1)), a_snapshot(a_root(1)))
+    machine.on(CoordinatorSaid(LEASE), RootVerified(a_root(1)), a_snapshot(a_root(1)))
     label = version_label(a_key(1).version, a_key(1).digest)
     early = SampleProgressed(LeaseId(1), 1, 4, (7,), (-1.0,), (LabelSpan(0, 1, label),), "stop")
     assert machine.said(early) == []
@@ -199,7 +199,7 @@ def test_tokens_written_before_the_refit_is_confirmed_wait_for_it(machine: Machi
 def test_a_form_arrives_through_the_relay_and_is_applied(machine: Machine) -> None:
     root = a_root(0)
     machine.on(RootVerified(root))
-    actions = machine.on(Said(a_plan(root.form)))
+    actions = machine.on(CoordinatorSaid(a_plan(root.form)))
     assert actions[0] == ApplyForm(root.form)
     assert any(isinstance(action, relay_events.ExpectPeer) for action in actions)
     opened = machine.on(relay_events.LinkUp(PARENT))
@@ -212,7 +212,7 @@ def test_a_form_arrives_through_the_relay_and_is_applied(machine: Machine) -> No
 
 def test_a_relay_peer_says_verified_when_all_frames_are_there() -> None:
     machine, root = Machine(slots=0), a_root(0)
-    machine.on(ControlUp(WELCOME), RootVerified(root), Said(a_plan(root.form)))
+    machine.on(ControlUp(WELCOME), RootVerified(root), CoordinatorSaid(a_plan(root.form)))
     machine.on(relay_events.TableHeld(root.form, SegmentId(0), (5,)), relay_events.FormComplete(root.form, 1))
     said = machine.said(relay_events.FramesFound(root.form, (frame_id(SegmentId(0), 1),)))
     assert said == [VersionVerified(root.form, *_of(0))]
@@ -220,14 +220,14 @@ def test_a_relay_peer_says_verified_when_all_frames_are_there() -> None:
 
 def test_a_bad_frame_is_accused(machine: Machine) -> None:
     root = a_root(0)
-    machine.on(RootVerified(root), Said(a_plan(root.form)), relay_events.LinkUp(PARENT))
+    machine.on(RootVerified(root), CoordinatorSaid(a_plan(root.form)), relay_events.LinkUp(PARENT))
     said = machine.said(relay_events.FrameRejected(PARENT, 2, root.form, FrameId(0)))
     assert said[0] == FrameAccused(root.form, FrameId(0), PARENT)
 
 
 def test_a_form_that_cannot_be_kept_is_forgotten_by_the_relay(machine: Machine) -> None:
     root = a_root(0)
-    machine.on(RootVerified(root), Said(a_plan(root.form)))
+    machine.on(RootVerified(root), CoordinatorSaid(a_plan(root.form)))
     actions = machine.on(ArrivalFailed(root.form, "disk full"))
     assert actions[:2] == [SendControl(ApplyFailed(root.form, "disk full")), DropForm(root.form)]
     assert relay_events.ForgetPeer(PARENT) in actions
@@ -236,20 +236,20 @@ def test_a_form_that_cannot_be_kept_is_forgotten_by_the_relay(machine: Machine) 
 def test_a_form_that_gave_way_to_another_is_not_waited_for(machine: Machine) -> None:
     """Its apply would be cancelled at once, and begun again, for ever."""
     root = a_root(2)
-    assert machine.on(RootVerified(root), Said(a_plan(root.form)))
+    assert machine.on(RootVerified(root), CoordinatorSaid(a_plan(root.form)))
     assert DropForm(root.form) in machine.on(relay_events.FormForgotten(root.form))
-    assert ApplyForm(root.form) not in machine.on(ApplyCancelled(root.form), relay_events.DeadlinePassed())
+    assert ApplyForm(root.form) not in machine.on(ApplyCancelled(root.form), relay_events.RelayDeadlinePassed())
 
 
 def test_in_exclusive_mode_engines_stand_still_while_a_version_comes() -> None:
     machine = Machine()
     machine.on(ControlUp(replace(WELCOME, exclusive=True)))
     machine.serve(0)
-    machine.on(Said(LEASE))
+    machine.on(CoordinatorSaid(LEASE))
     root = a_root(1)
     assert HoldEngines(True) in machine.on(RootVerified(root))
     machine.now = 10 * ENGINE_STALL_S  # which counts for nothing meanwhile
-    assert machine.said(relay_events.DeadlinePassed()) == [LeaseProgress(LeaseId(1), 1, ())]
+    assert machine.said(relay_events.RelayDeadlinePassed()) == [LeaseProgress(LeaseId(1), 1, ())]
     assert HoldEngines(False) not in machine.on(a_snapshot(root))
     assert HoldEngines(False) in machine.on(a_refit(1))
 
@@ -282,15 +282,15 @@ def test_a_refit_says_how_long_engines_were_held_for_it() -> None:
         a_refit_failure(1, LABEL),
         ApplyRejected(a_root(1).form, "disk full"),
         ArrivalFailed(a_root(1).form, "disk full"),
-        Said(VersionsRevoked(Epoch(2), (a_key(1),))),
-        Said(ForgetForm(a_root(1).form)),
+        CoordinatorSaid(VersionsRevoked(Epoch(2), (a_key(1),))),
+        CoordinatorSaid(ForgetForm(a_root(1).form)),
     ],
 )
-def test_engines_go_on_when_the_version_does_not_come(end: Event) -> None:
+def test_engines_go_on_when_the_version_does_not_come(end: WorkerEvent) -> None:
     machine, root = Machine(), a_root(1)
     machine.on(ControlUp(replace(WELCOME, exclusive=True)))
     machine.serve(0)
-    machine.on(Said(LEASE), RootVerified(root))
+    machine.on(CoordinatorSaid(LEASE), RootVerified(root))
     if isinstance(end, EngineRefitFailed):
         machine.on(a_snapshot(root))
     assert HoldEngines(False) in machine.on(end)
@@ -299,11 +299,11 @@ def test_engines_go_on_when_the_version_does_not_come(end: Event) -> None:
 
 def test_a_drained_worker_leaves_when_all_is_answered(machine: Machine) -> None:
     machine.serve(0)
-    machine.on(Said(LEASE), Said(Drain("maintenance")))
+    machine.on(CoordinatorSaid(LEASE), CoordinatorSaid(Drain("maintenance")))
     other = LeaseGranted(LeaseId(2), 1, GroupId(1), pack_tokens([3]), (4,), 8, 1.0, 1.0, (), Version(0), 15.0)
-    assert machine.said(Said(other)) == [LeaseFailed(LeaseId(2), 1, "draining")]
+    assert machine.said(CoordinatorSaid(other)) == [LeaseFailed(LeaseId(2), 1, "draining")]
     machine.on(a_token(finish=True))
-    assert machine.on(Said(SampleAnswered(LeaseId(1), 1, 4, True, ""))) == [
+    assert machine.on(CoordinatorSaid(SampleAnswered(LeaseId(1), 1, 4, True, ""))) == [
         SendControl(Goodbye("drained")),
         ShutDown("drained"),
     ]
@@ -311,7 +311,7 @@ def test_a_drained_worker_leaves_when_all_is_answered(machine: Machine) -> None:
 
 def test_a_stopped_worker_gives_its_leases_back_and_says_goodbye(machine: Machine) -> None:
     machine.serve(0)
-    machine.on(Said(LEASE))
+    machine.on(CoordinatorSaid(LEASE))
     assert machine.on(StopAsked("SIGTERM")) == [
         AbortGeneration(LeaseId(1), 1),
         SendControl(LeaseFailed(LeaseId(1), 1, "SIGTERM")),
@@ -322,7 +322,7 @@ def test_a_stopped_worker_gives_its_leases_back_and_says_goodbye(machine: Machin
 
 def test_progress_is_due_two_seconds_after_a_grant(machine: Machine) -> None:
     machine.serve(0)
-    machine.on(Said(LEASE))
+    machine.on(CoordinatorSaid(LEASE))
     assert machine.state.wake_at() == 2.0
     machine.now = 2.0
-    assert [type(message).__name__ for message in machine.said(relay_events.DeadlinePassed())] == ["LeaseProgress"]
+    assert [type(message).__name__ for message in machine.said(relay_events.RelayDeadlinePassed())] == ["LeaseProgress"]

@@ -13,12 +13,12 @@ from echo2d.core.worker.events import (
     DropForm,
     IndexRoot,
     KeepPublishSeq,
-    Note,
     SendControl,
     Standing,
     VersionAction,
+    WorkerNote,
 )
-from echo2d.core.worker.versions import FORMS_MAX, REFIT_RETRY_S, REFIT_RETRY_S_MAX, REFIT_TRIES_MAX, Versions
+from echo2d.core.worker.versions import FORMS_MAX, REFIT_RETRY_S, REFIT_RETRY_S_MAX, REFIT_TRIES_MAX, WorkerVersions
 from tests.support.worker import (
     RUN,
     a_key,
@@ -31,12 +31,12 @@ from tests.support.worker import (
 )
 
 
-def make(*, engines: bool = True, seq: int = 0, standing: Sequence[Standing] = ()) -> Versions:
-    return Versions(RUN, engines=engines, publish_seq=PublishSeq(seq), standing=standing)
+def make(*, engines: bool = True, seq: int = 0, standing: Sequence[Standing] = ()) -> WorkerVersions:
+    return WorkerVersions(RUN, engines=engines, publish_seq=PublishSeq(seq), standing=standing)
 
 
 @pytest.fixture
-def versions() -> Iterator[Versions]:
+def versions() -> Iterator[WorkerVersions]:
     versions = make()
     yield versions
     versions.check()
@@ -47,7 +47,7 @@ def said(actions: Sequence[VersionAction], kind: type) -> list[object]:
 
 
 def arrive(
-    versions: Versions, version: int, *, path: str = "slot", seq: int | None = None, epoch: int = 1
+    versions: WorkerVersions, version: int, *, path: str = "slot", seq: int | None = None, epoch: int = 1
 ) -> list[VersionAction]:
     """Root, plan, all frames, snapshot: all of it, without a refit's end."""
     root = a_root(version, seq=seq, epoch=epoch)
@@ -58,13 +58,13 @@ def arrive(
     return versions.ready(a_snapshot(root, path), now=0.0)
 
 
-def serve(versions: Versions, version: int) -> None:
+def serve(versions: WorkerVersions, version: int) -> None:
     assert an_order(version) in arrive(versions, version)
     versions.refitted(a_refit(version), now=0.0)
     assert versions.serving == a_key(version)
 
 
-def test_a_version_is_indexed_applied_verified_and_served(versions: Versions) -> None:
+def test_a_version_is_indexed_applied_verified_and_served(versions: WorkerVersions) -> None:
     root = a_root(0)
     assert versions.announced(root, now=0.0) == [IndexRoot(root), KeepPublishSeq(PublishSeq(1))]
     assert versions.planned(root.form, now=0.0) == [ApplyForm(root.form)]
@@ -80,17 +80,17 @@ def _parts(key: VersionKey) -> tuple[Version, Digest]:
     return key.version, key.digest
 
 
-def test_a_plan_may_come_before_the_root(versions: Versions) -> None:
+def test_a_plan_may_come_before_the_root(versions: WorkerVersions) -> None:
     root = a_root(0, whole=False)
     assert versions.planned(root.form, now=0.0) == []
     assert versions.announced(root, now=0.0)[-1] == ApplyForm(root.form)
 
 
-def test_older_publishes_are_refused_but_not_those_under_way(versions: Versions) -> None:
+def test_older_publishes_are_refused_but_not_those_under_way(versions: WorkerVersions) -> None:
     versions.announced(a_root(4, whole=False), now=0.0)
     versions.announced(a_root(5, whole=False), now=0.0)
     note, drop = versions.announced(a_root(3), now=0.0)
-    assert isinstance(note, Note)
+    assert isinstance(note, WorkerNote)
     assert "publish 4 is older than 6" in note.text
     assert drop == DropForm(a_root(3).form)
     assert versions.refuses(a_root(3).form)
@@ -99,13 +99,13 @@ def test_older_publishes_are_refused_but_not_those_under_way(versions: Versions)
 
 def test_what_was_accepted_before_a_restart_counts() -> None:
     versions = make(seq=7)
-    assert isinstance(versions.announced(a_root(5), now=0.0)[0], Note)
+    assert isinstance(versions.announced(a_root(5), now=0.0)[0], WorkerNote)
     assert versions.announced(a_root(6), now=0.0) == [IndexRoot(a_root(6))]
 
 
-def test_roots_of_another_run_are_refused(versions: Versions) -> None:
+def test_roots_of_another_run_are_refused(versions: WorkerVersions) -> None:
     note, _ = versions.announced(a_root(0, run=RunId("other")), now=0.0)
-    assert note == Note("root refused: it belongs to run other")
+    assert note == WorkerNote("root refused: it belongs to run other")
 
 
 def test_a_snapshot_from_before_a_restart_is_served_once_a_root_names_it() -> None:
@@ -118,13 +118,13 @@ def test_a_snapshot_from_before_a_restart_is_served_once_a_root_names_it() -> No
     versions.check()
 
 
-def test_a_newer_version_follows_a_refit_that_is_running(versions: Versions) -> None:
+def test_a_newer_version_follows_a_refit_that_is_running(versions: WorkerVersions) -> None:
     assert an_order(0) in arrive(versions, 0)
     assert said(arrive(versions, 1, path="b"), VersionVerified)
     assert versions.refitted(a_refit(0), now=1.0)[-1] == an_order(1, "b")
 
 
-def test_applying_waits_while_a_refit_reads_the_spare_slot(versions: Versions) -> None:
+def test_applying_waits_while_a_refit_reads_the_spare_slot(versions: WorkerVersions) -> None:
     arrive(versions, 0, path="a")
     arrive(versions, 1, path="b")
     root = a_root(2)
@@ -134,7 +134,7 @@ def test_applying_waits_while_a_refit_reads_the_spare_slot(versions: Versions) -
     assert actions[-2:] == [an_order(1, "b"), ApplyForm(root.form)]
 
 
-def test_applying_waits_for_a_refit_of_the_same_version_from_the_other_slot(versions: Versions) -> None:
+def test_applying_waits_for_a_refit_of_the_same_version_from_the_other_slot(versions: WorkerVersions) -> None:
     """A newer epoch published it again, and it was applied again before its root named it."""
     arrive(versions, 0, path="a")
     again, root = a_root(0, seq=2, epoch=2, whole=False), a_root(1, seq=3, epoch=2)
@@ -146,7 +146,7 @@ def test_applying_waits_for_a_refit_of_the_same_version_from_the_other_slot(vers
     assert versions.refitted(a_refit(0), now=1.0)[-1] == ApplyForm(root.form)
 
 
-def test_a_newer_plan_replaces_a_form_that_is_still_arriving(versions: Versions) -> None:
+def test_a_newer_plan_replaces_a_form_that_is_still_arriving(versions: WorkerVersions) -> None:
     old, new = a_root(0, whole=False), a_root(1, whole=False)
     versions.announced(old, now=0.0)
     versions.planned(old.form, now=0.0)
@@ -156,7 +156,7 @@ def test_a_newer_plan_replaces_a_form_that_is_still_arriving(versions: Versions)
     assert versions.apply_cancelled(old.form, now=0.0) == [ApplyForm(new.form)]
 
 
-def test_a_form_that_has_arrived_is_applied_first(versions: Versions) -> None:
+def test_a_form_that_has_arrived_is_applied_first(versions: WorkerVersions) -> None:
     old, new = a_root(0), a_root(1, whole=False)
     versions.announced(old, now=0.0)
     versions.planned(old.form, now=0.0)
@@ -166,7 +166,7 @@ def test_a_form_that_has_arrived_is_applied_first(versions: Versions) -> None:
     assert ApplyForm(new.form) in versions.ready(a_snapshot(old), now=0.0)
 
 
-def test_a_rejected_form_is_reported_and_tried_again_with_the_next_plan(versions: Versions) -> None:
+def test_a_rejected_form_is_reported_and_tried_again_with_the_next_plan(versions: WorkerVersions) -> None:
     root = a_root(0)
     versions.announced(root, now=0.0)
     [order] = versions.planned(root.form, now=0.0)
@@ -175,7 +175,7 @@ def test_a_rejected_form_is_reported_and_tried_again_with_the_next_plan(versions
     assert versions.planned(root.form, now=0.0) == [ApplyForm(root.form)]
 
 
-def test_a_form_that_cannot_be_kept_is_given_up(versions: Versions) -> None:
+def test_a_form_that_cannot_be_kept_is_given_up(versions: WorkerVersions) -> None:
     root = a_root(0)
     versions.announced(root, now=0.0)
     versions.planned(root.form, now=0.0)
@@ -187,13 +187,13 @@ def test_a_form_that_cannot_be_kept_is_given_up(versions: Versions) -> None:
     assert versions.apply_cancelled(root.form, now=0.0) == []
 
 
-def test_only_the_newest_forms_are_kept(versions: Versions) -> None:
+def test_only_the_newest_forms_are_kept(versions: WorkerVersions) -> None:
     for version in range(FORMS_MAX):
         versions.announced(a_root(version), now=0.0)
     assert DropForm(a_root(0).form) in versions.announced(a_root(FORMS_MAX), now=0.0)
 
 
-def test_a_failed_refit_is_tried_again_a_few_times(versions: Versions) -> None:
+def test_a_failed_refit_is_tried_again_a_few_times(versions: WorkerVersions) -> None:
     serve(versions, 0)
     arrive(versions, 1)
     old = version_label(a_key(0).version, a_key(0).digest)
@@ -211,7 +211,7 @@ def test_a_failed_refit_is_tried_again_a_few_times(versions: Versions) -> None:
     assert versions.choose(now=1e9) == []
 
 
-def test_the_only_version_there_is_is_tried_for_ever(versions: Versions) -> None:
+def test_the_only_version_there_is_is_tried_for_ever(versions: WorkerVersions) -> None:
     """Without a worker that serves it there may never be another one."""
     arrive(versions, 0)
     now, waits = 0.0, []
@@ -231,14 +231,14 @@ def test_the_only_version_there_is_is_tried_for_ever(versions: Versions) -> None
     assert versions.serving == a_key(1)
 
 
-def test_a_refit_in_doubt_serves_nothing(versions: Versions) -> None:
+def test_a_refit_in_doubt_serves_nothing(versions: WorkerVersions) -> None:
     serve(versions, 0)
     arrive(versions, 1)
     versions.refit_failed(a_refit_failure(1), now=1.0)
     assert versions.serving is None
 
 
-def test_a_damaged_slot_is_applied_again_while_the_old_version_is_served(versions: Versions) -> None:
+def test_a_damaged_slot_is_applied_again_while_the_old_version_is_served(versions: WorkerVersions) -> None:
     serve(versions, 0)
     arrive(versions, 1, path="other")
     old = version_label(a_key(0).version, a_key(0).digest)
@@ -251,7 +251,7 @@ def test_a_damaged_slot_is_applied_again_while_the_old_version_is_served(version
     assert an_order(1) in versions.ready(a_snapshot(a_root(1), "slot"), now=2.0)
 
 
-def test_memory_that_is_not_the_snapshot_serves_nothing(versions: Versions) -> None:
+def test_memory_that_is_not_the_snapshot_serves_nothing(versions: WorkerVersions) -> None:
     arrive(versions, 0)
     [report] = said(versions.refitted(a_refit(0, memory_ok=False), now=1.0), RefitFailed)
     assert isinstance(report, RefitFailed)
@@ -259,18 +259,18 @@ def test_memory_that_is_not_the_snapshot_serves_nothing(versions: Versions) -> N
     assert versions.serving is None
 
 
-def test_a_revoked_version_is_not_served_until_it_is_published_again(versions: Versions) -> None:
+def test_a_revoked_version_is_not_served_until_it_is_published_again(versions: WorkerVersions) -> None:
     serve(versions, 3)
     [report] = said(versions.revoked(Epoch(2), [a_key(3)], now=1.0), RefitFailed)
     assert isinstance(report, RefitFailed)
     assert (report.reason, versions.serving, versions.holding(), dict(versions.labels)) == ("revoked", None, (), {})
     versions.check()
     note, _ = versions.announced(a_root(3, seq=9), now=1.0)
-    assert note == Note("root refused: version 3 of epoch 1 is revoked")
+    assert note == WorkerNote("root refused: version 3 of epoch 1 is revoked")
     assert versions.announced(a_root(3, seq=9, epoch=2), now=1.0)[-1] == an_order(3)
 
 
-def test_what_was_revoked_is_not_applied_again(versions: Versions) -> None:
+def test_what_was_revoked_is_not_applied_again(versions: WorkerVersions) -> None:
     """Told in the epoch that published them (they are forgotten by now), so their forms are not void."""
     for version in range(3):
         serve(versions, version)
@@ -279,19 +279,19 @@ def test_what_was_revoked_is_not_applied_again(versions: Versions) -> None:
     assert len(versions.refitted(a_refit(0), now=1.0)) == 1
 
 
-def test_revoked_during_its_refit(versions: Versions) -> None:
+def test_revoked_during_its_refit(versions: WorkerVersions) -> None:
     arrive(versions, 3)
     versions.revoked(Epoch(2), [a_key(3)], now=1.0)
     assert versions.refitted(a_refit(3), now=2.0) == []
     assert versions.serving is None
 
 
-def test_an_older_version_published_again_becomes_the_newest(versions: Versions) -> None:
+def test_an_older_version_published_again_becomes_the_newest(versions: WorkerVersions) -> None:
     serve(versions, 3)
     assert an_order(2, "b") in arrive(versions, 2, path="b", seq=9, epoch=2)
 
 
-def test_what_stands_in_the_spare_slot_becomes_current_when_it_is_published_again(versions: Versions) -> None:
+def test_what_stands_in_the_spare_slot_becomes_current_when_it_is_published_again(versions: WorkerVersions) -> None:
     """Only then is it said to stand: the next delta is made from it, and decoded on what is current."""
     arrive(versions, 4, path="a")
     versions.refitted(a_refit(4), now=0.0)
@@ -318,7 +318,7 @@ def test_a_relay_peer_reports_forms_and_applies_nothing() -> None:
     versions.check()
 
 
-def test_revoking_other_bytes_with_the_same_label_changes_nothing(versions: Versions) -> None:
+def test_revoking_other_bytes_with_the_same_label_changes_nothing(versions: WorkerVersions) -> None:
     serve(versions, 1)
     twin = VersionKey(Version(1), Digest(a_key(1).digest[:-1] + b"x"))
     versions.revoked(Epoch(2), (twin,), now=0.0)
@@ -326,7 +326,7 @@ def test_revoking_other_bytes_with_the_same_label_changes_nothing(versions: Vers
     assert a_key(1) in versions.labels.values()
 
 
-def test_a_version_whose_engine_died_is_loaded_again(versions: Versions) -> None:
+def test_a_version_whose_engine_died_is_loaded_again(versions: WorkerVersions) -> None:
     arrive(versions, 1)
     versions.refitted(a_refit(1), now=0.0)
     [report] = said(versions.engine_lost("it died", now=10.0), RefitFailed)

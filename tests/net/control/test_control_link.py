@@ -37,7 +37,7 @@ from echo2d.net.security.auth import (
     CHALLENGE,
     NONCE_HEADER,
     PEER_HEADER,
-    Answer,
+    ChallengeAnswer,
     Denied,
     KnownPeer,
     answer,
@@ -219,7 +219,7 @@ async def test_a_wrong_signature_is_refused(server: Coordinator) -> None:
     headers = {PEER_HEADER: peer_id_of(public_bytes(PEER)), NONCE_HEADER: "00" * 32}
     async with aiohttp.ClientSession() as http, http.ws_connect(f"{server.url}/v1/worker", headers=headers) as socket:
         await socket.receive_bytes()
-        await socket.send_bytes(ANSWER.encode(Answer(bytes(64))))
+        await socket.send_bytes(ANSWER.encode(ChallengeAnswer(bytes(64))))
         refused = TO_PEER.decode(await socket.receive_bytes())
     assert refused == Refused("credential", "the signature is not this peer's", permanent=True)
     assert server.events.empty()

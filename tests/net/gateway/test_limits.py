@@ -11,14 +11,14 @@ from echo2d.core.coordinator.events import CoordinatorEvent
 from echo2d.core.gateway.events import CallGone, CallId, CallRefused, ChoiceGrew
 from echo2d.net.gateway import limits
 from echo2d.net.gateway.errors import CallRefusal, error_response
-from echo2d.net.gateway.limits import RENDERING_MAX, Desk, Requests
+from echo2d.net.gateway.limits import RENDERING_MAX, Desk, OpenRequests
 from echo2d.runtime.coordinator.gateway import UNREAD_BYTES_MAX, _Call
 
 
 def test_open_requests_are_limited_for_each_and_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "REQUESTS_OF_CALLER_MAX", 3)
     monkeypatch.setattr(limits, "REQUESTS_MAX", 5)
-    requests = Requests()
+    requests = OpenRequests()
     with ExitStack() as stack:
         for _ in range(3):
             stack.enter_context(requests.one_of("a"))

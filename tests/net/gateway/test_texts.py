@@ -10,14 +10,14 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from echo2d.core.base.ids import Digest, Version
 from echo2d.core.gateway.events import CallId, ChoiceGrew
-from echo2d.core.protocol.control_messages import Span
+from echo2d.core.protocol.control_messages import VersionSpan
 from echo2d.core.protocol.trajectory import pack_logprobs, pack_tokens
 from echo2d.errors import OperatorFault
-from echo2d.net.gateway.detokenizer import UNREADABLE_TOKENS_MAX, Reader, TextStream
+from echo2d.net.gateway.detokenizer import UNREADABLE_TOKENS_MAX, Detokenizer, TextStream
 from echo2d.net.gateway.errors import CallRefusal
 from echo2d.net.gateway.requests import read_ask, read_messages
-from echo2d.net.gateway.responses import Output
-from echo2d.net.gateway.tokenizer import Texts
+from echo2d.net.gateway.responses import ChoiceOutput
+from echo2d.net.gateway.tokenizer import GatewayTokenizer
 from echo2d.store.call_log import FILES, CallLog
 
 NONE = frozenset[str]()
@@ -32,15 +32,15 @@ def bytes_tokenizer() -> Tokenizer:
     return made
 
 
-def texts(template: str | None = None, **config: Any) -> Texts:
+def texts(template: str | None = None, **config: Any) -> GatewayTokenizer:
     files = {"tokenizer.json": bytes_tokenizer().to_str().encode(), "config.json": json.dumps(config).encode()}
     settings = {"chat_template": template, "bos_token": {"content": "<s>"}}
-    return Texts({**files, "tokenizer_config.json": json.dumps(settings).encode()})
+    return GatewayTokenizer({**files, "tokenizer_config.json": json.dumps(settings).encode()})
 
 
-def read(made: Texts, text: str, *stops: str, bundle: int = 1) -> tuple[list[str], bool, int]:
+def read(made: GatewayTokenizer, text: str, *stops: str, bundle: int = 1) -> tuple[list[str], bool, int]:
     """What was handed out as the tokens of this text came, whether a stop ended it, and how many tokens it took."""
-    reader, ids = Reader(made, stops, special=False), made.encode(text, special=False)
+    reader, ids = Detokenizer(made, stops, special=False), made.encode(text, special=False)
     out, taken = [], 0
     for start in range(0, len(ids), bundle):
         piece = reader.put(ids[start : start + bundle])
@@ -78,7 +78,7 @@ def test_a_stop_ends_it_and_is_not_part_of_it(
     assert stopped == (told != text)
 
 
-class Counted(Texts):
+class Counted(GatewayTokenizer):
     """It counts the tokens that it reads."""
 
     read = 0
@@ -104,7 +104,7 @@ def test_a_token_costs_the_same_however_many_came_before_it(token: int, special:
     costs = []
     for count in (100, 1000):
         made = counted()
-        reader = Reader(made, ("never",), special=special)
+        reader = Detokenizer(made, ("never",), special=special)
         for _ in range(count):
             reader.put([token])
         reader.end()
@@ -125,7 +125,7 @@ def test_text_goes_on_behind_what_is_none() -> None:
 
 def test_half_a_character_at_the_end_is_told_as_such() -> None:
     made = texts()
-    reader = Reader(made, (), special=False)
+    reader = Detokenizer(made, (), special=False)
     assert reader.put(made.encode("漢", special=False)[:2]).text == ""
     assert reader.end() == "\ufffd"
 
@@ -133,8 +133,8 @@ def test_half_a_character_at_the_end_is_told_as_such() -> None:
 def test_output_that_is_cut_names_its_own_tokens_only() -> None:
     made = texts()
     ids = made.encode("one END two", special=False)
-    spans = (Span(0, 3, Version(4), Digest(bytes(32))), Span(3, 11, Version(5), Digest(bytes(32))))
-    output = Output(0, made, ("END",), special=False)
+    spans = (VersionSpan(0, 3, Version(4), Digest(bytes(32))), VersionSpan(3, 11, Version(5), Digest(bytes(32))))
+    output = ChoiceOutput(0, made, ("END",), special=False)
     step = output.take(ChoiceGrew(CallId(0), 0, pack_tokens(ids), pack_logprobs([-0.5] * 11), spans, "length"))
     assert (step.finish, step.cut, output.text, len(output.tokens)) == ("stop", False, "one ", 7)
     assert [(span["start"], span["end"], span["version"]) for span in output.spans] == [(0, 3, 4), (3, 7, 5)]
@@ -167,12 +167,12 @@ def test_a_template_is_rendered_in_a_sandbox() -> None:
     assert texts(text_config={"max_position_embeddings": 64}).context_max == 64
     assert texts().context_max is None
     with pytest.raises(OperatorFault, match="tokenizer cannot be read"):
-        Texts({"tokenizer.json": b"{}"})
+        GatewayTokenizer({"tokenizer.json": b"{}"})
 
 
 def test_a_template_that_is_no_text_is_a_fault_of_chat_only() -> None:
     files = {"tokenizer.json": bytes_tokenizer().to_str().encode(), "chat_template.jinja": b"\xff{{ messages }}"}
-    made = Texts(files)
+    made = GatewayTokenizer(files)
     assert made.encode("a", special=False)
     with pytest.raises(CallRefusal, match="chat template"):
         made.render(read_messages([{"role": "user", "content": "x"}]), {})

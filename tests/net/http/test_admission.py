@@ -13,7 +13,14 @@ from echo2d.core.cluster.membership import PEERS_MAX
 from echo2d.net.control.client import ControlLink
 from echo2d.net.control.server import HELLO_TIMEOUT_S
 from echo2d.net.http import admission as door_module
-from echo2d.net.http.admission import DOOR, STRANGER_S_MAX, STRANGERS_MAX, STRANGERS_PER_ADDRESS_MAX, Door, admit
+from echo2d.net.http.admission import (
+    DOOR,
+    STRANGER_S_MAX,
+    STRANGERS_MAX,
+    STRANGERS_PER_ADDRESS_MAX,
+    ConnectionAdmission,
+    admit,
+)
 from echo2d.net.learner_api.routes import make_runner
 from echo2d.runtime.coordinator.main import core_machine
 from tests.support.control_link import Owner
@@ -61,7 +68,7 @@ class Stranger:
 
 
 @asynccontextmanager
-async def guarded() -> AsyncIterator[tuple[int, Door, AsyncExitStack]]:
+async def guarded() -> AsyncIterator[tuple[int, ConnectionAdmission, AsyncExitStack]]:
     """A server where /page needs no credential, /call shows one, and /v1/enrol reads what it is sent; its port."""
 
     async def page(request: web.Request) -> web.Response:
@@ -75,7 +82,7 @@ async def guarded() -> AsyncIterator[tuple[int, Door, AsyncExitStack]]:
         return web.Response(body=await request.read())
 
     app = web.Application()
-    app[DOOR] = Door()
+    app[DOOR] = ConnectionAdmission()
     app.router.add_get("/page", page)
     app.router.add_get("/call", call)
     app.router.add_post("/v1/enrol", enrol)

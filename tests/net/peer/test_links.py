@@ -17,11 +17,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from echo2d.core.base.ids import FrameId, PeerId
 from echo2d.core.protocol.peer_messages import (
     FRAMES_MAX,
-    Event,
     FrameReceived,
     FramesHeld,
     FramesWanted,
     LinkEnded,
+    LinkEvent,
     LinkOpened,
     StreamEnded,
     StreamOpened,
@@ -44,7 +44,7 @@ for peer, tls in TLS_OF.items():
     tls.present(KEY_OF[peer], AUTHORITY.certify_peer(public_bytes(KEY_OF[peer])))
 HOST = "127.0.0.1"
 FRAME_BYTES = 256 << 10
-E_ = TypeVar("E_", bound=Event)
+E_ = TypeVar("E_", bound=LinkEvent)
 
 
 class Peer:
@@ -60,14 +60,14 @@ class Peer:
             on_ready=lambda _: self.pump(),
             tls=TLS_OF[me] if self.with_tls else None,
         )
-        self.events: asyncio.Queue[tuple[PeerId, Event]] = asyncio.Queue()
-        self.react: Callable[[PeerId, Event], None] = lambda peer, event: self.events.put_nowait((peer, event))
+        self.events: asyncio.Queue[tuple[PeerId, LinkEvent]] = asyncio.Queue()
+        self.react: Callable[[PeerId, LinkEvent], None] = lambda peer, event: self.events.put_nowait((peer, event))
         self.pump: Callable[[], None] = lambda: None
         self.address = (HOST, 0)
         for other in others:
             self.links.expect(other, SECRET)
 
-    def _on_event(self, peer: PeerId, event: Event) -> None:
+    def _on_event(self, peer: PeerId, event: LinkEvent) -> None:
         self.react(peer, event)
 
     async def next(self, kind: type[E_]) -> E_:
@@ -114,7 +114,7 @@ class Feeder:
         self.asked = asyncio.Event()
         peer.react, peer.pump = self.on_event, self.pump
 
-    def on_event(self, _: PeerId, event: Event) -> None:
+    def on_event(self, _: PeerId, event: LinkEvent) -> None:
         if isinstance(event, StreamOpened):
             self.stream, self.next = event.stream, event.from_sequence
             self.pump()
@@ -139,7 +139,7 @@ class Taker:
         self.done = asyncio.Event()
         peer.react, peer.pump = self.on_event, self.pump
 
-    def on_event(self, peer: PeerId, event: Event) -> None:
+    def on_event(self, peer: PeerId, event: LinkEvent) -> None:
         match event:
             case LinkOpened() if peer == self.parent:
                 self.links.open_stream(peer, 2, *STRIPE, len(self.digests))
@@ -224,7 +224,7 @@ async def test_both_may_dial_at_once_and_one_link_stays() -> None:
     async with listening(alice, bob):
         heard = asyncio.Event()
 
-        def react(peer: PeerId, event: Event) -> None:
+        def react(peer: PeerId, event: LinkEvent) -> None:
             bob.events.put_nowait((peer, event))
             if isinstance(event, FramesHeld):
                 heard.set()
@@ -369,7 +369,7 @@ async def test_a_link_that_breaks_in_a_frame_is_resumed_by_sequence() -> None:
         taker = Taker(bob, ALICE, 100)
         take = bob.react
 
-        def cut_at_twenty(peer: PeerId, event: Event) -> None:
+        def cut_at_twenty(peer: PeerId, event: LinkEvent) -> None:
             take(peer, event)
             if len(taker.digests) == 20:
                 transport = alice.links._live[BOB].transport

@@ -19,7 +19,7 @@ from echo2d.client import AsyncCoordinator
 from echo2d.config import CoordinatorConfig
 from echo2d.core.base.ids import PeerId
 from echo2d.core.protocol.control_messages import PROTOCOL_VERSION, Hello, RefitDone, VersionVerified
-from echo2d.core.protocol.peer_messages import Event, LinkEnded, LinkOpened
+from echo2d.core.protocol.peer_messages import LinkEnded, LinkEvent, LinkOpened
 from echo2d.errors import OperatorFault, PeerFault
 from echo2d.net.control import client as control_client
 from echo2d.net.control.client import ControlLink, Identity, enrol
@@ -226,7 +226,9 @@ ALICE_TLS, BOB_TLS, CAROL_TLS = (make_tls(key, RUN) for key in (ALICE_KEY, BOB_K
 FOREIGN_TLS, BARE_TLS = make_tls(BOB_KEY, OTHER_RUN), Tls(RUN.certificate)
 
 
-def links(me: PeerId, other: PeerId, tls: Tls | None, opened: Callable[[Event], None] = lambda _: None) -> PeerLinks:
+def links(
+    me: PeerId, other: PeerId, tls: Tls | None, opened: Callable[[LinkEvent], None] = lambda _: None
+) -> PeerLinks:
     found = PeerLinks(run_id=RUN_ID, me=me, on_event=lambda _, event: opened(event), on_ready=lambda _: None, tls=tls)
     found.expect(other, SECRET)
     return found
@@ -248,7 +250,7 @@ async def test_who_is_not_the_peer_of_the_edge_opens_no_link(
 ) -> None:
     """Bob knows the secret and dials Alice."""
     caplog.set_level(logging.INFO)
-    events: list[Event] = []
+    events: list[LinkEvent] = []
     alice, bob = links(ALICE, BOB, alice_tls, events.append), links(BOB, ALICE, bob_tls, events.append)
     address = await alice.listen(HOST, 0)
     try:
@@ -261,8 +263,8 @@ async def test_who_is_not_the_peer_of_the_edge_opens_no_link(
 
 async def test_a_peer_that_says_it_is_another_one_opens_no_link() -> None:
     """Carol has the secret of Alice and Bob, and no certificate but her own."""
-    at_alice: list[Event] = []
-    at_carol: asyncio.Queue[Event] = asyncio.Queue()
+    at_alice: list[LinkEvent] = []
+    at_carol: asyncio.Queue[LinkEvent] = asyncio.Queue()
     alice, carol = links(ALICE, BOB, ALICE_TLS, at_alice.append), links(BOB, ALICE, CAROL_TLS, at_carol.put_nowait)
     try:
         await carol.dial(ALICE, *await alice.listen(HOST, 0))

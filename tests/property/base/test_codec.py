@@ -13,16 +13,16 @@ from echo2d.core.protocol.control_messages import (
     HeldLease,
     Hello,
     SampleFinished,
-    Span,
     ToCoordinator,
     VersionKey,
+    VersionSpan,
 )
 from echo2d.core.protocol.trajectory import pack_logprobs, pack_tokens, unpack_logprobs, unpack_tokens
 from echo2d.errors import PeerFault
 
 KEYS = st.builds(VersionKey, st.integers(0, 1 << 40).map(Version), st.binary(min_size=32, max_size=32).map(Digest))
 SPANS = st.builds(
-    Span, st.integers(0, 99), st.integers(0, 99), st.integers(0, 9).map(Version), st.just(Digest(b"d" * 32))
+    VersionSpan, st.integers(0, 99), st.integers(0, 99), st.integers(0, 9).map(Version), st.just(Digest(b"d" * 32))
 )
 HELLOS = st.builds(
     Hello,

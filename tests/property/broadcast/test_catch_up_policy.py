@@ -4,11 +4,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echo2d.core.base.ids import Epoch, PeerId, PublishSeq, SessionId
-from echo2d.core.broadcast.catch_up_policy import CatchUps, Way, choose_base
-from echo2d.core.broadcast.transmission import Spread
+from echo2d.core.broadcast.catch_up_policy import CatchUpPolicy, DeltaRoute, choose_base
+from echo2d.core.broadcast.transmission import Transmission
 from echo2d.core.cluster.events import VersionPublished
 from echo2d.core.cluster.membership import Peer
-from echo2d.core.cluster.versions import Versions, key_of
+from echo2d.core.cluster.versions import PublishedVersions, key_of
 from echo2d.core.weights.delta_chain import KeptDelta, shortest_chain
 from tests.support.coordinator_world import RULES, version_key
 
@@ -33,19 +33,19 @@ class Play:
     """A coordinator's peers and versions, in as far as catch-ups depend on them."""
 
     def __init__(self) -> None:
-        self.versions = Versions([], PublishSeq(0))
-        self.catch_ups = CatchUps(self.versions, self.begin)
+        self.versions = PublishedVersions([], PublishSeq(0))
+        self.catch_ups = CatchUpPolicy(self.versions, self.begin)
         self.peers = [
             Peer(PeerId(f"p{number}"), "p", "worker", "b", 1, None, SessionId(number), 0.0) for number in range(PEERS)
         ]
         self.records: list[VersionPublished] = []
-        self.main: Spread | None = None
+        self.main: Transmission | None = None
         self.publish()
 
-    def begin(self, record: VersionPublished, way: Way) -> Spread:
+    def begin(self, record: VersionPublished, way: DeltaRoute) -> Transmission:
         if way.via is not None:
             assert shortest_chain(self.catch_ups.deltas, key_of(way.base).digest, record.digest) if way.base else False
-        return Spread.start(record, RULES, lambda one, other: b"", now=0.0, base=way.base, via=way.via)
+        return Transmission.start(record, RULES, lambda one, other: b"", now=0.0, base=way.base, via=way.via)
 
     def publish(self) -> None:
         number = len(self.records)
@@ -56,7 +56,7 @@ class Play:
         older = [each for each in self.versions.copies() if each is not record]
         base = choose_base(older, self.peers)
         assert base is None or 2 * sum(peer.stands == key_of(base) for peer in self.peers) >= PEERS
-        self.main = self.begin(record, Way(100, base))
+        self.main = self.begin(record, DeltaRoute(100, base))
         if base is not None:
             self.catch_ups.deltas = (*self.catch_ups.deltas, KeptDelta(base.digest, record.digest, 10))[-8:]
         kept = [*self.catch_ups.paths(), *([] if base is None else [base.path])]

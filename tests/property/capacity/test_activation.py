@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echo2d.core.capacity.activation import Activation, ActivationRules
-from echo2d.core.capacity.worker_cost import SLACK, Offer
+from echo2d.core.capacity.worker_cost import SLACK, WorkerOffer
 
 NAMES = st.lists(st.integers(0, 11), unique=True, max_size=12)
 ROUND = st.tuples(NAMES, NAMES, st.one_of(st.none(), st.floats(0.1, 12.0)), st.floats(0.0, 30.0))
@@ -20,7 +20,7 @@ def test_losses_are_made_good_and_nobody_moves_too_soon(
     activation, now, changed_at = Activation(), 0.0, float("-inf")
     for here, leaving, mu_min, wait_s in rounds:
         now += wait_s
-        offers = [Offer(str(name), made[str(name)], prices[name]) for name in here]
+        offers = [WorkerOffer(str(name), made[str(name)], prices[name]) for name in here]
         gone = {str(name) for name in leaving}
         able = {offer.name: offer for offer in offers if offer.name not in gone}
         since = dict(activation.active)

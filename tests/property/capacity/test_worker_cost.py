@@ -5,20 +5,20 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echo2d.core.capacity.worker_cost import EXACT_MAX, SLACK, Offer, choose
+from echo2d.core.capacity.worker_cost import EXACT_MAX, SLACK, WorkerOffer, choose
 
 MU = st.one_of(st.integers(1, 8).map(float), st.floats(0.01, 10.0))
 USD = st.one_of(st.integers(0, 8).map(float), st.floats(0.0, 10.0))
 
 
-def offers(low: int, high: int) -> st.SearchStrategy[list[Offer]]:
+def offers(low: int, high: int) -> st.SearchStrategy[list[WorkerOffer]]:
     pairs = st.lists(st.tuples(MU, USD, st.sampled_from([1.0, 0.5])), min_size=low, max_size=high)
-    return pairs.map(lambda rows: [Offer(str(index), *row) for index, row in enumerate(rows)])
+    return pairs.map(lambda rows: [WorkerOffer(str(index), *row) for index, row in enumerate(rows)])
 
 
 @settings(max_examples=60)
 @given(offers(1, 9), st.floats(0.01, 1.2))
-def test_nothing_is_cheaper(candidates: list[Offer], share: float) -> None:
+def test_nothing_is_cheaper(candidates: list[WorkerOffer], share: float) -> None:
     target = share * sum(offer.counts for offer in candidates)
     best = choose(candidates, target)
     sets = [taken for size in range(len(candidates) + 1) for taken in combinations(candidates, size)]
@@ -34,7 +34,7 @@ def test_nothing_is_cheaper(candidates: list[Offer], share: float) -> None:
 
 @settings(max_examples=30)
 @given(offers(EXACT_MAX + 1, 120), st.floats(0.01, 1.0))
-def test_at_most_one_worker_over_the_bound(candidates: list[Offer], share: float) -> None:
+def test_at_most_one_worker_over_the_bound(candidates: list[WorkerOffer], share: float) -> None:
     target = share * sum(offer.counts for offer in candidates)
     best = choose(candidates, target)
     assert best.enough

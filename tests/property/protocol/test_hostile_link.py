@@ -8,16 +8,16 @@ from contextlib import suppress
 
 from echo2d.core.base.ids import FrameId, Generation, PlanId, SegmentId, StripeId, frame_id
 from echo2d.core.protocol.control_messages import EdgePeer, PlanEdges, StripeEdge
-from echo2d.core.protocol.peer_link import AHEAD_BYTES_MAX, Link
+from echo2d.core.protocol.peer_link import AHEAD_BYTES_MAX, PeerLink
 from echo2d.core.protocol.peer_messages import (
     HANDSHAKE_BYTES_MAX,
-    Event,
     FrameReceived,
     FramesCancelled,
     FramesHeld,
     FramesPassed,
     FramesWanted,
     LinkEnded,
+    LinkEvent,
     StreamEnded,
     StreamOpened,
 )
@@ -37,7 +37,7 @@ def frames(*indices: int) -> tuple[FrameId, ...]:
     return tuple(frame_id(SegmentId(0), index) for index in indices)
 
 
-def alice_says() -> tuple[Link, list[bytes]]:
+def alice_says() -> tuple[PeerLink, list[bytes]]:
     """Bob, just joined, who takes a stripe of Alice and wants frames; and what she then says, unit by unit."""
     alice, bob = joined()
     feed(alice, bob.open_stream(2, *STRIPE, 0) + bob.want(4, FORM, frames(2)))
@@ -68,7 +68,7 @@ def a_relay() -> Relay:
     return relay
 
 
-def for_the_relay(event: Event, *, right: bool) -> relay_events.Event | None:
+def for_the_relay(event: LinkEvent, *, right: bool) -> relay_events.RelayEvent | None:
     """As the receiver makes it; `right`: whether a frame verifies."""
     match event:
         case FrameReceived(stream, form, frame, sequence, payload) if right or payload is None:
@@ -91,9 +91,9 @@ def for_the_relay(event: Event, *, right: bool) -> relay_events.Event | None:
             return None
 
 
-def hear(link: Link, data: bytes, rng: random.Random, buffer_max: int) -> list[Event]:
+def hear(link: PeerLink, data: bytes, rng: random.Random, buffer_max: int) -> list[LinkEvent]:
     """The events of these bytes, which arrive in pieces of any size; PeerFault ends it."""
-    events: list[Event] = []
+    events: list[LinkEvent] = []
     rest = memoryview(data)
     with suppress(PeerFault):
         while rest and not link.ended:

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from echo2d.core.base.ids import FrameId
-from echo2d.core.protocol.peer_link import AHEAD_BYTES_MAX, Link
+from echo2d.core.protocol.peer_link import AHEAD_BYTES_MAX, PeerLink
 from echo2d.core.protocol.peer_messages import (
     HANDSHAKE_BYTES_MAX,
-    Event,
     FrameReceived,
     FramesCancelled,
     FramesHeld,
     FramesWanted,
+    LinkEvent,
     StreamEnded,
     StreamOpened,
     runs_of,
@@ -28,7 +28,7 @@ FRAMES = st.lists(st.integers(0, 1 << 20).map(FrameId), min_size=1, max_size=5)
 PAYLOADS = st.none() | st.binary(min_size=1, max_size=300)
 
 
-def conversation() -> tuple[Link, bytes]:
+def conversation() -> tuple[PeerLink, bytes]:
     """Bob, just joined, and what Alice then sends him: frames of both kinds and every message."""
     alice, bob = joined()
     feed(alice, bob.open_stream(2, *STRIPE, 0) + bob.want(4, FORM, [FrameId(9)]) + bob.open_stream(6, *STRIPE, 0))
@@ -55,7 +55,7 @@ def test_any_split_of_the_bytes_gives_the_same_events(splits: list[int]) -> None
     assert split.ended
 
 
-def survive(link: Link, data: bytes, bytes_max: int) -> None:
+def survive(link: PeerLink, data: bytes, bytes_max: int) -> None:
     """Whatever arrives: events or one PeerFault, and no buffer past the limit (`feed` checks the rest)."""
     with suppress(PeerFault):
         for _ in pieces(link, data, itertools.repeat(16)):
@@ -98,13 +98,13 @@ class TwoEnds(RuleBasedStateMachine):
         super().__init__()
         self.ends = joined()
         self.wires = (bytearray(), bytearray())  # towards Alice, towards Bob
-        self.said: tuple[list[Event], list[Event]] = ([], [])  # that Alice must hear, that Bob must hear
-        self.heard: tuple[list[Event], list[Event]] = ([], [])
+        self.said: tuple[list[LinkEvent], list[LinkEvent]] = ([], [])  # that Alice must hear, that Bob must hear
+        self.heard: tuple[list[LinkEvent], list[LinkEvent]] = ([], [])
         self.next_stream = [1, 2]
         self.stripes: dict[tuple[int, int], int] = {}  # (receiver, stream): next sequence
         self.left: set[tuple[int, int]] = set()  # streams that this end has ended
 
-    def say(self, speaker: int, data: bytes, *events: Event) -> None:
+    def say(self, speaker: int, data: bytes, *events: LinkEvent) -> None:
         self.wires[1 - speaker].extend(data)
         self.said[1 - speaker].extend(events)
 
@@ -181,12 +181,12 @@ class TwoEnds(RuleBasedStateMachine):
             assert is_within(due, self.heard[index])
             assert is_within(self.heard[index], self.said[index])
 
-    def may_be_dropped(self, end: int, event: Event) -> bool:
+    def may_be_dropped(self, end: int, event: LinkEvent) -> bool:
         kinds = FrameReceived | FramesWanted | StreamEnded
         return isinstance(event, kinds) and (end, event.stream) in self.left
 
 
-def is_within(some: list[Event], others: list[Event]) -> bool:
+def is_within(some: list[LinkEvent], others: list[LinkEvent]) -> bool:
     """Whether `some` come in this order among the others."""
     rest = iter(others)
     return all(event in rest for event in some)

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from echo2d.core.base.ids import FrameId, PeerId, SegmentId, frame_id
-from echo2d.core.relay.frame_set import Transfer
+from echo2d.core.relay.frame_set import FrameSet
 
 SEGMENTS = 4
 PEERS = [PeerId("a"), PeerId("b")]
@@ -16,7 +16,7 @@ class Books(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.transfer = Transfer()
+        self.transfer = FrameSet()
         self.sizes: dict[FrameId, int] = {}
         self.held: set[FrameId] = set()
         self.asked: dict[FrameId, tuple[PeerId, float]] = {}

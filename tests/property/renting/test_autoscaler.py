@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from echo2d.core.renting.autoscaler import Renting
+from echo2d.core.renting.autoscaler import Autoscaler
 from echo2d.core.renting.boxes import KILL_S
 from echo2d.core.renting.budget import Budget, Label, Moment, Rental, RentOffer, Terms, rent_time
 from echo2d.core.renting.events import (
@@ -115,7 +115,7 @@ class World(RuleBasedStateMachine):
         self.clock_base = rent_time(clock, before, self.moment(), horizon=horizon)
         self.process_began = self.moment().since_boot_s
         self.due = []
-        self.renting = Renting(self.rent_rules, TERMS, OFFERS, self.rows.values(), now=self.now)
+        self.renting = Autoscaler(self.rent_rules, TERMS, OFFERS, self.rows.values(), now=self.now)
         self.keep_clock()
 
     def feed(self, event: RentEvent, rng: random.Random) -> None:

@@ -6,14 +6,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from echo2d.core.base.ids import Digest, GroupId, PeerId, Version
 from echo2d.core.coordinator.events import Recovered
-from echo2d.core.protocol.control_messages import Span
+from echo2d.core.protocol.control_messages import VersionSpan
 from echo2d.core.protocol.trajectory import GroupRecord, StoredGroup, TrajectoryRecord, pack_logprobs, pack_tokens
 from echo2d.core.rollouts.staleness import REFUSALS_MAX, Staleness
 from tests.support.coordinator_world import rules, version_digest, version_key
 
 
 def group(number: int, versions: list[int]) -> StoredGroup:
-    spans = tuple(Span(i, i + 1, Version(v), version_digest(v)) for i, v in enumerate(sorted(versions)))
+    spans = tuple(VersionSpan(i, i + 1, Version(v), version_digest(v)) for i, v in enumerate(sorted(versions)))
     tokens, logprobs = pack_tokens(range(len(versions))), pack_logprobs([0.0] * len(versions))
     record = TrajectoryRecord(0, tokens, logprobs, spans, 1.0, PeerId("w"))
     return StoredGroup(GroupRecord(GroupId(number), pack_tokens([1]), (record,)), cursor=number)

@@ -14,7 +14,7 @@ from echo2d.core.base.ids import Digest, Epoch, GroupId, LeaseId, PeerId, Publis
 from echo2d.core.broadcast.events import RatesMeasured
 from echo2d.core.cluster.events import VersionPublished, VersionRevoked
 from echo2d.core.coordinator.events import CheckpointKept, CoordinatorRecord, EpochOpened, Recovered
-from echo2d.core.protocol.control_messages import HeldLease, Span, VersionKey
+from echo2d.core.protocol.control_messages import HeldLease, VersionKey, VersionSpan
 from echo2d.core.protocol.trajectory import NOTHING, GroupRecord, Partial, StoredGroup, TrajectoryRecord
 from echo2d.core.rollouts.events import (
     AcceptedResult,
@@ -87,7 +87,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def keep_sample(self, data: st.DataObject, lease: int, digest: Digest, tokens: bytes) -> None:
         record = data.draw(st.sampled_from(self.model.groups)).record
         kept = TrajectoryRecord(
-            len(record.trajectories), tokens, tokens, (Span(0, 1, Version(1), digest),), math.nan, PeerId("p")
+            len(record.trajectories), tokens, tokens, (VersionSpan(0, 1, Version(1), digest),), math.nan, PeerId("p")
         )
         fingerprint = b"%d" % len(self.answered)
         self.answered.append((record.group, AcceptedResult(HeldLease(LeaseId(lease), 0), kept.sample, fingerprint)))
@@ -101,7 +101,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), lease=SMALL, digest=DIGESTS, tokens=TOKENS)
     def give_lease(self, data: st.DataObject, lease: int, digest: Digest, tokens: bytes) -> None:
         group = data.draw(st.sampled_from(self.model.groups)).record.group
-        base = Partial(tokens, tokens, (Span(0, 2, Version(1), digest),)) if len(tokens) == 8 else NOTHING
+        base = Partial(tokens, tokens, (VersionSpan(0, 2, Version(1), digest),)) if len(tokens) == 8 else NOTHING
         served = VersionKey(Version(2), digest)
         given = LeaseGiven(group, LeaseId(lease), len(self.given), PeerId("p"), (3, 1), served, base)
         self.given.append(given)

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo2d.core.weights.delta import Mode, decode_chunk, encode_chunk
+from echo2d.core.weights.delta import ChunkMode, decode_chunk, encode_chunk
 from echo2d.core.weights.delta_words import decode_dense, decode_sparse, encode_dense, encode_sparse, find_changes
 from echo2d.errors import IntegrityFault
 
@@ -51,11 +51,11 @@ def test_both_layouts_carry_any_change(sides: tuple[bytes, bytes]) -> None:
 @given(new=chunks)
 def test_an_equal_base_costs_nothing(new: bytes) -> None:
     encoded = encode_chunk(new, bytearray(new))
-    assert (encoded.mode, encoded.payload) == (Mode.SAME, b"")
+    assert (encoded.mode, encoded.payload) == (ChunkMode.SAME, b"")
 
 
-@given(sides=pairs(), raw_len=st.integers(0, 2000), mode=st.sampled_from(Mode), data=st.data())
-def test_damaged_payloads(sides: tuple[bytes, bytes], raw_len: int, mode: Mode, data: st.DataObject) -> None:
+@given(sides=pairs(), raw_len=st.integers(0, 2000), mode=st.sampled_from(ChunkMode), data=st.data())
+def test_damaged_payloads(sides: tuple[bytes, bytes], raw_len: int, mode: ChunkMode, data: st.DataObject) -> None:
     encoded = encode_chunk(*sides)
     payload = bytearray(encoded.payload)
     for _ in range(data.draw(st.integers(0, 3))):
@@ -66,7 +66,7 @@ def test_damaged_payloads(sides: tuple[bytes, bytes], raw_len: int, mode: Mode, 
             assert len(decode_chunk(wrong, payload, length, sides[1])) == length
 
 
-@given(payload=st.binary(max_size=200), raw_len=st.integers(0, 64), mode=st.sampled_from(Mode))
-def test_arbitrary_payloads(payload: bytes, raw_len: int, mode: Mode) -> None:
+@given(payload=st.binary(max_size=200), raw_len=st.integers(0, 64), mode=st.sampled_from(ChunkMode))
+def test_arbitrary_payloads(payload: bytes, raw_len: int, mode: ChunkMode) -> None:
     with contextlib.suppress(IntegrityFault):
         assert len(decode_chunk(mode, payload, raw_len, bytes(raw_len))) == raw_len

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echo2d.core.weights.delta import EncodedChunk, Mode, decode_chunk, encode_chunk
+from echo2d.core.weights.delta import ChunkMode, EncodedChunk, decode_chunk, encode_chunk
 from echo2d.core.weights.delta_chain import compose_chunks
 from echo2d.core.weights.delta_words import encode_dense, encode_sparse, find_changes
 
@@ -20,22 +20,24 @@ def changed(data: bytes, share: float, span: int, rng: np.random.Generator) -> b
     return words.tobytes() + (bytes([last[0] ^ int(rng.integers(0, 2))]) if last else b"")
 
 
-def encoded(new: bytes, base: bytes, mode: Mode | None) -> EncodedChunk:
+def encoded(new: bytes, base: bytes, mode: ChunkMode | None) -> EncodedChunk:
     """In this mode, if that is possible; None: as the encoder chooses."""
-    if mode == Mode.RAW:
-        return EncodedChunk(Mode.RAW, new)
-    if mode == Mode.FULL:
+    if mode == ChunkMode.RAW:
+        return EncodedChunk(ChunkMode.RAW, new)
+    if mode == ChunkMode.FULL:
         return encode_chunk(new)
-    if mode == Mode.SPARSE and (changes := find_changes(new, base)) is not None:
-        return EncodedChunk(Mode.SPARSE, encode_sparse(new, changes))
-    if mode == Mode.DENSE and (dense := encode_dense(new, base)) is not None:
-        return EncodedChunk(Mode.DENSE, dense)
+    if mode == ChunkMode.SPARSE and (changes := find_changes(new, base)) is not None:
+        return EncodedChunk(ChunkMode.SPARSE, encode_sparse(new, changes))
+    if mode == ChunkMode.DENSE and (dense := encode_dense(new, base)) is not None:
+        return EncodedChunk(ChunkMode.DENSE, dense)
     return encode_chunk(new, base)
 
 
 steps = st.lists(
     st.tuples(
-        st.sampled_from([None, *Mode]), st.sampled_from([0.0, 0.01, 0.3, 1.0]), st.sampled_from([1, 3, 400, 1 << 15])
+        st.sampled_from([None, *ChunkMode]),
+        st.sampled_from([0.0, 0.01, 0.3, 1.0]),
+        st.sampled_from([1, 3, 400, 1 << 15]),
     ),
     min_size=1,
     max_size=5,
@@ -45,7 +47,7 @@ steps = st.lists(
 @settings(deadline=None, max_examples=300)
 @given(steps, st.integers(0, 2**32), st.integers(0, 2), st.sampled_from([WORDS, 5000]))
 def test_a_chain_of_deltas_is_one_delta(
-    played: list[tuple[Mode | None, float, int]], rng_seed: int, odd: int, words: int
+    played: list[tuple[ChunkMode | None, float, int]], rng_seed: int, odd: int, words: int
 ) -> None:
     rng = np.random.default_rng(rng_seed)
     versions = [rng.bytes(2 * words + odd)]
@@ -57,16 +59,18 @@ def test_a_chain_of_deltas_is_one_delta(
     raw_len = len(versions[0])
     one = compose_chunks(chain, raw_len)
     if one is None:
-        assert all(each.mode in (Mode.SAME, Mode.SPARSE, Mode.DENSE) for each in chain)
+        assert all(each.mode in (ChunkMode.SAME, ChunkMode.SPARSE, ChunkMode.DENSE) for each in chain)
         direct = encode_chunk(versions[-1], versions[0])
-        assert direct.mode in (Mode.RAW, Mode.FULL), "the difference is too large, however it is made"
+        assert direct.mode in (ChunkMode.RAW, ChunkMode.FULL), "the difference is too large, however it is made"
         return
-    base_needed = one.mode not in (Mode.RAW, Mode.FULL)
-    assert base_needed == all(each.mode not in (Mode.RAW, Mode.FULL) for each in chain)
+    base_needed = one.mode not in (ChunkMode.RAW, ChunkMode.FULL)
+    assert base_needed == all(each.mode not in (ChunkMode.RAW, ChunkMode.FULL) for each in chain)
     assert bytes(decode_chunk(one.mode, one.payload, raw_len, versions[0] if base_needed else None)) == versions[-1]
     assert len(one.payload) <= raw_len
     if base_needed and raw_len % 2 == 0 and len(chain) > 1:
         direct = encode_chunk(versions[-1], versions[0])
         assert (
-            one == direct or direct.mode in (Mode.RAW, Mode.FULL) or sum(each.mode != Mode.SAME for each in chain) < 2
+            one == direct
+            or direct.mode in (ChunkMode.RAW, ChunkMode.FULL)
+            or sum(each.mode != ChunkMode.SAME for each in chain) < 2
         )

@@ -15,7 +15,7 @@ import zstandard
 
 from echo2d.core.base.canonical import Buffer, digest_of, require
 from echo2d.core.base.ids import ChunkId
-from echo2d.core.weights.delta import Mode
+from echo2d.core.weights.delta import ChunkMode
 from echo2d.core.weights.encoding import NO_BASE, ChunkRecord, decode_record, encode_record
 from echo2d.errors import IntegrityFault
 from tests.support.fuzz import Fuzz, damaged
@@ -65,7 +65,7 @@ def received(record: ChunkRecord, payload: Buffer, raw_len: int, base: bytes | N
 
 
 def test_all_modes_are_here(sent: list[Sent]) -> None:
-    assert {each.record.mode for each in sent} == set(Mode)
+    assert {each.record.mode for each in sent} == set(ChunkMode)
     for each in sent:
         assert received(each.record, each.payload, len(each.new), each.base) == each.new
 
@@ -98,7 +98,7 @@ def spoiled(rng: random.Random, right: Sent, sent: list[Sent]) -> tuple[ChunkRec
         case 1:  # replayed as the chunk it was, for this one's place
             return replace(other.record, result=record.result), other.payload, raw_len, base
         case 2:
-            return replace(record, mode=rng.choice(list(Mode))), damaged(rng, payload), raw_len, base
+            return replace(record, mode=rng.choice(list(ChunkMode))), damaged(rng, payload), raw_len, base
         case 3:
             return record, payload, rng.choice((0, 1, raw_len - 1, raw_len + 1, 2 * raw_len, 64 << 10)), base
         case 4:
@@ -110,9 +110,9 @@ def spoiled(rng: random.Random, right: Sent, sent: list[Sent]) -> tuple[ChunkRec
             return record, damaged(rng, payload, [each.payload for each in sent]), raw_len, base
 
 
-def bombed(rng: random.Random, mode: Mode, payload: bytes) -> bytes:
+def bombed(rng: random.Random, mode: ChunkMode, payload: bytes) -> bytes:
     """One of its columns is a bomb; lengths are as they should be."""
-    columns = {Mode.FULL: 1, Mode.SPARSE: 4, Mode.DENSE: 3}.get(mode, 1)
+    columns = {ChunkMode.FULL: 1, ChunkMode.SPARSE: 4, ChunkMode.DENSE: 3}.get(mode, 1)
     lengths = [int.from_bytes(payload[4 * each : 4 * each + 4], "little") for each in range(columns)]
     at, start, frames = rng.randrange(columns), 4 * columns, []
     for length in lengths:

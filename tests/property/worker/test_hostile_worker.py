@@ -18,17 +18,17 @@ from echo2d.core.worker.events import (
     CancelApply,
     ControlDown,
     ControlUp,
+    CoordinatorSaid,
     EngineRefitted,
     LabelSpan,
     RefitEngines,
     RootVerified,
-    Said,
     SampleProgressed,
     SendControl,
     ShutDown,
     StartGeneration,
 )
-from echo2d.core.worker.state import Action, Event, WorkerState
+from echo2d.core.worker.state import WorkerAction, WorkerEvent, WorkerState
 from echo2d.errors import PeerFault
 from tests.support.fuzz import Fuzz, Invent, assert_bounded, damaged
 from tests.support.worker import RUN, a_key, a_root, a_snapshot
@@ -61,7 +61,7 @@ class Hostile:
         self.apply()
         self.refit()
 
-    def on(self, event: Event) -> None:
+    def on(self, event: WorkerEvent) -> None:
         todo = self.state.handle(event, now=self.now)
         self.state.check()
         for action in todo:
@@ -69,7 +69,7 @@ class Hostile:
         if self.applying is not None and self.refitting is not None:
             assert self.refitting.path == self.slot, "an engine reads the slot that is written"
 
-    def perform(self, action: Action) -> None:
+    def perform(self, action: WorkerAction) -> None:
         match action:
             case StartGeneration(lease):
                 self.generating[HeldLease(lease.lease, lease.attempt)] = dict.fromkeys(lease.samples, 0)
@@ -103,7 +103,7 @@ class Hostile:
         root = a_root(self.rng.randrange(4), seq=self.seq)
         self.roots[root.form] = root
         self.on(RootVerified(root))
-        self.on(Said(PlanEdges(root.form, PlanId(self.seq), Generation(1), (), ())))
+        self.on(CoordinatorSaid(PlanEdges(root.form, PlanId(self.seq), Generation(1), (), ())))
 
     def apply(self) -> None:
         """The apply under way ends; one that was cancelled may have been done before."""
@@ -146,7 +146,7 @@ class Hostile:
                 self.welcome()
             case 2:
                 self.now += self.rng.choice((0.5, 2.0, 130.0))
-                self.on(relay_events.DeadlinePassed())
+                self.on(relay_events.RelayDeadlinePassed())
             case 3:
                 self.apply()
             case 4:
@@ -159,7 +159,7 @@ class Hostile:
     def attack(self) -> None:
         message = self.message()
         if message is not None:
-            self.on(Said(message))
+            self.on(CoordinatorSaid(message))
 
     def message(self) -> ToPeer | None:
         rng = self.rng

@@ -45,6 +45,7 @@ from echo2d.core.worker.events import (
     CancelApply,
     ControlDown,
     ControlUp,
+    CoordinatorSaid,
     EngineLost,
     EngineRefitFailed,
     EngineRefitted,
@@ -52,13 +53,12 @@ from echo2d.core.worker.events import (
     LabelSpan,
     RefitEngines,
     RootVerified,
-    Said,
     SampleProgressed,
     SendControl,
     SnapshotReady,
     StartGeneration,
 )
-from echo2d.core.worker.state import Action, Event, WorkerState
+from echo2d.core.worker.state import WorkerAction, WorkerEvent, WorkerState
 from tests.support.worker import RUN, a_key, a_root
 
 ME = PeerId("b" * 32)
@@ -84,12 +84,12 @@ class WorkerMachine(RuleBasedStateMachine):
         self.generating: dict[HeldLease, dict[int, int]] = {}  # tokens written, by unfinished sample
         self.unanswered: dict[tuple[HeldLease, int], SampleFinished] = {}
 
-    def on(self, event: Event) -> None:
+    def on(self, event: WorkerEvent) -> None:
         for action in self.state.handle(event, now=self.now):
             self.perform(action)
         self.state.check()
 
-    def perform(self, action: Action) -> None:
+    def perform(self, action: WorkerAction) -> None:
         match action:
             case ApplyForm(form):
                 assert self.applying is None
@@ -166,7 +166,7 @@ class WorkerMachine(RuleBasedStateMachine):
     def plan(self, data: st.DataObject) -> None:
         form = data.draw(st.sampled_from(sorted(self.roots)))
         self.plans += 1
-        self.on(Said(PlanEdges(self.roots[form].form, PlanId(self.plans), Generation(1), (), ())))
+        self.on(CoordinatorSaid(PlanEdges(self.roots[form].form, PlanId(self.plans), Generation(1), (), ())))
 
     @rule(data=st.data())
     @precondition(lambda self: self.roots)
@@ -183,7 +183,7 @@ class WorkerMachine(RuleBasedStateMachine):
         self.epoch += 1
         keys = tuple(map(a_key, sorted(versions)))
         self.revoked |= dict.fromkeys(keys, self.epoch)
-        self.on(Said(VersionsRevoked(Epoch(self.epoch), keys)))
+        self.on(CoordinatorSaid(VersionsRevoked(Epoch(self.epoch), keys)))
 
     @rule(oldest=st.integers(0, 2))
     @precondition(lambda self: self.up)
@@ -193,19 +193,19 @@ class WorkerMachine(RuleBasedStateMachine):
             LeaseId(self.leases), 1, GroupId(1), pack_tokens([3]), tuple(range(SAMPLES)), TOKENS, 1.0, 1.0, (),
             Version(oldest), 15.0,
         )  # fmt: skip
-        self.on(Said(lease))
+        self.on(CoordinatorSaid(lease))
 
     @rule(data=st.data())
     @precondition(lambda self: self.up and self.generating)
     def cancel(self, data: st.DataObject) -> None:
         key = data.draw(st.sampled_from(list(self.generating)))
-        self.on(Said(LeaseCancelled(key.lease, key.attempt)))
+        self.on(CoordinatorSaid(LeaseCancelled(key.lease, key.attempt)))
 
     @rule()
     @precondition(lambda self: self.up and self.unanswered)
     def answer(self) -> None:
         (key, sample), _ = self.unanswered.popitem()
-        self.on(Said(SampleAnswered(key.lease, key.attempt, sample, True, "")))
+        self.on(CoordinatorSaid(SampleAnswered(key.lease, key.attempt, sample, True, "")))
 
     # --- the shell
 
@@ -275,7 +275,7 @@ class WorkerMachine(RuleBasedStateMachine):
     @rule(after_s=st.sampled_from([0.5, 2.0, 130.0]))
     def wait(self, after_s: float) -> None:
         self.now += after_s
-        self.on(relay_events.DeadlinePassed())
+        self.on(relay_events.RelayDeadlinePassed())
 
     # --- everything going well, so that runs get far
 
@@ -285,7 +285,7 @@ class WorkerMachine(RuleBasedStateMachine):
         self.announce(version, whole=True, again=False)
         root = a_root(version, seq=self.seq, epoch=self.epoch)
         self.plans += 1
-        self.on(Said(PlanEdges(root.form, PlanId(self.plans), Generation(1), (), ())))
+        self.on(CoordinatorSaid(PlanEdges(root.form, PlanId(self.plans), Generation(1), (), ())))
         while self.applying is not None:
             self.end_apply("cancelled" if self.cancelling else "ready")
         while self.refitting is not None:

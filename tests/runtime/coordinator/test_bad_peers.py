@@ -24,9 +24,9 @@ from echo2d.core.protocol.control_messages import (
     SampleAnswered,
     SampleFinished,
     SegmentEncoded,
-    Span,
     ToCoordinator,
     ToPeer,
+    VersionSpan,
     Welcome,
 )
 from echo2d.core.protocol.trajectory import pack_logprobs, pack_tokens, unpack_tokens
@@ -99,7 +99,7 @@ def finished(lease: LeaseGranted, sample: int, digest: Digest) -> SampleFinished
     """What an honest worker says: even samples are right, odd ones wrong."""
     right = answer(unpack_tokens(lease.prompt).tolist())
     tokens = right if sample % 2 == 0 else (*right[1:-1], right[0], right[-1])[1:]
-    spans = (Span(0, len(tokens), Version(0), digest),)
+    spans = (VersionSpan(0, len(tokens), Version(0), digest),)
     logprobs = pack_logprobs([-1.0] * len(tokens))
     return SampleFinished(lease.lease, lease.attempt, sample, pack_tokens(tokens), logprobs, spans, "stop")
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from echo2d.core.coordinator import activation_loop
-from echo2d.engines.base import AdapterBase, GenerateRequest, RefitReport, SampleDelta
+from echo2d.engines.base import AdapterBase, GenerateRequest, RefitReport, SampleOutput
 from echo2d.engines.fake import FakeEngine
 from tests.support.live_run import TOKENS, a_run, paced
 from tests.support.peer import a_worker
@@ -96,7 +96,7 @@ class Watched(FakeEngine):
         self.story.append("refitted")
         return report
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[SampleDelta]:
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[SampleOutput]:
         async for delta in super().generate(request):
             self.story.append("tokens")
             yield delta

@@ -10,7 +10,7 @@ import pytest
 from echo2d.core.base.ids import GroupId, LeaseId, PeerId, SessionId
 from echo2d.core.coordinator.events import CoordinatorAction
 from echo2d.core.protocol.control_messages import SampleFinished
-from echo2d.runtime.coordinator.group_log import Story
+from echo2d.runtime.coordinator.group_log import GroupLog
 from tests.support.coordinator_world import World, rules, train
 
 
@@ -18,7 +18,7 @@ class Told(World):
     """A world whose coordinator tells its story."""
 
     def __init__(self, *arguments: Any) -> None:
-        self.story = Story(self.worker)
+        self.story = GroupLog(self.worker)
         super().__init__(*arguments)
 
     def worker(self, session: SessionId) -> PeerId | None:

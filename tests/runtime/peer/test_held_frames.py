@@ -23,7 +23,7 @@ from echo2d.core.relay import disk_frames
 from echo2d.core.weights.encoding import FormFacts
 from echo2d.runtime.peer import frame_holdings as holdings_module
 from echo2d.runtime.peer import lost_frames as damage_module
-from echo2d.runtime.peer.frame_holdings import Holdings
+from echo2d.runtime.peer.frame_holdings import FrameHoldings
 from echo2d.runtime.seed.main import Seed
 from echo2d.runtime.worker.main import Worker
 from echo2d.store.disk import write_at
@@ -44,7 +44,7 @@ def sent(peer: Seed | Worker, form: FormId) -> int:
     return peer._receiver._sent.get(form, 0)
 
 
-def books(peer: Seed | Worker) -> Holdings:
+def books(peer: Seed | Worker) -> FrameHoldings:
     return peer._receiver.holdings
 
 
@@ -100,17 +100,17 @@ async def test_a_frame_that_comes_though_it_is_held_is_counted(double: Coordinat
 async def test_a_restart_in_the_middle_of_a_form(
     double: CoordinatorDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    load, half, go_on = Holdings.load, 20, asyncio.Event()
+    load, half, go_on = FrameHoldings.load, 20, asyncio.Event()
     served: list[FrameId] = []
 
-    async def slow_load(self: Holdings, form: FormId, frame: FrameId) -> memoryview:
+    async def slow_load(self: FrameHoldings, form: FormId, frame: FrameId) -> memoryview:
         served.append(frame)
         if len(served) > half:
             await go_on.wait()
         return await load(self, form, frame)
 
-    monkeypatch.setattr(Holdings, "load", slow_load)
-    monkeypatch.setattr(Holdings, "in_memory", lambda *_: None)
+    monkeypatch.setattr(FrameHoldings, "load", slow_load)
+    monkeypatch.setattr(FrameHoldings, "in_memory", lambda *_: None)
     async with a_seed(double) as seed:
         async with a_worker(double, tmp_path / "one") as worker:
             names = await double.peers(2)
@@ -244,9 +244,9 @@ async def test_a_form_that_lost_everything_is_encoded_again_for_those_that_wait(
 async def test_a_frame_that_rots_before_it_is_applied_comes_again(
     double: CoordinatorDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hold, rotten = Holdings._hold, FrameId(3)
+    hold, rotten = FrameHoldings._hold, FrameId(3)
 
-    def hold_and_rot(self: Holdings, form: FormId, frame: FrameId, payload: memoryview) -> None:
+    def hold_and_rot(self: FrameHoldings, form: FormId, frame: FrameId, payload: memoryview) -> None:
         if frame == rotten and "seed" not in str(self._store._root) and not self._damage.counts:
             index = self.index(form)
             assert index is not None
@@ -255,7 +255,7 @@ async def test_a_frame_that_rots_before_it_is_applied_comes_again(
             write_at(self._store._root / form / "0000.frames", b"rot", span.offset_in_segment)
         hold(self, form, frame, payload)
 
-    monkeypatch.setattr(Holdings, "_hold", hold_and_rot)
+    monkeypatch.setattr(FrameHoldings, "_hold", hold_and_rot)
     async with a_seed(double), a_worker(double, tmp_path / "one") as one:
         names = await double.peers(2)
         facts, digest = await spread(double, 0, names["seed"], names["one"])

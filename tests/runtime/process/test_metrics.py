@@ -36,13 +36,13 @@ def trained() -> dict[str, Any]:
     train(world, 3)
     world.drain()
     world.handle(CallAsked(CallId(0), "app", b"\1\0\0\0", 1, 8, 1.0, 1.0, (), None, Version(99), ""))
-    figures = world.state._figures
-    figures.measures.settle(1.0, {PeerId("a"): 1.0}, now=world.now)
-    figures.fault("lease", "x")
-    figures.dropped("stale", 2, [40, 60, 80])
-    figures.refused_results["bad"] += 1
-    figures.seed_sent(3, 1.25)
-    figures.still_s.append(0.5)
+    statistics = world.state._statistics
+    statistics.measurements.settle(1.0, {PeerId("a"): 1.0}, now=world.now)
+    statistics.fault("lease", "x")
+    statistics.dropped("stale", 2, [40, 60, 80])
+    statistics.refused_results["bad"] += 1
+    statistics.seed_sent(3, 1.25)
+    statistics.still_s.append(0.5)
     return {**world.state.status(now=world.now), **SHELL}
 
 

@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
-from echo2d.core.capacity.demand import NEED_MAX, Candidate, Provisioning, ProvisionRules, Said
-from echo2d.core.capacity.measurements import Measures
+from echo2d.core.capacity.demand import NEED_MAX, Assumptions, Candidate, CapacityPlanner, CapacityRules
+from echo2d.core.capacity.measurements import Measurements
 from echo2d.core.capacity.prices import Price
 from echo2d.runtime.renting.demand import margin_of, shortfall_of
 
 
 def facts(t_bcast_s: float) -> dict[str, Any]:
     """Of a run that takes 10 trajectories/s and has workers for 2."""
-    known = Provisioning(ProvisionRules(100, 4, 1), Measures(1), Said(10.0, t_bcast_s))
+    known = CapacityPlanner(CapacityRules(100, 4, 1), Measurements(1), Assumptions(10.0, t_bcast_s))
     here = [Candidate("w", 2.0, Price())]
     shortfall = known.shortfall(here, 1)
     return {"provision": {**known.facts(known.offers(here, None), ["w"], 1), "shortfall": shortfall}}

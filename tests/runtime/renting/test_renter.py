@@ -36,7 +36,7 @@ snapshot_root = "{root}"
 [sampling]
 vocab_size = 100
 [task]
-name = "echo2d.bench.lab.stub_task:CheapTask"
+name = "echo2d.bench.lab.stub_task:StubTask"
 [rent]
 usd_per_h = 1.0
 usd_total = 10.0

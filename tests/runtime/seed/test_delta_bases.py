@@ -10,7 +10,7 @@ import pytest
 
 from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.ids import Digest, Version
-from echo2d.core.weights.delta import Mode
+from echo2d.core.weights.delta import ChunkMode
 from echo2d.core.weights.encoder import Segment
 from echo2d.core.weights.encoding import FormFacts, FormKind, decode_record
 from echo2d.core.weights.manifest import chunk_layout
@@ -159,8 +159,8 @@ def test_what_is_damaged_of_them_is_not_used(
         segments = encoded(composed(store, run))
     decoded(segments, run[0], run[-1])
     modes = [record.mode for segment in segments for record in segment.table.records]
-    assert Mode.FULL in modes
-    assert Mode.SPARSE in modes, "the rest still as delta"
+    assert ChunkMode.FULL in modes
+    assert ChunkMode.SPARSE in modes, "the rest still as delta"
     assert len([record for record in caplog.records if "a kept delta is damaged" in record.message]) == 1
 
 
@@ -204,8 +204,8 @@ def test_a_chunk_without_a_partner_in_the_base_goes_by_itself(run: list[Path], t
             places, [record for segment in segments for record in segment.table.records], strict=True
         )
     }
-    assert {mode for place, mode in modes.items() if place.path == header.name} <= {Mode.RAW, Mode.FULL}
-    assert Mode.SPARSE in modes.values(), "the other file as a delta"
+    assert {mode for place, mode in modes.items() if place.path == header.name} <= {ChunkMode.RAW, ChunkMode.FULL}
+    assert ChunkMode.SPARSE in modes.values(), "the other file as a delta"
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -228,8 +228,8 @@ def test_a_damaged_base_is_found_before_anybody_gets_it(
     records = [record for segment in segments for record in segment.table.records]
     places = chunk_layout(scan_snapshot(run[1]))
     spoilt = [record for record, place in zip(records, places, strict=True) if place.path == shard.name]
-    assert [record.mode for record in spoilt if record.mode != Mode.SAME] == [Mode.FULL]
-    assert Mode.SPARSE in [record.mode for record in records]
+    assert [record.mode for record in spoilt if record.mode != ChunkMode.SAME] == [ChunkMode.FULL]
+    assert ChunkMode.SPARSE in [record.mode for record in records]
     assert len([record for record in caplog.records if "is damaged, chunks go in full" in record.message]) == 1
     shard.unlink()
     assert encoded(Encoder(form, run[1], BaseCopy(base, manifest.digest, before.sums())))

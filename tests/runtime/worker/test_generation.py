@@ -12,9 +12,9 @@ from echo2d.core.base.ids import GroupId, LeaseId, Version
 from echo2d.core.protocol.control_messages import LeaseGranted
 from echo2d.core.protocol.trajectory import pack_tokens
 from echo2d.core.worker.events import EngineLost, GenerationFailed, SampleProgressed
-from echo2d.engines.base import Engine, GenerateRequest, SampleDelta
+from echo2d.engines.base import Engine, GenerateRequest, SampleOutput
 from echo2d.engines.fake import FakeEngine
-from echo2d.runtime.worker.generation import Rollouts
+from echo2d.runtime.worker.generation import LeaseRunner
 from tests.support.snapshots import write_snapshot
 
 LABEL = "0-abc"
@@ -23,11 +23,11 @@ LABEL = "0-abc"
 class Broken(FakeEngine):
     """Its output is the deltas it was given."""
 
-    def __init__(self, *deltas: SampleDelta) -> None:
+    def __init__(self, *deltas: SampleOutput) -> None:
         super().__init__()
         self._deltas = deltas
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[SampleDelta]:
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[SampleOutput]:
         for delta in self._deltas:
             yield delta
 
@@ -38,7 +38,7 @@ class Shift:
     def __init__(self, engines: Sequence[Engine], tasks: asyncio.TaskGroup) -> None:
         self.events: list[SampleProgressed | GenerationFailed] = []
         self.lost: list[str] = []
-        self.rollouts = Rollouts(engines, tasks, self._take)
+        self.rollouts = LeaseRunner(engines, tasks, self._take)
         self._changed = asyncio.Event()
 
     def _take(self, event: SampleProgressed | GenerationFailed | EngineLost) -> None:
@@ -137,11 +137,11 @@ async def test_an_engine_that_still_serves_is_not_lost(engine: FakeEngine) -> No
     ("deltas", "reason"),
     [
         ((), "the engine ended without finishing samples [0, 1]"),
-        ((SampleDelta(0, (), (), (), "abort"),), "the engine aborted the request"),
-        ((SampleDelta(7, (), (), (), "stop"),), "the engine reported sample 7, which is not running"),
+        ((SampleOutput(0, (), (), (), "abort"),), "the engine aborted the request"),
+        ((SampleOutput(7, (), (), (), "stop"),), "the engine reported sample 7, which is not running"),
     ],
 )
-async def test_an_engine_that_misbehaves_fails_the_lease_once(deltas: tuple[SampleDelta, ...], reason: str) -> None:
+async def test_an_engine_that_misbehaves_fails_the_lease_once(deltas: tuple[SampleOutput, ...], reason: str) -> None:
     async with a_shift(Broken(*deltas)) as shift:
         shift.rollouts.start(a_lease(1))
         await shift.until(1)

@@ -31,9 +31,9 @@ from echo2d.core.protocol.control_messages import (
     Refused,
     SampleFinished,
     SignedRoot,
-    Span,
     TransferReport,
     VersionKey,
+    VersionSpan,
     VersionsRevoked,
     VersionVerified,
 )
@@ -43,9 +43,9 @@ from echo2d.core.weights.signed_index import Root
 from echo2d.core.worker.events import EngineRefitFailed, EngineRefitted, RefitEngines
 from echo2d.engines.fake import FakeEngine
 from echo2d.errors import OperatorFault, StoreFault
-from echo2d.runtime.peer.frame_holdings import Holdings
+from echo2d.runtime.peer.frame_holdings import FrameHoldings
 from echo2d.runtime.peer.state_dir import StateDir
-from echo2d.runtime.worker.engine_refit import Refits
+from echo2d.runtime.worker.engine_refit import EngineRefits
 from echo2d.runtime.worker.main import run_worker
 from echo2d.store.disk import write_at
 from echo2d.store.frames import FrameStore
@@ -77,7 +77,7 @@ async def test_a_version_travels_down_the_chain_and_writes_tokens(double: Coordi
         await double.until(lambda: len(double.said(SampleFinished)) == 2)
         for result in double.said(SampleFinished, names["two"]):
             length = len(unpack_tokens(result.tokens))
-            assert result.spans == (Span(0, length, done.version, digest),)
+            assert result.spans == (VersionSpan(0, length, done.version, digest),)
         sent = await double.until_said(TransferReport, names["seed"])
         assert 0 < sent.sent_bytes < 1.1 * sent.payload_bytes, "the seed sends each byte about once"
 
@@ -202,16 +202,16 @@ async def test_versions_follow_each_other(double: CoordinatorDouble, tmp_path: P
 async def test_a_slot_that_rots_before_its_refit_is_never_loaded_and_written_again(
     double: CoordinatorDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refit, rotten = Refits.refit, Version(1)
+    refit, rotten = EngineRefits.refit, Version(1)
 
-    async def rot_and_refit(self: Refits, order: RefitEngines) -> EngineRefitted | EngineRefitFailed:
+    async def rot_and_refit(self: EngineRefits, order: RefitEngines) -> EngineRefitted | EngineRefitFailed:
         if order.version == rotten and not double.said(RefitFailed):
             path = Path(order.path) / "model-1.safetensors"
             await asyncio.to_thread(write_at, path, b"rot", 3000)
             await asyncio.to_thread(os.utime, path, (0, 0))  # clocks of files may tick too slowly for a test
         return await refit(self, order)
 
-    monkeypatch.setattr(Refits, "refit", rot_and_refit)
+    monkeypatch.setattr(EngineRefits, "refit", rot_and_refit)
     async with a_seed(double) as seed, a_worker(double, tmp_path / "one"):
         names = await double.peers(2)
         _, old = await spread(double, 0, names["seed"], names["one"])
@@ -299,14 +299,14 @@ async def test_a_restarted_worker_needs_no_transfer(double: CoordinatorDouble, t
 async def test_a_lying_peer_is_accused_and_nothing_of_its_frame_is_used(
     double: CoordinatorDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = Holdings.in_memory
+    honest = FrameHoldings.in_memory
 
-    def lie(self: Holdings, form: FormId, frame: FrameId) -> memoryview | None:
+    def lie(self: FrameHoldings, form: FormId, frame: FrameId) -> memoryview | None:
         payload = honest(self, form, frame)
         lies = payload is not None and "one" in str(self._store._root) and frame == 3
         return memoryview(bytes([payload[0] ^ 1]) + bytes(payload[1:])) if lies and payload else payload
 
-    monkeypatch.setattr(Holdings, "in_memory", lie)
+    monkeypatch.setattr(FrameHoldings, "in_memory", lie)
     async with a_seed(double), a_worker(double, tmp_path / "one"), a_worker(double, tmp_path / "two"):
         names = await double.peers(3)
         facts, _ = await spread(double, 0, names["seed"], names["one"], names["two"])

@@ -13,8 +13,8 @@ from echo2d.core.base.ids import Digest
 from echo2d.core.relay import events as relay_events
 from echo2d.core.weights.encoding import FrameSpan
 from echo2d.core.worker.events import SnapshotReady
-from echo2d.runtime.peer.frame_holdings import Holdings
-from echo2d.runtime.worker.snapshot_builder import Applier
+from echo2d.runtime.peer.frame_holdings import FrameHoldings
+from echo2d.runtime.worker.snapshot_builder import SnapshotBuilder
 from echo2d.store import disk, frames, slots, snapshots
 from echo2d.store.budget import DiskBudget
 from echo2d.store.disk import write_at
@@ -34,10 +34,10 @@ class Peer:
     def __init__(self, path: Path) -> None:
         budget = DiskBudget(4 << 20)
         self.store = FrameStore(path / "frames", budget)
-        self.events: asyncio.Queue[relay_events.Event] = asyncio.Queue()
+        self.events: asyncio.Queue[relay_events.RelayEvent] = asyncio.Queue()
         nobody: dict[str, Any] = {name: lambda *_: None for name in ("ask", "fail", "serving", "base")}
-        self.holdings = Holdings(self.store, emit=self.events.put_nowait, **nobody)
-        self.applier = Applier(SlotStore(path / "slots", budget), self.store, self.holdings)
+        self.holdings = FrameHoldings(self.store, emit=self.events.put_nowait, **nobody)
+        self.applier = SnapshotBuilder(SlotStore(path / "slots", budget), self.store, self.holdings)
 
     async def receive(self, form: BuiltForm) -> None:
         for root in form.roots:

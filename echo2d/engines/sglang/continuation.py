@@ -27,13 +27,13 @@ class Foreign(EngineFault):
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
+class ReportedToken:
     token: int
     logprob: float
     label: str
 
 
-class Piece:
+class Continuation:
     """`label`: the version served when the request was sent. `finish`: None until the last chunk."""
 
     def __init__(self, label: str) -> None:
@@ -44,14 +44,14 @@ class Piece:
         self._given = 0
         self._held: list[tuple[int, float]] = []
 
-    def take(self, chunk: Mapping[str, Any], *, certain: bool) -> list[Token]:
+    def take(self, chunk: Mapping[str, Any], *, certain: bool) -> list[ReportedToken]:
         """What can be given out after this chunk. EngineFault: it makes no sense, or another version wrote tokens."""
         try:
             return self._take(chunk, certain=certain)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise EngineFault(f"SGLang streamed what is no output: {type(error).__name__} {error}") from error
 
-    def _take(self, chunk: Mapping[str, Any], *, certain: bool) -> list[Token]:
+    def _take(self, chunk: Mapping[str, Any], *, certain: bool) -> list[ReportedToken]:
         if "error" in chunk:
             raise EngineFault(f"SGLang ended a request: {error_text(chunk)}")
         meta = chunk["meta_info"]
@@ -80,7 +80,7 @@ class Piece:
             raise EngineFault("SGLang reported a logprob that is not finite")
         return fresh
 
-    def _settle(self, spans: Sequence[Mapping[str, Any]] | None) -> list[Token]:
+    def _settle(self, spans: Sequence[Mapping[str, Any]] | None) -> list[ReportedToken]:
         """The last chunk: the server's own word on who wrote what. Without it, what is held is nobody's."""
         if spans is None:
             if self.finish != "abort":
@@ -100,11 +100,11 @@ class Piece:
         self._held = self._held[: end - self._given]
         return self._give(runs)
 
-    def _give(self, runs: Sequence[tuple[int, str]]) -> list[Token]:
+    def _give(self, runs: Sequence[tuple[int, str]]) -> list[ReportedToken]:
         """Everything held; runs: up to which of them, and under which label."""
-        given: list[Token] = []
+        given: list[ReportedToken] = []
         for end, label in runs:
-            given += [Token(token, logprob, label) for token, logprob in self._held[len(given) : max(0, end)]]
+            given += [ReportedToken(token, logprob, label) for token, logprob in self._held[len(given) : max(0, end)]]
         self._given += len(given)
         self._held = self._held[len(given) :]
         return given

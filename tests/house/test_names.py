@@ -1,0 +1,45 @@
+"""One name, one thing: a public class or type alias of echo2d and learner has a name that no other one has."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.support.paths import REPO
+
+
+def public_names(source: str) -> Iterator[str]:
+    """The classes and the CamelCase aliases that a module defines at its top level."""
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ClassDef):
+            name = node.name
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            name = node.targets[0].id
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            name = node.target.id
+        else:
+            continue
+        if name[0].isupper() and not name.isupper():
+            yield name
+
+
+def duplicates(sources: dict[str, str]) -> dict[str, list[str]]:
+    """Every name that several modules define, with these modules."""
+    places: dict[str, list[str]] = {}
+    for path, source in sources.items():
+        for name in public_names(source):
+            places.setdefault(name, []).append(path)
+    return {name: paths for name, paths in places.items() if len(paths) > 1}
+
+
+def sources() -> dict[str, str]:
+    paths: list[Path] = [path for top in ("echo2d", "learner") for path in sorted((REPO / top).rglob("*.py"))]
+    return {str(path.relative_to(REPO)): path.read_text() for path in paths}
+
+
+def test_no_public_name_exists_twice() -> None:
+    assert duplicates(sources()) == {}
+
+
+def test_a_planted_second_name_is_found() -> None:
+    found = duplicates({**sources(), "planted.py": "class Membership:\n    pass\n\nVersionKey = tuple[int, bytes]\n"})
+    assert set(found) == {"Membership", "VersionKey"}
