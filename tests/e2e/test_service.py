@@ -37,9 +37,9 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 # A driver that never answers, on demand: the engine's own thread hangs in its step.
 ENGINE_HANGS = """
 import signal, sys, time
-from echo2d.engines.torch_engine.batch import Batch
-step, hangs = Batch.step, []
-Batch.step = lambda *arguments: time.sleep(3600) if hangs else step(*arguments)
+from echo2d.engines.torch_engine.batch import DecodeBatch
+step, hangs = DecodeBatch.step, []
+DecodeBatch.step = lambda *arguments: time.sleep(3600) if hangs else step(*arguments)
 signal.signal(signal.SIGUSR2, lambda *_: hangs.append(True))
 sys.argv = sys.argv[2:]
 from echo2d.cli import main
@@ -49,7 +49,7 @@ main()
 # A disk with a large version on it, which takes long to be checked.
 DISK_IS_SLOW = """
 import sys, time
-from echo2d.runtime.state_dir import StateDir
+from echo2d.runtime.peer.state_dir import StateDir
 StateDir.frames = lambda self: print("it reads", flush=True) or time.sleep(3600)
 sys.argv = sys.argv[2:]
 from echo2d.cli import main

@@ -233,8 +233,8 @@ def test_nobody_dials_in_behind_nat(make_lab: MakeLab) -> None:
 HELD = """
 import sys, time
 from pathlib import Path
-from echo2d.bench.netlab import Lab
-from echo2d.sim.scenario import PeerSpec
+from echo2d.bench.lab.netlab import Lab
+from echo2d.sim.kernel.scenario import PeerSpec
 with Lab([PeerSpec()] * 2, Path(sys.argv[1])) as lab:
     with lab.inside(1):
         program = lab.programs(Path(sys.argv[1])).start("sleeper", "-c", "import time; time.sleep(600)")
