@@ -34,7 +34,9 @@ def base_files(directory: Path) -> list[Path]:
     OperatorFault: it is no model directory, or it is an adapter itself.
     """
     if is_adapter(directory):
-        raise OperatorFault(f"base model {directory} holds an {ADAPTER_CONFIG}: an adapter needs a whole model")
+        raise OperatorFault(
+            f"base model {directory} holds an {ADAPTER_CONFIG}: an adapter needs a whole model"
+        )
     try:
         weights = [path for path in directory.iterdir() if path.name.endswith(_WEIGHTS)]
     except OSError as error:
@@ -48,7 +50,9 @@ def base_files(directory: Path) -> list[Path]:
 def base_digest(directory: Path) -> str:
     """blake3-256, in hex, of what `b3sum` says of the `base_files`, in byte order of their names; reads them all."""
     try:
-        listing = "".join(f"{_content_digest(path)}  {path.name}\n" for path in base_files(directory))
+        listing = "".join(
+            f"{_content_digest(path)}  {path.name}\n" for path in base_files(directory)
+        )
     except OSError as error:
         raise OperatorFault(f"base model {directory} cannot be read: {error.strerror}") from error
     return blake3(listing.encode()).hexdigest()

@@ -39,7 +39,12 @@ from numpy.typing import NDArray
 
 from echo2d.adapters import base_digest, pin_base
 from echo2d.config_tables import Table, key, print_tables, read_toml, table_of
-from echo2d.core.protocol.trajectory import batch_digest, unpack_batch, unpack_logprobs, unpack_tokens
+from echo2d.core.protocol.trajectory import (
+    batch_digest,
+    unpack_batch,
+    unpack_logprobs,
+    unpack_tokens,
+)
 from echo2d.errors import IntegrityFault, OperatorFault, PeerFault, StoreFault
 from echo2d.net.control.client import Backoff
 from echo2d.net.learner_api.routes import DIGEST_HEADER
@@ -219,11 +224,16 @@ class AsyncCoordinator:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
     ) -> None:
         await self.close()
 
-    async def _publish(self, version: int, directory: Path, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def _publish(
+        self, version: int, directory: Path, body: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """An upload is taken once: if the answer was lost, it is refused the second time, and sent again."""
         while True:
             if "upload" in body:
@@ -260,7 +270,9 @@ class AsyncCoordinator:
                 self._losses += 1
                 delay_s = backoff.next_s()
                 if loop.time() + delay_s > deadline:
-                    fault = PeerFault if self._answered else Unreachable  # a wrong URL, or one that worked before
+                    fault = (
+                        PeerFault if self._answered else Unreachable
+                    )  # a wrong URL, or one that worked before
                     raise fault(f"cannot reach the coordinator at {self._url}: {lost}") from lost
                 log.info("unreachable url=%s reason=%s", self._url, lost)
                 await asyncio.sleep(delay_s)
@@ -274,9 +286,13 @@ class AsyncCoordinator:
             self._headers = {"Authorization": f"Bearer {token.secret}"}
         if self._session is None:
             self._session = aiohttp.ClientSession(headers=self._headers)
-        content: dict[str, Any] = {"data": _parts(body)} if isinstance(body, Path) else {"json": body}
+        content: dict[str, Any] = (
+            {"data": _parts(body)} if isinstance(body, Path) else {"json": body}
+        )
         silence_s = TAKE_S_MAX if path.startswith("/v1/versions") else ANSWER_S_MAX
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=silence_s)
+        timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=silence_s
+        )
         try:
             async with self._session.request(
                 method, self._url + path, timeout=timeout, **content, **to_coordinator(self._tls)
@@ -300,7 +316,9 @@ class Coordinator:
         self._inner = AsyncCoordinator(url, token_file=token_file, timeout_s=timeout_s)
         self._hurried_at = float("inf")
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="echo2d-client", daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="echo2d-client", daemon=True
+        )
         self._thread.start()
 
     def open_session(self, resume_step: int) -> Session:
@@ -339,7 +357,12 @@ class Coordinator:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self.close()
 
     async def _end(self) -> None:
@@ -388,7 +411,11 @@ def _refusal(status: int, answer: bytes) -> Exception:
     except PeerFault:
         body = {}
     code, detail = str(body.get("error", f"http {status}")), str(body.get("detail", ""))
-    if status in (HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT):
+    if status in (
+        HTTPStatus.BAD_GATEWAY,
+        HTTPStatus.SERVICE_UNAVAILABLE,
+        HTTPStatus.GATEWAY_TIMEOUT,
+    ):
         return _Unreachable(f"{code}: {detail}")
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         return OperatorFault(f"the coordinator does not accept this token: {detail}")
@@ -412,7 +439,10 @@ def read_batch(epoch: int, digest: str, body: bytes) -> Batch:
                 Trajectory(
                     unpack_tokens(one.tokens),
                     unpack_logprobs(one.logprobs),
-                    tuple(Span(span.start, span.end, span.version, span.digest.hex()) for span in one.spans),
+                    tuple(
+                        Span(span.start, span.end, span.version, span.digest.hex())
+                        for span in one.spans
+                    ),
                     one.reward,
                     one.worker,
                 )

@@ -36,16 +36,39 @@ PATTERN = re.compile(r"[A-Za-z0-9._*?-]{1,64}")
 class RentTable(Table):
     TABLE: ClassVar[str] = "rent"
 
-    usd_per_h: float | None = key("that all rented boxes may cost together", None, above=0.0, high=USD_MAX)
-    usd_total: float | None = key("that they may cost in the whole run", None, above=0.0, high=USD_MAX)
-    url: str = key("how rented boxes reach the coordinator, https://HOST:PORT; empty: as this host does", "")
-    life_h: float = key("hours that a box may live; it is told to end by itself then", 24.0, above=0.0, high=HOURS_MAX)
-    idle_s: float = key("seconds without work after which a box is given back", 900.0, above=0.0, high=SECONDS_MAX)
-    join_s: float = key("seconds in which a box has to serve a version, or again", 1800.0, above=0.0, high=SECONDS_MAX)
-    drain_s: float = key(
-        "seconds in which the worker of a box that goes may finish what it holds", 120.0, low=0.0, high=DRAIN_S_MAX
+    usd_per_h: float | None = key(
+        "that all rented boxes may cost together", None, above=0.0, high=USD_MAX
     )
-    patience_s: float = key("seconds that workers must have been too few", 60.0, low=0.0, high=SECONDS_MAX)
+    usd_total: float | None = key(
+        "that they may cost in the whole run", None, above=0.0, high=USD_MAX
+    )
+    url: str = key(
+        "how rented boxes reach the coordinator, https://HOST:PORT; empty: as this host does", ""
+    )
+    life_h: float = key(
+        "hours that a box may live; it is told to end by itself then",
+        24.0,
+        above=0.0,
+        high=HOURS_MAX,
+    )
+    idle_s: float = key(
+        "seconds without work after which a box is given back", 900.0, above=0.0, high=SECONDS_MAX
+    )
+    join_s: float = key(
+        "seconds in which a box has to serve a version, or again",
+        1800.0,
+        above=0.0,
+        high=SECONDS_MAX,
+    )
+    drain_s: float = key(
+        "seconds in which the worker of a box that goes may finish what it holds",
+        120.0,
+        low=0.0,
+        high=DRAIN_S_MAX,
+    )
+    patience_s: float = key(
+        "seconds that workers must have been too few", 60.0, low=0.0, high=SECONDS_MAX
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,16 +76,27 @@ class ProviderTable(Table):
     TABLE: ClassVar[str] = "provider"
 
     name: str = key("lower-case letters and digits; part of each box's label")
-    kind: Literal["exec", "static"] = key("exec: the commands below; static: boxes that join by themselves")
+    kind: Literal["exec", "static"] = key(
+        "exec: the commands below; static: boxes that join by themselves"
+    )
     start: tuple[str, ...] = key("command that starts the box ECHO2D_LABEL (docs/renting.md)", ())
     stop: tuple[str, ...] = key("command that ends it", ())
-    list: tuple[str, ...] = key('command that prints {"label": ..., "id": ...} for every box, one a line', ())
+    list: tuple[str, ...] = key(
+        'command that prints {"label": ..., "id": ...} for every box, one a line', ()
+    )
     timeout_s: float = key("seconds that a command may take", 300.0, above=0.0, high=3600.0)
-    settle_s: float = key("after a command, seconds until lists show what it did", 120.0, low=0.0, high=3600.0)
+    settle_s: float = key(
+        "after a command, seconds until lists show what it did", 120.0, low=0.0, high=3600.0
+    )
     list_every_s: float = key("seconds between two lists", 60.0, above=0.0, high=3600.0)
-    billed_by_s: float = key("seconds that are billed in full once begun", 60.0, above=0.0, high=SECONDS_MAX)
+    billed_by_s: float = key(
+        "seconds that are billed in full once begun", 60.0, above=0.0, high=SECONDS_MAX
+    )
     grace_s: float = key(
-        "seconds billed at most beside a box's life: to begin, and to end", 900.0, low=0.0, high=SECONDS_MAX
+        "seconds billed at most beside a box's life: to begin, and to end",
+        900.0,
+        low=0.0,
+        high=SECONDS_MAX,
     )
 
 
@@ -100,13 +134,17 @@ class ProviderConfig:
         _require_name("provider.name", table.name, NAME)
         names = [offer.name for offer in self.offers]
         for offer in self.offers:
-            _require_name("provider.offer.name", offer.name, NAME if table.kind == "exec" else PATTERN)
+            _require_name(
+                "provider.offer.name", offer.name, NAME if table.kind == "exec" else PATTERN
+            )
             if table.kind == "exec" and not (offer.usd_per_h > 0 and offer.trajectories_per_h > 0):
                 raise OperatorFault(
                     f"provider.offer: expected usd_per_h and trajectories_per_h above 0 of {table.name}/{offer.name}"
                 )
         if not names or len(set(names)) < len(names):
-            raise OperatorFault(f"provider.offer: expected at least one, with different names; found {names}")
+            raise OperatorFault(
+                f"provider.offer: expected at least one, with different names; found {names}"
+            )
 
 
 def _require_name(where: str, name: str, rule: re.Pattern[str]) -> None:
@@ -120,14 +158,21 @@ def read_providers(document: Mapping[str, Any]) -> tuple[ProviderConfig, ...]:
     names = [provider.table.name for provider in providers]
     if len(set(names)) < len(names):
         raise OperatorFault(f"provider.name: expected different ones; found {names}")
-    if len(providers) > PROVIDERS_MAX or sum(len(provider.offers) for provider in providers) > OFFERS_MAX:
-        raise OperatorFault(f"[[provider]]: expected at most {PROVIDERS_MAX}, with {OFFERS_MAX} offers in all")
+    if (
+        len(providers) > PROVIDERS_MAX
+        or sum(len(provider.offers) for provider in providers) > OFFERS_MAX
+    ):
+        raise OperatorFault(
+            f"[[provider]]: expected at most {PROVIDERS_MAX}, with {OFFERS_MAX} offers in all"
+        )
     return providers
 
 
 def _provider(row: Mapping[str, Any]) -> ProviderConfig:
     keys = {name: value for name, value in row.items() if name != "offer"}
-    return ProviderConfig(ProviderTable.read(keys), tuple(map(OfferTable.read, _rows(row, "offer"))))
+    return ProviderConfig(
+        ProviderTable.read(keys), tuple(map(OfferTable.read, _rows(row, "offer")))
+    )
 
 
 def _rows(document: Mapping[str, Any], name: str) -> "list[Mapping[str, Any]]":

@@ -36,7 +36,9 @@ def _matches(hint: Any, value: Any) -> bool:
     if origin is tuple and parts[-1] is Ellipsis:
         return type(value) is tuple and all(_matches(parts[0], part) for part in value)
     if origin is tuple:
-        return type(value) is tuple and len(value) == len(parts) and all(map(_matches, parts, value))
+        return (
+            type(value) is tuple and len(value) == len(parts) and all(map(_matches, parts, value))
+        )
     if hint is float:
         return type(value) in NUMBERS
     if hint is Path:
@@ -44,7 +46,14 @@ def _matches(hint: Any, value: Any) -> bool:
     return type(value) is (origin or hint)
 
 
-_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "text", Path: "a path", dict: "a table"}
+_NAMES = {
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    Path: "a path",
+    dict: "a table",
+}
 
 
 def _describe(hint: Any) -> str:
@@ -69,7 +78,11 @@ def _in_range(value: Any, limits: Mapping[str, Any]) -> bool:
     if type(value) not in NUMBERS:
         return True
     above, low, high = limits.get("above"), limits.get("low"), limits.get("high")
-    return (above is None or value > above) and (low is None or value >= low) and (high is None or value <= high)
+    return (
+        (above is None or value > above)
+        and (low is None or value >= low)
+        and (high is None or value <= high)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,10 +109,14 @@ class Table:
         keys = {item.name: item for item in dataclasses.fields(cls)}
         for name in values:
             if name not in keys:
-                raise OperatorFault(f"{cls.TABLE}.{name}: unknown key; expected one of {', '.join(keys)}")
+                raise OperatorFault(
+                    f"{cls.TABLE}.{name}: unknown key; expected one of {', '.join(keys)}"
+                )
         for name, item in keys.items():
             if name not in values and item.default is item.default_factory is dataclasses.MISSING:
-                raise OperatorFault(f"{cls.TABLE}.{name}: expected {_describe(hints[name])}; found nothing")
+                raise OperatorFault(
+                    f"{cls.TABLE}.{name}: expected {_describe(hints[name])}; found nothing"
+                )
         return cls(**{name: _from_toml(hints[name], value) for name, value in values.items()})
 
 
@@ -140,7 +157,10 @@ def _key_lines(item: "dataclasses.Field[Any]") -> list[str]:
         return [comment, f"{item.name} = {{}}"]
     if item.default is dataclasses.MISSING:
         return [comment + "; required", f"# {item.name} ="]
-    return [comment, f"# {item.name} =" if item.default is None else f"{item.name} = {_toml(item.default)}"]
+    return [
+        comment,
+        f"# {item.name} =" if item.default is None else f"{item.name} = {_toml(item.default)}",
+    ]
 
 
 def print_tables(*tables: type[Table]) -> str:

@@ -58,7 +58,9 @@ class Notifier:
             return
         kind = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, kind) as manager:
-            manager.sendto("\n".join(lines).encode(), self._address)  # OSError: nobody listens, or not fast enough
+            manager.sendto(
+                "\n".join(lines).encode(), self._address
+            )  # OSError: nobody listens, or not fast enough
 
 
 def _address(name: str) -> str:

@@ -29,7 +29,14 @@ def start() -> None:
     box.mkdir(parents=True, mode=0o700)
     token = shutil.copy(os.environ["ECHO2D_TOKEN_FILE"], box / "join.token")
     join = [
-        *(sys.executable, "-m", "echo2d", "join", os.environ["ECHO2D_COORDINATOR_URL"], f"--token-file={token}"),
+        *(
+            sys.executable,
+            "-m",
+            "echo2d",
+            "join",
+            os.environ["ECHO2D_COORDINATOR_URL"],
+            f"--token-file={token}",
+        ),
         *(f"--state-dir={box / 'state'}", f"--name={label}", *FLAGS),
     ]
     with (box / "log").open("wb") as log:

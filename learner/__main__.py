@@ -44,7 +44,9 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     here = place()
     which = f"rank={here.rank} " if here.rank else ""
-    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s %(levelname)s %(name)s {which}%(message)s")
+    logging.basicConfig(
+        level=logging.INFO, format=f"%(asctime)s %(levelname)s %(name)s {which}%(message)s"
+    )
     ranks = _OneLine(here)
     try:
         _run(options, here, ranks)
@@ -108,7 +110,9 @@ def _run(options: argparse.Namespace, here: Place, ranks: _OneLine) -> None:
     with contextlib.ExitStack() as stack:
         coordinator = None
         if here.rank == 0:
-            opened = Coordinator(config.url, token_file=config.token_file, timeout_s=config.patience_s)
+            opened = Coordinator(
+                config.url, token_file=config.token_file, timeout_s=config.patience_s
+            )
             coordinator = stack.enter_context(opened)
 
         def stop(reason: str) -> None:
@@ -119,11 +123,18 @@ def _run(options: argparse.Namespace, here: Place, ranks: _OneLine) -> None:
 
         stop_on_signals(stop)
         service.starting("loading the model")
-        from learner.train import Learner  # torch takes seconds; a wrong configuration is told before
+        from learner.train import (
+            Learner,
+        )  # torch takes seconds; a wrong configuration is told before
 
         joined = None if ranks.met is None else ranks.met.join(config, lost=ranks.lose)
         learner = Learner(
-            config, cast("Coordinator", coordinator), prefetch, resume=options.resume, service=service, ranks=joined
+            config,
+            cast("Coordinator", coordinator),
+            prefetch,
+            resume=options.resume,
+            service=service,
+            ranks=joined,
         )
         learner.run()
         if ranks.met is not None:
@@ -145,12 +156,22 @@ def stop_on_signals(stop: Callable[[str], None]) -> None:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m learner", description="Train a policy by GRPO.")
+    parser = argparse.ArgumentParser(
+        prog="python -m learner", description="Train a policy by GRPO."
+    )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--config", type=Path, help="TOML file with a [learner] table")
-    what.add_argument("--print-config", action="store_true", help="print every key of that table, and end")
-    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint, if there is one")
-    parser.add_argument("--profile", action="store_true", help="at the end, print where the time of train steps went")
+    what.add_argument(
+        "--print-config", action="store_true", help="print every key of that table, and end"
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="go on from the newest checkpoint, if there is one"
+    )
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="at the end, print where the time of train steps went",
+    )
     return parser.parse_args(arguments)
 
 

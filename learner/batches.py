@@ -63,12 +63,17 @@ def faults(batch: Batch, step: int, rules: BatchRules, trained: Trained) -> dict
     PeerFault: another step or another number of groups. No refusal mends that.
     """
     if batch.step != step or len(batch.groups) != rules.groups:
-        asked, came = f"batch {step} of {rules.groups} groups", f"batch {batch.step} of {len(batch.groups)}"
+        asked, came = (
+            f"batch {step} of {rules.groups} groups",
+            f"batch {batch.step} of {len(batch.groups)}",
+        )
         raise PeerFault(f"asked for {asked}; got {came}")
     found: dict[int, str] = {}
     seen: set[int] = set()
     for group in batch.groups:
-        again = "it is in the batch twice" if group.group_id in seen else trained.fault(group.group_id)
+        again = (
+            "it is in the batch twice" if group.group_id in seen else trained.fault(group.group_id)
+        )
         if fault := again or _group_fault(group, step, rules):
             found[group.group_id] = fault
         seen.add(group.group_id)
@@ -83,7 +88,11 @@ def staleness(trajectory: Trajectory, step: int) -> int:
 
 def staleness_histogram(batch: Batch) -> dict[int, int]:
     """How many trajectories have which staleness."""
-    counts = Counter(staleness(trajectory, batch.step) for group in batch.groups for trajectory in group.trajectories)
+    counts = Counter(
+        staleness(trajectory, batch.step)
+        for group in batch.groups
+        for trajectory in group.trajectories
+    )
     return dict(sorted(counts.items()))
 
 
@@ -95,7 +104,9 @@ def _group_fault(group: Group, step: int, rules: BatchRules) -> str:
     for index, trajectory in enumerate(group.trajectories):
         if fault := _trajectory_fault(trajectory, step, rules):
             return f"trajectory {index}: {fault}"
-    if not any(rules.fresh(span, step) for trajectory in group.trajectories for span in trajectory.spans):
+    if not any(
+        rules.fresh(span, step) for trajectory in group.trajectories for span in trajectory.spans
+    ):
         return f"no token with staleness up to {rules.staleness_max}"
     return ""
 
@@ -115,7 +126,9 @@ def _trajectory_fault(trajectory: Trajectory, step: int, rules: BatchRules) -> s
         return f"spans that do not cover its {length} tokens"
     for span in trajectory.spans:
         if span.version > step - 1 or not (rules.masks or rules.fresh(span, step)):
-            return f"version {span.version} in step {step} with staleness bound {rules.staleness_max}"
+            return (
+                f"version {span.version} in step {step} with staleness bound {rules.staleness_max}"
+            )
     return ""
 
 

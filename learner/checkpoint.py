@@ -65,7 +65,14 @@ class Checkpoints:
         steps = [_place(path)[0] for path in self._all()]
         return steps[0] if len(steps) >= self._keep else 0
 
-    def save(self, step: int, epoch: int, state: dict[str, Any], progress: dict[str, Any], own: dict[str, Any]) -> None:
+    def save(
+        self,
+        step: int,
+        epoch: int,
+        state: dict[str, Any],
+        progress: dict[str, Any],
+        own: dict[str, Any],
+    ) -> None:
         """Begin to save, after the save before is over. state may change as soon as this returns.
 
         state: tensors and what else of model and optimizer; progress: small and plain; own: the same, of this rank.
@@ -74,7 +81,9 @@ class Checkpoints:
         self.settle()
         copy = DefaultStager(StagingOptions(*[False] * 4)).stage(state)
         pool = ThreadPoolExecutor(1, "checkpoint")
-        self._saving = pool.submit(self._save, step, epoch, copy, {**progress, "step": step, OWN: own})
+        self._saving = pool.submit(
+            self._save, step, epoch, copy, {**progress, "step": step, OWN: own}
+        )
         pool.shutdown(wait=False)  # the process does not end before the save does
 
     def settle(self, *, wait: bool = True) -> bool:
@@ -95,7 +104,11 @@ class Checkpoints:
         """
         path, progress = self._ranks.share(self._newest)
         _load(path, state, self._channel)
-        return progress[self._ranks.rank] if len(progress) == self._ranks.size else {**progress[0], OWN: {}}
+        return (
+            progress[self._ranks.rank]
+            if len(progress) == self._ranks.size
+            else {**progress[0], OWN: {}}
+        )
 
     def _newest(self) -> tuple[Path, list[dict[str, Any]]]:
         """The newest whole one, with the progress of each rank that made it."""
@@ -110,14 +123,20 @@ class Checkpoints:
         """In step on all ranks; all that is not shards is rank 0's."""
         target = self._directory / f"step-{step:08d}-epoch-{epoch}"
         each = self._channel.gather(progress)
-        with store_faults("cannot write the checkpoint", target), _plain_errors(), contextlib.ExitStack() as stack:
+        with (
+            store_faults("cannot write the checkpoint", target),
+            _plain_errors(),
+            contextlib.ExitStack() as stack,
+        ):
             aside = self._channel.share(lambda: self._begin(target, each, stack))
             _save_shards(aside, state, self._channel)
             self._channel.share(lambda: self._finish(aside, stack))
         if self._ranks.leads:
             self._prune(step, target)
 
-    def _begin(self, target: Path, progress: list[dict[str, Any]], stack: contextlib.ExitStack) -> Path:
+    def _begin(
+        self, target: Path, progress: list[dict[str, Any]], stack: contextlib.ExitStack
+    ) -> Path:
         self._sweep()
         aside = stack.enter_context(whole_directory(target))
         for rank, each in enumerate(progress):
@@ -128,7 +147,9 @@ class Checkpoints:
     def _finish(self, aside: Path, stack: contextlib.ExitStack) -> None:
         if missing := _named_in(aside) - {path.name for path in aside.iterdir()}:
             where = f"{self._directory} has no {min(missing)}, which another host wrote"
-            raise OperatorFault(f"learner.out_dir: {where}; it must be one directory that all hosts see")
+            raise OperatorFault(
+                f"learner.out_dir: {where}; it must be one directory that all hosts see"
+            )
         (aside / DIGESTS).write_text(_digests(aside))
         stack.close()
 
@@ -143,7 +164,10 @@ class Checkpoints:
 
     def _all(self) -> list[Path]:
         """Oldest first."""
-        return sorted((path for path in self._directory.glob("step-*") if _NAME.fullmatch(path.name)), key=_place)
+        return sorted(
+            (path for path in self._directory.glob("step-*") if _NAME.fullmatch(path.name)),
+            key=_place,
+        )
 
     def _sweep(self) -> None:
         """What learners left that were killed while they saved."""
@@ -172,7 +196,9 @@ def _plain_errors() -> Iterator[None]:
 
 def _one_process_is_meant() -> None:
     """torch warns where no process group is. For all threads: filters are the process's."""
-    warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized", UserWarning)
+    warnings.filterwarnings(
+        "ignore", "torch.distributed is disabled, unavailable or uninitialized", UserWarning
+    )
 
 
 def _os_error(error: BaseException) -> BaseException:
@@ -191,8 +217,13 @@ def _progress(path: Path) -> list[dict[str, Any]]:
     """Of each rank of a checkpoint whose bytes are those that were saved."""
     if _digests(path) != (path / DIGESTS).read_text():
         raise ValueError("its bytes are not those that were saved")
-    files = [path / PROGRESS.format(rank) for rank in range(len(list(path.glob(PROGRESS.format("*")))))]
-    return [torch.load(file, map_location="cpu", weights_only=True) for file in files or [path / PROGRESS.format(0)]]
+    files = [
+        path / PROGRESS.format(rank) for rank in range(len(list(path.glob(PROGRESS.format("*")))))
+    ]
+    return [
+        torch.load(file, map_location="cpu", weights_only=True)
+        for file in files or [path / PROGRESS.format(0)]
+    ]
 
 
 def _load(path: Path, state: dict[str, Any], channel: Channel) -> None:
@@ -200,23 +231,34 @@ def _load(path: Path, state: dict[str, Any], channel: Channel) -> None:
     reader = FileSystemReader(path)
     try:
         _same_weights(reader, state)
-        load(state, storage_reader=reader, process_group=channel.group, no_dist=channel.group is None)
+        load(
+            state, storage_reader=reader, process_group=channel.group, no_dist=channel.group is None
+        )
     except (CheckpointException, RuntimeError, ValueError, KeyError) as error:
-        (cause, _), *_ = error.failures.values() if isinstance(error, CheckpointException) else [(error, None)]
+        (cause, _), *_ = (
+            error.failures.values() if isinstance(error, CheckpointException) else [(error, None)]
+        )
         line = " ".join(str(cause).split())
-        raise OperatorFault(f"the checkpoint {path} does not fit learner.model: {line[:LINE_MAX]}") from error
+        raise OperatorFault(
+            f"the checkpoint {path} does not fit learner.model: {line[:LINE_MAX]}"
+        ) from error
 
 
 def _same_weights(reader: FileSystemReader, state: dict[str, Any]) -> None:
     """ValueError: others were saved. Fewer would be filled in without a word."""
-    saved = {name for name in reader.read_metadata().state_dict_metadata if name.startswith("model.")}
+    saved = {
+        name for name in reader.read_metadata().state_dict_metadata if name.startswith("model.")
+    }
     if saved != {f"model.{name}" for name in state.get("model", {})}:
         raise ValueError("other weights were trained")
 
 
 def _named_in(directory: Path) -> set[str]:
     """The files that the shards of all ranks are in."""
-    return {place.relative_path for place in FileSystemReader(directory).read_metadata().storage_data.values()}
+    return {
+        place.relative_path
+        for place in FileSystemReader(directory).read_metadata().storage_data.values()
+    }
 
 
 def _digests(directory: Path) -> str:

@@ -41,7 +41,9 @@ def loglinear_share(staleness_n: Tensor) -> Tensor:
     return staleness_n / (staleness_n + 1.0)
 
 
-def clip_keeps(ratio_n: Tensor, advantages_n: Tensor, eps_low: float, eps_high: float, ratio_max: float) -> Tensor:
+def clip_keeps(
+    ratio_n: Tensor, advantages_n: Tensor, eps_low: float, eps_high: float, ratio_max: float
+) -> Tensor:
     """bool [n]: false where the clipped surrogate is flat. ratio_max: of the two-sided clip, 0 for none."""
     above = (advantages_n > 0) & (ratio_n > 1.0 + eps_high)
     below = (advantages_n < 0) & (ratio_n < 1.0 - eps_low)

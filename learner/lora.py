@@ -25,9 +25,13 @@ def attach(model: nn.Module, config: LearnerConfig) -> None:
     """Freeze the model and give the target layers an adapter. OperatorFault: a target is no linear layer of it."""
     model.requires_grad_(requires_grad=False)
     for target in dict.fromkeys(config.lora_targets):
-        layers = [layer for name, layer in model.named_modules() if name.rpartition(".")[2] == target]
+        layers = [
+            layer for name, layer in model.named_modules() if name.rpartition(".")[2] == target
+        ]
         if not layers or not all(isinstance(layer, nn.Linear) for layer in layers):
-            raise OperatorFault(f"learner.lora_targets: {config.model} has no linear layers named {target!r}")
+            raise OperatorFault(
+                f"learner.lora_targets: {config.model} has no linear layers named {target!r}"
+            )
         for layer in layers:
             _attach(layer, config.lora_rank, config.lora_alpha / config.lora_rank)
 
@@ -42,7 +46,9 @@ def trained(model: nn.Module) -> dict[str, Tensor]:
 class AdapterWriter(SnapshotWriter):
     """Writes versions that are adapters. base_digest: of their base model."""
 
-    def __init__(self, config: LearnerConfig, run_id: str, weights: Mapping[str, Tensor], base_digest: str) -> None:
+    def __init__(
+        self, config: LearnerConfig, run_id: str, weights: Mapping[str, Tensor], base_digest: str
+    ) -> None:
         super().__init__(config.model, config.snapshot_root, run_id, weights)
         self._config = _peft_config(config)
         self.base_digest = base_digest
@@ -58,7 +64,9 @@ class AdapterWriter(SnapshotWriter):
 
 def _attach(layer: Any, rank: int, scale: float) -> None:
     device = layer.weight.device
-    layer.lora_A = nn.Linear(layer.in_features, rank, bias=False, device=device)  # drawn as PEFT draws it
+    layer.lora_A = nn.Linear(
+        layer.in_features, rank, bias=False, device=device
+    )  # drawn as PEFT draws it
     layer.lora_B = nn.Linear(rank, layer.out_features, bias=False, device=device)
     nn.init.zeros_(layer.lora_B.weight)
 

@@ -23,7 +23,16 @@ from learner.config import LearnerConfig
 from learner.objectives import LossTotals, distance_to_base, policy_loss, token_shares
 from learner.packing import Answer, MicroBatch, micro_batches
 from learner.ranks import Ranks
-from learner.staleness_metrics import Means, Tally, add_up, by_staleness, nothing, over_ranks, overall, tally
+from learner.staleness_metrics import (
+    Means,
+    Tally,
+    add_up,
+    by_staleness,
+    nothing,
+    over_ranks,
+    overall,
+    tally,
+)
 from learner.token_weights import Seen, weigh
 
 CONFIGURED = ("lr", "betas", "weight_decay")  # of the optimizer
@@ -69,9 +78,13 @@ class Policy:
         if config.packing and not self._packed:
             log.warning("answers do not share rows: the model mixes those that do")
         self._base = ranks.place(_base_model(config)) if config.kl_coef else None
-        self._kept = StateDictOptions(ignore_frozen_params=bool(config.lora_rank), strict=not config.lora_rank)
+        self._kept = StateDictOptions(
+            ignore_frozen_params=bool(config.lora_rank), strict=not config.lora_rank
+        )
         trained = [weight for weight in self.model.parameters() if weight.requires_grad]
-        self._optimizer = torch.optim.AdamW(trained, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
+        self._optimizer = torch.optim.AdamW(
+            trained, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
+        )
         rng_state.seed(config.rng_seed + ranks.rank * RANKS_APART)
 
     @property
@@ -84,7 +97,9 @@ class Policy:
 
     def _micro_batches(self, answers: Sequence[Answer]) -> list[MicroBatch]:
         tokens_max, ranks = self._config.micro_batch_tokens, self._ranks
-        return micro_batches(answers, tokens_max, packed=self._packed, rank=ranks.rank, ranks=ranks.size)
+        return micro_batches(
+            answers, tokens_max, packed=self._packed, rank=ranks.rank, ranks=ranks.size
+        )
 
     def train_step(self, step: int, parts: Sequence[Part], staleness_max: int) -> StepReport:
         """Train step `step`: an optimizer step on each of what `lay_out` gave.
@@ -98,17 +113,22 @@ class Policy:
         tallies, norms = [], []
         for part in parts:
             tallies += [
-                self._accumulate(each, part.totals, staleness_max, proximal.get(id(each))) for each in part.micro
+                self._accumulate(each, part.totals, staleness_max, proximal.get(id(each)))
+                for each in part.micro
             ]
             norms.append(self._optimize(step))
         return _report(over_ranks(add_up(tallies), self._ranks), max(norms), len(parts))
 
     def _optimize(self, step: int) -> float:
         """One optimizer step; the norm of its gradient."""
-        norm = float(_whole(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._config.grad_clip)))
+        norm = float(
+            _whole(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._config.grad_clip))
+        )
         if not norm < float("inf"):
             self._optimizer.zero_grad()
-            raise FloatingPointError(f"the gradient of train step {step} has norm {norm}; its batch stays the same")
+            raise FloatingPointError(
+                f"the gradient of train step {step} has norm {norm}; its batch stays the same"
+            )
         self._optimizer.step()
         self._optimizer.zero_grad()
         return norm
@@ -121,7 +141,11 @@ class Policy:
         if self._config.proximal != "recomputed":
             return {}
         with torch.no_grad():
-            return {id(each): self._logprobs(self.model, each) for part in parts[1:] for each in part.micro}
+            return {
+                id(each): self._logprobs(self.model, each)
+                for part in parts[1:]
+                for each in part.micro
+            }
 
     def weights(self) -> dict[str, Tensor]:
         """What trains, and is published."""
@@ -130,7 +154,9 @@ class Policy:
     def state(self) -> dict[str, Any]:
         """What trains, and its optimizer: tensors as they are. What fills it in place goes back by `restore`."""
         model, optimizer = get_state_dict(self.model, self._optimizer, options=self._kept)
-        trained = self.weights()  # tied weights have two names, and only one of them counts as frozen
+        trained = (
+            self.weights()
+        )  # tied weights have two names, and only one of them counts as frozen
         return {"model": {name: model[name] for name in trained}, "optimizer": optimizer}
 
     def progress(self) -> dict[str, Any]:
@@ -139,7 +165,9 @@ class Policy:
 
     def restore(self, state: dict[str, Any], progress: dict[str, Any]) -> None:
         """The optimizer's settings stay those of the config; a checkpoint has those that it was made with."""
-        settings = [{name: group[name] for name in CONFIGURED} for group in self._optimizer.param_groups]
+        settings = [
+            {name: group[name] for name in CONFIGURED} for group in self._optimizer.param_groups
+        ]
         set_state_dict(
             self.model,
             self._optimizer,
@@ -175,8 +203,17 @@ class Policy:
         loss = policy_loss(logprobs_n, found.weights_n, seen.advantages_n, shares_n)
         if base_n is not None:
             loss = loss + config.kl_coef * (shares_n * distance_to_base(logprobs_n, base_n)).sum()
-        torch.autograd.backward(loss * self._ranks.size)  # the mean of the ranks' gradients, FSDP's, becomes their sum
-        return tally(loss, found.log_ratio_n, found.keeps_n, found.corrected_n, seen.staleness_n, staleness_max + 1)
+        torch.autograd.backward(
+            loss * self._ranks.size
+        )  # the mean of the ranks' gradients, FSDP's, becomes their sum
+        return tally(
+            loss,
+            found.log_ratio_n,
+            found.keeps_n,
+            found.corrected_n,
+            seen.staleness_n,
+            staleness_max + 1,
+        )
 
     def _base_logprobs(self, micro: MicroBatch) -> Tensor | None:
         if self._base is None:
@@ -185,7 +222,9 @@ class Policy:
             return self._logprobs(self._base, micro)
 
     def _logprobs(self, model: Any, micro: MicroBatch) -> Tensor:
-        return answer_logprobs(model, micro.tokens_bt, micro.answer_bt, self._config.temperature, micro.positions_bt)
+        return answer_logprobs(
+            model, micro.tokens_bt, micro.answer_bt, self._config.temperature, micro.positions_bt
+        )
 
     def _here(self, values: NDArray[Any]) -> Tensor:
         return torch.from_numpy(values).to(self._ranks.device)
@@ -193,7 +232,9 @@ class Policy:
 
 def _report(tallied: Tally, norm: float, optimizer_steps: int) -> StepReport:
     """Of a train step; its loss is the mean of its optimizer steps'."""
-    return StepReport(float(tallied.loss) / optimizer_steps, norm, overall(tallied), by_staleness(tallied))
+    return StepReport(
+        float(tallied.loss) / optimizer_steps, norm, overall(tallied), by_staleness(tallied)
+    )
 
 
 def _totals(answers: Sequence[Answer]) -> LossTotals:
@@ -218,8 +259,12 @@ def answer_logprobs(
     """
     device = next(model.parameters()).device
     tokens = torch.from_numpy(tokens_bt).to(device)
-    marked = torch.from_numpy(answer_bt).to(device)[:, 1:]  # the logits at t are about the token at t + 1
-    positions = {} if positions_bt is None else {"position_ids": torch.from_numpy(positions_bt).to(device)}
+    marked = torch.from_numpy(answer_bt).to(device)[
+        :, 1:
+    ]  # the logits at t are about the token at t + 1
+    positions = (
+        {} if positions_bt is None else {"position_ids": torch.from_numpy(positions_bt).to(device)}
+    )
     logits_btv = model(input_ids=tokens, use_cache=False, **positions).logits[:, :-1]
     logits_nv = logits_btv[marked].float() / temperature
     return -torch.nn.functional.cross_entropy(logits_nv, tokens[:, 1:][marked], reduction="none")
@@ -234,7 +279,9 @@ def keeps_answers_apart(model: Any) -> bool:
     model.eval()
     with torch.no_grad():
         logits = [
-            model(input_ids=torch.from_numpy(tokens).to(positions.device), use_cache=False, **keywords).logits[0, -1]
+            model(
+                input_ids=torch.from_numpy(tokens).to(positions.device), use_cache=False, **keywords
+            ).logits[0, -1]
             for tokens, keywords in ((second, {}), (together, {"position_ids": positions}))
         ]
     model.train(was_training)
@@ -255,9 +302,13 @@ def load_model(directory: Path) -> Any:
             directory, dtype=torch.float32, local_files_only=True, output_loading_info=True
         )
     except (OSError, ValueError, SafetensorError) as error:
-        raise OperatorFault(f"learner.model: cannot load {directory}: {' '.join(str(error).split())}") from error
+        raise OperatorFault(
+            f"learner.model: cannot load {directory}: {' '.join(str(error).split())}"
+        ) from error
     if missing := sorted(info["missing_keys"]):
-        raise OperatorFault(f"learner.model: {directory} lacks {', '.join(missing[:3])}; nothing is made up")
+        raise OperatorFault(
+            f"learner.model: {directory} lacks {', '.join(missing[:3])}; nothing is made up"
+        )
     return model
 
 
@@ -267,8 +318,13 @@ def _base_model(config: LearnerConfig) -> Any:
 
 
 def _checkpoint_layers(model: Any, directory: Path) -> None:
-    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable  # the older
+    enable = (
+        getattr(model, "activation_checkpointing_enable", None)
+        or model.gradient_checkpointing_enable
+    )  # the older
     try:
         enable({"use_reentrant": False})
     except ValueError as error:
-        raise OperatorFault(f"learner.gradient_checkpointing: {directory} is a model that cannot: {error}") from error
+        raise OperatorFault(
+            f"learner.gradient_checkpointing: {directory} is a model that cannot: {error}"
+        ) from error

@@ -31,7 +31,9 @@ def group_advantages(rewards_g: NDArray[np.float32], *, scaled: bool = True) -> 
     groups that are nearly always right or nearly always wrong count most.
     """
     centred = rewards_g - rewards_g.mean()
-    advantages: NDArray[np.float32] = centred / (rewards_g.std() + np.float32(STD_FLOOR)) if scaled else centred
+    advantages: NDArray[np.float32] = (
+        centred / (rewards_g.std() + np.float32(STD_FLOOR)) if scaled else centred
+    )
     return advantages
 
 
@@ -62,7 +64,9 @@ def answer_means(values_n: Tensor, answers_n: Tensor) -> Tensor:
     return torch.segment_reduce(values_n, "mean", lengths=torch.bincount(answers_n))[answers_n]
 
 
-def policy_loss(logprobs_n: Tensor, weights_n: Tensor, advantages_n: Tensor, shares_n: Tensor) -> Tensor:
+def policy_loss(
+    logprobs_n: Tensor, weights_n: Tensor, advantages_n: Tensor, shares_n: Tensor
+) -> Tensor:
     """-sum_t share_t w_t A_t log p_t, a scalar; only log p_t carries gradient.
 
     For a ratio rho = p/q the gradient of rho is rho times that of log p, so w = rho gives the policy gradient under

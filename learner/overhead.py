@@ -83,7 +83,13 @@ class Source:
         length = int(rng.integers(self._tokens // 2, self._tokens + 1))
         tokens = rng.integers(0, VOCABULARY, length, dtype=np.int32)
         logprobs = np.full(length, -np.log(VOCABULARY), dtype=np.float32)
-        return Trajectory(tokens, logprobs, (Span(0, length, step - 1, "00"),), float(rng.integers(0, 2)), "recorded")
+        return Trajectory(
+            tokens,
+            logprobs,
+            (Span(0, length, step - 1, "00"),),
+            float(rng.integers(0, 2)),
+            "recorded",
+        )
 
 
 def publishes(step: int) -> bool:
@@ -130,25 +136,40 @@ def measure(out: Path, steps: int, tokens: int, threads: int) -> None:
     learner = Learner(config, cast("Coordinator", source), BatchPrefetch(), resume=False)
     learner.run()
     print(f"profile: {learner.watch}")  # noqa: T201
-    rows = [json.loads(line) for line in (config.out_dir / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (config.out_dir / "metrics.jsonl").read_text().splitlines()
+    ]
     report(rows[WARM_UP : steps - 1], source)  # the last one publishes whatever its number
 
 
 def report(rows: Sequence[dict[str, Any]], source: Source) -> None:
     t = source.t_train_s
     pairs = [
-        t[row["step"]] / t[row["step"] - 1] for row in rows if publishes(row["step"] - 1) and row["step"] > WARM_UP
+        t[row["step"]] / t[row["step"] - 1]
+        for row in rows
+        if publishes(row["step"] - 1) and row["step"] > WARM_UP
     ]
-    say("t_train_s without a version on its way", [t[row["step"]] for row in rows if publishes(row["step"])])
+    say(
+        "t_train_s without a version on its way",
+        [t[row["step"]] for row in rows if publishes(row["step"])],
+    )
     say("t_train_s with one", [t[row["step"]] for row in rows if not publishes(row["step"])])
     say("ratio", pairs)
-    say("overhead of a step that begins a version", [overhead(row) for row in rows if publishes(row["step"])])
-    say("seconds in which it is begun", [row["seconds"]["publish"] for row in rows if publishes(row["step"])])
+    say(
+        "overhead of a step that begins a version",
+        [overhead(row) for row in rows if publishes(row["step"])],
+    )
+    say(
+        "seconds in which it is begun",
+        [row["seconds"]["publish"] for row in rows if publishes(row["step"])],
+    )
     say("seconds in which the source takes it", source.publish_s)
 
 
 def overhead(row: dict[str, Any]) -> float:
-    worked: dict[str, float] = {doing: seconds for doing, seconds in row["seconds"].items() if doing != WAIT}
+    worked: dict[str, float] = {
+        doing: seconds for doing, seconds in row["seconds"].items() if doing != WAIT
+    }
     return 1.0 - worked[TRAIN] / sum(worked.values())
 
 
@@ -158,11 +179,15 @@ def say(what: str, values: Sequence[float]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m learner.overhead", description="What steps cost beyond training.")
+    parser = argparse.ArgumentParser(
+        prog="python -m learner.overhead", description="What steps cost beyond training."
+    )
     parser.add_argument("out", type=Path, help="a directory that is not there yet")
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--tokens", type=int, default=150, help="of the longest answer")
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads of torch; 0: torch decides")
+    parser.add_argument(
+        "--threads", type=int, default=0, help="CPU threads of torch; 0: torch decides"
+    )
     options = parser.parse_args()
     measure(options.out, options.steps, options.tokens, options.threads)
 

@@ -77,9 +77,15 @@ def answers_of(batch: Batch, rules: BatchRules, *, scaled: bool) -> list[list[An
     return [list(_answers(group, batch.step, rules, scaled=scaled)) for group in batch.groups]
 
 
-def parts(groups: Sequence[list[Answer]], count: int, *, step: int, rng_seed: int) -> list[list[Answer]]:
+def parts(
+    groups: Sequence[list[Answer]], count: int, *, step: int, rng_seed: int
+) -> list[list[Answer]]:
     """The answers of each optimizer step, without empty ones. One part: all, in order."""
-    order = np.random.default_rng((rng_seed, step)).permutation(len(groups)) if count > 1 else range(len(groups))
+    order = (
+        np.random.default_rng((rng_seed, step)).permutation(len(groups))
+        if count > 1
+        else range(len(groups))
+    )
     dealt: list[list[Answer]] = [[] for _ in range(count)]
     for place, index in enumerate(order):
         dealt[place % count] += groups[index]
@@ -155,7 +161,9 @@ def _collate(rows: Sequence[Sequence[Answer]]) -> MicroBatch:
             end = start + len(answer.tokens)
             tokens_bt[index, start:end] = answer.tokens
             answer_bt[index, start:end] = answer.counts
-            positions_bt[index, start:] -= positions_bt[index, start]  # what follows goes on counting: padding
+            positions_bt[index, start:] -= positions_bt[
+                index, start
+            ]  # what follows goes on counting: padding
             start = end
     answers = [answer for row in rows for answer in row]
     lengths = [len(answer.logprobs_n) for answer in answers]

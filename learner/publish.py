@@ -41,8 +41,12 @@ class SnapshotWriter:
 
     def __init__(self, base: Path, root: Path, run_id: str, weights: Mapping[str, Tensor]) -> None:
         self._base, self._root, self._run_id = base, root, run_id
-        self._companions = [path for path in sorted(base.iterdir()) if path.suffix in COMPANIONS and path.is_file()]
-        self._layout = {file: in_order(names, weights) for file, names in self._files(weights).items()}
+        self._companions = [
+            path for path in sorted(base.iterdir()) if path.suffix in COMPANIONS and path.is_file()
+        ]
+        self._layout = {
+            file: in_order(names, weights) for file, names in self._files(weights).items()
+        }
         self.names = [weight for names in self._layout.values() for weight in names.values()]
 
     def write(self, epoch: int, version: int, shards: Shards, stream: Iterator[Tensor]) -> Path:
@@ -51,8 +55,13 @@ class SnapshotWriter:
         stream: the parts of `names`, the weights in the order in which they are written.
         """
         directory = self._root / f"{self._run_id}-epoch-{epoch}-version-{version}"
-        remove_directory(directory)  # of a learner that was killed, before the run's ledger was set back
-        with store_faults("cannot write the snapshot", directory), whole_directory(directory) as aside:
+        remove_directory(
+            directory
+        )  # of a learner that was killed, before the run's ledger was set back
+        with (
+            store_faults("cannot write the snapshot", directory),
+            whole_directory(directory) as aside,
+        ):
             self._accompany(aside)
             for name, names in self._layout.items():
                 write_safetensors(aside / name, names, shards, stream)
@@ -60,7 +69,9 @@ class SnapshotWriter:
 
     def clean(self, epoch: int) -> None:
         """Remove what learners of lower epochs left; they are fenced."""
-        left = re.compile(rf"(?:{re.escape(ASIDE)})?{re.escape(self._run_id)}-epoch-(\d+)-version-\d+")
+        left = re.compile(
+            rf"(?:{re.escape(ASIDE)})?{re.escape(self._run_id)}-epoch-(\d+)-version-\d+"
+        )
         for path in self._root.iterdir():
             if (named := left.fullmatch(path.name)) and int(named[1]) < epoch:
                 shutil.rmtree(path, ignore_errors=True)
@@ -70,7 +81,9 @@ class SnapshotWriter:
         files = _tensor_names(self._base)
         missing = sorted({name for names in files.values() for name in names} - weights.keys())
         if missing:
-            raise OperatorFault(f"learner.model: {len(missing)} tensors are no weights of the model, e.g. {missing[0]}")
+            raise OperatorFault(
+                f"learner.model: {len(missing)} tensors are no weights of the model, e.g. {missing[0]}"
+            )
         return {file: dict(zip(names, names, strict=True)) for file, names in files.items()}
 
     def _accompany(self, directory: Path) -> None:
@@ -128,7 +141,9 @@ def in_order(names: Mapping[str, str], weights: Mapping[str, Tensor]) -> dict[st
     return {name: names[name] for name in sorted(names, key=lambda name: (-sizes[name], name))}
 
 
-def write_safetensors(path: Path, names: Mapping[str, str], shards: Shards, stream: Iterator[Tensor]) -> None:
+def write_safetensors(
+    path: Path, names: Mapping[str, str], shards: Shards, stream: Iterator[Tensor]
+) -> None:
     """The file that the library would write, of which no more than a part is in memory. names: in order."""
     with path.open("wb") as file:
         file.write(_header(names, shards))

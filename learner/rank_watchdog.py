@@ -24,7 +24,9 @@ LAST_WORD = "last word"  # in the store: of the rank that failed first
 class RankWatchdog:
     """store: this one's own connection, which may block for ever. lost: called once, in a thread, with the reason."""
 
-    def __init__(self, store: Store, rank: int, size: int, *, silence_s: float, lost: Callable[[str], object]) -> None:
+    def __init__(
+        self, store: Store, rank: int, size: int, *, silence_s: float, lost: Callable[[str], object]
+    ) -> None:
         self._store = store
         self._rank, self._next = rank, (rank + 1) % size
         self._silence_s = silence_s

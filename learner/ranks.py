@@ -25,8 +25,12 @@ from echo2d.client import OperatorFault
 from learner.config import LearnerConfig, Place
 from learner.rank_watchdog import LAST_WORD, RankWatchdog
 
-WAIT_S_MAX = 7200.0  # for the next word: rank 0 may upload a version for an hour, see `echo2d.client`
-COLLECTIVE_S_MAX = 1800.0  # from the first rank to the last, in a step: before the first one each has read a model
+WAIT_S_MAX = (
+    7200.0  # for the next word: rank 0 may upload a version for an hour, see `echo2d.client`
+)
+COLLECTIVE_S_MAX = (
+    1800.0  # from the first rank to the last, in a step: before the first one each has read a model
+)
 
 _T = TypeVar("_T")
 
@@ -101,7 +105,9 @@ class Channel:
 class Ranks:
     """This process among `size`; alone unless it comes from `join`."""
 
-    def __init__(self, rank: int = 0, size: int = 1, *, device: str = "cpu", wait_s: float = WAIT_S_MAX) -> None:
+    def __init__(
+        self, rank: int = 0, size: int = 1, *, device: str = "cpu", wait_s: float = WAIT_S_MAX
+    ) -> None:
         self.rank = rank
         self.size = size
         self.device = torch.device(device)
@@ -168,7 +174,9 @@ class Rendezvous:
         """
         place = self._place
         store, *_ = next(rendezvous("env://"))
-        self._watchdog = RankWatchdog(store, place.rank, place.size, silence_s=config.rank_silence_s, lost=lost)
+        self._watchdog = RankWatchdog(
+            store, place.rank, place.size, silence_s=config.rank_silence_s, lost=lost
+        )
         device = device_of(config.device, place)
         on_gpu = device.startswith("cuda")
         if on_gpu:
@@ -200,7 +208,9 @@ class Rendezvous:
 
     def is_loss(self, error: Exception) -> bool:
         """Whether torch says that it lost another rank."""
-        return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
+        return isinstance(error, dist.DistError) or (
+            isinstance(error, RuntimeError) and "gloo" in str(error)
+        )
 
 
 def device_of(name: str, place: Place) -> str:
@@ -209,7 +219,9 @@ def device_of(name: str, place: Place) -> str:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda") and place.size > 1:
         if name != "cuda":
-            raise OperatorFault(f"learner.device: expected cuda, of which each rank has its own; found {name}")
+            raise OperatorFault(
+                f"learner.device: expected cuda, of which each rank has its own; found {name}"
+            )
         name = f"cuda:{place.local_rank}"
     try:
         torch.empty(0, device=name)

@@ -46,7 +46,13 @@ class Shards:
 
     def _copy(self, name: str, weight: Tensor) -> Tensor:
         own = weight.to_local() if isinstance(weight, DTensor) else weight
-        part = own.detach().to("cpu", self.dtypes[name], copy=True).contiguous().reshape(-1).view(torch.uint8)
+        part = (
+            own.detach()
+            .to("cpu", self.dtypes[name], copy=True)
+            .contiguous()
+            .reshape(-1)
+            .view(torch.uint8)
+        )
         return part[: self._bytes(name, self._rank)]
 
     def _received(self, name: str, rank: int, channel: Channel) -> Tensor:

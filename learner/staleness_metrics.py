@@ -30,7 +30,12 @@ class Tally:
 
 
 def tally(
-    loss: Tensor, log_ratio_n: Tensor, keeps_n: Tensor, corrected_n: Tensor, staleness_n: Tensor, count: int
+    loss: Tensor,
+    log_ratio_n: Tensor,
+    keeps_n: Tensor,
+    corrected_n: Tensor,
+    staleness_n: Tensor,
+    count: int,
 ) -> Tally:
     """Of one micro-batch, staleness 0 to count - 1.
 
@@ -61,7 +66,9 @@ def nothing(count: int, device: torch.device) -> Tally:
 def over_ranks(tallied: Tally, ranks: Ranks) -> Tally:
     """The tally of all ranks, on each of them."""
     sums = ranks.add_up(torch.cat([tallied.sums_s.flatten(), tallied.loss[None]]))
-    return Tally(sums[:-1].view_as(tallied.sums_s), ranks.maxima(tallied.ratio_max_s.clone()), sums[-1])
+    return Tally(
+        sums[:-1].view_as(tallied.sums_s), ranks.maxima(tallied.ratio_max_s.clone()), sums[-1]
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +90,16 @@ def overall(tallied: Tally) -> Means:
 def by_staleness(tallied: Tally) -> dict[int, Means]:
     """Without those that no token has."""
     columns = zip(tallied.sums_s.T.tolist(), tallied.ratio_max_s.tolist(), strict=True)
-    return {place: _means(sums, largest) for place, (sums, largest) in enumerate(columns) if sums[0]}
+    return {
+        place: _means(sums, largest) for place, (sums, largest) in enumerate(columns) if sums[0]
+    }
 
 
 def _means(sums: Sequence[float], ratio_max: float) -> Means:
     tokens, ratio, clipped, corrected, kl = sums
-    return Means(round(tokens), ratio / tokens, ratio_max, clipped / tokens, corrected / tokens, kl / tokens)
+    return Means(
+        round(tokens), ratio / tokens, ratio_max, clipped / tokens, corrected / tokens, kl / tokens
+    )
 
 
 def answers_by_staleness(batch: Batch) -> dict[int, dict[str, float]]:
@@ -102,4 +113,8 @@ def answers_by_staleness(batch: Batch) -> dict[int, dict[str, float]]:
 
 def _answers(facts: Sequence[tuple[float, int]]) -> dict[str, float]:
     rewards, lengths = zip(*facts, strict=True)
-    return {"answers": len(facts), "reward": sum(rewards) / len(facts), "length": sum(lengths) / len(facts)}
+    return {
+        "answers": len(facts),
+        "reward": sum(rewards) / len(facts),
+        "length": sum(lengths) / len(facts),
+    }

@@ -10,7 +10,13 @@ from learner.staleness_metrics import answers_by_staleness
 
 
 def row_of(
-    batch: Batch, report: StepReport, *, published: int, t_train_s: float, wait_s: float, seconds: dict[str, float]
+    batch: Batch,
+    report: StepReport,
+    *,
+    published: int,
+    t_train_s: float,
+    wait_s: float,
+    seconds: dict[str, float],
 ) -> dict[str, Any]:
     """published: the newest version that was begun; seconds: since the row before, by what was done."""
     rewards = [trajectory.reward for group in batch.groups for trajectory in group.trajectories]
@@ -35,7 +41,9 @@ def row_of(
 def line_of(row: dict[str, Any], batch: Batch) -> str:
     """Groups have the id there that they have in every other log."""
     groups = " ".join(f"group={group.group_id}" for group in batch.groups)
-    facts = f"reward={row['reward_mean']:.3f} loss={row['loss']:.4f} t_train_s={row['t_train_s']:.3f}"
+    facts = (
+        f"reward={row['reward_mean']:.3f} loss={row['loss']:.4f} t_train_s={row['t_train_s']:.3f}"
+    )
     return f"step={batch.step} epoch={batch.epoch} digest={batch.digest[:12]} {facts} {groups}"
 
 
@@ -43,4 +51,7 @@ def _by_staleness(batch: Batch, report: StepReport) -> dict[int, dict[str, float
     """Tokens by their own staleness, answers by that of their oldest token."""
     tokens = {key: dataclasses.asdict(means) for key, means in report.staleness.items()}
     answers = answers_by_staleness(batch)
-    return {key: {**tokens.get(key, {}), **answers.get(key, {})} for key in sorted(tokens.keys() | answers)}
+    return {
+        key: {**tokens.get(key, {}), **answers.get(key, {})}
+        for key in sorted(tokens.keys() | answers)
+    }

@@ -34,7 +34,10 @@ class Stopwatch:
         """Of the time of all laps but waiting: T_train. What is not "train" is overhead. The largest first."""
         worked = {doing: seconds for doing, seconds in self._whole.items() if doing != WAIT}
         total = sum(worked.values())
-        return {doing: worked[doing] / total for doing in sorted(worked, key=worked.__getitem__, reverse=True)}
+        return {
+            doing: worked[doing] / total
+            for doing in sorted(worked, key=worked.__getitem__, reverse=True)
+        }
 
     def __str__(self) -> str:
         shares = self.shares()

@@ -18,7 +18,14 @@ import torch
 from torch import Tensor
 
 from learner.config import Recipe
-from learner.corrections import clip_keeps, log_ratio, loglinear_share, mask_answers, mask_tokens, truncate
+from learner.corrections import (
+    clip_keeps,
+    log_ratio,
+    loglinear_share,
+    mask_answers,
+    mask_tokens,
+    truncate,
+)
 from learner.objectives import answer_means
 
 
@@ -51,9 +58,13 @@ def weigh(recipe: Recipe, seen: Seen) -> TokenWeights:
     own_n = log_ratio(seen.logprobs_n, seen.rollout_logprobs_n)
     importance_n, trust_n = _split(recipe, seen, own_n)
     if recipe.objective == "gspo":
-        importance_n, trust_n = (answer_means(each, seen.answers_n) for each in (importance_n, trust_n))
+        importance_n, trust_n = (
+            answer_means(each, seen.answers_n) for each in (importance_n, trust_n)
+        )
     ratio_n, moved_n = importance_n.exp(), trust_n.exp()
-    keeps_n = clip_keeps(moved_n, seen.advantages_n, recipe.clip_eps_low, recipe.clip_eps_high, recipe.clip_ratio_max)
+    keeps_n = clip_keeps(
+        moved_n, seen.advantages_n, recipe.clip_eps_low, recipe.clip_eps_high, recipe.clip_ratio_max
+    )
     if recipe.correction == "none":
         return TokenWeights(moved_n * keeps_n, own_n, keeps_n, torch.zeros_like(keeps_n))
     corrected_n = _correct(recipe, importance_n, ratio_n, seen.answers_n)
@@ -79,5 +90,7 @@ def _correct(recipe: Recipe, importance_n: Tensor, ratio_n: Tensor, answers_n: T
         return mask_tokens(ratio_n, recipe.mask_low, recipe.mask_high)
     truncated_n = truncate(ratio_n, recipe.tis_cap)
     if recipe.correction == "sequence_mask":
-        return truncated_n * mask_answers(importance_n, answers_n, recipe.mask_low, recipe.mask_high)
+        return truncated_n * mask_answers(
+            importance_n, answers_n, recipe.mask_low, recipe.mask_high
+        )
     return truncated_n

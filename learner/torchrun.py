@@ -64,7 +64,13 @@ def _not_waited_for() -> Iterator[int | None]:
     """Exit codes of the children, which are left to be waited for. None: it runs. Negative: it ended by that signal."""
     for pid in [pid for task in TASKS.iterdir() for pid in (task / "children").read_text().split()]:
         found = os.waitid(os.P_PID, int(pid), os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        yield None if found is None else found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+        yield (
+            None
+            if found is None
+            else found.si_status
+            if found.si_code == os.CLD_EXITED
+            else -found.si_status
+        )
 
 
 if __name__ == "__main__":

@@ -23,7 +23,9 @@ from typing import Any, Protocol
 
 from echo2d.client import OperatorFault
 
-FAILURES_MAX = 5  # of a board, in a row: a disk may have room again, a package that is broken stays so
+FAILURES_MAX = (
+    5  # of a board, in a row: a disk may have room again, a package that is broken stays so
+)
 QUEUE_MAX = 1024  # rows that wait for a board: of minutes of a fast run, of days of a large one
 CLOSE_S = 20.0  # for what still waits when the run is over
 
@@ -52,7 +54,9 @@ class Tracking:
         try:
             _append(self._path, json.dumps(row) + "\n")
         except OSError as error:
-            log.warning("cannot track step=%s in=%s reason=%s", row["step"], self._path, error.strerror)
+            log.warning(
+                "cannot track step=%s in=%s reason=%s", row["step"], self._path, error.strerror
+            )
         for desk in self._desks:
             desk.put((row["step"], dict(numbers_in(row))))
 
@@ -107,10 +111,15 @@ class _Desk:
 
 def makers(names: Sequence[str], out_dir: Path) -> dict[str, Callable[[], Board]]:
     """Of the boards in `learner.track`. OperatorFault: a package is missing."""
-    known: dict[str, Callable[[Path], Board]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
+    known: dict[str, Callable[[Path], Board]] = {
+        "tensorboard": TensorBoard,
+        "wandb": WeightsAndBiases,
+    }
     for name in names:
         if importlib.util.find_spec(name) is None:
-            raise OperatorFault(f"learner.track: {name} is not installed; pip install 'echo2d[{name}]' brings it")
+            raise OperatorFault(
+                f"learner.track: {name} is not installed; pip install 'echo2d[{name}]' brings it"
+            )
     return {name: partial(known[name], out_dir) for name in names}
 
 

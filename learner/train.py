@@ -45,7 +45,9 @@ from learner.stopwatch import TRAIN, WAIT, Stopwatch
 from learner.tracking import Tracking, makers
 
 BEAT_S = 1.0  # how soon a waiting learner hears of a version that could not be published, or of a rank that is to stop
-DAMAGED_MAX = 3  # times that a batch may come damaged: on its way that happens once, at its source always
+DAMAGED_MAX = (
+    3  # times that a batch may come damaged: on its way that happens once, at its source always
+)
 
 log = logging.getLogger("echo2d.learner")
 
@@ -76,7 +78,9 @@ class Learner:
         self._service = service or Notifier()
         self._ranks.share(self._open_books)
         if not resume and self._has_checkpoints():
-            raise OperatorFault(f"{directory} is not empty; use --resume or another learner.out_dir")
+            raise OperatorFault(
+                f"{directory} is not empty; use --resume or another learner.out_dir"
+            )
         self._policy = Policy(config, self._ranks)
         self._run_id = self._ranks.share(lambda: self._coordinator.run_id)
         self._writer = self._make_writer()
@@ -116,7 +120,9 @@ class Learner:
         self._mark = time.monotonic()  # when the last commit was ready, or the session
         while self._step < self._config.steps:
             waiting = time.monotonic()
-            batch = self._ranks.share(lambda: self._take(self._step + 1), stopped=lambda: self._prefetch.stopped)
+            batch = self._ranks.share(
+                lambda: self._take(self._step + 1), stopped=lambda: self._prefetch.stopped
+            )
             if batch is None:
                 break
             self._advance(batch, wait_s=time.monotonic() - waiting)
@@ -141,7 +147,9 @@ class Learner:
 
     def _begin(self) -> None:
         """What rank 0 does when it has its session, and the version to begin with is on its way."""
-        log.info("session epoch=%d resume_step=%d steps=%d", self._epoch, self._step, self._config.steps)
+        log.info(
+            "session epoch=%d resume_step=%d steps=%d", self._epoch, self._step, self._config.steps
+        )
         self._publisher.settle()
         self._service.turned(self._words)
         self._writer.clean(self._epoch)
@@ -215,7 +223,9 @@ class Learner:
         now = time.monotonic()
         t_train_s, self._mark = now - self._mark - wait_s, now
         with self.watch("commit"):
-            self._publish_every = self._ranks.share(lambda: self._coordinator.commit(batch, t_train_s=t_train_s))
+            self._publish_every = self._ranks.share(
+                lambda: self._coordinator.commit(batch, t_train_s=t_train_s)
+            )
         if step - self._published >= self._publish_every or step == self._config.steps:
             with self.watch("publish"):
                 self._publish(step)
@@ -241,8 +251,14 @@ class Learner:
         self._published = version
 
     def _checkpoint(self) -> None:
-        progress = {"run": self._run_id, "base": self._writer.base_digest, "trained": self._trained.steps}
-        self._checkpoints.save(self._step, self._epoch, self._policy.state(), progress, self._policy.progress())
+        progress = {
+            "run": self._run_id,
+            "base": self._writer.base_digest,
+            "trained": self._trained.steps,
+        }
+        self._checkpoints.save(
+            self._step, self._epoch, self._policy.state(), progress, self._policy.progress()
+        )
         self._saved = self._step
 
     def _tell_durable(self, *, wait: bool) -> None:
@@ -271,13 +287,19 @@ class Learner:
         """OperatorFault: to go on from it would be to train something else."""
         place, run = self._config.out_dir, progress.get("run")
         if run != self._run_id:
-            raise OperatorFault(f"learner.out_dir: {place} has checkpoints of run {run}; this is run {self._run_id}")
+            raise OperatorFault(
+                f"learner.out_dir: {place} has checkpoints of run {run}; this is run {self._run_id}"
+            )
         if progress["base"] != self._writer.base_digest:
-            raise OperatorFault(f"learner.model: the adapter in {place} belongs to another base model")
+            raise OperatorFault(
+                f"learner.model: the adapter in {place} belongs to another base model"
+            )
 
     def _record(self, batch: Batch, report: StepReport, *, t_train_s: float, wait_s: float) -> None:
         lap, published = self.watch.lap(), self._published
-        row = row_of(batch, report, published=published, t_train_s=t_train_s, wait_s=wait_s, seconds=lap)
+        row = row_of(
+            batch, report, published=published, t_train_s=t_train_s, wait_s=wait_s, seconds=lap
+        )
         self._tracking.note(row)
         log.info("trained %s", line_of(row, batch))
 

@@ -16,7 +16,9 @@ from hypothesis import HealthCheck, settings
 
 from tests.support.fuzz import Fuzz
 
-settings.register_profile("search", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "search", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.register_profile("echo2d", parent=settings.get_profile("search"), derandomize=True)
 settings.load_profile("echo2d")
 
@@ -30,13 +32,20 @@ FUZZ_SEED = 2602
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--messages", type=int, help="hostile messages of all fuzz tests together")
     parser.addoption("--rng-seed", type=int, help="of the fuzz tests")
-    parser.addoption("--soak-from", type=int, default=1000, help="first rng_seed of schedules and kills of a soak")
+    parser.addoption(
+        "--soak-from",
+        type=int,
+        default=1000,
+        help="first rng_seed of schedules and kills of a soak",
+    )
 
 
 @pytest.fixture(
     params=[
         pytest.param(FUZZ_MESSAGES, id="short"),
-        pytest.param(SOAK_MESSAGES, id="soak", marks=[pytest.mark.soak, pytest.mark.timeout(SOAK_TIMEOUT_S)]),
+        pytest.param(
+            SOAK_MESSAGES, id="soak", marks=[pytest.mark.soak, pytest.mark.timeout(SOAK_TIMEOUT_S)]
+        ),
     ]
 )
 def fuzz(request: pytest.FixtureRequest) -> Fuzz:
@@ -44,7 +53,9 @@ def fuzz(request: pytest.FixtureRequest) -> Fuzz:
     messages = request.config.getoption("--messages") or request.param
     seed = request.config.getoption("--rng-seed")
     if seed is None:
-        seed = FUZZ_SEED if request.param == FUZZ_MESSAGES else random.SystemRandom().getrandbits(32)
+        seed = (
+            FUZZ_SEED if request.param == FUZZ_MESSAGES else random.SystemRandom().getrandbits(32)
+        )
     print(f"fuzz --messages {messages} --rng-seed {seed}")  # noqa: T201 - shown when it fails
     return Fuzz(messages, random.Random(seed))
 
@@ -56,13 +67,23 @@ def soak_from(request: pytest.FixtureRequest) -> int:
     return first
 
 
-UNGUARDED = ("core", "property", "sim", "e2e", "lab", "sglang", "trl")  # no event loop of ours runs there
+UNGUARDED = (
+    "core",
+    "property",
+    "sim",
+    "e2e",
+    "lab",
+    "sglang",
+    "trl",
+)  # no event loop of ours runs there
 
 
 @pytest.fixture(autouse=True)
 def nothing_blocks_the_loop(request: pytest.FixtureRequest) -> Iterator[None]:
     """A blocking call of ours on the event loop fails the test (house rule 8)."""
-    if request.path.relative_to(TESTS).parts[0] in UNGUARDED or request.node.get_closest_marker("may_block"):
+    if request.path.relative_to(TESTS).parts[0] in UNGUARDED or request.node.get_closest_marker(
+        "may_block"
+    ):
         yield
         return
     guard = BlockBuster(scanned_modules=["echo2d"])

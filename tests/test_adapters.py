@@ -33,11 +33,16 @@ def adapter(folder: Path) -> Path:
 
 
 def test_the_base_digest_is_that_of_b3sums_lines(base: Path) -> None:
-    lines = [f"{blake3(name.encode()).hexdigest()}  {name}\n" for name in ("config.json", "model.safetensors")]
+    lines = [
+        f"{blake3(name.encode()).hexdigest()}  {name}\n"
+        for name in ("config.json", "model.safetensors")
+    ]
     assert base_digest(base) == blake3("".join(lines).encode()).hexdigest()
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "generation_config.json", "x.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "model.safetensors", "generation_config.json", "x.safetensors"]
+)
 def test_what_shapes_the_numbers_changes_the_digest(base: Path, name: str) -> None:
     before = base_digest(base)
     (base / name).write_bytes(b"other")
@@ -76,7 +81,9 @@ def test_an_adapter_says_its_base_and_a_model_needs_none(base: Path, tmp_path: P
     assert pinned_base(base) is None
 
 
-@pytest.mark.parametrize("pin", [None, "", "{", "[]", "{}", '{"base_digest": 3}', '{"base_digest": "ab"}', " " * 5000])
+@pytest.mark.parametrize(
+    "pin", [None, "", "{", "[]", "{}", '{"base_digest": 3}', '{"base_digest": "ab"}', " " * 5000]
+)
 def test_an_adapter_that_does_not_say_its_base(tmp_path: Path, pin: str | None) -> None:
     small = adapter(tmp_path / "small")
     if pin is not None:
@@ -88,7 +95,9 @@ def test_an_adapter_that_does_not_say_its_base(tmp_path: Path, pin: str | None) 
 
 def layout(config: dict[str, Any], names: tuple[str, ...] = NAMES) -> SnapshotLayout:
     return SnapshotLayout(
-        {"base": "", "adapter": config}, frozenset(), {name: TensorSpec("F32", (4, 4)) for name in names}
+        {"base": "", "adapter": config},
+        frozenset(),
+        {name: TensorSpec("F32", (4, 4)) for name in names},
     )
 
 
@@ -97,8 +106,25 @@ def layout(config: dict[str, Any], names: tuple[str, ...] = NAMES) -> SnapshotLa
     [
         (PLAIN, 2.0),
         (PLAIN | {"use_rslora": True}, 8 / math.sqrt(4)),
-        (PLAIN | {"lora_dropout": 0.1, "target_modules": ["q"], "task_type": "CAUSAL_LM", "alpha_pattern": {}}, 2.0),
-        (PLAIN | {"init_lora_weights": "gaussian", "megatron_core": "megatron.core", "modules_to_save": None}, 2.0),
+        (
+            PLAIN
+            | {
+                "lora_dropout": 0.1,
+                "target_modules": ["q"],
+                "task_type": "CAUSAL_LM",
+                "alpha_pattern": {},
+            },
+            2.0,
+        ),
+        (
+            PLAIN
+            | {
+                "init_lora_weights": "gaussian",
+                "megatron_core": "megatron.core",
+                "modules_to_save": None,
+            },
+            2.0,
+        ),
     ],
 )
 def test_a_plain_adapter(config: dict[str, Any], scale: float) -> None:
@@ -109,8 +135,18 @@ def test_a_plain_adapter(config: dict[str, Any], scale: float) -> None:
     "change",
     [
         *({"peft_type": "IA3"}, {"bias": "all"}, {"use_dora": True}, {"alpha_pattern": {"q": 3}}),
-        *({"rank_pattern": {"q": 3}}, {"modules_to_save": ["lm_head"]}, {"init_lora_weights": "pissa"}),
-        *({"something_new": 1}, {"r": 0}, {"r": "4"}, {"lora_alpha": None}, {"lora_alpha": math.nan}),
+        *(
+            {"rank_pattern": {"q": 3}},
+            {"modules_to_save": ["lm_head"]},
+            {"init_lora_weights": "pissa"},
+        ),
+        *(
+            {"something_new": 1},
+            {"r": 0},
+            {"r": "4"},
+            {"lora_alpha": None},
+            {"lora_alpha": math.nan},
+        ),
         *({"lora_alpha": 10**400}, {"lora_alpha": -1.0}),
     ],
 )
@@ -119,7 +155,9 @@ def test_what_is_not_plain_is_refused(change: dict[str, Any]) -> None:
         adapter_layout(layout(json.loads(json.dumps(PLAIN | change))))
 
 
-@pytest.mark.parametrize("names", [NAMES[:1], NAMES[1:], (*NAMES, "lm_head.weight"), (*NAMES, "m.q.lora_magnitude")])
+@pytest.mark.parametrize(
+    "names", [NAMES[:1], NAMES[1:], (*NAMES, "lm_head.weight"), (*NAMES, "m.q.lora_magnitude")]
+)
 def test_tensors_come_in_pairs_and_nothing_else_comes(names: tuple[str, ...]) -> None:
     with pytest.raises(EngineFault, match="adapter tensor"):
         adapter_layout(layout(PLAIN, names))

@@ -17,7 +17,9 @@ from tests.support.paths import REPO
 HELP_S_MAX = 0.3
 
 
-def commands(group: click.Group = main, prefix: str = "echo2d") -> Iterator[tuple[str, click.Command]]:
+def commands(
+    group: click.Group = main, prefix: str = "echo2d"
+) -> Iterator[tuple[str, click.Command]]:
     for name, command in group.commands.items():
         if isinstance(command, click.Group):
             yield from commands(command, f"{prefix} {name}")
@@ -42,7 +44,9 @@ def test_help_is_fast() -> None:
     times = []
     for _ in range(5):
         before = children_s()
-        subprocess.run([sys.executable, "-m", "echo2d", "--help"], check=True, capture_output=True, cwd=REPO)
+        subprocess.run(
+            [sys.executable, "-m", "echo2d", "--help"], check=True, capture_output=True, cwd=REPO
+        )
         times.append(children_s() - before)
     assert min(times) < HELP_S_MAX, times
 
@@ -98,7 +102,14 @@ def test_simulate_plays_a_fleet_where_the_file_has_one() -> None:
     facts = json.loads(output)
     assert facts["steps"] > 0
     assert facts["trajectories"]["trained"] == 256 * facts["steps"]
-    assert {"bubble", "mu_min", "usd_per_step", "max_staleness", "egress_gb", "wall_s"} <= facts.keys()
+    assert {
+        "bubble",
+        "mu_min",
+        "usd_per_step",
+        "max_staleness",
+        "egress_gb",
+        "wall_s",
+    } <= facts.keys()
     for wrong in (
         ["simulate", small, "--peers", "3"],
         ["simulate", str(REPO / "scenarios" / "mixed.toml"), "--hours", "1"],
@@ -114,7 +125,14 @@ def test_simulate_says_how_it_went(tmp_path: Path) -> None:
     facts = json.loads(output)
     assert (code, facts["verified_peers"]) == (0, 3)
     assert 1 < facts["ratio"] < 5
-    assert facts.keys() >= {"t_verify_s", "bound_s", "predicted_s", "seed_copies", "refetched", "wall_s"}
+    assert facts.keys() >= {
+        "t_verify_s",
+        "bound_s",
+        "predicted_s",
+        "seed_copies",
+        "refetched",
+        "wall_s",
+    }
 
 
 @pytest.mark.parametrize(

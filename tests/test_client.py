@@ -40,7 +40,9 @@ from echo2d.net.learner_api.routes import DIGEST_HEADER
 from echo2d.net.security.auth import TokenFile, write_token_file
 
 SPAN = WireSpan(0, 2, Version(3), Digest(b"d" * 32))
-TRAJECTORY = TrajectoryRecord(0, pack_tokens([5, 1]), pack_logprobs([-0.5, 0.0]), (SPAN,), 1.0, PeerId("w"))
+TRAJECTORY = TrajectoryRecord(
+    0, pack_tokens([5, 1]), pack_logprobs([-0.5, 0.0]), (SPAN,), 1.0, PeerId("w")
+)
 BODY = pack_batch(BatchBody(4, (GroupRecord(GroupId(9), pack_tokens([7, 8]), (TRAJECTORY,)),)))
 SESSION = {
     "epoch": 2, "run_id": "run", "staleness_max": 2, "publish_every": 1, "trajectories_per_step": 16,
@@ -75,7 +77,9 @@ class Server:
         return answer
 
     def said(self) -> list[tuple[str, str, Any]]:
-        return [(method, path, json.loads(body) if body else None) for method, path, body in self.heard]
+        return [
+            (method, path, json.loads(body) if body else None) for method, path, body in self.heard
+        ]
 
 
 @pytest.fixture
@@ -108,7 +112,9 @@ def batch_reply(body: bytes = BODY, digest: str | None = None) -> web.Response:
     return web.Response(body=body, headers={DIGEST_HEADER: digest or batch_digest(body).hex()})
 
 
-async def test_a_session_and_its_epoch_in_every_call(server: Server, coordinator: AsyncCoordinator) -> None:
+async def test_a_session_and_its_epoch_in_every_call(
+    server: Server, coordinator: AsyncCoordinator
+) -> None:
     server.script = [reply(SESSION), reply({"version": 3, "digest": "ab"}), batch_reply()]
     server.script += [reply({"publish_every": 2}), reply({}), reply({}), reply({"workers": []})]
     assert await coordinator.open_session(1) == Session(2, "run", 2, 1, 16, 4, 1, "mask")
@@ -122,7 +128,11 @@ async def test_a_session_and_its_epoch_in_every_call(server: Server, coordinator
         ("POST", "/v1/learner/session", {"resume_step": 1}),
         ("POST", "/v1/versions", {"version": 3, "epoch": 2, "path": "/out/3"}),
         ("GET", "/v1/batches/4?epoch=2", None),
-        ("POST", "/v1/batches/4/commit", {"batch_digest": batch.digest, "epoch": 2, "t_train_s": 0.5}),
+        (
+            "POST",
+            "/v1/batches/4/commit",
+            {"batch_digest": batch.digest, "epoch": 2, "t_train_s": 0.5},
+        ),
         ("POST", "/v1/batches/4/refuse", {"groups": [9], "reasons": ["stale"], "epoch": 2}),
         ("POST", "/v1/learner/checkpoint", {"step": 4, "epoch": 2}),
         ("GET", "/v1/status", None),
@@ -141,20 +151,31 @@ def check_batch(batch: Batch) -> None:
     assert (trajectory.reward, trajectory.worker) == (1.0, "w")
 
 
-async def test_a_batch_is_polled_for_and_unpacked(server: Server, coordinator: AsyncCoordinator) -> None:
+async def test_a_batch_is_polled_for_and_unpacked(
+    server: Server, coordinator: AsyncCoordinator
+) -> None:
     server.script = [web.Response(status=204), web.Response(status=204), batch_reply()]
     check_batch(await coordinator.take_batch(4))
 
 
-async def test_a_batch_of_other_bytes_is_refused(server: Server, coordinator: AsyncCoordinator) -> None:
+async def test_a_batch_of_other_bytes_is_refused(
+    server: Server, coordinator: AsyncCoordinator
+) -> None:
     for digest in ("00" * 32, "zz"):
         server.script = [batch_reply(digest=digest)]
         with pytest.raises(IntegrityFault):
             await coordinator.take_batch(4)
 
 
-async def test_a_pause_of_the_coordinator_is_waited_out(server: Server, coordinator: AsyncCoordinator) -> None:
-    server.script = [None, reply({"error": "busy", "detail": ""}, 503), None, reply({"publish_every": 1})]
+async def test_a_pause_of_the_coordinator_is_waited_out(
+    server: Server, coordinator: AsyncCoordinator
+) -> None:
+    server.script = [
+        None,
+        reply({"error": "busy", "detail": ""}, 503),
+        None,
+        reply({"publish_every": 1}),
+    ]
     batch = Batch(1, 1, "00", ())
     assert await coordinator.commit(batch, t_train_s=0.1) == 1
     assert len(server.heard) == 4
@@ -183,7 +204,12 @@ async def test_who_says_nothing_is_asked_again(
     [
         (409, {"error": "fenced", "detail": "epoch 3 is newer"}, Fenced, "epoch 3 is newer"),
         (409, {"error": "too_far", "detail": "step 9"}, PeerFault, "too_far: step 9"),
-        (400, {"error": "refused", "detail": "no tokenizer.json"}, PeerFault, "refused: no tokenizer.json"),
+        (
+            400,
+            {"error": "refused", "detail": "no tokenizer.json"},
+            PeerFault,
+            "refused: no tokenizer.json",
+        ),
         (401, {"error": "credential", "detail": "unknown"}, OperatorFault, "unknown"),
         (403, {"error": "revoked", "detail": "token x was revoked"}, OperatorFault, "was revoked"),
         (500, [], PeerFault, "http 500"),
@@ -191,7 +217,12 @@ async def test_who_says_nothing_is_asked_again(
     ],
 )
 async def test_refusals_are_faults_and_are_not_repeated(
-    server: Server, coordinator: AsyncCoordinator, status: int, body: Any, fault: type[Exception], words: str
+    server: Server,
+    coordinator: AsyncCoordinator,
+    status: int,
+    body: Any,
+    fault: type[Exception],
+    words: str,
 ) -> None:
     server.script = [reply(body, status)]
     with pytest.raises(fault, match=words):
@@ -200,8 +231,12 @@ async def test_refusals_are_faults_and_are_not_repeated(
 
 
 async def test_an_unreachable_coordinator_is_said(token_file: Path) -> None:
-    async with AsyncCoordinator("http://127.0.0.1:1", token_file=token_file, timeout_s=0.1) as coordinator:
-        with pytest.raises(OperatorFault, match=r"cannot reach the coordinator at http://127\.0\.0\.1:1"):
+    async with AsyncCoordinator(
+        "http://127.0.0.1:1", token_file=token_file, timeout_s=0.1
+    ) as coordinator:
+        with pytest.raises(
+            OperatorFault, match=r"cannot reach the coordinator at http://127\.0\.0\.1:1"
+        ):
             await coordinator.status()
 
 
@@ -245,7 +280,13 @@ async def test_an_upload_that_was_taken_without_an_answer_is_sent_again(
     (tmp_path / "3").mkdir()
     (tmp_path / "3" / "config.json").write_bytes(b"{}")
     gone = {"error": "refused", "detail": "it has no config.json"}
-    server.script = [reply({}), None, reply(gone, 400), reply({}), reply({"version": 3, "digest": "ab"})]
+    server.script = [
+        reply({}),
+        None,
+        reply(gone, 400),
+        reply({}),
+        reply({"version": 3, "digest": "ab"}),
+    ]
     assert await coordinator.publish(3, tmp_path / "3") == Published(3, "ab")
     assert [method for method, _, _ in server.heard] == ["PUT", "POST", "POST", "PUT", "POST"]
     server.script = [reply({}), reply(gone, 400)]
@@ -254,7 +295,12 @@ async def test_an_upload_that_was_taken_without_an_answer_is_sent_again(
 
 
 async def test_the_synchronous_client_does_the_same(server: Server, token_file: Path) -> None:
-    server.script = [reply(SESSION), reply({"version": 0, "digest": "ab"}), batch_reply(), reply({"publish_every": 2})]
+    server.script = [
+        reply(SESSION),
+        reply({"version": 0, "digest": "ab"}),
+        batch_reply(),
+        reply({"publish_every": 2}),
+    ]
     server.script += [reply({}), reply({}), reply({"workers": []})]
 
     def learn() -> None:
@@ -273,7 +319,9 @@ async def test_the_synchronous_client_does_the_same(server: Server, token_file: 
     assert len(server.heard) == 7
 
 
-async def test_closing_ends_a_call_that_waits_in_another_thread(server: Server, token_file: Path) -> None:
+async def test_closing_ends_a_call_that_waits_in_another_thread(
+    server: Server, token_file: Path
+) -> None:
     url = f"http://127.0.0.1:{server.port}"
     coordinator = await asyncio.to_thread(lambda: Coordinator(url, token_file=token_file))
     async with asyncio.TaskGroup() as tasks:
@@ -283,7 +331,9 @@ async def test_closing_ends_a_call_that_waits_in_another_thread(server: Server, 
     assert taking.result()
 
 
-async def test_in_a_hurry_a_call_has_so_long(server: Server, token_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_in_a_hurry_a_call_has_so_long(
+    server: Server, token_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The one under way as well as the next, which may still be answered."""
     monkeypatch.setattr(client, "HURRY_S", 1.0)
     url = f"http://127.0.0.1:{server.port}"

@@ -28,15 +28,20 @@ def test_defaults_and_paths() -> None:
 
 
 def test_other_programs_tables_are_ignored() -> None:
-    assert CoordinatorConfig.read({**MINIMAL, "learner": {"lr": 1}, "worker": {"x": 1}}) == CoordinatorConfig.read(
-        MINIMAL
-    )
+    assert CoordinatorConfig.read(
+        {**MINIMAL, "learner": {"lr": 1}, "worker": {"x": 1}}
+    ) == CoordinatorConfig.read(MINIMAL)
 
 
 @pytest.mark.parametrize(
     ("table", "name", "value", "words"),
     [
-        ("policy", "staleness_maximum", 2, ["policy.staleness_maximum", "unknown key", "staleness_max"]),
+        (
+            "policy",
+            "staleness_maximum",
+            2,
+            ["policy.staleness_maximum", "unknown key", "staleness_max"],
+        ),
         ("policy", "staleness_max", "two", ["policy.staleness_max", "an integer", "'two'"]),
         ("policy", "staleness_max", True, ["policy.staleness_max", "True"]),
         ("policy", "staleness_max", -1, ["at least 0", "-1"]),
@@ -72,7 +77,9 @@ def test_a_missing_key_is_named() -> None:
 
 def test_overrides_win_over_the_file(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
-    file.write_text('[run]\nrun_dir = "a"\nsnapshot_root = "b"\n[task]\nname = "t"\n[sampling]\nvocab_size = 9\n')
+    file.write_text(
+        '[run]\nrun_dir = "a"\nsnapshot_root = "b"\n[task]\nname = "t"\n[sampling]\nvocab_size = 9\n'
+    )
     config = CoordinatorConfig.load(file, {"coordinator.port": 0, "run.run_dir": "elsewhere"})
     assert (config.coordinator.port, config.run.run_dir) == (0, Path("elsewhere"))
 
@@ -87,7 +94,9 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 def test_worker_reads_its_table_and_flags(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
-    file.write_text('[run]\nrun_dir = "a"\n[worker]\nurl = "http://h:1"\ntoken_file = "t"\nslots = 4\n')
+    file.write_text(
+        '[run]\nrun_dir = "a"\n[worker]\nurl = "http://h:1"\ntoken_file = "t"\nslots = 4\n'
+    )
     config = WorkerConfig.load(file, {"state_dir": "s", "slots": 8})
     assert (config.url, config.token_file, config.slots) == ("http://h:1", Path("t"), 8)
     with pytest.raises(OperatorFault, match=r"worker\.url"):
@@ -100,10 +109,15 @@ WORKER = {"url": "http://h:1", "token_file": "t", "state_dir": "s"}
 def test_what_an_owner_gives_of_the_uplink_and_where_a_worker_can_be_dialled() -> None:
     plain = WorkerConfig.read(WORKER)
     assert (plain.uplink_bytes_per_s_max, plain.announced) == (None, None)
-    limited = WorkerConfig.read({**WORKER, "uplink_limit": "50mbit", "advertise": "203.0.113.9:7701"})
+    limited = WorkerConfig.read(
+        {**WORKER, "uplink_limit": "50mbit", "advertise": "203.0.113.9:7701"}
+    )
     assert (limited.uplink_bytes_per_s_max, limited.announced) == (6_250_000, ("203.0.113.9", 7701))
     assert WorkerConfig.read({**WORKER, "advertise": ":7701"}).announced == ("0.0.0.0", 7701)
-    assert WorkerConfig.read({**WORKER, "advertise": "[fd00::5]:7701"}).announced == ("fd00::5", 7701)
+    assert WorkerConfig.read({**WORKER, "advertise": "[fd00::5]:7701"}).announced == (
+        "fd00::5",
+        7701,
+    )
 
 
 @pytest.mark.parametrize(
@@ -124,8 +138,14 @@ def test_what_an_owner_cannot_mean(change: dict[str, Any], words: str) -> None:
 
 
 def test_networks_that_peers_may_announce() -> None:
-    config = CoordinatorConfig.read(with_key("link", "peer_networks", ["10.8.0.0/16", "203.0.113.7", "fd00::/8"]))
-    assert [str(network) for network in config.link.networks] == ["10.8.0.0/16", "203.0.113.7/32", "fd00::/8"]
+    config = CoordinatorConfig.read(
+        with_key("link", "peer_networks", ["10.8.0.0/16", "203.0.113.7", "fd00::/8"])
+    )
+    assert [str(network) for network in config.link.networks] == [
+        "10.8.0.0/16",
+        "203.0.113.7/32",
+        "fd00::/8",
+    ]
 
 
 def test_prices_are_of_workers_by_name() -> None:
@@ -135,7 +155,10 @@ def test_prices_are_of_workers_by_name() -> None:
         ("spot-*", 0.3, 0.0),
         ("*", 0.0, 60),
     ]
-    for wrong, words in (({"workers": "*"}, "double brackets"), ([{"usd_per_h": 1.0}], "price.workers: expected text")):
+    for wrong, words in (
+        ({"workers": "*"}, "double brackets"),
+        ([{"usd_per_h": 1.0}], "price.workers: expected text"),
+    ):
         with pytest.raises(OperatorFault, match=words):
             CoordinatorConfig.read({**MINIMAL, "price": wrong})
 

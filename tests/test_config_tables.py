@@ -25,8 +25,12 @@ class Example(Table):
 
 
 def test_a_table_is_read_into_its_types() -> None:
-    table = Example.read({"home": "/x", "cache": "/y", "ratio": 1, "betas": [0.1, 0.2], "options": {"a": 1}})
-    assert table == Example(home=Path("/x"), cache=Path("/y"), ratio=1, betas=(0.1, 0.2), options={"a": 1})
+    table = Example.read(
+        {"home": "/x", "cache": "/y", "ratio": 1, "betas": [0.1, 0.2], "options": {"a": 1}}
+    )
+    assert table == Example(
+        home=Path("/x"), cache=Path("/y"), ratio=1, betas=(0.1, 0.2), options={"a": 1}
+    )
 
 
 @pytest.mark.parametrize(
@@ -34,15 +38,30 @@ def test_a_table_is_read_into_its_types() -> None:
     [
         ({}, "example.home: expected a path; found nothing"),
         ({"home": 3}, "example.home: expected a path; found 3"),
-        ({"home": "/x", "kind": "ring"}, 'example.kind: expected "star" or "chain"; found \'ring\''),
-        ({"home": "/x", "ratio": 0}, "example.ratio: expected a number, more than 0.0, at most 1.0; found 0"),
-        ({"home": "/x", "ratio": True}, "example.ratio: expected a number, more than 0.0, at most 1.0; found True"),
+        (
+            {"home": "/x", "kind": "ring"},
+            'example.kind: expected "star" or "chain"; found \'ring\'',
+        ),
+        (
+            {"home": "/x", "ratio": 0},
+            "example.ratio: expected a number, more than 0.0, at most 1.0; found 0",
+        ),
+        (
+            {"home": "/x", "ratio": True},
+            "example.ratio: expected a number, more than 0.0, at most 1.0; found True",
+        ),
         (
             {"home": "/x", "betas": [0.9, 1.5]},
             "example.betas: expected [a number, a number], at least 0.0, at most 0.999; found (0.9, 1.5)",
         ),
-        ({"home": "/x", "betas": [0.9]}, "example.betas: expected [a number, a number], at least 0.0, at most 0.999; "),
-        ({"hom": "/x"}, "example.hom: unknown key; expected one of home, cache, kind, ratio, betas, options"),
+        (
+            {"home": "/x", "betas": [0.9]},
+            "example.betas: expected [a number, a number], at least 0.0, at most 0.999; ",
+        ),
+        (
+            {"hom": "/x"},
+            "example.hom: unknown key; expected one of home, cache, kind, ratio, betas, options",
+        ),
     ],
 )
 def test_what_is_wrong_is_said(values: dict[str, Any], line: str) -> None:
@@ -65,6 +84,12 @@ def test_files_and_tables_that_are_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize("table", [Example, LearnerConfig])
 def test_what_is_printed_can_be_read(table: type[Table]) -> None:
     printed = tomllib.loads(print_tables(table))[table.TABLE]
-    required = dict.fromkeys(("url", "token_file", "model", "snapshot_root", "out_dir", "home"), "/x")
-    known = {name: value for name, value in {**required, "steps": 1}.items() if name in table.__dataclass_fields__}
+    required = dict.fromkeys(
+        ("url", "token_file", "model", "snapshot_root", "out_dir", "home"), "/x"
+    )
+    known = {
+        name: value
+        for name, value in {**required, "steps": 1}.items()
+        if name in table.__dataclass_fields__
+    }
     table.read({**printed, **known})

@@ -61,8 +61,12 @@ def fleet_of(lines: Lines, workers: int, learner_mbps: float) -> FleetSpec:
 
 def times(lines: Lines, workers: int) -> dict[str, Any]:
     """A row; all in seconds."""
-    limited = BroadcastForecasts(fleet_of(lines, workers, LEARNER_MBPS), Ablation()).broadcast({"w": workers})
-    free = BroadcastForecasts(fleet_of(lines, workers, MBPS_MAX), Ablation()).broadcast({"w": workers})
+    limited = BroadcastForecasts(fleet_of(lines, workers, LEARNER_MBPS), Ablation()).broadcast(
+        {"w": workers}
+    )
+    free = BroadcastForecasts(fleet_of(lines, workers, MBPS_MAX), Ablation()).broadcast(
+        {"w": workers}
+    )
     return {
         "lines": lines.name,
         "workers": workers,
@@ -104,11 +108,19 @@ def draw(found: Sequence[Mapping[str, Any]], path: Path) -> None:
         mine = [row for row in found if row["lines"] == lines.name]
         for name, style in styles.items():
             points = [(row["workers"], row[name]) for row in mine if row[name] != ""]
-            axes.plot(*zip(*points, strict=True), style, label=name.removesuffix("_s").replace("_", " "), markersize=5)
+            axes.plot(
+                *zip(*points, strict=True),
+                style,
+                label=name.removesuffix("_s").replace("_", " "),
+                markersize=5,
+            )
         axes.set(xscale="log", yscale="log", xlabel="workers", ylabel="T_verify, s", xticks=WORKERS)
         axes.set_xticklabels([str(count) for count in WORKERS])
         axes.minorticks_off()
-        axes.set_title(f"{lines.name}: {lines.uplink_mbps:g} Mbit/s up, {lines.downlink_mbps:g} down", fontsize=10)
+        axes.set_title(
+            f"{lines.name}: {lines.uplink_mbps:g} Mbit/s up, {lines.downlink_mbps:g} down",
+            fontsize=10,
+        )
         axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path)

@@ -33,7 +33,12 @@ ROWS = (
     Row("1, 9", "8 peers, all 100 Mbit/s", "--against star,libtorrent,aria2", 1.25, 1.40, 1.1),
     Row("2", "the same, 0.1 % loss", "--loss 0.001", 1.45),
     Row("3", "the same, 256 MiB", "--bytes 256MiB", 1.18),
-    Row("4", "mixed uplinks", "--uplinks 320,320,160,160,80,80,40,40 --bytes 100MiB --rtt 20ms --warm-up 8", 1.30),
+    Row(
+        "4",
+        "mixed uplinks",
+        "--uplinks 320,320,160,160,80,80,40,40 --bytes 100MiB --rtt 20ms --warm-up 8",
+        1.30,
+    ),
     Row("5", "one uplink of 5 Mbit/s", "--uplinks 100,5,100,100,100,100,100,100,100", 1.35),
     Row("6", "fastest relay killed", "--kill 0.5", 1.30),
     Row("6", "fastest relay silent", "--partition 0.5"),
@@ -46,8 +51,20 @@ def measure(rows: list[Row]) -> dict[str, dict[str, Any]]:
     results: dict[str, dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for row in rows:
         if row.arguments not in results:
-            command = [sys.executable, "-m", "echo2d", "bench", "broadcast", "--json", *row.arguments.split()]
-            print(f"row {row.number}: echo2d bench broadcast {row.arguments}", file=sys.stderr, flush=True)
+            command = [
+                sys.executable,
+                "-m",
+                "echo2d",
+                "bench",
+                "broadcast",
+                "--json",
+                *row.arguments.split(),
+            ]
+            print(
+                f"row {row.number}: echo2d bench broadcast {row.arguments}",
+                file=sys.stderr,
+                flush=True,
+            )
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
             results[row.arguments] = json.loads(done.stdout)
             RESULTS.write_text(json.dumps(results, indent=1) + "\n")
@@ -56,7 +73,11 @@ def measure(rows: list[Row]) -> dict[str, dict[str, Any]]:
 
 def reached(row: Row, result: dict[str, Any]) -> bool:
     must = row.must if row.must is not None else 1 + LATE_S / result["bound_s"]
-    pairs = [(result["ratio"], must), (result["ratio_cold"], row.must_cold), (result["seed_copies"], row.must_copies)]
+    pairs = [
+        (result["ratio"], must),
+        (result["ratio_cold"], row.must_cold),
+        (result["seed_copies"], row.must_copies),
+    ]
     whole = all(each["verified"] == each["survivors"] for each in result["rounds"])
     return whole and all(limit is None or found <= limit for found, limit in pairs)
 
@@ -66,7 +87,9 @@ def line(row: Row, result: dict[str, Any]) -> str:
     must += "" if row.must_cold is None else f", cold <= {row.must_cold}"
     must += "" if row.must_copies is None else f", copies <= {row.must_copies}"
     bound_s, times = result["bound_s"], result["t_verify_s"]
-    ratios = f"**{result['ratio']:.2f}** ({times['min'] / bound_s:.2f}-{times['max'] / bound_s:.2f})"
+    ratios = (
+        f"**{result['ratio']:.2f}** ({times['min'] / bound_s:.2f}-{times['max'] / bound_s:.2f})"
+    )
     cells = (
         row.number, row.what, must, ratios, f"{result['ratio_cold']:.2f}", f"{result['predicted_s'] / bound_s:.2f}",
         "" if result["simulated_s"] is None else f"{result['simulated_s'] / bound_s:.2f}",
@@ -98,13 +121,17 @@ def table(results: dict[str, dict[str, Any]]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "rows", nargs="*", help="numbers of the rows to measure anew; all that are missing if none is named"
+        "rows",
+        nargs="*",
+        help="numbers of the rows to measure anew; all that are missing if none is named",
     )
     wanted = set(parser.parse_args().rows)
     chosen = [row for row in ROWS if not wanted or wanted & set(row.number.split(", "))]
     if wanted and RESULTS.exists():
         again = {row.arguments for row in chosen}
-        kept = {key: each for key, each in json.loads(RESULTS.read_text()).items() if key not in again}
+        kept = {
+            key: each for key, each in json.loads(RESULTS.read_text()).items() if key not in again
+        }
         RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
     results = measure(chosen)
     before, _, rest = PAGE.read_text().partition(BEGIN)

@@ -17,7 +17,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from echo2d.bench.coordinator.bubble import PER_STEP, SLOTS, T_TRAIN_S, WORKERS, Measured, demand, measure
+from echo2d.bench.coordinator.bubble import (
+    PER_STEP,
+    SLOTS,
+    T_TRAIN_S,
+    WORKERS,
+    Measured,
+    demand,
+    measure,
+)
 from echo2d.core.capacity.model import Demand, DisseminationMode, bubble, mu_min
 from echo2d.sim.fleet.spec import FleetSpec, read_fleet
 from echo2d.sim.fleet.world import FleetWorld
@@ -25,7 +33,15 @@ from echo2d.sim.kernel.scenario import MBIT
 from tools.artefacts import FIGURES, cell, read, write
 
 MODES: tuple[DisseminationMode, ...] = ("background", "exclusive")
-RATIOS = (1.0, 0.7, 1.1, 0.9, 0.8, 1.2, 1.3)  # aimed at, by what was measured before; the CSV has what they were
+RATIOS = (
+    1.0,
+    0.7,
+    1.1,
+    0.9,
+    0.8,
+    1.2,
+    1.3,
+)  # aimed at, by what was measured before; the CSV has what they were
 T_BCAST_S, STILL_S = 0.41, 0.37  # before anything was
 RUNS, BUBBLES, PICTURE = (FIGURES / name for name in ("bubble_run.csv", "bubble.csv", "bubble.png"))
 SIMULATED_PERIODS = 200
@@ -50,9 +66,15 @@ def run(path: Path) -> None:
         known = {row["mode"] for row in rows if row["aimed_at"] == str(ratio)}
         missing = [mode for mode in MODES if mode not in known]
         points = [measured(row) for row in rows]
-        print(f"{ratio}, {len(RATIOS) - done} to go: {', '.join(missing) or 'known'}", file=sys.stderr, flush=True)
+        print(
+            f"{ratio}, {len(RATIOS) - done} to go: {', '.join(missing) or 'known'}",
+            file=sys.stderr,
+            flush=True,
+        )
         with ThreadPoolExecutor(len(MODES)) as side_by_side:
-            found = side_by_side.map(measure, missing, [pool(mode, ratio, points) for mode in missing])
+            found = side_by_side.map(
+                measure, missing, [pool(mode, ratio, points) for mode in missing]
+            )
         rows += [{"aimed_at": str(ratio), **asdict(each)} for each in found]
         if missing:
             write(path, rows)
@@ -61,7 +83,9 @@ def run(path: Path) -> None:
 def measured(row: Mapping[str, str]) -> Measured:
     floats = ("mu_pool", "t_train_s", "t_bcast_s", "still_s", "pause_s", "bubble")
     ints = ("periods", "max_staleness", "dropped", "spoiled")
-    numbers: dict[str, Any] = {name: float(row[name]) for name in floats} | {name: int(row[name]) for name in ints}
+    numbers: dict[str, Any] = {name: float(row[name]) for name in floats} | {
+        name: int(row[name]) for name in ints
+    }
     return Measured(mode="exclusive" if row["mode"] == "exclusive" else "background", **numbers)
 
 
@@ -93,7 +117,12 @@ def simulated(needs: Demand, mu_pool: float) -> float:
 
 def _fleet(needs: Demand, mu_pool: float) -> FleetSpec:
     spread_s = max(1e-3, needs.t_bcast_s - needs.pause_s)
-    worker = {"name": "w", "count": WORKERS, "trajectories_per_h": 3600.0 * mu_pool / WORKERS, "rtt_ms": 1}
+    worker = {
+        "name": "w",
+        "count": WORKERS,
+        "trajectories_per_h": 3600.0 * mu_pool / WORKERS,
+        "rtt_ms": 1,
+    }
     return read_fleet(
         {
             "learner": {
@@ -140,7 +169,9 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--run", action="store_true", help="measure the points that bubble_run.csv lacks")
+    parser.add_argument(
+        "--run", action="store_true", help="measure the points that bubble_run.csv lacks"
+    )
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # nothing is left running either way
     if parser.parse_args().run:
         run(RUNS)

@@ -25,7 +25,12 @@ SCENARIOS = Path(__file__).parents[1] / "scenarios"
 MIXES = ("rented", "spot", "metered")
 SEEDS = 3
 RUNS, COSTS, PICTURE = FIGURES / "cost_runs.csv", FIGURES / "cost.csv", FIGURES / "cost.png"
-BARS = {"": "#2f6db5", "p2p": "#e08a2e", "cost-awareness": "#b5403c", "deltas": "#2d8a57"}  # by what is left out
+BARS = {
+    "": "#2f6db5",
+    "p2p": "#e08a2e",
+    "cost-awareness": "#b5403c",
+    "deltas": "#2d8a57",
+}  # by what is left out
 BAR_WIDTH = 0.2  # of the distance between two systems
 
 
@@ -77,7 +82,11 @@ def run(path: Path) -> list[dict[str, str]]:
     wanted = [(*case, seed) for seed in range(SEEDS) for case in cases()]
     for number, (mix, system, out, seed) in enumerate(wanted, start=1):
         if not any(_key(row) == (mix, system.name, out, str(seed)) for row in rows):
-            print(f"run {number} of {len(wanted)}: {mix} {system.name} {out} {seed}", file=sys.stderr, flush=True)
+            print(
+                f"run {number} of {len(wanted)}: {mix} {system.name} {out} {seed}",
+                file=sys.stderr,
+                flush=True,
+            )
             rows.append(play(mix, system, out, seed))
             write(path, rows)
     return read(path)
@@ -95,7 +104,10 @@ def table(rows: Sequence[Mapping[str, str]]) -> Iterator[dict[str, Any]]:
 
 def means(rows: Sequence[Mapping[str, str]], mix: str, system: System, out: str) -> dict[str, Any]:
     """Over seeds, and how far they are from the whole system and from the data centre, in percent."""
-    usd, bubbles = _of(rows, mix, system, out, "usd_per_step"), _of(rows, mix, system, out, "bubble")
+    usd, bubbles = (
+        _of(rows, mix, system, out, "usd_per_step"),
+        _of(rows, mix, system, out, "bubble"),
+    )
     whole = fmean(_of(rows, mix, system, "", "usd_per_step"))
     elsewhere = fleet_of(mix, system).centralized
     assert elsewhere is not None
@@ -120,7 +132,9 @@ def planned(mix: str, system: System, out: str) -> float:
     )
 
 
-def _of(rows: Sequence[Mapping[str, str]], mix: str, system: System, out: str, name: str) -> list[float]:
+def _of(
+    rows: Sequence[Mapping[str, str]], mix: str, system: System, out: str, name: str
+) -> list[float]:
     """In each run of the case."""
     return [float(row[name]) for row in rows if _key(row)[:3] == (mix, system.name, out)]
 
@@ -140,14 +154,20 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
             axes.bar(at, usd, BAR_WIDTH, yerr=spread, color=colour, capsize=2, label=label)
         elsewhere = fleet_of(mix, SYSTEMS[0]).centralized
         assert elsewhere is not None
-        axes.axhline(elsewhere.usd_per_step, color="black", linestyle="--", linewidth=1, label="data centre")
-        middle = [_place(system.name) + BAR_WIDTH * (3 if system.delta else 2) / 2 for system in SYSTEMS]
+        axes.axhline(
+            elsewhere.usd_per_step, color="black", linestyle="--", linewidth=1, label="data centre"
+        )
+        middle = [
+            _place(system.name) + BAR_WIDTH * (3 if system.delta else 2) / 2 for system in SYSTEMS
+        ]
         axes.set_xticks(middle, [system.name for system in SYSTEMS])
         axes.set_title(mix, fontsize=10)
         axes.grid(axis="y", alpha=0.3)
         axes.set_axisbelow(True)
     plots[0].set_ylabel("usd a step")
-    figure.legend(*plots[-1].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=8)
+    figure.legend(
+        *plots[-1].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=8
+    )
     figure.savefig(path, dpi=110)
 
 

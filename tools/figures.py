@@ -41,7 +41,9 @@ class Panel(NamedTuple):
 
 PANELS = (
     Panel("T_verify / lower bound", "ratio", (1, 2, 5, 10, 20, 50, 100, 200, 500), 60),
-    Panel("copies sent by the seed", "seed_copies", (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000), 460),
+    Panel(
+        "copies sent by the seed", "seed_copies", (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000), 460
+    ),
 )
 WIDTH, HEIGHT, TOP = 300.0, 220.0, 40.0
 
@@ -55,7 +57,9 @@ def play(shape: str, size: str, peers: int) -> dict[str, float]:
 
 def measure(path: Path, peers_max: int, workers: int) -> Results:
     results: Results = json.loads(path.read_text()) if path.exists() else {}
-    wanted = {f"{shape} {size} {peers}": (shape, size, peers) for peers in PEERS for shape, size in CURVES}
+    wanted = {
+        f"{shape} {size} {peers}": (shape, size, peers) for peers in PEERS for shape, size in CURVES
+    }
     with ProcessPoolExecutor(workers) as pool:
         missing = {
             pool.submit(play, *case): name
@@ -70,7 +74,11 @@ def measure(path: Path, peers_max: int, workers: int) -> Results:
 
 
 def points(results: Results, shape: str, size: str, key: str) -> list[tuple[int, float]]:
-    return [(peers, found[key]) for peers in PEERS if (found := results.get(f"{shape} {size} {peers}")) is not None]
+    return [
+        (peers, found[key])
+        for peers in PEERS
+        if (found := results.get(f"{shape} {size} {peers}")) is not None
+    ]
 
 
 def svg(results: Results) -> str:
@@ -92,7 +100,11 @@ def drawn(panel: Panel, results: Results) -> Iterator[str]:
         return panel.left + WIDTH * math.log(peers / PEERS[0]) / math.log(PEERS[-1] / PEERS[0])
 
     def up(value: float) -> float:
-        return TOP + HEIGHT - HEIGHT * math.log(value / panel.ticks[0]) / math.log(panel.ticks[-1] / panel.ticks[0])
+        return (
+            TOP
+            + HEIGHT
+            - HEIGHT * math.log(value / panel.ticks[0]) / math.log(panel.ticks[-1] / panel.ticks[0])
+        )
 
     yield f'<text x="{panel.left}" y="{TOP - 16}" font-weight="bold">{panel.title}</text>'
     for tick in panel.ticks:
@@ -102,7 +114,10 @@ def drawn(panel: Panel, results: Results) -> Iterator[str]:
         yield f'<text x="{across(peers):.1f}" y="{TOP + HEIGHT + 18}" text-anchor="middle">{peers:,}</text>'
     yield f'<text x="{panel.left + WIDTH / 2}" y="{TOP + HEIGHT + 36}" text-anchor="middle">peers</text>'
     for (shape, size), colour in CURVES.items():
-        at = [(across(peers), up(max(1.0, value))) for peers, value in points(results, shape, size, panel.key)]
+        at = [
+            (across(peers), up(max(1.0, value)))
+            for peers, value in points(results, shape, size, panel.key)
+        ]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in at)
         yield f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>'
         yield from (f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}"/>' for x, y in at)
@@ -114,7 +129,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="runs at a time")
     wanted = parser.parse_args()
     docs = REPO / "docs"
-    (docs / "scale.svg").write_text(svg(measure(docs / "scale.json", wanted.peers_max, wanted.workers)))
+    (docs / "scale.svg").write_text(
+        svg(measure(docs / "scale.json", wanted.peers_max, wanted.workers))
+    )
 
 
 if __name__ == "__main__":

@@ -32,9 +32,17 @@ def group(number: int, tokens: int) -> list[CoordinatorRecord]:
     found: list[CoordinatorRecord] = [PromptTaken(GroupId(number), number, os.urandom(400))]
     for sample in range(GROUP_SIZE):
         spans = (VersionSpan(0, tokens, Version(1), Digest(bytes(32))),)
-        kept = TrajectoryRecord(sample, os.urandom(4 * tokens), os.urandom(4 * tokens), spans, 0.0, PeerId("w" * 32))
-        found += [SampleKept(GroupId(number), LeaseId(number), 1, kept), SampleRewarded(GroupId(number), sample, 1.0)]
-    return [*found, *([GroupDropped(GroupId(number - GROUPS_KEPT), "old")] if number >= GROUPS_KEPT else [])]
+        kept = TrajectoryRecord(
+            sample, os.urandom(4 * tokens), os.urandom(4 * tokens), spans, 0.0, PeerId("w" * 32)
+        )
+        found += [
+            SampleKept(GroupId(number), LeaseId(number), 1, kept),
+            SampleRewarded(GroupId(number), sample, 1.0),
+        ]
+    return [
+        *found,
+        *([GroupDropped(GroupId(number - GROUPS_KEPT), "old")] if number >= GROUPS_KEPT else []),
+    ]
 
 
 def commits_ms(directory: Path, count: int, tokens: int) -> list[float]:
@@ -42,7 +50,10 @@ def commits_ms(directory: Path, count: int, tokens: int) -> list[float]:
     endless = (record for number in range(1 << 30) for record in group(number, tokens))
     before = GROUPS_KEPT * (2 * GROUP_SIZE + 1) // RECORDS
     with Ledger.open(directory / "ledger.sqlite") as ledger:
-        return [_ms(partial(ledger.append, list(islice(endless, RECORDS)))) for _ in range(before + count)][before:]
+        return [
+            _ms(partial(ledger.append, list(islice(endless, RECORDS))))
+            for _ in range(before + count)
+        ][before:]
 
 
 def synced_files_ms(directory: Path, count: int, size: int) -> list[float]:
@@ -70,7 +81,9 @@ def line(name: str, times: Sequence[float]) -> str:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--directory", type=Path, help="on the disk in question; a temporary one if left out")
+    options.add_argument(
+        "--directory", type=Path, help="on the disk in question; a temporary one if left out"
+    )
     options.add_argument("--commits", type=int, default=300)
     options.add_argument("--tokens", type=int, default=1000, help="of each sample")
     chosen = options.parse_args()
@@ -79,7 +92,9 @@ def main() -> None:
         files = synced_files_ms(Path(made), chosen.commits, RECORDS // 2 * 8 * chosen.tokens)
     print(line(f"{RECORDS} records, one commit", commits))
     print(line("as many bytes, one file", files))
-    print(f"commits within {BAR_MS:.0f} ms: {sum(each <= BAR_MS for each in commits)} of {len(commits)}")
+    print(
+        f"commits within {BAR_MS:.0f} ms: {sum(each <= BAR_MS for each in commits)} of {len(commits)}"
+    )
 
 
 if __name__ == "__main__":

@@ -46,7 +46,9 @@ def _replay(options: argparse.Namespace) -> int:
         story = group_story(evidence, options.group)
         print(json.dumps(story) if options.json else "\n".join(_story_lines(story)))
         return 0
-    rules = guessed_rules(evidence.recovered) if options.config is None else rules_of(options.config)
+    rules = (
+        guessed_rules(evidence.recovered) if options.config is None else rules_of(options.config)
+    )
     faults, revival = audit(evidence, rules), None
     try:
         revival = revive(evidence, rules, at_step=options.at)
@@ -55,11 +57,17 @@ def _replay(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(_facts(evidence, rules, revival, faults)))
     else:
-        print("\n".join([*_lines(evidence, rules), *_revival_lines(revival, options.at), *_verdict(faults)]))
+        print(
+            "\n".join(
+                [*_lines(evidence, rules), *_revival_lines(revival, options.at), *_verdict(faults)]
+            )
+        )
     return 1 if faults else 0
 
 
-def _facts(evidence: Evidence, rules: Rules, revival: Revival | None, faults: list[str]) -> dict[str, Any]:
+def _facts(
+    evidence: Evidence, rules: Rules, revival: Revival | None, faults: list[str]
+) -> dict[str, Any]:
     recovered = evidence.recovered
     turn = None
     if revival is not None:
@@ -91,14 +99,18 @@ def _lines(evidence: Evidence, rules: Rules) -> list[str]:
     recovered, the = evidence.recovered, rules.rules
     shape = f"{the.trajectories_per_step} trajectories a step in groups of {the.group_size}"
     held = sum(group in evidence.stored for batch in recovered.frozen for group in batch.groups)
-    waiting = "".join(f", {count} {state}" for state, count in sorted(waiting_groups(evidence, rules).items()))
+    waiting = "".join(
+        f", {count} {state}" for state, count in sorted(waiting_groups(evidence, rules).items())
+    )
     newest = "none"
     if recovered.published:
         last = recovered.published[-1]
         newest = f"newest {last.version}, {last.digest.hex()[:12]}, publish_seq {last.publish_seq}"
     return [
         f"ledger    {evidence.path}, {evidence.file_bytes:,} bytes",
-        f"rules     {shape}, S {the.staleness_max}" if rules.known else f"rules     guessed: {shape}; --config tells",
+        f"rules     {shape}, S {the.staleness_max}"
+        if rules.known
+        else f"rules     guessed: {shape}; --config tells",
         f"epoch     {recovered.epoch}, begun after step {recovered.resume_step}; checkpoint {recovered.checkpoint}",
         f"versions  {newest}; {len(recovered.published)} published, {evidence.revoked} revoked",
         f"groups    {len(recovered.groups)} stored: {held} in batches{waiting}",
@@ -116,7 +128,9 @@ def _batch_lines(evidence: Evidence) -> list[str]:
         state = f"committed in epoch {epochs}" if epochs else "frozen"
         if batch["missing"]:
             state = f"open again, {batch['missing']} groups to be replaced"
-        lines.append(f"  step {batch['step']:<6} {batch['digest'][:12]}  {len(batch['groups'])} groups, {state}")
+        lines.append(
+            f"  step {batch['step']:<6} {batch['digest'][:12]}  {len(batch['groups'])} groups, {state}"
+        )
     return lines
 
 
@@ -124,7 +138,10 @@ def _revival_lines(revival: Revival | None, at: int | None) -> list[str]:
     if revival is None:
         return []
     status, groups = revival.status, revival.status["groups"]
-    drops = ", ".join(f"{count} groups ({reason})" for reason, count in revival.dropped.items()) or "no group"
+    drops = (
+        ", ".join(f"{count} groups ({reason})" for reason, count in revival.dropped.items())
+        or "no group"
+    )
     when = "after a start" if at is None else f"after a learner's session at step {at}"
     return [
         f"{when}: epoch {status['epoch']}, step {status['committed_step']} committed",
@@ -144,12 +161,16 @@ def _story_lines(story: dict[str, Any]) -> list[str]:
     lines = [f"group {story['group']}: prompt {story['cursor']}, {story['prompt_tokens']} tokens"]
     for grant in story["granted"]:
         name = f"lease {lease_name(LeaseId(grant['lease']))} attempt {grant['attempt']}"
-        lines.append(f"  {name} granted to {grant['worker']} on version {grant['version']}, samples {grant['samples']}")
+        lines.append(
+            f"  {name} granted to {grant['worker']} on version {grant['version']}, samples {grant['samples']}"
+        )
     for each in story["trajectories"]:
         versions = ", ".join(map(str, each["versions"]))
         made = f"lease {lease_name(LeaseId(each['lease']))} attempt {each['attempt']} by {each['worker']}"
         reward = "not scored yet" if each["reward"] is None else f"reward {each['reward']:g}"
-        lines.append(f"  sample {each['sample']}: {made}: {each['tokens']} tokens of version {versions}, {reward}")
+        lines.append(
+            f"  sample {each['sample']}: {made}: {each['tokens']} tokens of version {versions}, {reward}"
+        )
     batch = story["batch"]
     if batch is None:
         return [*lines, "  in no batch yet"]
@@ -159,12 +180,20 @@ def _story_lines(story: dict[str, Any]) -> list[str]:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="replay", description="Run a coordinator again from its ledger.")
+    parser = argparse.ArgumentParser(
+        prog="replay", description="Run a coordinator again from its ledger."
+    )
     parser.add_argument("ledger", type=Path, help="run directory, or its ledger.sqlite")
-    parser.add_argument("--config", type=Path, help="the run's TOML, for its S and group size; guessed if left out")
+    parser.add_argument(
+        "--config", type=Path, help="the run's TOML, for its S and group size; guessed if left out"
+    )
     question = parser.add_mutually_exclusive_group()
-    question.add_argument("--group", type=int, help="the story of this group, from lease to train step")
-    question.add_argument("--at", type=int, help="as a learner would find it that opens a session at this step")
+    question.add_argument(
+        "--group", type=int, help="the story of this group, from lease to train step"
+    )
+    question.add_argument(
+        "--at", type=int, help="as a learner would find it that opens a session at this step"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object")
     return parser.parse_args(arguments)
 

@@ -22,10 +22,22 @@ from echo2d.config import STALENESS_MAX, CoordinatorConfig
 from echo2d.core.base.ids import Digest, GroupId, RequestId, RunId, Version
 from echo2d.core.cluster.events import Persist
 from echo2d.core.cluster.rules import RunRules
-from echo2d.core.coordinator.events import CoordinatorAction, DeadlinePassed, Recovered, Reply, SessionAsked
+from echo2d.core.coordinator.events import (
+    CoordinatorAction,
+    DeadlinePassed,
+    Recovered,
+    Reply,
+    SessionAsked,
+)
 from echo2d.core.coordinator.state import PLAN_SECRET_BYTES, CoordinatorState
 from echo2d.core.protocol.control_messages import VersionKey
-from echo2d.core.protocol.trajectory import BatchBody, StoredGroup, TrajectoryRecord, batch_digest, pack_batch
+from echo2d.core.protocol.trajectory import (
+    BatchBody,
+    StoredGroup,
+    TrajectoryRecord,
+    batch_digest,
+    pack_batch,
+)
 from echo2d.core.rollouts.events import BatchFrozen, DrawPrompt, GroupDropped, ScoreSample
 from echo2d.errors import IntegrityFault, OperatorFault, StoreFault
 from echo2d.runtime.coordinator.loop import LEDGER_FILE
@@ -93,7 +105,9 @@ def read_ledger(path: Path) -> Evidence:
     """From a ledger or run directory. OperatorFault: not a ledger. StoreFault: damaged, so that it cannot be read."""
     source = path / LEDGER_FILE if path.is_dir() else path
     if not source.is_file():
-        raise OperatorFault(f"{source} is not a file; expected a run directory or its {LEDGER_FILE}")
+        raise OperatorFault(
+            f"{source} is not a file; expected a run directory or its {LEDGER_FILE}"
+        )
     with tempfile.TemporaryDirectory(prefix="echo2d-replay-") as folder:
         copy = Path(folder) / LEDGER_FILE
         _copy(source, copy)
@@ -124,12 +138,22 @@ def _copy(source: Path, copy: Path) -> None:
 
 
 def _evidence(path: Path, database: sqlite3.Connection, recovered: Recovered) -> Evidence:
-    damage = [text for (text,) in database.execute(f"PRAGMA integrity_check({DAMAGE_MAX})") if text != "ok"]
+    damage = [
+        text
+        for (text,) in database.execute(f"PRAGMA integrity_check({DAMAGE_MAX})")
+        if text != "ok"
+    ]
     orphans = database.execute("PRAGMA foreign_key_check").fetchall()
-    damage += [f"row {row} of {table} has no {parent}" for table, row, parent, _ in orphans[:DAMAGE_MAX]]
+    damage += [
+        f"row {row} of {table} has no {parent}" for table, row, parent, _ in orphans[:DAMAGE_MAX]
+    ]
     versions = database.execute("SELECT version, digest FROM versions").fetchall()
-    attempts = database.execute("SELECT group_id, sample, lease, attempt FROM samples ORDER BY group_id, sample")
-    commits = database.execute("SELECT step, epoch, digest FROM commits ORDER BY step, epoch").fetchall()
+    attempts = database.execute(
+        "SELECT group_id, sample, lease, attempt FROM samples ORDER BY group_id, sample"
+    )
+    commits = database.execute(
+        "SELECT step, epoch, digest FROM commits ORDER BY step, epoch"
+    ).fetchall()
     return Evidence(
         path,
         path.stat().st_size,
@@ -146,7 +170,9 @@ def _evidence(path: Path, database: sqlite3.Connection, recovered: Recovered) ->
 def _granted(database: sqlite3.Connection) -> Iterator[dict[str, Any]]:
     if database.execute("SELECT 1 FROM sqlite_master WHERE name = 'leases'").fetchone():
         names = ("group", "lease", "attempt", "worker", "samples", "version")
-        rows = database.execute("SELECT group_id, lease, attempt, worker, samples, version FROM leases ORDER BY rowid")
+        rows = database.execute(
+            "SELECT group_id, lease, attempt, worker, samples, version FROM leases ORDER BY rowid"
+        )
         yield from (dict(zip(names, row, strict=True)) for row in rows)
 
 
@@ -157,7 +183,9 @@ def rules_of(config: Path) -> Rules:
 
 def guessed_rules(recovered: Recovered) -> Rules:
     """Whatever fits what is stored; S is large enough."""
-    size = max([1, *(1 + each.sample for group in recovered.groups for each in group.record.trajectories)])
+    size = max(
+        [1, *(1 + each.sample for group in recovered.groups for each in group.record.trajectories)]
+    )
     groups = max([1, *(len(batch.groups) for batch in recovered.frozen)])
     rules = RunRules(
         run_id=ANY_RUN, staleness_max=STALENESS_MAX, publish_every=1, trajectories_per_step=size * groups,
@@ -195,8 +223,12 @@ def _batch_faults(evidence: Evidence, rules: Rules) -> Iterator[str]:
             yield from _full_batch_faults(batch, [stored[group] for group in batch.groups], rules)
 
 
-def _full_batch_faults(batch: BatchFrozen, groups: list[StoredGroup], rules: Rules) -> Iterator[str]:
-    rebuilt = batch_digest(pack_batch(BatchBody(batch.step, tuple(group.record for group in groups))))
+def _full_batch_faults(
+    batch: BatchFrozen, groups: list[StoredGroup], rules: Rules
+) -> Iterator[str]:
+    rebuilt = batch_digest(
+        pack_batch(BatchBody(batch.step, tuple(group.record for group in groups)))
+    )
     if rebuilt != batch.digest:
         yield f"batch {batch.step} was frozen as {_short(batch.digest)}; its groups give {_short(rebuilt)}"
     for group in groups:
@@ -248,7 +280,11 @@ def _sample_faults(evidence: Evidence) -> Iterator[str]:
 
 
 def _trajectory_fault(trajectory: TrajectoryRecord, versions: frozenset[VersionKey]) -> str:
-    edges = [0, *(edge for span in trajectory.spans for edge in (span.start, span.end)), len(trajectory.tokens) // 4]
+    edges = [
+        0,
+        *(edge for span in trajectory.spans for edge in (span.start, span.end)),
+        len(trajectory.tokens) // 4,
+    ]
     if edges[::2] != edges[1::2] or not trajectory.tokens:
         return "its spans do not cover its tokens"
     if len(trajectory.logprobs) != len(trajectory.tokens):
@@ -277,7 +313,9 @@ def revive(evidence: Evidence, rules: Rules, *, at_step: int | None = None) -> R
     IntegrityFault: it refuses to start, or breaks an invariant. OperatorFault: no session can begin at that step.
     """
     try:
-        state = CoordinatorState(rules.rules, evidence.recovered, plan_secret=bytes(PLAN_SECRET_BYTES), now=0.0)
+        state = CoordinatorState(
+            rules.rules, evidence.recovered, plan_secret=bytes(PLAN_SECRET_BYTES), now=0.0
+        )
         actions = state.handle(DeadlinePassed(), now=0.0)
         if at_step is not None:
             actions += state.handle(SessionAsked(RequestId(0), at_step), now=0.0)
@@ -314,7 +352,11 @@ def _progress(group: StoredGroup, size: int) -> str:
     trajectories = group.record.trajectories
     if len(trajectories) < size:
         return "waiting for results"
-    return "waiting for rewards" if any(math.isnan(each.reward) for each in trajectories) else "complete"
+    return (
+        "waiting for rewards"
+        if any(math.isnan(each.reward) for each in trajectories)
+        else "complete"
+    )
 
 
 def batches(evidence: Evidence) -> list[dict[str, Any]]:
@@ -340,17 +382,27 @@ def group_story(evidence: Evidence, group: int) -> dict[str, Any]:
     """What is durable about one group. OperatorFault: it is not in the ledger, and why that may be."""
     recovered, stored = evidence.recovered, evidence.stored.get(GroupId(group))
     if group >= recovered.next_group:
-        raise OperatorFault(f"group {group} was never admitted; the next one is {recovered.next_group}")
+        raise OperatorFault(
+            f"group {group} was never admitted; the next one is {recovered.next_group}"
+        )
     if stored is None:
-        trained = f", or trained on in a step up to checkpoint {recovered.checkpoint}" if recovered.checkpoint else ""
-        raise OperatorFault(f"group {group} was dropped{trained}; the log says more (grep -w group={group})")
+        trained = (
+            f", or trained on in a step up to checkpoint {recovered.checkpoint}"
+            if recovered.checkpoint
+            else ""
+        )
+        raise OperatorFault(
+            f"group {group} was dropped{trained}; the log says more (grep -w group={group})"
+        )
     made = {each.sample: each for each in evidence.attempts if each.group == group}
     return {
         "group": group,
         "cursor": stored.cursor,
         "prompt_tokens": len(stored.record.prompt) // 4,
         "granted": [grant for grant in evidence.granted if grant["group"] == group],
-        "trajectories": [_trajectory(each, made[each.sample]) for each in stored.record.trajectories],
+        "trajectories": [
+            _trajectory(each, made[each.sample]) for each in stored.record.trajectories
+        ],
         "batch": next((batch for batch in batches(evidence) if group in batch["groups"]), None),
     }
 

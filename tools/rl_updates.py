@@ -50,14 +50,20 @@ class Language:
     def __init__(self, vocabulary: int, rng_seed: int) -> None:
         self._chance = torch.Generator().manual_seed(rng_seed)
         self._common = 1 / torch.arange(1, vocabulary)
-        draws = torch.multinomial(self._common, vocabulary * SUCCESSORS, replacement=True, generator=self._chance)
+        draws = torch.multinomial(
+            self._common, vocabulary * SUCCESSORS, replacement=True, generator=self._chance
+        )
         self._successors = 1 + draws.view(vocabulary, SUCCESSORS)
 
     def rows(self, count: int, length: int) -> torch.Tensor:
-        tokens = 1 + torch.multinomial(self._common, count, replacement=True, generator=self._chance)
+        tokens = 1 + torch.multinomial(
+            self._common, count, replacement=True, generator=self._chance
+        )
         rows = [tokens]
         while len(rows) < length:
-            ways = torch.multinomial(self._common[:SUCCESSORS], count, replacement=True, generator=self._chance)
+            ways = torch.multinomial(
+                self._common[:SUCCESSORS], count, replacement=True, generator=self._chance
+            )
             tokens = self._successors[tokens, ways]
             rows.append(tokens)
         return torch.stack(rows, dim=1)
@@ -83,7 +89,9 @@ def new_model(size: Size) -> Any:
 
 def pretrained(size: Size, language: Language, steps: int) -> Any:
     model = new_model(size)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=PRETRAIN_LR, betas=(0.9, 0.95), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=PRETRAIN_LR, betas=(0.9, 0.95), weight_decay=0.01
+    )
     for step in range(1, steps + 1):
         rows = language.rows(PRETRAIN_ROWS, PROMPT_TOKENS + OUTPUT_TOKENS)
         logits = model(input_ids=rows, use_cache=False).logits[:, :-1]
@@ -110,16 +118,23 @@ def versions(model: Any, language: Language, lr: float, steps: int) -> Iterator[
     for step in range(1, steps + 1):
         prompts = language.rows(PROMPTS, PROMPT_TOKENS).repeat_interleave(GROUP_SIZE, dim=0)
         with torch.inference_mode():
-            sampled = model.generate(prompts, do_sample=True, top_k=0, max_new_tokens=OUTPUT_TOKENS, pad_token_id=0)
+            sampled = model.generate(
+                prompts, do_sample=True, top_k=0, max_new_tokens=OUTPUT_TOKENS, pad_token_id=0
+            )
         rows = sampled.clone()
         outputs = rows[:, PROMPT_TOKENS:]
         rewards = (outputs % 2 == 0).float().mean(dim=1).view(PROMPTS, GROUP_SIZE)
         spread = rewards.std(dim=1, keepdim=True) + 1e-4
         advantages = ((rewards - rewards.mean(dim=1, keepdim=True)) / spread).flatten()
         logits = model(input_ids=rows, use_cache=False).logits[:, PROMPT_TOKENS - 1 : -1]
-        surprise = cross_entropy(logits.flatten(0, 1), outputs.flatten(), reduction="none").view_as(outputs)
+        surprise = cross_entropy(logits.flatten(0, 1), outputs.flatten(), reduction="none").view_as(
+            outputs
+        )
         norm = update(model, optimizer, (advantages[:, None] * surprise).mean())
-        print(f"lr {lr:g}: step {step}/{steps}  reward {rewards.mean():.3f}  gradient {norm:.2f}", flush=True)
+        print(
+            f"lr {lr:g}: step {step}/{steps}  reward {rewards.mean():.3f}  gradient {norm:.2f}",
+            flush=True,
+        )
         yield model
 
 
@@ -140,19 +155,27 @@ def save(model: Any, directory: Path) -> None:
 
 def load(directory: Path) -> Any:
     """Computing in float32."""
-    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True)
+    return AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.float32, local_files_only=True
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("out", type=Path, help="a folder; made if it is not there")
     parser.add_argument("--lr", nargs="+", default=["1e-6"], help="learning rates; a run for each")
-    parser.add_argument("--steps", type=int, default=12, help="of each run; in the first ones twice as much changes")
-    parser.add_argument("--keep", type=int, help="the last versions of each run that are kept; all if left out")
+    parser.add_argument(
+        "--steps", type=int, default=12, help="of each run; in the first ones twice as much changes"
+    )
+    parser.add_argument(
+        "--keep", type=int, help="the last versions of each run that are kept; all if left out"
+    )
     parser.add_argument("--size", choices=SIZES, default="60m", help="parameters, about")
     parser.add_argument("--pretrain", type=int, default=100, help="steps that make the base")
     parser.add_argument("--rng-seed", type=int, default=0, help="of weights, language and samples")
-    parser.add_argument("--threads", type=int, default=1, help="of torch; another number rounds otherwise")
+    parser.add_argument(
+        "--threads", type=int, default=1, help="of torch; another number rounds otherwise"
+    )
     chosen = parser.parse_args()
     disable_progress_bar()
     torch.set_num_threads(chosen.threads)
@@ -167,7 +190,9 @@ def main() -> None:
             continue
         folder.mkdir(exist_ok=True)
         torch.manual_seed(chosen.rng_seed)
-        run = versions(load(base), Language(size.vocabulary, chosen.rng_seed), float(lr), chosen.steps)
+        run = versions(
+            load(base), Language(size.vocabulary, chosen.rng_seed), float(lr), chosen.steps
+        )
         for step, model in enumerate(run, 1):
             if chosen.keep is None or step > chosen.steps - chosen.keep:
                 save(model, folder / f"v{step}")

@@ -57,7 +57,11 @@ def table(rows: Rows) -> Iterator[dict[str, object]]:
     apart = against(rows)
     for setting in sorted({setting_of(row) for row in rows}):
         mine = [row for row in rows if setting_of(row) == setting]
-        finals, falls, deltas = [final(row) for row in mine], [fall(row) for row in mine], apart.get(setting, [])
+        finals, falls, deltas = (
+            [final(row) for row in mine],
+            [fall(row) for row in mine],
+            apart.get(setting, []),
+        )
         yield {
             "S": setting[0],
             "kappa": setting[1],
@@ -83,7 +87,9 @@ def _spread(values: Sequence[float]) -> float | str:
 
 
 def _mean_age(rows: Rows) -> float:
-    ages: list[tuple[int, int]] = [(int(age), count) for row in rows for age, count in row["ages"].items()]
+    ages: list[tuple[int, int]] = [
+        (int(age), count) for row in rows for age, count in row["ages"].items()
+    ]
     return sum(age * count for age, count in ages) / sum(count for _, count in ages)
 
 
@@ -104,11 +110,19 @@ def _picture(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
 
     figure = Figure(figsize=(10.5, 3.9), layout="constrained")
     outcome, stability, side = figure.subplots(1, 3)
-    compared = [line for line in lines if (line["S"], line["kappa"]) == (11, 1) and line["against_min"] != ""]
+    compared = [
+        line
+        for line in lines
+        if (line["S"], line["kappa"]) == (11, 1) and line["against_min"] != ""
+    ]
     swept = {line["correction"] for line in lines if line["S"] == 0}
     for correction, colour in zip(sorted(swept), ("#2f6db5", "#b5403c"), strict=False):
         for with_kappa, style in ((False, "o-"), (True, "s--")):
-            of = [line for line in lines if line["correction"] == correction and line["against_min"] != ""]
+            of = [
+                line
+                for line in lines
+                if line["correction"] == correction and line["against_min"] != ""
+            ]
             of = [line for line in of if line["S"] < 3 or (line["kappa"] > 1) == with_kappa]
             label = f"{NAMES[correction]}, kappa = {'S - 1' if with_kappa else 1}"
             looks = {"fmt": style, "color": colour, "capsize": 3, "label": label}
@@ -117,7 +131,10 @@ def _picture(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
                 (stability, "fall", ("fall_min", "fall_max")),
             ):
                 means = [line[value] for line in of]
-                spread = [[abs(line[end] - mean) for line, mean in zip(of, means, strict=True)] for end in ends]
+                spread = [
+                    [abs(line[end] - mean) for line, mean in zip(of, means, strict=True)]
+                    for end in ends
+                ]
                 axes.errorbar([line["S"] for line in of], means, spread, **looks)
     outcome.set_title("final accuracy minus that\nof S = 0, same seed")
     stability.set_title("largest fall of the accuracy\nin a run")
@@ -127,8 +144,21 @@ def _picture(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
         axes.grid(alpha=0.3)
     outcome.legend(fontsize=9, loc="lower left")
     compared.sort(key=lambda line: line["final"])
-    names, finals = [NAMES[line["correction"]] for line in compared], [line["final"] for line in compared]
-    side.barh(names, finals, xerr=[line["final_spread"] or 0.0 for line in compared], capsize=3, color="#2d8a57")
-    side.axvline(fmean(line["start"] for line in compared) if compared else 0.0, color="#888888", linestyle="--")
+    names, finals = (
+        [NAMES[line["correction"]] for line in compared],
+        [line["final"] for line in compared],
+    )
+    side.barh(
+        names,
+        finals,
+        xerr=[line["final_spread"] or 0.0 for line in compared],
+        capsize=3,
+        color="#2d8a57",
+    )
+    side.axvline(
+        fmean(line["start"] for line in compared) if compared else 0.0,
+        color="#888888",
+        linestyle="--",
+    )
     side.set_title("final accuracy, S = 11,\nkappa = 1 (dashed: start)")
     figure.savefig(path, dpi=150)

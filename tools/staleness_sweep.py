@@ -73,7 +73,12 @@ class Case:
 def cases() -> Iterator[Case]:
     """Each once, seed by seed: the corrections side by side, then the table."""
     compared = [(*HARDEST, correction) for correction in CORRECTIONS]
-    table = [(bound, kappa, each) for bound in BOUNDS for kappa in kappas(bound) for each in ("none", BEST)]
+    table = [
+        (bound, kappa, each)
+        for bound in BOUNDS
+        for kappa in kappas(bound)
+        for each in ("none", BEST)
+    ]
     for seed in SEEDS:
         yield from (Case(*setting, seed) for setting in dict.fromkeys([*compared, *table]))
 
@@ -91,7 +96,9 @@ class Run:
         model = make_tiny_model(CACHE, recipe)
         self._held_out = held_out_prompts(recipe)
         self._policy = Policy(_config(case, model), Ranks())
-        self._rules = BatchRules(case.staleness, PER_STEP // GROUP_SIZE, GROUP_SIZE, len(VOCABULARY))
+        self._rules = BatchRules(
+            case.staleness, PER_STEP // GROUP_SIZE, GROUP_SIZE, len(VOCABULARY)
+        )
         self._writer = TorchWriter(model, frozenset({EOS}), MAX_NEW_TOKENS, case.seed)
         self._swarm = InProcess(_rules(case), SortDigits(case.seed), self._writer, slots=PER_STEP)
 
@@ -108,16 +115,29 @@ class Run:
             assert not faults(batch, step, self._rules, trained), "I1"
             trained.add(batch)
             ages.update(staleness_histogram(batch))
-            answers = [each for group in answers_of(batch, self._rules, scaled=True) for each in group]
-            report = self._policy.train_step(step, self._policy.lay_out([answers]), self._case.staleness)
+            answers = [
+                each for group in answers_of(batch, self._rules, scaled=True) for each in group
+            ]
+            report = self._policy.train_step(
+                step, self._policy.lay_out([answers]), self._case.staleness
+            )
             rewards = [one.reward for group in batch.groups for one in group.trajectories]
-            rows.append({**asdict(report.means), "reward": sum(rewards) / len(rewards), "norm": report.grad_norm})
+            rows.append(
+                {
+                    **asdict(report.means),
+                    "reward": sum(rewards) / len(rewards),
+                    "norm": report.grad_norm,
+                }
+            )
             if step % LOOK_EVERY == 0:
                 looks.append(self._look(step))
             every = self._swarm.commit(step, digest)
             if step % every == 0 or step == STEPS:
                 self._publish(step)
-        seconds = {"wall_s": round(time.monotonic() - began, 1), "cpu_s": round(time.process_time() - cpu, 1)}
+        seconds = {
+            "wall_s": round(time.monotonic() - began, 1),
+            "cpu_s": round(time.process_time() - cpu, 1),
+        }
         return {"looks": looks, "ages": dict(sorted(ages.items())), **_summary(rows), **seconds}
 
     def _publish(self, version: int) -> None:
@@ -133,7 +153,11 @@ def _summary(rows: list[dict[str, float]]) -> dict[str, Any]:
     facts: dict[str, Any] = {"rewards": [round(row["reward"], 3) for row in rows]}
     for name in ("kl", "clip_share", "corrected_share"):
         facts[name] = round(sum(row[name] for row in rows) / len(rows), 5)
-    return {**facts, "ratio_max": max(row["ratio_max"] for row in rows), "norm_max": max(row["norm"] for row in rows)}
+    return {
+        **facts,
+        "ratio_max": max(row["ratio_max"] for row in rows),
+        "norm_max": max(row["norm"] for row in rows),
+    }
 
 
 def _config(case: Case, model: Path) -> LearnerConfig:
@@ -164,20 +188,26 @@ def finished(path: Path) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=RUNS, help="a line per finished run")
-    parser.add_argument("--figures", type=Path, default=FIGURES, help="where staleness.png and .csv go")
+    parser.add_argument(
+        "--figures", type=Path, default=FIGURES, help="where staleness.png and .csv go"
+    )
     parser.add_argument("--runs", type=int, help="make at most so many")
     wanted = parser.parse_args()
     rows = finished(wanted.out)
     there = {Case(*(row[name] for name in Case.__slots__)) for row in rows}
     planned = list(cases())
     missing = [case for case in planned if case not in there][: wanted.runs]
-    for number, case in enumerate(missing, len(planned) - len([c for c in planned if c not in there]) + 1):
+    for number, case in enumerate(
+        missing, len(planned) - len([c for c in planned if c not in there]) + 1
+    ):
         row = {**asdict(case), **Run(case).train()}
         with wanted.out.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         rows.append(row)
         first, last = row["looks"][0][1], row["looks"][-1][1]
-        print(f"{number}/{len(planned)} {case}: {first:.3f} -> {last:.3f}, staleness {row['ages']}, {row['wall_s']} s")
+        print(
+            f"{number}/{len(planned)} {case}: {first:.3f} -> {last:.3f}, staleness {row['ages']}, {row['wall_s']} s"
+        )
     draw(rows, wanted.figures)
 
 

@@ -20,7 +20,9 @@ COLUMNS = 112  # of the terminal
 
 def svg(facts: dict[str, Any]) -> str:
     """The same for the same facts: rich names its styles after a hash of the content."""
-    console = Console(record=True, width=COLUMNS, highlight=False, force_terminal=True, file=io.StringIO())
+    console = Console(
+        record=True, width=COLUMNS, highlight=False, force_terminal=True, file=io.StringIO()
+    )
     console.print(status_picture(facts))
     drawn = console.export_svg(title="echo2d status --watch", unique_id="status")
     return re.sub(r"[ \t]+$", "", drawn, flags=re.MULTILINE)

@@ -27,7 +27,10 @@ class Faultless(click.Group):
             ctx.exit(2 if isinstance(fault, OperatorFault) else 1)
 
 
-@click.group(cls=Faultless, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=Faultless,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(__version__, prog_name="echo2d")
 def main() -> None:
     """RL post-training with one busy learner and rollouts from far-away GPU boxes."""

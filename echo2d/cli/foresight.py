@@ -19,13 +19,27 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("scenario", type=FILE, required=False)
-@click.option("--live", metavar="WHERE", help="With what a coordinator has measured: its run directory, or URL.")
+@click.option(
+    "--live",
+    metavar="WHERE",
+    help="With what a coordinator has measured: its run directory, or URL.",
+)
 @click.option("--token-file", type=FILE, help="For a URL: a learner, gateway or viewer token.")
-@click.option("--no-p2p", is_flag=True, help="As if the learner's host sent every version to every worker itself.")
-@click.option("--no-cost", is_flag=True, help="As if workers were taken in random order, whatever they cost.")
+@click.option(
+    "--no-p2p",
+    is_flag=True,
+    help="As if the learner's host sent every version to every worker itself.",
+)
+@click.option(
+    "--no-cost", is_flag=True, help="As if workers were taken in random order, whatever they cost."
+)
 @click.option("--no-delta", is_flag=True, help="As if versions went out in full.")
-@click.option("--seed", "rng_seed", type=int, default=0, show_default=True, help="Of the random order.")
-@click.option("--plot", type=FILE, help="Also draw bubble and cost over throughput (.png, .svg, .pdf).")
+@click.option(
+    "--seed", "rng_seed", type=int, default=0, show_default=True, help="Of the random order."
+)
+@click.option(
+    "--plot", type=FILE, help="Also draw bubble and cost over throughput (.png, .svg, .pdf)."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 def plan(
     scenario: Path | None,
@@ -51,7 +65,10 @@ def plan(
         from echo2d.bench.broadcast.plot import check_plot
 
         check_plot(plot)
-    fleet, ablation = _fleet(scenario, live, token_file), Ablation(not no_p2p, not no_cost, not no_delta, rng_seed)
+    fleet, ablation = (
+        _fleet(scenario, live, token_file),
+        Ablation(not no_p2p, not no_cost, not no_delta, rng_seed),
+    )
     found, cells = provision(fleet, ablation), what_if(fleet, ablation)
     if as_json:
         click.echo(json.dumps({**found.facts(), "what_if": [asdict(cell) for cell in cells]}))
@@ -86,14 +103,35 @@ def _fleet(scenario: Path | None, live: str | None, token_file: Path | None) -> 
 
 @click.command()
 @click.argument("scenario", type=FILE)
-@click.option("--peers", type=click.IntRange(1, 10_000), help="Of a broadcast, beside the seed, instead of the file's.")
-@click.option("--bytes", "size", help="Of a broadcast's version, instead of the file's: 80MB, 1GiB.")
-@click.option("--shape", type=click.Choice(["auto", "star", "chain"]), help="Of a broadcast's plan, likewise.")
-@click.option("--hours", type=click.FloatRange(0, 8760, min_open=True), help="Of a fleet, instead of the file's.")
-@click.option("--no-p2p", is_flag=True, help="Of a fleet: the learner's host sends versions to everybody itself.")
+@click.option(
+    "--peers",
+    type=click.IntRange(1, 10_000),
+    help="Of a broadcast, beside the seed, instead of the file's.",
+)
+@click.option(
+    "--bytes", "size", help="Of a broadcast's version, instead of the file's: 80MB, 1GiB."
+)
+@click.option(
+    "--shape", type=click.Choice(["auto", "star", "chain"]), help="Of a broadcast's plan, likewise."
+)
+@click.option(
+    "--hours",
+    type=click.FloatRange(0, 8760, min_open=True),
+    help="Of a fleet, instead of the file's.",
+)
+@click.option(
+    "--no-p2p",
+    is_flag=True,
+    help="Of a fleet: the learner's host sends versions to everybody itself.",
+)
 @click.option("--no-cost", is_flag=True, help="Of a fleet: workers are taken in random order.")
 @click.option("--no-delta", is_flag=True, help="Of a fleet: versions go out in full.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a line for each figure.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print one JSON object instead of a line for each figure.",
+)
 def simulate(
     scenario: Path,
     *,
@@ -118,22 +156,38 @@ def simulate(
     began, cpu_began = time.perf_counter(), time.process_time()
     if is_fleet(scenario):
         if peers is not None or size is not None or shape is not None:
-            raise OperatorFault("--peers, --bytes and --shape are for broadcasts; this file describes a fleet")
+            raise OperatorFault(
+                "--peers, --bytes and --shape are for broadcasts; this file describes a fleet"
+            )
         facts = _simulate_fleet(scenario, hours, (not no_p2p, not no_cost, not no_delta))
     else:
         if hours is not None or no_p2p or no_cost or no_delta:
-            raise OperatorFault("--hours, --no-p2p, --no-cost and --no-delta are for fleets; this file has none")
+            raise OperatorFault(
+                "--hours, --no-p2p, --no-cost and --no-delta are for fleets; this file has none"
+            )
         facts = _simulate_broadcast(scenario, peers=peers, bytes=size, shape=shape)
-    facts = {**facts, "wall_s": time.perf_counter() - began, "cpu_s": time.process_time() - cpu_began}
+    facts = {
+        **facts,
+        "wall_s": time.perf_counter() - began,
+        "cpu_s": time.process_time() - cpu_began,
+    }
     if as_json:
         click.echo(json.dumps(facts))
         return
     for name, value in facts.items():
-        shown = f"{value:,.3f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else f"{value}"
+        shown = (
+            f"{value:,.3f}"
+            if isinstance(value, float)
+            else f"{value:,}"
+            if isinstance(value, int)
+            else f"{value}"
+        )
         click.echo(f"{name:20}{shown}")
 
 
-def _simulate_fleet(scenario: Path, hours: float | None, parts: tuple[bool, bool, bool]) -> dict[str, Any]:
+def _simulate_fleet(
+    scenario: Path, hours: float | None, parts: tuple[bool, bool, bool]
+) -> dict[str, Any]:
     from dataclasses import replace
 
     from echo2d.sim.fleet.forecast import Ablation

@@ -27,7 +27,9 @@ def log_options(command: Callable[..., None]) -> Callable[..., None]:
     return level(click.option("--log-json", is_flag=True, help="One JSON object a line.")(command))
 
 
-def serve(program: Callable[[], Coroutine[Any, Any, int]], log_level: str, *, log_json: bool) -> None:
+def serve(
+    program: Callable[[], Coroutine[Any, Any, int]], log_level: str, *, log_json: bool
+) -> None:
     """Run a daemon until it is told to stop, and end the process with its exit code."""
     from echo2d.runtime.process.lifecycle import run_daemon
     from echo2d.runtime.process.logs import LEVELS, start_logging
@@ -42,13 +44,17 @@ def end(code: int) -> NoReturn:
     sys.exit(code)
 
 
-def coordinator_at(run_dir: Path | None, url: str | None, token_file: Path | None) -> Callable[[], tuple[str, Path]]:
+def coordinator_at(
+    run_dir: Path | None, url: str | None, token_file: Path | None
+) -> Callable[[], tuple[str, Path]]:
     """Where to ask, each time anew: one that is started again may listen elsewhere."""
     if run_dir is not None:
         from echo2d.runtime.run_dir.credentials import find_coordinator
 
         return partial(find_coordinator, run_dir)
     if url is None or token_file is None:
-        raise OperatorFault("the coordinator's run directory is needed, or its URL and --token-file")
+        raise OperatorFault(
+            "the coordinator's run directory is needed, or its URL and --token-file"
+        )
     at = (url, token_file)
     return lambda: at

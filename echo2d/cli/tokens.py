@@ -22,13 +22,23 @@ def token() -> None:
     required=True,
     help="What the holder may do: join, train, generate, or look.",
 )
-@click.option("--run-dir", type=DIRECTORY, required=True, help="run.run_dir of the coordinator's config.")
-@click.option("--url", required=True, help="How the holder reaches the coordinator: https://HOST:PORT.")
+@click.option(
+    "--run-dir", type=DIRECTORY, required=True, help="run.run_dir of the coordinator's config."
+)
+@click.option(
+    "--url", required=True, help="How the holder reaches the coordinator: https://HOST:PORT."
+)
 @click.option("--out", type=FILE, help="The token file to write; NAME.token if left out.")
 @click.option(
-    "--max-workers", type=click.IntRange(1), default=1, show_default=True, help="Machines that may enrol with it."
+    "--max-workers",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Machines that may enrol with it.",
 )
-@click.option("--expires", default="30d", show_default=True, help="From now: 90s, 12h, 30d or never.")
+@click.option(
+    "--expires", default="30d", show_default=True, help="From now: 90s, 12h, 30d or never."
+)
 def token_create(
     name: str, role: Any, run_dir: Path, url: str, out: Path | None, max_workers: int, expires: str
 ) -> None:
@@ -36,12 +46,16 @@ def token_create(
     from echo2d.runtime.run_dir.credentials import create_token
 
     path = out or Path(f"{name}.token")
-    create_token(run_dir, name, role=role, url=url, out=path, max_workers=max_workers, expires=expires)
+    create_token(
+        run_dir, name, role=role, url=url, out=path, max_workers=max_workers, expires=expires
+    )
     click.echo(f"wrote {path}")
 
 
 @token.command("list")
-@click.option("--run-dir", type=DIRECTORY, required=True, help="run.run_dir of the coordinator's config.")
+@click.option(
+    "--run-dir", type=DIRECTORY, required=True, help="run.run_dir of the coordinator's config."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON array.")
 def token_list(run_dir: Path, *, as_json: bool) -> None:
     """Show all credentials of a run; never their secrets."""
@@ -57,7 +71,9 @@ def token_list(run_dir: Path, *, as_json: bool) -> None:
 
 @token.command("revoke")
 @click.argument("name")
-@click.option("--run-dir", type=DIRECTORY, required=True, help="run.run_dir of the coordinator's config.")
+@click.option(
+    "--run-dir", type=DIRECTORY, required=True, help="run.run_dir of the coordinator's config."
+)
 def token_revoke(name: str, run_dir: Path) -> None:
     """Revoke the credential NAME; its live sessions end within a second."""
     from echo2d.runtime.run_dir.credentials import revoke_token

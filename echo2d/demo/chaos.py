@@ -21,7 +21,11 @@ from echo2d.runtime.seed.supervisor import SEED_MODULE
 
 VictimKind = Literal["learner", "coordinator", "worker", "seed", "task process"]
 KINDS: tuple[VictimKind, ...] = get_args(VictimKind)
-PROGRAM_KINDS = ("learner", "coordinator", "worker")  # of the demo; the coordinator starts the others
+PROGRAM_KINDS = (
+    "learner",
+    "coordinator",
+    "worker",
+)  # of the demo; the coordinator starts the others
 RECOVERED: Mapping[str, str] = {
     "learner": "has trained a step again",
     "coordinator": "has committed a step again",
@@ -74,7 +78,9 @@ def find_process(kind: VictimKind, name: str, programs: Programs) -> int | None:
     for pid in children_of(programs["coordinator"].pid):
         with contextlib.suppress(OSError):
             if module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
-                return pid if kind == "seed" else next(iter(children_of(pid)), None)  # a guard stands before the task
+                return (
+                    pid if kind == "seed" else next(iter(children_of(pid)), None)
+                )  # a guard stands before the task
     return None
 
 
@@ -112,7 +118,11 @@ class Chaos:
     """Carries out planned kills while somebody looks at the run. `metrics`: the learner's rows."""
 
     def __init__(
-        self, planned: Sequence[PlannedKill], programs: Programs, metrics: Path, say: Callable[[str], None]
+        self,
+        planned: Sequence[PlannedKill],
+        programs: Programs,
+        metrics: Path,
+        say: Callable[[str], None],
     ) -> None:
         self._planned = deque(planned)
         self._programs = programs
@@ -120,7 +130,9 @@ class Chaos:
         self._say = say
         self._began = time.monotonic()
         self._kills: list[_Open] = []
-        self.lives: list[Mapping[str, Any]] = []  # the last status of each coordinator that was killed
+        self.lives: list[
+            Mapping[str, Any]
+        ] = []  # the last status of each coordinator that was killed
 
     @property
     def quiet(self) -> bool:
@@ -131,10 +143,19 @@ class Chaos:
         """All that were planned, in order; what could not be killed any more has not come back either."""
         now_s = time.monotonic() - self._began
         done = (
-            Kill(each.planned.kind, each.planned.name, each.step, each.killed_at - self._began, each.recovery_s)
+            Kill(
+                each.planned.kind,
+                each.planned.name,
+                each.step,
+                each.killed_at - self._began,
+                each.recovery_s,
+            )
             for each in self._kills
         )
-        return (*done, *(Kill(each.kind, each.name, each.step, now_s, None) for each in self._planned))
+        return (
+            *done,
+            *(Kill(each.kind, each.name, each.step, now_s, None) for each in self._planned),
+        )
 
     def look(self, facts: Mapping[str, Any]) -> None:
         """Say what moves again, and kill what is due. facts: the run's status since the last look."""
@@ -142,9 +163,13 @@ class Chaos:
             if kill.recovery_s is None and self._moves_again(kill, facts):
                 kill.recovery_s = time.monotonic() - kill.killed_at
                 done = RECOVERED[kill.planned.kind]
-                self._tell(f"{kill.planned.name} {done}, {kill.recovery_s:.1f} s after it was killed")
+                self._tell(
+                    f"{kill.planned.name} {done}, {kill.recovery_s:.1f} s after it was killed"
+                )
         step = self._reached()[0]
-        while self._planned and step >= self._planned[0].step and self._kill(self._planned[0], facts):
+        while (
+            self._planned and step >= self._planned[0].step and self._kill(self._planned[0], facts)
+        ):
             self._planned.popleft()
 
     def _kill(self, planned: PlannedKill, facts: Mapping[str, Any]) -> bool:
@@ -167,14 +192,21 @@ class Chaos:
     def _reached(self) -> tuple[int, tuple[int, int]]:
         """The furthest train step, and (epoch, step) of the newest one, which may repeat an earlier one."""
         rows = read_rows(self._metrics)
-        return (max(row["step"] for row in rows), (rows[-1]["epoch"], rows[-1]["step"])) if rows else (0, (0, 0))
+        return (
+            (max(row["step"] for row in rows), (rows[-1]["epoch"], rows[-1]["step"]))
+            if rows
+            else (0, (0, 0))
+        )
 
     def _moves_again(self, kill: _Open, facts: Mapping[str, Any]) -> bool:
         kind, name = kill.planned.kind, kill.planned.name
         if kind in ("learner", "coordinator"):
             return self._reached()[1] > kill.mark
         if kind == "worker":
-            serves = any(each["name"] == name and each["alive"] and each["serving"] for each in facts["workers"])
+            serves = any(
+                each["name"] == name and each["alive"] and each["serving"]
+                for each in facts["workers"]
+            )
             kill.seen_down = kill.seen_down or not serves
             return serves and kill.seen_down
         replaced = find_process(kind, name, self._programs) not in (None, kill.pid)

@@ -32,7 +32,10 @@ class LiveView:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._live.stop()
 
@@ -58,9 +61,16 @@ def progress_line(rows: Rows, *, steps: int, tokens_per_s: float) -> str:
     )
 
 
-def run_picture(facts: Mapping[str, Any], rows: Rows, *, steps: int, tokens_per_s: float) -> RenderableType:
+def run_picture(
+    facts: Mapping[str, Any], rows: Rows, *, steps: int, tokens_per_s: float
+) -> RenderableType:
     """Step, reward, staleness and workers of a run as one block."""
-    return Group(_step_line(rows, steps, tokens_per_s), _reward_line(rows), _staleness_line(rows), workers_table(facts))
+    return Group(
+        _step_line(rows, steps, tokens_per_s),
+        _reward_line(rows),
+        _staleness_line(rows),
+        workers_table(facts),
+    )
 
 
 def _step_line(rows: Rows, steps: int, tokens_per_s: float) -> Text:
@@ -87,8 +97,12 @@ def _staleness_line(rows: Rows) -> Text:
 def print_result(result: DemoResult) -> None:
     """The table at the end of a demo."""
     table = Table("what", "first", "last", box=None)
-    table.add_row("held-out accuracy (greedy)", f"{result.accuracy_first:.3f}", f"{result.accuracy_last:.3f}")
-    table.add_row("reward (tenths of the run)", f"{result.reward_first:.3f}", f"{result.reward_last:.3f}")
+    table.add_row(
+        "held-out accuracy (greedy)", f"{result.accuracy_first:.3f}", f"{result.accuracy_last:.3f}"
+    )
+    table.add_row(
+        "reward (tenths of the run)", f"{result.reward_first:.3f}", f"{result.reward_last:.3f}"
+    )
     console = Console()
     console.print(table)
     facts = Table("what", "measured", box=None)
@@ -102,8 +116,14 @@ def print_result(result: DemoResult) -> None:
 def _measured(result: DemoResult) -> list[tuple[str, str]]:
     counts, share = result.trajectories, result.wire_bytes / max(1, result.full_bytes)
     return [
-        ("steps, versions published", f"{result.steps}, {result.versions_published}  in {result.wall_s:.0f} s"),
-        ("staleness: trajectories", f"{result.staleness_histogram}, bound {result.staleness_bound}"),
+        (
+            "steps, versions published",
+            f"{result.steps}, {result.versions_published}  in {result.wall_s:.0f} s",
+        ),
+        (
+            "staleness: trajectories",
+            f"{result.staleness_histogram}, bound {result.staleness_bound}",
+        ),
         ("bubble", f"{result.bubble_ratio:.1%}"),
         ("train step", f"{result.t_train_s:.3f} s"),
         ("T_bcast p50, p95, p99", quantiles(result.t_bcast_s)),
@@ -112,7 +132,10 @@ def _measured(result: DemoResult) -> list[tuple[str, str]]:
         ("seed copies", f"{result.seed_copies:.2f}"),
         ("bytes on the wire, full", f"{result.wire_bytes:,}, {result.full_bytes:,}: {share:.1%}"),
         ("trajectories trained, dropped", f"{counts.trained}, {counts.dropped}"),
-        ("steps trained again, on another batch", f"{result.steps_again}, {result.batches_changed}"),
+        (
+            "steps trained again, on another batch",
+            f"{result.steps_again}, {result.batches_changed}",
+        ),
         (
             "workers on the last version",
             ", ".join(f"{w.id[:8]} {'ok' if w.digest_ok else 'NOT OK'}" for w in result.workers),
@@ -125,9 +148,15 @@ def kills_table(kills: Sequence[Kill]) -> Table:
     table = Table("kill -9 of", "times", "seconds until it moved again", box=None)
     for kind in sorted({kill.kind for kill in kills}):
         waits = [kill.recovery_s for kill in kills if kill.kind == kind]
-        table.add_row(kind, str(len(waits)), ", ".join("never" if wait is None else f"{wait:.1f}" for wait in waits))
+        table.add_row(
+            kind,
+            str(len(waits)),
+            ", ".join("never" if wait is None else f"{wait:.1f}" for wait in waits),
+        )
     return table
 
 
 def quantiles(values: Quantiles) -> str:
-    return ", ".join("-" if value is None else f"{value:.3f} s" for value in (values.p50, values.p95, values.p99))
+    return ", ".join(
+        "-" if value is None else f"{value:.3f} s" for value in (values.p50, values.p95, values.p99)
+    )

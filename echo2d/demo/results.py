@@ -94,21 +94,33 @@ class DemoResult:
     def broken_promises(self, *, judge_accuracy: bool) -> list[str]:
         """In words; empty when the run did what the demo promises. A run of fewer steps is not judged by accuracy."""
         gain = self.accuracy_last - self.accuracy_first
-        stale = sum(count for staleness, count in self.staleness_histogram.items() if staleness >= 1)
+        stale = sum(
+            count for staleness, count in self.staleness_histogram.items() if staleness >= 1
+        )
         gain_min = GAIN_MIN_CHAOS if self.kills else GAIN_MIN
         stuck = [kill.name for kill in self.kills if kill.recovery_s is None]
-        late = [worker.id for worker in self.workers if worker.version != self.steps or not worker.digest_ok]
+        late = [
+            worker.id
+            for worker in self.workers
+            if worker.version != self.steps or not worker.digest_ok
+        ]
         broken = {
-            f"held-out accuracy rose by {gain:.3f}, not {gain_min}": judge_accuracy and gain < gain_min,
+            f"held-out accuracy rose by {gain:.3f}, not {gain_min}": judge_accuracy
+            and gain < gain_min,
             f"a trajectory of staleness {self.max_staleness} was trained on, S = {self.staleness_bound}": (
                 self.max_staleness > self.staleness_bound
             ),
             f"only {stale} of {self.trajectories.trained} trajectories overlapped training": (
-                judge_accuracy and self.staleness_bound > 0 and stale < STALE_SHARE_MIN * self.trajectories.trained
+                judge_accuracy
+                and self.staleness_bound > 0
+                and stale < STALE_SHARE_MIN * self.trajectories.trained
             ),
-            f"the seed sent {self.seed_copies:.2f} copies, not {SEED_COPIES_MAX}": self.seed_copies > SEED_COPIES_MAX,
-            f"not on version {self.steps} with the right weights: {', '.join(late)}": bool(late) or not self.workers,
-            f"{self.batches_changed} steps were trained again on another batch": self.batches_changed > 0,
+            f"the seed sent {self.seed_copies:.2f} copies, not {SEED_COPIES_MAX}": self.seed_copies
+            > SEED_COPIES_MAX,
+            f"not on version {self.steps} with the right weights: {', '.join(late)}": bool(late)
+            or not self.workers,
+            f"{self.batches_changed} steps were trained again on another batch": self.batches_changed
+            > 0,
             f"never came back: {', '.join(stuck)}": bool(stuck),
         }
         return [promise for promise, is_broken in broken.items() if is_broken]
@@ -131,7 +143,9 @@ def trained_again(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
     batches: dict[int, list[str]] = {}
     for row in rows:
         batches.setdefault(row["step"], []).append(row["batch"])
-    return sum(len(each) > 1 for each in batches.values()), sum(len(set(each)) > 1 for each in batches.values())
+    return sum(len(each) > 1 for each in batches.values()), sum(
+        len(set(each)) > 1 for each in batches.values()
+    )
 
 
 def add_up(lives: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -141,8 +155,12 @@ def add_up(lives: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         total[name] = sum(life[name] for life in lives)
     for name in ("t_bcast_s", "refit_pause_s"):
         total[name] = [value for life in lives for value in life[name]]
-    total["trajectories"] = {name: sum(life["trajectories"][name] for life in lives) for name in total["trajectories"]}
-    total["seed_copies"] = {version: copies for life in lives for version, copies in life["seed_copies"].items()}
+    total["trajectories"] = {
+        name: sum(life["trajectories"][name] for life in lives) for name in total["trajectories"]
+    }
+    total["seed_copies"] = {
+        version: copies for life in lives for version, copies in life["seed_copies"].items()
+    }
     return total
 
 

@@ -104,9 +104,13 @@ class Demo:
         if self.steps < 1:
             raise OperatorFault(f"--steps: expected at least 1; found {self.steps}")
         if self.chaos and self.steps < CHAOS_STEPS_MIN:
-            raise OperatorFault(f"--chaos: expected at least {CHAOS_STEPS_MIN} steps; found {self.steps}")
+            raise OperatorFault(
+                f"--chaos: expected at least {CHAOS_STEPS_MIN} steps; found {self.steps}"
+            )
         if self.kappa > self.staleness + 1:
-            raise OperatorFault(f"--kappa: expected at most staleness + 1 = {self.staleness + 1}; found {self.kappa}")
+            raise OperatorFault(
+                f"--kappa: expected at most staleness + 1 = {self.staleness + 1}; found {self.kappa}"
+            )
 
 
 def run_demo(demo: Demo) -> int:
@@ -147,7 +151,9 @@ def _run(demo: Demo, run: Path, view: LiveView) -> DemoResult:
     start = time.monotonic()
     with Programs(run / "logs") as programs:
         url = _start_coordinator(demo, run, model, programs)
-        with Coordinator(url, token_file=run / "coordinator" / "tokens" / "viewer.token") as coordinator:
+        with Coordinator(
+            url, token_file=run / "coordinator" / "tokens" / "viewer.token"
+        ) as coordinator:
             learner = _start_others(demo, run, url, programs)
             planned = plan_kills(demo.steps, demo.workers, demo.seed) if demo.chaos else ()
             chaos = Chaos(planned, programs, _metrics(run), view.say)
@@ -156,9 +162,17 @@ def _run(demo: Demo, run: Path, view: LiveView) -> DemoResult:
             facts = _settled(coordinator, programs, chaos, facts, demo)
         view.say("measuring held-out accuracy of version 0 and the last")
         prompts = held_out_prompts(recipe)
-        last = greedy_accuracy(next((run / "coordinator" / "versions").glob(f"{demo.steps}-*")), prompts)
+        last = greedy_accuracy(
+            next((run / "coordinator" / "versions").glob(f"{demo.steps}-*")), prompts
+        )
     accuracy = (greedy_accuracy(model, prompts), last)
-    result = _result(demo, add_up([*chaos.lives, facts]), read_metrics(_metrics(run)), accuracy=accuracy, wall_s=wall_s)
+    result = _result(
+        demo,
+        add_up([*chaos.lives, facts]),
+        read_metrics(_metrics(run)),
+        accuracy=accuracy,
+        wall_s=wall_s,
+    )
     again, changed = trained_again(read_rows(_metrics(run)))
     return replace(result, steps_again=again, batches_changed=changed, kills=chaos.kills())
 
@@ -170,14 +184,22 @@ def _metrics(run: Path) -> Path:
 def _start_coordinator(demo: Demo, run: Path, model: Path, programs: Programs) -> str:
     """Its URL, once it listens."""
     (run / "snapshots").mkdir()
-    facts = {"run": run, "model": model, "staleness": demo.staleness, "kappa": demo.kappa, "seed": demo.seed}
+    facts = {
+        "run": run,
+        "model": model,
+        "staleness": demo.staleness,
+        "kappa": demo.kappa,
+        "seed": demo.seed,
+    }
     config = run / "run.toml"
     config.write_text(CONFIG.format(**facts, delta=json.dumps(demo.delta)))
     programs.start("coordinator", "-m", "echo2d", "coordinate", "--config", str(config))
     announced = json.loads(wait_for(run / "coordinator" / "coordinator.json", programs, START_S))
     url = str(announced["url"])
     learner = LEARNER.format(**facts, steps=demo.steps, url=url)
-    port = f"port = {announced['port']}"  # a coordinator that is started again is found where it was
+    port = (
+        f"port = {announced['port']}"  # a coordinator that is started again is found where it was
+    )
     config.write_text(config.read_text().replace("port = 0", port) + learner)
     return url
 
@@ -187,15 +209,34 @@ def _start_others(demo: Demo, run: Path, url: str, programs: Programs) -> Progra
     for number in range(1, demo.workers + 1):
         name = f"worker-{number}"
         token = run / f"{name}.token"
-        create_token(run / "coordinator", name, role="worker", url=url, out=token, max_workers=1, expires="1d")
-        flags = {"token-file": token, "state-dir": run / name, "name": name, "slots": SLOTS, "threads": 1}
+        create_token(
+            run / "coordinator",
+            name,
+            role="worker",
+            url=url,
+            out=token,
+            max_workers=1,
+            expires="1d",
+        )
+        flags = {
+            "token-file": token,
+            "state-dir": run / name,
+            "name": name,
+            "slots": SLOTS,
+            "threads": 1,
+        }
         options = (f"--{flag}={value}" for flag, value in flags.items())
         programs.start(name, "-m", "echo2d", "join", url, *options)
     return programs.start("learner", "-m", "learner", "--config", str(run / "run.toml"))
 
 
 def _watch(
-    coordinator: Coordinator, programs: Programs, learner: Program, chaos: Chaos, run: Path, view: LiveView
+    coordinator: Coordinator,
+    programs: Programs,
+    learner: Program,
+    chaos: Chaos,
+    run: Path,
+    view: LiveView,
 ) -> dict[str, Any]:
     """Show the run until the learner is done; the last status."""
     with view:
@@ -225,7 +266,9 @@ def _settled(
 
 def _all_serve(facts: Mapping[str, Any], demo: Demo) -> bool:
     ends = _worker_ends(facts)
-    return len(ends) == demo.workers and all(end.version == demo.steps and end.digest_ok for end in ends)
+    return len(ends) == demo.workers and all(
+        end.version == demo.steps and end.digest_ok for end in ends
+    )
 
 
 def _worker_ends(facts: Mapping[str, Any]) -> tuple[WorkerEnd, ...]:

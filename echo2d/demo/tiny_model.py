@@ -19,12 +19,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from echo2d.tasks.base import Prompt
-from echo2d.tasks.sort_digits import EOS, HELD_OUT_PROMPTS, PAD, VOCABULARY, SortDigits, answer, write_tokenizer
+from echo2d.tasks.sort_digits import (
+    EOS,
+    HELD_OUT_PROMPTS,
+    PAD,
+    VOCABULARY,
+    SortDigits,
+    answer,
+    write_tokenizer,
+)
 
 if TYPE_CHECKING:
     import torch
 
-FORMAT = 1  # raise it when code changes what a recipe gives: cached models of the old one are left aside
+FORMAT = (
+    1  # raise it when code changes what a recipe gives: cached models of the old one are left aside
+)
 STOP_CHECK_STEPS = 2
 STOP_CHECK_PROMPTS = 256
 STOP_CHECK_FIRST = 1 << 40  # stop-check prompts: far behind the indices that training uses
@@ -98,7 +108,9 @@ def _load(directory: Path) -> Any:
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True)
+    model = AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.float32, local_files_only=True
+    )
     return model.eval()
 
 
@@ -140,10 +152,14 @@ def _pretrain(recipe: TinyRecipe) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.rng_seed)
         model = _new_model(recipe)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.lr, betas=(0.9, 0.95), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=recipe.lr, betas=(0.9, 0.95), weight_decay=0.01
+    )
     for step in range(1, recipe.steps_max + 1):
         first = (step - 1) * recipe.batch
-        loss = _answer_logprobs(model, [task.prompt(first + index) for index in range(recipe.batch)])[0]
+        loss = _answer_logprobs(
+            model, [task.prompt(first + index) for index in range(recipe.batch)]
+        )[0]
         optimizer.param_groups[0]["lr"] = recipe.lr * min(1.0, step / recipe.warmup_steps)
         optimizer.zero_grad()
         torch.autograd.backward(-loss.sum() / loss.count_nonzero())
@@ -151,7 +167,9 @@ def _pretrain(recipe: TinyRecipe) -> Any:
         optimizer.step()
         if step % STOP_CHECK_STEPS == 0 and accuracies(model, checks)[1] >= recipe.accuracy_stop:
             return model
-    raise RuntimeError(f"no accuracy of {recipe.accuracy_stop} in {recipe.steps_max} steps of {recipe}")
+    raise RuntimeError(
+        f"no accuracy of {recipe.accuracy_stop} in {recipe.steps_max} steps of {recipe}"
+    )
 
 
 def accuracies(model: Any, prompts: Sequence[Prompt]) -> tuple[float, float]:
@@ -167,7 +185,9 @@ def accuracies(model: Any, prompts: Sequence[Prompt]) -> tuple[float, float]:
     return greedy / len(prompts), sampled / len(prompts)
 
 
-def _answer_logprobs(model: Any, prompts: Sequence[Prompt]) -> tuple["torch.Tensor", "torch.Tensor"]:
+def _answer_logprobs(
+    model: Any, prompts: Sequence[Prompt]
+) -> tuple["torch.Tensor", "torch.Tensor"]:
     """Teacher-forced on the right answers: (log p [b, t], 0 outside the answer; is it the most likely token [b, t])."""
     import torch
 

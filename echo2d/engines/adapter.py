@@ -19,11 +19,29 @@ _PREFIX = "base_model.model."  # PEFT's own wrapping of the model
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 _READ = frozenset({"peft_type", "r", "lora_alpha", "use_rslora", "bias", "init_lora_weights"})
 _NOTES = frozenset(  # of training, or said by the tensors as well
-    {"auto_mapping", "base_model_name_or_path", "exclude_modules", "inference_mode", "layers_pattern"}
-    | {"layers_to_transform", "lora_dropout", "megatron_core", "peft_version", "qalora_group_size", "revision"}
+    {
+        "auto_mapping",
+        "base_model_name_or_path",
+        "exclude_modules",
+        "inference_mode",
+        "layers_pattern",
+    }
+    | {
+        "layers_to_transform",
+        "lora_dropout",
+        "megatron_core",
+        "peft_version",
+        "qalora_group_size",
+        "revision",
+    }
     | {"target_modules", "task_type"}
 )
-_PLAIN_STARTS = (None, True, False, "gaussian")  # other values of init_lora_weights change the base's weights
+_PLAIN_STARTS = (
+    None,
+    True,
+    False,
+    "gaussian",
+)  # other values of init_lora_weights change the base's weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +67,18 @@ def adapter_layout(layout: SnapshotLayout) -> AdapterLayout:
             "adapter_config.json: init_lora_weights changed the base's weights; the adapter does not fit them"
         )
     rank, alpha = config.get("r"), config.get("lora_alpha")
-    if not isinstance(rank, int) or rank < 1 or not isinstance(alpha, int | float) or not 0 < alpha <= ALPHA_MAX:
-        raise EngineFault(f"adapter_config.json: expected r >= 1 and 0 < lora_alpha <= {ALPHA_MAX:g}")
-    return AdapterLayout(rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank), _layers(layout))
+    if (
+        not isinstance(rank, int)
+        or rank < 1
+        or not isinstance(alpha, int | float)
+        or not 0 < alpha <= ALPHA_MAX
+    ):
+        raise EngineFault(
+            f"adapter_config.json: expected r >= 1 and 0 < lora_alpha <= {ALPHA_MAX:g}"
+        )
+    return AdapterLayout(
+        rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank), _layers(layout)
+    )
 
 
 def _layers(layout: SnapshotLayout) -> dict[str, tuple[str, str]]:
@@ -59,5 +86,7 @@ def _layers(layout: SnapshotLayout) -> dict[str, tuple[str, str]]:
     layers = {name.removeprefix(_PREFIX): (name + _A, name + _B) for name in sorted(found)}
     wanted = {name for pair in layers.values() for name in pair}
     for name in sorted(wanted ^ layout.tensors.keys()):
-        raise EngineFault(f"adapter tensor {name} is {'missing' if name in wanted else 'not part of a LoRA adapter'}")
+        raise EngineFault(
+            f"adapter tensor {name} is {'missing' if name in wanted else 'not part of a LoRA adapter'}"
+        )
     return layers

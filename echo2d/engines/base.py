@@ -110,7 +110,9 @@ class Engine(Protocol):
     async def close(self) -> None:
         """End every request with finish "abort" and free everything."""
 
-    async def refit(self, snapshot: Path, label: str, base: AdapterBase | None = None) -> RefitReport:
+    async def refit(
+        self, snapshot: Path, label: str, base: AdapterBase | None = None
+    ) -> RefitReport:
         """Load the files in directory `snapshot` (verified by the caller) and serve them as `label`.
 
         With `base` they are an adapter, and what is served is base and adapter; a base that is loaded already stays.

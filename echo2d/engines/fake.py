@@ -16,7 +16,14 @@ from typing import Literal
 
 from blake3 import blake3
 
-from echo2d.engines.base import AdapterBase, EngineLoad, FinishReason, GenerateRequest, RefitReport, SampleOutput
+from echo2d.engines.base import (
+    AdapterBase,
+    EngineLoad,
+    FinishReason,
+    GenerateRequest,
+    RefitReport,
+    SampleOutput,
+)
 from echo2d.engines.layout import SnapshotLayout, file_tensor_digests, read_layout
 from echo2d.engines.stream import SAMPLES_OPEN_MAX, SampleBuffer, check_request
 from echo2d.errors import EngineFault
@@ -29,7 +36,12 @@ _LOGPROB_STEPS = 1 << 13  # per nat; logprobs are 16 bits over (-8, 0], exact in
 
 
 def fake_token(
-    label: str, context: Sequence[int], *, sample: int, rng_seed: int, vocab_size: int = FAKE_VOCAB_SIZE
+    label: str,
+    context: Sequence[int],
+    *,
+    sample: int,
+    rng_seed: int,
+    vocab_size: int = FAKE_VOCAB_SIZE,
 ) -> tuple[int, float]:
     """The token this sample writes after `context` (prompt and output so far) under `label`, and its logprob."""
     token = _hash(f"token {rng_seed} {sample} {label}", context) % vocab_size
@@ -42,7 +54,9 @@ def fake_logprob(label: str, context: Sequence[int], token: int) -> float:
 
 
 def _hash(what: str, tokens: Sequence[int]) -> int:
-    return int.from_bytes(blake3(what.encode() + b"\0" + array("q", tokens).tobytes()).digest(8), "little")
+    return int.from_bytes(
+        blake3(what.encode() + b"\0" + array("q", tokens).tobytes()).digest(8), "little"
+    )
 
 
 class FakeEngine:
@@ -84,7 +98,9 @@ class FakeEngine:
         self._weights = asyncio.Lock()  # a refit pauses generation by holding it
         self._held_at: float | None = None
         self._held_s = 0.0  # in all holds that have ended
-        self._free_at = 0.0  # when the engine has spent the time of the tokens made so far; see `_time`
+        self._free_at = (
+            0.0  # when the engine has spent the time of the tokens made so far; see `_time`
+        )
 
     @property
     def label(self) -> str | None:
@@ -97,7 +113,9 @@ class FakeEngine:
         self._running = False
         self._serve_nothing()
 
-    async def refit(self, snapshot: Path, label: str, base: AdapterBase | None = None) -> RefitReport:
+    async def refit(
+        self, snapshot: Path, label: str, base: AdapterBase | None = None
+    ) -> RefitReport:
         self._require_running()
         layout, digests = await asyncio.to_thread(_read, snapshot, base)
         if self._layout is not None and layout.config == self._layout.config:
@@ -189,7 +207,9 @@ class FakeEngine:
         if self._tokens_per_s is None:
             await asyncio.sleep(0)
             return
-        self._free_at = due = max(self._free_at, self._time()) + len(request.samples) / self._tokens_per_s
+        self._free_at = due = (
+            max(self._free_at, self._time()) + len(request.samples) / self._tokens_per_s
+        )
         while not request.aborted.is_set() and (left_s := due - self._time()) > 0:
             await request.moves.wait()
             with suppress(TimeoutError):
@@ -226,7 +246,8 @@ class _Request:
     def __init__(self, request: GenerateRequest, policy: _Policy, bundle_tokens: int) -> None:
         stop = frozenset({policy.eos_token_id, *request.stop_token_ids})
         self.samples = [
-            _Sample(request, policy, index, stop, draw=policy.draw(request, index)) for index in range(request.samples)
+            _Sample(request, policy, index, stop, draw=policy.draw(request, index))
+            for index in range(request.samples)
         ]
         self.aborted = asyncio.Event()
         self.moves = asyncio.Event()
@@ -254,7 +275,12 @@ class _Request:
 
 class _Sample:
     def __init__(
-        self, request: GenerateRequest, policy: _Policy, index: int, stop: frozenset[int], draw: tuple[int, int]
+        self,
+        request: GenerateRequest,
+        policy: _Policy,
+        index: int,
+        stop: frozenset[int],
+        draw: tuple[int, int],
     ) -> None:
         self.buffer = SampleBuffer(index)
         self._policy = policy
@@ -276,9 +302,17 @@ class _Sample:
 
     def _next(self, label: str) -> tuple[int, float]:
         if self._tokens_to_end == 0:
-            return self._policy.eos_token_id, fake_logprob(label, self._context, self._policy.eos_token_id)
+            return self._policy.eos_token_id, fake_logprob(
+                label, self._context, self._policy.eos_token_id
+            )
         vocab_size = self._policy.vocab_size
-        return fake_token(label, self._context, sample=self._draws_as, rng_seed=self._rng_seed, vocab_size=vocab_size)
+        return fake_token(
+            label,
+            self._context,
+            sample=self._draws_as,
+            rng_seed=self._rng_seed,
+            vocab_size=vocab_size,
+        )
 
 
 def _read(snapshot: Path, base: AdapterBase | None) -> tuple[SnapshotLayout, dict[str, bytes]]:

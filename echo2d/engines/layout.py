@@ -17,7 +17,9 @@ from echo2d.core.weights.manifest import ADAPTER_CONFIG
 from echo2d.engines.base import AdapterBase
 from echo2d.errors import EngineFault
 
-_CONFIG_NOTES = frozenset({"_name_or_path", "dtype", "torch_dtype", "transformers_version"})  # do not shape a model
+_CONFIG_NOTES = frozenset(
+    {"_name_or_path", "dtype", "torch_dtype", "transformers_version"}
+)  # do not shape a model
 _LENGTH_BYTES = 8  # a safetensors file starts with the length of its JSON header, little-endian
 
 
@@ -40,10 +42,14 @@ class SnapshotLayout:
     def require_tensors_of(self, served: "SnapshotLayout") -> None:
         """EngineFault if a tensor is missing, unknown or of another shape than in `served`."""
         for name in sorted(self.tensors.keys() ^ served.tensors.keys()):
-            raise EngineFault(f"tensor {name} is {'unknown' if name in self.tensors else 'missing'}")
+            raise EngineFault(
+                f"tensor {name} is {'unknown' if name in self.tensors else 'missing'}"
+            )
         for name, spec in self.tensors.items():
             if spec.shape != served.tensors[name].shape:
-                raise EngineFault(f"tensor {name} has shape {spec.shape}, expected {served.tensors[name].shape}")
+                raise EngineFault(
+                    f"tensor {name} has shape {spec.shape}, expected {served.tensors[name].shape}"
+                )
 
 
 def read_layout(snapshot: Path, base: AdapterBase | None = None) -> SnapshotLayout:
@@ -51,10 +57,14 @@ def read_layout(snapshot: Path, base: AdapterBase | None = None) -> SnapshotLayo
     if base is not None:
         adapter = _read_json(snapshot / ADAPTER_CONFIG)
         eos = read_layout(base.directory).eos_token_ids
-        return SnapshotLayout({"base": base.digest, "adapter": adapter}, eos, dict(_tensor_specs(snapshot)))
+        return SnapshotLayout(
+            {"base": base.digest, "adapter": adapter}, eos, dict(_tensor_specs(snapshot))
+        )
     config = _read_json(snapshot / "config.json")
     generation = snapshot / "generation_config.json"
-    eos = _token_ids(config) | (_token_ids(_read_json(generation)) if generation.exists() else frozenset())
+    eos = _token_ids(config) | (
+        _token_ids(_read_json(generation)) if generation.exists() else frozenset()
+    )
     kept = {key: value for key, value in config.items() if key not in _CONFIG_NOTES}
     return SnapshotLayout(kept, eos, dict(_tensor_specs(snapshot)))
 
@@ -103,4 +113,6 @@ def _token_ids(config: Mapping[str, object]) -> frozenset[int]:
     found = config.get("eos_token_id")
     if found is None and isinstance(text := config.get("text_config"), dict):
         return _token_ids(text)
-    return frozenset(i for i in (found if isinstance(found, list) else [found]) if isinstance(i, int))
+    return frozenset(
+        i for i in (found if isinstance(found, list) else [found]) if isinstance(i, int)
+    )

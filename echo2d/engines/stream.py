@@ -13,24 +13,34 @@ from echo2d.errors import EngineFault
 
 BUNDLE_TOKENS_MAX = 16  # held back per sample: waking a consumer for each token costs more than a small model's step
 BUNDLE_S_MAX = 0.05  # and never longer than this: a viewer should see text appear
-SAMPLES_OPEN_MAX = 16_384  # running + waiting in one engine; a caller that far ahead of any engine is broken
+SAMPLES_OPEN_MAX = (
+    16_384  # running + waiting in one engine; a caller that far ahead of any engine is broken
+)
 TEMPERATURE_MIN = 1e-3  # below it, logits / temperature leaves float32; ask for 0 (greedy) instead
 
 
 def check_request(request: GenerateRequest, *, vocab_size: int, context_max: int | None) -> None:
     """EngineFault unless an engine with this vocabulary and context length can run the request to its end."""
     if request.samples < 1 or request.max_new_tokens < 1:
-        raise EngineFault(f"request {request.request_id}: samples and max_new_tokens must be at least 1")
+        raise EngineFault(
+            f"request {request.request_id}: samples and max_new_tokens must be at least 1"
+        )
     if not (request.temperature == 0 or TEMPERATURE_MIN <= request.temperature < float("inf")):
-        raise EngineFault(f"request {request.request_id}: temperature must be 0 or at least {TEMPERATURE_MIN}")
+        raise EngineFault(
+            f"request {request.request_id}: temperature must be 0 or at least {TEMPERATURE_MIN}"
+        )
     if not 0 < request.top_p <= 1:
         raise EngineFault(f"request {request.request_id}: top_p must be in (0, 1]")
     if not request.prompt:
         raise EngineFault(f"request {request.request_id}: the prompt is empty")
     if not 0 <= min(request.prompt) <= max(request.prompt) < vocab_size:
-        raise EngineFault(f"request {request.request_id}: a prompt token is outside the vocabulary of {vocab_size}")
+        raise EngineFault(
+            f"request {request.request_id}: a prompt token is outside the vocabulary of {vocab_size}"
+        )
     if context_max is not None and len(request.prompt) + request.max_new_tokens > context_max:
-        raise EngineFault(f"request {request.request_id}: prompt + max_new_tokens exceed the context of {context_max}")
+        raise EngineFault(
+            f"request {request.request_id}: prompt + max_new_tokens exceed the context of {context_max}"
+        )
 
 
 class SampleBuffer:
@@ -46,7 +56,9 @@ class SampleBuffer:
         self._start = 0
         self._tokens: list[int] = []
         self._logprobs: list[float] = []
-        self._runs: list[tuple[int, str]] = []  # (first position, label) of each run of tokens of one version
+        self._runs: list[
+            tuple[int, str]
+        ] = []  # (first position, label) of each run of tokens of one version
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -66,7 +78,10 @@ class SampleBuffer:
 
     def _spans(self) -> list[EngineSpan]:
         starts = [*(start for start, _ in self._runs), self._start + len(self._tokens)]
-        return [EngineSpan(start, end, run[1]) for run, (start, end) in zip(self._runs, pairwise(starts), strict=True)]
+        return [
+            EngineSpan(start, end, run[1])
+            for run, (start, end) in zip(self._runs, pairwise(starts), strict=True)
+        ]
 
     def check(self) -> None:
         assert len(self._tokens) == len(self._logprobs)
@@ -115,5 +130,7 @@ class RequestStream:
         return self._deltas.popleft()
 
     def check(self) -> None:
-        assert all(delta.sample not in self._open for delta in self._deltas if delta.finish is not None)
+        assert all(
+            delta.sample not in self._open for delta in self._deltas if delta.finish is not None
+        )
         assert not self._deltas or self._changed.is_set()

@@ -97,7 +97,9 @@ def read_instance(line: str) -> Instance | None:
     return Instance(Label(label), name)
 
 
-async def run_command(command: Sequence[str], environment: Mapping[str, str], *, timeout_s: float) -> str:
+async def run_command(
+    command: Sequence[str], environment: Mapping[str, str], *, timeout_s: float
+) -> str:
     """Its stdout. ProviderFault: it could not be run, failed, took too long or printed too much."""
     guard = ("timeout", "--signal=KILL", str(timeout_s + WATCHDOG_S))
     try:
@@ -112,7 +114,9 @@ async def run_command(command: Sequence[str], environment: Mapping[str, str], *,
             limit=READ_BYTES,
         )
     except OSError as error:
-        raise ProviderFault(f"cannot run {guard[0]} {command[0]}: {error.strerror or error}") from error
+        raise ProviderFault(
+            f"cannot run {guard[0]} {command[0]}: {error.strerror or error}"
+        ) from error
     try:
         async with asyncio.timeout(timeout_s):
             return await _output(process)
@@ -152,7 +156,9 @@ async def _ended(process: asyncio.subprocess.Process) -> int:
     return process.returncode
 
 
-async def _read(stream: asyncio.StreamReader, into: bytearray, process: asyncio.subprocess.Process) -> None:
+async def _read(
+    stream: asyncio.StreamReader, into: bytearray, process: asyncio.subprocess.Process
+) -> None:
     """All of it; who prints too much is ended."""
     while data := await stream.read(READ_BYTES):
         into += data

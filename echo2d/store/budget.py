@@ -29,10 +29,14 @@ class DiskBudget:
             if size > self._taken.get(owner, 0) and sum(taken.values()) > self._bytes_max:
                 used, more = sum(self._taken.values()), size - self._taken.get(owner, 0)
                 limit = f"disk_bytes_max = {self._bytes_max}"
-                raise StoreFault(f"{limit}: {used} bytes are used, {more} more are needed", full=True)
+                raise StoreFault(
+                    f"{limit}: {used} bytes are used, {more} more are needed", full=True
+                )
             self._taken = taken
 
     def note(self, owner: str, size: int) -> None:
         """The owner has taken `size` bytes, whatever the limit says."""
         with self._lock:
-            self._taken = {each: taken for each, taken in (self._taken | {owner: size}).items() if taken}
+            self._taken = {
+                each: taken for each, taken in (self._taken | {owner: size}).items() if taken
+            }

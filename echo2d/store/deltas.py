@@ -16,7 +16,13 @@ from echo2d.core.base.canonical import require
 from echo2d.core.base.ids import Digest, FormId, SegmentId
 from echo2d.core.weights.delta_chain import DELTAS_KEPT_MAX, KeptDelta
 from echo2d.core.weights.encoder import Segment
-from echo2d.core.weights.encoding import ChunkRecord, FormFacts, FrameSpan, SegmentTable, frame_layout
+from echo2d.core.weights.encoding import (
+    ChunkRecord,
+    FormFacts,
+    FrameSpan,
+    SegmentTable,
+    frame_layout,
+)
 from echo2d.core.weights.manifest import Chunk, Manifest, chunk_layout, split_digests
 from echo2d.errors import IntegrityFault, StoreFault
 from echo2d.store.budget import DiskBudget
@@ -36,7 +42,10 @@ class StoredDelta:
         for table in tables:
             spans = frame_layout(table, facts.frame_bytes)
             for record in table.records:
-                self._chunks[layout[record.chunk]] = record, [span for span in spans if span.chunk == record.chunk]
+                self._chunks[layout[record.chunk]] = (
+                    record,
+                    [span for span in spans if span.chunk == record.chunk],
+                )
 
     def read(self, place: Chunk) -> tuple[ChunkRecord, bytes] | None:
         """The chunk's record and payload; None: it has no such chunk. IntegrityFault, StoreFault: it is damaged."""
@@ -72,7 +81,9 @@ class DeltaStore:
             while not self._put(facts, segment):
                 self._drop(next(iter(self._kept)))
 
-    def finish(self, facts: FormFacts, digests: Sequence[Digest], manifest: Manifest, wire_bytes: int) -> None:
+    def finish(
+        self, facts: FormFacts, digests: Sequence[Digest], manifest: Manifest, wire_bytes: int
+    ) -> None:
         """All segments have been put: it is kept. digests: of their tables. StoreFault: it is not."""
         with self._lock, store_faults("keeping a delta in", self._root):
             if facts.base_digest is not None and facts.base_digest != manifest.digest:
@@ -82,7 +93,9 @@ class DeltaStore:
     def open(self, base: Digest, made: Digest) -> StoredDelta:
         """That from one snapshot to the other. IntegrityFault, StoreFault: there is none, or it is damaged."""
         with self._lock:
-            found = [form for form, kept in self._kept.items() if (kept.base, kept.made) == (base, made)]
+            found = [
+                form for form, kept in self._kept.items() if (kept.base, kept.made) == (base, made)
+            ]
             require(bool(found), "a delta to be composed of is not kept any more")
             facts = next(facts for facts in self._store.forms() if facts.form == found[0])
             return StoredDelta(self._store, facts, self._tables(facts))
@@ -124,8 +137,15 @@ class DeltaStore:
         try:
             self._store.recover(facts.form)
             tables = self._tables(facts)
-            manifest = Manifest(tables[0].files, tuple(record.result for table in tables for record in table.records))
-            self._keep(facts, manifest.digest, sum(table.wire_bytes + len(table.encode()) for table in tables))
+            manifest = Manifest(
+                tables[0].files,
+                tuple(record.result for table in tables for record in table.records),
+            )
+            self._keep(
+                facts,
+                manifest.digest,
+                sum(table.wire_bytes + len(table.encode()) for table in tables),
+            )
         except (IntegrityFault, StoreFault) as fault:
             log.info("delta not kept form=%s reason=%s", facts.form, fault)
             self._drop(facts.form)
@@ -136,7 +156,8 @@ class DeltaStore:
             digests = split_digests(read_file(path))
         require(bool(digests), "it has no segments")
         tables = [
-            SegmentTable.decode(self._store.get_table(facts.form, SegmentId(each))) for each in range(len(digests))
+            SegmentTable.decode(self._store.get_table(facts.form, SegmentId(each)))
+            for each in range(len(digests))
         ]
         require([table.digest for table in tables] == list(digests), "its tables are damaged")
         return tables

@@ -23,13 +23,31 @@ from itertools import count, groupby
 from pathlib import Path
 
 from echo2d.core.base.canonical import Buffer, digest_of
-from echo2d.core.base.ids import FORM_ID_CHARS, FormId, FrameId, SegmentId, frame_id, is_table, segment_of
+from echo2d.core.base.ids import (
+    FORM_ID_CHARS,
+    FormId,
+    FrameId,
+    SegmentId,
+    frame_id,
+    is_table,
+    segment_of,
+)
 from echo2d.core.weights.encoding import FormFacts, FrameSpan, SegmentTable, frame_layout
 from echo2d.errors import IntegrityFault, StoreFault
 from echo2d.store.budget import DiskBudget
-from echo2d.store.disk import allocate, opened, read_at, read_file, replace_file, store_faults, write_all
+from echo2d.store.disk import (
+    allocate,
+    opened,
+    read_at,
+    read_file,
+    replace_file,
+    store_faults,
+    write_all,
+)
 
-SPARES_MAX = 64  # files of at most a segment, 4 GiB together: a version of a model that travels in seconds
+SPARES_MAX = (
+    64  # files of at most a segment, 4 GiB together: a version of a model that travels in seconds
+)
 
 _OWNER = "frames"  # in the budget
 _FORM_ID = re.compile(rf"[0-9a-f]{{{FORM_ID_CHARS}}}")
@@ -73,7 +91,9 @@ class FrameStore:
         self._spare = root / "spare"
         self._spares: dict[Path, int] = {}  # and their sizes
         self._spare_names = count()
-        self.freed = 0  # how often spare files gave space back: what found the disk full may try again
+        self.freed = (
+            0  # how often spare files gave space back: what found the disk full may try again
+        )
         shutil.rmtree(self._spare, ignore_errors=True)
         with store_faults("opening the frame store", root):
             root.mkdir(parents=True, exist_ok=True)
@@ -86,7 +106,11 @@ class FrameStore:
 
     def forms(self) -> tuple[FormFacts, ...]:
         """All forms with a folder, oldest publish first."""
-        return tuple(sorted((form.facts for form in self._forms.values()), key=lambda facts: facts.publish_seq))
+        return tuple(
+            sorted(
+                (form.facts for form in self._forms.values()), key=lambda facts: facts.publish_seq
+            )
+        )
 
     def begin(self, facts: FormFacts) -> None:
         """Make room on the books for a form; one that is here already goes on."""
@@ -177,7 +201,10 @@ class FrameStore:
         for segment, together in groupby(frames, key=lambda each: segment_of(each[0].frame)):
             self._require_held(stored, frame_id(segment, 0))
             path = stored.frames(segment)
-            with store_faults("storing frames in", path), opened(path, os.O_WRONLY | os.O_CREAT) as fd:
+            with (
+                store_faults("storing frames in", path),
+                opened(path, os.O_WRONLY | os.O_CREAT) as fd,
+            ):
                 for span, payload in together:
                     write_all(fd, payload, span.offset_in_segment)
                     stored.held.add(span.frame)
@@ -205,7 +232,9 @@ class FrameStore:
     def verify(self, form: FormId, spans: Sequence[FrameSpan]) -> bytes:
         """Read them, and hash each. FramesDamaged names those that are not what they were; they are no longer held."""
         stored, data = self._stored(form), self.read_encoded_chunk(form, spans)
-        damaged = [span.frame for span in spans if not _intact(data, span, spans[0].offset_in_segment)]
+        damaged = [
+            span.frame for span in spans if not _intact(data, span, spans[0].offset_in_segment)
+        ]
         if damaged:
             stored.held.difference_update(damaged)
             raise FramesDamaged(form, damaged)
@@ -220,7 +249,9 @@ class FrameStore:
         stored = self._stored(form)
         for segment in list(stored.reserved):
             _drop_segment(stored, segment)
-            with contextlib.suppress(IntegrityFault):  # a damaged table: the segment is fetched anew
+            with contextlib.suppress(
+                IntegrityFault
+            ):  # a damaged table: the segment is fetched anew
                 self._recover_segment(stored, segment)
         return self.held(form)
 
@@ -245,7 +276,9 @@ class FrameStore:
         for table in directory.glob("[0-9][0-9][0-9][0-9].table"):
             segment = SegmentId(int(table.stem))
             frames = stored.frames(segment)
-            stored.reserved[segment] = table.stat().st_size + (frames.stat().st_size if frames.exists() else 0)
+            stored.reserved[segment] = table.stat().st_size + (
+                frames.stat().st_size if frames.exists() else 0
+            )
         self._forms[facts.form] = stored
 
     def _keep_spares(self, stored: _StoredForm) -> None:
@@ -264,7 +297,11 @@ class FrameStore:
     def _spare_for(self, wire_bytes: int) -> Path | None:
         """The spare file of which least is wasted, or missing if none is large enough."""
         sizes = self._spares
-        return min(sizes, key=lambda each: (sizes[each] < wire_bytes, abs(sizes[each] - wire_bytes)), default=None)
+        return min(
+            sizes,
+            key=lambda each: (sizes[each] < wire_bytes, abs(sizes[each] - wire_bytes)),
+            default=None,
+        )
 
     def _recover_segment(self, stored: _StoredForm, segment: SegmentId) -> None:
         with store_faults("reading", stored.directory):
@@ -299,7 +336,9 @@ def _read_facts(directory: Path) -> FormFacts | None:
 
 
 def _drop_segment(stored: _StoredForm, segment: SegmentId) -> None:
-    stored.held.difference_update([frame for frame in frozenset(stored.held) if segment_of(frame) == segment])
+    stored.held.difference_update(
+        [frame for frame in frozenset(stored.held) if segment_of(frame) == segment]
+    )
 
 
 def _intact(data: bytes, span: FrameSpan, start: int) -> bool:

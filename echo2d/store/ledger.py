@@ -131,7 +131,9 @@ class Ledger:
             return Ledger(path, _connect(path), lock)
         except BlockingIOError as error:
             lock.close()
-            raise OperatorFault(f"ledger {path} is in use: another coordinator runs on this directory") from error
+            raise OperatorFault(
+                f"ledger {path} is in use: another coordinator runs on this directory"
+            ) from error
         except BaseException:
             lock.close()
             raise
@@ -143,7 +145,12 @@ class Ledger:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self.close()
 
     def append(self, records: Sequence[CoordinatorRecord]) -> None:
@@ -179,7 +186,9 @@ class Ledger:
             return Recovered(
                 epoch=newest.epoch,
                 resume_step=newest.resume_step,
-                publish_seq=PublishSeq((self._row("SELECT max(publish_seq) FROM versions") or (0,))[0] or 0),
+                publish_seq=PublishSeq(
+                    (self._row("SELECT max(publish_seq) FROM versions") or (0,))[0] or 0
+                ),
                 published=self._published(),
                 next_cursor=counters.get("cursor", 0),
                 next_group=GroupId(counters.get("group", 0)),
@@ -217,7 +226,9 @@ class Ledger:
             try:
                 yield make(row)
             except (PeerFault, ValueError, TypeError, RecursionError) as error:
-                named = ((name, value) for (name, *_), value in zip(rows.description, row, strict=True))
+                named = (
+                    (name, value) for (name, *_), value in zip(rows.description, row, strict=True)
+                )
                 key = " ".join(f"{name}={value!r:.40}" for name, value in named if name in KEYS)
                 raise OperatorFault(
                     f"ledger {self._path}: row {key} of {table} is damaged: {error}; "
@@ -245,11 +256,14 @@ class Ledger:
     def _groups(self) -> tuple[StoredGroup, ...]:
         samples: dict[GroupId, list[TrajectoryRecord]] = {}
         query = (
-            "SELECT group_id, sample, tokens, logprobs, spans, reward, worker FROM samples ORDER BY group_id, sample"
+            "SELECT group_id, sample, tokens, logprobs, spans, reward, worker FROM samples"
+            " ORDER BY group_id, sample"
         )
         for group, trajectory in self._read("samples", query, _trajectory):
             samples.setdefault(group, []).append(trajectory)
-        stored = self._read("groups", "SELECT group_id, cursor, prompt FROM groups ORDER BY group_id", _group)
+        stored = self._read(
+            "groups", "SELECT group_id, cursor, prompt FROM groups ORDER BY group_id", _group
+        )
         return tuple(_with(group, samples.get(group.record.group, ())) for group in stored)
 
     def _given(self) -> tuple[LeaseGiven, ...]:
@@ -265,7 +279,13 @@ class Ledger:
         return tuple(self._read("rates", query, _rate))
 
     def _frozen(self) -> tuple[BatchFrozen, ...]:
-        return tuple(self._read("batches", "SELECT step, digest, groups, refusals FROM batches ORDER BY step", _batch))
+        return tuple(
+            self._read(
+                "batches",
+                "SELECT step, digest, groups, refusals FROM batches ORDER BY step",
+                _batch,
+            )
+        )
 
     def _committed(self) -> tuple[BatchCommitted, ...]:
         query = "SELECT step, max(epoch) AS epoch, digest, t_train_s FROM commits GROUP BY step ORDER BY step"
@@ -302,7 +322,9 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
     if found == 0:
         connection.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
     elif found != SCHEMA_VERSION:
-        raise OperatorFault(f"ledger {path} has format {found}; this echo2d reads format {SCHEMA_VERSION}")
+        raise OperatorFault(
+            f"ledger {path} has format {found}; this echo2d reads format {SCHEMA_VERSION}"
+        )
 
 
 def _text(raw: bytes) -> str | bytes:
@@ -339,7 +361,9 @@ def _group(row: _Row) -> StoredGroup:
 def _trajectory(row: _Row) -> tuple[GroupId, TrajectoryRecord]:
     group, sample, tokens, logprobs, spans, reward, worker = row
     scored = math.nan if reward is None else reward
-    checked: GroupRecord = _checked_record([group, b"", [[sample, tokens, logprobs, [], scored, worker]]])
+    checked: GroupRecord = _checked_record(
+        [group, b"", [[sample, tokens, logprobs, [], scored, worker]]]
+    )
     (kept,) = checked.trajectories
     return checked.group, replace(kept, spans=_spans(_unpack_spans(spans).spans, tokens, logprobs))
 
@@ -360,7 +384,9 @@ def _with(stored: StoredGroup, trajectories: Sequence[TrajectoryRecord]) -> Stor
     return replace(stored, record=replace(stored.record, trajectories=tuple(trajectories)))
 
 
-def _spans(spans: tuple[VersionSpan, ...], tokens: bytes, logprobs: bytes) -> tuple[VersionSpan, ...]:
+def _spans(
+    spans: tuple[VersionSpan, ...], tokens: bytes, logprobs: bytes
+) -> tuple[VersionSpan, ...]:
     """Those spans, of so many tokens and logprobs."""
     if not spans or len(unpack_tokens(tokens)) != len(unpack_logprobs(logprobs)):
         raise PeerFault("tokens, logprobs and spans that do not fit together")
@@ -402,12 +428,24 @@ def _epoch_opened(record: EpochOpened) -> list[_Statement]:
 
 
 def _version_published(record: VersionPublished) -> list[_Statement]:
-    row = (record.publish_seq, record.epoch, record.version, record.digest, record.path, record.full_bytes)
+    row = (
+        record.publish_seq,
+        record.epoch,
+        record.version,
+        record.digest,
+        record.path,
+        record.full_bytes,
+    )
     return [("INSERT INTO versions VALUES (?, ?, ?, ?, ?, ?, 0)", row)]
 
 
 def _version_revoked(record: VersionRevoked) -> list[_Statement]:
-    return [("UPDATE versions SET revoked = 1 WHERE version = ? AND digest = ?", (record.version, record.digest))]
+    return [
+        (
+            "UPDATE versions SET revoked = 1 WHERE version = ? AND digest = ?",
+            (record.version, record.digest),
+        )
+    ]
 
 
 def _form_chosen(record: FormChosen) -> list[_Statement]:
@@ -426,13 +464,27 @@ def _prompt_taken(record: PromptTaken) -> list[_Statement]:
 def _lease_given(record: LeaseGiven) -> list[_Statement]:
     served, base = record.served, pack(record.base) if record.base.length else None
     row = (record.group, record.lease, record.attempt, record.worker, json.dumps(record.samples))
-    return [("INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*row, served.version, served.digest, base))]
+    return [
+        (
+            "INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (*row, served.version, served.digest, base),
+        )
+    ]
 
 
 def _sample_kept(record: SampleKept) -> list[_Statement]:
     kept = record.trajectory
     spans = pack(_Spans(kept.spans))
-    row = (record.group, kept.sample, record.lease, record.attempt, kept.worker, kept.tokens, kept.logprobs, spans)
+    row = (
+        record.group,
+        kept.sample,
+        record.lease,
+        record.attempt,
+        kept.worker,
+        kept.tokens,
+        kept.logprobs,
+        spans,
+    )
     more = (record.fingerprint, _reward(kept.reward))
     return [("INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (*row, *more))]
 

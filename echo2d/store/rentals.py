@@ -42,11 +42,15 @@ class RentalStore:
             self._db.execute("PRAGMA synchronous = FULL")
             found = self._db.execute("PRAGMA user_version").fetchone()[0]
             if found == 0:
-                self._db.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+                self._db.executescript(
+                    f"BEGIN; {SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
+                )
         except sqlite3.Error as error:
             raise OperatorFault(f"cannot open {path}: {error}") from error
         if found not in (0, SCHEMA_VERSION):
-            raise OperatorFault(f"{path} has format {found}; this echo2d reads format {SCHEMA_VERSION}")
+            raise OperatorFault(
+                f"{path} has format {found}; this echo2d reads format {SCHEMA_VERSION}"
+            )
         path.chmod(0o600)
 
     def close(self) -> None:
@@ -83,10 +87,18 @@ class RentalStore:
     def _checked(self, row: tuple[object, ...]) -> Rental:
         rental = Rental(*row)  # type: ignore[arg-type]
         texts = (rental.label, rental.provider, rental.offer)
-        numbers = (rental.usd_per_h, rental.billed_by_s, rental.life_s, rental.grace_s, rental.sent_at)
+        numbers = (
+            rental.usd_per_h,
+            rental.billed_by_s,
+            rental.life_s,
+            rental.grace_s,
+            rental.sent_at,
+        )
         sound = all(isinstance(text, str) for text in texts) and all(map(_is_amount, numbers))
         if not sound or rental.billed_by_s == 0 or rental.copies < 1:
-            raise OperatorFault(f"{self._path}: the row of {rental.label!r:.80} is damaged; restore it from a copy")
+            raise OperatorFault(
+                f"{self._path}: the row of {rental.label!r:.80} is damaged; restore it from a copy"
+            )
         return rental
 
     @contextmanager

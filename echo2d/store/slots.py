@@ -24,13 +24,23 @@ from echo2d.core.base.ids import ChunkId, Digest, Epoch, Version
 from echo2d.core.weights.manifest import FileEntry, Manifest, check_files, chunk_layout
 from echo2d.errors import IntegrityFault, StoreFault
 from echo2d.store.budget import DiskBudget
-from echo2d.store.disk import allocate, read_file, replace_file, staged, store_faults, sync, write_at
+from echo2d.store.disk import (
+    allocate,
+    read_file,
+    replace_file,
+    staged,
+    store_faults,
+    sync,
+    write_at,
+)
 from echo2d.store.snapshots import damaged_chunks, read_chunk, sync_snapshot
 
 SLOTS = ("a", "b")
 CURRENT = "current.json"
 MANIFEST = "manifest"
-PROOF_S_MAX = 60.0  # what was hashed longer ago may have left memory, and come back from a disk that rots
+PROOF_S_MAX = (
+    60.0  # what was hashed longer ago may have left memory, and come back from a disk that rots
+)
 
 log = logging.getLogger("echo2d.store")
 
@@ -74,7 +84,10 @@ class SlotStore:
         with store_faults("opening the slots", root):
             root.mkdir(parents=True, exist_ok=True)
             for slot in SLOTS:
-                budget.note(f"slot {slot}", sum(path.stat().st_size for path in _model_files(root / slot / "model")))
+                budget.note(
+                    f"slot {slot}",
+                    sum(path.stat().st_size for path in _model_files(root / slot / "model")),
+                )
 
     def current(self) -> CurrentSlot | None:
         """What the last commit left, as far as its manifest tells (`snapshots.damaged_chunks` tells all)."""
@@ -126,7 +139,9 @@ class SlotStore:
             spare = self._spare(current)
             if not (spare / MANIFEST).exists() or not self._is_proved(spare / "model", digest):
                 return None
-            again = CurrentSlot(spare / "model", epoch, version, Manifest.decode(read_file(spare / MANIFEST)))
+            again = CurrentSlot(
+                spare / "model", epoch, version, Manifest.decode(read_file(spare / MANIFEST))
+            )
             _flip(again)
             self._before = current
             return again
@@ -214,13 +229,17 @@ class SlotWriter:
 
         IntegrityFault: the chunks are not (all) those of `manifest`; the writer goes on.
         """
-        expected = {ChunkId(position): digest for position, digest in enumerate(manifest.chunk_digests)}
+        expected = {
+            ChunkId(position): digest for position, digest in enumerate(manifest.chunk_digests)
+        }
         with self._open(), store_faults("committing", self._slot):
             if manifest.files != self._files or self._standing != expected:
                 raise IntegrityFault("the chunks in the slot are not those of the manifest")
             self._ended = True
             self._make_durable(manifest)
-            self._proofs[self._model] = _Proof(manifest.digest, _stamps(self._model), self._began_at)
+            self._proofs[self._model] = _Proof(
+                manifest.digest, _stamps(self._model), self._began_at
+            )
             current = CurrentSlot(self._model, epoch, version, manifest)
             _flip(current)
             return current
@@ -263,7 +282,9 @@ def _flip(to: CurrentSlot) -> None:
 def _stamps(directory: Path) -> _Stamps:
     """Of all that stands in a slot, and its manifest. Empty: they cannot be had."""
     try:
-        found = [path.stat() for path in (directory.parent / MANIFEST, *sorted(_model_files(directory)))]
+        found = [
+            path.stat() for path in (directory.parent / MANIFEST, *sorted(_model_files(directory)))
+        ]
     except OSError:
         return ()
     return tuple((each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns) for each in found)

@@ -32,10 +32,16 @@ from echo2d.store.disk import read_at, read_into, store_faults, sync
 def scan_snapshot(directory: Path) -> tuple[FileEntry, ...]:
     """The files of a model or adapter directory, sorted by path, names and safetensors headers checked."""
     try:
-        files = tuple(sorted((_entry(directory, path) for path in _paths(directory)), key=lambda file: file.path))
+        files = tuple(
+            sorted(
+                (_entry(directory, path) for path in _paths(directory)), key=lambda file: file.path
+            )
+        )
         check_files(files)
     except OSError as error:
-        raise OperatorFault(f"snapshot {directory} cannot be read: {error.strerror or error}") from error
+        raise OperatorFault(
+            f"snapshot {directory} cannot be read: {error.strerror or error}"
+        ) from error
     except IntegrityFault as fault:
         raise OperatorFault(f"snapshot {directory}: {fault}") from fault
     _check_kind(directory, [file.path for file in files])
@@ -75,7 +81,9 @@ def damaged_chunks(directory: Path, manifest: Manifest) -> tuple[ChunkId, ...]:
     """The chunks of the directory's files that are not what the manifest says; all of them are read and hashed."""
     return tuple(
         ChunkId(position)
-        for position, (chunk, digest) in enumerate(zip(manifest.chunks, manifest.chunk_digests, strict=True))
+        for position, (chunk, digest) in enumerate(
+            zip(manifest.chunks, manifest.chunk_digests, strict=True)
+        )
         if digest_of(_read_what_is_there(directory, chunk)) != digest
     )
 
@@ -122,9 +130,13 @@ def _paths(directory: Path, prefix: str = "") -> Iterator[str]:
             elif entry.is_dir(follow_symlinks=False) and not prefix:
                 yield from _paths(directory / entry.name, entry.name + "/")
             elif entry.is_symlink():
-                raise IntegrityFault(f"{path!r} is a symbolic link; a snapshot holds plain files (copy with cp -rL)")
+                raise IntegrityFault(
+                    f"{path!r} is a symbolic link; a snapshot holds plain files (copy with cp -rL)"
+                )
             else:
-                raise IntegrityFault(f"{path!r} is neither a plain file nor a folder of plain files")
+                raise IntegrityFault(
+                    f"{path!r} is neither a plain file nor a folder of plain files"
+                )
 
 
 def _entry(directory: Path, path: str) -> FileEntry:
@@ -141,7 +153,9 @@ def _entry(directory: Path, path: str) -> FileEntry:
 
 def _check_kind(directory: Path, paths: Sequence[str]) -> None:
     if ADAPTER_CONFIG in paths and "config.json" in paths:
-        raise OperatorFault(f"snapshot {directory} has config.json and {ADAPTER_CONFIG}: a model, or an adapter?")
+        raise OperatorFault(
+            f"snapshot {directory} has config.json and {ADAPTER_CONFIG}: a model, or an adapter?"
+        )
     for required in ADAPTER_FILES if ADAPTER_CONFIG in paths else MODEL_FILES:
         if required not in paths:
             raise OperatorFault(f"snapshot {directory} has no {required}")

@@ -26,7 +26,9 @@ from echo2d.tasks.pool_child import MESSAGE_BYTES_MAX, pack
 from echo2d.tasks.process import TaskFailed, TaskProcess
 
 PIPELINED_MAX = 64  # calls sent at once to a process: the replies to them fit into a socket buffer
-TASK_UIDS = range(65520, 65534)  # of the pool's processes in turn where we are root: a range that systemd leaves unused
+TASK_UIDS = range(
+    65520, 65534
+)  # of the pool's processes in turn where we are root: a range that systemd leaves unused
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +71,12 @@ class TaskPool:
         uids: Sequence[int | None] = [uid] if uid is not None or os.geteuid() != 0 else TASK_UIDS
         start = ["start", task, dict(options or {}), dataclasses.asdict(limits or Limits())]
         self._processes = [
-            TaskProcess(pack([*start, uids[number % len(uids)]]), timeout_s=timeout_s) for number in range(processes)
+            TaskProcess(pack([*start, uids[number % len(uids)]]), timeout_s=timeout_s)
+            for number in range(processes)
         ]
-        self._idle: asyncio.LifoQueue[TaskProcess] = asyncio.LifoQueue()  # the warmest is taken first
+        self._idle: asyncio.LifoQueue[TaskProcess] = (
+            asyncio.LifoQueue()
+        )  # the warmest is taken first
         for process in self._processes:
             self._idle.put_nowait(process)
         self._closed = False
@@ -92,7 +97,9 @@ class TaskPool:
                 self.name, self.stop_token_ids = name, tuple(stop_token_ids)
             case _:
                 await self.close()
-                raise OperatorFault(f"task {self.name} introduces itself with something else than name and stop tokens")
+                raise OperatorFault(
+                    f"task {self.name} introduces itself with something else than name and stop tokens"
+                )
 
     async def close(self) -> None:
         """Kill all processes; calls under way fail."""
@@ -121,7 +128,9 @@ class TaskPool:
         (score,) = await self.rewards([(prompt, output)])
         return score
 
-    async def rewards(self, calls: Iterable[tuple[Prompt, Sequence[int]]]) -> list[Score | TaskFailed]:
+    async def rewards(
+        self, calls: Iterable[tuple[Prompt, Sequence[int]]]
+    ) -> list[Score | TaskFailed]:
         """As many `reward`s in one go, by one process; results in the order of the calls."""
         replies = await self._call([_reward_request(prompt, output) for prompt, output in calls])
         return [_score(reply) for reply in replies]
@@ -136,14 +145,24 @@ class TaskPool:
                 continue
             process = await self._idle.get()
             try:
-                replies += [TaskFailed("error", "the pool is closed")] if self._closed else await process.ask(packed)
+                replies += (
+                    [TaskFailed("error", "the pool is closed")]
+                    if self._closed
+                    else await process.ask(packed)
+                )
             finally:
                 self._idle.put_nowait(process)
         return replies
 
 
 def _reward_request(prompt: Prompt, output: Sequence[int]) -> list[Any]:
-    return ["reward", list(map(int, prompt.tokens)), prompt.secret, prompt.tags, list(map(int, output))]
+    return [
+        "reward",
+        list(map(int, prompt.tokens)),
+        prompt.secret,
+        prompt.tags,
+        list(map(int, output)),
+    ]
 
 
 def _are_tokens(values: list[Any]) -> bool:

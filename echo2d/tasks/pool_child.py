@@ -164,8 +164,12 @@ def confine(limits: Mapping[str, int], uid: int | None) -> None:
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(what, (limit, limit))
-    if uid is not None:  # the kernel counts processes per user: without a user of its own, the operator's would count
-        resource.setrlimit(resource.RLIMIT_NPROC, (limits["processes_max"], limits["processes_max"]))
+    if (
+        uid is not None
+    ):  # the kernel counts processes per user: without a user of its own, the operator's would count
+        resource.setrlimit(
+            resource.RLIMIT_NPROC, (limits["processes_max"], limits["processes_max"])
+        )
         os.setgroups([])
         os.setgid(uid)
         os.setuid(uid)

@@ -82,7 +82,10 @@ class TaskProcess:
         try:
             first, self._asked = self._asked, self._asked + len(requests)
             numbers = [number % (NUMBER_MAX + 1) for number in range(first, self._asked)]
-            framed = (HEADER.pack(len(body), at) + body for at, body in zip(numbers, requests, strict=True))
+            framed = (
+                HEADER.pack(len(body), at) + body
+                for at, body in zip(numbers, requests, strict=True)
+            )
             self._child.writer.write(b"".join(framed))
             while len(replies) < len(requests):
                 reply, sound = await self._child.reply(numbers[len(replies)], timeout_s)
@@ -135,7 +138,9 @@ class Child(asyncio.SubprocessProtocol):
     async def _receive(self, number: int) -> tuple[Any, Any]:
         length, answered = HEADER.unpack(await self._reader.readexactly(HEADER.size))
         if length > MESSAGE_BYTES_MAX or answered != number:
-            raise ValueError(f"a message of {length} bytes to request {answered} instead of {number}")
+            raise ValueError(
+                f"a message of {length} bytes to request {answered} instead of {number}"
+            )
         status, value = msgpack.unpackb(await self._reader.readexactly(length))
         return status, value
 
@@ -143,7 +148,11 @@ class Child(asyncio.SubprocessProtocol):
         if self._printed > OUTPUT_BYTES_MAX:
             return f"it printed more than {OUTPUT_BYTES_MAX} bytes"
         ended = isinstance(error, asyncio.IncompleteReadError | ConnectionError)
-        return "the task process died" if ended else f"the task process answered nonsense: {error}"[:REASON_CHARS_MAX]
+        return (
+            "the task process died"
+            if ended
+            else f"the task process answered nonsense: {error}"[:REASON_CHARS_MAX]
+        )
 
     def _kill(self) -> None:
         """Tell the guard to end everything; see `pool_child`."""

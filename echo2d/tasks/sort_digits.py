@@ -36,7 +36,9 @@ class SortDigits:
     name = "sort_digits"
     stop_token_ids: Sequence[int] = (EOS,)
 
-    def __init__(self, rng_seed: int = 0, digits_min: int = 8, digits_max: int = 8, split: Split = "train") -> None:
+    def __init__(
+        self, rng_seed: int = 0, digits_min: int = 8, digits_max: int = 8, split: Split = "train"
+    ) -> None:
         if not DIGITS_FEWEST <= digits_min <= digits_max <= DIGITS_MOST:
             raise OperatorFault(
                 f"sort_digits: expected {DIGITS_FEWEST} <= digits_min <= digits_max <= {DIGITS_MOST}, "
@@ -52,14 +54,22 @@ class SortDigits:
 
     def prompt(self, index: int) -> Prompt:
         """Held-out prompts repeat after HELD_OUT_PROMPTS."""
-        digits = self._held_out[index % HELD_OUT_PROMPTS] if self._split == "heldout" else self._draw_train(index)
-        return Prompt(tokens=(*(DIGIT_ZERO + d for d in digits), ASK), tags={"digits": str(len(digits))})
+        digits = (
+            self._held_out[index % HELD_OUT_PROMPTS]
+            if self._split == "heldout"
+            else self._draw_train(index)
+        )
+        return Prompt(
+            tokens=(*(DIGIT_ZERO + d for d in digits), ASK), tags={"digits": str(len(digits))}
+        )
 
     def reward(self, prompt: Prompt, output: Sequence[int]) -> float:
         return float(tuple(output) == answer(prompt.tokens))
 
     def _draw_held_out(self) -> tuple[tuple[int, ...], ...]:
-        draws = self._draws(random.Random(f"sort_digits heldout {self._lengths.start} {self._lengths.stop}"))
+        draws = self._draws(
+            random.Random(f"sort_digits heldout {self._lengths.start} {self._lengths.stop}")
+        )
         distinct: dict[tuple[int, ...], None] = {}
         while len(distinct) < HELD_OUT_PROMPTS:
             distinct.setdefault(next(draws))

@@ -64,20 +64,36 @@ def _sentences(found: Forecast) -> Text:
 
 def workers_table(found: Forecast) -> Table:
     table = Table("workers", box=SIMPLE_HEAD, pad_edge=False)
-    for heading in ("chosen", "of", "trajectories/h each", "usd/h each", "usd per 1,000 trajectories"):
+    for heading in (
+        "chosen",
+        "of",
+        "trajectories/h each",
+        "usd/h each",
+        "usd per 1,000 trajectories",
+    ):
         table.add_column(heading, justify="right")
     chosen = {row["name"]: row for row in found.workers()}
     for kind in found.kinds:
         row = chosen.get(kind.name)
-        rates = ("-", "-") if row is None else (f"{row['usd_per_h']:.3f}", f"{1000 * (row['rho'] or 0.0):.3f}")
+        rates = (
+            ("-", "-")
+            if row is None
+            else (f"{row['usd_per_h']:.3f}", f"{1000 * (row['rho'] or 0.0):.3f}")
+        )
         count = 0 if row is None else row["count"]
-        table.add_row(Text(kind.name), str(count), str(kind.count), f"{kind.trajectories_per_h:,.4g}", *rates)
+        table.add_row(
+            Text(kind.name), str(count), str(kind.count), f"{kind.trajectories_per_h:,.4g}", *rates
+        )
     return table
 
 
 def _broadcast_line(found: Forecast) -> Text:
     times = found.broadcast
-    only = {"all": "", "unmetered": "; metered workers only receive", "none": "; workers pass nothing on"}
+    only = {
+        "all": "",
+        "unmetered": "; metered workers only receive",
+        "none": "; workers pass nothing on",
+    }
     return Text(
         f"a version reaches them in {seconds(times.planned_s)} as planned; star {seconds(times.star_s)}, "
         f"a chain {seconds(found.chain_s)}, no way under {seconds(times.bound_s)}; "
@@ -89,7 +105,12 @@ def _broadcast_line(found: Forecast) -> Text:
 def what_if_table(found: Forecast, cells: Sequence[WhatIf]) -> Table:
     """usd per step and workers over S and kappa; the present one in bold."""
     kappas = sorted({cell.publish_every for cell in cells})
-    table = Table("usd a step (workers)", *(f"kappa = {kappa}" for kappa in kappas), box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(
+        "usd a step (workers)",
+        *(f"kappa = {kappa}" for kappa in kappas),
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+    )
     cheapest = min((cell.usd_per_step for cell in cells if cell.feasible), default=None)
     for bound in sorted({cell.staleness_max for cell in cells}):
         row = {cell.publish_every: cell for cell in cells if cell.staleness_max == bound}
@@ -101,8 +122,13 @@ def what_if_table(found: Forecast, cells: Sequence[WhatIf]) -> Table:
 def _cell(found: Forecast, cell: WhatIf | None, cheapest: float | None) -> Text:
     if cell is None:
         return Text()
-    here = (cell.staleness_max, cell.publish_every) == (found.demand.staleness_max, found.demand.publish_every)
-    style = ("bold " if here else "") + ("green" if cell.feasible and cell.usd_per_step == cheapest else "")
+    here = (cell.staleness_max, cell.publish_every) == (
+        found.demand.staleness_max,
+        found.demand.publish_every,
+    )
+    style = ("bold " if here else "") + (
+        "green" if cell.feasible and cell.usd_per_step == cheapest else ""
+    )
     if not cell.feasible:
         return Text(f"bubble {cell.bubble:.0%}", style=style + "dim")
     return Text(f"{cell.usd_per_step:.3f} ({cell.workers})", style=style)
@@ -113,20 +139,39 @@ def draw_provision(found: Forecast, path: Path) -> None:
     from matplotlib.figure import Figure
 
     offers = by_rho(found.choice.offers)
-    shares = [(count, sum(offer.counts for offer in offers[:count])) for count in range(1, len(offers) + 1)]
+    shares = [
+        (count, sum(offer.counts for offer in offers[:count]))
+        for count in range(1, len(offers) + 1)
+    ]
     learner_usd = found.usd_per_h - found.choice.usd_per_h
     costs = [
-        (learner_usd + sum(offer.usd_per_h for offer in offers[:count])) / 3600.0 * step_s(found.demand, mu)
+        (learner_usd + sum(offer.usd_per_h for offer in offers[:count]))
+        / 3600.0
+        * step_s(found.demand, mu)
         for count, mu in shares
     ]
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.add_subplot()
     pools = [3600.0 * mu for _, mu in shares]
-    axes.plot(pools, [100.0 * bubble(found.demand, mu) for _, mu in shares], color="#b5403c", label="bubble, %")
+    axes.plot(
+        pools,
+        [100.0 * bubble(found.demand, mu) for _, mu in shares],
+        color="#b5403c",
+        label="bubble, %",
+    )
     if found.mu_min is not None:
         axes.axvline(3600.0 * found.mu_min, color="#555555", linestyle="--", label="mu_min")
-        axes.axvline(3600.0 * found.demand.gamma * found.mu_min, color="#555555", linestyle=":", label="with margin")
-    axes.set(xlabel="mu_pool, trajectories/h, cheapest workers first", ylabel="predicted bubble, %", ylim=(0, 100))
+        axes.axvline(
+            3600.0 * found.demand.gamma * found.mu_min,
+            color="#555555",
+            linestyle=":",
+            label="with margin",
+        )
+    axes.set(
+        xlabel="mu_pool, trajectories/h, cheapest workers first",
+        ylabel="predicted bubble, %",
+        ylim=(0, 100),
+    )
     right = axes.twinx()
     right.plot(pools, costs, color="#2f6db5", label="usd a step")
     right.set(ylabel="usd a step", ylim=(0, 2 * min(costs)) if costs else (0, 1))

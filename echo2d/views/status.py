@@ -49,7 +49,12 @@ def status_picture(
         sentences = sentences[:SENTENCES_SHOWN]
         room = max(WORKERS_SHOWN_MIN, lines - OTHER_LINES - len(sentences) - len(faults))
     parts: list[RenderableType] = [
-        Panel(_tiles(facts, tokens_per_s), title=_title(facts), title_align="left", border_style="cyan"),
+        Panel(
+            _tiles(facts, tokens_per_s),
+            title=_title(facts),
+            title_align="left",
+            border_style="cyan",
+        ),
         *_provision(facts),
         *_rented(facts),
         *_reward_and_staleness(facts),
@@ -65,7 +70,9 @@ def status_picture(
 
 def _title(facts: Mapping[str, Any]) -> Text:
     seed = ("●", "green") if facts["seed_alive"] else ("○", "red")
-    return Text.assemble(("echo2d ", "bold"), f"run {facts.get('run_id', '-')}  epoch {facts['epoch']}  seed ", seed)
+    return Text.assemble(
+        ("echo2d ", "bold"), f"run {facts.get('run_id', '-')}  epoch {facts['epoch']}  seed ", seed
+    )
 
 
 def _tiles(facts: Mapping[str, Any], tokens_per_s: float | None) -> Table:
@@ -140,7 +147,9 @@ def rented_words(renting: Mapping[str, Any]) -> str:
 def _reward_and_staleness(facts: Mapping[str, Any]) -> Iterable[Text]:
     rewards = [reward for _, reward in facts["rewards"]]
     if rewards:
-        yield Text.assemble(_label("reward"), (spark(rewards[-SPARK_CELLS:]), "green"), f"  {rewards[-1]:.3f}")
+        yield Text.assemble(
+            _label("reward"), (spark(rewards[-SPARK_CELLS:]), "green"), f"  {rewards[-1]:.3f}"
+        )
     if facts["staleness"]:
         yield Text.assemble(_label("staleness"), staleness_bars(facts["staleness"]))
 
@@ -148,7 +157,9 @@ def _reward_and_staleness(facts: Mapping[str, Any]) -> Iterable[Text]:
 def staleness_bars(histogram: Mapping[Any, int]) -> str:
     """The share of trained trajectories of each staleness."""
     total = sum(histogram.values()) or 1
-    return "   ".join(f"{staleness}: {bar(n, total, 8)} {n / total:4.0%}" for staleness, n in histogram.items())
+    return "   ".join(
+        f"{staleness}: {bar(n, total, 8)} {n / total:4.0%}" for staleness, n in histogram.items()
+    )
 
 
 def _spreading(facts: Mapping[str, Any]) -> Iterable[Text]:
@@ -156,7 +167,11 @@ def _spreading(facts: Mapping[str, Any]) -> Iterable[Text]:
     if not broadcast or not broadcast["peers"]:
         return
     verified = sum(peer["verified"] for peer in broadcast["peers"])
-    count, predicted_s, waiting = len(broadcast["peers"]), broadcast["predicted_s"], broadcast["waiting_version"]
+    count, predicted_s, waiting = (
+        len(broadcast["peers"]),
+        broadcast["predicted_s"],
+        broadcast["waiting_version"],
+    )
     words: list[str | tuple[str, str]] = [
         _label(f"version {broadcast['version']}"),
         (bar(verified, count), "green" if verified == count else "cyan"),
@@ -181,22 +196,42 @@ def workers_table(facts: Mapping[str, Any], *, rows: int | None = None) -> Table
     for name in columns:
         table.add_column(name, justify="left" if name in WORDS else "right", no_wrap=True)
     table.add_column(f"gets v{broadcast['version']}" if broadcast else "broadcast", no_wrap=True)
-    workers = [worker for worker in facts["workers"] if worker["state"] != "gone" or worker["silent_s"] < GONE_SHOWN_S]
+    workers = [
+        worker
+        for worker in facts["workers"]
+        if worker["state"] != "gone" or worker["silent_s"] < GONE_SHOWN_S
+    ]
     if rows is not None:
         workers.sort(key=_trouble)
     for worker in workers[:rows]:
         cells = _worker_cells(worker)
-        table.add_row(*(cells[name] for name in columns), _arrival(progress.get(worker["id"]), broadcast))
+        table.add_row(
+            *(cells[name] for name in columns), _arrival(progress.get(worker["id"]), broadcast)
+        )
     if rows is not None and len(workers) > rows:
         rest = workers[rows:]
         joined = sum(worker["state"] == "joined" for worker in rest)
-        table.add_row(Text(f"  and {len(rest)} more", style="dim"), Text(f"{joined} joined", style="dim"))
+        table.add_row(
+            Text(f"  and {len(rest)} more", style="dim"), Text(f"{joined} joined", style="dim")
+        )
     if gone := len(facts["workers"]) - len(workers):
         table.add_row(Text(f"  and {gone} gone", style="dim"))
     return table
 
 
-COLUMNS = ("worker", "state", "serves", "lag", "running", "leases", "accepted", "per h", "usd/h", "refit", "heard")
+COLUMNS = (
+    "worker",
+    "state",
+    "serves",
+    "lag",
+    "running",
+    "leases",
+    "accepted",
+    "per h",
+    "usd/h",
+    "refit",
+    "heard",
+)
 WORDS = {"worker", "state"}
 
 
@@ -208,7 +243,12 @@ def _columns(facts: Mapping[str, Any]) -> list[str]:
 
 def _trouble(worker: Mapping[str, Any]) -> tuple[bool, bool, int, str]:
     lag = worker["lag"]
-    return worker["state"] == "gone", worker["alive"], -(1 << 30 if lag is None else lag), worker["name"]
+    return (
+        worker["state"] == "gone",
+        worker["alive"],
+        -(1 << 30 if lag is None else lag),
+        worker["name"],
+    )
 
 
 def _worker_cells(worker: Mapping[str, Any]) -> dict[str, Text]:
@@ -267,7 +307,9 @@ def bar(part: float, whole: float, cells: int = BAR_CELLS) -> str:
 def spark(values: Sequence[float]) -> str:
     """Each value as one of eight heights, 0 to the largest."""
     top = max(values, default=0.0) or 1.0
-    return "".join(SPARK[max(0, min(len(SPARK) - 1, int(value / top * len(SPARK))))] for value in values)
+    return "".join(
+        SPARK[max(0, min(len(SPARK) - 1, int(value / top * len(SPARK))))] for value in values
+    )
 
 
 def seconds(value: float | None) -> str:

@@ -21,7 +21,9 @@ from echo2d.views.status import TokenRate, age, plain_console, status_picture
 ANSWER_S = 5.0  # somebody waits at the terminal
 PATIENCE_S = 5.0  # of a single look, for a coordinator that is just starting
 
-Find = Callable[[], tuple[str, Path]]  # URL and token file of the coordinator; OperatorFault: none runs
+Find = Callable[
+    [], tuple[str, Path]
+]  # URL and token file of the coordinator; OperatorFault: none runs
 
 
 class Away(Exception):  # noqa: N818 - a state, not an error
@@ -49,7 +51,9 @@ class Asker:
         try:
             facts = await self._ask(await self._present())
         except (Unreachable, PeerFault, TimeoutError) as fault:
-            reason = str(fault) or f"no answer from {self._at and self._at[0]} within {ANSWER_S:.0f} s"
+            reason = (
+                str(fault) or f"no answer from {self._at and self._at[0]} within {ANSWER_S:.0f} s"
+            )
             if not self._answered:
                 raise OperatorFault(reason) from fault
             raise Away(reason) from fault
@@ -72,7 +76,10 @@ class Asker:
             raise Unreachable(str(fault)) from fault
         if self._client is None or at != self._at:
             await self._close()
-            self._at, self._client = at, AsyncCoordinator(at[0], token_file=at[1], timeout_s=self._patience_s)
+            self._at, self._client = (
+                at,
+                AsyncCoordinator(at[0], token_file=at[1], timeout_s=self._patience_s),
+            )
         return self._client
 
 
@@ -105,12 +112,16 @@ class Screen:
             picture = status_picture(facts, tokens_per_s=rate, lines=self._console.height)
             self._live.update(picture, refresh=True)
         else:
-            self._console.print(Text(time.strftime("--- %H:%M:%S")), status_picture(facts, tokens_per_s=rate))
+            self._console.print(
+                Text(time.strftime("--- %H:%M:%S")), status_picture(facts, tokens_per_s=rate)
+            )
 
     def away(self, reason: str, *, now: float) -> None:
         """No answer; what was seen last stays on the terminal."""
         away_s = now - self._answered_at
-        words = Text(f"coordinator away since {age(away_s)}, trying again: {reason}", style="bold yellow")
+        words = Text(
+            f"coordinator away since {age(away_s)}, trying again: {reason}", style="bold yellow"
+        )
         if self._as_json:
             print(json.dumps({"away_s": away_s, "reason": reason}), flush=True)
         elif self._live.is_started and self._last is not None:

@@ -16,7 +16,9 @@ from echo2d.sim.kernel.scenario import MBIT, PeerCrash, PeerSpec, Scenario
 from echo2d.store.snapshots import scan_snapshot
 
 EIGHT = Scenario.equal(8, PeerSpec(100 * MBIT, 100 * MBIT, 0.0125), wire_bytes=64 << 20)
-MIXED = Scenario(tuple(PeerSpec(rate * MBIT, 320 * MBIT, 0.005) for rate in (320, 40, 160, 320)), 100 << 20)
+MIXED = Scenario(
+    tuple(PeerSpec(rate * MBIT, 320 * MBIT, 0.005) for rate in (320, 40, 160, 320)), 100 << 20
+)
 ROUND = Round(
     version=0, shape="relay", t_verify_s=9.0, median_peer_s=8.0, plan_predicted_s=6.0, survivors=8, verified=8,
     seed_copies=1.06, relay_cpu_s_per_gb=1.0, frames_refetched=3, late_s=0.001, wire_bytes=64 << 20,
@@ -32,9 +34,17 @@ def test_the_bound_of_the_first_row() -> None:
 def test_medians_are_of_the_warm_rounds() -> None:
     rounds = [ROUND, *(replace(ROUND, t_verify_s=float(time), verified=7) for time in (6, 8, 7))]
     result = result_of(
-        BroadcastBench(EIGHT), rounds, ["a fault"], (1.0, 2.0), {"star": [(44.0, 8.4), (46.0, 8.4), (45.0, 8.5)]}
+        BroadcastBench(EIGHT),
+        rounds,
+        ["a fault"],
+        (1.0, 2.0),
+        {"star": [(44.0, 8.4), (46.0, 8.4), (45.0, 8.5)]},
     )
-    assert (result.t_verify_s.median, result.t_verify_s.min, result.t_verify_s.max) == (7.0, 6.0, 8.0)
+    assert (result.t_verify_s.median, result.t_verify_s.min, result.t_verify_s.max) == (
+        7.0,
+        6.0,
+        8.0,
+    )
     assert result.ratio == pytest.approx(7 / 5.369, abs=0.001)
     assert result.ratio_cold == pytest.approx(9 / 5.369, abs=0.001)
     star = result.against["star"]
@@ -57,7 +67,10 @@ def test_the_bound_is_the_survivors() -> None:
 def test_what_deltas_may_take() -> None:
     """2.5 times 1.25 MB at 12.5 MB/s, 0.5 s to encode, 8 times 0.2 s on 2 cores, and a second: 2.55 s."""
     costs = DeltaCosts(0.01, 1_250_000, 0.0064, 0.5, 0.2)
-    warm = [replace(ROUND, wire_bytes=1_250_000, t_verify_s=time, costs=costs) for time in (2.0, 2.5, 9.0)]
+    warm = [
+        replace(ROUND, wire_bytes=1_250_000, t_verify_s=time, costs=costs)
+        for time in (2.0, 2.5, 9.0)
+    ]
     target = DeltaTarget.of(warm, 8, 100 * MBIT, 2)
     assert target is not None
     assert target.target_s == pytest.approx(2.55)
@@ -72,7 +85,10 @@ def test_real_versions_are_repeated(tmp_path: Path) -> None:
     for number in (2, 10, 9):
         write_snapshot(tmp_path / f"v{number}", [bytes([number, 0, 0, number]), bytes([0, number])])
     versions = RealVersions(tmp_path, 2)
-    assert [versions.weights(index, 4).tolist() for index in range(2)] == [[9, 2304, 2304, 9], [10, 2560, 2560, 10]]
+    assert [versions.weights(index, 4).tolist() for index in range(2)] == [
+        [9, 2304, 2304, 9],
+        [10, 2560, 2560, 10],
+    ]
     with pytest.raises(OperatorFault, match="at least 4"):
         RealVersions(tmp_path, 4)
 
@@ -89,7 +105,9 @@ def test_what_a_delta_costs_is_measured_on_what_comes_out_right(tmp_path: Path) 
     assert 0 < costs.wire_bytes < 1000
 
 
-@pytest.mark.parametrize(("share", "closed"), [(0.0, []), (0.5, [2, 4, 6, 8]), (0.25, [4, 8]), (1.0, [*range(1, 9)])])
+@pytest.mark.parametrize(
+    ("share", "closed"), [(0.0, []), (0.5, [2, 4, 6, 8]), (0.25, [4, 8]), (1.0, [*range(1, 9)])]
+)
 def test_peers_behind_nat_are_spread(share: float, closed: list[int]) -> None:
     peers = with_undialable(EIGHT, share).peers
     assert [node for node, spec in enumerate(peers) if not spec.reachable] == closed
@@ -101,7 +119,8 @@ def test_the_seed_lives() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"rounds": -1}, {"rounds": 101}, {"kill": 0.0}, {"corrupt": 1.5}, {"against": ("rsync",)}]
+    "wrong",
+    [{"rounds": -1}, {"rounds": 101}, {"kill": 0.0}, {"corrupt": 1.5}, {"against": ("rsync",)}],
 )
 def test_what_cannot_be_measured(wrong: dict[str, object]) -> None:
     with pytest.raises(OperatorFault, match="expected"):
@@ -114,7 +133,10 @@ def test_the_picture_has_a_curve_for_everybody(tmp_path: Path) -> None:
     assert [len(each.scenario.peers) - 1 for each in wanted] == [2, 4, 5]
     assert [each.run_dir for each in wanted] == [tmp_path / f"{count}-peers" for count in (2, 4, 5)]
     star = [(44.0, 8.4), (46.0, 8.4)]
-    results = {n: result_of(each, [ROUND, ROUND], [], (0.0, 0.0), {"star": star}) for n, each in enumerate(wanted, 2)}
+    results = {
+        n: result_of(each, [ROUND, ROUND], [], (0.0, 0.0), {"star": star})
+        for n, each in enumerate(wanted, 2)
+    }
     for name in ("picture.svg", "picture.png"):
         draw(results, tmp_path / name)
     drawn = (tmp_path / "picture.svg").read_text()

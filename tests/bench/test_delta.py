@@ -39,9 +39,13 @@ def run(*arguments: object) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_it_says_what_a_version_takes_and_builds_it_again(versions: tuple[Path, Path], tmp_path: Path) -> None:
+def test_it_says_what_a_version_takes_and_builds_it_again(
+    versions: tuple[Path, Path], tmp_path: Path
+) -> None:
     against = "xor,index-value,zstd"
-    code, output = run(*versions, "--runs", 2, "--against", against, "--out", tmp_path / "again", "--json")
+    code, output = run(
+        *versions, "--runs", 2, "--against", against, "--out", tmp_path / "again", "--json"
+    )
     facts = json.loads(output)
     assert (code, facts["roundtrip_ok"]) == (0, True)
     assert facts["changed_fraction"] == pytest.approx(CHANGED, rel=0.02)
@@ -55,7 +59,9 @@ def test_it_says_what_a_version_takes_and_builds_it_again(versions: tuple[Path, 
         assert 0 < low <= facts[name] <= high
     assert 0 < facts["peak_scratch_mb"] < 2
     for path in filter(Path.is_file, versions[1].rglob("*")):
-        assert (tmp_path / "again" / path.relative_to(versions[1])).read_bytes() == path.read_bytes()
+        assert (
+            tmp_path / "again" / path.relative_to(versions[1])
+        ).read_bytes() == path.read_bytes()
     assert "2.0" in line("1e-6", facts)
     assert misses("1e-4", {**facts, "roundtrip_ok": False}) != []
 
@@ -89,7 +95,9 @@ def test_the_others_carry_everything() -> None:
     new = base.copy()
     new[[5, 6, 70_000, 131_071]] += np.uint16(3)
     sides = new.tobytes(), base.tobytes()
-    xor, listed, alone = (zstandard.decompress(RIVALS[name](*sides)) for name in ("xor", "index-value", "zstd"))
+    xor, listed, alone = (
+        zstandard.decompress(RIVALS[name](*sides)) for name in ("xor", "index-value", "zstd")
+    )
     assert (np.frombuffer(xor, "<u2") ^ base).tobytes() == sides[0]
     assert np.frombuffer(listed[:16], "<u4").tolist() == [5, 0, 69_993, 61_070]
     assert listed[16:] == new[[5, 6, 70_000, 131_071]].tobytes()

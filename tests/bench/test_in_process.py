@@ -24,16 +24,24 @@ class Scribe:
     def refit(self, version: VersionKey) -> None:
         self.version = version.version
 
-    def write(self, prompts: Sequence[Sequence[int]], samples: Sequence[int]) -> list[list[Written]]:
+    def write(
+        self, prompts: Sequence[Sequence[int]], samples: Sequence[int]
+    ) -> list[list[Written]]:
         token = 2 + self.version % 14
         return [
-            [Written([token] * (1 + n % 2) + [EOS], [-0.5] * (2 + n % 2)) for n in range(count)] for count in samples
+            [Written([token] * (1 + n % 2) + [EOS], [-0.5] * (2 + n % 2)) for n in range(count)]
+            for count in samples
         ]
 
 
 def play(staleness: int, kappa: int, steps: int) -> tuple[list[dict[int, int]], list[bytes]]:
     """Histogram and bytes of each batch."""
-    numbers = {"staleness_max": staleness, "publish_every": kappa, "trajectories_per_step": R, "shape": "star"}
+    numbers = {
+        "staleness_max": staleness,
+        "publish_every": kappa,
+        "trajectories_per_step": R,
+        "shape": "star",
+    }
     run = InProcess(rules(**numbers, filter_zero_variance=False), SortDigits(0), Scribe(), slots=R)
     run.open_session()
     run.publish(0, digest_of(b"0"))
@@ -49,12 +57,16 @@ def play(staleness: int, kappa: int, steps: int) -> tuple[list[dict[int, int]], 
     return ages, bodies
 
 
-@pytest.mark.parametrize(("staleness", "kappa"), [(0, 1), (1, 1), (3, 1), (3, 2), (6, 5), (11, 1), (11, 10)])
+@pytest.mark.parametrize(
+    ("staleness", "kappa"), [(0, 1), (1, 1), (3, 1), (3, 2), (6, 5), (11, 1), (11, 10)]
+)
 def test_the_worker_runs_ahead_as_far_as_it_may(staleness: int, kappa: int) -> None:
     ages, _ = play(staleness, kappa, 3 * staleness + 2)
     first, later = ages[: staleness + 1], ages[staleness + 1 :]
     assert first == [{age: R} for age in range(staleness + 1)]
-    assert {age for each in later for age in each} == set(range(staleness - kappa + 1, staleness + 1)) or not later
+    assert {age for each in later for age in each} == set(
+        range(staleness - kappa + 1, staleness + 1)
+    ) or not later
     assert all(sum(each.values()) == R for each in ages)
 
 

@@ -14,7 +14,9 @@ from echo2d.errors import OperatorFault
 def test_every_kind_is_killed_at_points_all_over_the_run(steps: int, rng_seed: int) -> None:
     plan = plan_kills(steps, 3, rng_seed)
     assert {kill.kind for kill in plan} == set(KINDS)
-    assert all(sum(kill.kind == kind for kill in plan) == 1 for kind in ("learner", "coordinator", "seed"))
+    assert all(
+        sum(kill.kind == kind for kill in plan) == 1 for kind in ("learner", "coordinator", "seed")
+    )
     points = [kill.step for kill in plan]
     assert points == sorted(points)
     assert 1 <= points[0] < points[-1] <= LAST_SHARE * steps
@@ -22,7 +24,11 @@ def test_every_kind_is_killed_at_points_all_over_the_run(steps: int, rng_seed: i
         max(later - point for point, later in pairwise([0, *points, int(LAST_SHARE * steps)]))
         <= 2 * steps / len(plan) + 1
     )
-    assert {kill.name for kill in plan if kill.kind == "worker"} <= {"worker-1", "worker-2", "worker-3"}
+    assert {kill.name for kill in plan if kill.kind == "worker"} <= {
+        "worker-1",
+        "worker-2",
+        "worker-3",
+    }
     assert all(0 <= kill.pause_s <= PAUSE_S_MAX for kill in plan)
 
 

@@ -81,8 +81,13 @@ def test_each_promise(change: dict[str, Any], words: str) -> None:
 
 def test_where_processes_are_killed_accuracy_may_rise_less() -> None:
     killed = dataclasses.replace(GOOD, kills=(Kill("seed", "seed", 9, 3.0, 1.5),))
-    assert dataclasses.replace(killed, accuracy_last=0.61).broken_promises(judge_accuracy=True) == []
-    assert len(dataclasses.replace(killed, accuracy_last=0.59).broken_promises(judge_accuracy=True)) == 1
+    assert (
+        dataclasses.replace(killed, accuracy_last=0.61).broken_promises(judge_accuracy=True) == []
+    )
+    assert (
+        len(dataclasses.replace(killed, accuracy_last=0.59).broken_promises(judge_accuracy=True))
+        == 1
+    )
 
 
 def test_fewer_steps_are_not_judged_by_accuracy() -> None:
@@ -91,7 +96,9 @@ def test_fewer_steps_are_not_judged_by_accuracy() -> None:
 
 
 def test_on_policy_runs_need_no_overlap() -> None:
-    sync = dataclasses.replace(GOOD, staleness_bound=0, max_staleness=0, staleness_histogram={0: 100})
+    sync = dataclasses.replace(
+        GOOD, staleness_bound=0, max_staleness=0, staleness_histogram={0: 100}
+    )
     assert sync.broken_promises(judge_accuracy=True) == []
 
 
@@ -104,7 +111,13 @@ def test_the_last_row_of_a_step_counts_and_half_a_row_does_not(tmp_path: Path) -
 
 
 def test_steps_that_were_trained_again() -> None:
-    rows = [row(1, batch="a"), row(2, batch="b"), row(3, batch="c"), row(2, batch="b"), row(3, batch="x")]
+    rows = [
+        row(1, batch="a"),
+        row(2, batch="b"),
+        row(3, batch="c"),
+        row(2, batch="b"),
+        row(3, batch="x"),
+    ]
     assert trained_again(rows) == (2, 1)
 
 
@@ -120,7 +133,11 @@ def test_a_coordinator_counts_from_0_at_every_start() -> None:
         "workers": ["before"],
     }
     total = add_up([life, {**life, "seed_copies": {"2": 0.5}, "workers": ["now"]}])
-    assert (total["versions_published"], total["full_bytes"], total["t_bcast_s"]) == (4, 40, [0.1, 0.1])
+    assert (total["versions_published"], total["full_bytes"], total["t_bcast_s"]) == (
+        4,
+        40,
+        [0.1, 0.1],
+    )
     assert total["trajectories"] == {"trained": 16, "dropped": 2}
     assert total["seed_copies"] == {"1": 1.0, "2": 0.5}
     assert total["workers"] == ["now"]
@@ -146,9 +163,17 @@ def test_pictures() -> None:
 
 
 def test_the_table_of_kills() -> None:
-    kills = [Kill("worker", f"worker-{number}", 5, 1.0, wait) for number, wait in enumerate((2.04, None))]
-    assert [list(column.cells) for column in kills_table(kills).columns] == [["worker"], ["2"], ["2.0, never"]]
+    kills = [
+        Kill("worker", f"worker-{number}", 5, 1.0, wait) for number, wait in enumerate((2.04, None))
+    ]
+    assert [list(column.cells) for column in kills_table(kills).columns] == [
+        ["worker"],
+        ["2"],
+        ["2.0, never"],
+    ]
 
 
 def test_the_result_is_one_json_object() -> None:
-    assert json.loads(json.dumps(GOOD.as_dict()))["workers"] == [{"id": "a", "version": 80, "digest_ok": True}]
+    assert json.loads(json.dumps(GOOD.as_dict()))["workers"] == [
+        {"id": "a", "version": 80, "digest_ok": True}
+    ]

@@ -8,7 +8,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from echo2d.demo.tiny_model import TinyRecipe, greedy_accuracy, held_out_prompts, make_tiny_model, sampled_accuracy
+from echo2d.demo.tiny_model import (
+    TinyRecipe,
+    greedy_accuracy,
+    held_out_prompts,
+    make_tiny_model,
+    sampled_accuracy,
+)
 from echo2d.tasks.sort_digits import EOS, PAD, SortDigits
 
 QUICK = TinyRecipe(accuracy_stop=0.02, digits_min=4, digits_max=5, batch=64, lr=5e-3)
@@ -21,8 +27,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_it_is_a_normal_model_directory_in_bfloat16(model: Path) -> None:
-    assert {path.name for path in model.iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json"}
-    assert {tensor.dtype for tensor in load_file(model / "model.safetensors").values()} == {torch.bfloat16}
+    assert {path.name for path in model.iterdir()} >= {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    }
+    assert {tensor.dtype for tensor in load_file(model / "model.safetensors").values()} == {
+        torch.bfloat16
+    }
     tokenizer = AutoTokenizer.from_pretrained(model)
     assert (tokenizer.pad_token_id, tokenizer.eos_token_id) == (PAD, EOS)
     assert tokenizer.decode(tokenizer("31>")["input_ids"]) == "31>"

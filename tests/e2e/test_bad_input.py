@@ -38,14 +38,28 @@ def test_a_damaged_row_of_the_ledger(site: Site) -> None:
         database.commit()
     coordinator = site.coordinate()
     assert coordinator.wait(START_S) == 2
-    assert coordinator.tail().startswith(f"echo2d: ledger {ledger}: row step=7 of batches is damaged: ")
+    assert coordinator.tail().startswith(
+        f"echo2d: ledger {ledger}: row step=7 of batches is damaged: "
+    )
     assert "Traceback" not in coordinator.log.read_text()
 
 
 def test_joins_that_cannot_be(site: Site) -> None:
     site.coordinate()
-    url, token, state = site.url(), site.directory / "box.token", f"--state-dir={site.directory}/box"
-    run("token", "create", "box", "--role=worker", f"--run-dir={site.run_dir}", f"--url={url}", f"--out={token}")
+    url, token, state = (
+        site.url(),
+        site.directory / "box.token",
+        f"--state-dir={site.directory}/box",
+    )
+    run(
+        "token",
+        "create",
+        "box",
+        "--role=worker",
+        f"--run-dir={site.run_dir}",
+        f"--url={url}",
+        f"--out={token}",
+    )
     garbage = site.directory / "garbage"
     garbage.write_bytes(os.urandom(99))
     port = url.rpartition(":")[2]
@@ -55,7 +69,12 @@ def test_joins_that_cannot_be(site: Site) -> None:
         "is not a token file": (url, f"--token-file={garbage}", state),
         "is for a learner": (url, f"--token-file={site.run_dir}/tokens/learner.token", state),
         "cannot use state directory": (url, f"--token-file={token}", f"--state-dir={garbage}/box"),
-        f"cannot listen on 127.0.0.1:{port}": (url, f"--token-file={token}", state, f"--listen-port={port}"),
+        f"cannot listen on 127.0.0.1:{port}": (
+            url,
+            f"--token-file={token}",
+            state,
+            f"--listen-port={port}",
+        ),
         "worker.listen_port": (url, f"--token-file={token}", state, "--listen-port=70000"),
     }.items():
         said = run("join", *arguments, "--engine=fake", code=2).splitlines()
@@ -84,7 +103,9 @@ def test_bad_snapshots_and_a_second_learner(site: Site, tmp_path: Path) -> None:
         with pytest.raises(PeerFault, match="has other bytes in this epoch"):
             first.publish(0, good)
         fenced: list[Exception] = []
-        waiting = threading.Thread(target=lambda: fenced.append(fault_of(lambda: first.take_batch(1))))
+        waiting = threading.Thread(
+            target=lambda: fenced.append(fault_of(lambda: first.take_batch(1)))
+        )
         waiting.start()
         second.open_session(0)
         waiting.join(START_S)

@@ -20,7 +20,9 @@ def test_a_small_fleet_is_served() -> None:
     assert done.stdout, done.stderr
     result = json.loads(done.stdout)
     assert 0 < result["lease_p50_ms"] <= result["lease_p99_ms"] <= result["lease_max_ms"]
-    assert result["lease_p99_ms_parts"][0] <= result["lease_p99_ms"] <= result["lease_p99_ms_parts"][1]
+    assert (
+        result["lease_p99_ms_parts"][0] <= result["lease_p99_ms"] <= result["lease_p99_ms_parts"][1]
+    )
     assert 0 < result["answer_p50_ms"] <= result["answer_p99_ms"]
     assert 0 < result["cpu_share"] <= result["cores"]
     assert 20 < result["rss_mb"] < 1000

@@ -33,12 +33,21 @@ class Site:
         self.run_dir = directory / "coordinator"
         self.config = directory / "run.toml"
         self.programs = programs
-        self.facts = {"run": directory, "model": model, "staleness": 1, "kappa": 1, "seed": 0, "delta": "true"}
+        self.facts = {
+            "run": directory,
+            "model": model,
+            "staleness": 1,
+            "kappa": 1,
+            "seed": 0,
+            "delta": "true",
+        }
         (directory / "snapshots").mkdir()
         self.config.write_text(CONFIG.format(**self.facts).replace("= 256", "= 32"))
 
     def coordinate(self, name: str = "coordinator", *options: str) -> Program:
-        return self.programs.start(name, "-m", "echo2d", "coordinate", "--config", str(self.config), *options)
+        return self.programs.start(
+            name, "-m", "echo2d", "coordinate", "--config", str(self.config), *options
+        )
 
     def url(self) -> str:
         announced = wait_for(self.run_dir / "coordinator.json", self.programs, START_S)
@@ -46,14 +55,22 @@ class Site:
 
     def join(self, name: str, *options: str) -> Program:
         out = self.directory / f"{name}.token"
-        create_token(self.run_dir, name, role="worker", url=self.url(), out=out, max_workers=1, expires="1d")
+        create_token(
+            self.run_dir, name, role="worker", url=self.url(), out=out, max_workers=1, expires="1d"
+        )
         state = f"--state-dir={self.directory / name}"
-        return self.programs.start(name, "-m", "echo2d", "join", self.url(), f"--token-file={out}", state, *options)
+        return self.programs.start(
+            name, "-m", "echo2d", "join", self.url(), f"--token-file={out}", state, *options
+        )
 
     def learn(self, steps: int, *options: str) -> Program:
         text = self.config.read_text().partition("\n[learner]")[0]
-        self.config.write_text(text + self.learner_table.format(**self.facts, steps=steps, url=self.url()))
-        return self.programs.start(f"learner-{steps}", "-m", "learner", "--config", str(self.config), *options)
+        self.config.write_text(
+            text + self.learner_table.format(**self.facts, steps=steps, url=self.url())
+        )
+        return self.programs.start(
+            f"learner-{steps}", "-m", "learner", "--config", str(self.config), *options
+        )
 
     def status(self) -> dict[str, object]:
         facts: dict[str, object] = json.loads(run("status", f"--run-dir={self.run_dir}", "--json"))
@@ -62,7 +79,9 @@ class Site:
 
 def run(*arguments: str, code: int = 0) -> str:
     """stdout of an `echo2d` command that ends; of one that fails, its stderr."""
-    done = subprocess.run([sys.executable, "-m", "echo2d", *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "echo2d", *arguments], capture_output=True, text=True, check=False
+    )
     assert done.returncode == code, done.stderr
     return done.stderr if code else done.stdout
 
@@ -83,7 +102,13 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 def test_a_run_by_hand_and_its_resumption(site: Site) -> None:
     site.coordinate("coordinator", "--log-level=debug")
-    box = site.join("box", "--threads=1", "--log-level=debug", "--log-json", f"--base-model={site.facts['model']}")
+    box = site.join(
+        "box",
+        "--threads=1",
+        "--log-level=debug",
+        "--log-json",
+        f"--base-model={site.facts['model']}",
+    )
     site.join("helper", "--relay-only")
     assert site.learn(2).wait(START_S) == 0
     assert "found in the base model version=0" in box.log.read_text()
@@ -99,14 +124,19 @@ def test_a_run_by_hand_and_its_resumption(site: Site) -> None:
     assert site.learn(5, "--resume").wait(START_S) == 0
     facts = site.status()
     assert (facts["epoch"], facts["committed_step"], facts["checkpoint_step"]) == (2, 5, 2)
-    rows = [json.loads(line) for line in (site.directory / "learner" / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (site.directory / "learner" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
     one_id_tells_the_story(site)
 
 
 def it_is_watched_until_ctrl_c(site: Site) -> None:
     arguments = ("status", f"--run-dir={site.run_dir}", "--watch", "--interval=0.1")
-    with subprocess.Popen([sys.executable, "-m", "echo2d", *arguments], stdout=subprocess.PIPE, text=True) as watching:
+    with subprocess.Popen(
+        [sys.executable, "-m", "echo2d", *arguments], stdout=subprocess.PIPE, text=True
+    ) as watching:
         assert watching.stdout is not None
         blocks = 0
         for line in watching.stdout:
@@ -120,21 +150,35 @@ def it_is_watched_until_ctrl_c(site: Site) -> None:
 
 def one_id_tells_the_story(site: Site) -> None:
     """From the lease of a group to the train step it was trained in, over the logs of all programs."""
-    logs = {name: (site.directory / "logs" / f"{name}.log").read_text() for name in ("coordinator", "box", "learner-2")}
+    logs = {
+        name: (site.directory / "logs" / f"{name}.log").read_text()
+        for name in ("coordinator", "box", "learner-2")
+    }
     trained = next(line for line in logs["learner-2"].splitlines() if " trained step=2 " in line)
     group = re.findall(r"group=\d+", trained)[0]
     found = [line for line in logs["coordinator"].splitlines() if re.search(rf"\b{group}\b", line)]
     told = [line.partition("area=echo2d.story ")[2].split()[0] for line in found]
-    assert list(dict.fromkeys(told)) == ["admitted", "leased", "accepted", "scored", "buffered", "frozen"]
+    assert list(dict.fromkeys(told)) == [
+        "admitted",
+        "leased",
+        "accepted",
+        "scored",
+        "buffered",
+        "frozen",
+    ]
     assert told.count("accepted") == told.count("scored") == 8
     assert " step=2 " in found[-1]
     digest = re.findall(r" digest=\w+", found[-1])[0]
     assert digest in trained
     assert f"committed step=2 epoch=1{digest}" in logs["coordinator"]
-    work = [json.loads(line) for line in logs["box"].splitlines() if re.search(rf"\b{group}\b", line)]
+    work = [
+        json.loads(line) for line in logs["box"].splitlines() if re.search(rf"\b{group}\b", line)
+    ]
     assert [line["kind"] for line in work] == ["generating", "generated"]
     lease = re.findall(r"lease=(\S+)", found[1])[0]
-    assert {(line["group"], line["lease"]) for line in work} == {(int(group.partition("=")[2]), lease)}
+    assert {(line["group"], line["lease"]) for line in work} == {
+        (int(group.partition("=")[2]), lease)
+    }
 
 
 def test_two_coordinators_of_one_run(site: Site) -> None:
@@ -161,7 +205,9 @@ def test_wrong_expired_and_revoked_tokens(site: Site) -> None:
     site.coordinate()
     url = site.url()
     create = ("token", "create", "--role=worker", f"--run-dir={site.run_dir}", f"--url={url}")
-    expired, revoked, wrong = (site.directory / f"{name}.token" for name in ("expired", "revoked", "wrong"))
+    expired, revoked, wrong = (
+        site.directory / f"{name}.token" for name in ("expired", "revoked", "wrong")
+    )
     run(*create, "expired", "--expires=0s", f"--out={expired}")
     run(*create, "revoked", f"--out={revoked}")
     run("token", "revoke", "revoked", f"--run-dir={site.run_dir}")
@@ -178,8 +224,22 @@ def test_wrong_expired_and_revoked_tokens(site: Site) -> None:
 def test_a_worker_off_loopback_needs_tls(site: Site) -> None:
     token = site.directory / "box.token"
     site.coordinate()
-    run("token", "create", "box", "--role=worker", f"--run-dir={site.run_dir}", f"--url={site.url()}", f"--out={token}")
-    line = run("join", "http://192.0.2.1:7700", f"--token-file={token}", f"--state-dir={site.directory}/s", code=2)
+    run(
+        "token",
+        "create",
+        "box",
+        "--role=worker",
+        f"--run-dir={site.run_dir}",
+        f"--url={site.url()}",
+        f"--out={token}",
+    )
+    line = run(
+        "join",
+        "http://192.0.2.1:7700",
+        f"--token-file={token}",
+        f"--state-dir={site.directory}/s",
+        code=2,
+    )
     assert "--no-tls" in line.splitlines()[-1]
 
 
@@ -218,13 +278,25 @@ def test_an_unreachable_coordinator_is_waited_for(site: Site) -> None:
     first = site.coordinate()
     url = site.url()
     token = site.directory / "box.token"
-    run("token", "create", "box", "--role=worker", f"--run-dir={site.run_dir}", f"--url={url}", f"--out={token}")
+    run(
+        "token",
+        "create",
+        "box",
+        "--role=worker",
+        f"--run-dir={site.run_dir}",
+        f"--url={url}",
+        f"--out={token}",
+    )
     first.terminate()
     assert first.wait(START_S) == 0
     state = f"--state-dir={site.directory}/box"
-    box = site.programs.start("box", "-m", "echo2d", "join", url, f"--token-file={token}", state, "--engine=fake")
+    box = site.programs.start(
+        "box", "-m", "echo2d", "join", url, f"--token-file={token}", state, "--engine=fake"
+    )
     poll(lambda: "unreachable" in box.tail())
-    site.config.write_text(site.config.read_text().replace("port = 0", f"port = {url.rpartition(':')[2]}"))
+    site.config.write_text(
+        site.config.read_text().replace("port = 0", f"port = {url.rpartition(':')[2]}")
+    )
     site.coordinate("again")
     site.url()
     poll(lambda: bool(site.status()["workers"]))

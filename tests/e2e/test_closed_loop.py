@@ -21,7 +21,16 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 WAIT_S = 60.0
 T_TRAIN_S, PER_STEP, TOKENS = 0.4, 8, 8
 NEEDED = PER_STEP / T_TRAIN_S  # trajectories/s
-PLAN_KEYS = {"feasible", "why_not", "mu_min", "mu_pool", "bubble", "t_bcast_s", "usd_per_step", "workers"}
+PLAN_KEYS = {
+    "feasible",
+    "why_not",
+    "mu_min",
+    "mu_pool",
+    "bubble",
+    "t_bcast_s",
+    "usd_per_step",
+    "workers",
+}
 CONFIG = """
 [run]
 run_dir = "{root}/run"
@@ -61,29 +70,49 @@ class Site:
         (root / "run.toml").write_text(CONFIG.format(root=root, per_step=PER_STEP, tokens=TOKENS))
         command = ("coordinate", f"--config={root / 'run.toml'}", *flags)
         self.coordinator = programs.start("coordinator", "-m", "echo2d", *command)
-        self.url = str(json.loads(wait_for(self.run_dir / "coordinator.json", programs, WAIT_S))["url"])
+        self.url = str(
+            json.loads(wait_for(self.run_dir / "coordinator.json", programs, WAIT_S))["url"]
+        )
         self.viewer = Coordinator(self.url, token_file=self.run_dir / "tokens" / "viewer.token")
 
     def join(self, name: str) -> Program:
         token = self.root / f"{name}.token"
-        create_token(self.run_dir, name, role="worker", url=self.url, out=token, max_workers=1, expires="1d")
-        flags = (f"--token-file={token}", f"--state-dir={self.root / name}", f"--name={name}", "--engine=fake")
+        create_token(
+            self.run_dir, name, role="worker", url=self.url, out=token, max_workers=1, expires="1d"
+        )
+        flags = (
+            f"--token-file={token}",
+            f"--state-dir={self.root / name}",
+            f"--name={name}",
+            "--engine=fake",
+        )
         pace = f"--tokens-per-s-max={2 * NEEDED * TOKENS}"
-        return self.programs.start(name, "-m", "echo2d", "join", self.url, *flags, "--slots=8", pace)
+        return self.programs.start(
+            name, "-m", "echo2d", "join", self.url, *flags, "--slots=8", pace
+        )
 
     def learner(self) -> FakeLearner:
         token = self.run_dir / "tokens" / "learner.token"
         return FakeLearner(self.url, token, self.root / "snapshots", t_train_s=T_TRAIN_S)
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-m", "echo2d", *arguments], capture_output=True, text=True, check=False)
+        return subprocess.run(
+            [sys.executable, "-m", "echo2d", *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
 
     def status(self) -> dict[str, Any]:
         return self.viewer.status()
 
     def active(self) -> set[str]:
         workers = self.status()["workers"]
-        return {worker["name"] for worker in workers if worker["active"] and worker["serving"] is not None}
+        return {
+            worker["name"]
+            for worker in workers
+            if worker["active"] and worker["serving"] is not None
+        }
 
 
 @pytest.fixture
@@ -95,10 +124,14 @@ def site(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Site]:
             yield made
 
 
-def test_spares_stand_by_a_notice_is_followed_and_plans_are_made_of_what_was_measured(site: Site) -> None:
+def test_spares_stand_by_a_notice_is_followed_and_plans_are_made_of_what_was_measured(
+    site: Site,
+) -> None:
     nothing = site.run("plan", "--live", str(site.run_dir))
     assert nothing.returncode == 2
-    assert nothing.stderr.startswith("echo2d: this run has not measured t_train_s, t_bcast_s, wire_bytes yet")
+    assert nothing.stderr.startswith(
+        "echo2d: this run has not measured t_train_s, t_bcast_s, wire_bytes yet"
+    )
     assert nothing.stderr.count("\n") == 1
 
     programs = {name: site.join(name) for name in ("spot-1", "spot-2", "home")}
@@ -147,7 +180,9 @@ def test_parts_can_be_left_out(site: Site) -> None:
     poll(lambda: learner.steps > 2 and len(site.active()) == 1)
     learner.stop()
     facts, log = site.status(), site.coordinator.log.read_text()
-    assert max(facts["seed_copies"].values()) < 2.1, "the seed sends to both, and nobody else to anybody"
+    assert max(facts["seed_copies"].values()) < 2.1, (
+        "the seed sends to both, and nobody else to anybody"
+    )
     assert "goes out in full" in log
     assert "as a delta" not in log
     assert "by rho" not in log, "prices decide nothing"

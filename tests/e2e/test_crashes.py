@@ -58,7 +58,8 @@ def test_learner_and_coordinator_die_by_themselves_and_together(site: CrashSite)
     ]
     rng.shuffle(deaths)
     points = [
-        Point(kind, step, delay_s, also) for (kind, also), step, delay_s in zip(deaths, steps, delays_s, strict=True)
+        Point(kind, step, delay_s, also)
+        for (kind, also), step, delay_s in zip(deaths, steps, delays_s, strict=True)
     ]
     run_with_crashes(site, *points, workers=1)
 

@@ -28,10 +28,16 @@ def test_a_short_demo_keeps_its_promises(tmp_path: Path) -> None:
     assert result["steps"] == STEPS
     assert result["versions_published"] == STEPS + 1
     assert result["max_staleness"] <= result["staleness_bound"] == 2
-    assert sum(result["staleness_histogram"].values()) == result["trajectories"]["trained"] == STEPS * 256
+    assert (
+        sum(result["staleness_histogram"].values())
+        == result["trajectories"]["trained"]
+        == STEPS * 256
+    )
     assert result["seed_copies"] <= 1.5
     assert 0 < result["wire_bytes"] < result["full_bytes"]
-    assert [(worker["version"], worker["digest_ok"]) for worker in result["workers"]] == [(STEPS, True)] * 2
+    assert [(worker["version"], worker["digest_ok"]) for worker in result["workers"]] == [
+        (STEPS, True)
+    ] * 2
     assert 0 <= result["bubble_ratio"] < 1
     assert (run / "logs" / "coordinator.log").stat().st_size > 0
 
@@ -47,7 +53,9 @@ def test_a_demo_survives_chaos(tmp_path: Path) -> None:
     assert all(kill["recovery_s"] > 0 for kill in result["kills"])
     assert sum(result["staleness_histogram"].values()) == steps * 256
     assert result["batches_changed"] == 0
-    assert [(worker["version"], worker["digest_ok"]) for worker in result["workers"]] == [(steps, True)] * 2
+    assert [(worker["version"], worker["digest_ok"]) for worker in result["workers"]] == [
+        (steps, True)
+    ] * 2
     assert [line for line in done.stderr.splitlines() if "after it was killed" in line]
     assert processes_of(run) == []
 
@@ -56,8 +64,16 @@ def test_a_demo_survives_chaos(tmp_path: Path) -> None:
 def test_the_ends_of_staleness_and_kappa(tmp_path: Path, staleness: int, kappa: int) -> None:
     """S = 0 is strictly on-policy; kappa = S + 1 publishes as rarely as possible. Neither deadlocks."""
     run = tmp_path / "run"
-    options = (f"--steps={STEPS}", "--workers=2", f"--staleness={staleness}", f"--kappa={kappa}", "--json")
-    done = subprocess.run(command(*options, f"--run-dir={run}"), capture_output=True, text=True, check=False)
+    options = (
+        f"--steps={STEPS}",
+        "--workers=2",
+        f"--staleness={staleness}",
+        f"--kappa={kappa}",
+        "--json",
+    )
+    done = subprocess.run(
+        command(*options, f"--run-dir={run}"), capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["max_staleness"] <= staleness
@@ -79,7 +95,9 @@ def processes_of(run: Path) -> list[int]:
 def test_ctrl_c_ends_everything(tmp_path: Path, number: signal.Signals) -> None:
     run = tmp_path / "run"
     arguments = command("--steps=1000", "--workers=1", f"--run-dir={run}")
-    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, start_new_session=True) as demo:
+    with subprocess.Popen(
+        arguments, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as demo:
         assert demo.stderr is not None
         for line in demo.stderr:
             if line.startswith("step "):

@@ -42,7 +42,11 @@ class Recording:
         self._batches = batches
 
     def lines(self) -> list[list[Any]]:
-        return [json.loads(line) for line in self._path.read_text().splitlines()] if self._path.exists() else []
+        return (
+            [json.loads(line) for line in self._path.read_text().splitlines()]
+            if self._path.exists()
+            else []
+        )
 
     def _say(self, *facts: Any) -> None:
         with self._path.open("a") as file:

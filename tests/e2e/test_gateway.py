@@ -33,7 +33,9 @@ def test_text_from_the_policy_that_is_trained(site: Site) -> None:
     site.join("box", "--threads=1", "--slots=16", f"--base-model={site.facts['model']}")
     with Coordinator(site.url(), token_file=site.run_dir / "tokens" / "learner.token") as learner:
         learner.open_session(0)
-        learner.publish(0, Path(shutil.copytree(str(site.facts["model"]), site.directory / "snapshots" / "0")))
+        learner.publish(
+            0, Path(shutil.copytree(str(site.facts["model"]), site.directory / "snapshots" / "0"))
+        )
         client = openai.OpenAI(base_url=f"{site.url()}/v1", api_key=secret(site), max_retries=0)
         poll(lambda: is_known(client))  # coordinators look for new tokens once a second
         [model] = client.models.list().data
@@ -57,7 +59,9 @@ def test_text_from_the_policy_that_is_trained(site: Site) -> None:
         assert text.choices[0].text == told
 
         with pytest.raises(openai.ConflictError, match="version 0 is the newest"):
-            client.completions.create(prompt="1>", extra_headers={"X-Echo2d-Min-Version": "9"}, **ask)
+            client.completions.create(
+                prompt="1>", extra_headers={"X-Echo2d-Min-Version": "9"}, **ask
+            )
     poll(lambda: len(records(site)) == 4)
     assert [record["outcome"] for record in records(site)] == ["done", "done", "done", "version"]
     gateway: Any = site.status()["gateway"]
@@ -66,7 +70,9 @@ def test_text_from_the_policy_that_is_trained(site: Site) -> None:
 
 def secret(site: Site) -> str:
     out = site.directory / "app.token"
-    create_token(site.run_dir, "app", role="gateway", url=site.url(), out=out, max_workers=None, expires="1d")
+    create_token(
+        site.run_dir, "app", role="gateway", url=site.url(), out=out, max_workers=None, expires="1d"
+    )
     return str(json.loads(out.read_text())["secret"])
 
 

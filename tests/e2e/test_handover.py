@@ -34,7 +34,11 @@ def site(tmp_path: Path) -> Iterator[Site]:
     write_tokenizer(base)
     with Programs(tmp_path / "logs") as programs:
         site = Site(tmp_path, base, programs)
-        text = CONFIG.format(**site.facts).replace("= 256", "= 1").replace("group_size = 8", "group_size = 1")
+        text = (
+            CONFIG.format(**site.facts)
+            .replace("= 256", "= 1")
+            .replace("group_size = 8", "group_size = 1")
+        )
         text = text.replace("max_new_tokens = 12", f"max_new_tokens = {TOKENS}").replace(
             "options = { rng_seed = 0 }\n", ""
         )
@@ -46,7 +50,8 @@ def leases_of(site: Site, group: int) -> list[tuple[int, str, int]]:
     """(attempt, samples, whether it began anew) of each lease that the ledger has for this group."""
     with sqlite3.connect(site.run_dir / "ledger.sqlite") as ledger:
         return ledger.execute(
-            "SELECT attempt, samples, base IS NULL FROM leases WHERE group_id = ? ORDER BY attempt", (group,)
+            "SELECT attempt, samples, base IS NULL FROM leases WHERE group_id = ? ORDER BY attempt",
+            (group,),
         ).fetchall()
 
 
@@ -64,12 +69,16 @@ def test_another_worker_goes_on_where_a_killed_one_stopped(site: Site) -> None:
     with Coordinator(site.url(), token_file=site.run_dir / "tokens" / "learner.token") as learner:
         learner.open_session(0)
         learner.publish(0, folders[0])
-        dying = site.join("dying", "--threads=1", "--slots=1", f"--tokens-per-s-max={DYING_TOKENS_PER_S}")
+        dying = site.join(
+            "dying", "--threads=1", "--slots=1", f"--tokens-per-s-max={DYING_TOKENS_PER_S}"
+        )
         learner.commit(learner.take_batch(1), t_train_s=1.0)
         poll(lambda: learner.status()["groups"]["tokens_under_way"] > 0)
         os.kill(dying.pid, signal.SIGKILL)
         learner.publish(1, folders[1])
-        poll(lambda: learner.status()["groups"]["leases"] == 0)  # or the heir would begin another group meanwhile
+        poll(
+            lambda: learner.status()["groups"]["leases"] == 0
+        )  # or the heir would begin another group meanwhile
         site.join("heir", "--threads=1", "--slots=1")
         batch = learner.take_batch(2)
     ((trajectory,),) = [group.trajectories for group in batch.groups]
@@ -82,7 +91,10 @@ def test_another_worker_goes_on_where_a_killed_one_stopped(site: Site) -> None:
     assert len(output) == len(trajectory.logprobs) == TOKENS
     for span, folder in zip((old, new), folders, strict=True):
         expected = score(load_model(folder), prompt, output, 1.0)[span.start : span.end]
-        errors = [abs(a - b) for a, b in zip(expected, trajectory.logprobs[span.start : span.end], strict=True)]
+        errors = [
+            abs(a - b)
+            for a, b in zip(expected, trajectory.logprobs[span.start : span.end], strict=True)
+        ]
         assert max(errors) < LOGPROB_ERROR_MAX, f"version {span.version}: {max(errors)}"
 
     assert site.status()["handed_over"] == {"partials": 1, "tokens": old.end}
@@ -103,7 +115,9 @@ def test_a_sample_outlives_a_killed_coordinator(site: Site) -> None:
         poll(lambda: learner.status()["groups"]["tokens_under_way"] > 0)
         os.kill(coordinator.pid, signal.SIGKILL)
         coordinator.wait(START_S)
-        site.config.write_text(site.config.read_text().replace("port = 0", f"port = {url.rpartition(':')[2]}"))
+        site.config.write_text(
+            site.config.read_text().replace("port = 0", f"port = {url.rpartition(':')[2]}")
+        )
         again = site.coordinate("again")
         batch = learner.take_batch(1)
     ((trajectory,),) = [group.trajectories for group in batch.groups]

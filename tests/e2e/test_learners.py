@@ -17,7 +17,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 def checkpoint_each_step(site: Site) -> None:
     """And take a moment for it, so that the next learner comes while the first one is at work."""
     learner = "\n[learner]\ncheckpoint_every = 1\nstep_floor_s = 0.2"
-    site.learner_table = site.learner_table.replace("\n[learner]", learner).replace("checkpoint_every = 15\n", "")
+    site.learner_table = site.learner_table.replace("\n[learner]", learner).replace(
+        "checkpoint_every = 15\n", ""
+    )
 
 
 def rows(site: Site) -> list[dict[str, Any]]:
@@ -38,7 +40,9 @@ def test_of_two_learners_the_newest_wins(site: Site) -> None:
     newer = site.learn(10_001, "--resume")
     assert older.wait(START_S) == 2
     last = older.tail().splitlines()[-1]
-    assert re.fullmatch(r"learner: a newer learner has the run \(epoch 2 is in force\); this one is over", last)
+    assert re.fullmatch(
+        r"learner: a newer learner has the run \(epoch 2 is in force\); this one is over", last
+    )
     assert "Traceback" not in older.log.read_text()
     poll(lambda: sum(row["epoch"] == 2 for row in rows(site)) >= 2)
     newer.terminate()
@@ -47,7 +51,9 @@ def test_of_two_learners_the_newest_wins(site: Site) -> None:
     steps = sorted({row["step"] for row in told})
     assert (facts["epoch"], facts["committed_step"]) == (2, steps[-1])
     assert steps == list(range(1, len(steps) + 1))
-    assert told == sorted(told, key=lambda row: row["epoch"])  # the older one trained nothing after the newer had begun
+    assert told == sorted(
+        told, key=lambda row: row["epoch"]
+    )  # the older one trained nothing after the newer had begun
     assert [path.name.partition("-epoch")[2] for path in checkpoints(site)] == ["-2", "-2"]
     assert coordinator.returncode is None
 
@@ -61,7 +67,10 @@ def test_a_damaged_checkpoint_costs_a_step_that_is_trained_again_alike(site: Sit
     again = site.learn(5, "--resume")
     assert again.wait(START_S) == 0
     said = again.log.read_text()
-    assert f"cannot read the checkpoint {site.directory}/learner/checkpoints/step-00000004-epoch-1: " in said
+    assert (
+        f"cannot read the checkpoint {site.directory}/learner/checkpoints/step-00000004-epoch-1: "
+        in said
+    )
     assert "resume_step=3" in said
     told = [(row["step"], row["epoch"]) for row in rows(site)]
     assert told == [(1, 1), (2, 1), (3, 1), (4, 1), (4, 2), (5, 2)]

@@ -43,7 +43,12 @@ def batches(base: Path) -> list[Batch]:
 
 def config_of(directory: Path, base: Path, **changes: Any) -> LearnerConfig:
     """Rows of a batch that do not come out even, so that one rank has less to do."""
-    choices: dict[str, Any] = {"optimizer_steps": 2, "proximal": "recomputed", "kl_coef": 0.05, "warmup_steps": 0}
+    choices: dict[str, Any] = {
+        "optimizer_steps": 2,
+        "proximal": "recomputed",
+        "kl_coef": 0.05,
+        "warmup_steps": 0,
+    }
     uneven = {"steps": STEPS, "checkpoint_every": 2, "micro_batch_tokens": 60, **choices, **changes}
     return config_in(directory, base, **uneven)
 
@@ -52,11 +57,19 @@ def alone(directory: Path, config: LearnerConfig, batches: list[Batch]) -> None:
     learn(config, Source(directory, batches), resume=True)
 
 
-def together(directory: Path, config: LearnerConfig, batches: list[Batch]) -> "subprocess.CompletedProcess[str]":
+def together(
+    directory: Path, config: LearnerConfig, batches: list[Batch]
+) -> "subprocess.CompletedProcess[str]":
     """Two ranks, resumed."""
     (directory / "batches.pickle").write_bytes(pickle.dumps(batches))
     path = write_config(directory / "run.toml", config)
-    torchrun = [sys.executable, "-m", "learner.torchrun", "--standalone", f"--nproc-per-node={RANKS}"]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "learner.torchrun",
+        "--standalone",
+        f"--nproc-per-node={RANKS}",
+    ]
     return subprocess.run(
         [*torchrun, str(SCRIPT), str(directory), "--config", str(path), "--resume"],
         env={**os.environ, "PYTHONPATH": str(REPO)},  # it needs this test's neighbours
@@ -67,7 +80,9 @@ def together(directory: Path, config: LearnerConfig, batches: list[Batch]) -> "s
     )
 
 
-def test_two_ranks_go_on_where_one_was_and_one_where_two_were(tmp_path: Path, base: Path, batches: list[Batch]) -> None:
+def test_two_ranks_go_on_where_one_was_and_one_where_two_were(
+    tmp_path: Path, base: Path, batches: list[Batch]
+) -> None:
     """One process trains steps 1 and 2, two train 3 and 4, one trains 5 and 6: as one that trains all.
 
     The two are ended by a signal to the second of them.
@@ -84,9 +99,18 @@ def test_two_ranks_go_on_where_one_was_and_one_where_two_were(tmp_path: Path, ba
     done = together(handed, dataclasses.replace(config, gradient_checkpointing=True), batches)
     (handed / "signal").unlink()
     assert done.returncode == 0, done.stderr
-    shards = sorted(path.name for path in (config.out_dir / "checkpoints" / "step-00000004-epoch-2").iterdir())
+    shards = sorted(
+        path.name for path in (config.out_dir / "checkpoints" / "step-00000004-epoch-2").iterdir()
+    )
     assert shards == [
-        *(".metadata", "__0_0.distcp", "__1_0.distcp", "digests.blake3", "progress-0.pt", "progress-1.pt"),
+        *(
+            ".metadata",
+            "__0_0.distcp",
+            "__1_0.distcp",
+            "digests.blake3",
+            "progress-0.pt",
+            "progress-1.pt",
+        ),
     ]
     alone(handed, config, batches)
 
@@ -113,10 +137,14 @@ def same_weights(one: Path, other: Path) -> None:
     weights, others = (load_file(path / "model.safetensors") for path in (one, other))
     for name, weight in weights.items():
         assert (others[name].dtype, others[name].shape) == (torch.bfloat16, weight.shape)
-        assert torch.allclose(others[name].float(), weight.float(), rtol=1e-2, atol=WEIGHT_ERROR_MAX), name
+        assert torch.allclose(
+            others[name].float(), weight.float(), rtol=1e-2, atol=WEIGHT_ERROR_MAX
+        ), name
 
 
-def test_a_rank_that_is_killed_ends_the_others_in_one_line(tmp_path: Path, base: Path, batches: list[Batch]) -> None:
+def test_a_rank_that_is_killed_ends_the_others_in_one_line(
+    tmp_path: Path, base: Path, batches: list[Batch]
+) -> None:
     (tmp_path / "signal").write_text(f"3 1 {signal.SIGKILL}")
     done = together(tmp_path, config_of(tmp_path, base), batches)
     assert done.returncode == 1
@@ -126,7 +154,9 @@ def test_a_rank_that_is_killed_ends_the_others_in_one_line(tmp_path: Path, base:
     assert {row["step"] for row in rows_of(config_of(tmp_path, base))} == set(range(1, STEPS + 1))
 
 
-def test_a_rank_that_stands_still_is_missed_and_all_end(tmp_path: Path, base: Path, batches: list[Batch]) -> None:
+def test_a_rank_that_stands_still_is_missed_and_all_end(
+    tmp_path: Path, base: Path, batches: list[Batch]
+) -> None:
     """As one whose host is gone: no connection is reset."""
     (tmp_path / "signal").write_text(f"3 1 {signal.SIGSTOP}")
     threading.Thread(target=kill_when_the_first_is_gone, args=(tmp_path,), daemon=True).start()
@@ -152,10 +182,21 @@ def test_what_is_wrong_on_every_rank_is_one_line(tmp_path: Path, base: Path) -> 
     assert last_word(done) == f"learner.lora_targets: {base} has no linear layers named 'none'"
 
 
-def test_torchrun_that_is_told_to_stop_ends_by_that_signal_after_its_processes(tmp_path: Path) -> None:
+def test_torchrun_that_is_told_to_stop_ends_by_that_signal_after_its_processes(
+    tmp_path: Path,
+) -> None:
     """What a service manager takes for an orderly end."""
     script = 'trap "sleep 0.3; touch ended; exit 0" TERM; touch ready; while :; do sleep 0.1; done'
-    command = [sys.executable, "-m", "learner.torchrun", "--standalone", "--no-python", "bash", "-c", script]
+    command = [
+        sys.executable,
+        "-m",
+        "learner.torchrun",
+        "--standalone",
+        "--no-python",
+        "bash",
+        "-c",
+        script,
+    ]
     environment = {**os.environ, "PYTHONPATH": str(REPO)}
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL)
     poll((tmp_path / "ready").exists)

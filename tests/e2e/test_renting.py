@@ -70,20 +70,36 @@ class Site:
         self.configure(port=0)
 
     def configure(self, port: int, *, life_h: float = 24.0) -> None:
-        facts = {"root": self.root, "port": port, "python": sys.executable, "script": SCRIPT, "life_h": life_h}
+        facts = {
+            "root": self.root,
+            "port": port,
+            "python": sys.executable,
+            "script": SCRIPT,
+            "life_h": life_h,
+        }
         self.config.write_text(CONFIG.format(**facts))
 
     def coordinate(self, name: str, *options: str) -> Program:
-        return self.programs.start(name, "-m", "echo2d", "coordinate", f"--config={self.config}", *options)
+        return self.programs.start(
+            name, "-m", "echo2d", "coordinate", f"--config={self.config}", *options
+        )
 
     def url(self) -> str:
-        return str(json.loads(wait_for(self.root / "run" / "coordinator.json", self.programs, WAIT_S))["url"])
+        return str(
+            json.loads(wait_for(self.root / "run" / "coordinator.json", self.programs, WAIT_S))[
+                "url"
+            ]
+        )
 
     def learner(self) -> FakeLearner:
-        return FakeLearner(self.url(), self.root / "run" / "tokens" / "learner.token", self.root / "snapshots")
+        return FakeLearner(
+            self.url(), self.root / "run" / "tokens" / "learner.token", self.root / "snapshots"
+        )
 
     def command(self, *arguments: str) -> dict[str, Any]:
-        done = subprocess.run([sys.executable, "-m", "echo2d", *arguments, "--json"], capture_output=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "echo2d", *arguments, "--json"], capture_output=True, check=True
+        )
         facts: dict[str, Any] = json.loads(done.stdout)
         return facts
 
@@ -110,7 +126,11 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
         site = Site(tmp_path, programs)
         yield site
     for box in (tmp_path / "boxes").glob("*"):
-        subprocess.run([sys.executable, SCRIPT, "stop"], env={**os.environ, "ECHO2D_LABEL": box.name}, check=True)
+        subprocess.run(
+            [sys.executable, SCRIPT, "stop"],
+            env={**os.environ, "ECHO2D_LABEL": box.name},
+            check=True,
+        )
     for process in site.planted:
         process.wait(WAIT_S)
 
@@ -140,7 +160,9 @@ def test_a_box_is_rented_used_found_again_and_given_back(site: Site) -> None:
     assert "1 boxes, 0.5 usd/h" in first.log.read_text()
     poll(lambda: nobodys not in site.labels())
     poll(lambda: f"gone {nobodys}: " in first.log.read_text())  # gone, as lists say
-    poll(lambda: f"{label}: nothing was asked of it for" in first.log.read_text())  # no learner is there
+    poll(
+        lambda: f"{label}: nothing was asked of it for" in first.log.read_text()
+    )  # no learner is there
     assert token.exists()
 
     first.kill()
@@ -152,7 +174,9 @@ def test_a_box_is_rented_used_found_again_and_given_back(site: Site) -> None:
     assert 0 < book["spent_usd"] < 0.1
 
 
-def test_a_box_whose_time_ends_finishes_what_it_holds(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_box_whose_time_ends_finishes_what_it_holds(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A lease takes half a second, and there always is one; the next box takes over."""
     monkeypatch.setenv("BOXES_FLAGS", "--engine=fake --slots=8 --tokens-per-s-max=64")
     site.configure(port=0, life_h=0.006)
@@ -172,7 +196,10 @@ def test_a_box_whose_time_ends_finishes_what_it_holds(site: Site, monkeypatch: p
     poll(lambda: learner.steps > steps)
     log = coordinator.log.read_text()
     (worker,) = re.findall(rf"connected peer=(\w+) name={found[0]} ", log)
-    told, stopped = log.index(f"leaving {found[0]}: its time ends"), log.index(f"stop label={found[0]}")
+    told, stopped = (
+        log.index(f"leaving {found[0]}: its time ends"),
+        log.index(f"stop label={found[0]}"),
+    )
     assert f"worker={worker}" in log[:told]
     assert not re.search(rf" leased .* worker={worker}", log[told:])
     assert told < stopped < log.index(f"disconnected peer={worker}")  # before its time was over

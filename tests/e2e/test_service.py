@@ -156,7 +156,12 @@ def test_starting_and_ending_without_a_coordinator(site: Site, service: Service)
     ends_in_order(box)
     site.learn(LONG).terminate()  # it leaves its part of the config
     ends_in_order(coordinator)
-    arguments = (url, f"--token-file={site.directory}/box.token", f"--state-dir={site.directory}/box", "--engine=fake")
+    arguments = (
+        url,
+        f"--token-file={site.directory}/box.token",
+        f"--state-dir={site.directory}/box",
+        "--engine=fake",
+    )
     box = site.programs.start("again", "-m", "echo2d", "join", *arguments)
     assert "waiting for" in of_box.until("READY")["STATUS"]
     of_learner = service("learner")
@@ -193,7 +198,8 @@ def test_ending_while_the_coordinator_hangs(site: Site, service: Service) -> Non
     facts = site.status()
     assert (facts["committed_step"], facts["epoch"]) == (steps + 2, 2)
     rows = [
-        json.loads(line)["step"] for line in (site.directory / "learner" / "metrics.jsonl").read_text().splitlines()
+        json.loads(line)["step"]
+        for line in (site.directory / "learner" / "metrics.jsonl").read_text().splitlines()
     ]
     assert rows[-2:] == [steps + 1, steps + 2]
 
@@ -243,10 +249,21 @@ def test_who_has_not_started_ends_at_once(site: Site, tmp_path: Path) -> None:
     """By the signal, which a service manager takes for an end in order."""
     token = site.directory / "box.token"
     run(
-        "token", "create", "box", "--role=worker", f"--run-dir={site.run_dir}", "--url=http://[::1]:1", f"--out={token}"
+        "token",
+        "create",
+        "box",
+        "--role=worker",
+        f"--run-dir={site.run_dir}",
+        "--url=http://[::1]:1",
+        f"--out={token}",
     )
     with Hanging(tmp_path / "hanging", DISK_IS_SLOW) as programs:
-        arguments = ("http://[::1]:1", f"--token-file={token}", f"--state-dir={tmp_path}/box", "--engine=fake")
+        arguments = (
+            "http://[::1]:1",
+            f"--token-file={token}",
+            f"--state-dir={tmp_path}/box",
+            "--engine=fake",
+        )
         box = programs.start("box", "-m", "echo2d", "join", *arguments)
         poll(lambda: "it reads" in box.log.read_text())
         box.terminate()

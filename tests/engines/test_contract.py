@@ -43,8 +43,12 @@ class TestSglangEngineOnADouble(EngineContract):
     """Over HTTP; `make sglang-test` does the same with real servers."""
 
     @pytest.fixture(params=["incremental", "cumulative"])
-    async def harness(self, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Harness]:
+    async def harness(
+        self, request: pytest.FixtureRequest, tmp_path: Path
+    ) -> AsyncIterator[Harness]:
         async with AsyncExitStack() as stack:
             incremental = request.param == "incremental"
             serving = [SglangDouble.serving(incremental=incremental) for _ in range(2)]
-            yield DoubleHarness(tmp_path, [await stack.enter_async_context(each) for each in serving])
+            yield DoubleHarness(
+                tmp_path, [await stack.enter_async_context(each) for each in serving]
+            )

@@ -26,7 +26,9 @@ async def serving(engine: FakeEngine, snapshot: Path, label: str = "1-a") -> Fak
     return engine
 
 
-def request(samples: int = 3, max_new_tokens: int = 10, rng_seed: int | None = None) -> GenerateRequest:
+def request(
+    samples: int = 3, max_new_tokens: int = 10, rng_seed: int | None = None
+) -> GenerateRequest:
     return GenerateRequest("r", PROMPT, samples, max_new_tokens, rng_seed=rng_seed)
 
 
@@ -60,7 +62,9 @@ def test_a_logprob_is_exact_in_float32_and_negative() -> None:
 
 
 async def test_every_token_can_be_computed_again(snapshot: Path) -> None:
-    engine = await serving(FakeEngine(rng_seed=4, answer_tokens=(99, 99), vocab_size=50, eos_token_id=50), snapshot)
+    engine = await serving(
+        FakeEngine(rng_seed=4, answer_tokens=(99, 99), vocab_size=50, eos_token_id=50), snapshot
+    )
     for sample, output in enumerate(await outputs(engine, request())):
         context = list(PROMPT)
         assert len(output) == 10
@@ -84,7 +88,9 @@ async def test_answers_end_within_their_length_range(snapshot: Path) -> None:
 
 
 async def test_spans_change_label_with_a_refit(snapshot: Path) -> None:
-    engine = await serving(FakeEngine(answer_tokens=(99, 99), vocab_size=1 << 30, bundle_tokens=3), snapshot)
+    engine = await serving(
+        FakeEngine(answer_tokens=(99, 99), vocab_size=1 << 30, bundle_tokens=3), snapshot
+    )
     stream = engine.generate(request(samples=2, max_new_tokens=8))
     seen = [await anext(stream), await anext(stream), await anext(stream)]
     await engine.refit(snapshot, "2-b")
@@ -114,7 +120,9 @@ async def test_a_refit_takes_its_time(snapshot: Path) -> None:
 
 
 async def test_the_pace_is_kept(snapshot: Path) -> None:
-    engine = await serving(FakeEngine(answer_tokens=(99, 99), vocab_size=1 << 30, tokens_per_s=600), snapshot)
+    engine = await serving(
+        FakeEngine(answer_tokens=(99, 99), vocab_size=1 << 30, tokens_per_s=600), snapshot
+    )
     before = monotonic()
     await deltas(engine, request(samples=6, max_new_tokens=10))
     assert monotonic() - before >= 0.1

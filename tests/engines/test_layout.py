@@ -27,11 +27,16 @@ def write(folder: Path, config: object, **files: object) -> Path:
 
 def test_tensors_of_all_files_are_listed(tmp_path: Path) -> None:
     layout = read_layout(write(tmp_path, {"model_type": "x"}))
-    assert layout.tensors == {"a.weight": TensorSpec("F32", (2, 3)), "b.weight": TensorSpec("F16", (4,))}
+    assert layout.tensors == {
+        "a.weight": TensorSpec("F32", (2, 3)),
+        "b.weight": TensorSpec("F16", (4,)),
+    }
 
 
 def test_notes_of_the_writer_do_not_change_the_configuration(tmp_path: Path) -> None:
-    layout = read_layout(write(tmp_path, {"hidden_size": 8, "transformers_version": "5.0", "dtype": "bfloat16"}))
+    layout = read_layout(
+        write(tmp_path, {"hidden_size": 8, "transformers_version": "5.0", "dtype": "bfloat16"})
+    )
     assert layout.config == {"hidden_size": 8}
 
 
@@ -46,12 +51,17 @@ def test_notes_of_the_writer_do_not_change_the_configuration(tmp_path: Path) -> 
         ({"text_config": {"eos_token_id": 7}}, {}, {7}),
     ],
 )
-def test_end_tokens(tmp_path: Path, config: object, files: dict[str, object], eos: set[int]) -> None:
+def test_end_tokens(
+    tmp_path: Path, config: object, files: dict[str, object], eos: set[int]
+) -> None:
     assert read_layout(write(tmp_path, config, **files)).eos_token_ids == eos
 
 
 def test_digests_are_of_the_bytes_in_the_files(tmp_path: Path) -> None:
-    digests = {name: blake3(tensor.tobytes()).digest() for name, tensor in (("a.weight", A), ("b.weight", B))}
+    digests = {
+        name: blake3(tensor.tobytes()).digest()
+        for name, tensor in (("a.weight", A), ("b.weight", B))
+    }
     assert file_tensor_digests(write(tmp_path, {})) == digests
 
 
@@ -79,9 +89,13 @@ def test_a_weight_file_that_lies_is_a_fault(tmp_path: Path, content: bytes) -> N
         ({"a": (3, 2)}, r"a has shape \(3, 2\), expected \(2, 3\)"),
     ],
 )
-def test_a_layout_that_does_not_fit_the_served_one(tensors: dict[str, tuple[int, ...]], words: str) -> None:
+def test_a_layout_that_does_not_fit_the_served_one(
+    tensors: dict[str, tuple[int, ...]], words: str
+) -> None:
     served = SnapshotLayout({}, frozenset(), {"a": TensorSpec("BF16", (2, 3))})
-    new = SnapshotLayout({}, frozenset(), {name: TensorSpec("BF16", shape) for name, shape in tensors.items()})
+    new = SnapshotLayout(
+        {}, frozenset(), {name: TensorSpec("BF16", shape) for name, shape in tensors.items()}
+    )
     served.require_tensors_of(served)
     with pytest.raises(EngineFault, match=words):
         new.require_tensors_of(served)

@@ -63,9 +63,15 @@ def test_an_adapter_directory_is_a_snapshot(adapter: Path) -> None:
     ("spoil", "complaint"),
     [
         (lambda adapter: (adapter / "base.json").unlink(), "no base.json"),
-        (lambda adapter: (adapter / "adapter_model.safetensors").unlink(), "no adapter_model.safetensors"),
+        (
+            lambda adapter: (adapter / "adapter_model.safetensors").unlink(),
+            "no adapter_model.safetensors",
+        ),
         (lambda adapter: (adapter / "config.json").write_text("{}"), "a model, or an adapter"),
-        (lambda adapter: (adapter / "README.md").write_text("a card"), "forbidden file 'README.md'"),
+        (
+            lambda adapter: (adapter / "README.md").write_text("a card"),
+            "forbidden file 'README.md'",
+        ),
     ],
 )
 def test_half_an_adapter_is_refused(adapter: Path, spoil: Spoil, complaint: str) -> None:
@@ -74,14 +80,18 @@ def test_half_an_adapter_is_refused(adapter: Path, spoil: Spoil, complaint: str)
         scan_snapshot(adapter)
 
 
-def test_a_run_takes_adapters_of_its_base_model_alone(tmp_path: Path, adapter: Path, base: AdapterBase) -> None:
+def test_a_run_takes_adapters_of_its_base_model_alone(
+    tmp_path: Path, adapter: Path, base: AdapterBase
+) -> None:
     run_dir, other = tmp_path / "run", make_base(tmp_path / "other", rng_seed=7)
     run_dir.mkdir()
     files = VersionFiles(run_dir, tmp_path, base_model=base.directory)
     files.prepare(())
     assert files.adopt(Epoch(1), Version(0), str(adapter)).digest == build_manifest(adapter).digest
     stranger = write_adapter(tmp_path / "stranger", other, rng_seed=0)
-    with pytest.raises(OperatorFault, match=f"base model {other.digest[:12]}; run.base_model is {base.digest[:12]}"):
+    with pytest.raises(
+        OperatorFault, match=f"base model {other.digest[:12]}; run.base_model is {base.digest[:12]}"
+    ):
         files.adopt(Epoch(1), Version(1), str(stranger))
     assert len(list((run_dir / "versions").iterdir())) == 1
     (adapter / "base.json").write_text("{}")
@@ -175,7 +185,9 @@ async def test_a_worker_serves_the_adapter_that_its_base_belongs_to(
                 digests.append((await asyncio.to_thread(build_manifest, path)).digest)
                 facts = double.facts(version, version + 1)
                 double.start_form(facts)
-                double.chain(facts.form, [names["seed"], names["right"], names["wrong"]], plan=version + 1)
+                double.chain(
+                    facts.form, [names["seed"], names["right"], names["wrong"]], plan=version + 1
+                )
                 double.send(names["seed"], double.order(facts, digests[-1], path))
                 done = await double.until_said(RefitDone, names["right"], count=version + 1)
                 assert (done.digest, done.memory_ok) == (digests[-1], True)

@@ -34,7 +34,9 @@ class Pair:
 
 
 @asynccontextmanager
-async def a_pair(folder: Path, mode: RefitMode = "retract", **options: object) -> AsyncIterator[Pair]:
+async def a_pair(
+    folder: Path, mode: RefitMode = "retract", **options: object
+) -> AsyncIterator[Pair]:
     async with SglangDouble.serving(**options) as double:
         pair = Pair(folder, double, mode)
         await pair.engine.start()
@@ -60,7 +62,10 @@ async def test_a_refit_keeps_its_order(tmp_path: Path) -> None:
 
 async def test_an_older_server_is_not_asked_to_flush_within_an_update(tmp_path: Path) -> None:
     """Before 0.5.22 a flush that fails there ends the server."""
-    async with a_pair(tmp_path, version="0.5.21") as pair, running(pair.engine, ENDLESS) as (output,):
+    async with (
+        a_pair(tmp_path, version="0.5.21") as pair,
+        running(pair.engine, ENDLESS) as (output,),
+    ):
         pair.double.calls.clear()
         await pair.refit(1)
         assert [call for call in pair.double.calls if call != "abort"] == [
@@ -85,16 +90,34 @@ async def test_a_400_that_did_update(tmp_path: Path) -> None:
         await pair.refit(1)
         assert pair.engine.label == label(1)
         calls = [call for call in pair.double.calls if call != "abort"]
-        assert calls == ["pause retract", "abort_all", "update", "flush", "relabel", "model_info", "continue"]
+        assert calls == [
+            "pause retract",
+            "abort_all",
+            "update",
+            "flush",
+            "relabel",
+            "model_info",
+            "continue",
+        ]
         await output.until(lambda sample: label(1) in sample.labels)
     check_logprobs(pair.harness, output)
 
 
-DOUBTS: list[Trap] = ["refuse", "rolled_back", "old_label", "die", "drop_answer", "files_change", "hang"]
+DOUBTS: list[Trap] = [
+    "refuse",
+    "rolled_back",
+    "old_label",
+    "die",
+    "drop_answer",
+    "files_change",
+    "hang",
+]
 
 
 @pytest.mark.parametrize("trap", DOUBTS)
-async def test_after_a_doubt_nothing_is_served(tmp_path: Path, trap: Trap, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_after_a_doubt_nothing_is_served(
+    tmp_path: Path, trap: Trap, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A rollback that is none, a lost answer, a death, another label, other files, no answer at all."""
     async with a_pair(tmp_path) as pair:
         port = int(pair.double.url.rpartition(":")[2])
@@ -170,7 +193,11 @@ async def test_there_and_back_in_place_between_two_chunks(tmp_path: Path) -> Non
             await output.until(lambda sample: sample.finish is not None)
         (sample,) = output.samples
         assert (sample.finish, len(sample.tokens)) == ("length", 400)
-        labels = [name for name, before in zip(sample.labels, [None, *sample.labels], strict=False) if name != before]
+        labels = [
+            name
+            for name, before in zip(sample.labels, [None, *sample.labels], strict=False)
+            if name != before
+        ]
         assert labels == [label(0), label(1), label(0)]
         assert pair.engine.label == label(0)
 

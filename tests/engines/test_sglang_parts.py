@@ -24,7 +24,13 @@ from echo2d.runtime.worker.engine_refit import make_engines
 
 # --- dialect ---
 
-PATHS = {"/generate", "/model_info", "/update_weights_from_disk", "/pause_generation", "/continue_generation"}
+PATHS = {
+    "/generate",
+    "/model_info",
+    "/update_weights_from_disk",
+    "/pause_generation",
+    "/continue_generation",
+}
 
 
 @pytest.mark.parametrize(
@@ -64,12 +70,22 @@ def test_a_server_without_a_path_that_is_needed(path: str) -> None:
 
 
 def chunk(
-    *tokens: int, end: int, finish: Any = None, spans: list[tuple[str, int, int]] | None = None, logprobs: Any = None
+    *tokens: int,
+    end: int,
+    finish: Any = None,
+    spans: list[tuple[str, int, int]] | None = None,
+    logprobs: Any = None,
 ) -> dict[str, Any]:
     entries = [[-token / 8, token, None] for token in tokens] if logprobs is None else logprobs
-    meta: dict[str, Any] = {"completion_tokens": end, "finish_reason": finish, "output_token_logprobs": entries}
+    meta: dict[str, Any] = {
+        "completion_tokens": end,
+        "finish_reason": finish,
+        "output_token_logprobs": entries,
+    }
     if spans is not None:
-        meta["weight_versions"] = [{"version": name, "start": first, "end": last} for name, first, last in spans]
+        meta["weight_versions"] = [
+            {"version": name, "start": first, "end": last} for name, first, last in spans
+        ]
     return {"output_ids": list(tokens), "meta_info": meta}
 
 
@@ -84,7 +100,9 @@ def test_certain_tokens_are_given_at_once() -> None:
     piece = Continuation("1-a")
     assert piece.take(chunk(5, 6, end=2), certain=True) == tokens("1-a", 5, 6)
     assert piece.take(chunk(7, end=3), certain=True) == tokens("1-a", 7)
-    assert piece.take(chunk(8, end=4, finish=LENGTH, spans=[("1-a", 0, 4)]), certain=True) == tokens("1-a", 8)
+    assert piece.take(
+        chunk(8, end=4, finish=LENGTH, spans=[("1-a", 0, 4)]), certain=True
+    ) == tokens("1-a", 8)
     assert piece.finish == "length"
     piece.check()
 
@@ -99,7 +117,9 @@ def test_uncertain_tokens_wait_for_the_servers_word() -> None:
     piece = Continuation("1-a")
     assert piece.take(chunk(5, end=1), certain=True) == tokens("1-a", 5)
     assert piece.take(chunk(6, 7, end=3), certain=False) == []
-    assert piece.take(chunk(8, end=4), certain=True) == [], "what comes after something uncertain waits too"
+    assert piece.take(chunk(8, end=4), certain=True) == [], (
+        "what comes after something uncertain waits too"
+    )
     last = chunk(9, end=5, finish=LENGTH, spans=[("1-a", 0, 2), ("2-b", 2, 5)])
     assert piece.take(last, certain=False) == [*tokens("1-a", 6), *tokens("2-b", 7, 8, 9)]
     piece.check()
@@ -108,7 +128,13 @@ def test_uncertain_tokens_wait_for_the_servers_word() -> None:
 def test_an_abort_in_the_queue_repeats_the_last_token() -> None:
     piece = Continuation("1-a")
     piece.take(chunk(5, 6, end=2), certain=True)
-    again = chunk(6, end=2, finish=ABORT, spans=[("1-a", 0, 2)], logprobs=[[-5 / 8, 5, None], [-6 / 8, 6, None]])
+    again = chunk(
+        6,
+        end=2,
+        finish=ABORT,
+        spans=[("1-a", 0, 2)],
+        logprobs=[[-5 / 8, 5, None], [-6 / 8, 6, None]],
+    )
     assert piece.take(again, certain=False) == []
     assert piece.finish == "abort"
 
@@ -160,7 +186,9 @@ def test_another_version_wrote_what_was_given() -> None:
     piece = Continuation("1-a")
     piece.take(chunk(5, 6, end=2), certain=True)
     with pytest.raises(Foreign):
-        piece.take(chunk(7, end=3, finish=LENGTH, spans=[("0-z", 0, 1), ("1-a", 1, 3)]), certain=True)
+        piece.take(
+            chunk(7, end=3, finish=LENGTH, spans=[("0-z", 0, 1), ("1-a", 1, 3)]), certain=True
+        )
 
 
 def test_fewer_tokens_than_were_given() -> None:
@@ -214,14 +242,21 @@ def test_who_waits_enters_in_order() -> None:
 def test_each_engine_has_its_gpus(tmp_path: Path) -> None:
     base = Launch(Path("python"), ["--tp", "2"], tmp_path, {})
     one, two = launches(base, 2)
-    assert (one.arguments[-2:], two.arguments[-2:]) == (["--base-gpu-id", "0"], ["--base-gpu-id", "2"])
+    assert (one.arguments[-2:], two.arguments[-2:]) == (
+        ["--base-gpu-id", "0"],
+        ["--base-gpu-id", "2"],
+    )
     assert one.folder != two.folder
     assert launches(base, 1)[0].arguments == ["--tp", "2"]
-    assert launches(Launch(Path("python"), ["--device", "cpu"], tmp_path, {}), 2)[1].arguments == ["--device", "cpu"]
+    assert launches(Launch(Path("python"), ["--device", "cpu"], tmp_path, {}), 2)[1].arguments == [
+        "--device",
+        "cpu",
+    ]
 
 
 @pytest.mark.parametrize(
-    "flag", ["--port", "--api-key=x", "--trust-remote-code", "--model-path", "--weight_version", "--host"]
+    "flag",
+    ["--port", "--api-key=x", "--trust-remote-code", "--model-path", "--weight_version", "--host"],
 )
 def test_flags_that_are_ours(flag: str) -> None:
     with pytest.raises(OperatorFault, match=flag.partition("=")[0].replace("_", "-")):
@@ -251,17 +286,28 @@ time.sleep(99)
 
 
 def test_the_guard_ends_all_when_its_owner_is_gone(tmp_path: Path) -> None:
-    told = {"argv": [sys.executable, "-c", SERVER], "environment": {}, "log": str(tmp_path / "log"), "secrets": []}
+    told = {
+        "argv": [sys.executable, "-c", SERVER],
+        "environment": {},
+        "log": str(tmp_path / "log"),
+        "secrets": [],
+    }
     told["keys"] = str(tmp_path / "keys-a.yaml")
     (tmp_path / "keys-a.yaml").touch()
-    guard = subprocess.Popen([sys.executable, "-m", "echo2d.engines.sglang.process_guard"], stdin=subprocess.PIPE)
+    guard = subprocess.Popen(
+        [sys.executable, "-m", "echo2d.engines.sglang.process_guard"], stdin=subprocess.PIPE
+    )
     assert guard.stdin is not None
     guard.stdin.write(json.dumps(told).encode() + b"\n")
     guard.stdin.flush()
     while not (tmp_path / "log").exists() or "up" not in (tmp_path / "log").read_text():
         assert guard.poll() is None
     (server,) = map(int, Path(f"/proc/{guard.pid}/task/{guard.pid}/children").read_text().split())
-    group = [pid for pid in (int(path.name) for path in Path("/proc").glob("[0-9]*")) if _group(pid) == server]
+    group = [
+        pid
+        for pid in (int(path.name) for path in Path("/proc").glob("[0-9]*"))
+        if _group(pid) == server
+    ]
     assert len(group) == 2
     guard.stdin.close()
     guard.wait(20)
@@ -293,8 +339,14 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "no URL": ({"engine_url": "127.0.0.1:2"}, "expected 1"),
     "a quote": ({"engine_python": Path(sys.executable), "engine_args": "'"}, "engine_args"),
     "ours": ({"engine_python": Path(sys.executable), "engine_args": "--port 1"}, "--port"),
-    "a pace": ({"engine_python": Path(sys.executable), "tokens_per_s_max": 1.0}, "tokens_per_s_max"),
-    "no keys": ({"engine_url": "http://127.0.0.1:2", "engine_key_file": Path("/nowhere")}, "engine_key_file"),
+    "a pace": (
+        {"engine_python": Path(sys.executable), "tokens_per_s_max": 1.0},
+        "tokens_per_s_max",
+    ),
+    "no keys": (
+        {"engine_url": "http://127.0.0.1:2", "engine_key_file": Path("/nowhere")},
+        "engine_key_file",
+    ),
 }
 
 
@@ -311,7 +363,9 @@ async def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho the driver is missing\nexit 1\n")
     python.chmod(0o755)
-    (engine,) = make_engines(WorkerConfig(**{**WHERE, "engine_python": python, "state_dir": tmp_path / "state"}))
+    (engine,) = make_engines(
+        WorkerConfig(**{**WHERE, "engine_python": python, "state_dir": tmp_path / "state"})
+    )
     await engine.start()
     with pytest.raises(EngineFault, match="the driver is missing"):
         await engine.refit(await asyncio.to_thread(FakeHarness(tmp_path).snapshot, 0), "0-a")
@@ -341,7 +395,9 @@ async def test_two_servers_of_one_folder_have_keys_of_their_own(tmp_path: Path) 
     assert not list((tmp_path / "state").glob("keys*"))
 
 
-async def test_a_server_that_just_starts_ends_with_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_just_starts_ends_with_its_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from tests.support.engine_harness import FakeHarness
 
     begun, go, write = asyncio.Event(), threading.Event(), ServerProcess._write_keys

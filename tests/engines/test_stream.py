@@ -12,7 +12,12 @@ from echo2d.errors import EngineFault
 
 
 def request(**changes: object) -> GenerateRequest:
-    settings: dict[str, object] = {"request_id": "r", "prompt": [1, 2], "samples": 1, "max_new_tokens": 4}
+    settings: dict[str, object] = {
+        "request_id": "r",
+        "prompt": [1, 2],
+        "samples": 1,
+        "max_new_tokens": 4,
+    }
     return GenerateRequest(**settings | changes)  # type: ignore[arg-type]
 
 
@@ -46,7 +51,9 @@ def test_spans_cover_exactly_the_tokens(writes: list[str | None]) -> None:
             buffer.add(0, 0.0, label)
         else:
             delta = buffer.take()
-            assert [span.start for span in delta.spans] == sorted({span.start for span in delta.spans})
+            assert [span.start for span in delta.spans] == sorted(
+                {span.start for span in delta.spans}
+            )
             labels += [span.label for span in delta.spans for _ in range(span.start, span.end)]
             assert not delta.spans or delta.spans[-1].end == len(labels)
         buffer.check()
@@ -55,7 +62,10 @@ def test_spans_cover_exactly_the_tokens(writes: list[str | None]) -> None:
 
 async def test_a_stream_ends_when_every_sample_has() -> None:
     stream = RequestStream(2)
-    first, last = SampleOutput(1, [5], [0.0], [EngineSpan(0, 1, "a")], "stop"), SampleOutput(0, [], [], [], "abort")
+    first, last = (
+        SampleOutput(1, [5], [0.0], [EngineSpan(0, 1, "a")], "stop"),
+        SampleOutput(0, [], [], [], "abort"),
+    )
     for delta in (first, last):
         stream.put(delta)
         stream.check()
@@ -82,7 +92,12 @@ async def test_what_follows_a_finish_is_dropped() -> None:
 
 @pytest.mark.parametrize(
     "good",
-    [request(), request(temperature=0.0), request(temperature=TEMPERATURE_MIN), request(prompt=[0, 9], top_p=0.1)],
+    [
+        request(),
+        request(temperature=0.0),
+        request(temperature=TEMPERATURE_MIN),
+        request(prompt=[0, 9], top_p=0.1),
+    ],
 )
 def test_a_possible_request_passes(good: GenerateRequest) -> None:
     check_request(good, vocab_size=10, context_max=6)

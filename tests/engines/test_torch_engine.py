@@ -20,10 +20,21 @@ from echo2d.engines.torch_engine.decoder import Decoder, DecoderOptions, Decoder
 from echo2d.engines.torch_engine.policy import InferencePolicy, build, prepare
 from echo2d.engines.torch_engine.sampling import Chances, draw
 from echo2d.errors import EngineFault, OperatorFault
-from tests.support.engine_harness import VOCAB_SIZE, load_model, save_random_model, score, tiny_config
+from tests.support.engine_harness import (
+    VOCAB_SIZE,
+    load_model,
+    save_random_model,
+    score,
+    tiny_config,
+)
 
 CPU = torch.device("cpu")
-SMALL = {"vocab_size": VOCAB_SIZE, "bos_token_id": None, "eos_token_id": None, "initializer_range": 0.2}
+SMALL = {
+    "vocab_size": VOCAB_SIZE,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "initializer_range": 0.2,
+}
 LLAMA_LIKE = SMALL | {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -51,9 +62,15 @@ def loaded(snapshot: Path) -> InferencePolicy:
 
 
 def table(
-    rows: int, *, temperature: float = 1.0, top_p: float = 1.0, uniform: Sequence[float] | None = None
+    rows: int,
+    *,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    uniform: Sequence[float] | None = None,
 ) -> Chances:
-    return Chances([temperature] * rows, [top_p] * rows, list(uniform) if uniform is not None else [0.5] * rows)
+    return Chances(
+        [temperature] * rows, [top_p] * rows, list(uniform) if uniform is not None else [0.5] * rows
+    )
 
 
 def test_tokens_are_drawn_by_their_probability() -> None:
@@ -65,7 +82,9 @@ def test_tokens_are_drawn_by_their_probability() -> None:
     truth = torch.log_softmax(logits[0] / 2.0, dim=-1)
     assert logprobs == pytest.approx(truth[torch.tensor(tokens)].tolist(), abs=1e-6)
     for token in range(4):
-        assert tokens.count(token) / count == pytest.approx(truth[token].exp().item(), abs=2 / count)
+        assert tokens.count(token) / count == pytest.approx(
+            truth[token].exp().item(), abs=2 / count
+        )
 
 
 def test_greedy_takes_the_likeliest_and_scores_it_at_temperature_1() -> None:
@@ -95,7 +114,8 @@ def test_each_row_has_its_own_parameters() -> None:
     logits = torch.tensor([[0.0, 1.0, 3.0, -2.0]]).expand(3, 4)
     mixed = draw(logits, Chances([0.0, 1.0, 0.5], [1.0, 0.5, 1.0], [0.1, 0.9, 0.3]))
     alone = [
-        draw(logits[:1], Chances([t], [p], [u])) for t, p, u in [(0.0, 1.0, 0.1), (1.0, 0.5, 0.9), (0.5, 1.0, 0.3)]
+        draw(logits[:1], Chances([t], [p], [u]))
+        for t, p, u in [(0.0, 1.0, 0.1), (1.0, 0.5, 0.9), (0.5, 1.0, 0.3)]
     ]
     assert mixed == ([one[0][0] for one in alone], [one[1][0] for one in alone])
 
@@ -111,7 +131,10 @@ def test_rows_come_and_go_without_touching_the_others(tmp_path: Path, family: st
     batch, rows = DecodeBatch(loaded(tmp_path)), list[list[int]]()
     with torch.inference_mode():
         for _ in range(12):
-            contexts = [[chance.randrange(VOCAB_SIZE) for _ in range(chance.randint(1, 9))] for _ in range(2)]
+            contexts = [
+                [chance.randrange(VOCAB_SIZE) for _ in range(chance.randint(1, 9))]
+                for _ in range(2)
+            ]
             batch.add(contexts, [1, 2])
             batch.check()
             rows += [list(contexts[row]) for row in (0, 1, 1)]
@@ -124,7 +147,12 @@ def test_rows_come_and_go_without_touching_the_others(tmp_path: Path, family: st
                 batch.step(tokens)
                 batch.check()
                 rows = [[*row, token] for row, token in zip(rows, tokens, strict=True)]
-                truth = torch.cat([model(input_ids=torch.tensor([row]), use_cache=False).logits[:, -1] for row in rows])
+                truth = torch.cat(
+                    [
+                        model(input_ids=torch.tensor([row]), use_cache=False).logits[:, -1]
+                        for row in rows
+                    ]
+                )
                 assert (batch.logits - truth).abs().max() < 1e-4
         batch.keep([])
         batch.check()
@@ -147,7 +175,11 @@ def test_a_long_prefill_is_cut_into_passes(tmp_path: Path) -> None:
 
 
 def test_a_model_without_attention_is_refused(tmp_path: Path) -> None:
-    save_random_model(tmp_path, MambaConfig(vocab_size=VOCAB_SIZE, hidden_size=32, num_hidden_layers=2), rng_seed=0)
+    save_random_model(
+        tmp_path,
+        MambaConfig(vocab_size=VOCAB_SIZE, hidden_size=32, num_hidden_layers=2),
+        rng_seed=0,
+    )
     with pytest.raises(EngineFault, match="KV cache"):
         loaded(tmp_path)
 
@@ -164,7 +196,9 @@ def test_preparing_touches_no_weight(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_what_becomes_of_the_files_does_not_matter_any_more(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_what_becomes_of_the_files_does_not_matter_any_more(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
     """A later version is written into them while this one may still be served."""
     snapshot = saved(tmp_path / "one")
     policy = build(prepare(snapshot, None, dtype), dtype, CPU)
@@ -189,7 +223,10 @@ def test_weights_under_other_names_are_built_anew(tmp_path: Path) -> None:
 
 
 def decoder(emitted: list[DecoderOutput]) -> Decoder:
-    return Decoder(DecoderOptions(CPU, torch.float32, slots_max=4, tokens_per_s_max=None, threads=1), emitted.append)
+    return Decoder(
+        DecoderOptions(CPU, torch.float32, slots_max=4, tokens_per_s_max=None, threads=1),
+        emitted.append,
+    )
 
 
 def test_tensors_for_another_model_are_not_copied_into_this_one(tmp_path: Path) -> None:
@@ -240,7 +277,9 @@ def tokens_of(found: list[SampleOutput], sample: int = 0) -> list[int]:
 
 async def test_end_tokens_of_the_snapshot_end_a_sample(tmp_path: Path, engine: TorchEngine) -> None:
     snapshot = saved(tmp_path)
-    (snapshot / "generation_config.json").write_text(json.dumps({"eos_token_id": list(range(0, VOCAB_SIZE, 2))}))
+    (snapshot / "generation_config.json").write_text(
+        json.dumps({"eos_token_id": list(range(0, VOCAB_SIZE, 2))})
+    )
     await engine.refit(snapshot, "0-a")
     found = await deltas(engine, GenerateRequest("r", [1], 8, 64))
     for sample in range(8):
@@ -250,7 +289,9 @@ async def test_end_tokens_of_the_snapshot_end_a_sample(tmp_path: Path, engine: T
     assert {delta.finish for delta in found} <= {None, "stop"}
 
 
-async def test_a_seeded_request_does_not_depend_on_its_company(tmp_path: Path, engine: TorchEngine) -> None:
+async def test_a_seeded_request_does_not_depend_on_its_company(
+    tmp_path: Path, engine: TorchEngine
+) -> None:
     await engine.refit(saved(tmp_path), "0-a")
     seeded = GenerateRequest("seeded", [1, 2], 3, 20, rng_seed=5)
     alone = await deltas(engine, seeded)
@@ -263,7 +304,9 @@ async def test_a_seeded_request_does_not_depend_on_its_company(tmp_path: Path, e
     await engine.check()
 
 
-async def test_short_answers_come_in_one_delta_and_long_ones_in_bundles(tmp_path: Path, engine: TorchEngine) -> None:
+async def test_short_answers_come_in_one_delta_and_long_ones_in_bundles(
+    tmp_path: Path, engine: TorchEngine
+) -> None:
     await engine.refit(saved(tmp_path), "0-a")
     found = await deltas(engine, GenerateRequest("r", [1], 1, 100))
     assert max(len(delta.tokens) for delta in found) <= 16
@@ -331,7 +374,9 @@ async def test_a_failing_step_leaves_nothing_until_the_next_refit(
     with monkeypatch.context() as patch:
         patch.setattr(DecodeBatch, "step", out_of_memory)
         found = await deltas(engine, GenerateRequest("r", [1], 2, 5))
-    for sample in range(2):  # the first token is of the prefill; a delta brings it alone or with the end
+    for sample in range(
+        2
+    ):  # the first token is of the prefill; a delta brings it alone or with the end
         assert len(tokens_of(found, sample)) == 1
         assert [delta.finish for delta in found if delta.sample == sample][-1] == "abort"
     assert engine.label is None

@@ -20,7 +20,14 @@ from tests.support.engine_harness import Harness, save_random_model, tiny_config
 from tests.support.sglang_harness import SglangHarness
 
 # The head size of the tiny model is too small for the fast kernels; float32 is what its truth is computed in.
-CUDA_FLAGS = (*FLAGS, "--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--disable-cuda-graph")
+CUDA_FLAGS = (
+    *FLAGS,
+    "--attention-backend",
+    "torch_native",
+    "--sampling-backend",
+    "pytorch",
+    "--disable-cuda-graph",
+)
 
 
 class CudaHarness(SglangHarness):
@@ -37,10 +44,16 @@ class CudaHarness(SglangHarness):
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def cuda_servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[list[Running]]:
     folder = tmp_path_factory.mktemp("servers")
-    await asyncio.to_thread(save_random_model, folder / "model", tiny_config(intermediate_size=64), rng_seed=99)
+    await asyncio.to_thread(
+        save_random_model, folder / "model", tiny_config(intermediate_size=64), rng_seed=99
+    )
     shares = ("--mem-fraction-static", "0.2")  # two servers on one GPU
     processes = [
-        ServerProcess(Launch(Path(sys.executable), (*CUDA_FLAGS, *shares), folder / str(number), dict(os.environ)))
+        ServerProcess(
+            Launch(
+                Path(sys.executable), (*CUDA_FLAGS, *shares), folder / str(number), dict(os.environ)
+            )
+        )
         for number in range(2)
     ]
     try:
@@ -56,7 +69,9 @@ async def cuda_servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterato
 @pytest.mark.gpu
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.skipif(find_spec("sglang") is None, reason="needs `pip install echo2d[sglang]` with CUDA")
+@pytest.mark.skipif(
+    find_spec("sglang") is None, reason="needs `pip install echo2d[sglang]` with CUDA"
+)
 class TestSglangEngineOnCuda(EngineContract):
     @pytest.fixture
     def harness(self, tmp_path: Path, cuda_servers: list[Running]) -> Harness:

@@ -31,7 +31,19 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bench": {"views", "demo", "core", "config", "errors", "client", "runtime", "sim"} | SHELLS,
     "cli": {"config", "quantities", "runtime", "client", "sim", "bench", "demo", "views", "errors"},
     "learner": {"client"},
-    "tools": {"config", "runtime", "client", "core", "store", "sim", "bench", "demo", "views", "tasks", "errors"},
+    "tools": {
+        "config",
+        "runtime",
+        "client",
+        "core",
+        "store",
+        "sim",
+        "bench",
+        "demo",
+        "views",
+        "tasks",
+        "errors",
+    },
 }
 # Who may import whom inside the core, besides `base` and `errors`. How weights spread (broadcast) and how rollouts are
 # made (rollouts) do not know each other; a relay knows nothing of the coordinator's side.
@@ -48,12 +60,25 @@ CORE_MAY_IMPORT: dict[str, set[str]] = {
     "rollouts": {"protocol", "cluster"},
     "broadcast": {"weights", "protocol", "topology", "cluster"},
     "gateway": {"protocol", "cluster", "rollouts"},
-    "coordinator": {"weights", "capacity", "protocol", "topology", "cluster", "rollouts", "broadcast", "gateway"},
+    "coordinator": {
+        "weights",
+        "capacity",
+        "protocol",
+        "topology",
+        "cluster",
+        "rollouts",
+        "broadcast",
+        "gateway",
+    },
 }
 # Modules that only declare values; what uses them is tested.
 DECLARATIONS = {
     Path(module)
-    for module in ("protocol/control_messages", "cluster/rules", *(f"{package}/events" for package in CORE_MAY_IMPORT))
+    for module in (
+        "protocol/control_messages",
+        "cluster/rules",
+        *(f"{package}/events" for package in CORE_MAY_IMPORT),
+    )
 }
 CORE_BANS = {
     "asyncio",
@@ -107,11 +132,19 @@ def import_faults(path: str, here: str, tree: ast.AST) -> Iterator[str]:
             yield f"{where}: core may not import {name}"
         if here == "core" and top not in sys.stdlib_module_names | CORE_THIRD_PARTY | {"echo2d"}:
             yield f"{where}: core takes no third-party {name}"
-        if top in {"torch", "transformers"} and not path.startswith(TORCH_FILES) and here not in TORCH_AREAS:
+        if (
+            top in {"torch", "transformers"}
+            and not path.startswith(TORCH_FILES)
+            and here not in TORCH_AREAS
+        ):
             yield f"{where}: {here} may not import {top}"
         if top == "echo2d" and target not in MAY_IMPORT[here] | {here, "__version__"}:
             yield f"{where}: {here} may not import echo2d.{target}"
-        if top in {"learner", "tests", "tools"} and top != here and (here, top) != ("tools", "learner"):
+        if (
+            top in {"learner", "tests", "tools"}
+            and top != here
+            and (here, top) != ("tools", "learner")
+        ):
             yield f"{where}: {here} may not import {top}"
 
 
@@ -119,7 +152,10 @@ def core_faults(path: str, package: str, tree: ast.AST) -> Iterator[str]:
     """Walls inside the core: `package` is the folder below echo2d/core."""
     for line, name in imports(tree):
         parts = name.split(".")
-        if parts[:2] == ["echo2d", "core"] and parts[2] not in CORE_MAY_IMPORT[package] | {package, "base"}:
+        if parts[:2] == ["echo2d", "core"] and parts[2] not in CORE_MAY_IMPORT[package] | {
+            package,
+            "base",
+        }:
             yield f"{path}:{line}: core/{package} may not import core/{parts[2]}"
 
 
@@ -132,7 +168,11 @@ def call_faults(path: str, here: str, tree: ast.AST) -> Iterator[str]:
         of_asyncio = isinstance(owner, ast.Name) and owner.id == "asyncio"
         if name == "create_task" and of_asyncio:
             yield f"{path}:{node.lineno}: bare create_task; use a TaskGroup"
-        if name == "print" and owner is None and here not in {"cli", "tools", "bench", "demo", "views", "learner"}:
+        if (
+            name == "print"
+            and owner is None
+            and here not in {"cli", "tools", "bench", "demo", "views", "learner"}
+        ):
             yield f"{path}:{node.lineno}: print outside cli and tools"
 
 
@@ -169,7 +209,11 @@ def test_every_module_says_what_it_is() -> None:
 
 def test_every_core_module_has_a_test_file() -> None:
     core, tests = REPO / "echo2d" / "core", REPO / "tests"
-    modules = {path.relative_to(core).with_suffix("") for path in core.rglob("*.py") if path.stem != "__init__"}
+    modules = {
+        path.relative_to(core).with_suffix("")
+        for path in core.rglob("*.py")
+        if path.stem != "__init__"
+    }
     tested = {
         path.relative_to(tests / kind).with_name(path.stem.removeprefix("test_"))
         for kind in ("core", "property")
@@ -207,9 +251,9 @@ def test_a_planted_import_across_a_wall_is_found(package: str, line: str) -> Non
 
 
 def test_the_walls_of_the_core_have_no_cycle() -> None:
-    assert {path.name for path in (REPO / "echo2d" / "core").iterdir() if path.is_dir()} - {"__pycache__"} == set(
-        CORE_MAY_IMPORT
-    )
+    assert {path.name for path in (REPO / "echo2d" / "core").iterdir() if path.is_dir()} - {
+        "__pycache__"
+    } == set(CORE_MAY_IMPORT)
     TopologicalSorter(CORE_MAY_IMPORT).prepare()
 
 

@@ -10,8 +10,12 @@ import pytest
 from tests.support.paths import REPO
 
 SECURITY = (REPO / "docs" / "security.md").read_text()
-CITED = sorted(set(re.findall(r"`((?:[a-z0-9_]+/)+test_[a-z0-9_]+\.py)::(test_[a-z0-9_]+)`", SECURITY)))
-LIMITS = re.findall(r"^\| `([A-Z_]+)` \| ([0-9_.]+)(?: << ([0-9]+))? \| `([a-z0-9_.]+)` \|$", SECURITY, re.MULTILINE)
+CITED = sorted(
+    set(re.findall(r"`((?:[a-z0-9_]+/)+test_[a-z0-9_]+\.py)::(test_[a-z0-9_]+)`", SECURITY))
+)
+LIMITS = re.findall(
+    r"^\| `([A-Z_]+)` \| ([0-9_.]+)(?: << ([0-9]+))? \| `([a-z0-9_.]+)` \|$", SECURITY, re.MULTILINE
+)
 OPERATING = (REPO / "docs" / "operating.md").read_text()
 TELLERS = ("echo2d/runtime/coordinator/group_log.py", "echo2d/runtime/worker/generation.py")
 
@@ -32,11 +36,15 @@ def test_the_page_was_read() -> None:
 
 def test_every_kind_of_line_of_the_story_is_told() -> None:
     source = "".join((REPO / path).read_text() for path in TELLERS)
-    said = set(re.findall(r'say\(\s*(?:group_log|story|log),\s*(?:logging\.)?(?:INFO|DEBUG),\s*"(\w+)"', source)) | {
-        "buffered"
-    }
+    said = set(
+        re.findall(
+            r'say\(\s*(?:group_log|story|log),\s*(?:logging\.)?(?:INFO|DEBUG),\s*"(\w+)"', source
+        )
+    ) | {"buffered"}
     table = {
-        word for row in re.findall(r"^\| (.*?) \| (?:debug|info)", OPERATING, re.MULTILINE) for word in row.split(", ")
+        word
+        for row in re.findall(r"^\| (.*?) \| (?:debug|info)", OPERATING, re.MULTILINE)
+        for word in row.split(", ")
     }
     assert {f"`{kind}`" for kind in said} | {"`trained`"} == table
 

@@ -32,7 +32,9 @@ def duplicates(sources: dict[str, str]) -> dict[str, list[str]]:
 
 
 def sources() -> dict[str, str]:
-    paths: list[Path] = [path for top in ("echo2d", "learner") for path in sorted((REPO / top).rglob("*.py"))]
+    paths: list[Path] = [
+        path for top in ("echo2d", "learner") for path in sorted((REPO / top).rglob("*.py"))
+    ]
     return {str(path.relative_to(REPO)): path.read_text() for path in paths}
 
 
@@ -41,5 +43,10 @@ def test_no_public_name_exists_twice() -> None:
 
 
 def test_a_planted_second_name_is_found() -> None:
-    found = duplicates({**sources(), "planted.py": "class Membership:\n    pass\n\nVersionKey = tuple[int, bytes]\n"})
+    found = duplicates(
+        {
+            **sources(),
+            "planted.py": "class Membership:\n    pass\n\nVersionKey = tuple[int, bytes]\n",
+        }
+    )
     assert set(found) == {"Membership", "VersionKey"}

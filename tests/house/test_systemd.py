@@ -24,9 +24,15 @@ FOLDER = REPO / "systemd"
 UNITS = sorted(path.name for path in FOLDER.glob("*.service"))
 BIN = Path(sys.executable).parent
 SYSTEMD_ANALYZE = shutil.which("systemd-analyze", path=f"{os.environ['PATH']}:{BIN}")
-NEWER = {"RestartSteps", "RestartMaxDelaySec"}  # keys of systemd 254, which older ones say they ignore
+NEWER = {
+    "RestartSteps",
+    "RestartMaxDelaySec",
+}  # keys of systemd 254, which older ones say they ignore
 TARGETS = ("sysinit", "basic", "shutdown", "multi-user", "network-online")
-DROP_INS = {"tasks-apart.conf": "echo2d-coordinate.service", "several-gpus.conf": "echo2d-learner.service"}
+DROP_INS = {
+    "tasks-apart.conf": "echo2d-coordinate.service",
+    "several-gpus.conf": "echo2d-learner.service",
+}
 EXPOSURE_MAX = {  # by unit, or by drop-in, which its unit then has
     "echo2d-coordinate.service": 1.7,
     "echo2d-learner.service": 2.2,
@@ -35,13 +41,17 @@ EXPOSURE_MAX = {  # by unit, or by drop-in, which its unit then has
     "several-gpus.conf": 2.4,  # any of its processes may notify
 }
 
-needs_systemd = pytest.mark.skipif(SYSTEMD_ANALYZE is None, reason="no systemd-analyze here (.ci/10-setup.sh gets it)")
+needs_systemd = pytest.mark.skipif(
+    SYSTEMD_ANALYZE is None, reason="no systemd-analyze here (.ci/10-setup.sh gets it)"
+)
 
 
 def keys_of(unit: str) -> dict[str, list[str]]:
     """Every key with its values, in order."""
     found = defaultdict(list)
-    for key, value in re.findall(r"^(\w+)=(.*)$", (FOLDER / unit).read_text().replace("\\\n", ""), re.MULTILINE):
+    for key, value in re.findall(
+        r"^(\w+)=(.*)$", (FOLDER / unit).read_text().replace("\\\n", ""), re.MULTILINE
+    ):
         found[key].append(value)
     return found
 
@@ -53,7 +63,9 @@ def seconds(span: str) -> int:
 
 def command(unit: str) -> list[str]:
     (line,) = filter(None, keys_of(unit)["ExecStart"])
-    return shlex.split(line.replace("%i", "box").replace("${CREDENTIALS_DIRECTORY}", "/run/credentials"))
+    return shlex.split(
+        line.replace("%i", "box").replace("${CREDENTIALS_DIRECTORY}", "/run/credentials")
+    )
 
 
 def test_there_is_one_for_each_program_and_the_readme_names_it() -> None:
@@ -67,7 +79,9 @@ def test_the_command_takes_these_options(unit: str) -> None:
     program, name, *options = command(unit)
     assert Path(program).name == "echo2d"
     taken = cli.main.commands[name].make_context(name, options).params
-    assert taken["config"] == Path("/etc/echo2d") / ("run.toml" if name == "coordinate" else "box.toml")
+    assert taken["config"] == Path("/etc/echo2d") / (
+        "run.toml" if name == "coordinate" else "box.toml"
+    )
 
 
 def test_the_learner_takes_these_options() -> None:
@@ -93,7 +107,10 @@ def test_torchrun_starts_a_learner_with_the_same_options() -> None:
 
 
 def test_the_examples_fit_the_units_and_each_other() -> None:
-    run, learner = CoordinatorConfig.load(FOLDER / "run.toml"), LearnerConfig.load(FOLDER / "run.toml")
+    run, learner = (
+        CoordinatorConfig.load(FOLDER / "run.toml"),
+        LearnerConfig.load(FOLDER / "run.toml"),
+    )
     state = Path("/var/lib") / keys_of("echo2d-coordinate.service")["StateDirectory"][0]
     for path in (run.run.run_dir, run.run.snapshot_root, learner.out_dir):
         assert path.is_relative_to(state), "nothing else can be written"
@@ -110,8 +127,14 @@ def test_the_examples_fit_the_units_and_each_other() -> None:
 @pytest.mark.parametrize("unit", UNITS)
 def test_how_it_starts_again_and_ends(unit: str) -> None:
     keys = keys_of(unit)
-    assert (keys["Type"], keys["Restart"], keys["KillMode"]) == (["notify"], ["on-failure"], ["mixed"])
-    assert keys["RestartPreventExitStatus"] == ["2"], "the operator's mistake would be the same again"
+    assert (keys["Type"], keys["Restart"], keys["KillMode"]) == (
+        ["notify"],
+        ["on-failure"],
+        ["mixed"],
+    )
+    assert keys["RestartPreventExitStatus"] == ["2"], (
+        "the operator's mistake would be the same again"
+    )
     assert seconds(keys["TimeoutStopSec"][0]) > STOP_S_MAX + EXIT_S_MAX
     assert seconds(keys["WatchdogSec"][0]) > 0
 
@@ -126,7 +149,9 @@ def installed(folder: Path, drop_in: str = "") -> dict[str, str]:
     if drop_in:
         there = folder / f"{DROP_INS[drop_in]}.d"
         there.mkdir()
-        (there / drop_in).write_text((FOLDER / drop_in).read_text().replace("/opt/echo2d/bin", str(BIN)))
+        (there / drop_in).write_text(
+            (FOLDER / drop_in).read_text().replace("/opt/echo2d/bin", str(BIN))
+        )
     return {"PATH": os.environ["PATH"], "SYSTEMD_UNIT_PATH": str(folder)}
 
 
@@ -134,10 +159,17 @@ def analyze(environment: dict[str, str], *arguments: str) -> str:
     """What it says, but for the keys that are only newer than it is."""
     assert SYSTEMD_ANALYZE is not None
     done = subprocess.run(
-        [SYSTEMD_ANALYZE, *arguments], env=environment, capture_output=True, text=True, check=False, timeout=30
+        [SYSTEMD_ANALYZE, *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
     )
     said = [*done.stderr.splitlines(), *done.stdout.splitlines()]
-    lines = [line for line in said if line and not any(f"Unknown key '{key}'" in line for key in NEWER)]
+    lines = [
+        line for line in said if line and not any(f"Unknown key '{key}'" in line for key in NEWER)
+    ]
     return "\n".join([*lines, *([f"exit code {done.returncode}"] if done.returncode else [])])
 
 
@@ -147,7 +179,9 @@ def analyze(environment: dict[str, str], *arguments: str) -> str:
 )
 def test_systemd_understands_every_line(tmp_path: Path, unit: str, drop_in: str) -> None:
     environment = installed(tmp_path, drop_in)
-    assert analyze(environment, "verify", "--man=no", str(tmp_path / unit.replace("@", "@box"))) == ""
+    assert (
+        analyze(environment, "verify", "--man=no", str(tmp_path / unit.replace("@", "@box"))) == ""
+    )
 
 
 @needs_systemd
@@ -165,6 +199,13 @@ def test_little_is_open_to_them(tmp_path: Path, name: str) -> None:
     environment = installed(tmp_path, name if name in DROP_INS else "")
     unit = tmp_path / DROP_INS.get(name, name)
     threshold = round(10 * EXPOSURE_MAX[name])
-    said = analyze(environment, "security", "--offline=yes", "--no-pager", f"--threshold={threshold}", str(unit))
+    said = analyze(
+        environment,
+        "security",
+        "--offline=yes",
+        "--no-pager",
+        f"--threshold={threshold}",
+        str(unit),
+    )
     assert "Overall exposure level" in said
     assert "exit code" not in said

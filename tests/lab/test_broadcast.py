@@ -32,7 +32,10 @@ def bench(run_dir: Path, *options: str) -> dict[str, Any]:
         f"--run-dir={run_dir}",
     ]
     done = subprocess.run(
-        [sys.executable, "-m", "echo2d", *words, "--json", *options], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "echo2d", *words, "--json", *options],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
@@ -47,9 +50,9 @@ def culprits(result: dict[str, Any]) -> list[str]:
 
 def test_each_byte_leaves_the_seed_about_once(tmp_path: Path) -> None:
     result = bench(tmp_path, "--rounds=2", "--rtt=20ms", "--loss=0.001")
-    assert [(each["version"], each["verified"], each["survivors"]) for each in result["rounds"]] == [
-        (version, PEERS, PEERS) for version in range(3)
-    ]
+    assert [
+        (each["version"], each["verified"], each["survivors"]) for each in result["rounds"]
+    ] == [(version, PEERS, PEERS) for version in range(3)]
     assert result["bound_s"] == pytest.approx((8 << 20) / 2.5e6)
     assert result["bound_s"] < result["t_verify_s"]["min"]
     assert result["ratio"] < SLOW_MACHINE
@@ -77,7 +80,9 @@ def test_versions_of_a_run_go_out_as_deltas(tmp_path: Path) -> None:
 
 def test_a_killed_relay_is_not_waited_for(tmp_path: Path) -> None:
     result = bench(tmp_path, "--rounds=1", "--kill=0.5")
-    assert [(each["verified"], each["survivors"]) for each in result["rounds"]] == [(PEERS - 1, PEERS - 1)] * 2
+    assert [(each["verified"], each["survivors"]) for each in result["rounds"]] == [
+        (PEERS - 1, PEERS - 1)
+    ] * 2
     assert result["ratio"] < SLOW_MACHINE
     for killed in culprits(result):
         assert any(killed in fault for fault in result["faults"])
@@ -93,7 +98,9 @@ def test_a_relay_that_spoils_frames_is_named(tmp_path: Path) -> None:
 
 def test_peers_whose_ports_are_closed_get_everything_and_are_known(tmp_path: Path) -> None:
     result = bench(tmp_path, "--rounds=2", "--undialable=0.5")
-    assert [(each["verified"], each["survivors"]) for each in result["rounds"]] == [(PEERS, PEERS)] * 3
+    assert [(each["verified"], each["survivors"]) for each in result["rounds"]] == [
+        (PEERS, PEERS)
+    ] * 3
     assert result["ratio"] < SLOW_MACHINE
     log = (tmp_path / "logs" / "coordinator.log").read_text()
     assert set(re.findall(r" dial_back (peer-\d) can be dialled", log)) == {"peer-1", "peer-3"}

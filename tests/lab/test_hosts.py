@@ -38,14 +38,26 @@ def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(REPO))
 
 
-def start_hosts(lab: Lab, directory: Path, config: LearnerConfig, batches: list[Batch]) -> list[Program]:
+def start_hosts(
+    lab: Lab, directory: Path, config: LearnerConfig, batches: list[Batch]
+) -> list[Program]:
     """A rank on each. Names of hosts mean nothing here: each is told its address, and who keeps the store."""
     (directory / "batches.pickle").write_bytes(pickle.dumps(batches))
-    arguments = [str(SCRIPT), str(directory), "--config", str(write_config(directory / "run.toml", config))]
+    arguments = [
+        str(SCRIPT),
+        str(directory),
+        "--config",
+        str(write_config(directory / "run.toml", config)),
+    ]
     meet = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint"]
     programs, hosts = lab.programs(directory / "logs"), []
     for node in (0, 1):
-        here = ["--local-addr", lab.address(node), "--rdzv-conf", f"is_host={'false' if node else 'true'}"]
+        here = [
+            "--local-addr",
+            lab.address(node),
+            "--rdzv-conf",
+            f"is_host={'false' if node else 'true'}",
+        ]
         with lab.inside(node):
             torchrun = ["-m", "learner.torchrun", *meet, f"{lab.address(0)}:{PORT}", *here]
             hosts.append(programs.start(f"host-{node}", *torchrun, *arguments))
@@ -56,7 +68,9 @@ def log_of(directory: Path, node: int) -> str:
     return (directory / "logs" / f"host-{node}.log").read_text()
 
 
-def test_two_hosts_train_what_one_process_does(tmp_path: Path, base: Path, make_lab: MakeLab) -> None:
+def test_two_hosts_train_what_one_process_does(
+    tmp_path: Path, base: Path, make_lab: MakeLab
+) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     one.mkdir()
     two.mkdir()
@@ -73,7 +87,9 @@ def test_two_hosts_train_what_one_process_does(tmp_path: Path, base: Path, make_
         assert row["loss"] == pytest.approx(alone_row["loss"], abs=LOSS_ERROR_MAX)
 
 
-def test_a_host_whose_network_is_gone_is_missed_on_both_sides(tmp_path: Path, base: Path, make_lab: MakeLab) -> None:
+def test_a_host_whose_network_is_gone_is_missed_on_both_sides(
+    tmp_path: Path, base: Path, make_lab: MakeLab
+) -> None:
     """Nothing is reset: packets are dropped in silence."""
     config = config_of(tmp_path, base, steps=STEPS_LONG, rank_silence_s=SILENCE_S)
     lab = make_lab(HOST, HOST)
@@ -82,4 +98,7 @@ def test_a_host_whose_network_is_gone_is_missed_on_both_sides(tmp_path: Path, ba
     lab.isolate(1)
     assert [host.wait(END_S) for host in hosts] == [1, 1]
     for node in (0, 1):
-        assert re.search(f"lost another rank: nothing was heard of rank {1 - node} for 3 s", log_of(tmp_path, node))
+        assert re.search(
+            f"lost another rank: nothing was heard of rank {1 - node} for 3 s",
+            log_of(tmp_path, node),
+        )

@@ -62,7 +62,9 @@ def arrivals(at: socket.socket) -> Iterator[tuple[bytes, float]]:
         yield data, seconds + nanoseconds * 1e-9
 
 
-def flood(lab: Lab, packets: int, senders: tuple[int, ...] = (0,), end: int = 1, size: int = PAYLOAD) -> list[float]:
+def flood(
+    lab: Lab, packets: int, senders: tuple[int, ...] = (0,), end: int = 1, size: int = PAYLOAD
+) -> list[float]:
     """From each sender to `end`, as fast as they can be sent: when those that arrived have come."""
     with ExitStack() as cleanup:
         at = cleanup.enter_context(receiver(lab, end))
@@ -91,7 +93,11 @@ def rate_of(lab: Lab, datagrams: int, senders: tuple[int, ...] = (0,)) -> float:
     after = lab.counts().nodes[1].down
     assert len(times) == datagrams * len(senders)
     assert after.dropped == 0
-    return (after.link_bytes - before.link_bytes) / len(times) / median(later - at for at, later in pairwise(times))
+    return (
+        (after.link_bytes - before.link_bytes)
+        / len(times)
+        / median(later - at for at, later in pairwise(times))
+    )
 
 
 @pytest.mark.parametrize("mbit", [5.0, 100.0, 320.0])
@@ -246,7 +252,9 @@ with Lab([PeerSpec()] * 2, Path(sys.argv[1])) as lab:
 def test_nothing_is_left_of_a_laboratory_that_is_killed(tmp_path: Path) -> None:
     if why_not() is not None:
         pytest.skip(str(why_not()))
-    with subprocess.Popen([sys.executable, "-c", HELD, str(tmp_path)], stdout=subprocess.PIPE, text=True) as holder:
+    with subprocess.Popen(
+        [sys.executable, "-c", HELD, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as holder:
         assert holder.stdout is not None
         pids = [int(word) for word in holder.stdout.readline().split()]
         assert len(pids) == 2

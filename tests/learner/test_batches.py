@@ -14,11 +14,15 @@ RULES = BatchRules(staleness_max=2, groups=2, group_size=2, vocab_size=17)
 STEP = 8
 
 
-def trajectory(length: int = 3, *, spans: list[tuple[int, int, int]] | None = None, **fields: Any) -> Trajectory:
+def trajectory(
+    length: int = 3, *, spans: list[tuple[int, int, int]] | None = None, **fields: Any
+) -> Trajectory:
     made = Trajectory(
         tokens=np.arange(1, length + 1, dtype=np.int32),
         logprobs=np.linspace(-1.0, 0.0, length, dtype=np.float32),
-        spans=tuple(Span(*span, digest="00") for span in ([(0, length, 7)] if spans is None else spans)),
+        spans=tuple(
+            Span(*span, digest="00") for span in ([(0, length, 7)] if spans is None else spans)
+        ),
         reward=1.0,
         worker="w",
     )
@@ -33,13 +37,21 @@ def batch_of(*members: Trajectory, prompt: tuple[int, ...] = (3, 4)) -> Batch:
 
 
 def test_a_good_batch_has_no_faults() -> None:
-    assert faults(batch_of(trajectory(), trajectory(spans=[(0, 1, 5), (1, 3, 7)])), STEP, RULES, Trained()) == {}
+    assert (
+        faults(
+            batch_of(trajectory(), trajectory(spans=[(0, 1, 5), (1, 3, 7)])), STEP, RULES, Trained()
+        )
+        == {}
+    )
 
 
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [
-        (lambda: trajectory(spans=[(0, 1, 4), (1, 3, 7)]), "version 4 in step 8 with staleness bound 2"),
+        (
+            lambda: trajectory(spans=[(0, 1, 4), (1, 3, 7)]),
+            "version 4 in step 8 with staleness bound 2",
+        ),
         (lambda: trajectory(spans=[(0, 3, 8)]), "version 8"),
         (lambda: trajectory(spans=[(0, 2, 7)]), "spans"),
         (lambda: trajectory(spans=[(0, 1, 7), (2, 3, 7)]), "spans"),
@@ -57,7 +69,9 @@ def test_a_good_batch_has_no_faults() -> None:
         (lambda: trajectory(reward=float("nan")), "reward"),
     ],
 )
-def test_a_bad_trajectory_is_a_fault_of_its_group_only(bad: Callable[[], Trajectory], reason: str) -> None:
+def test_a_bad_trajectory_is_a_fault_of_its_group_only(
+    bad: Callable[[], Trajectory], reason: str
+) -> None:
     found = faults(batch_of(trajectory(), bad()), STEP, RULES, Trained())
     assert list(found) == [11]
     assert reason in found[11]
@@ -67,7 +81,12 @@ def test_a_bad_trajectory_is_a_fault_of_its_group_only(bad: Callable[[], Traject
 def test_a_group_is_whole_and_has_a_prompt() -> None:
     assert faults(batch_of(trajectory()), STEP, RULES, Trained()) == {11: "1 trajectories of 2"}
     for prompt in ((), (17,)):
-        assert "prompt" in faults(batch_of(trajectory(), trajectory(), prompt=prompt), STEP, RULES, Trained())[11]
+        assert (
+            "prompt"
+            in faults(batch_of(trajectory(), trajectory(), prompt=prompt), STEP, RULES, Trained())[
+                11
+            ]
+        )
 
 
 def test_another_batch_than_asked_for_is_the_coordinators_fault() -> None:
@@ -86,8 +105,12 @@ def test_a_group_is_trained_once() -> None:
     twice = dataclasses.replace(batch, groups=batch.groups[:1] * 2)
     assert faults(twice, STEP, RULES, trained) == {10: "it is in the batch twice"}
     trained.add(batch)
-    assert faults(batch, STEP, RULES, trained) == dict.fromkeys((10, 11), "it was trained in step 8")
-    others = tuple(dataclasses.replace(batch.groups[0], group_id=100 + index) for index in range(TRAINED_MAX))
+    assert faults(batch, STEP, RULES, trained) == dict.fromkeys(
+        (10, 11), "it was trained in step 8"
+    )
+    others = tuple(
+        dataclasses.replace(batch.groups[0], group_id=100 + index) for index in range(TRAINED_MAX)
+    )
     trained.add(dataclasses.replace(batch, groups=others))
     assert faults(batch, STEP, RULES, trained) == {}
 
@@ -104,6 +127,8 @@ TOO_OLD, OLD, NEW = STEP - 4, STEP - 3, STEP - 1  # the bound is 2
 
 def test_a_group_without_one_fresh_token_is_no_group_even_with_masks() -> None:
     stale = trajectory(2, spans=[(0, 2, TOO_OLD)])
-    assert faults(batch_of(stale, stale), STEP, MASKS, Trained()) == {11: "no token with staleness up to 2"}
+    assert faults(batch_of(stale, stale), STEP, MASKS, Trained()) == {
+        11: "no token with staleness up to 2"
+    }
     ahead = trajectory(2, spans=[(0, 2, STEP)])
     assert list(faults(batch_of(trajectory(), ahead), STEP, MASKS, Trained())) == [11]

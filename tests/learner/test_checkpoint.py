@@ -31,7 +31,10 @@ def one_thread() -> None:
 
 
 def state(step: int) -> dict[str, Any]:
-    return {"model": {"w": torch.full((100, 100), float(step))}, "groups": [{"lr": step / 2, "params": ["w"]}]}
+    return {
+        "model": {"w": torch.full((100, 100), float(step))},
+        "groups": [{"lr": step / 2, "params": ["w"]}],
+    }
 
 
 def save(checkpoints: Checkpoints, step: int, epoch: int) -> None:
@@ -105,7 +108,9 @@ def save_third(directory: Path, number: int, strike: Callable[[], None]) -> None
 
 
 @pytest.mark.parametrize("strike", [killed, refused])
-def test_a_fault_at_any_call_leaves_the_old_or_the_new(tmp_path: Path, strike: Callable[[], None]) -> None:
+def test_a_fault_at_any_call_leaves_the_old_or_the_new(
+    tmp_path: Path, strike: Callable[[], None]
+) -> None:
     """The third save also deletes the first checkpoint and what a killed learner left."""
     outcomes = set()
     for number in range(1, 100):
@@ -120,11 +125,17 @@ def test_a_fault_at_any_call_leaves_the_old_or_the_new(tmp_path: Path, strike: C
         found = step_of(checkpoints)
         outcomes.add((code, found))
         save(checkpoints, 4, 3)
-        assert names(directory) == [f"step-0000000{found}-epoch-{found - 1}", "step-00000004-epoch-3"]
+        assert names(directory) == [
+            f"step-0000000{found}-epoch-{found - 1}",
+            "step-00000004-epoch-3",
+        ]
         assert step_of(checkpoints) == 4
     assert number > 20
     ended = KILLED if strike is killed else REFUSED
-    assert outcomes - {(SAVED, 3)} == {(ended, 2), (ended, 3)}  # what is only of no use any more may stay for once
+    assert outcomes - {(SAVED, 3)} == {
+        (ended, 2),
+        (ended, 3),
+    }  # what is only of no use any more may stay for once
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.7, 0.999])
@@ -148,7 +159,10 @@ def test_a_kill_in_the_middle_of_a_write_leaves_the_old(tmp_path: Path, share: f
 def test_a_full_disk_is_one_line_and_costs_nothing(tmp_path: Path, size: int) -> None:
     checkpoints = Checkpoints(tmp_path, 2)
     save(checkpoints, 1, 1)
-    with files_up_to(size), pytest.raises(StoreFault, match=r"cannot write the checkpoint .*step-00000002.*: File too"):
+    with (
+        files_up_to(size),
+        pytest.raises(StoreFault, match=r"cannot write the checkpoint .*step-00000002.*: File too"),
+    ):
         save(checkpoints, 2, 1)
     assert names(tmp_path) == ["step-00000001-epoch-1"]
     assert step_of(checkpoints) == 1
@@ -197,7 +211,9 @@ def test_without_any_there_is_nothing_to_go_on_from(tmp_path: Path) -> None:
     assert checkpoints.durable == 0
 
 
-@pytest.mark.parametrize(("keep", "durable"), [(1, [10, 20, 30, 40]), (2, [0, 10, 20, 30]), (3, [0, 0, 10, 20])])
+@pytest.mark.parametrize(
+    ("keep", "durable"), [(1, [10, 20, 30, 40]), (2, [0, 10, 20, 30]), (3, [0, 0, 10, 20])]
+)
 def test_the_oldest_one_kept_is_durable(tmp_path: Path, keep: int, durable: list[int]) -> None:
     checkpoints, found = Checkpoints(tmp_path, keep), []
     for step in (10, 20, 30, 40):
@@ -226,7 +242,9 @@ def test_a_fenced_learner_that_is_late_removes_nothing_of_the_newer_one(tmp_path
     save(older, 10, 1)
     save(newer, 20, 2)
     save(older, 20, 1)
-    assert names(tmp_path) == [f"step-000000{name}" for name in ("10-epoch-1", "20-epoch-1", "20-epoch-2")]
+    assert names(tmp_path) == [
+        f"step-000000{name}" for name in ("10-epoch-1", "20-epoch-1", "20-epoch-2")
+    ]
     assert newer.durable == 10
     save(newer, 30, 2)
     assert names(tmp_path) == [f"step-000000{name}" for name in ("20-epoch-2", "30-epoch-2")]
@@ -242,7 +260,9 @@ def test_what_is_saved_is_what_it_was_when_saving_began(tmp_path: Path) -> None:
     assert step_of(checkpoints) == 1
 
 
-def test_shards_that_another_host_wrote_elsewhere_are_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_that_another_host_wrote_elsewhere_are_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each host has a directory of that name: all of it is missed before it is called whole."""
     save_shards = checkpoint._save_shards
 
@@ -253,7 +273,9 @@ def test_shards_that_another_host_wrote_elsewhere_are_missed(tmp_path: Path, mon
     checkpoints = Checkpoints(tmp_path, 2)
     save(checkpoints, 1, 1)
     monkeypatch.setattr(checkpoint, "_save_shards", save_elsewhere)
-    with pytest.raises(OperatorFault, match=r"learner\.out_dir: .* has no __0_0.distcp, which another host wrote"):
+    with pytest.raises(
+        OperatorFault, match=r"learner\.out_dir: .* has no __0_0.distcp, which another host wrote"
+    ):
         save(checkpoints, 2, 1)
     assert names(tmp_path) == ["step-00000001-epoch-1"]
 
@@ -263,6 +285,7 @@ def test_another_models_checkpoint_is_one_line(tmp_path: Path) -> None:
     save(checkpoints, 1, 1)
     for other in ({"model": {"w": torch.zeros(3)}}, {"model": {"v": torch.zeros(100, 100)}}):
         with pytest.raises(
-            OperatorFault, match=r"the checkpoint .*step-00000001-epoch-1 does not fit learner\.model: \S"
+            OperatorFault,
+            match=r"the checkpoint .*step-00000001-epoch-1 does not fit learner\.model: \S",
         ):
             checkpoints.load_newest(other)

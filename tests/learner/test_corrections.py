@@ -5,7 +5,14 @@ import math
 import pytest
 import torch
 
-from learner.corrections import clip_keeps, log_ratio, loglinear_share, mask_answers, mask_tokens, truncate
+from learner.corrections import (
+    clip_keeps,
+    log_ratio,
+    loglinear_share,
+    mask_answers,
+    mask_tokens,
+    truncate,
+)
 from learner.objectives import LOG_RATIO_MAX
 
 EPS_LOW, EPS_HIGH = 0.2, 0.3
@@ -37,7 +44,9 @@ def test_the_ratio_is_finite_whatever_the_rollout_says() -> None:
         (9.9, -1.0, True),
     ],
 )
-def test_the_clip_drops_what_has_moved_far_enough(ratio: float, advantage: float, *, keeps: bool) -> None:
+def test_the_clip_drops_what_has_moved_far_enough(
+    ratio: float, advantage: float, *, keeps: bool
+) -> None:
     kept = clip_keeps(torch.tensor([ratio]), torch.tensor([advantage]), EPS_LOW, EPS_HIGH, 0.0)
     assert kept.tolist() == [keeps]
 
@@ -48,17 +57,31 @@ def test_the_two_sided_clip_also_drops_unlikely_answers_that_became_likely() -> 
 
 
 def test_truncation_bounds_large_ratios_only() -> None:
-    assert truncate(torch.tensor([0.1, 1.9, 2.1, 50.0]), 2.0).tolist() == pytest.approx([0.1, 1.9, 2.0, 2.0])
+    assert truncate(torch.tensor([0.1, 1.9, 2.1, 50.0]), 2.0).tolist() == pytest.approx(
+        [0.1, 1.9, 2.0, 2.0]
+    )
 
 
 def test_a_masked_token_does_not_count_and_the_others_count_by_their_ratio() -> None:
-    assert mask_tokens(torch.tensor([0.4, 0.5, 1.5, 2.0, 2.1]), 0.5, 2.0).tolist() == [0.0, 0.5, 1.5, 2.0, 0.0]
+    assert mask_tokens(torch.tensor([0.4, 0.5, 1.5, 2.0, 2.1]), 0.5, 2.0).tolist() == [
+        0.0,
+        0.5,
+        1.5,
+        2.0,
+        0.0,
+    ]
 
 
 def test_an_answer_is_masked_by_its_geometric_mean() -> None:
     ratio = torch.tensor([4.0, 1.0, 4.0, 2.0, 1.1])  # means 2 and (8.8)**(1/3) = 2.06
     answers = torch.tensor([0, 0, 1, 1, 1])
-    assert mask_answers(ratio.log(), answers, 0.5, 2.0001).tolist() == [True, True, False, False, False]
+    assert mask_answers(ratio.log(), answers, 0.5, 2.0001).tolist() == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
 
 
 @pytest.mark.parametrize(("staleness", "share"), [(0, 0.0), (1, 1 / 2), (6, 6 / 7)])

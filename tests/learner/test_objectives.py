@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from learner.objectives import LossTotals, answer_means, distance_to_base, group_advantages, policy_loss, token_shares
+from learner.objectives import (
+    LossTotals,
+    answer_means,
+    distance_to_base,
+    group_advantages,
+    policy_loss,
+    token_shares,
+)
 
 ANSWERS = torch.tensor([0, 0, 0, 1, 2, 2])
 
@@ -12,7 +19,10 @@ ANSWERS = torch.tensor([0, 0, 0, 1, 2, 2])
 @pytest.mark.parametrize(
     ("rewards", "advantages"),
     [
-        ([1.0, 0.0, 0.0, 0.0], [3**0.5, -(3**-0.5), -(3**-0.5), -(3**-0.5)]),  # mean 1/4, deviation sqrt(3)/4
+        (
+            [1.0, 0.0, 0.0, 0.0],
+            [3**0.5, -(3**-0.5), -(3**-0.5), -(3**-0.5)],
+        ),  # mean 1/4, deviation sqrt(3)/4
         ([2.0, -2.0], [1.0, -1.0]),
         ([1.0, 1.0, 1.0], [0.0, 0.0, 0.0]),
         ([0.7], [0.0]),
@@ -38,7 +48,9 @@ def test_a_tokens_share_depends_on_the_mean() -> None:
     assert token_shares("sequence", totals, ANSWERS, constant=0).tolist() == pytest.approx(
         [1 / 9, 1 / 9, 1 / 9, 1 / 3, 1 / 6, 1 / 6]
     )
-    assert token_shares("constant", totals, ANSWERS, constant=10).tolist() == pytest.approx([1 / 30] * 6)
+    assert token_shares("constant", totals, ANSWERS, constant=10).tolist() == pytest.approx(
+        [1 / 30] * 6
+    )
 
 
 def test_each_token_gets_its_answers_mean() -> None:
@@ -59,17 +71,26 @@ def test_the_loss_is_the_papers_formula(mean: str) -> None:
         "constant": -np.mean([np.sum(answer) / 10 for answer in answers]),
     }[mean]
     shares = token_shares(mean, LossTotals(6, 3), ANSWERS, constant=10)  # type: ignore[arg-type]
-    found = policy_loss(torch.tensor(logprobs), torch.tensor(weights), torch.tensor(advantages), shares)
+    found = policy_loss(
+        torch.tensor(logprobs), torch.tensor(weights), torch.tensor(advantages), shares
+    )
     assert float(found) == pytest.approx(float(expected))
 
 
 def test_losses_of_micro_batches_add_up() -> None:
     generator = torch.Generator().manual_seed(1)
     logprobs, weights, advantages = torch.randn(3, 6, generator=generator)
-    whole = policy_loss(logprobs, weights, advantages, token_shares("sequence", LossTotals(6, 3), ANSWERS, constant=0))
+    whole = policy_loss(
+        logprobs,
+        weights,
+        advantages,
+        token_shares("sequence", LossTotals(6, 3), ANSWERS, constant=0),
+    )
     parts = []
     for at in (slice(0, 4), slice(4, 6)):
-        shares = token_shares("sequence", LossTotals(6, 3), ANSWERS[at] - ANSWERS[at][0], constant=0)
+        shares = token_shares(
+            "sequence", LossTotals(6, 3), ANSWERS[at] - ANSWERS[at][0], constant=0
+        )
         parts.append(policy_loss(logprobs[at], weights[at], advantages[at], shares))
     torch.testing.assert_close(sum(parts), whole)
 
@@ -77,7 +98,9 @@ def test_losses_of_micro_batches_add_up() -> None:
 def test_its_gradient_is_minus_weight_times_advantage_times_share() -> None:
     logprobs = torch.tensor([-1.0, -2.0], requires_grad=True)
     shares = torch.tensor([0.5, 0.25])
-    torch.autograd.backward(policy_loss(logprobs, torch.tensor([1.5, 1.0]), torch.tensor([1.0, -2.0]), shares))
+    torch.autograd.backward(
+        policy_loss(logprobs, torch.tensor([1.5, 1.0]), torch.tensor([1.0, -2.0]), shares)
+    )
     assert logprobs.grad is not None
     assert logprobs.grad.tolist() == pytest.approx([-0.75, 0.5])
 

@@ -43,9 +43,13 @@ def laid_out(found: Sequence[MicroBatch]) -> list[tuple[int, float, int, float]]
 
 @settings(max_examples=40)
 @given(st.lists(st.integers(2, 30), min_size=1, max_size=20), st.integers(1, 200))
-def test_every_token_that_counts_is_there_once_and_the_budget_holds(lengths: list[int], tokens_max: int) -> None:
+def test_every_token_that_counts_is_there_once_and_the_budget_holds(
+    lengths: list[int], tokens_max: int
+) -> None:
     given_answers = answers(*lengths)
-    plain, packed = (micro_batches(given_answers, tokens_max, packed=each) for each in (False, True))
+    plain, packed = (
+        micro_batches(given_answers, tokens_max, packed=each) for each in (False, True)
+    )
     assert laid_out(plain) == laid_out(packed)
     for micro in (*plain, *packed):
         rows, width = micro.tokens_bt.shape
@@ -54,15 +58,24 @@ def test_every_token_that_counts_is_there_once_and_the_budget_holds(lengths: lis
         assert micro.answers == micro.answers_n[-1] + 1
         assert (np.diff(micro.answers_n) >= 0).all()
     again = micro_batches(given_answers, tokens_max, packed=True)
-    assert [micro.tokens_bt.tolist() for micro in again] == [micro.tokens_bt.tolist() for micro in packed]
+    assert [micro.tokens_bt.tolist() for micro in again] == [
+        micro.tokens_bt.tolist() for micro in packed
+    ]
 
 
 @settings(max_examples=40)
-@given(st.lists(st.integers(2, 30), min_size=1, max_size=20), st.integers(1, 200), st.integers(1, 5))
-def test_ranks_share_the_rows_and_run_as_many_micro_batches(lengths: list[int], tokens_max: int, ranks: int) -> None:
+@given(
+    st.lists(st.integers(2, 30), min_size=1, max_size=20), st.integers(1, 200), st.integers(1, 5)
+)
+def test_ranks_share_the_rows_and_run_as_many_micro_batches(
+    lengths: list[int], tokens_max: int, ranks: int
+) -> None:
     given_answers = answers(*lengths)
     whole = micro_batches(given_answers, tokens_max, packed=True)
-    dealt = [micro_batches(given_answers, tokens_max, packed=True, rank=rank, ranks=ranks) for rank in range(ranks)]
+    dealt = [
+        micro_batches(given_answers, tokens_max, packed=True, rank=rank, ranks=ranks)
+        for rank in range(ranks)
+    ]
     assert laid_out([micro for mine in dealt for micro in mine]) == laid_out(whole)
     assert len({len(mine) for mine in dealt}) == 1
     loads = [sum(micro.tokens for micro in mine) for mine in dealt]
@@ -78,7 +91,11 @@ def test_short_answers_share_a_row_with_positions_of_their_own() -> None:
         [100, 101, 102, 200, 201, 0],
     ]
     assert micro.positions_bt is not None
-    assert micro.positions_bt.tolist() == [[0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5], [0, 1, 2, 0, 1, 2]]
+    assert micro.positions_bt.tolist() == [
+        [0, 1, 2, 3, 4, 5],
+        [0, 1, 2, 3, 4, 5],
+        [0, 1, 2, 0, 1, 2],
+    ]
     assert micro.answers_n.tolist() == [0] * 5 + [1] * 4 + [2] * 2 + [3]
     assert micro.answer_bt.sum() == micro.tokens == 12
 
@@ -107,28 +124,44 @@ def test_a_row_longer_than_the_budget_stands_alone() -> None:
 
 
 @settings(max_examples=40)
-@given(st.lists(st.integers(1, 3), min_size=1, max_size=12), st.integers(1, 5), st.integers(0, 9), st.integers(1, 9))
-def test_parts_hold_every_group_once_and_whole(sizes: list[int], count: int, rng_seed: int, step: int) -> None:
+@given(
+    st.lists(st.integers(1, 3), min_size=1, max_size=12),
+    st.integers(1, 5),
+    st.integers(0, 9),
+    st.integers(1, 9),
+)
+def test_parts_hold_every_group_once_and_whole(
+    sizes: list[int], count: int, rng_seed: int, step: int
+) -> None:
     groups = [answers(*[5 + index] * size) for index, size in enumerate(sizes)]
     dealt = parts(groups, count, step=step, rng_seed=rng_seed)
     assert sorted(id(answer) for part in dealt for answer in part) == sorted(
         id(answer) for group in groups for answer in group
     )
     for group in groups:
-        assert sum(any(answer is each for each in part) for answer in group[:1] for part in dealt) == 1
+        assert (
+            sum(any(answer is each for each in part) for answer in group[:1] for part in dealt) == 1
+        )
     again = parts(groups, count, step=step, rng_seed=rng_seed)
-    assert [[id(each) for each in part] for part in again] == [[id(each) for each in part] for part in dealt]
+    assert [[id(each) for each in part] for part in again] == [
+        [id(each) for each in part] for part in dealt
+    ]
     assert len(dealt) == min(count, len(groups))
 
 
 def test_other_steps_are_dealt_otherwise() -> None:
     groups = [answers(5) for _ in range(20)]
-    orders = {tuple(id(each) for each in parts(groups, 2, step=step, rng_seed=0)[0]) for step in range(1, 5)}
+    orders = {
+        tuple(id(each) for each in parts(groups, 2, step=step, rng_seed=0)[0])
+        for step in range(1, 5)
+    }
     assert len(orders) == 4
 
 
 def test_advantages_are_those_of_the_group() -> None:
-    (first, second) = answers_of(batch_of(trajectory(4), trajectory(1, reward=0.0)), RULES, scaled=False)
+    (first, second) = answers_of(
+        batch_of(trajectory(4), trajectory(1, reward=0.0)), RULES, scaled=False
+    )
     assert [float(each.advantage) for each in (*first, *second)] == [0.5, -0.5, 0.5, -0.5]
     assert first[0].tokens.tolist() == [5, 1, 2, 3]
     assert first[0].logprobs_n.tolist() == pytest.approx([-1.0, -0.5, 0.0])

@@ -58,7 +58,9 @@ def test_who_counts_is_there_and_who_stands_still_is_lost(store: HashStore) -> N
     assert lost[0].empty()
     still.hang.set()
     assert lost[0].get(timeout=WAIT_S) == f"nothing was heard of rank 1 for {SILENCE_S:g} s"
-    assert lost[1].get(timeout=WAIT_S) == f"nothing was heard of rank 0 for {SILENCE_S:g} s", "its store is gone"
+    assert lost[1].get(timeout=WAIT_S) == f"nothing was heard of rank 0 for {SILENCE_S:g} s", (
+        "its store is gone"
+    )
     still.answer.set()
     first.leave()
     second.leave()
@@ -95,7 +97,9 @@ def test_after_a_last_word_all_end(store: HashStore) -> None:
         each.leave()
 
 
-def test_who_has_had_its_own_last_word_has_time_to_save_as_long_as_the_others_are_there(store: HashStore) -> None:
+def test_who_has_had_its_own_last_word_has_time_to_save_as_long_as_the_others_are_there(
+    store: HashStore,
+) -> None:
     lost: list[Lost] = [Lost(), Lost()]
     still = HangingStore(store)
     first, second = (watchdog(each, rank, lost[rank]) for rank, each in enumerate((store, still)))

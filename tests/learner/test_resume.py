@@ -39,7 +39,9 @@ def test_another_runs_checkpoints_are_refused_before_that_run_is_touched(
     learn(config, coordinator)
     other = ScriptedCoordinator(tmp_path / "other")
     other.run_id = "other"
-    with pytest.raises(OperatorFault, match=r"learner\.out_dir: .* has checkpoints of run run; this is run other"):
+    with pytest.raises(
+        OperatorFault, match=r"learner\.out_dir: .* has checkpoints of run run; this is run other"
+    ):
         learn(config, other, resume=True)
     assert other.events == []
 
@@ -114,7 +116,9 @@ def test_a_reward_that_float32_cannot_square_is_refused(
     def enormous(batch: Batch) -> Batch:
         group = batch.groups[0]
         members = (dataclasses.replace(group.trajectories[0], reward=1e30), *group.trajectories[1:])
-        return dataclasses.replace(batch, groups=(dataclasses.replace(group, trajectories=members), *batch.groups[1:]))
+        return dataclasses.replace(
+            batch, groups=(dataclasses.replace(group, trajectories=members), *batch.groups[1:])
+        )
 
     coordinator.spoil[1] = enormous
     learn(config, coordinator)

@@ -10,7 +10,13 @@ from learner import rng_state
 
 
 def draws() -> list[float]:
-    return [random.random(), random.gauss(0, 1), float(np.random.rand()), np.random.normal(), float(torch.rand(1))]
+    return [
+        random.random(),
+        random.gauss(0, 1),
+        float(np.random.rand()),
+        np.random.normal(),
+        float(torch.rand(1)),
+    ]
 
 
 def test_what_is_restored_draws_the_same_again(tmp_path: Path) -> None:

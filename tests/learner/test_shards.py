@@ -39,7 +39,10 @@ def weights() -> dict[str, torch.Tensor]:
 
 
 def published(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: each.to(torch.bfloat16) if each.is_floating_point() else each for name, each in weights.items()}
+    return {
+        name: each.to(torch.bfloat16) if each.is_floating_point() else each
+        for name, each in weights.items()
+    }
 
 
 def publisher_of(tmp_path: Path, weights: dict[str, torch.Tensor], taken: Taken) -> Publisher:
@@ -49,7 +52,9 @@ def publisher_of(tmp_path: Path, weights: dict[str, torch.Tensor], taken: Taken)
     return Publisher(writer, cast("Coordinator", taken), Ranks())
 
 
-def test_a_version_is_the_file_that_the_library_writes(tmp_path: Path, weights: dict[str, torch.Tensor]) -> None:
+def test_a_version_is_the_file_that_the_library_writes(
+    tmp_path: Path, weights: dict[str, torch.Tensor]
+) -> None:
     taken = Taken()
     publisher = publisher_of(tmp_path, weights, taken)
     publisher.begin(1, 7, weights)
@@ -59,7 +64,9 @@ def test_a_version_is_the_file_that_the_library_writes(tmp_path: Path, weights: 
     assert not list((tmp_path / "snapshots").iterdir())
 
 
-def test_a_version_is_of_the_moment_in_which_it_was_begun(tmp_path: Path, weights: dict[str, torch.Tensor]) -> None:
+def test_a_version_is_of_the_moment_in_which_it_was_begun(
+    tmp_path: Path, weights: dict[str, torch.Tensor]
+) -> None:
     """Training goes on meanwhile, in place; also where the weights are bfloat16 already."""
     taken = Taken()
     publisher = publisher_of(tmp_path, weights, taken)
@@ -83,6 +90,8 @@ def test_a_disk_that_refuses_is_told_without_waiting_for_the_next_version(
         publisher.begin(1, 7, weights)
         going = publisher._going
         wait_for(lambda: going is not None and going.done())
-    with pytest.raises(StoreFault, match=r"cannot write the snapshot .*epoch-1-version-7: File too large"):
+    with pytest.raises(
+        StoreFault, match=r"cannot write the snapshot .*epoch-1-version-7: File too large"
+    ):
         publisher.settle(patient=False)
     assert not list((tmp_path / "snapshots").iterdir())

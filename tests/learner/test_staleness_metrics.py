@@ -30,7 +30,9 @@ def test_sums_of_micro_batches_are_the_steps() -> None:
         assert one.ratio_max == pytest.approx(ratio.max(), rel=1e-5)
         assert one.clip_share == pytest.approx(1 - keeps[at].mean())
         assert one.corrected_share == pytest.approx(corrected[at].mean())
-        assert one.kl == pytest.approx(np.mean([each - 1 - np.log(each) for each in ratio]), rel=1e-4)
+        assert one.kl == pytest.approx(
+            np.mean([each - 1 - np.log(each) for each in ratio]), rel=1e-4
+        )
     whole = overall(found)
     assert whole.tokens == 40
     assert whole.ratio_max == pytest.approx(np.exp(log_ratio).max(), rel=1e-5)

@@ -29,7 +29,9 @@ def seen() -> Seen:
     proximal = near(rollout, 0.4)
     advantages = torch.randn(COUNT // 10, generator=generator)[ANSWERS]
     staleness = torch.randint(0, 4, (COUNT,), generator=generator)
-    return Seen(near(proximal, 0.3).requires_grad_(), rollout, advantages, staleness, ANSWERS, proximal)
+    return Seen(
+        near(proximal, 0.3).requires_grad_(), rollout, advantages, staleness, ANSWERS, proximal
+    )
 
 
 def gradient(recipe: Recipe, seen: Seen) -> Tensor:
@@ -63,8 +65,12 @@ def test_gspo_clips_whole_answers(seen: Seen) -> None:
     by_answer = (seen.logprobs_n - seen.rollout_logprobs_n).reshape(-1, 10).mean(1).exp()
     low, high = 0.02, 0.03
     advantages = seen.advantages_n[::10]
-    objective = torch.minimum(by_answer * advantages, by_answer.clamp(1 - low, 1 + high) * advantages).mean()
-    found = gradient(recipe(objective="gspo", correction="none", clip_eps_low=low, clip_eps_high=high), seen)
+    objective = torch.minimum(
+        by_answer * advantages, by_answer.clamp(1 - low, 1 + high) * advantages
+    ).mean()
+    found = gradient(
+        recipe(objective="gspo", correction="none", clip_eps_low=low, clip_eps_high=high), seen
+    )
     torch.testing.assert_close(found, torch.autograd.grad(-objective, seen.logprobs_n)[0])
     assert 0 < (found.reshape(-1, 10) == 0).all(1).sum() < COUNT // 10
 
@@ -72,7 +78,9 @@ def test_gspo_clips_whole_answers(seen: Seen) -> None:
 def test_decoupled_ppo_weighs_by_importance_and_clips_the_rest(seen: Seen) -> None:
     assert seen.proximal_n is not None
     importance = (seen.proximal_n - seen.rollout_logprobs_n).exp().clamp(max=1.2)
-    objective = (importance * surrogate((seen.logprobs_n - seen.proximal_n).exp(), seen.advantages_n)).mean()
+    objective = (
+        importance * surrogate((seen.logprobs_n - seen.proximal_n).exp(), seen.advantages_n)
+    ).mean()
     found = gradient(recipe(proximal="recomputed", tis_cap=1.2), seen)
     torch.testing.assert_close(found, torch.autograd.grad(-objective, seen.logprobs_n)[0])
 
@@ -91,7 +99,9 @@ def test_loglinear_puts_the_proximal_policy_between_by_version(seen: Seen) -> No
 
 
 def test_with_one_optimizer_step_recomputed_is_truncated_importance_sampling(seen: Seen) -> None:
-    first = Seen(seen.logprobs_n, seen.rollout_logprobs_n, seen.advantages_n, seen.staleness_n, ANSWERS)
+    first = Seen(
+        seen.logprobs_n, seen.rollout_logprobs_n, seen.advantages_n, seen.staleness_n, ANSWERS
+    )
     found = weigh(recipe(proximal="recomputed"), first)
     rho = np.exp((seen.logprobs_n.detach() - seen.rollout_logprobs_n).numpy())
     np.testing.assert_allclose(found.weights_n.numpy(), np.minimum(rho, 2.0), rtol=1e-6)
@@ -102,19 +112,29 @@ def test_with_one_optimizer_step_recomputed_is_truncated_importance_sampling(see
 
 @pytest.mark.parametrize("correction", ["icepop", "sequence_mask"])
 def test_masks_leave_tokens_or_answers_out(seen: Seen, correction: str) -> None:
-    first = Seen(seen.logprobs_n, seen.rollout_logprobs_n, seen.advantages_n, seen.staleness_n, ANSWERS)
+    first = Seen(
+        seen.logprobs_n, seen.rollout_logprobs_n, seen.advantages_n, seen.staleness_n, ANSWERS
+    )
     low, high = (0.8, 1.2) if correction == "icepop" else (0.95, 1.05)
     found = weigh(
-        recipe(proximal="recomputed", correction=correction, mask_low=low, mask_high=high, tis_cap=1.1), first
+        recipe(
+            proximal="recomputed", correction=correction, mask_low=low, mask_high=high, tis_cap=1.1
+        ),
+        first,
     )
     log_rho = (seen.logprobs_n.detach() - seen.rollout_logprobs_n).numpy()
     if correction == "icepop":
         expected = [np.exp(each) if low <= np.exp(each) <= high else 0.0 for each in log_rho]
     else:
         means = np.exp([log_rho[at : at + 10].mean() for at in range(0, COUNT, 10)])
-        expected = [min(np.exp(each), 1.1) * (low <= means[at // 10] <= high) for at, each in enumerate(log_rho)]
+        expected = [
+            min(np.exp(each), 1.1) * (low <= means[at // 10] <= high)
+            for at, each in enumerate(log_rho)
+        ]
     np.testing.assert_allclose(found.weights_n.numpy(), expected, rtol=1e-5)
-    assert found.corrected_n.tolist() == (~np.isclose(expected, np.exp(log_rho), rtol=1e-4)).tolist()
+    assert (
+        found.corrected_n.tolist() == (~np.isclose(expected, np.exp(log_rho), rtol=1e-4)).tolist()
+    )
     assert 0 < np.count_nonzero(expected) < COUNT
 
 
@@ -125,11 +145,17 @@ def test_masks_leave_tokens_or_answers_out(seen: Seen, correction: str) -> None:
         ({"clip_ratio_max": 1.2}, "learner.clip_ratio_max: expected 0, or more than 1 "),
     ],
 )
-def test_choices_that_do_not_go_together_are_the_operators_fault(choices: dict[str, Any], line: str) -> None:
+def test_choices_that_do_not_go_together_are_the_operators_fault(
+    choices: dict[str, Any], line: str
+) -> None:
     with pytest.raises(OperatorFault, match=line):
         Recipe(**choices)
 
 
 def test_the_mean_is_the_objectives_own_unless_chosen() -> None:
-    assert [recipe(objective=name).mean for name in ("grpo", "dr_grpo", "gspo")] == ["token", "constant", "sequence"]
+    assert [recipe(objective=name).mean for name in ("grpo", "dr_grpo", "gspo")] == [
+        "token",
+        "constant",
+        "sequence",
+    ]
     assert recipe(loss_mean="sequence").mean == "sequence"

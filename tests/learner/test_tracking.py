@@ -18,7 +18,12 @@ from learner import tracking
 from learner.tracking import FAILURES_MAX, QUEUE_MAX, Tracking, makers, numbers_in
 from tests.support.full_disk import files_up_to
 
-ROW = {"step": 1, "batch": "ab12", "loss": -0.5, "by_staleness": {0: {"answers": 8, "reward": 0.25}}}
+ROW = {
+    "step": 1,
+    "batch": "ab12",
+    "loss": -0.5,
+    "by_staleness": {0: {"answers": 8, "reward": 0.25}},
+}
 NUMBERS = {"step": 1, "loss": -0.5, "by_staleness/0/answers": 8, "by_staleness/0/reward": 0.25}
 
 
@@ -67,10 +72,15 @@ def test_what_fails_now_and_then_goes_on(tmp_path: Path, caplog: pytest.LogCaptu
         books.note({**ROW, "step": step})
     books.close()
     assert [step for step, _ in board.rows] == [FAILURES_MAX - 1]
-    assert caplog.text.count("cannot track tracker=board reason=ConnectionError no network") == FAILURES_MAX - 1
+    assert (
+        caplog.text.count("cannot track tracker=board reason=ConnectionError no network")
+        == FAILURES_MAX - 1
+    )
 
 
-def test_what_always_fails_is_given_up_and_the_others_are_not(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_always_fails_is_given_up_and_the_others_are_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     def broken() -> Shown:
         raise RuntimeError("not logged in")
 
@@ -104,7 +114,9 @@ def test_nobody_waits_for_a_board_that_hangs(
     assert "left behind tracker=hangs" in caplog.text
 
 
-def test_a_full_disk_costs_rows_and_no_half_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_costs_rows_and_no_half_lines(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     books = Tracking(tmp_path, {})
     books.note(ROW)
     room = (tmp_path / "metrics.jsonl").stat().st_size
@@ -123,9 +135,14 @@ def test_a_learner_of_which_nothing_is_noted_makes_no_board(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])
-def test_a_missing_package_is_told_at_the_start(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_told_at_the_start(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(OperatorFault, match=rf"learner.track: {name} is not installed; pip install 'echo2d\[{name}\]'"):
+    with pytest.raises(
+        OperatorFault,
+        match=rf"learner.track: {name} is not installed; pip install 'echo2d\[{name}\]'",
+    ):
         makers([name], tmp_path)
 
 
@@ -171,7 +188,9 @@ def test_weights_and_biases_asks_nobody_for_a_login_and_works_offline(tmp_path: 
     assert done.returncode == 0, done.stderr
     assert "not logged in tracker=wandb" in done.stderr
     (path,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
-    assert history_of(path) == [(step, {"step": step, "loss": -0.5, "by_staleness/0/reward": 0.25}) for step in (1, 2)]
+    assert history_of(path) == [
+        (step, {"step": step, "loss": -0.5, "by_staleness/0/reward": 0.25}) for step in (1, 2)
+    ]
 
 
 def history_of(path: Path) -> list[tuple[int, dict[str, float]]]:
@@ -187,7 +206,10 @@ def history_of(path: Path) -> list[tuple[int, dict[str, float]]]:
         at = start + int.from_bytes(data[start - 3 : start - 1], "little")
         record = messages.Record.FromString(data[start:at])
         if record.WhichOneof("record_type") == "history":
-            items = {"/".join(item.nested_key) or item.key: item.value_json for item in record.history.item}
+            items = {
+                "/".join(item.nested_key) or item.key: item.value_json
+                for item in record.history.item
+            }
             numbers = {name: json.loads(value) for name, value in items.items() if name[0] != "_"}
             found.append((json.loads(items["_step"]), numbers))
     return found
@@ -211,6 +233,8 @@ end_with(3)
 def test_the_program_ends_when_its_threads_have_and_waits_for_no_library(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", ENDS]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=False, timeout=40)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, check=False, timeout=40
+    )
     assert (done.returncode, done.stdout, done.stderr) == (3, b"said\n", b"")
     assert (tmp_path / "saved").exists()

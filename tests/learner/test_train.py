@@ -17,7 +17,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import learner.__main__ as program
-from echo2d.client import Batch, Coordinator, IntegrityFault, NotResumable, OperatorFault, PeerFault, StoreFault
+from echo2d.client import (
+    Batch,
+    Coordinator,
+    IntegrityFault,
+    NotResumable,
+    OperatorFault,
+    PeerFault,
+    StoreFault,
+)
 from echo2d.demo.tiny_model import TinyRecipe, held_out_prompts, make_tiny_model, sampled_accuracy
 from learner import train
 from learner.__main__ import main, stop_on_signals
@@ -53,9 +61,13 @@ def coordinator(tmp_path: Path) -> ScriptedCoordinator:
 
 
 @pytest.fixture
-def served(coordinator: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch) -> ScriptedCoordinator:
+def served(
+    coordinator: ScriptedCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> ScriptedCoordinator:
     """It is the one that the learner's program finds."""
-    monkeypatch.setattr(program, "Coordinator", lambda *_, **__: contextlib.nullcontext(coordinator))
+    monkeypatch.setattr(
+        program, "Coordinator", lambda *_, **__: contextlib.nullcontext(coordinator)
+    )
     return coordinator
 
 
@@ -75,10 +87,19 @@ def test_a_run_publishes_commits_and_checkpoints_in_order(
     assert coordinator.events[:2] == [("session", 0), ("publish", 0)]
     assert coordinator.said("commit") == [1, 2, 3, 4]
     assert coordinator.said("publish") == [0, 1, 2, 3, 4]
-    for step in (1, 2, 3):  # a version goes out while the next step is trained, and is out before the one after it
-        committed, published = (coordinator.events.index((what, step)) for what in ("commit", "publish"))
+    for step in (
+        1,
+        2,
+        3,
+    ):  # a version goes out while the next step is trained, and is out before the one after it
+        committed, published = (
+            coordinator.events.index((what, step)) for what in ("commit", "publish")
+        )
         assert committed < published < coordinator.events.index(("publish", step + 1))
-    assert coordinator.said("checkpoint") in ([0, 3], [3])  # two that are whole at once are told at once
+    assert coordinator.said("checkpoint") in (
+        [0, 3],
+        [3],
+    )  # two that are whole at once are told at once
     assert coordinator.events[-1] == ("checkpoint", 3)
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     assert [row["staleness"] for row in rows] == [{"0": 16}, *[{"1": 16}] * 3]
@@ -102,13 +123,17 @@ def test_every_row_reaches_the_boards_that_were_asked_for(
         def close(self) -> None:
             self._seen.append("closed")
 
-    monkeypatch.setattr(train, "makers", lambda names, _: {name: partial(Board, name) for name in names})
+    monkeypatch.setattr(
+        train, "makers", lambda names, _: {name: partial(Board, name) for name in names}
+    )
     rows = learn(dataclasses.replace(config, track=("tensorboard", "wandb")), coordinator)
     losses = [(row["step"], row["loss"]) for row in rows]
     assert shown == {"tensorboard": [*losses, "closed"], "wandb": [*losses, "closed"]}
 
 
-def test_a_step_is_recorded_before_it_is_durable(config: LearnerConfig, coordinator: ScriptedCoordinator) -> None:
+def test_a_step_is_recorded_before_it_is_durable(
+    config: LearnerConfig, coordinator: ScriptedCoordinator
+) -> None:
     rows: list[int] = []
     coordinator.checkpoint = lambda step: rows.append(  # type: ignore[method-assign]
         len((config.out_dir / "metrics.jsonl").read_text().splitlines())
@@ -128,11 +153,16 @@ def test_published_files_are_the_bases_in_bfloat16(
     assert {name: (t.shape, t.dtype) for name, t in new.items()} == {
         name: (t.shape, t.dtype) for name, t in old.items()
     }
-    assert all(torch.equal(tensor, old[name]) for name, tensor in load_file(first / "model.safetensors").items())
+    assert all(
+        torch.equal(tensor, old[name])
+        for name, tensor in load_file(first / "model.safetensors").items()
+    )
     assert sampled_accuracy(last, held_out_prompts()) > sampled_accuracy(base, held_out_prompts())
 
 
-def test_fresh_rollouts_have_ratio_one(config: LearnerConfig, coordinator: ScriptedCoordinator) -> None:
+def test_fresh_rollouts_have_ratio_one(
+    config: LearnerConfig, coordinator: ScriptedCoordinator
+) -> None:
     coordinator.lag = 0
     for row in learn(config, coordinator):
         assert row["ratio_mean"] == pytest.approx(1.0, abs=0.01)
@@ -140,7 +170,8 @@ def test_fresh_rollouts_have_ratio_one(config: LearnerConfig, coordinator: Scrip
 
 
 @pytest.mark.parametrize(
-    ("at_start", "answered", "published"), [(2, 2, [0, 2, 4]), (1, 3, [0, 3, 4]), (1, 1, [0, 1, 2, 3, 4])]
+    ("at_start", "answered", "published"),
+    [(2, 2, [0, 2, 4]), (1, 3, [0, 3, 4]), (1, 1, [0, 1, 2, 3, 4])],
 )
 def test_kappa_is_the_coordinators(
     config: LearnerConfig,
@@ -154,14 +185,24 @@ def test_kappa_is_the_coordinators(
     assert coordinator.said("publish") == published
 
 
-def test_a_bad_group_is_refused_and_never_trained(config: LearnerConfig, coordinator: ScriptedCoordinator) -> None:
+def test_a_bad_group_is_refused_and_never_trained(
+    config: LearnerConfig, coordinator: ScriptedCoordinator
+) -> None:
     def too_old(batch: Batch) -> Batch:
         group = batch.groups[1]
-        spans = tuple(dataclasses.replace(span, version=span.version - 3) for span in group.trajectories[2].spans)
+        spans = tuple(
+            dataclasses.replace(span, version=span.version - 3)
+            for span in group.trajectories[2].spans
+        )
         old = dataclasses.replace(group.trajectories[2], spans=spans)
         members = (*group.trajectories[:2], old, *group.trajectories[3:])
         return dataclasses.replace(
-            batch, groups=(batch.groups[0], dataclasses.replace(group, trajectories=members), *batch.groups[2:])
+            batch,
+            groups=(
+                batch.groups[0],
+                dataclasses.replace(group, trajectories=members),
+                *batch.groups[2:],
+            ),
         )
 
     coordinator.spoil[3] = too_old
@@ -182,7 +223,10 @@ def test_a_stopped_learner_resumes_to_the_same_weights(
     prefetch = BatchPrefetch()
     again.on_commit = lambda step: prefetch.stop() if step == 2 else None
     learn(config, again, prefetch=prefetch)
-    assert again.events[-1] == ("checkpoint", 0)  # if this one were damaged, the base model would be the one before
+    assert again.events[-1] == (
+        "checkpoint",
+        0,
+    )  # if this one were damaged, the base model would be the one before
     rows = learn(config, again, resume=True)
     assert again.events[again.events.index(("session", 2)) + 1] == ("publish", 2)
     assert [(row["step"], row["epoch"]) for row in rows] == [(1, 1), (2, 1), (3, 2), (4, 2)]
@@ -190,7 +234,9 @@ def test_a_stopped_learner_resumes_to_the_same_weights(
     assert all(torch.equal(tensor, resumed[name]) for name, tensor in straight.items())
 
 
-def test_a_stopped_learner_does_not_wait_for_a_batch(config: LearnerConfig, coordinator: ScriptedCoordinator) -> None:
+def test_a_stopped_learner_does_not_wait_for_a_batch(
+    config: LearnerConfig, coordinator: ScriptedCoordinator
+) -> None:
     prefetch = BatchPrefetch()
     prefetch.stop()
     Learner(config, cast("Coordinator", coordinator), prefetch, resume=False).run()
@@ -206,7 +252,9 @@ def test_a_signal_lets_the_step_end_and_saves_it(
     coordinator.on_commit = lambda step: signal.raise_signal(number) if step == 2 else None
     learn(config, coordinator, prefetch=prefetch)
     assert coordinator.said("commit") == [1, 2]
-    assert [path.name for path in (config.out_dir / "checkpoints").iterdir()] == ["step-00000002-epoch-1"]
+    assert [path.name for path in (config.out_dir / "checkpoints").iterdir()] == [
+        "step-00000002-epoch-1"
+    ]
     assert signal.getsignal(number) == signal.SIG_DFL
 
 
@@ -215,7 +263,9 @@ def test_a_step_can_be_slowed_down(config: LearnerConfig, coordinator: ScriptedC
     assert all(row["t_train_s"] >= 0.1 for row in rows)
 
 
-def test_checkpoints_are_not_overwritten_by_accident(config: LearnerConfig, coordinator: ScriptedCoordinator) -> None:
+def test_checkpoints_are_not_overwritten_by_accident(
+    config: LearnerConfig, coordinator: ScriptedCoordinator
+) -> None:
     learn(config, coordinator)
     assert sorted(path.name for path in (config.out_dir / "checkpoints").iterdir()) == [
         "step-00000003-epoch-1",
@@ -258,7 +308,12 @@ def test_killed_and_resumed_is_the_same_as_straight(
 
     def kill(step: int) -> None:
         if step == killed_at:
-            wait_for(lambda: not last or (other.out_dir / "checkpoints" / f"step-{last:08d}-epoch-1").exists())
+            wait_for(
+                lambda: (
+                    not last
+                    or (other.out_dir / "checkpoints" / f"step-{last:08d}-epoch-1").exists()
+                )
+            )
             raise KilledError
 
     other = dataclasses.replace(config, out_dir=tmp_path / "other")
@@ -275,7 +330,9 @@ def test_killed_and_resumed_is_the_same_as_straight(
         [row[name] for name in told] for row in straight
     ]
     for name in ("model.safetensors", "config.json"):
-        assert (again.published(6) / name).read_bytes() == (coordinator.published(6) / name).read_bytes()
+        assert (again.published(6) / name).read_bytes() == (
+            coordinator.published(6) / name
+        ).read_bytes()
     assert _same(*(checkpointed(each) for each in (config, other)))
 
 
@@ -302,7 +359,8 @@ def _same(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("size", "line"), [(100, "cannot write .*(snapshot|metrics)"), (1 << 20, "cannot write the checkpoint")]
+    ("size", "line"),
+    [(100, "cannot write .*(snapshot|metrics)"), (1 << 20, "cannot write the checkpoint")],
 )
 def test_a_full_disk_ends_the_learner_in_one_line_and_it_goes_on_later(
     config: LearnerConfig, coordinator: ScriptedCoordinator, size: int, line: str
@@ -366,7 +424,9 @@ def test_groups_that_were_trained_are_refused_and_damaged_bytes_asked_for_again(
     assert coordinator.said("commit") == [1, 2, 3, 4]
 
 
-def test_a_fault_while_taking_ends_the_learner(config: LearnerConfig, coordinator: ScriptedCoordinator) -> None:
+def test_a_fault_while_taking_ends_the_learner(
+    config: LearnerConfig, coordinator: ScriptedCoordinator
+) -> None:
     def fenced(batch: Batch) -> Batch:
         raise PeerFault("fenced")
 
@@ -375,15 +435,27 @@ def test_a_fault_while_taking_ends_the_learner(config: LearnerConfig, coordinato
         learn(config, coordinator)
 
 
-def test_what_a_fenced_learner_left_is_removed(config: LearnerConfig, coordinator: ScriptedCoordinator) -> None:
-    for name in ("run-epoch-1-version-7", ".tmp-run-epoch-1-version-8", "mine", "other-epoch-0-version-7"):
+def test_what_a_fenced_learner_left_is_removed(
+    config: LearnerConfig, coordinator: ScriptedCoordinator
+) -> None:
+    for name in (
+        "run-epoch-1-version-7",
+        ".tmp-run-epoch-1-version-8",
+        "mine",
+        "other-epoch-0-version-7",
+    ):
         (config.snapshot_root / name).mkdir()
     coordinator._epoch = 1
     learn(config, coordinator)
-    assert {path.name for path in config.snapshot_root.iterdir()} == {"mine", "other-epoch-0-version-7"}
+    assert {path.name for path in config.snapshot_root.iterdir()} == {
+        "mine",
+        "other-epoch-0-version-7",
+    }
 
 
-def test_what_was_left_is_no_reason_for_want_of_room(config: LearnerConfig, coordinator: ScriptedCoordinator) -> None:
+def test_what_was_left_is_no_reason_for_want_of_room(
+    config: LearnerConfig, coordinator: ScriptedCoordinator
+) -> None:
     """Else no restart would help. What the learner before this one has may still be in use."""
     for epoch in (0, 1):
         (config.snapshot_root / f"run-epoch-{epoch}-version-7").mkdir()
@@ -413,7 +485,9 @@ def test_an_incomplete_model_is_the_operators_fault(
         learn(dataclasses.replace(config, model=model), coordinator)
 
 
-def test_a_model_without_one_of_its_weights_is_the_operators_fault(config: LearnerConfig, tmp_path: Path) -> None:
+def test_a_model_without_one_of_its_weights_is_the_operators_fault(
+    config: LearnerConfig, tmp_path: Path
+) -> None:
     model = shutil.copytree(config.model, tmp_path / "lacking")
     tensors = load_file(model / "model.safetensors")
     del tensors["model.norm.weight"]
@@ -463,12 +537,21 @@ def test_every_recipe_trains_alike_on_fresh_rollouts(
         assert row["by_staleness"]["0"]["answers"] == GROUPS * GROUP_SIZE
 
 
-def test_dr_grpo_and_several_optimizer_steps_train(config: LearnerConfig, coordinator: ScriptedCoordinator) -> None:
-    choices: dict[str, Any] = {"objective": "dr_grpo", "loss_tokens": 9, "proximal": "recomputed", "optimizer_steps": 2}
+def test_dr_grpo_and_several_optimizer_steps_train(
+    config: LearnerConfig, coordinator: ScriptedCoordinator
+) -> None:
+    choices: dict[str, Any] = {
+        "objective": "dr_grpo",
+        "loss_tokens": 9,
+        "proximal": "recomputed",
+        "optimizer_steps": 2,
+    }
     choices["gradient_checkpointing"] = True
     rows = learn(dataclasses.replace(config, steps=2, kl_coef=0.1, **choices), coordinator)
     assert coordinator.said("commit") == [1, 2]
-    assert rows[0]["ratio_max"] > 1.0  # the second optimizer step finds other weights than the rollouts'
+    assert (
+        rows[0]["ratio_max"] > 1.0
+    )  # the second optimizer step finds other weights than the rollouts'
     assert rows[0]["by_staleness"]["0"]["tokens"] == rows[0]["tokens"] == GROUPS * GROUP_SIZE * 9
 
 
@@ -490,7 +573,9 @@ def test_rows_shared_by_several_answers_give_the_same_logprobs(base: Path) -> No
     for packed in (False, True):
         (micro,) = micro_batches(answers, 1000, packed=packed)
         with torch.inference_mode():
-            logprobs = answer_logprobs(model, micro.tokens_bt, micro.answer_bt, 1.0, micro.positions_bt)
+            logprobs = answer_logprobs(
+                model, micro.tokens_bt, micro.answer_bt, 1.0, micro.positions_bt
+            )
         found.append({index: logprobs[micro.advantages_n == index] for index in range(6)})
     assert all(torch.allclose(found[0][index], found[1][index], atol=1e-5) for index in range(6))
 
@@ -508,30 +593,47 @@ def test_the_file_is_read_back_as_written(config: LearnerConfig, tmp_path: Path)
         ({"steps": True}, "learner.steps: expected an integer, at least 1; found True"),
         ({"betas": [0.9]}, "learner.betas: expected [a number, a number]"),
         ({"betas": [0.9, 1.0]}, "learner.betas: expected [a number, a number]"),
-        ({"objective": "ppo"}, 'learner.objective: expected "grpo" or "dr_grpo" or "gspo"; found \'ppo\''),
+        (
+            {"objective": "ppo"},
+            'learner.objective: expected "grpo" or "dr_grpo" or "gspo"; found \'ppo\'',
+        ),
         ({"speed": 1}, "learner.speed: unknown key; expected one of objective, "),
     ],
 )
 def test_a_wrong_key_is_one_line_and_exit_code_2(
-    config: LearnerConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, object], line: str
+    config: LearnerConfig,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, object],
+    line: str,
 ) -> None:
     assert main(["--config", str(write_config(tmp_path / "run.toml", config, **changes))]) == 2
     assert capsys.readouterr().err.startswith(f"learner: {line}")
 
 
 def test_a_gradient_that_is_no_number_would_be_none_again(
-    config: LearnerConfig, served: ScriptedCoordinator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    config: LearnerConfig,
+    served: ScriptedCoordinator,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The first step leaves weights with which nothing can be reckoned. A service must not begin again for ever."""
     path = write_config(tmp_path / "run.toml", config, lr=1e30, warmup_steps=0)
     assert main(["--config", str(path)]) == 2
-    assert capsys.readouterr().err.splitlines()[-1].startswith("learner: the gradient of train step 2 has norm ")
+    assert (
+        capsys.readouterr()
+        .err.splitlines()[-1]
+        .startswith("learner: the gradient of train step 2 has norm ")
+    )
     assert served.said("commit") == [1]
 
 
 @pytest.mark.usefixtures("served")
 def test_what_nobody_expected_has_a_traceback_and_a_last_word(
-    config: LearnerConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    config: LearnerConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """So other ranks do not wait for this one, nor it for what libraries do at the end."""
 
@@ -547,7 +649,11 @@ def test_what_nobody_expected_has_a_traceback_and_a_last_word(
 
 @pytest.mark.parametrize(
     ("text", "line"),
-    [("[learner]\nlr = 1", "learner.url: expected "), ("[run]", "expected a table [learner]"), ("a = ", "is not TOML")],
+    [
+        ("[learner]\nlr = 1", "learner.url: expected "),
+        ("[run]", "expected a table [learner]"),
+        ("a = ", "is not TOML"),
+    ],
 )
 def test_a_file_without_a_whole_table_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, line: str

@@ -41,7 +41,13 @@ async def test_start_and_stop_are_told_by_their_environment(tmp_path: Path) -> N
     await provider.start(BoxOrder(Label("x-a-b-1"), "b", "https://h:1", Path("t.token"), 90.5))
     await provider.stop(Label("x-a-b-1"), ("i-1", "i-2"))
     lines = told.read_text().splitlines()
-    for line in ("LABEL=x-a-b-1", "LABEL_PREFIX=x-", "OFFER=b", "COORDINATOR_URL=https://h:1", "TOKEN_FILE=t.token"):
+    for line in (
+        "LABEL=x-a-b-1",
+        "LABEL_PREFIX=x-",
+        "OFFER=b",
+        "COORDINATOR_URL=https://h:1",
+        "TOKEN_FILE=t.token",
+    ):
         assert f"ECHO2D_{line}" in lines
     assert "ECHO2D_LIFE_S=90" in lines
     assert "ECHO2D_ID=i-1 i-2" in lines
@@ -52,7 +58,13 @@ async def test_a_list_is_read_whole_or_not_at_all() -> None:
     printed = "\\n".join(json.dumps(each).replace('"', '\\"') for each in good)
     provider = ExecProvider(Commands((), (), shell(f'printf "{printed}\\n\\n"'), 20.0, PATH), "x-")
     assert await provider.list() == (Instance(Label("x-a-b-1"), "i-1"),)
-    for line in ("no json", "[]", '{"label": "x-1"}', '{"label": "x-1", "id": "a b"}', '{"label": "x-1", "id": 7}'):
+    for line in (
+        "no json",
+        "[]",
+        '{"label": "x-1"}',
+        '{"label": "x-1", "id": "a b"}',
+        '{"label": "x-1", "id": 7}',
+    ):
         with pytest.raises(ProviderFault):
             read_instance(line)
 
@@ -76,7 +88,10 @@ async def test_a_command_that_hangs_is_killed_with_its_group(tmp_path: Path) -> 
 async def test_what_it_leaves_running_keeps_nobody_waiting(tmp_path: Path) -> None:
     """Although that holds its output open; and it stays."""
     pid = tmp_path / "pid"
-    assert await run_command(shell(f"sleep 600 & echo $! > {pid}; echo made"), PATH, timeout_s=20.0) == "made\n"
+    assert (
+        await run_command(shell(f"sleep 600 & echo $! > {pid}; echo made"), PATH, timeout_s=20.0)
+        == "made\n"
+    )
     assert runs(pid)
     await run_command(("kill", pid.read_text().strip()), PATH, timeout_s=20.0)
 
@@ -132,7 +147,9 @@ def test_it_is_closed_while_another_thread_writes_a_row(tmp_path: Path) -> None:
         writer.join()
 
 
-@pytest.mark.parametrize("change", ["usd_per_h = -1", "billed_by_s = 0", "copies = 0", "usd_per_h = 'x'"])
+@pytest.mark.parametrize(
+    "change", ["usd_per_h = -1", "billed_by_s = 0", "copies = 0", "usd_per_h = 'x'"]
+)
 def test_a_damaged_row_is_named(tmp_path: Path, change: str) -> None:
     path = tmp_path / "rentals.sqlite"
     store = RentalStore(path)

@@ -26,7 +26,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.sglang)
             item.add_marker(pytest.mark.timeout(1800))
             if not READY.exists():
-                item.add_marker(pytest.mark.skip(reason="no SGLang here: `make sglang-test` installs it"))
+                item.add_marker(
+                    pytest.mark.skip(reason="no SGLang here: `make sglang-test` installs it")
+                )
 
 
 def launch(folder: Path, *flags: str) -> Launch:
@@ -36,7 +38,9 @@ def launch(folder: Path, *flags: str) -> Launch:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[list[Running]]:
     folder = tmp_path_factory.mktemp("servers")
-    await asyncio.to_thread(save_random_model, folder / "model", tiny_config(intermediate_size=64), rng_seed=99)
+    await asyncio.to_thread(
+        save_random_model, folder / "model", tiny_config(intermediate_size=64), rng_seed=99
+    )
     processes = [ServerProcess(launch(folder / str(number))) for number in range(2)]
     for process in processes:
         await process.start(folder / "model", "start")

@@ -18,7 +18,9 @@ LEASES, SAMPLES, BEFORE_S = 4, 4, 14.0
 SURVIVES_MIN = 0.8
 
 
-async def test_most_tokens_of_a_killed_worker_survive(tmp_path: Path, servers: list[Running]) -> None:
+async def test_most_tokens_of_a_killed_worker_survive(
+    tmp_path: Path, servers: list[Running]
+) -> None:
     """It dies without a word; every token it was told of before has its version."""
     harness = SglangHarness(tmp_path / "models", servers)
     engine = harness.engine()
@@ -36,8 +38,12 @@ async def test_most_tokens_of_a_killed_worker_survive(tmp_path: Path, servers: l
             done = await double.until_said(RefitDone, names["box"])
             assert done.memory_ok is None, "SGLang does not give its weights back"
             for number in range(1, LEASES + 1):
-                double.send(names["box"], double.lease(number, samples=SAMPLES, tokens=CONTEXT_MAX - 100))
-            await asyncio.sleep(BEFORE_S)  # progress is told every two seconds; this is what is measured
+                double.send(
+                    names["box"], double.lease(number, samples=SAMPLES, tokens=CONTEXT_MAX - 100)
+                )
+            await asyncio.sleep(
+                BEFORE_S
+            )  # progress is told every two seconds; this is what is measured
             made = [sample for call in engine._calls.values() for sample in call.outputs]
             written = sum(len(sample.output) for sample in made)
         told = Told(double.said(LeaseProgress))

@@ -57,14 +57,20 @@ def test_some_steps_of_grpo(tmp_path: Path) -> None:
     with Programs(run / "logs") as programs:
         programs.start("coordinator", "-m", "echo2d", "coordinate", "--config", str(config))
         url = json.loads(wait_for(run / "coordinator" / "coordinator.json", programs, 60.0))["url"]
-        config.write_text(config.read_text() + LEARNER.format(run=run, model=model, url=url, steps=STEPS))
+        config.write_text(
+            config.read_text() + LEARNER.format(run=run, model=model, url=url, steps=STEPS)
+        )
         for number in range(1, WORKERS + 1):
             start_worker(programs, run, url, f"worker-{number}")
         learner = programs.start("learner", "-m", "learner", "--config", str(config))
-        with Coordinator(url, token_file=run / "coordinator" / "tokens" / "viewer.token") as coordinator:
+        with Coordinator(
+            url, token_file=run / "coordinator" / "tokens" / "viewer.token"
+        ) as coordinator:
             facts = until_done(programs, coordinator, lambda _: learner.returncode is not None)
             facts = until_done(programs, coordinator, all_serve)
-    rows = [json.loads(line) for line in (run / "learner" / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (run / "learner" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
     assert facts["trajectories"]["trained"] == STEPS * 64
     assert all(worker["accepted"] > 0 for worker in facts["workers"]), "both made rollouts"
@@ -73,17 +79,23 @@ def test_some_steps_of_grpo(tmp_path: Path) -> None:
 
 def start_worker(programs: Programs, run: Path, url: str, name: str) -> None:
     token = run / f"{name}.token"
-    create_token(run / "coordinator", name, role="worker", url=url, out=token, max_workers=1, expires="1d")
+    create_token(
+        run / "coordinator", name, role="worker", url=url, out=token, max_workers=1, expires="1d"
+    )
     flags = {
         "token-file": token, "state-dir": run / name, "name": name, "slots": 32,
         "engine": "sglang", "engine-python": PYTHON, "engine-args": " ".join(FLAGS),
     }  # fmt: skip
-    programs.start(name, "-m", "echo2d", "join", url, *(f"--{flag}={value}" for flag, value in flags.items()))
+    programs.start(
+        name, "-m", "echo2d", "join", url, *(f"--{flag}={value}" for flag, value in flags.items())
+    )
 
 
 def all_serve(facts: dict[str, Any]) -> bool:
     served = [worker["serving"] for worker in facts["workers"]]
-    return len(served) == WORKERS and all(each is not None and each["version"] == STEPS for each in served)
+    return len(served) == WORKERS and all(
+        each is not None and each["version"] == STEPS for each in served
+    )
 
 
 def until_done(programs: Programs, coordinator: Coordinator, done: Any) -> dict[str, Any]:

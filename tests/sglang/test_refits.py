@@ -18,7 +18,15 @@ from echo2d.engines.sglang.http_client import SglangClient
 from echo2d.engines.sglang.server import Running
 from echo2d.errors import EngineFault
 from tests.sglang.conftest import launch
-from tests.support.engine_contract import BREAKS, ENDLESS, SHORT, Collected, check_logprobs, generated, running
+from tests.support.engine_contract import (
+    BREAKS,
+    ENDLESS,
+    SHORT,
+    Collected,
+    check_logprobs,
+    generated,
+    running,
+)
 from tests.support.engine_harness import VOCAB_SIZE, label
 from tests.support.quiet_machine import OTHERS_MAX, Others, children
 from tests.support.sglang_harness import SglangHarness
@@ -43,7 +51,9 @@ async def test_twenty_refits_with_64_long_requests(harness: SglangHarness, tmp_p
     for version in range(1, REFITS + 1):
         await asyncio.to_thread(harness.snapshot, version)
     requests = [
-        GenerateRequest(f"{number:02}", [(number * 7 + place) % VOCAB_SIZE for place in range(8)], 1, TOKENS)
+        GenerateRequest(
+            f"{number:02}", [(number * 7 + place) % VOCAB_SIZE for place in range(8)], 1, TOKENS
+        )
         for number in range(REQUESTS)
     ]
     pauses: list[float] = []
@@ -56,7 +66,9 @@ async def test_twenty_refits_with_64_long_requests(harness: SglangHarness, tmp_p
                     lambda sample, version=version: sample.labels.count(label(version)) >= BETWEEN  # type: ignore[misc]
                 )
     share = others.share()
-    assert all(output.finishes() == ["abort"] for output in outputs), "none was lost before it was told to end"
+    assert all(output.finishes() == ["abort"] for output in outputs), (
+        "none was lost before it was told to end"
+    )
     tokens, worst = await asyncio.to_thread(score_all, harness, outputs)
     size = (harness.snapshot(0) / "model.safetensors").stat().st_size
     ordered = sorted(pauses)
@@ -70,7 +82,9 @@ async def test_twenty_refits_with_64_long_requests(harness: SglangHarness, tmp_p
     await engine.close()
     fast = facts["pause_s_median"] <= 0.3 + size / DISK_BYTES_PER_S and facts["pause_s_p95"] <= 1.0
     if not fast and share > OTHERS_MAX:
-        pytest.skip(f"every token is right, the pause is not judged: others used {share:.0%} of this machine; {facts}")
+        pytest.skip(
+            f"every token is right, the pause is not judged: others used {share:.0%} of this machine; {facts}"
+        )
     assert fast, facts
 
 
@@ -110,7 +124,11 @@ async def all_gone(pids: set[int]) -> None:
 
 
 def alive(pids: set[int]) -> set[int]:
-    return {pid for pid in pids if Path(f"/proc/{pid}").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text()}
+    return {
+        pid
+        for pid in pids
+        if Path(f"/proc/{pid}").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text()
+    }
 
 
 async def test_a_server_killed_in_the_middle_of_a_refit_then_given_a_corrupt_file(
@@ -127,7 +145,9 @@ async def test_a_server_killed_in_the_middle_of_a_refit_then_given_a_corrupt_fil
     pids = children(process._guard.pid)
     commands = {pid: command(pid) for pid in pids}
     server = next(pid for pid, words in commands.items() if "launch_cpu" in words)
-    assert not any(key in words for words in commands.values() for key in (process.api_key, process.admin_key))
+    assert not any(
+        key in words for words in commands.values() for key in (process.api_key, process.admin_key)
+    )
     stranger = SglangClient(process.url)
     with pytest.raises(EngineFault, match="401"):
         await stranger.model()

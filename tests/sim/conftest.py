@@ -36,7 +36,8 @@ def troubled(scenario: Scenario) -> Scenario:
         peers[culprit] = replace(peers[culprit], corrupts_every=rng.choice([2, 5, 20]))
     if scenario.rng_seed % 3 != 0:
         late = [
-            replace(rng.choice(scenario.peers[1:]), joins_at_s=rng.uniform(3, 40)) for _ in range(rng.randint(1, 3))
+            replace(rng.choice(scenario.peers[1:]), joins_at_s=rng.uniform(3, 40))
+            for _ in range(rng.randint(1, 3))
         ]
         peers += late
     return replace(scenario, peers=tuple(peers))
@@ -57,7 +58,10 @@ def random_fault(rng: random.Random, peer: int) -> PeerCrash:
     at_s = rng.uniform(0.0, 4.0)
     back = peer == 0 or rng.random() < 0.6
     return PeerCrash(
-        peer, at_s, at_s + rng.uniform(0.05, 8.0) if back else None, silent=peer > 0 and rng.random() < 0.3
+        peer,
+        at_s,
+        at_s + rng.uniform(0.05, 8.0) if back else None,
+        silent=peer > 0 and rng.random() < 0.3,
     )
 
 

@@ -50,7 +50,9 @@ def test_auto_sends_one_copy_through_a_thin_uplink_and_many_through_a_fat_one(pl
 
 def fleet(*mbits: float, **others: object) -> Scenario:
     """A seed and peers with these uplinks, all dialable, RTT 20 ms, downlinks no obstacle."""
-    peers = tuple(PeerSpec(uplink=mbit * MBIT, downlink=2000 * MBIT, latency_s=0.005) for mbit in mbits)
+    peers = tuple(
+        PeerSpec(uplink=mbit * MBIT, downlink=2000 * MBIT, latency_s=0.005) for mbit in mbits
+    )
     return Scenario(peers, wire_bytes=100 * MIB, frame_bytes=64 << 10, **others)  # type: ignore[arg-type]
 
 
@@ -77,7 +79,9 @@ def test_a_fast_seed_sends_straight_what_its_peers_cannot_pass_on(play: Play) ->
 
 
 @pytest.mark.parametrize(("silent", "more_s"), [(False, 2.0), (True, 4.0)])
-def test_the_fastest_relay_of_a_mixed_fleet_dies(play: Play, *, silent: bool, more_s: float) -> None:
+def test_the_fastest_relay_of_a_mixed_fleet_dies(
+    play: Play, *, silent: bool, more_s: float
+) -> None:
     """Of the 680 Mbit/s of uplink that are left, each of six peers gets its part."""
     left_s = 100 * MIB / ((320 + 160 + 160 + 80 + 80 + 40 + 40) * MBIT / 6)
     outcome = play(replace(MIXED, faults=(PeerCrash(1, 2.5, silent=silent),)))
@@ -86,7 +90,9 @@ def test_the_fastest_relay_of_a_mixed_fleet_dies(play: Play, *, silent: bool, mo
 
 
 def test_half_of_a_mixed_fleet_cannot_be_dialled(play: Play) -> None:
-    hidden = tuple(replace(spec, reachable=number % 2 == 0) for number, spec in enumerate(MIXED.peers))
+    hidden = tuple(
+        replace(spec, reachable=number % 2 == 0) for number, spec in enumerate(MIXED.peers)
+    )
     assert play(replace(MIXED, peers=hidden)).ratio < 1.25
 
 
@@ -133,7 +139,9 @@ def test_a_relay_that_spoils_frames_delays_little_and_nobody_honest_is_quarantin
 
 @pytest.mark.parametrize("relay", range(1, 9))
 @pytest.mark.parametrize("shape", ["chain", "auto"])
-def test_a_relay_of_equal_ones_dies_in_the_middle(play: Play, relay: int, shape: Literal["chain", "auto"]) -> None:
+def test_a_relay_of_equal_ones_dies_in_the_middle(
+    play: Play, relay: int, shape: Literal["chain", "auto"]
+) -> None:
     """The bound of those who are left is the same: B/u."""
     dies = replace(CHAIN, shape=shape, faults=(PeerCrash(relay, 2.7),))
     assert play(dies).ratio < 1.2
@@ -169,7 +177,9 @@ def test_a_newcomer_gets_the_spreading_form_without_delaying_it(play: Play) -> N
 
 
 @pytest.mark.parametrize("shape", ["chain", "star", "auto"])
-@pytest.mark.parametrize(("mbits", "count", "ratio"), [(100, 1, 1.05), (100, 2, 1.05), (1000, 1, 1.4), (1000, 2, 1.2)])
+@pytest.mark.parametrize(
+    ("mbits", "count", "ratio"), [(100, 1, 1.05), (100, 2, 1.05), (1000, 1, 1.4), (1000, 2, 1.2)]
+)
 def test_who_comes_late_fetches_from_all_peers_at_once(
     play: Play, shape: Literal["chain", "star", "auto"], mbits: float, count: int, ratio: float
 ) -> None:
@@ -213,7 +223,9 @@ def test_random_schedules_end_with_everyone_holding_everything(play: Play, rng_s
 
 
 @pytest.mark.parametrize("rng_seed", range(30))
-def test_neither_spoilt_frames_nor_late_comers_keep_anybody_waiting(play: Play, rng_seed: int) -> None:
+def test_neither_spoilt_frames_nor_late_comers_keep_anybody_waiting(
+    play: Play, rng_seed: int
+) -> None:
     scenario = troubled(random_scenario(rng_seed))
     outcome = play(scenario, check_every=100)
     assert all(scenario.peers[number].corrupts_every for number in outcome.quarantined)
@@ -237,8 +249,12 @@ def test_a_world_that_cannot_settle_names_its_seed() -> None:
         World(replace(CHAIN, limit_s=1.0, rng_seed=7)).run()
 
 
-@pytest.mark.parametrize(("frame_bytes", "ratio_max", "seconds"), [(MIB, 1.08, 10), (256 << 10, 1.04, 30)])
-def test_fifty_peers_get_a_gigabyte(play: Play, frame_bytes: int, ratio_max: float, seconds: float) -> None:
+@pytest.mark.parametrize(
+    ("frame_bytes", "ratio_max", "seconds"), [(MIB, 1.08, 10), (256 << 10, 1.04, 30)]
+)
+def test_fifty_peers_get_a_gigabyte(
+    play: Play, frame_bytes: int, ratio_max: float, seconds: float
+) -> None:
     """Up to 200,000 hops; takes about 0.5 s and 2 s of a processor."""
     fifty = Scenario.equal(50, LINK, wire_bytes=10**9, frame_bytes=frame_bytes, shape="chain")
     before = time.process_time()

@@ -16,10 +16,18 @@ from echo2d.sim.run.engine import STOP, VOCAB
 from echo2d.sim.run.fault_schedule import Schedule, WorkerSpec
 from echo2d.sim.run.world import SimulatedRun
 
-WORKERS, SLOTS, TOKEN_S, TOKENS_MAX = 6, 4, 2.0, 4  # a sample takes 5 s on average: 0.8 trajectories/s a worker
+WORKERS, SLOTS, TOKEN_S, TOKENS_MAX = (
+    6,
+    4,
+    2.0,
+    4,
+)  # a sample takes 5 s on average: 0.8 trajectories/s a worker
 PER_STEP, PERIOD_S = 32, 20.0  # 1.6 trajectories/s are needed, at kappa = 1
 SETTLED = 15  # periods
-PRICES = tuple(NamedPrice(f"w{number}", Price(usd_per_h=0.2 + 0.05 * number)) for number in range(1, WORKERS + 1))
+PRICES = tuple(
+    NamedPrice(f"w{number}", Price(usd_per_h=0.2 + 0.05 * number))
+    for number in range(1, WORKERS + 1)
+)
 
 
 def closed(rng_seed: int, periods: int, **changes: Any) -> SimulatedRun:
@@ -28,7 +36,9 @@ def closed(rng_seed: int, periods: int, **changes: Any) -> SimulatedRun:
         activation="auto", prices=PRICES, **changes,
     )  # fmt: skip
     worker = WorkerSpec(SLOTS, 0.005, TOKEN_S, 0.0, 0.0, 0.0, "")
-    return SimulatedRun(Schedule(rng_seed, rules, (worker,) * WORKERS, (), periods * PERIOD_S, PERIOD_S, 1, 0.0))
+    return SimulatedRun(
+        Schedule(rng_seed, rules, (worker,) * WORKERS, (), periods * PERIOD_S, PERIOD_S, 1, 0.0)
+    )
 
 
 def status(loop: SimulatedRun) -> dict[str, Any]:
@@ -37,7 +47,11 @@ def status(loop: SimulatedRun) -> dict[str, Any]:
 
 
 def active(loop: SimulatedRun) -> list[str]:
-    return sorted(each["name"] for each in status(loop)["workers"] if each["active"] and each["state"] == "joined")
+    return sorted(
+        each["name"]
+        for each in status(loop)["workers"]
+        if each["active"] and each["state"] == "joined"
+    )
 
 
 def at_period(loop: SimulatedRun, period: float, act: Callable[[], None]) -> None:
@@ -49,11 +63,16 @@ def test_the_cheapest_that_are_enough_work_and_a_plan_comes_of_it() -> None:
     loop.run()
     seen = status(loop)
     assert active(loop) == ["w1", "w2", "w3"]
-    provision_, standby = seen["provision"], [each for each in seen["workers"] if not each["active"]]
+    provision_, standby = (
+        seen["provision"],
+        [each for each in seen["workers"] if not each["active"]],
+    )
     assert provision_["mu_min"] == pytest.approx(PER_STEP / PERIOD_S, rel=0.15)
     assert provision_["mu_pool"] == pytest.approx(3 * 0.8, rel=0.25)
     assert provision_["shortfall"] < 0
-    assert all(each["serving"]["version"] >= seen["newest_version"]["version"] - 1 for each in standby)
+    assert all(
+        each["serving"]["version"] >= seen["newest_version"]["version"] - 1 for each in standby
+    )
     assert all(each["leases"] == 0 for each in standby)
     assert provision_["bottleneck"]["kind"] == "learner"
     planned = provision(fleet_of(seen)).facts()
@@ -61,7 +80,9 @@ def test_the_cheapest_that_are_enough_work_and_a_plan_comes_of_it() -> None:
     assert len(planned["workers"]) == 3
     assert planned["t_bcast_s"] == provision_["estimates"]["t_bcast_s"]["value"]
     for fact, value in (("leaving", True), ("serving", None), ("state", "suspected")):
-        fewer = fleet_of({**seen, "workers": [{**seen["workers"][0], fact: value}, *seen["workers"][1:]]})
+        fewer = fleet_of(
+            {**seen, "workers": [{**seen["workers"][0], fact: value}, *seen["workers"][1:]]}
+        )
         assert len(fewer.workers) == WORKERS - 1, "one that does not count is no part of a plan"
 
 
@@ -72,7 +93,9 @@ def test_workers_that_stop_for_a_version_are_not_slow_and_lose_what_they_stood_s
     provision_, measured = seen["provision"], seen["provision"]["estimates"]
     still_s, t_bcast_s = measured["still_s"]["value"], measured["t_bcast_s"]["value"]
     assert 0.05 < still_s < t_bcast_s, "they stop once the version has a root"
-    assert provision_["mu_min"] == pytest.approx(PER_STEP / (measured["t_train_s"]["value"] - still_s))
+    assert provision_["mu_min"] == pytest.approx(
+        PER_STEP / (measured["t_train_s"]["value"] - still_s)
+    )
     assert provision_["mu_available"] == pytest.approx(WORKERS * 0.8, rel=0.25)
     assert fleet_of(seen).policy.still_share == pytest.approx(still_s / t_bcast_s)
 
@@ -137,7 +160,9 @@ def test_answers_that_grow_longer_make_nobody_look_cheap_who_stands_by() -> None
         at_period(loop, SETTLED + 2 * period, slower)
     changes, mus = list[int](), list[dict[str, float]]()
     at_period(loop, SETTLED, lambda: changes.append(status(loop)["provision"]["changes"]))
-    at_period(loop, 54, lambda: mus.append({each["name"]: each["mu"] for each in status(loop)["workers"]}))
+    at_period(
+        loop, 54, lambda: mus.append({each["name"]: each["mu"] for each in status(loop)["workers"]})
+    )
     loop.run()
     assert status(loop)["provision"]["changes"] - changes[0] <= 2
     assert len(active(loop)) == 4

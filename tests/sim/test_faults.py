@@ -68,7 +68,9 @@ def test_the_same_seed_leaves_the_same_trace_in_every_process() -> None:
     traces = []
     for hash_seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(REPO)}
-        done = subprocess.run([sys.executable, "-c", PRINT_TRACES], env=environment, capture_output=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", PRINT_TRACES], env=environment, capture_output=True, check=True
+        )
         traces.append(done.stdout)
     assert traces[0] == traces[1]
     assert len(set(traces[0].split())) == 3

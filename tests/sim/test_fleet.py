@@ -16,9 +16,17 @@ from tests.support.paths import REPO
 CALLS_MAX = 650.0  # Python calls for each trajectory trained on, the start included; with 923 a day took 60 s of CPU
 
 
-def fleet(workers: int, *, t_gen_s: float = 20.0, mode: DisseminationMode = "background", **changes: Any) -> FleetSpec:
+def fleet(
+    workers: int, *, t_gen_s: float = 20.0, mode: DisseminationMode = "background", **changes: Any
+) -> FleetSpec:
     """Workers alike of four slots, 0.2 trajectories/s each; versions take them about 55 s."""
-    kind = {"name": "w", "count": workers, "trajectories_per_h": 720, "usd_per_h": 0.5, "downlink_mbps": 291}
+    kind = {
+        "name": "w",
+        "count": workers,
+        "trajectories_per_h": 720,
+        "usd_per_h": 0.5,
+        "downlink_mbps": 291,
+    }
     document = {
         "learner": {"t_train_s": 100, "trajectories_per_step": 64, "staleness_max": 4, "publish_every": 3,
                     "uplink_mbps": 10_000, "usd_per_h": 12.0, **changes.pop("learner", {})},
@@ -32,14 +40,20 @@ def fleet(workers: int, *, t_gen_s: float = 20.0, mode: DisseminationMode = "bac
 
 @pytest.mark.parametrize("mode", ["background", "exclusive"])
 @pytest.mark.parametrize("workers", [3, 4])
-def test_too_few_workers_wait_as_long_as_the_formula_says(mode: DisseminationMode, workers: int) -> None:
+def test_too_few_workers_wait_as_long_as_the_formula_says(
+    mode: DisseminationMode, workers: int
+) -> None:
     """About 0.9 and 1.2 of mu_min in background mode, 0.75 and 1.0 in exclusive mode; 30 publish periods."""
     world = FleetWorld(fleet(workers, mode=mode))
     facts = world.run()
     assert len(world.demands) >= 20
     assert facts["bubble"] == pytest.approx(bubble(world.demand(), workers * 0.2), abs=0.03)
     assert facts["max_staleness"] <= 4
-    assert sum(facts["staleness_histogram"].values()) == facts["trajectories"]["trained"] == 64 * facts["steps"]
+    assert (
+        sum(facts["staleness_histogram"].values())
+        == facts["trajectories"]["trained"]
+        == 64 * facts["steps"]
+    )
 
 
 def test_who_stops_later_than_the_publish_waits_less_and_that_is_measured() -> None:
@@ -63,7 +77,9 @@ def test_mu_is_found_although_the_file_is_wrong() -> None:
 def test_plan_and_simulation_agree_on_a_quiet_fleet() -> None:
     planned, played = provision(fleet(12)), FleetWorld(fleet(12)).run()
     assert [row["count"] for row in played["workers"]] == [planned.counts["w"]]
-    assert played["usd_per_step"] == pytest.approx(planned.usd_per_step, rel=0.06)  # the start included
+    assert played["usd_per_step"] == pytest.approx(
+        planned.usd_per_step, rel=0.06
+    )  # the start included
     assert played["t_bcast_s"] == pytest.approx(planned.demand.t_bcast_s, rel=0.05)
 
 
@@ -94,14 +110,21 @@ def test_half_of_the_active_fleet_lost_is_made_good_within_three_periods() -> No
 
 def test_the_same_seed_plays_the_same_day() -> None:
     def played() -> str:
-        return json.dumps(FleetWorld(fleet(8, kind={"stay_h": 0.5, "availability": 0.8}, hours=0.7)).run())
+        return json.dumps(
+            FleetWorld(fleet(8, kind={"stay_h": 0.5, "availability": 0.8}, hours=0.7)).run()
+        )
 
     assert played() == played()
 
 
 def test_workers_that_make_nothing_train_nothing() -> None:
     facts = FleetWorld(fleet(2, kind={"trajectories_per_h": 0}, hours=0.2)).run()
-    assert (facts["steps"], facts["bubble"], facts["usd_per_step"], facts["feasible"]) == (0, 1.0, None, False)
+    assert (facts["steps"], facts["bubble"], facts["usd_per_step"], facts["feasible"]) == (
+        0,
+        1.0,
+        None,
+        False,
+    )
 
 
 def test_without_peers_versions_come_from_the_learner_alone() -> None:

@@ -39,14 +39,29 @@ def full(train_s: float) -> tuple[int, Counter[int], float]:
 
 def fast(train_s: float, t_bcast_s: float) -> tuple[int, Counter[int]]:
     """The same of the fleet simulation."""
-    learner = {"t_train_s": train_s, "trajectories_per_step": PER_STEP, "staleness_max": BOUND, "publish_every": 1}
-    kind = {"name": "w", "count": WORKERS, "trajectories_per_h": 3600 * SLOTS / SAMPLE_S, "rtt_ms": 1}
+    learner = {
+        "t_train_s": train_s,
+        "trajectories_per_step": PER_STEP,
+        "staleness_max": BOUND,
+        "publish_every": 1,
+    }
+    kind = {
+        "name": "w",
+        "count": WORKERS,
+        "trajectories_per_h": 3600 * SLOTS / SAMPLE_S,
+        "rtt_ms": 1,
+    }
     document = {
         "learner": {**learner, "uplink_mbps": 1000},
         "model": {"params": DOWNLINK * max(0.01, t_bcast_s - REFIT_S) / 2},
         "fleet": [{**kind, "downlink_mbps": DOWNLINK / MBIT, "uplink_mbps": 1000}],
         "policy": {"t_gen_s": SAMPLE_S, "pause_s": REFIT_S, "gamma": 10.0},
-        "simulate": {"hours": SECONDS / 3600, "group_size": GROUP, "gen_sigma": 0.55, "train_sigma": 0.3},
+        "simulate": {
+            "hours": SECONDS / 3600,
+            "group_size": GROUP,
+            "gen_sigma": 0.55,
+            "train_sigma": 0.3,
+        },
     }
     world = FleetWorld(read_fleet(document))
     return world.run()["steps"], world.statistics.staleness

@@ -43,12 +43,25 @@ def test_the_fewest_of_workers_alike() -> None:
     assert found.counts == {"w": -int(-needed // 1)}
     assert found.usd_per_step == pytest.approx((12.0 + 0.5 * found.counts["w"]) / 36)
     (row,) = found.facts()["workers"]
-    assert (row["name"], row["count"], row["rho"]) == ("w", found.counts["w"], pytest.approx(0.5 / 720))
+    assert (row["name"], row["count"], row["rho"]) == (
+        "w",
+        found.counts["w"],
+        pytest.approx(0.5 / 720),
+    )
 
 
 def test_the_json_has_what_was_promised() -> None:
     facts = planned().facts()
-    promised = {"feasible", "why_not", "mu_min", "mu_pool", "bubble", "t_bcast_s", "usd_per_step", "workers"}
+    promised = {
+        "feasible",
+        "why_not",
+        "mu_min",
+        "mu_pool",
+        "bubble",
+        "t_bcast_s",
+        "usd_per_step",
+        "workers",
+    }
     assert promised <= facts.keys()
     hopeless = planned(staleness_max=0, publish_every=1).facts()
     assert hopeless["mu_min"] is None
@@ -56,7 +69,11 @@ def test_the_json_has_what_was_promised() -> None:
 
 
 def test_without_peers_a_broadcast_takes_longer_and_more_workers_are_needed() -> None:
-    exclusive = {**document(), "policy": {"mode": "exclusive"}, "model": {"params": 1e9, "wire_fraction": 0.2}}
+    exclusive = {
+        **document(),
+        "policy": {"mode": "exclusive"},
+        "model": {"params": 1e9, "wire_fraction": 0.2},
+    }
     ours = provision(read_fleet(exclusive))
     star = provision(read_fleet(exclusive), Ablation(p2p=False))
     assert star.demand.t_bcast_s > 2 * ours.demand.t_bcast_s
@@ -76,7 +93,10 @@ def test_peers_never_make_it_dearer() -> None:
 def metered(mode: DisseminationMode, wire_fraction: float) -> FleetSpec:
     """Homes that are not enough, and two kinds of dear lines."""
     fleet = load_fleet(SCENARIOS / "mix-metered.toml")
-    model, policy = replace(fleet.model, wire_fraction=wire_fraction), replace(fleet.policy, mode=mode)
+    model, policy = (
+        replace(fleet.model, wire_fraction=wire_fraction),
+        replace(fleet.policy, mode=mode),
+    )
     return replace(fleet, model=model, policy=policy)
 
 
@@ -97,7 +117,9 @@ def test_where_all_receive_all_pass_on_unless_that_is_dearer() -> None:
 
 def test_without_prices_it_costs_more_and_the_seed_decides() -> None:
     fleet = load_fleet(SMALL)
-    cost = [provision(fleet, Ablation(by_cost=False, rng_seed=seed)).usd_per_step for seed in range(4)]
+    cost = [
+        provision(fleet, Ablation(by_cost=False, rng_seed=seed)).usd_per_step for seed in range(4)
+    ]
     assert len(set(cost)) > 1
     assert provision(fleet, Ablation(by_cost=False, rng_seed=1)).usd_per_step == cost[1]
 
@@ -107,7 +129,10 @@ def test_the_workers_are_those_of_the_broadcast_that_was_predicted() -> None:
     found = provision(load_fleet(SMALL))
     assert found.mu_min is not None
     assert found.mu_pool >= found.demand.gamma * found.mu_min * (1 - 1e-9)
-    assert found.choice.usd_per_h <= choose(found.choice.offers, found.demand.gamma * found.mu_min).usd_per_h + 1e-9
+    assert (
+        found.choice.usd_per_h
+        <= choose(found.choice.offers, found.demand.gamma * found.mu_min).usd_per_h + 1e-9
+    )
 
 
 def test_everybody_works_where_nothing_is_enough() -> None:
@@ -121,7 +146,9 @@ def test_what_if_has_the_present_cell() -> None:
     fleet = load_fleet(SMALL)
     cells = what_if(fleet)
     found = provision(fleet)
-    (here,) = [c for c in cells if (c.staleness_max, c.publish_every) == (4, found.demand.publish_every)]
+    (here,) = [
+        c for c in cells if (c.staleness_max, c.publish_every) == (4, found.demand.publish_every)
+    ]
     assert here.usd_per_step == pytest.approx(found.usd_per_step)
     assert all(cell.publish_every <= cell.staleness_max + 1 for cell in cells)
 

@@ -13,7 +13,9 @@ SLOWER = 1.09  # than the first one, by which the others are planned, for the sa
 
 
 def fleet(*mbits: float, rtt_s: float = 0.02, mib: int = 100) -> Scenario:
-    peers = tuple(PeerSpec(mbit * MBIT, downlink=2000 * MBIT, latency_s=rtt_s / 4) for mbit in mbits)
+    peers = tuple(
+        PeerSpec(mbit * MBIT, downlink=2000 * MBIT, latency_s=rtt_s / 4) for mbit in mbits
+    )
     return Scenario(peers, wire_bytes=mib * MIB, frame_bytes=64 << 10)
 
 
@@ -31,8 +33,12 @@ def spread_versions(scenario: Scenario, rates: Rates) -> list[BroadcastOutcome]:
     return outcomes
 
 
-@pytest.mark.parametrize(("scenario", "first"), [(EQUAL, 1.1), (MIXED, 3.0), (ONE_SLOW, 1.8), (FAST_SEED, 1.8)])
-def test_versions_take_little_more_than_by_a_planner_that_knows_every_rate(scenario: Scenario, first: float) -> None:
+@pytest.mark.parametrize(
+    ("scenario", "first"), [(EQUAL, 1.1), (MIXED, 3.0), (ONE_SLOW, 1.8), (FAST_SEED, 1.8)]
+)
+def test_versions_take_little_more_than_by_a_planner_that_knows_every_rate(
+    scenario: Scenario, first: float
+) -> None:
     """first: of a version of whose peers nothing is known, in the planner's times. Pacing makes the others longer."""
     rates = Rates()
     ideal_s = World(scenario).run().t_verify_s

@@ -16,7 +16,13 @@ def struck(rng_seed: int, kind: FaultKind, *at_s: float, staleness_max: int = 4)
     drawn = Schedule.draw(rng_seed)
     workers = [replace(drawn.workers[0], slots=4, token_s=0.1, faulty=0.0) for _ in range(3)]
     faults = tuple(RunFault(at, kind, 1, 1.0) for at in at_s)
-    rules = replace(drawn.rules, staleness_max=staleness_max, publish_every=1, max_new_tokens=24, over_stale="drop")
+    rules = replace(
+        drawn.rules,
+        staleness_max=staleness_max,
+        publish_every=1,
+        max_new_tokens=24,
+        over_stale="drop",
+    )
     return SimulatedRun(
         replace(
             drawn,
@@ -34,7 +40,9 @@ AGAIN = (0, 23, 28, 30)
 
 
 @pytest.mark.parametrize("rng_seed", sorted({*range(6), *AGAIN}))
-def test_workers_carry_on_and_generate_nothing_twice(rng_seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_carry_on_and_generate_nothing_twice(
+    rng_seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever was under way when the coordinator died is accepted from the attempt that began it.
 
     Only what it had written down and not said yet is leased again (AGAIN): nobody had begun it.
@@ -49,7 +57,9 @@ def test_workers_carry_on_and_generate_nothing_twice(rng_seed: int, monkeypatch:
 
     monkeypatch.setattr(SimEngine, "start", started)
     monkeypatch.setattr(SimEngine, "abort", lambda self, lease, attempt: aborted.append(lease))
-    loop = struck(rng_seed, "kill_coordinator", 12.0, 19.0, 26.0, 33.0, staleness_max=20)  # so that none ages out
+    loop = struck(
+        rng_seed, "kill_coordinator", 12.0, 19.0, 26.0, 33.0, staleness_max=20
+    )  # so that none ages out
     outcome = loop.run()
     assert outcome.epochs == 1, "the learner took it for a pause"
     assert outcome.outlived >= 4
@@ -68,5 +78,7 @@ def test_versions_that_were_spreading_arrive(kind: FaultKind) -> None:
         newest = max(loop.judge.ledger.published.values(), key=lambda record: record.publish_seq)
         behind = VersionKey(newest.version, newest.digest)
         versions = [worker.state.serving for worker in loop.workers]
-        assert all(serving is not None and serving.version >= behind.version - 2 for serving in versions)
+        assert all(
+            serving is not None and serving.version >= behind.version - 2 for serving in versions
+        )
         assert outcome.epochs == 1

@@ -116,7 +116,9 @@ def test_unequal_uplinks() -> None:
     assert {spec.downlink / MBIT for spec in scenario.peers} == {320}
 
 
-@pytest.mark.parametrize("wrong", [{"uplinks": "320"}, {"uplinks": "320,x"}, {"uplink": "0mbit"}, {"size": "0"}])
+@pytest.mark.parametrize(
+    "wrong", [{"uplinks": "320"}, {"uplinks": "320,x"}, {"uplink": "0mbit"}, {"size": "0"}]
+)
 def test_bad_flags(wrong: dict[str, str]) -> None:
     with pytest.raises(OperatorFault, match="expected"):
         scenario_of(**{**FLAGS, **wrong})

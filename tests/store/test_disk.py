@@ -9,7 +9,9 @@ from echo2d.errors import StoreFault
 from echo2d.store.disk import allocate, read_at, replace_file, store_faults, write_at
 
 
-def test_short_writes_and_reads_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_writes_and_reads_are_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, pwrite, pread = tmp_path / "file", os.pwrite, os.pread
     allocate(path, 12)
     monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: pwrite(fd, data[:3], offset))

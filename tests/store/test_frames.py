@@ -137,7 +137,9 @@ def test_a_restart_in_the_middle_of_a_segment(store: FrameStore, tmp_path: Path)
     assert again.recover(FORM.facts.form) == {frame_id(SegmentId(0), 0), span.frame}
     put(again, FORM)
     again.check()
-    assert again.held(FORM.facts.form) == FrameStore(tmp_path / "frames", DiskBudget(ROOM)).recover(FORM.facts.form)
+    assert again.held(FORM.facts.form) == FrameStore(tmp_path / "frames", DiskBudget(ROOM)).recover(
+        FORM.facts.form
+    )
 
 
 def test_a_restart_with_damaged_files(store: FrameStore, tmp_path: Path) -> None:
@@ -149,14 +151,21 @@ def test_a_restart_with_damaged_files(store: FrameStore, tmp_path: Path) -> None
     again = FrameStore(tmp_path / "frames", DiskBudget(ROOM))
     assert again.recover(FORM.facts.form) == {frame_id(SegmentId(1), 0)}
     again.check()
-    assert sorted(path.name for path in (tmp_path / "frames").iterdir()) == [FORM.facts.form, "notes.txt"]
+    assert sorted(path.name for path in (tmp_path / "frames").iterdir()) == [
+        FORM.facts.form,
+        "notes.txt",
+    ]
     put(again, FORM)
     assert again.held(FORM.facts.form) == store.held(FORM.facts.form)
 
 
 def test_another_table_replaces_the_segment(store: FrameStore) -> None:
     put(store, FORM)
-    other = build_form(facts(), {**CONTENTS, "a.json": NOISE[::2] * 2}, segment_bytes=200_000).segments[0].table
+    other = (
+        build_form(facts(), {**CONTENTS, "a.json": NOISE[::2] * 2}, segment_bytes=200_000)
+        .segments[0]
+        .table
+    )
     store.put_table(FORM.facts.form, SegmentId(0), other.encode())
     store.check()
     in_first = {frame for frame in store.held(FORM.facts.form) if frame < frame_id(SegmentId(1), 0)}
@@ -164,7 +173,9 @@ def test_another_table_replaces_the_segment(store: FrameStore) -> None:
 
 
 def test_a_forgotten_form_makes_room(tmp_path: Path) -> None:
-    forms = [build_form(facts(publish_seq=number, version=number), CONTENTS) for number in (1, 2, 3)]
+    forms = [
+        build_form(facts(publish_seq=number, version=number), CONTENTS) for number in (1, 2, 3)
+    ]
     one, two, three = (form.facts.form for form in forms)
     store = FrameStore(tmp_path / "frames", DiskBudget(2 * 310_000))
     put(store, forms[0])
@@ -188,13 +199,18 @@ def test_a_segment_takes_the_file_of_a_forgotten_form_and_believes_none_of_it(
     store.forget(FORM.facts.form)
     store.check()
     assert store.used_bytes == sum(files.values())
-    new = build_form(facts(version=8, publish_seq=4), {**CONTENTS, "a.json": NOISE[1:] + b"!"}, segment_bytes=200_000)
+    new = build_form(
+        facts(version=8, publish_seq=4),
+        {**CONTENTS, "a.json": NOISE[1:] + b"!"},
+        segment_bytes=200_000,
+    )
     store.begin(new.facts)
     for segment in new.segments:
         store.put_table(new.facts.form, segment.table.segment, segment.table.encode())
         store.check()
     taken = {
-        path.stat().st_ino: path.stat().st_size for path in (tmp_path / "frames" / new.facts.form).glob("*.frames")
+        path.stat().st_ino: path.stat().st_size
+        for path in (tmp_path / "frames" / new.facts.form).glob("*.frames")
     }
     assert taken == files
     assert store.used_bytes == before
@@ -205,7 +221,11 @@ def test_a_segment_takes_the_file_of_a_forgotten_form_and_believes_none_of_it(
                 store.get_frame(new.facts.form, span)
     assert store.held(new.facts.form) == tables
     stale = FrameStore(tmp_path / "frames", DiskBudget(ROOM)).recover(new.facts.form) - tables
-    same = {span.frame for segment in FORM.segments for span, _ in segment.frames(FORM.facts.frame_bytes)}
+    same = {
+        span.frame
+        for segment in FORM.segments
+        for span, _ in segment.frames(FORM.facts.frame_bytes)
+    }
     assert stale < same, "only what is the same in both versions"
     put(store, new)
     for segment in new.segments:
@@ -220,7 +240,11 @@ def test_spare_files_are_bounded_and_end_with_the_process(
     put(store, FORM)
     store.forget(FORM.facts.form)
     assert [path.name for path in (tmp_path / "frames").iterdir()] == ["spare"]
-    assert store.used_bytes == sum(path.stat().st_size for path in (tmp_path / "frames" / "spare").iterdir()) > 0
+    assert (
+        store.used_bytes
+        == sum(path.stat().st_size for path in (tmp_path / "frames" / "spare").iterdir())
+        > 0
+    )
     store.check()
     assert FrameStore(tmp_path / "frames", DiskBudget(ROOM)).used_bytes == 0
     assert list((tmp_path / "frames").iterdir()) == []

@@ -36,15 +36,24 @@ def group(number: int, cursor: int | None = None) -> PromptTaken:
     return PromptTaken(GroupId(number), number if cursor is None else cursor, pack_tokens([number]))
 
 
-def sample(number: int, index: int, *, tokens: bytes = b"\1\0\0\0", fingerprint: bytes = b"") -> SampleKept:
+def sample(
+    number: int, index: int, *, tokens: bytes = b"\1\0\0\0", fingerprint: bytes = b""
+) -> SampleKept:
     kept = TrajectoryRecord(
-        index, tokens, bytes(len(tokens)), (VersionSpan(0, 1, Version(3), A),), math.nan, PeerId("w" * 32)
+        index,
+        tokens,
+        bytes(len(tokens)),
+        (VersionSpan(0, 1, Version(3), A),),
+        math.nan,
+        PeerId("w" * 32),
     )
     return SampleKept(GroupId(number), LeaseId(0), 0, kept, fingerprint)
 
 
 def published(seq: int, version: int, digest: Digest, epoch: int = 1) -> VersionPublished:
-    return VersionPublished(PublishSeq(seq), Epoch(epoch), Version(version), digest, f"versions/{seq}", 10)
+    return VersionPublished(
+        PublishSeq(seq), Epoch(epoch), Version(version), digest, f"versions/{seq}", 10
+    )
 
 
 def reopened(path: Path, *records: CoordinatorRecord) -> Recovered:
@@ -64,7 +73,9 @@ def test_an_empty_ledger_is_the_empty_run(path: Path) -> None:
 
 
 def test_groups_come_back_whole_with_unscored_rewards_as_nan(path: Path) -> None:
-    found = reopened(path, group(4, 9), sample(4, 1), sample(4, 0), SampleRewarded(GroupId(4), 0, 0.1))
+    found = reopened(
+        path, group(4, 9), sample(4, 1), sample(4, 0), SampleRewarded(GroupId(4), 0, 0.1)
+    )
     (stored,) = found.groups
     assert (stored.cursor, stored.record.prompt) == (9, pack_tokens([4]))
     assert [kept.sample for kept in stored.record.trajectories] == [0, 1]
@@ -76,8 +87,12 @@ def test_groups_come_back_whole_with_unscored_rewards_as_nan(path: Path) -> None
 
 def test_leases_come_back_in_the_order_in_which_they_were_granted(path: Path) -> None:
     base = Partial(b"\5\0\0\0", b"\0\0\0\0", (VersionSpan(0, 1, Version(3), A),))
-    first = LeaseGiven(GroupId(4), LeaseId((1 << 63) - 1), 0, PeerId("w"), (1, 0), VersionKey(Version(3), A))
-    second = LeaseGiven(GroupId(5), LeaseId(2), 7, PeerId("v"), (1,), VersionKey(Version(4), B), base)
+    first = LeaseGiven(
+        GroupId(4), LeaseId((1 << 63) - 1), 0, PeerId("w"), (1, 0), VersionKey(Version(3), A)
+    )
+    second = LeaseGiven(
+        GroupId(5), LeaseId(2), 7, PeerId("v"), (1,), VersionKey(Version(4), B), base
+    )
     found = reopened(path, group(4), group(5), first, second, replace(first, attempt=1))
     assert found.given == (first, second, replace(first, attempt=1))
     found = reopened(path, sample(5, 1, fingerprint=b"f"), GroupDropped(GroupId(4), "aged out"))
@@ -92,7 +107,9 @@ def test_counters_survive_the_groups_they_counted(path: Path) -> None:
 
 
 def test_a_revoked_version_is_left_out_until_it_is_published_again(path: Path) -> None:
-    found = reopened(path, published(1, 0, A), published(2, 1, B), VersionRevoked(Epoch(2), Version(1), B))
+    found = reopened(
+        path, published(1, 0, A), published(2, 1, B), VersionRevoked(Epoch(2), Version(1), B)
+    )
     assert found.published == (published(1, 0, A),)
     assert found.publish_seq == 2
     found = reopened(path, published(3, 1, B, epoch=2))
@@ -100,7 +117,10 @@ def test_a_revoked_version_is_left_out_until_it_is_published_again(path: Path) -
 
 
 def test_a_refrozen_batch_replaces_the_first_and_the_newest_commit_wins(path: Path) -> None:
-    first, second = BatchFrozen(1, A, (GroupId(1), GroupId(2)), 0), BatchFrozen(1, B, (GroupId(1), GroupId(3)), 1)
+    first, second = (
+        BatchFrozen(1, A, (GroupId(1), GroupId(2)), 0),
+        BatchFrozen(1, B, (GroupId(1), GroupId(3)), 1),
+    )
     commits = [BatchCommitted(1, Epoch(2), B, 0.5), BatchCommitted(1, Epoch(1), A, 0.25)]
     found = reopened(path, first, second, *commits)
     assert found.frozen == (second,)
@@ -109,7 +129,8 @@ def test_a_refrozen_batch_replaces_the_first_and_the_newest_commit_wins(path: Pa
 
 def test_the_newest_rate_of_a_peer_counts_and_comes_last(path: Path) -> None:
     a, b, faster = (
-        PeerRate(PeerId(name), rate, held_up=rate > 1) for name, rate in (("a", 1.0), ("b", 2.0), ("a", 3.0))
+        PeerRate(PeerId(name), rate, held_up=rate > 1)
+        for name, rate in (("a", 1.0), ("b", 2.0), ("a", 3.0))
     )
     assert reopened(path, RatesMeasured((a, b))).rates == (a, b)
     assert reopened(path, RatesMeasured((faster,))).rates == (b, faster)
@@ -136,10 +157,16 @@ def test_a_checkpoint_deletes_what_it_covers(path: Path) -> None:
 def test_what_a_checkpoint_covers_goes_a_few_groups_at_a_time(path: Path) -> None:
     groups = range(2 * TRIM_GROUPS_MAX + 1)
     with Ledger.open(path) as ledger:
-        ledger.append([record for number in groups for record in (group(number), sample(number, 0))])
-        ledger.append([BatchFrozen(1, A, tuple(map(GroupId, groups[1:])), 0), CheckpointKept(1, Epoch(1))])
+        ledger.append(
+            [record for number in groups for record in (group(number), sample(number, 0))]
+        )
+        ledger.append(
+            [BatchFrozen(1, A, tuple(map(GroupId, groups[1:])), 0), CheckpointKept(1, Epoch(1))]
+        )
         assert [ledger.trim() for _ in range(4)] == [True, True, False, False]
-        assert [ledger._db.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in TABLES] == [1, 1, 0]
+        assert [
+            ledger._db.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in TABLES
+        ] == [1, 1, 0]
         assert [stored.record.group for stored in ledger.recover().groups] == [0]
 
 
@@ -150,7 +177,9 @@ def test_a_restart_finds_nothing_that_was_still_to_go(path: Path) -> None:
     assert (found.groups, found.frozen, found.checkpoint) == ((), (), 1)
 
 
-async def test_the_log_stays_small_beside_the_commits(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_log_stays_small_beside_the_commits(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ledger_thread, "BACKFILL_S", 0.001)
     monkeypatch.setattr(ledger_thread, "WAL_PAGES_MAX", 64)
     thread, log = LedgerThread(path), path.with_name(path.name + "-wal")

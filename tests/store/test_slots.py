@@ -39,7 +39,9 @@ def new(tmp_path: Path) -> Published:
 def fill(writer: SlotWriter, published: Published) -> None:
     model, manifest = published
     for position, chunk in enumerate(manifest.chunks):
-        writer.write_chunk(ChunkId(position), read_chunk(model, chunk), manifest.chunk_digests[position])
+        writer.write_chunk(
+            ChunkId(position), read_chunk(model, chunk), manifest.chunk_digests[position]
+        )
         writer.check()
 
 
@@ -83,7 +85,9 @@ def test_wrong_bytes_never_reach_the_slot(tmp_path: Path, new: Published) -> Non
     assert writer.standing == {}
 
 
-def test_a_commit_needs_every_chunk_of_its_manifest(tmp_path: Path, old: Published, new: Published) -> None:
+def test_a_commit_needs_every_chunk_of_its_manifest(
+    tmp_path: Path, old: Published, new: Published
+) -> None:
     store = SlotStore(tmp_path / "slots", DiskBudget(ROOM))
     writer = store.begin(new[1].files)
     with pytest.raises(IntegrityFault, match="not those"):
@@ -94,7 +98,9 @@ def test_a_commit_needs_every_chunk_of_its_manifest(tmp_path: Path, old: Publish
     assert writer.commit(new[1], Epoch(1), Version(2)).manifest == new[1]
 
 
-def test_a_writer_ends_with_its_commit_or_with_the_next_begin(tmp_path: Path, old: Published, new: Published) -> None:
+def test_a_writer_ends_with_its_commit_or_with_the_next_begin(
+    tmp_path: Path, old: Published, new: Published
+) -> None:
     store = SlotStore(tmp_path / "slots", DiskBudget(ROOM))
     stale = store.begin(old[1].files)
     done = store.begin(new[1].files)
@@ -124,7 +130,9 @@ def test_files_of_another_model_do_not_stay(tmp_path: Path, old: Published, new:
     [
         lambda root: (root / "current.json").write_bytes(b"\0\0"),
         lambda root: (root / "current.json").write_text("[]"),
-        lambda root: (root / "current.json").write_text(json.dumps({"slot": "../x", "epoch": 1, "version": 1})),
+        lambda root: (root / "current.json").write_text(
+            json.dumps({"slot": "../x", "epoch": 1, "version": 1})
+        ),
         lambda root: (root / "a/manifest").write_bytes(b""),
         lambda root: (root / "a/manifest").unlink(),
         lambda root: (root / "a/model/config.json").unlink(),
@@ -132,7 +140,9 @@ def test_files_of_another_model_do_not_stay(tmp_path: Path, old: Published, new:
         lambda root: shutil.rmtree(root / "a"),
     ],
 )
-def test_a_damaged_slot_is_not_current(tmp_path: Path, old: Published, damage: Callable[[Path], object]) -> None:
+def test_a_damaged_slot_is_not_current(
+    tmp_path: Path, old: Published, damage: Callable[[Path], object]
+) -> None:
     put(SlotStore(tmp_path / "slots", DiskBudget(ROOM)), old, 1)
     damage(tmp_path / "slots")
     store = SlotStore(tmp_path / "slots", DiskBudget(ROOM))
@@ -183,7 +193,9 @@ def test_what_was_just_written_and_not_touched_is_not_hashed_again(
     for _ in range(2):
         store.require_intact(second.directory, second.manifest.digest)
     assert looked == [second.directory], "touched, hashed once, and known again"
-    SlotStore(tmp_path / "slots", DiskBudget(ROOM)).require_intact(second.directory, second.manifest.digest)
+    SlotStore(tmp_path / "slots", DiskBudget(ROOM)).require_intact(
+        second.directory, second.manifest.digest
+    )
     assert len(looked) == 2, "another process knows nothing"
     monkeypatch.setattr(slots, "PROOF_S_MAX", 0.0)
     store.require_intact(second.directory, second.manifest.digest)
@@ -193,7 +205,9 @@ def test_what_was_just_written_and_not_touched_is_not_hashed_again(
         store.require_intact(third.directory, new[1].digest)
 
 
-def test_what_rots_while_the_next_is_written_leaves_nothing(tmp_path: Path, old: Published, new: Published) -> None:
+def test_what_rots_while_the_next_is_written_leaves_nothing(
+    tmp_path: Path, old: Published, new: Published
+) -> None:
     store = SlotStore(tmp_path / "slots", DiskBudget(ROOM))
     damaged = put(store, old, 1)
     writer = store.begin(new[1].files)
@@ -218,7 +232,9 @@ def test_a_slot_without_its_files_is_damaged(tmp_path: Path, new: Published, fil
     assert standing(tmp_path / "slots") is None
 
 
-def test_a_full_disk_frees_the_spare_slot(tmp_path: Path, new: Published, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_frees_the_spare_slot(
+    tmp_path: Path, new: Published, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = SlotStore(tmp_path / "slots", DiskBudget(ROOM))
 
     def full(*args: object) -> None:
@@ -226,7 +242,9 @@ def test_a_full_disk_frees_the_spare_slot(tmp_path: Path, new: Published, monkey
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "posix_fallocate", full)
-        with pytest.raises(StoreFault, match=r"preparing the slot .* failed: No space left on device"):
+        with pytest.raises(
+            StoreFault, match=r"preparing the slot .* failed: No space left on device"
+        ):
             store.begin(new[1].files)
     assert list((tmp_path / "slots").iterdir()) == []
     put(store, new, 2)

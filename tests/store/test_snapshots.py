@@ -12,7 +12,13 @@ from echo2d.core.base.ids import ChunkId
 from echo2d.core.weights.manifest import Chunk
 from echo2d.errors import IntegrityFault, OperatorFault, StoreFault
 from echo2d.store.disk import write_at
-from echo2d.store.snapshots import adopt_snapshot, build_manifest, damaged_chunks, read_chunk, scan_snapshot
+from echo2d.store.snapshots import (
+    adopt_snapshot,
+    build_manifest,
+    damaged_chunks,
+    read_chunk,
+    scan_snapshot,
+)
 from tests.support.snapshots import write_snapshot
 
 
@@ -26,7 +32,9 @@ def test_what_a_snapshot_holds(model: Path) -> None:
     assert [file.path for file in files] == [
         "config.json", "extra/chat_template.jinja", "model-0.safetensors", "model-1.safetensors", "tokenizer.json",
     ]  # fmt: skip
-    assert sum(file.size for file in files) == sum(path.stat().st_size for path in model.rglob("*.*"))
+    assert sum(file.size for file in files) == sum(
+        path.stat().st_size for path in model.rglob("*.*")
+    )
     assert [bool(file.header_bytes) for file in files] == [False, False, True, True, False]
 
 
@@ -76,7 +84,10 @@ def nest(model: Path) -> None:
         (lambda model: (model / "folder").symlink_to("/etc"), "symbolic link"),
         (lambda model: os.mkfifo(model / "pipe.json"), "neither"),
         (nest, "neither"),
-        (lie_about_the_header, r"model-0.safetensors: its safetensors header claims 104857600 bytes; at most"),
+        (
+            lie_about_the_header,
+            r"model-0.safetensors: its safetensors header claims 104857600 bytes; at most",
+        ),
         (lie_about_the_size, "model-0.safetensors: its header describes"),
         (lambda model: (model / "model-0.safetensors").write_bytes(b""), "too short"),
         (lambda model: (model / "config.json").unlink(), "no config.json"),
@@ -85,7 +96,9 @@ def nest(model: Path) -> None:
         (shutil.rmtree, "No such file"),
     ],
 )
-def test_one_line_for_the_operator(model: Path, spoil: Callable[[Path], object], complaint: str) -> None:
+def test_one_line_for_the_operator(
+    model: Path, spoil: Callable[[Path], object], complaint: str
+) -> None:
     spoil(model)
     with pytest.raises(OperatorFault, match=complaint) as caught:
         scan_snapshot(model)
@@ -100,7 +113,9 @@ def test_adopting_links_the_files(model: Path, tmp_path: Path) -> None:
     assert scan_snapshot(tmp_path / "published") == files
 
 
-def test_adopting_copies_where_links_are_refused(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adopting_copies_where_links_are_refused(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*args: object, **kwargs: object) -> None:
         raise OSError(18, "Invalid cross-device link")
 

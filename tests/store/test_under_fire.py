@@ -29,7 +29,17 @@ from echo2d.store.slots import SlotStore
 from tests.support.encodings import BuiltForm, build_form, facts
 
 READS = ("pread", "stat", "listdir", "scandir")
-WRITES = ("open", "pwrite", "ftruncate", "posix_fallocate", "fsync", "replace", "unlink", "mkdir", "rmdir")
+WRITES = (
+    "open",
+    "pwrite",
+    "ftruncate",
+    "posix_fallocate",
+    "fsync",
+    "replace",
+    "unlink",
+    "mkdir",
+    "rmdir",
+)
 REFUSALS = {"ENOSPC": (errno.ENOSPC, WRITES), "EIO": (errno.EIO, (*READS, *WRITES))}
 ROOM = 1 << 20
 
@@ -45,9 +55,14 @@ def contents(version: int) -> dict[str, bytes]:
 
 
 CONTENTS = {version: contents(version) for version in (0, 1, 2)}
-FORMS = {version: build_form(facts(version=version, publish_seq=version), CONTENTS[version]) for version in CONTENTS}
+FORMS = {
+    version: build_form(facts(version=version, publish_seq=version), CONTENTS[version])
+    for version in CONTENTS
+}
 DELTA = build_form(
-    replace(FORMS[2].facts, kind="delta", base_digest=FORMS[1].manifest.digest), CONTENTS[2], base=CONTENTS[1]
+    replace(FORMS[2].facts, kind="delta", base_digest=FORMS[1].manifest.digest),
+    CONTENTS[2],
+    base=CONTENTS[1],
 )
 SECOND = {"full": FORMS[2], "delta": DELTA}
 
@@ -83,7 +98,9 @@ class FailingDisk:
         def call(*args: Any, **kwargs: Any) -> Any:
             number = len(self.calls)
             self.calls.append(name)
-            if self.fault is not None and (number == self.at or (self.struck and isinstance(self.fault, Killed))):
+            if self.fault is not None and (
+                number == self.at or (self.struck and isinstance(self.fault, Killed))
+            ):
                 if self.torn and not self.struck:
                     real(args[0], args[1][: len(args[1]) // 2], *args[2:])
                 self.struck = True
@@ -138,8 +155,12 @@ class Box:
         if self.given_up:
             raise StoreFault(self.given_up[0])
         for segment in form.segments:
-            await self.holdings.put_table(form.facts.form, segment.table.segment, segment.table.encode())
-            frames = [(span.frame, payload) for span, payload in segment.frames(form.facts.frame_bytes)]
+            await self.holdings.put_table(
+                form.facts.form, segment.table.segment, segment.table.encode()
+            )
+            frames = [
+                (span.frame, payload) for span, payload in segment.frames(form.facts.frame_bytes)
+            ]
             assert await self.holdings.put_frames(form.facts.form, frames) == set()
         try:
             outcome = await self.applier.apply(form.facts.form)
@@ -221,7 +242,9 @@ def pristine(tmp_path: Path, runner: asyncio.Runner) -> Path:
     return tmp_path / "pristine"
 
 
-def calls_to_fail(pristine: Path, runner: asyncio.Runner, kinds: Collection[str], form: BuiltForm) -> list[int]:
+def calls_to_fail(
+    pristine: Path, runner: asyncio.Runner, kinds: Collection[str], form: BuiltForm
+) -> list[int]:
     counting = FailingDisk()
     run_into(counting, Path(shutil.copytree(pristine, pristine.with_name("counted"))), runner, form)
     assert len(counting.calls) > 80
@@ -263,7 +286,9 @@ def test_a_kill_at_any_call_leaves_the_old_or_the_new(
         assert version_standing(path) == 2
     old = found.count(1)
     assert found == [1] * old + [2] * (len(found) - old), "one flip"
-    assert old == len(found) - (0 if torn else 2), "opening the folder to sync it, and the sync, come after the flip"
+    assert old == len(found) - (0 if torn else 2), (
+        "opening the folder to sync it, and the sync, come after the flip"
+    )
 
 
 @pytest.mark.parametrize("name", [*REFUSALS, "kill"])
@@ -295,5 +320,8 @@ def calls_of_taking_again(pristine: Path, kinds: Collection[str]) -> list[int]:
 def take_slot_again(disk: FailingDisk, path: Path) -> bool:
     slots, again = SlotStore(path / "slots", DiskBudget(ROOM)), FORMS[0]
     with disk.mounted(), suppress(StoreFault, Killed):
-        return slots.take_again(again.manifest.digest, again.facts.epoch, again.facts.version) is not None
+        return (
+            slots.take_again(again.manifest.digest, again.facts.epoch, again.facts.version)
+            is not None
+        )
     return False

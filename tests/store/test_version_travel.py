@@ -11,7 +11,13 @@ import pytest
 
 from echo2d.core.base.ids import ChunkId, Digest, Epoch, PublishSeq, RunId, SegmentId, Version
 from echo2d.core.weights.encoder import FormBuilder, RootWriter
-from echo2d.core.weights.encoding import FormFacts, FormKind, FrameSpan, decode_record, encode_record
+from echo2d.core.weights.encoding import (
+    FormFacts,
+    FormKind,
+    FrameSpan,
+    decode_record,
+    encode_record,
+)
 from echo2d.core.weights.manifest import Manifest, chunk_layout
 from echo2d.core.weights.signed_index import Root
 from echo2d.core.weights.verifier import FormIndex
@@ -28,10 +34,14 @@ ROOM = 1 << 30
 
 
 def form_facts(version: int, kind: FormKind, base: Digest | None = None) -> FormFacts:
-    return FormFacts(RunId("run"), Epoch(1), Version(version), PublishSeq(version + 1), kind, base, FRAME_BYTES)
+    return FormFacts(
+        RunId("run"), Epoch(1), Version(version), PublishSeq(version + 1), kind, base, FRAME_BYTES
+    )
 
 
-def encode(model: Path, facts: FormFacts, store: FrameStore, base: Path | None = None) -> list[Root]:
+def encode(
+    model: Path, facts: FormFacts, store: FrameStore, base: Path | None = None
+) -> list[Root]:
     """What a seed does: every chunk encoded, every finished segment stored and named by a root."""
     files = scan_snapshot(model)
     builder, writer, roots = FormBuilder(facts, files, segment_bytes=6 << 20), RootWriter(facts), []
@@ -63,10 +73,14 @@ def learn(roots: Iterable[Root], source: FrameStore) -> FormIndex:
 
 
 def spans_of(index: FormIndex) -> list[FrameSpan]:
-    return [span for number in range(index.segment_count) for span in index.spans(SegmentId(number))]
+    return [
+        span for number in range(index.segment_count) for span in index.spans(SegmentId(number))
+    ]
 
 
-def receive(index: FormIndex, spans: Sequence[FrameSpan], source: FrameStore, target: FrameStore) -> None:
+def receive(
+    index: FormIndex, spans: Sequence[FrameSpan], source: FrameStore, target: FrameStore
+) -> None:
     form = index.facts.form
     target.begin(index.facts)
     for number in map(SegmentId, range(index.segment_count)):
@@ -83,8 +97,14 @@ def apply(index: FormIndex, frames: FrameStore, slots: SlotStore) -> CurrentSlot
         record = index.record(ChunkId(position))
         assert record is not None
         payload = frames.read_encoded_chunk(index.facts.form, index.chunk_spans(record.chunk))
-        base = None if index.facts.kind == "full" or current is None else read_chunk(current.directory, chunk)
-        writer.write_chunk(record.chunk, decode_record(record, payload, chunk.length, base), record.result)
+        base = (
+            None
+            if index.facts.kind == "full" or current is None
+            else read_chunk(current.directory, chunk)
+        )
+        writer.write_chunk(
+            record.chunk, decode_record(record, payload, chunk.length, base), record.result
+        )
     return writer.commit(manifest, index.facts.epoch, index.facts.version)
 
 
@@ -99,7 +119,10 @@ def model(tmp_path: Path) -> Path:
 
 
 def test_a_version_travels_through_a_restart(model: Path, tmp_path: Path) -> None:
-    seed, slots = FrameStore(tmp_path / "seed", DiskBudget(ROOM)), SlotStore(tmp_path / "slots", DiskBudget(ROOM))
+    seed, slots = (
+        FrameStore(tmp_path / "seed", DiskBudget(ROOM)),
+        SlotStore(tmp_path / "slots", DiskBudget(ROOM)),
+    )
     roots = encode(model, form_facts(0, "full"), seed)
     index = learn(roots, seed)
     spans = spans_of(index)
@@ -112,7 +135,9 @@ def test_a_version_travels_through_a_restart(model: Path, tmp_path: Path) -> Non
     receive(index, spans[:half], seed, FrameStore(tmp_path / "worker", DiskBudget(ROOM)))
     restarted = FrameStore(tmp_path / "worker", DiskBudget(ROOM))
     held = restarted.recover(index.facts.form)
-    assert {span.frame for span in spans[:half]} == {span.frame for span in spans if span.frame in held}
+    assert {span.frame for span in spans[:half]} == {
+        span.frame for span in spans if span.frame in held
+    }
     receive(index, [span for span in spans if span.frame not in held], seed, restarted)
 
     current = apply(index, restarted, slots)
@@ -123,7 +148,10 @@ def test_a_version_travels_through_a_restart(model: Path, tmp_path: Path) -> Non
 
 
 def test_a_delta_sends_only_what_changed(tmp_path: Path) -> None:
-    seed, slots = FrameStore(tmp_path / "seed", DiskBudget(ROOM)), SlotStore(tmp_path / "slots", DiskBudget(ROOM))
+    seed, slots = (
+        FrameStore(tmp_path / "seed", DiskBudget(ROOM)),
+        SlotStore(tmp_path / "slots", DiskBudget(ROOM)),
+    )
     base = write_snapshot(tmp_path / "base", weight_bytes=1 << 20)
     index = learn(encode(base, form_facts(0, "full"), seed), seed)
     first = apply(index, seed, slots)
@@ -140,7 +168,10 @@ def test_a_delta_sends_only_what_changed(tmp_path: Path) -> None:
 
 
 def test_a_delta_on_the_wrong_base_leaves_the_old_version(tmp_path: Path) -> None:
-    seed, slots = FrameStore(tmp_path / "seed", DiskBudget(ROOM)), SlotStore(tmp_path / "slots", DiskBudget(ROOM))
+    seed, slots = (
+        FrameStore(tmp_path / "seed", DiskBudget(ROOM)),
+        SlotStore(tmp_path / "slots", DiskBudget(ROOM)),
+    )
     base = write_snapshot(tmp_path / "base", rng_seed=1)
     other = write_snapshot(tmp_path / "other", rng_seed=2)
     before = apply(learn(encode(other, form_facts(0, "full"), seed), seed), seed, slots)
@@ -154,7 +185,10 @@ def test_a_delta_on_the_wrong_base_leaves_the_old_version(tmp_path: Path) -> Non
 
 def test_flipped_bits_never_arrive(tmp_path: Path) -> None:
     model = write_snapshot(tmp_path / "model", weight_bytes=1 << 20)
-    seed, target = FrameStore(tmp_path / "seed", DiskBudget(ROOM)), FrameStore(tmp_path / "worker", DiskBudget(ROOM))
+    seed, target = (
+        FrameStore(tmp_path / "seed", DiskBudget(ROOM)),
+        FrameStore(tmp_path / "worker", DiskBudget(ROOM)),
+    )
     index = learn(encode(model, form_facts(0, "full"), seed), seed)
     receive(index, (), seed, target)
     rng = random.Random(9)

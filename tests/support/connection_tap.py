@@ -23,7 +23,9 @@ class Tap:
         self._run_dir = run_dir
         self._open: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
-        self._server = self._loop.run_until_complete(asyncio.start_server(self._serve, "127.0.0.1", 0))
+        self._server = self._loop.run_until_complete(
+            asyncio.start_server(self._serve, "127.0.0.1", 0)
+        )
         self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         self._thread = threading.Thread(target=self._loop.run_forever, name="tap", daemon=True)
 
@@ -32,7 +34,10 @@ class Tap:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -43,7 +48,9 @@ class Tap:
         self._server.close()
         for writer in self._open:
             writer.close()
-        await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}), return_exceptions=True)
+        await asyncio.gather(
+            *(asyncio.all_tasks() - {asyncio.current_task()}), return_exceptions=True
+        )
 
     async def _serve(self, down: asyncio.StreamReader, to_down: asyncio.StreamWriter) -> None:
         with contextlib.closing(to_down), contextlib.suppress(OSError, ValueError):
@@ -72,7 +79,9 @@ async def _pass_on(
         pass
 
 
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, look: Callable[[bytes], None]) -> None:
+async def _copy(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, look: Callable[[bytes], None]
+) -> None:
     while data := await reader.read(1 << 16):
         look(data)
         writer.write(data)

@@ -9,7 +9,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from echo2d.core.base.ids import Digest, Epoch, FormId, GroupId, PeerId, RequestId, RunId, SegmentId, SessionId, Version
+from echo2d.core.base.ids import (
+    Digest,
+    Epoch,
+    FormId,
+    GroupId,
+    PeerId,
+    RequestId,
+    RunId,
+    SegmentId,
+    SessionId,
+    Version,
+)
 from echo2d.core.broadcast.events import SendRoot
 from echo2d.core.cluster.events import (
     CloseSession,
@@ -62,8 +73,21 @@ from echo2d.core.protocol.control_messages import (
     Welcome,
 )
 from echo2d.core.protocol.peer_handshake import SECRET_BYTES
-from echo2d.core.protocol.trajectory import BatchBody, batch_digest, pack_logprobs, pack_tokens, unpack_batch
-from echo2d.core.rollouts.events import BatchFrozen, DrawPrompt, PromptDrawn, SampleKept, SampleScored, ScoreSample
+from echo2d.core.protocol.trajectory import (
+    BatchBody,
+    batch_digest,
+    pack_logprobs,
+    pack_tokens,
+    unpack_batch,
+)
+from echo2d.core.rollouts.events import (
+    BatchFrozen,
+    DrawPrompt,
+    PromptDrawn,
+    SampleKept,
+    SampleScored,
+    ScoreSample,
+)
 from echo2d.core.weights.signed_index import Root
 from echo2d.sim.run.memory_ledger import MemoryLedger
 
@@ -145,20 +169,26 @@ class Peer:
     def forget(self, key: HeldLease) -> None:
         self.leases.pop(key, None)
         self.open = [each for each in self.open if each[0] != key]
-        self.unanswered = {each: result for each, result in self.unanswered.items() if each[0] != key}
+        self.unanswered = {
+            each: result for each, result in self.unanswered.items() if each[0] != key
+        }
 
     def held(self) -> tuple[HeldLease, ...]:
         return tuple(dict.fromkeys([*self.leases, *(key for key, _ in self.unanswered)]))
 
     def hello(self, boot_id: str = "b") -> Hello:
         address = Address("127.0.0.1", 4000)
-        holding = tuple(dict.fromkeys(key for key in (self.serving, self.stands) if key is not None))
+        holding = tuple(
+            dict.fromkeys(key for key in (self.serving, self.stands) if key is not None)
+        )
         return Hello(
             PROTOCOL_VERSION, RULES.run_id, self.kind, self.name, boot_id, self.slots, address, self.serving,
             holding, self.held(), (), self.served, dial_back_secret=bytes(SECRET_BYTES),
         )  # fmt: skip
 
-    def finish(self, key: HeldLease, sample: int, *, tokens: tuple[int, ...] | None = None) -> SampleFinished:
+    def finish(
+        self, key: HeldLease, sample: int, *, tokens: tuple[int, ...] | None = None
+    ) -> SampleFinished:
         """Generate the whole sample under what is served now."""
         assert self.serving is not None
         self.open.remove((key, sample))
@@ -167,7 +197,13 @@ class Peer:
         output = (3, 4 + sample % 8, 1) if tokens is None else tokens
         spans = (VersionSpan(0, len(output), self.serving.version, self.serving.digest),)
         result = SampleFinished(
-            key.lease, key.attempt, sample, pack_tokens(output), pack_logprobs([-0.5] * len(output)), spans, "stop"
+            key.lease,
+            key.attempt,
+            sample,
+            pack_tokens(output),
+            pack_logprobs([-0.5] * len(output)),
+            spans,
+            "stop",
         )
         self.unanswered[key, sample] = result
         return result
@@ -177,7 +213,9 @@ class Peer:
         assert self.serving is not None
         end = start + len(tokens)
         spans = (VersionSpan(start, end, self.serving.version, self.serving.digest),)
-        delta = SampleDelta(sample, pack_tokens(tokens), pack_logprobs([-0.25] * len(tokens)), spans)
+        delta = SampleDelta(
+            sample, pack_tokens(tokens), pack_logprobs([-0.25] * len(tokens)), spans
+        )
         return LeaseProgress(key.lease, key.attempt, (delta,))
 
 
@@ -278,7 +316,9 @@ class World:
 
     # --- peers
 
-    def connect(self, name: str, *, kind: PeerKind = "worker", slots: int = 4, boot_id: str = "b") -> Peer:
+    def connect(
+        self, name: str, *, kind: PeerKind = "worker", slots: int = 4, boot_id: str = "b"
+    ) -> Peer:
         """A session of this peer; a known one comes back with what it holds."""
         self._sessions += 1
         peer = self.peers.get(name) or Peer(name, kind, slots, SessionId(0))
@@ -310,14 +350,18 @@ class World:
         mine = self.ledger.epoch if epoch is None else Epoch(epoch)
         path = f"versions/{mine}-{version}"
         return self.call(
-            lambda number: PublishAsked(number, mine, Version(version), version_digest(version, salt), path, 1000)
+            lambda number: PublishAsked(
+                number, mine, Version(version), version_digest(version, salt), path, 1000
+            )
         )
 
     def ask_batch(self, step: int) -> RequestId:
         return self.ask(lambda number: BatchAsked(number, self.ledger.epoch, step))
 
     def commit(self, step: int, digest: Digest, *, t_train_s: float = 1.0) -> Reply:
-        return self.call(lambda number: CommitAsked(number, self.ledger.epoch, step, digest, t_train_s))
+        return self.call(
+            lambda number: CommitAsked(number, self.ledger.epoch, step, digest, t_train_s)
+        )
 
     def refuse(self, step: int, *groups: GroupId) -> Reply:
         named = tuple((group, "bad") for group in groups)
@@ -351,7 +395,9 @@ class World:
             ages = [step - 1 - span.version for span in spans]
             assert min(ages) >= 0
             assert counts(ages) <= self.rules.staleness_max
-            assert not any(VersionKey(span.version, span.digest) in self.ledger.revoked for span in spans)
+            assert not any(
+                VersionKey(span.version, span.digest) in self.ledger.revoked for span in spans
+            )
         self.digests[step] = digest
 
     def _perform(self, action: CoordinatorAction) -> None:
@@ -369,12 +415,16 @@ class World:
                 self.replies[request] = action
                 self._check_batch(action)
             case DialBack(session, peer):
-                self.pending.append(DialBackEnded(session, "no answer" if peer in self.closed else ""))
+                self.pending.append(
+                    DialBackEnded(session, "no answer" if peer in self.closed else "")
+                )
             case DrawPrompt(cursor):
                 self.pending.append(PromptDrawn(cursor, pack_tokens([2, 3, cursor % VOCAB])))
             case ScoreSample(group, sample, cursor):
                 reward = self.reward(cursor, sample)
-                self.pending.append(SampleScored(group, sample, reward, "" if reward is not None else "crashed"))
+                self.pending.append(
+                    SampleScored(group, sample, reward, "" if reward is not None else "crashed")
+                )
             case StopRun(reason):
                 self.stopped = reason
             case DeleteVersion():
@@ -394,29 +444,46 @@ class World:
 
     def _encode(self, seed: Peer, order: EncodeVersion) -> None:
         segment = Digest(order.digest[::-1])
-        self.pending.append(PeerSaid(seed.session, SegmentEncoded(order.form, SegmentId(0), segment)))
-        self.pending.append(PeerSaid(seed.session, FormEncoded(order.form, order.digest, 1, 900, 1000, 0.1)))
+        self.pending.append(
+            PeerSaid(seed.session, SegmentEncoded(order.form, SegmentId(0), segment))
+        )
+        self.pending.append(
+            PeerSaid(seed.session, FormEncoded(order.form, order.digest, 1, 900, 1000, 0.1))
+        )
 
     def _root(self, session: SessionId, root: Root) -> None:
         for peer in self.peers.values():
             if peer.session == session and root.totals is not None and peer.name not in self.slow:
                 key = VersionKey(root.facts.version, root.totals.snapshot)
                 base = root.facts.base_digest
-                if base is not None and peer.stands != key and (peer.stands is None or peer.stands.digest != base):
-                    self.pending.append(PeerSaid(session, ApplyFailed(root.form, "no base", lacks_base=True)))
+                if (
+                    base is not None
+                    and peer.stands != key
+                    and (peer.stands is None or peer.stands.digest != base)
+                ):
+                    self.pending.append(
+                        PeerSaid(session, ApplyFailed(root.form, "no base", lacks_base=True))
+                    )
                     continue
                 peer.ready = peer.stands = key
-                self.pending.append(PeerSaid(session, VersionVerified(root.form, key.version, key.digest)))
+                self.pending.append(
+                    PeerSaid(session, VersionVerified(root.form, key.version, key.digest))
+                )
 
     def _check_batch(self, reply: Reply) -> None:
         """A batch that is given out is the one that was frozen, whatever happened since (I4)."""
         if isinstance(reply.body, bytes):
             batch: BatchBody = unpack_batch(reply.body)
             assert reply.digest == batch_digest(reply.body) == self.digests[batch.step]
-            assert tuple(group.group for group in batch.groups) == self.ledger.frozen[batch.step].groups
+            assert (
+                tuple(group.group for group in batch.groups)
+                == self.ledger.frozen[batch.step].groups
+            )
 
 
-def train(world: World, steps: int, *, start: int = 0, kappa: int = 1, prefetch: bool = False) -> None:
+def train(
+    world: World, steps: int, *, start: int = 0, kappa: int = 1, prefetch: bool = False
+) -> None:
     """An ideal learner from a session on: with ideal workers it never waits for ever."""
     assert world.open_session(start).status == 200
     assert world.publish(start).status == 200

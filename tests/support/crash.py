@@ -98,9 +98,9 @@ class Point:
 class CrashSite(Site):
     """A site whose programs reach the coordinator through a tap."""
 
-    learner_table = LEARNER.replace("checkpoint_every = 15", f"checkpoint_every = {CHECKPOINT_EVERY}") + (
-        f"step_floor_s = {STEP_FLOOR_S}\n"
-    )
+    learner_table = LEARNER.replace(
+        "checkpoint_every = 15", f"checkpoint_every = {CHECKPOINT_EVERY}"
+    ) + (f"step_floor_s = {STEP_FLOOR_S}\n")
     tap: Tap
 
     def url(self) -> str:
@@ -120,7 +120,9 @@ class CrashSite(Site):
         deadline = time.monotonic() + RUN_S_MAX
         while not condition():
             self.programs.check()
-            assert time.monotonic() < deadline, f"stuck after step {[row['step'] for row in self.rows]}"
+            assert time.monotonic() < deadline, (
+                f"stuck after step {[row['step'] for row in self.rows]}"
+            )
             time.sleep(0.05)
 
     def wait_until_trained(self, steps: int) -> None:
@@ -138,12 +140,17 @@ def run_with_crashes(site: CrashSite, *points: Point, workers: int) -> None:
         seen: list[Story | None] = []
         for point in points:
             site.wait_until_trained(point.step)
-            struck = [strike(site, (point.kind, *point.also), delay_s, learner) for delay_s in point.delays_s]
+            struck = [
+                strike(site, (point.kind, *point.also), delay_s, learner)
+                for delay_s in point.delays_s
+            ]
             assert struck[0] is not None, f"no {point.kind} was killed"
             seen += struck
         site.wait_until(lambda: learner.returncode is not None)
         assert learner.returncode == 0, learner.tail()
-        with Coordinator(site.url(), token_file=site.run_dir / "tokens" / "viewer.token") as coordinator:
+        with Coordinator(
+            site.url(), token_file=site.run_dir / "tokens" / "viewer.token"
+        ) as coordinator:
             settle(coordinator, site.ledger, workers)
         story = read_story(site.ledger)
         for before in filter(None, seen):
@@ -151,13 +158,21 @@ def run_with_crashes(site: CrashSite, *points: Point, workers: int) -> None:
         balance(story, site.rows, site.tap.acknowledged)
 
 
-def strike(site: CrashSite, kinds: Sequence[VictimKind], delay_s: float, learner: Program) -> Story | None:
+def strike(
+    site: CrashSite, kinds: Sequence[VictimKind], delay_s: float, learner: Program
+) -> Story | None:
     """Kill, and start again what has no supervisor; what the ledger had gone through just before, None: too late."""
     time.sleep(delay_s)  # a moment like any other
-    names = {kind: {"worker": "worker-1", "learner": learner.name}.get(kind, kind) for kind in kinds}
+    names = {
+        kind: {"worker": "worker-1", "learner": learner.name}.get(kind, kind) for kind in kinds
+    }
     while learner.returncode is None:
         seen = read_story(site.ledger)
-        struck = [kind for kind, name in names.items() if kill_process(kind, name, site.programs) is not None]
+        struck = [
+            kind
+            for kind, name in names.items()
+            if kill_process(kind, name, site.programs) is not None
+        ]
         for kind in struck:
             start_again(kind, names[kind], site.programs)
         if struck:
@@ -176,7 +191,10 @@ def settle(coordinator: Coordinator, ledger: Path, workers: int) -> None:
 
 def _unsettled(status: dict[str, Any], whole: int, workers: int) -> dict[str, tuple[Any, Any]]:
     groups = status["groups"]
-    ends = [each["serving"] and (each["serving"]["version"], each["memory_ok"]) for each in status["workers"]]
+    ends = [
+        each["serving"] and (each["serving"]["version"], each["memory_ok"])
+        for each in status["workers"]
+    ]
     pairs = {
         "committed step": (status["committed_step"], STEPS),
         "seed": (status["seed_alive"], True),
@@ -210,8 +228,12 @@ def nothing_is_lost(story: Story, acknowledged: set[str]) -> None:
     """What was acknowledged is in the ledger, once; and no whole group left it without a reason."""
     kept = [what for what in story if what[0] == "kept"]
     assert acknowledged, "the tap has heard nothing"
-    assert acknowledged <= {result for _, _, _, result, _ in kept}, "acknowledged and not in the ledger"
-    assert max(Counter((group, sample) for _, group, sample, *_ in kept).values()) == 1, "a sample was kept twice"
+    assert acknowledged <= {result for _, _, _, result, _ in kept}, (
+        "acknowledged and not in the ledger"
+    )
+    assert max(Counter((group, sample) for _, group, sample, *_ in kept).values()) == 1, (
+        "a sample was kept twice"
+    )
     wrote: dict[int, set[tuple[int, bytes]]] = defaultdict(set)
     revoked: set[tuple[int, bytes]] = set()
     batched: set[int] = set()
@@ -219,7 +241,9 @@ def nothing_is_lost(story: Story, acknowledged: set[str]) -> None:
     for what, first, second, third, fourth in story:
         match what:
             case "kept":
-                wrote[first] |= {(span.version, span.digest) for span in _unpack_spans(fourth).spans}
+                wrote[first] |= {
+                    (span.version, span.digest) for span in _unpack_spans(fourth).spans
+                }
             case "revoked":
                 revoked.add((first, second))
             case "frozen":
@@ -227,7 +251,9 @@ def nothing_is_lost(story: Story, acknowledged: set[str]) -> None:
                 batched |= set(json.loads(third))
             case "gone" if first not in batched and second == GROUP_SIZE:
                 too_old = newest - min(version for version, _ in wrote[first]) > STALENESS
-                assert third == 1 or wrote[first] & revoked or too_old, f"group {first} was dropped for no reason"
+                assert third == 1 or wrote[first] & revoked or too_old, (
+                    f"group {first} was dropped for no reason"
+                )
 
 
 def batches_stay(story: Story) -> dict[int, tuple[bytes, list[int]]]:
@@ -240,7 +266,9 @@ def batches_stay(story: Story) -> dict[int, tuple[bytes, list[int]]]:
     assert not changed, "these batches have changed"
     batches = {step: (digest, json.loads(groups)) for step, ((digest, groups),) in found.items()}
     for what, step, digest, *_ in story:
-        assert what != "committed" or batches[step][0] == digest, f"step {step} was committed with another batch"
+        assert what != "committed" or batches[step][0] == digest, (
+            f"step {step} was committed with another batch"
+        )
     return batches
 
 
@@ -249,8 +277,14 @@ def steps_are_whole(story: Story, batches: Mapping[int, tuple[bytes, list[int]]]
     steps = list(range(1, STEPS + 1))
     resumed = {epoch: resume_step for what, epoch, resume_step, *_ in story if what == "epoch"}
     for epoch, resume_step in resumed.items():
-        trained = [step for what, step, _, by, _ in story if what == "committed" and by == epoch and step > resume_step]
-        assert trained == steps[resume_step : resume_step + len(trained)], f"epoch {epoch} has a gap"
+        trained = [
+            step
+            for what, step, _, by, _ in story
+            if what == "committed" and by == epoch and step > resume_step
+        ]
+        assert trained == steps[resume_step : resume_step + len(trained)], (
+            f"epoch {epoch} has a gap"
+        )
     assert {step for what, step, *_ in story if what == "committed"} == set(steps)
     samples = Counter(group for what, group, *_ in story if what == "kept")
     trained = [group for step in steps for group in batches[step][1]]
@@ -258,13 +292,19 @@ def steps_are_whole(story: Story, batches: Mapping[int, tuple[bytes, list[int]]]
     assert {samples[group] for group in trained} == {GROUP_SIZE}, "a group is not whole"
 
 
-def learner_agrees(story: Story, rows: list[dict[str, Any]], batches: Mapping[int, tuple[bytes, list[int]]]) -> None:
+def learner_agrees(
+    story: Story, rows: list[dict[str, Any]], batches: Mapping[int, tuple[bytes, list[int]]]
+) -> None:
     """Its own rows name the same batches, within the bound, and go on where its checkpoint was."""
     resumed = {epoch: resume_step for what, epoch, resume_step, *_ in story if what == "epoch"}
     assert {row["step"] for row in rows} == set(range(1, STEPS + 1))
     for row in rows:
-        assert bytes.fromhex(row["batch"]) == batches[row["step"]][0], "the learner trained on another batch"
+        assert bytes.fromhex(row["batch"]) == batches[row["step"]][0], (
+            "the learner trained on another batch"
+        )
         assert all(0 <= int(staleness) <= STALENESS for staleness in row["staleness"])
     for before, row in pairwise(rows):
-        follows = before["step"] + 1 if before["epoch"] == row["epoch"] else resumed[row["epoch"]] + 1
+        follows = (
+            before["step"] + 1 if before["epoch"] == row["epoch"] else resumed[row["epoch"]] + 1
+        )
         assert row["step"] == follows <= before["step"] + 1, "the steps have a gap"

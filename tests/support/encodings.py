@@ -15,7 +15,15 @@ BASE_DIGEST = digest_of(b"the base snapshot")
 
 def facts(kind: FormKind = "full", *, version: int = 7, publish_seq: int = 3) -> FormFacts:
     base: Digest | None = BASE_DIGEST if kind == "delta" else None
-    return FormFacts(RunId("run"), Epoch(1), Version(version), PublishSeq(publish_seq), kind, base, FRAME_BYTES_MIN)
+    return FormFacts(
+        RunId("run"),
+        Epoch(1),
+        Version(version),
+        PublishSeq(publish_seq),
+        kind,
+        base,
+        FRAME_BYTES_MIN,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +54,10 @@ def build_form(
 ) -> BuiltForm:
     """Encode text files; with `base` (same names and sizes) as a delta. Each finished segment gets its own root."""
     files = text_files(contents)
-    builder, writer = FormBuilder(form_facts, files, segment_bytes=segment_bytes), RootWriter(form_facts)
+    builder, writer = (
+        FormBuilder(form_facts, files, segment_bytes=segment_bytes),
+        RootWriter(form_facts),
+    )
     segments: list[Segment] = []
     roots: list[Root] = []
     for position, chunk in enumerate(chunk_layout(files)):

@@ -15,7 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from echo2d.engines.base import Engine, EngineLoad, EngineSpan, FinishReason, GenerateRequest, SampleOutput
+from echo2d.engines.base import (
+    Engine,
+    EngineLoad,
+    EngineSpan,
+    FinishReason,
+    GenerateRequest,
+    SampleOutput,
+)
 from echo2d.engines.stream import SAMPLES_OPEN_MAX
 from echo2d.errors import EngineFault
 from tests.support.engine_harness import CONTEXT_MAX, VOCAB_SIZE, Harness, label
@@ -41,7 +48,9 @@ class Sample:
         assert delta.tokens or delta.finish is not None
         assert all(0 <= token < VOCAB_SIZE for token in delta.tokens)
         assert all(logprob <= 0 for logprob in delta.logprobs)
-        assert _positions(delta.spans) == list(range(len(self.tokens), len(self.tokens) + len(delta.tokens)))
+        assert _positions(delta.spans) == list(
+            range(len(self.tokens), len(self.tokens) + len(delta.tokens))
+        )
         self.tokens += delta.tokens
         self.logprobs += delta.logprobs
         self.labels += [span.label for span in delta.spans for _ in range(span.start, span.end)]
@@ -76,7 +85,9 @@ class Collected:
     async def until(self, reached: Callable[[Sample], bool]) -> None:
         """Wait until every sample has reached something."""
         async with self._changed:
-            await self._changed.wait_for(lambda: self._ended or all(reached(sample) for sample in self.samples))
+            await self._changed.wait_for(
+                lambda: self._ended or all(reached(sample) for sample in self.samples)
+            )
         assert all(reached(sample) for sample in self.samples)
 
     def finishes(self) -> list[FinishReason | None]:
@@ -118,7 +129,9 @@ def check_logprobs(harness: Harness, collected: Collected) -> None:
             mine = [name == label(version) for name in sample.labels]
             assert max(compress(errors, mine)) < LOGPROB_ERROR_MAX
             others = list(compress(errors, map(not_, mine)))
-            assert not others or max(others) > LOGPROB_ERROR_MAX, "versions too alike to tell them apart"
+            assert not others or max(others) > LOGPROB_ERROR_MAX, (
+                "versions too alike to tell them apart"
+            )
 
 
 def _edit_header(path: Path, edit: Callable[[dict[str, dict[str, list[int]]]], None]) -> None:
@@ -191,7 +204,9 @@ class EngineContract:
             await engine.tensor_digests()
         await engine.close()
 
-    async def test_an_idle_engine_changes_version_and_weights(self, harness: Harness, engine: Engine) -> None:
+    async def test_an_idle_engine_changes_version_and_weights(
+        self, harness: Harness, engine: Engine
+    ) -> None:
         for version in (1, 2):
             report = await engine.refit(harness.snapshot(version), label(version))
             assert (report.label, engine.label) == (label(version), label(version))
@@ -201,13 +216,17 @@ class EngineContract:
         assert {name for sample in output.samples for name in sample.labels} == {label(2)}
         check_logprobs(harness, output)
 
-    async def test_digests_are_of_the_memory_not_of_the_files(self, harness: Harness, engine: Engine) -> None:
+    async def test_digests_are_of_the_memory_not_of_the_files(
+        self, harness: Harness, engine: Engine
+    ) -> None:
         before = await in_files(harness, 0)
         shutil.copytree(harness.snapshot(1), harness.snapshot(0), dirs_exist_ok=True)
         assert await harness.in_memory(engine) == before
 
     @pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])
-    async def test_every_sample_is_whole(self, harness: Harness, engine: Engine, temperature: float) -> None:
+    async def test_every_sample_is_whole(
+        self, harness: Harness, engine: Engine, temperature: float
+    ) -> None:
         output = await generated(engine, replace(SHORT, samples=5, temperature=temperature))
         assert output.finishes() == ["length"] * 5
         assert [len(sample.tokens) for sample in output.samples] == [12] * 5
@@ -217,7 +236,8 @@ class EngineContract:
 
     async def test_greedy_is_deterministic(self, engine: Engine) -> None:
         first, second = [
-            await generated(engine, replace(SHORT, request_id=name, temperature=0.0, samples=1)) for name in "ab"
+            await generated(engine, replace(SHORT, request_id=name, temperature=0.0, samples=1))
+            for name in "ab"
         ]
         assert first.samples[0].tokens == second.samples[0].tokens
 
@@ -229,7 +249,9 @@ class EngineContract:
             engine = harness.engine(rng_seed=7)
             await engine.start()
             await engine.refit(harness.snapshot(0), label(0))
-            outputs.append([(await generated(engine, SHORT)).samples[i].tokens for i in range(SHORT.samples)])
+            outputs.append(
+                [(await generated(engine, SHORT)).samples[i].tokens for i in range(SHORT.samples)]
+            )
             await engine.close()
         assert outputs[0] == outputs[1]
 
@@ -239,12 +261,18 @@ class EngineContract:
             pytest.skip("this engine draws from a generator that all its requests share")
         together = await generated(engine, replace(SHORT, request_id="all", samples=3, rng_seed=5))
         for index, sample in enumerate(together.samples):
-            alone = await generated(engine, replace(SHORT, request_id=str(index), samples=1, rng_seed=5 + index))
+            alone = await generated(
+                engine, replace(SHORT, request_id=str(index), samples=1, rng_seed=5 + index)
+            )
             assert alone.samples[0].tokens == sample.tokens
 
-    async def test_a_stop_token_ends_a_sample_and_belongs_to_it(self, harness: Harness, engine: Engine) -> None:
+    async def test_a_stop_token_ends_a_sample_and_belongs_to_it(
+        self, harness: Harness, engine: Engine
+    ) -> None:
         stop = frozenset(range(0, VOCAB_SIZE, 4))
-        output = await generated(engine, replace(SHORT, samples=16, max_new_tokens=6, stop_token_ids=tuple(stop)))
+        output = await generated(
+            engine, replace(SHORT, samples=16, max_new_tokens=6, stop_token_ids=tuple(stop))
+        )
         for sample in output.samples:
             assert stop.isdisjoint(sample.tokens[:-1])
             assert (sample.finish == "stop") == (sample.tokens[-1] in stop)
@@ -252,7 +280,9 @@ class EngineContract:
         assert "stop" in output.finishes()
         check_logprobs(harness, output)
 
-    async def test_versions_change_between_two_tokens(self, harness: Harness, engine: Engine) -> None:
+    async def test_versions_change_between_two_tokens(
+        self, harness: Harness, engine: Engine
+    ) -> None:
         requests = [
             replace(ENDLESS, request_id="plain"),
             replace(ENDLESS, request_id="cold", temperature=0.7, prompt=[1]),
@@ -263,18 +293,25 @@ class EngineContract:
                 await engine.refit(harness.snapshot(version), label(version))
                 await harness.check(engine)
                 for output in outputs:
-                    await output.until(lambda sample, version=version: label(version) in sample.labels)  # type: ignore[misc]
+                    await output.until(
+                        lambda sample, version=version: label(version) in sample.labels
+                    )  # type: ignore[misc]
         for output in outputs:
             assert output.finishes() == ["abort"] * 2
             for sample in output.samples:
-                assert list(dict.fromkeys(sample.labels)) == [label(version) for version in range(4)]
+                assert list(dict.fromkeys(sample.labels)) == [
+                    label(version) for version in range(4)
+                ]
                 assert sample.labels == sorted(sample.labels)
             check_logprobs(harness, output)
 
     async def test_an_engine_that_is_held_writes_nothing_until_it_is_released(
         self, harness: Harness, engine: Engine
     ) -> None:
-        async with running(engine, ENDLESS, replace(ENDLESS, request_id="other")) as (output, other):
+        async with running(engine, ENDLESS, replace(ENDLESS, request_id="other")) as (
+            output,
+            other,
+        ):
             await engine.hold()
             late = asyncio.create_task(generated(engine, SHORT))
             await asyncio.sleep(0.2)  # what had been written before has come out
@@ -303,7 +340,9 @@ class EngineContract:
         await engine.start()
         await engine.refit(harness.snapshot(0), label(0))
         requests = [
-            GenerateRequest(str(i), [(i * 7 + j) % VOCAB_SIZE for j in range(1 + i % 9)], 1 + i % 4, 3 + i % 11)
+            GenerateRequest(
+                str(i), [(i * 7 + j) % VOCAB_SIZE for j in range(1 + i % 9)], 1 + i % 4, 3 + i % 11
+            )
             for i in range(40)
         ]
         requests.append(replace(SHORT, samples=20))  # more than the slots
@@ -314,11 +353,15 @@ class EngineContract:
         for read in reads:
             output = read.result()
             assert output.finishes() == ["length"] * output.request.samples
-            assert {len(sample.tokens) for sample in output.samples} == {output.request.max_new_tokens}
+            assert {len(sample.tokens) for sample in output.samples} == {
+                output.request.max_new_tokens
+            }
             check_logprobs(harness, output)
         await engine.close()
 
-    async def test_two_engines_of_one_process_do_not_meet(self, harness: Harness, engine: Engine) -> None:
+    async def test_two_engines_of_one_process_do_not_meet(
+        self, harness: Harness, engine: Engine
+    ) -> None:
         other = harness.engine(rng_seed=1)
         await other.start()
         async with asyncio.TaskGroup() as tasks:
@@ -372,7 +415,9 @@ class EngineContract:
             assert output.finishes() == [None, None]
 
     @pytest.mark.parametrize("request_", REFUSED.values(), ids=REFUSED.keys())
-    async def test_an_impossible_request_is_refused(self, engine: Engine, request_: GenerateRequest) -> None:
+    async def test_an_impossible_request_is_refused(
+        self, engine: Engine, request_: GenerateRequest
+    ) -> None:
         with pytest.raises(EngineFault):
             await generated(engine, request_)
         assert (await generated(engine, SHORT)).finishes() == ["length"] * SHORT.samples
@@ -394,7 +439,9 @@ class EngineContract:
         check_logprobs(harness, output)
         check_logprobs(harness, await generated(engine, SHORT))
 
-    async def test_a_first_refit_that_fails_leaves_nothing(self, harness: Harness, tmp_path: Path) -> None:
+    async def test_a_first_refit_that_fails_leaves_nothing(
+        self, harness: Harness, tmp_path: Path
+    ) -> None:
         engine = harness.engine()
         await engine.start()
         with pytest.raises(EngineFault):
@@ -404,7 +451,9 @@ class EngineContract:
         check_logprobs(harness, await generated(engine, SHORT))
         await engine.close()
 
-    async def test_a_doubtful_refit_leaves_nothing_until_the_next(self, harness: Harness, engine: Engine) -> None:
+    async def test_a_doubtful_refit_leaves_nothing_until_the_next(
+        self, harness: Harness, engine: Engine
+    ) -> None:
         async with running(engine, ENDLESS) as (output,):
             with harness.doubtful_refits(engine), pytest.raises(EngineFault):
                 await engine.refit(harness.snapshot(1), label(1))

@@ -38,7 +38,9 @@ class Harness(Protocol):
 
     def snapshot(self, version: int) -> Path: ...
 
-    def logprobs(self, version: int, prompt: Sequence[int], output: Sequence[int], temperature: float) -> list[float]:
+    def logprobs(
+        self, version: int, prompt: Sequence[int], output: Sequence[int], temperature: float
+    ) -> list[float]:
         """Of each output token, had this version written all of them."""
 
     def doubtful_refits(self, engine: Engine) -> AbstractContextManager[None]:
@@ -79,7 +81,11 @@ class FakeHarness(_Digests):
     def engine(self, *, slots: int = 64, rng_seed: int = 0) -> FakeEngine:
         endless = (CONTEXT_MAX, CONTEXT_MAX)
         return FakeEngine(
-            rng_seed=rng_seed, vocab_size=VOCAB_SIZE, eos_token_id=VOCAB_SIZE, answer_tokens=endless, slots=slots
+            rng_seed=rng_seed,
+            vocab_size=VOCAB_SIZE,
+            eos_token_id=VOCAB_SIZE,
+            answer_tokens=endless,
+            slots=slots,
         )
 
     def snapshot(self, version: int) -> Path:
@@ -88,11 +94,16 @@ class FakeHarness(_Digests):
             folder.mkdir(parents=True)
             (folder / "config.json").write_text(json.dumps({"model_type": "fake"}))
             numbers = np.random.default_rng(version)
-            tensors = {name: numbers.random((8, 4), dtype=np.float32) for name in ("embed.weight", "norm.weight")}
+            tensors = {
+                name: numbers.random((8, 4), dtype=np.float32)
+                for name in ("embed.weight", "norm.weight")
+            }
             save_file(tensors, folder / "model.safetensors")
         return folder
 
-    def logprobs(self, version: int, prompt: Sequence[int], output: Sequence[int], temperature: float) -> list[float]:
+    def logprobs(
+        self, version: int, prompt: Sequence[int], output: Sequence[int], temperature: float
+    ) -> list[float]:
         context = [*prompt, *output]
         places = range(len(prompt), len(context))
         return [fake_logprob(label(version), context[:place], context[place]) for place in places]
@@ -122,7 +133,9 @@ class TorchHarness(_Digests):
             save_random_model(folder, tiny_config(), rng_seed=version)
         return folder
 
-    def logprobs(self, version: int, prompt: Sequence[int], output: Sequence[int], temperature: float) -> list[float]:
+    def logprobs(
+        self, version: int, prompt: Sequence[int], output: Sequence[int], temperature: float
+    ) -> list[float]:
         if version not in self._models:
             self._models[version] = self._truth(version)
         return score(self._models[version], prompt, output, temperature)
@@ -134,7 +147,9 @@ class TorchHarness(_Digests):
     def doubtful_refits(self, engine: Engine) -> Iterator[None]:
         """The device is lost when half of the weights have been written."""
 
-        def half(policy: InferencePolicy, tensors: Mapping[str, Tensor], layout: SnapshotLayout) -> None:
+        def half(
+            policy: InferencePolicy, tensors: Mapping[str, Tensor], layout: SnapshotLayout
+        ) -> None:
             names = sorted(tensors)
             for name in names[: len(names) // 2]:
                 policy._state[name].copy_(tensors[name])
@@ -159,7 +174,9 @@ def tiny_config(**changes: object) -> Any:
     return Qwen3Config(**settings | changes)
 
 
-def save_random_model(folder: Path, config: Any, *, rng_seed: int, dtype: torch.dtype = torch.bfloat16) -> None:
+def save_random_model(
+    folder: Path, config: Any, *, rng_seed: int, dtype: torch.dtype = torch.bfloat16
+) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(rng_seed)
     AutoModelForCausalLM.from_config(config, dtype=dtype).save_pretrained(folder)
@@ -171,7 +188,9 @@ def load_model(snapshot: Path) -> Any:
 
 
 @torch.no_grad()
-def score(model: Any, prompt: Sequence[int], output: Sequence[int], temperature: float) -> list[float]:
+def score(
+    model: Any, prompt: Sequence[int], output: Sequence[int], temperature: float
+) -> list[float]:
     """Logprob of each output token by one full forward pass; temperature 0 is scored at 1."""
     logits = model(input_ids=torch.tensor([[*prompt, *output]]), use_cache=False).logits[0].float()
     logprobs = torch.log_softmax(logits / (temperature or 1.0), dim=-1)[len(prompt) - 1 : -1]

@@ -18,7 +18,12 @@ class EscapingTask:
     stop_token_ids = (1,)
 
     def __init__(self, notes: str, run_dir: str, coordinator: int, port: int) -> None:
-        self._notes, self._run_dir, self._coordinator, self._port = Path(notes), Path(run_dir), coordinator, port
+        self._notes, self._run_dir, self._coordinator, self._port = (
+            Path(notes),
+            Path(run_dir),
+            coordinator,
+            port,
+        )
 
     def prompt(self, index: int) -> Prompt:
         return Prompt([index + 1])
@@ -28,16 +33,24 @@ class EscapingTask:
         ways: dict[str, Callable[[], Any]] = {
             "read the key": lambda: (self._run_dir / "run.key").read_text(),
             "list the run directory": lambda: list(self._run_dir.iterdir()),
-            "read the coordinator's environment": lambda: Path(f"/proc/{self._coordinator}/environ").read_bytes(),
-            "read the coordinator's memory": lambda: os.open(f"/proc/{self._coordinator}/mem", os.O_RDONLY),
-            "read the coordinator's descriptors": lambda: os.listdir(f"/proc/{self._coordinator}/fd"),  # noqa: PTH208
+            "read the coordinator's environment": lambda: Path(
+                f"/proc/{self._coordinator}/environ"
+            ).read_bytes(),
+            "read the coordinator's memory": lambda: os.open(
+                f"/proc/{self._coordinator}/mem", os.O_RDONLY
+            ),
+            "read the coordinator's descriptors": lambda: os.listdir(  # noqa: PTH208
+                f"/proc/{self._coordinator}/fd"
+            ),
             "signal the coordinator": lambda: os.kill(self._coordinator, 0),
             "signal the guard": lambda: os.kill(os.getppid(), 0),
             "become root": lambda: os.setuid(0),
             "become another user": lambda: os.setuid(1),
             "write into the working directory": lambda: Path("escaped").write_text("x"),
             "write into the run directory": lambda: (self._run_dir / "escaped").write_text("x"),
-            "write into the installation": lambda: Path(__file__).with_name("escaped").write_text("x"),
+            "write into the installation": lambda: (
+                Path(__file__).with_name("escaped").write_text("x")
+            ),
             "use more memory": lambda: self._raise(resource.RLIMIT_AS),
             "write longer files": lambda: self._raise(resource.RLIMIT_FSIZE),
             "open more files": lambda: self._raise(resource.RLIMIT_NOFILE),
@@ -91,7 +104,9 @@ class EscapingTask:
             "environment": sorted(os.environ),
             "descriptors": sorted(_descriptor(entry) for entry in Path("/proc/self/fd").iterdir()),
             "network": os.readlink("/proc/self/ns/net"),  # noqa: PTH115 - not a path
-            "status": dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines()),
+            "status": dict(
+                line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines()
+            ),
         }
         self._notes.with_name(f"facts-{os.getuid()}").write_text(repr(facts))
 

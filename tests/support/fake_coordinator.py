@@ -66,7 +66,9 @@ class CoordinatorDouble:
         self._tls = self.run.authority.coordinator() if tls else None
         self.access = AccessTable(self.run)
         self.sessions = Sessions(
-            self.run.key, known_peer=lambda peer: self.access.peer(peer, now_s=time.time()), emit=self._emit
+            self.run.key,
+            known_peer=lambda peer: self.access.peer(peer, now_s=time.time()),
+            emit=self._emit,
         )
         self.hellos: dict[PeerId, Hello] = {}
         self.connected: dict[PeerId, SessionId] = {}
@@ -120,7 +122,11 @@ class CoordinatorDouble:
         self.sessions.send(message, self.connected[peer])
 
     def said(self, kind: type[M], peer: PeerId | None = None) -> list[M]:
-        return [message for who, message in self.messages if isinstance(message, kind) and peer in (None, who)]
+        return [
+            message
+            for who, message in self.messages
+            if isinstance(message, kind) and peer in (None, who)
+        ]
 
     async def until(self, holds: Callable[[], bool], *, timeout_s: float = 20.0) -> None:
         async with asyncio.timeout(timeout_s):
@@ -158,22 +164,35 @@ class CoordinatorDouble:
         self.chains(form, [peers], plan)
 
     def chains(
-        self, form: FormId, chains: Sequence[Sequence[PeerId]], plan: int, *, sources: Sequence[PeerId] = ()
+        self,
+        form: FormId,
+        chains: Sequence[Sequence[PeerId]],
+        plan: int,
+        *,
+        sources: Sequence[PeerId] = (),
     ) -> None:
         """A stripe for each chain, all over the same peers, from the same root; the last peer has these sources."""
         newcomer = chains[0][-1]
         for peer in chains[0]:
             stripes = [_stripe(number, chain, peer) for number, chain in enumerate(chains)]
-            pairs = {frozenset(pair) for chain in chains for pair in pairwise(chain) if peer in pair}
-            pairs |= {frozenset((newcomer, source)) for source in sources if peer in (newcomer, source)}
+            pairs = {
+                frozenset(pair) for chain in chains for pair in pairwise(chain) if peer in pair
+            }
+            pairs |= {
+                frozenset((newcomer, source)) for source in sources if peer in (newcomer, source)
+            }
             edges = [self._edge(peer, other) for pair in pairs for other in pair - {peer}]
             of = tuple(sources) if peer == newcomer else ()
-            self.send(peer, PlanEdges(form, PlanId(plan), Generation(1), tuple(stripes), tuple(edges), of))
+            self.send(
+                peer, PlanEdges(form, PlanId(plan), Generation(1), tuple(stripes), tuple(edges), of)
+            )
 
     def _edge(self, me: PeerId, other: PeerId) -> EdgePeer:
         """The smaller id dials; the secret is known to the two, and 32 bytes long."""
         secret = peer_id_of("".join(sorted((me, other))).encode()).encode()
-        return EdgePeer(other, self.hellos[other].listen if me < other else None, me < other, secret)
+        return EdgePeer(
+            other, self.hellos[other].listen if me < other else None, me < other, secret
+        )
 
     def signed(self, root: Root) -> SignedRoot:
         data = root.signing_bytes()
@@ -197,7 +216,11 @@ class CoordinatorDouble:
             peer = await asyncio.to_thread(self.access.enrol, secret, key, proof, now_s=time.time())
         except Denied as denied:
             return web.json_response({"detail": denied.detail}, status=denied.status)
-        answer = {"peer": peer, "run_id": self.run.run_id, "certificate": self.run.authority.certify_peer(key)}
+        answer = {
+            "peer": peer,
+            "run_id": self.run.run_id,
+            "certificate": self.run.authority.certify_peer(key),
+        }
         return web.json_response(answer)
 
     async def _emit(self, event: CoordinatorEvent) -> None:
@@ -223,11 +246,17 @@ class CoordinatorDouble:
     def _on_message(self, peer: PeerId, session: SessionId, message: Any) -> None:
         self.messages.append((peer, message))
         match message:
-            case SegmentEncoded(form, segment, digest) if segment == len(self._writers[form].segments):
+            case SegmentEncoded(form, segment, digest) if segment == len(
+                self._writers[form].segments
+            ):
                 self._writers[form].add(digest)
                 self._announce(form, self._writers[form].take())
-            case FormEncoded(form, snapshot, _, wire_bytes, full_bytes) if self.said(FormEncoded).count(message) == 1:
-                self._announce(form, self._writers[form].take(FormTotals(wire_bytes, full_bytes, snapshot)))
+            case FormEncoded(form, snapshot, _, wire_bytes, full_bytes) if (
+                self.said(FormEncoded).count(message) == 1
+            ):
+                self._announce(
+                    form, self._writers[form].take(FormTotals(wire_bytes, full_bytes, snapshot))
+                )
             case SegmentsWanted(form, start):
                 page = tuple(self._writers[form].segments[start:])
                 self.sessions.send(SegmentPage(form, start, page), session)
@@ -239,7 +268,11 @@ class CoordinatorDouble:
             return
         for root in roots:
             self.roots.append(self.signed(root))
-            workers = [session for peer, session in self.connected.items() if self.hellos[peer].kind != "seed"]
+            workers = [
+                session
+                for peer, session in self.connected.items()
+                if self.hellos[peer].kind != "seed"
+            ]
             self.sessions.send(self.roots[-1], *workers)
 
 

@@ -8,9 +8,45 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Union
 
-INTERESTING_INTS = (0, 1, 2, 3, 7, 255, 4096, 65535, 65536, (1 << 31) - 1, 1 << 32, (1 << 53) - 1, (1 << 63) - 1)
-INTERESTING_FLOATS = (0.0, -0.0, 0.5, 1.0, -1.0, 1e-300, 1e300, float("inf"), float("-inf"), float("nan"))
-INTERESTING_TEXTS = ("", "a", "..", "\x00", "\n\x1b[2J", "[bold]", "x" * 4096, "\u202e\U0001f600", "0" * 32, "f" * 32)
+INTERESTING_INTS = (
+    0,
+    1,
+    2,
+    3,
+    7,
+    255,
+    4096,
+    65535,
+    65536,
+    (1 << 31) - 1,
+    1 << 32,
+    (1 << 53) - 1,
+    (1 << 63) - 1,
+)
+INTERESTING_FLOATS = (
+    0.0,
+    -0.0,
+    0.5,
+    1.0,
+    -1.0,
+    1e-300,
+    1e300,
+    float("inf"),
+    float("-inf"),
+    float("nan"),
+)
+INTERESTING_TEXTS = (
+    "",
+    "a",
+    "..",
+    "\x00",
+    "\n\x1b[2J",
+    "[bold]",
+    "x" * 4096,
+    "\u202e\U0001f600",
+    "0" * 32,
+    "f" * 32,
+)
 
 
 @dataclass(slots=True)
@@ -47,7 +83,9 @@ def _flip(rng: random.Random, data: bytearray) -> None:
 
 def _set(rng: random.Random, data: bytearray) -> None:
     if data:
-        data[rng.randrange(len(data))] = rng.choice((0, 1, 0x7F, 0x80, 0xC0, 0xC1, 0xDD, 0xFF, rng.randrange(256)))
+        data[rng.randrange(len(data))] = rng.choice(
+            (0, 1, 0x7F, 0x80, 0xC0, 0xC1, 0xDD, 0xFF, rng.randrange(256))
+        )
 
 
 def _number(rng: random.Random, data: bytearray) -> None:
@@ -73,7 +111,15 @@ def _insert(rng: random.Random, data: bytearray) -> None:
     data[at:at] = rng.randbytes(rng.choice((1, 2, 4, 16)))
 
 
-_DAMAGES: tuple[Callable[[random.Random, bytearray], None], ...] = (_flip, _flip, _set, _number, _cut, _repeat, _insert)
+_DAMAGES: tuple[Callable[[random.Random, bytearray], None], ...] = (
+    _flip,
+    _flip,
+    _set,
+    _number,
+    _cut,
+    _repeat,
+    _insert,
+)
 
 
 # --- messages
@@ -87,7 +133,9 @@ class Invent:
     pools: Mapping[str, Collection[Any]] = field(default_factory=dict)
 
     def message(self, cls: type) -> Any:
-        return cls(**{name: self._field(name, hint) for name, hint in typing.get_type_hints(cls).items()})
+        return cls(
+            **{name: self._field(name, hint) for name, hint in typing.get_type_hints(cls).items()}
+        )
 
     def _field(self, name: str, hint: Any) -> Any:
         pool = self.pools.get(name)
@@ -103,7 +151,9 @@ class Invent:
         if origin is Literal:
             return rng.choice(arguments)
         if origin is tuple:
-            return tuple(self._field(name, arguments[0]) for _ in range(rng.choice((0, 1, 1, 2, 3, 40))))
+            return tuple(
+                self._field(name, arguments[0]) for _ in range(rng.choice((0, 1, 1, 2, 3, 40)))
+            )
         if origin in (Union, types.UnionType):
             some = next(each for each in arguments if each is not type(None))
             return None if rng.random() < 0.3 else self._field(name, some)
@@ -128,10 +178,15 @@ def contents(machine: object) -> Iterator[tuple[str, int]]:
     todo: list[tuple[str, object]] = [(type(machine).__name__, machine)]
     while todo:
         path, value = todo.pop()
-        if id(value) in seen or isinstance(value, type | types.FunctionType | types.MethodType | random.Random):
+        if id(value) in seen or isinstance(
+            value, type | types.FunctionType | types.MethodType | random.Random
+        ):
             continue
         seen.add(id(value))
-        if isinstance(value, str | bytes | bytearray | memoryview | dict | set | frozenset | list | tuple | deque):
+        if isinstance(
+            value,
+            str | bytes | bytearray | memoryview | dict | set | frozenset | list | tuple | deque,
+        ):
             yield path, len(value)
         if isinstance(value, dict):
             todo += [(f"{path}[]", each) for pair in value.items() for each in pair]
@@ -139,8 +194,12 @@ def contents(machine: object) -> Iterator[tuple[str, int]]:
             todo += [(f"{path}[]", each) for each in value]
         else:
             names = [name for cls in type(value).__mro__ for name in getattr(cls, "__slots__", ())]
-            todo += [(f"{path}.{name}", getattr(value, name)) for name in names if hasattr(value, name)]
-            todo += [(f"{path}.{name}", each) for name, each in getattr(value, "__dict__", {}).items()]
+            todo += [
+                (f"{path}.{name}", getattr(value, name)) for name in names if hasattr(value, name)
+            ]
+            todo += [
+                (f"{path}.{name}", each) for name, each in getattr(value, "__dict__", {}).items()
+            ]
 
 
 def assert_bounded(machine: object, *, items_max: int, total_max: int) -> None:

@@ -47,17 +47,24 @@ def config_in(directory: Path, model: Path, **changes: Any) -> LearnerConfig:
 def write_config(path: Path, config: LearnerConfig, **changes: object) -> Path:
     table = {**dataclasses.asdict(config), **changes}
     lines = [
-        f"{name} = {json.dumps(str(value) if isinstance(value, Path) else value)}" for name, value in table.items()
+        f"{name} = {json.dumps(str(value) if isinstance(value, Path) else value)}"
+        for name, value in table.items()
     ]
     path.write_text("\n".join(["[learner]", *lines, "[policy]", "staleness_max = 2"]))
     return path
 
 
 def learn(
-    config: LearnerConfig, coordinator: object, *, resume: bool = False, prefetch: BatchPrefetch | None = None
+    config: LearnerConfig,
+    coordinator: object,
+    *,
+    resume: bool = False,
+    prefetch: BatchPrefetch | None = None,
 ) -> list[dict[str, Any]]:
     """Run a learner against a stand-in; the rows of metrics.jsonl."""
-    Learner(config, cast("Coordinator", coordinator), prefetch or BatchPrefetch(), resume=resume).run()
+    Learner(
+        config, cast("Coordinator", coordinator), prefetch or BatchPrefetch(), resume=resume
+    ).run()
     return rows_of(config)
 
 

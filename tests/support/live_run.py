@@ -59,7 +59,10 @@ def config_of_run(folder: Path, prices: dict[str, float], **changes: Any) -> Coo
 
 def paced(trajectories_per_s: float, *, refit_s: float = 0.0) -> FakeEngine:
     return FakeEngine(
-        tokens_per_s=TOKENS * trajectories_per_s, answer_tokens=(TOKENS, TOKENS), slots=4, refit_s=refit_s
+        tokens_per_s=TOKENS * trajectories_per_s,
+        answer_tokens=(TOKENS, TOKENS),
+        slots=4,
+        refit_s=refit_s,
     )
 
 
@@ -72,7 +75,15 @@ class Run:
         self.steps = 0
 
     def token(self, path: Path, name: str) -> Path:
-        create_token(self.opened.run.path, name, role="worker", url=self.url, out=path, max_workers=1, expires="1h")
+        create_token(
+            self.opened.run.path,
+            name,
+            role="worker",
+            url=self.url,
+            out=path,
+            max_workers=1,
+            expires="1h",
+        )
         return path
 
     def status(self) -> Facts:
@@ -110,16 +121,25 @@ class Run:
                 await self._publish(client, self.steps)
 
     async def _publish(self, client: AsyncCoordinator, version: int) -> None:
-        await client.publish(version, await asyncio.to_thread(_snapshot, self.folder / "out" / str(version), version))
+        await client.publish(
+            version, await asyncio.to_thread(_snapshot, self.folder / "out" / str(version), version)
+        )
 
 
 @asynccontextmanager
 async def a_run(
-    folder: Path, changes: dict[str, Any] | None = None, *, t_train_s: float, prices: dict[str, float] | None = None
+    folder: Path,
+    changes: dict[str, Any] | None = None,
+    *,
+    t_train_s: float,
+    prices: dict[str, float] | None = None,
 ) -> AsyncIterator[Run]:
     """changes: other keys of its config."""
     config = config_of_run(folder, prices or {}, **(changes or {}))
-    async with open_coordinator(config, make_machine=_with_quick_heartbeats) as opened, asyncio.TaskGroup() as tasks:
+    async with (
+        open_coordinator(config, make_machine=_with_quick_heartbeats) as opened,
+        asyncio.TaskGroup() as tasks,
+    ):
         serving = tasks.create_task(opened.coordinator.serve())
         seed = await asyncio.to_thread(Seed, opened.seed)
         run = Run(folder, opened, seed)

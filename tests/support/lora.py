@@ -38,7 +38,13 @@ def write_adapter(folder: Path, base: AdapterBase, *, rng_seed: int, **changes: 
             tensors[f"{layer}.lora_A.weight"] = torch.randn(RANK, weight.shape[1]).bfloat16() * 0.3
             tensors[f"{layer}.lora_B.weight"] = torch.randn(weight.shape[0], RANK).bfloat16() * 0.3
     save_file(tensors, folder / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "target_modules": list(TARGETS), "bias": "none"}
+    config = {
+        "peft_type": "LORA",
+        "r": RANK,
+        "lora_alpha": ALPHA,
+        "target_modules": list(TARGETS),
+        "bias": "none",
+    }
     (folder / "adapter_config.json").write_text(json.dumps({**config, **changes}))
     pin_base(folder, base.digest)
     return folder
@@ -51,7 +57,9 @@ def merge(model: Any, adapter: Path) -> Any:
     for name in [name for name in tensors if name.endswith(".lora_A.weight")]:
         layer = name.removesuffix(".lora_A.weight")
         share = tensors[f"{layer}.lora_B.weight"].float() @ tensors[name].float()
-        model.get_submodule(layer.removeprefix(PREFIX)).weight.data += config["lora_alpha"] / config["r"] * share
+        model.get_submodule(layer.removeprefix(PREFIX)).weight.data += (
+            config["lora_alpha"] / config["r"] * share
+        )
     return model
 
 

@@ -47,9 +47,16 @@ class NastyTask:
             "file": lambda: (self._directory / "big").write_bytes(b"x" * (8 << 20)),
             "twice": lambda: _write_to_all(HEADER.pack(len(FORGED), 1) + FORGED),
             "forge": lambda: _write_to_all(b"\xff\xff\xff\xff" + b"x" * HUGE),
-            "who": lambda: (self._directory / "who").write_text(f"{os.getpid()} {os.getuid()} {dict(os.environ)}"),
+            "who": lambda: (self._directory / "who").write_text(
+                f"{os.getpid()} {os.getuid()} {dict(os.environ)}"
+            ),
         }
-        values: dict[str, object] = {"nan": float("nan"), "text": "x" * HUGE, "none": None, "fine": len(output)}
+        values: dict[str, object] = {
+            "nan": float("nan"),
+            "text": "x" * HUGE,
+            "none": None,
+            "fine": len(output),
+        }
         secret = str(prompt.secret)
         if secret in acts:
             acts[secret]()

@@ -40,7 +40,9 @@ class Home(Protocol):
 async def a_seed(double: CoordinatorDouble) -> AsyncIterator[Seed]:
     key = Ed25519PrivateKey.generate()
     double.access.admit_seed(public_bytes(key))
-    handover = SeedHandover.make(double.url, key, run=double.run, link_host="127.0.0.1", link_port=0)
+    handover = SeedHandover.make(
+        double.url, key, run=double.run, link_host="127.0.0.1", link_port=0
+    )
     seed = await asyncio.to_thread(Seed, handover)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(seed.run())
@@ -54,7 +56,9 @@ async def config_of(double: Home, folder: Path) -> WorkerConfig:
     if not await asyncio.to_thread(path.exists):
         await asyncio.to_thread(folder.mkdir)
         await asyncio.to_thread(double.token, path, folder.name)
-    return WorkerConfig(url=double.url, token_file=path, state_dir=folder / "state", name=folder.name, engine="fake")
+    return WorkerConfig(
+        url=double.url, token_file=path, state_dir=folder / "state", name=folder.name, engine="fake"
+    )
 
 
 @asynccontextmanager
@@ -91,7 +95,9 @@ async def a_model(
     return path, (await asyncio.to_thread(build_manifest, path)).digest
 
 
-async def spread(double: CoordinatorDouble, version: int, *chain: PeerId) -> tuple[FormFacts, Digest]:
+async def spread(
+    double: CoordinatorDouble, version: int, *chain: PeerId
+) -> tuple[FormFacts, Digest]:
     """Publish a new model along the chain, seed first."""
     return await spread_striped(double, version, chain)
 

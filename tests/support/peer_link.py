@@ -9,14 +9,22 @@ from echo2d.core.protocol.peer_link import PeerLink
 from echo2d.core.protocol.peer_messages import LinkEvent, LinkOpened
 
 RUN = RunId("run-1")
-ALICE, BOB, CAROL = (PeerId(letter * 32) for letter in "abc")  # Alice opens odd streams, Bob even ones
+ALICE, BOB, CAROL = (
+    PeerId(letter * 32) for letter in "abc"
+)  # Alice opens odd streams, Bob even ones
 FORM, OTHER_FORM = FormId("0f" * 16), FormId("1f" * 16)
 SECRET = bytes(range(SECRET_BYTES))
 STRIPE = (FORM, PlanId(3), Generation(1), StripeId(2))
 
 
 def an_end(
-    me: PeerId, other: PeerId, *, dials: bool, secret: bytes = SECRET, run_id: RunId = RUN, nonce: int = 0
+    me: PeerId,
+    other: PeerId,
+    *,
+    dials: bool,
+    secret: bytes = SECRET,
+    run_id: RunId = RUN,
+    nonce: int = 0,
 ) -> PeerLink:
     """One end that expects the other."""
     return PeerLink(

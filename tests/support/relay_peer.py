@@ -1,6 +1,15 @@
 """A relay under test, and what its tests share: peers, frames, plans."""
 
-from echo2d.core.base.ids import FormId, FrameId, Generation, PeerId, PlanId, SegmentId, StripeId, frame_id
+from echo2d.core.base.ids import (
+    FormId,
+    FrameId,
+    Generation,
+    PeerId,
+    PlanId,
+    SegmentId,
+    StripeId,
+    frame_id,
+)
 from echo2d.core.protocol.control_messages import EdgePeer, PlanEdges, StripeEdge
 from echo2d.core.relay.events import (
     FormComplete,
@@ -19,7 +28,9 @@ from echo2d.core.relay.events import (
 from echo2d.core.relay.relay import Relay
 
 FORM = FormId("f" * 32)
-ME, UP, LEFT, RIGHT = (PeerId(name) for name in ("m", "a", "x", "y"))  # our id is above UP's, below LEFT's and RIGHT's
+ME, UP, LEFT, RIGHT = (
+    PeerId(name) for name in ("m", "a", "x", "y")
+)  # our id is above UP's, below LEFT's and RIGHT's
 TABLE = frame_id(SegmentId(0), 0)
 FRAMES = tuple(frame_id(SegmentId(0), index) for index in range(1, 9))
 SIZES = (100,) * len(FRAMES)
@@ -50,14 +61,29 @@ class Peer:
     ) -> list[RelayAction]:
         """A plan of stripes, equal unless weighted; each edge is a parent and children."""
         shares = weights or (1 / len(edges),) * len(edges)
-        stripes = [StripeEdge(StripeId(n), shares[n], parent, kids) for n, (parent, kids) in enumerate(edges)]
-        others = dict.fromkeys(peer for parent, kids in edges for peer in (parent, *kids) if peer is not None)
+        stripes = [
+            StripeEdge(StripeId(n), shares[n], parent, kids)
+            for n, (parent, kids) in enumerate(edges)
+        ]
+        others = dict.fromkeys(
+            peer for parent, kids in edges for peer in (parent, *kids) if peer is not None
+        )
         others.update(dict.fromkeys(sources))
         peers = tuple(EdgePeer(peer, None, dial=False, secret=bytes(32)) for peer in others)
-        return self(PlanReceived(PlanEdges(form, PlanId(plan), Generation(generation), tuple(stripes), peers, sources)))
+        return self(
+            PlanReceived(
+                PlanEdges(
+                    form, PlanId(plan), Generation(generation), tuple(stripes), peers, sources
+                )
+            )
+        )
 
-    def asked(self, peer: PeerId, stream: int, stripe: int = 0, first: int = 0, plan: int = 1) -> list[RelayAction]:
-        return self(StreamAsked(peer, stream, FORM, PlanId(plan), Generation(0), StripeId(stripe), first))
+    def asked(
+        self, peer: PeerId, stream: int, stripe: int = 0, first: int = 0, plan: int = 1
+    ) -> list[RelayAction]:
+        return self(
+            StreamAsked(peer, stream, FORM, PlanId(plan), Generation(0), StripeId(stripe), first)
+        )
 
     def wanted(self, peer: PeerId, stream: int, frames: tuple[FrameId, ...]) -> list[RelayAction]:
         """What the peer is given when it asks for these, once its link has room."""
@@ -69,7 +95,9 @@ class Peer:
     ) -> list[RelayAction]:
         if frame == TABLE:
             self(TableHeld(FORM, SegmentId(0), SIZES))
-        return self(FrameVerified(peer, stream, FORM, frame, sequence, header_only=False), after=after)
+        return self(
+            FrameVerified(peer, stream, FORM, frame, sequence, header_only=False), after=after
+        )
 
 
 def fill(peer: Peer, frames: tuple[FrameId, ...] = FRAMES) -> None:
@@ -79,8 +107,14 @@ def fill(peer: Peer, frames: tuple[FrameId, ...] = FRAMES) -> None:
 
 
 def frames_to(peer: PeerId, actions: list[RelayAction]) -> list[FrameId]:
-    return [action.frame for action in actions if isinstance(action, SendFrame) and action.peer == peer]
+    return [
+        action.frame for action in actions if isinstance(action, SendFrame) and action.peer == peer
+    ]
 
 
-def opened(peer: PeerId, stream: int, stripe: int = 0, first: int = 0, generation: int = 0) -> OpenStream:
-    return OpenStream(peer, stream, FORM, PlanId(1), Generation(generation), StripeId(stripe), first)
+def opened(
+    peer: PeerId, stream: int, stripe: int = 0, first: int = 0, generation: int = 0
+) -> OpenStream:
+    return OpenStream(
+        peer, stream, FORM, PlanId(1), Generation(generation), StripeId(stripe), first
+    )

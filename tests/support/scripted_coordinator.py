@@ -34,7 +34,9 @@ class ScriptedCoordinator:
         self.kappa_answered = publish_every
         self.events: list[tuple[str, int]] = []
         self.refused: dict[int, str] = {}
-        self.spoil: dict[int, Change] = {}  # step -> what happens to its batch before the first refusal
+        self.spoil: dict[
+            int, Change
+        ] = {}  # step -> what happens to its batch before the first refusal
         self.on_commit: Callable[[int], None] = lambda step: None
         self.lowest = 0  # step to resume at
         self._epoch = 0
@@ -69,7 +71,9 @@ class ScriptedCoordinator:
         taken.mkdir()
         for path in directory.iterdir():
             (taken / path.name).hardlink_to(path)
-        model = self.load(taken)  # here, in the learner's thread: transformers cannot load two models at a time
+        model = self.load(
+            taken
+        )  # here, in the learner's thread: transformers cannot load two models at a time
         with self._changed:
             self._versions[version] = taken
             self._models[version] = model
@@ -81,8 +85,12 @@ class ScriptedCoordinator:
         assert step <= self._committed + 2
         with self._changed:
             if step not in self._batches:
-                assert self._changed.wait_for(lambda: max(self._versions) >= step - 1 - self.lag, WAIT_S_MAX)
-                version = min(version for version in self._versions if version >= step - 1 - self.lag)
+                assert self._changed.wait_for(
+                    lambda: max(self._versions) >= step - 1 - self.lag, WAIT_S_MAX
+                )
+                version = min(
+                    version for version in self._versions if version >= step - 1 - self.lag
+                )
                 self._batches[step] = make_batch(self._models[version], step, version)
         batch = dataclasses.replace(self._batches[step], epoch=self._epoch)
         return self.spoil[step](batch) if step in self.spoil else batch
@@ -119,13 +127,20 @@ def make_batch(model: Any, step: int, version: int) -> Batch:
         wrong = (*right[1:-1], right[0], EOS)
         outputs = [right if sample % 2 else wrong for sample in range(GROUP_SIZE)]
         trajectories = [
-            _trajectory(model, prompt.tokens, tokens, task.reward(prompt, tokens), version) for tokens in outputs
+            _trajectory(model, prompt.tokens, tokens, task.reward(prompt, tokens), version)
+            for tokens in outputs
         ]
-        groups.append(Group(GROUPS * step + index, np.array(prompt.tokens, dtype=np.int32), tuple(trajectories)))
+        groups.append(
+            Group(
+                GROUPS * step + index, np.array(prompt.tokens, dtype=np.int32), tuple(trajectories)
+            )
+        )
     return Batch(step=step, epoch=0, digest=f"batch-{step}", groups=tuple(groups))
 
 
-def _trajectory(model: Any, prompt: Any, output: tuple[int, ...], reward: float, version: int) -> Trajectory:
+def _trajectory(
+    model: Any, prompt: Any, output: tuple[int, ...], reward: float, version: int
+) -> Trajectory:
     tokens_bt = np.array([[*prompt, *output]], dtype=np.int64)
     answer_bt = np.arange(tokens_bt.shape[1])[None] >= len(prompt)
     with torch.inference_mode():

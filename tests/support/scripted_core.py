@@ -14,7 +14,13 @@ from safetensors.numpy import save_file
 from echo2d.client import AsyncCoordinator
 from echo2d.config import CoordinatorConfig
 from echo2d.core.cluster.rules import RunRules
-from echo2d.core.coordinator.events import CoordinatorAction, CoordinatorEvent, EpochAsked, Recovered, Reply
+from echo2d.core.coordinator.events import (
+    CoordinatorAction,
+    CoordinatorEvent,
+    EpochAsked,
+    Recovered,
+    Reply,
+)
 from echo2d.core.protocol.control_messages import PROTOCOL_VERSION, Hello
 from echo2d.net.control.client import Identity, enrol
 from echo2d.net.security.auth import TokenFile, load_or_make_key, read_token_file
@@ -77,7 +83,10 @@ def make_snapshot(path: Path, value: float = 0.0) -> Path:
 
 @asynccontextmanager
 async def serving(config: CoordinatorConfig, make_machine: MakeMachine) -> AsyncIterator[Opened]:
-    async with open_coordinator(config, make_machine=make_machine) as opened, asyncio.TaskGroup() as tasks:
+    async with (
+        open_coordinator(config, make_machine=make_machine) as opened,
+        asyncio.TaskGroup() as tasks,
+    ):
         tasks.create_task(opened.coordinator.serve())
         try:
             yield opened

@@ -10,7 +10,9 @@ from echo2d.runtime.seed.supervisor import receive_handover
 if __name__ == "__main__":
     handover = receive_handover(sys.stdin.buffer)
     run_dir = Path(handover.run_dir)
-    stays = (run_dir / "stay").exists()  # before it tells: whoever is not heard ends, and another one tells
+    stays = (
+        run_dir / "stay"
+    ).exists()  # before it tells: whoever is not heard ends, and another one tells
     with (run_dir / "seen").open("a") as file:
         file.write(json.dumps({"argv": sys.argv, "peer": handover.identity().peer}) + "\n")
     if stays:

@@ -20,7 +20,15 @@ from tests.support.engine_harness import VOCAB_SIZE
 
 HOST = "127.0.0.1"
 Trap = Literal[
-    "refuse", "updated_anyway", "rolled_back", "die", "hang", "drop_answer", "old_label", "no_pause", "files_change"
+    "refuse",
+    "updated_anyway",
+    "rolled_back",
+    "die",
+    "hang",
+    "drop_answer",
+    "old_label",
+    "no_pause",
+    "files_change",
 ]
 
 
@@ -52,13 +60,18 @@ class _Request:
 class SglangDouble:
     """version: which SGLang it says it is. traps: what the next updates come to, in turn."""
 
-    def __init__(self, *, version: str = "0.5.23", incremental: bool = True, dummy: bool = False) -> None:
+    def __init__(
+        self, *, version: str = "0.5.23", incremental: bool = True, dummy: bool = False
+    ) -> None:
         self.version, self.incremental = version, incremental
         self.load_format = "dummy" if dummy else "auto"
         self.traps: list[Trap] = []
         self.calls: list[str] = []
         self.updates: list[dict[str, Any]] = []
-        self.label, self.shown = "default", "default"  # of the scheduler; of the process that answers
+        self.label, self.shown = (
+            "default",
+            "default",
+        )  # of the scheduler; of the process that answers
         self.model_path = "/nowhere"
         self.weights = "none"  # whose numbers are in memory
         self.digests: dict[str, bytes] = {}
@@ -67,7 +80,9 @@ class SglangDouble:
         self.running_max = 4096
         self.token_usage = 0.0
         self.waiting_extra = 0
-        self.silent_until: int | None = None  # so many tokens of a request are made, and nothing is sent
+        self.silent_until: int | None = (
+            None  # so many tokens of a request are made, and nothing is sent
+        )
         self.live: dict[str, _Request] = {}
         self.cache: dict[tuple[str, tuple[int, ...]], str] = {}  # salted prompts -> whose KV
         self._resumed = asyncio.Event()
@@ -156,15 +171,26 @@ class SglangDouble:
 
     async def _generate(self, http: web.Request) -> web.StreamResponse:
         body = await http.json()
-        known = {"max_new_tokens", "temperature", "top_p", "top_k", "stop_token_ids", "no_stop_trim"}
-        for name in body["sampling_params"].keys() - known - {"skip_special_tokens", "sampling_seed"}:
+        known = {
+            "max_new_tokens",
+            "temperature",
+            "top_p",
+            "top_k",
+            "stop_token_ids",
+            "no_stop_trim",
+        }
+        for name in (
+            body["sampling_params"].keys() - known - {"skip_special_tokens", "sampling_seed"}
+        ):
             return web.json_response({"error": f"unknown field `{name}`"}, status=400)
         while self.paused is not None:
             await self._resumed.wait()
         params = body["sampling_params"]
         seed = 0 if params["temperature"] == 0 else params["sampling_seed"]
         stop = frozenset(params["stop_token_ids"])
-        request = _Request(body["rid"], body["input_ids"], body["cache_salt"], params["max_new_tokens"], seed, stop)
+        request = _Request(
+            body["rid"], body["input_ids"], body["cache_salt"], params["max_new_tokens"], seed, stop
+        )
         self.live[request.rid] = request
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(http)
@@ -183,7 +209,9 @@ class SglangDouble:
                 await asyncio.sleep(0)
                 continue
             finish = self._step(request)
-            if finish is None and (silent or (len(request.output) - sent < 4 and len(request.output) > 1)):
+            if finish is None and (
+                silent or (len(request.output) - sent < 4 and len(request.output) > 1)
+            ):
                 await asyncio.sleep(0)
                 continue
             chunk = self._chunk(request, sent, finish)
@@ -205,20 +233,39 @@ class SglangDouble:
         if request.kv is None:
             request.cached = len(request.prompt) - 1 if key in self.cache else 0
             request.kv = self.cache.setdefault(key, self.weights)
-        label = self.weights if request.kv == self.weights else f"mixture of {request.kv} and {self.weights}"
+        label = (
+            self.weights
+            if request.kv == self.weights
+            else f"mixture of {request.kv} and {self.weights}"
+        )
         context = [*request.prompt, *request.output]
-        token, logprob = fake_token(label, context, sample=0, rng_seed=request.seed, vocab_size=VOCAB_SIZE)
+        token, logprob = fake_token(
+            label, context, sample=0, rng_seed=request.seed, vocab_size=VOCAB_SIZE
+        )
         request.output.append(token)
         request.logprobs.append(logprob)
         if token in request.stop:
             return {"type": "stop", "matched": token}
-        return {"type": "length", "length": request.max_new} if len(request.output) == request.max_new else None
+        return (
+            {"type": "length", "length": request.max_new}
+            if len(request.output) == request.max_new
+            else None
+        )
 
     def _chunk(self, request: _Request, sent: int, finish: dict[str, Any] | None) -> dict[str, Any]:
         first = sent if self.incremental else 0
         ids, logprobs = request.output[first:], request.logprobs[first:]
-        if finish is not None and finish["type"] == "abort" and request.aborted and self.incremental and not ids:
-            ids, logprobs = request.output[-1:], request.logprobs  # as SGLang answers for one that waits
+        if (
+            finish is not None
+            and finish["type"] == "abort"
+            and request.aborted
+            and self.incremental
+            and not ids
+        ):
+            ids, logprobs = (
+                request.output[-1:],
+                request.logprobs,
+            )  # as SGLang answers for one that waits
         pairs = zip(logprobs, request.output[len(request.output) - len(logprobs) :], strict=True)
         meta: dict[str, Any] = {
             "id": request.rid,
@@ -302,7 +349,9 @@ class SglangDouble:
             return _answer(False, "Failed to get model loader")
         if trap == "refuse":
             self.weights = f"half of {self.weights}"
-            return _answer(False, "Failed to update weights: device lost. Rolling back to original weights.")
+            return _answer(
+                False, "Failed to update weights: device lost. Rolling back to original weights."
+            )
         if trap == "die":
             await self.die()
         if trap == "hang":
@@ -313,7 +362,9 @@ class SglangDouble:
             (Path(path) / "config.json").touch()
         self.weights, self.model_path = label, path
         if trap == "rolled_back":  # it says it is as before, and is not
-            return _answer(False, "Failed to update weights: a file. Rolling back to original weights.")
+            return _answer(
+                False, "Failed to update weights: a file. Rolling back to original weights."
+            )
         if trap == "old_label":
             return _answer(True, "Succeeded to update model weights.")
         for request in self.live.values():
@@ -325,7 +376,8 @@ class SglangDouble:
             http.transport.abort()
         if body["flush_cache"] and (trap == "updated_anyway" or not self._flushed()):
             return _answer(
-                False, "Weights were updated, but the cache was not flushed because requests are still running"
+                False,
+                "Weights were updated, but the cache was not flushed because requests are still running",
             )
         self.shown = label
         return _answer(True, "Succeeded to update model weights.")

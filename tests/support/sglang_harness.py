@@ -26,7 +26,9 @@ FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj
 class DoubleHarness(FakeHarness):
     """Each engine gets the next double, in turn."""
 
-    def __init__(self, folder: Path, doubles: Sequence[SglangDouble], *, refit_mode: RefitMode = "retract") -> None:
+    def __init__(
+        self, folder: Path, doubles: Sequence[SglangDouble], *, refit_mode: RefitMode = "retract"
+    ) -> None:
         super().__init__(folder)
         self._next = cycle(doubles)
         self._of: dict[int, SglangDouble] = {}
@@ -34,7 +36,9 @@ class DoubleHarness(FakeHarness):
 
     def engine(self, *, slots: int = 64, rng_seed: int = 0) -> SglangEngine:  # type: ignore[override]
         double = next(self._next)
-        engine = SglangEngine(Running(double.url), slots=slots, rng_seed=rng_seed, refit_mode=self._mode)
+        engine = SglangEngine(
+            Running(double.url), slots=slots, rng_seed=rng_seed, refit_mode=self._mode
+        )
         self._of[id(engine)] = double
         return engine
 
@@ -66,7 +70,9 @@ class SglangHarness(TorchHarness):
 
     repeats = False
 
-    def __init__(self, folder: Path, servers: Sequence[Running], *, refit_mode: RefitMode = "retract") -> None:
+    def __init__(
+        self, folder: Path, servers: Sequence[Running], *, refit_mode: RefitMode = "retract"
+    ) -> None:
         super().__init__(folder)
         self._next = cycle(servers)
         self._mode: RefitMode = refit_mode
@@ -86,7 +92,9 @@ class SglangHarness(TorchHarness):
         """The answer of an update that was done is lost."""
         update = SglangClient.update
 
-        async def lost(server: SglangClient, body: Mapping[str, Any], *, timeout_s: float) -> tuple[bool, str]:
+        async def lost(
+            server: SglangClient, body: Mapping[str, Any], *, timeout_s: float
+        ) -> tuple[bool, str]:
             await update(server, body, timeout_s=timeout_s)
             raise Lost("told to be")
 
@@ -105,11 +113,17 @@ class SglangHarness(TorchHarness):
         tensors = load_file(snapshot / "model.safetensors")
         joined: dict[str, list[np.ndarray[Any, Any]]] = {}
         for name in sorted(tensors, key=_place):
-            fused = next((whole for whole, parts in FUSED.items() for part in parts if f".{part}." in name), None)
+            fused = next(
+                (whole for whole, parts in FUSED.items() for part in parts if f".{part}." in name),
+                None,
+            )
             part = name.split(".")[-2]
-            joined.setdefault(name.replace(part, fused) if fused else name, []).append(tensors[name].float().numpy())
+            joined.setdefault(name.replace(part, fused) if fused else name, []).append(
+                tensors[name].float().numpy()
+            )
         return {
-            name: sha256(b"".join(part.tobytes() for part in parts)).hexdigest()[:16] for name, parts in joined.items()
+            name: sha256(b"".join(part.tobytes() for part in parts)).hexdigest()[:16]
+            for name, parts in joined.items()
         }
 
     async def check(self, engine: Engine) -> None:
@@ -120,4 +134,6 @@ class SglangHarness(TorchHarness):
 def _place(name: str) -> tuple[str, int]:
     """Parts of a joined tensor in SGLang's order."""
     parts = [part for parts in FUSED.values() for part in parts]
-    return name.rpartition(".self_attn")[0], next((parts.index(part) for part in parts if f".{part}." in name), -1)
+    return name.rpartition(".self_attn")[0], next(
+        (parts.index(part) for part in parts if f".{part}." in name), -1
+    )

@@ -21,7 +21,9 @@ def a_key(version: int) -> VersionKey:
     return VersionKey(Version(version), digest_of(f"snapshot {version}".encode()))
 
 
-def a_root(version: int, *, seq: int | None = None, epoch: int = 1, whole: bool = True, run: RunId = RUN) -> Root:
+def a_root(
+    version: int, *, seq: int | None = None, epoch: int = 1, whole: bool = True, run: RunId = RUN
+) -> Root:
     """The first and (if whole) last root of a full form of one segment."""
     publish = PublishSeq(version + 1 if seq is None else seq)
     facts = FormFacts(run, Epoch(epoch), Version(version), publish, "full", None, FRAME_BYTES_MIN)

@@ -44,7 +44,12 @@ async def coordinator() -> AsyncIterator[int]:
 @pytest.fixture
 async def pool(notes: Path, tmp_path: Path, coordinator: int) -> AsyncIterator[TaskPool]:
     run = await asyncio.to_thread(RunDirectory, tmp_path / "run")
-    options = {"notes": str(notes), "run_dir": str(run.path), "coordinator": os.getpid(), "port": coordinator}
+    options = {
+        "notes": str(notes),
+        "run_dir": str(run.path),
+        "coordinator": os.getpid(),
+        "port": coordinator,
+    }
     async with TaskPool(ESCAPING, options, timeout_s=TIMEOUT_S, limits=LIMITS) as made:
         yield made
 
@@ -83,7 +88,8 @@ async def test_another_user_gets_nowhere(pool: TaskPool, way: str) -> None:
     outcome = await tries(pool, way)
     assert isinstance(outcome, TaskFailed)
     assert any(
-        word in outcome.reason for word in ("PermissionError", "not allowed to raise", "Operation not permitted")
+        word in outcome.reason
+        for word in ("PermissionError", "not allowed to raise", "Operation not permitted")
     )
 
 
@@ -116,7 +122,9 @@ async def test_what_a_task_is_born_with(pool: TaskPool, notes: Path) -> None:
     assert await tries(pool, "tell") == Score(0.0)
     facts = told(notes)
     assert facts["umask"] == 0o077
-    assert set(facts["environment"]) <= {"LC_CTYPE"}  # which Python itself sets where no locale is given
+    assert set(facts["environment"]) <= {
+        "LC_CTYPE"
+    }  # which Python itself sets where no locale is given
     assert len(facts["descriptors"]) == 5, facts[
         "descriptors"
     ]  # null, output twice, its socket, and the one that lists
@@ -141,4 +149,6 @@ async def test_two_processes_of_a_pool_are_two_users(notes: Path, tmp_path: Path
     options = {"notes": str(notes), "run_dir": str(tmp_path), "coordinator": os.getpid(), "port": 1}
     async with TaskPool(ESCAPING, options, processes=2, timeout_s=TIMEOUT_S, limits=LIMITS) as pool:
         await asyncio.gather(tries(pool, "tell"), tries(pool, "tell"))
-    assert {path.name for path in notes.parent.iterdir()} == {f"facts-{uid}" for uid in TASK_UIDS[:2]}
+    assert {path.name for path in notes.parent.iterdir()} == {
+        f"facts-{uid}" for uid in TASK_UIDS[:2]
+    }

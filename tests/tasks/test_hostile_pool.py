@@ -13,7 +13,13 @@ from echo2d.tasks.base import Prompt
 from echo2d.tasks.pool import Score, TaskPool
 from echo2d.tasks.pool_child import HEADER, MESSAGE_BYTES_MAX, REASON_CHARS_MAX, pack
 from echo2d.tasks.process import Child, TaskFailed, TaskProcess
-from tests.support.fuzz import INTERESTING_FLOATS, INTERESTING_INTS, INTERESTING_TEXTS, Fuzz, damaged
+from tests.support.fuzz import (
+    INTERESTING_FLOATS,
+    INTERESTING_INTS,
+    INTERESTING_TEXTS,
+    Fuzz,
+    damaged,
+)
 
 TIMEOUT_S = 5.0
 NASTY = "tests.support.nasty_task:NastyTask"
@@ -21,7 +27,13 @@ KINDS: tuple[type, ...] = (list, str, bytes, int, float, dict, bool, type(None),
 
 
 def a_value(rng: random.Random, depth: int = 0) -> Any:
-    scalars = (None, True, rng.choice(INTERESTING_INTS), rng.choice(INTERESTING_FLOATS), rng.choice(INTERESTING_TEXTS))
+    scalars = (
+        None,
+        True,
+        rng.choice(INTERESTING_INTS),
+        rng.choice(INTERESTING_FLOATS),
+        rng.choice(INTERESTING_TEXTS),
+    )
     if depth > 3 or rng.random() < 0.5:
         return rng.choice((*scalars, rng.randbytes(5)))
     if rng.random() < 0.3:
@@ -67,9 +79,13 @@ async def test_a_long_answer_is_not_read(length: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [math.nan, math.inf, -math.inf, 1, True, None, "1.0", [1.0], {}, b"1"], ids=lambda value: repr(value)
+    "value",
+    [math.nan, math.inf, -math.inf, 1, True, None, "1.0", [1.0], {}, b"1"],
+    ids=lambda value: repr(value),
 )
-async def test_only_a_finite_number_is_a_reward(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_a_finite_number_is_a_reward(
+    value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def ask(_: TaskProcess, requests: list[bytes]) -> list[Any]:
         return [value for _ in requests]
 
@@ -79,7 +95,18 @@ async def test_only_a_finite_number_is_a_reward(value: Any, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    "value", [None, [], [1], [[1], None], [["1"], None, {}], [[1.0], None, {}], [[True], 0, {}], [[1], 0, []], "abc"]
+    "value",
+    [
+        None,
+        [],
+        [1],
+        [[1], None],
+        [["1"], None, {}],
+        [[1.0], None, {}],
+        [[True], 0, {}],
+        [[1], 0, []],
+        "abc",
+    ],
 )
 async def test_only_tokens_are_a_prompt(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async def ask(_: TaskProcess, requests: list[bytes]) -> list[Any]:
@@ -89,8 +116,12 @@ async def test_only_tokens_are_a_prompt(value: Any, monkeypatch: pytest.MonkeyPa
     assert isinstance(await TaskPool("sort_digits").prompt(0), TaskFailed)
 
 
-@pytest.mark.parametrize("value", [None, 7, [], ["n"], ["n", 7], ["n", ["x"]], [7, []], ["n", [True]], "ab"])
-async def test_a_task_that_introduces_itself_badly_cannot_start(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "value", [None, 7, [], ["n"], ["n", 7], ["n", ["x"]], [7, []], ["n", [True]], "ab"]
+)
+async def test_a_task_that_introduces_itself_badly_cannot_start(
+    value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def start(_: TaskProcess) -> Any:
         return value
 

@@ -37,7 +37,9 @@ def directory() -> Iterator[Path]:
 @pytest.fixture
 async def nasty(directory: Path) -> AsyncIterator[TaskPool]:
     limits = Limits(memory_bytes_max=1 << 30, file_bytes_max=1 << 20, cpu_s_max=1)
-    async with TaskPool(NASTY, {"directory": str(directory)}, timeout_s=TIMEOUT_S, limits=limits) as pool:
+    async with TaskPool(
+        NASTY, {"directory": str(directory)}, timeout_s=TIMEOUT_S, limits=limits
+    ) as pool:
         yield pool
 
 
@@ -70,8 +72,12 @@ async def test_a_task_by_name_and_its_prompts_and_rewards() -> None:
         ("none", "TypeError"),
     ],
 )
-async def test_a_misbehaving_reward_is_an_error_of_its_call_only(nasty: TaskPool, secret: str, reason: str) -> None:
-    before, failed, after = await nasty.rewards([(ask("fine"), [1]), (ask(secret), [1]), (ask("fine"), [1, 1])])
+async def test_a_misbehaving_reward_is_an_error_of_its_call_only(
+    nasty: TaskPool, secret: str, reason: str
+) -> None:
+    before, failed, after = await nasty.rewards(
+        [(ask("fine"), [1]), (ask(secret), [1]), (ask("fine"), [1, 1])]
+    )
     assert isinstance(failed, TaskFailed), failed
     assert failed.kind == "error"
     assert re.search(reason, failed.reason), failed.reason
@@ -134,7 +140,9 @@ async def test_a_cancelled_call_leaves_the_pool_usable(nasty: TaskPool) -> None:
 
 async def test_processes_work_side_by_side() -> None:
     async with TaskPool(NASTY, processes=2, timeout_s=HANG_TIMEOUT_S) as pool:
-        hang, fine = await asyncio.gather(pool.reward(ask("hang"), [1]), pool.reward(ask("fine"), [1]))
+        hang, fine = await asyncio.gather(
+            pool.reward(ask("hang"), [1]), pool.reward(ask("fine"), [1])
+        )
     assert isinstance(hang, TaskFailed)
     assert fine == Score(1.0)
 
@@ -142,18 +150,30 @@ async def test_processes_work_side_by_side() -> None:
 def test_all_the_same_under_uvloop() -> None:
     async def scenario() -> list[Score | TaskFailed]:
         async with TaskPool(NASTY, timeout_s=TIMEOUT_S) as pool:
-            return await pool.rewards([(ask(secret), [1]) for secret in ("fine", "crash", "print", "fork", "fine")])
+            return await pool.rewards(
+                [(ask(secret), [1]) for secret in ("fine", "crash", "print", "fork", "fine")]
+            )
 
     results = uvloop.run(scenario())
-    assert [type(result) for result in results] == [Score, TaskFailed, TaskFailed, TaskFailed, Score]
+    assert [type(result) for result in results] == [
+        Score,
+        TaskFailed,
+        TaskFailed,
+        TaskFailed,
+        Score,
+    ]
 
 
-async def test_the_process_has_its_own_user_and_no_environment(nasty: TaskPool, directory: Path) -> None:
+async def test_the_process_has_its_own_user_and_no_environment(
+    nasty: TaskPool, directory: Path
+) -> None:
     assert await nasty.reward(ask("who"), [1]) == Score(0.0)
     pid, uid, environment = (directory / "who").read_text().split(" ", 2)
     assert int(pid) != os.getpid()
     assert int(uid) == (TASK_UIDS[0] if os.geteuid() == 0 else os.getuid())
-    assert set(eval(environment)) <= {"LC_CTYPE"}  # which Python itself sets where no locale is given
+    assert set(eval(environment)) <= {
+        "LC_CTYPE"
+    }  # which Python itself sets where no locale is given
 
 
 async def test_closing_kills_the_process_and_fails_calls(directory: Path) -> None:

@@ -8,7 +8,14 @@ from tokenizers import Tokenizer
 
 from echo2d.errors import OperatorFault
 from echo2d.tasks.base import Prompt
-from echo2d.tasks.sort_digits import EOS, HELD_OUT_PROMPTS, VOCABULARY, SortDigits, answer, write_tokenizer
+from echo2d.tasks.sort_digits import (
+    EOS,
+    HELD_OUT_PROMPTS,
+    VOCABULARY,
+    SortDigits,
+    answer,
+    write_tokenizer,
+)
 
 
 def text(prompt: Prompt) -> str:
@@ -21,7 +28,10 @@ def encode(letters: str) -> list[int]:
 
 def test_the_same_index_gives_the_same_prompt_and_others_differ() -> None:
     assert SortDigits(5).prompt(3) == SortDigits(5).prompt(3)
-    assert len({text(SortDigits(seed).prompt(index)) for seed in range(5) for index in range(20)}) == 100
+    assert (
+        len({text(SortDigits(seed).prompt(index)) for seed in range(5) for index in range(20)})
+        == 100
+    )
 
 
 def test_a_prompt_is_digits_and_a_question() -> None:
@@ -36,8 +46,12 @@ def test_lengths_are_graded() -> None:
 
 
 def test_held_out_prompts_are_fixed_distinct_and_never_trained_on() -> None:
-    held_out = [SortDigits(1, 4, 4, "heldout").prompt(index).tokens for index in range(HELD_OUT_PROMPTS)]
-    assert held_out == [SortDigits(2, 4, 4, "heldout").prompt(index).tokens for index in range(HELD_OUT_PROMPTS)]
+    held_out = [
+        SortDigits(1, 4, 4, "heldout").prompt(index).tokens for index in range(HELD_OUT_PROMPTS)
+    ]
+    assert held_out == [
+        SortDigits(2, 4, 4, "heldout").prompt(index).tokens for index in range(HELD_OUT_PROMPTS)
+    ]
     assert len(set(held_out)) == HELD_OUT_PROMPTS
     task = SortDigits(1, 4, 4)
     assert not {task.prompt(index).tokens for index in range(5_000)} & set(held_out)
@@ -60,7 +74,9 @@ def test_only_the_exact_answer_with_its_end_is_worth_one(output: list[int], rewa
 
 
 @pytest.mark.parametrize(
-    "options", [{"digits_min": 3}, {"digits_min": 9}, {"digits_max": 51}, {"split": "test"}], ids=str
+    "options",
+    [{"digits_min": 3}, {"digits_min": 9}, {"digits_max": 51}, {"split": "test"}],
+    ids=str,
 )
 def test_bad_options_are_the_operators_fault(options: dict[str, Any]) -> None:
     with pytest.raises(OperatorFault, match="sort_digits"):

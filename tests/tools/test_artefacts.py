@@ -21,7 +21,9 @@ def test_the_bubbles_are_those_of_formula_and_run() -> None:
     """The simulation is played for one of them. Every ratio was measured, and the runs came near to it."""
     points = [bubble_figure.measured(row) for row in read(bubble_figure.RUNS)]
     rows = read(bubble_figure.BUBBLES)
-    first = next(bubble_figure.compared(sorted(points, key=lambda one: (one.mode, one.mu_pool))[:1]))
+    first = next(
+        bubble_figure.compared(sorted(points, key=lambda one: (one.mode, one.mu_pool))[:1])
+    )
     assert {name: str(cell(value)) for name, value in first.items()} == rows[0]
     assert all(point.periods >= 30 and point.max_staleness <= 4 for point in points)
     for mode in bubble_figure.MODES:
@@ -53,9 +55,14 @@ def test_the_costs_are_the_means_of_the_runs() -> None:
     assert len(runs) == sum(int(row["runs"]) for row in rows)
     for row, (mix, system, out) in zip(rows, cost_table.cases(), strict=True):
         found = cost_table.means(runs, mix, system, out)
-        assert {name: str(cell(value)) for name, value in found.items()} == {name: row[name] for name in found}
+        assert {name: str(cell(value)) for name, value in found.items()} == {
+            name: row[name] for name in found
+        }
 
 
 def test_the_cheapest_plan_is_as_it_was_planned() -> None:
     mix, system, out = next(cost_table.cases())
-    assert str(cell(cost_table.planned(mix, system, out))) == read(cost_table.COSTS)[0]["planned_usd_per_step"]
+    assert (
+        str(cell(cost_table.planned(mix, system, out)))
+        == read(cost_table.COSTS)[0]["planned_usd_per_step"]
+    )

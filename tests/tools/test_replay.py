@@ -84,13 +84,17 @@ def damaged(sound: Path, tmp_path: Path) -> Callable[[str], Path]:
     return change
 
 
-def facts(path: Path, capsys: pytest.CaptureFixture[str], *options: str, code: int = 0) -> dict[str, Any]:
+def facts(
+    path: Path, capsys: pytest.CaptureFixture[str], *options: str, code: int = 0
+) -> dict[str, Any]:
     assert main([str(path), "--json", *options]) == code
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
 
 
-def test_a_sound_ledger_is_told_and_not_touched(sound: Path, config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sound_ledger_is_told_and_not_touched(
+    sound: Path, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = [(path.name, path.read_bytes()) for path in sorted(sound.parent.iterdir())]
     assert main([str(sound.parent), "--config", str(config)]) == 0
     text = capsys.readouterr().out
@@ -104,7 +108,9 @@ def test_a_sound_ledger_is_told_and_not_touched(sound: Path, config: Path, capsy
     assert [(path.name, path.read_bytes()) for path in sorted(sound.parent.iterdir())] == before
 
 
-def test_guessed_rules_are_those_of_the_run(sound: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_guessed_rules_are_those_of_the_run(
+    sound: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([str(sound)]) == 0
     assert "rules     guessed: 4 trajectories a step in groups of 2;" in capsys.readouterr().out
 
@@ -114,7 +120,10 @@ def test_as_a_learner_would_find_it(sound: Path, capsys: pytest.CaptureFixture[s
     assert (found["status"]["epoch"], found["status"]["committed_step"]) == (3, 2)
     assert found["status"]["newest_version"]["version"] == 2
     assert main([str(sound), "--at", "0"]) == 2
-    assert "no session can begin at step 0: batches up to step 1 are deleted" in capsys.readouterr().err
+    assert (
+        "no session can begin at step 0: batches up to step 1 are deleted"
+        in capsys.readouterr().err
+    )
 
 
 def test_the_story_of_a_group(sound: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,7 +140,10 @@ def test_the_story_of_a_group(sound: Path, capsys: pytest.CaptureFixture[str]) -
     assert text.startswith(f"group {group}: prompt ")
     assert "attempt 0 by a: 3 tokens of version" in text
     assert f"in batch 2 ({batch['digest'][:12]}), committed in epoch 1" in text
-    for unknown, words in ((0, "was dropped, or trained on in a step up to checkpoint 1"), (999, "was never admitted")):
+    for unknown, words in (
+        (0, "was dropped, or trained on in a step up to checkpoint 1"),
+        (999, "was never admitted"),
+    ):
         assert main([str(sound), "--group", str(unknown)]) == 2
         assert words in capsys.readouterr().err
 
@@ -178,12 +190,24 @@ def test_what_does_not_fit_is_listed(
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        ("UPDATE samples SET spans = x'ff' WHERE (group_id, sample) = (2, 1);", "group_id=2 sample=1 of samples"),
+        (
+            "UPDATE samples SET spans = x'ff' WHERE (group_id, sample) = (2, 1);",
+            "group_id=2 sample=1 of samples",
+        ),
         ("UPDATE samples SET tokens = x'00';", "not whole int32"),
         ("UPDATE batches SET groups = 'x' WHERE step = 4;", "row step=4 of batches is damaged"),
-        ("UPDATE batches SET groups = 'x'; UPDATE counters SET value = 9;", "row step=1 of batches is damaged"),
-        ("UPDATE counters SET value = 'x' WHERE name = 'checkpoint';", "row name='checkpoint' of counters is damaged"),
-        ("INSERT INTO counters VALUES ('elsewhere', 3);", "row name='elsewhere' of counters is damaged"),
+        (
+            "UPDATE batches SET groups = 'x'; UPDATE counters SET value = 9;",
+            "row step=1 of batches is damaged",
+        ),
+        (
+            "UPDATE counters SET value = 'x' WHERE name = 'checkpoint';",
+            "row name='checkpoint' of counters is damaged",
+        ),
+        (
+            "INSERT INTO counters VALUES ('elsewhere', 3);",
+            "row name='elsewhere' of counters is damaged",
+        ),
         ("INSERT INTO rates VALUES ('p', 0.5, 1);", "row peer='p' of rates is damaged"),
         ("INSERT INTO rates VALUES ('p', 5.0, 2);", "row peer='p' of rates is damaged"),
         (f"UPDATE batches SET groups = '{'[' * 99_999}';", "recursion"),
@@ -265,7 +289,9 @@ def test_pages_of_noise(sound: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert set(verdicts[1:]) <= {1, 2}
 
 
-def test_beside_a_running_coordinator(sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_beside_a_running_coordinator(
+    sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "ledger.sqlite"
     shutil.copyfile(sound, path)
     with Ledger.open(path) as ledger:

@@ -11,7 +11,9 @@ from tools.staleness_figure import against, draw, fall, final, table
 from tools.staleness_sweep import BEST, BOUNDS, CORRECTIONS, SEEDS, cases, finished, kappas
 
 
-def row(staleness: int, kappa: int, correction: str, seed: int, accuracies: list[float]) -> dict[str, Any]:
+def row(
+    staleness: int, kappa: int, correction: str, seed: int, accuracies: list[float]
+) -> dict[str, Any]:
     looks = [[6 * at, accuracy] for at, accuracy in enumerate(accuracies)]
     return {
         "staleness": staleness, "publish_every": kappa, "correction": correction, "seed": seed, "looks": looks,
@@ -31,11 +33,13 @@ ROWS = [
 def test_every_case_is_planned_once() -> None:
     planned = list(cases())
     assert len(planned) == len(set(planned))
-    table_of_all = {(s, k, c, seed) for s in BOUNDS for k in kappas(s) for c in ("none", BEST) for seed in SEEDS}
+    table_of_all = {
+        (s, k, c, seed) for s in BOUNDS for k in kappas(s) for c in ("none", BEST) for seed in SEEDS
+    }
     hardest = {(11, 1, correction, seed) for correction in CORRECTIONS for seed in SEEDS}
-    assert {(case.staleness, case.publish_every, case.correction, case.seed) for case in planned} == (
-        table_of_all | hardest
-    )
+    assert {
+        (case.staleness, case.publish_every, case.correction, case.seed) for case in planned
+    } == (table_of_all | hardest)
     assert [kappas(bound) for bound in BOUNDS] == [[1], [1], [1, 2], [1, 5], [1, 10]]
 
 
@@ -61,7 +65,12 @@ def test_a_run_is_compared_with_the_synchronous_one_of_its_seed() -> None:
 def test_table_and_picture_of_what_there_is(tmp_path: Path) -> None:
     lines = {(line["S"], line["correction"]): line for line in table(ROWS)}
     worst = lines[11, "none"]
-    assert (worst["runs"], worst["final"], worst["against_min"], worst["fall_max"]) == (2, 0.125, -0.35, 0.2)
+    assert (worst["runs"], worst["final"], worst["against_min"], worst["fall_max"]) == (
+        2,
+        0.125,
+        -0.35,
+        0.2,
+    )
     assert lines[11, BEST]["against_synchronous"] == ""
     draw(ROWS, tmp_path)
     with (tmp_path / "staleness.csv").open() as file:

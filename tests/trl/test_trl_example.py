@@ -23,14 +23,23 @@ def test_trl_trains_on_batches_of_the_coordinator(site: Site) -> None:
     arguments = [site.url(), token, site.facts["model"], site.directory / "snapshots", STEPS]
     command = [ENVIRONMENT / "venv" / "bin" / "python", "-m", "examples.trl_grpo", *arguments]
     ended = subprocess.run(
-        list(map(str, command)), cwd=REPO, capture_output=True, text=True, timeout=TRAIN_S, check=False
+        list(map(str, command)),
+        cwd=REPO,
+        capture_output=True,
+        text=True,
+        timeout=TRAIN_S,
+        check=False,
     )
     assert ended.returncode == 0, ended.stderr[-2000:]
-    rows = [ast.literal_eval(line) for line in ended.stdout.splitlines() if line.startswith("{'loss'")]
+    rows = [
+        ast.literal_eval(line) for line in ended.stdout.splitlines() if line.startswith("{'loss'")
+    ]
     assert len(rows) == STEPS, ended.stdout
     assert any(float(row["clip_ratio/region_mean"]) for row in rows)  # old data are known to be old
     rewards = [float(row["reward"]) for row in rows]
     poll(lambda: serving(site) == STEPS)
     facts = site.status()
     assert (facts["committed_step"], facts["versions_published"]) == (STEPS, STEPS + 1)
-    assert facts["rewards"] == [[step, pytest.approx(reward, abs=1e-3)] for step, reward in enumerate(rewards, 1)]
+    assert facts["rewards"] == [
+        [step, pytest.approx(reward, abs=1e-3)] for step, reward in enumerate(rewards, 1)
+    ]

@@ -48,7 +48,9 @@ def test_a_run_with_a_silent_worker() -> None:
     assert "0: ███░░░░░  33%" in text
     assert "verified by 2 of 2, 1 kB in a chain" in text
     assert any(line.startswith("● b[/x]") for line in lines)
-    assert any(line.startswith("! a silent for 9 s: its 2 leases go to others in 6 s") for line in lines)
+    assert any(
+        line.startswith("! a silent for 9 s: its 2 leases go to others in 6 s") for line in lines
+    )
     assert lines[-1] == "9 s ago  refit   b[/x], version 2: out of memory"
     assert "…" not in text
 
@@ -57,7 +59,10 @@ def test_a_run_that_activates_by_itself() -> None:
     world = trained()
     facts = world.state.status(now=world.now)
     first, second = facts["workers"]
-    text = "it waits 1.0% of its time; 1 worker makes 3,600 trajectories/h, it needs 3,000, " + "and so on " * 10
+    text = (
+        "it waits 1.0% of its time; 1 worker makes 3,600 trajectories/h, it needs 3,000, "
+        + "and so on " * 10
+    )
     facts["provision"] |= {
         "activation": "auto", "mu_pool": 1.0, "mu_target": 0.9, "why": "23% cheaper, by rho",
         "bottleneck": {"kind": "learner", "text": text},
@@ -72,8 +77,9 @@ def test_a_run_that_activates_by_itself() -> None:
     at = next(number for number, line in enumerate(lines) if "bottleneck" in line)
     assert lines[at].startswith("  bottleneck    it waits 1.0% of its time; 1 worker makes 3,600")
     assert lines[at + 1].startswith(" " * 16 + "so on"), "long words go on below themselves"
-    assert "  activation    1 of 3 workers work, 3,600 trajectories/h of 3,240 that are aimed at; 23% cheaper" in seen(
-        facts
+    assert (
+        "  activation    1 of 3 workers work, 3,600 trajectories/h of 3,240 that are aimed at; 23% cheaper"
+        in seen(facts)
     )
     rows = {line.split()[1]: line for line in lines if line.startswith("● ")}
     assert " joined " in rows["a"]
@@ -89,7 +95,11 @@ def test_those_that_are_long_gone_are_counted() -> None:
     facts = trained().state.status()
     first, second = facts["workers"]
     gone = {**first, "state": "gone", "alive": False}
-    facts["workers"] = [second, {**gone, "name": "now", "silent_s": 99.0}, *([{**gone, "silent_s": 999.0}] * 3)]
+    facts["workers"] = [
+        second,
+        {**gone, "name": "now", "silent_s": 99.0},
+        *([{**gone, "silent_s": 999.0}] * 3),
+    ]
     text = seen(facts)
     assert "● now " in text
     assert "● a " not in text
@@ -117,7 +127,10 @@ def test_rented_boxes_and_what_they_cost() -> None:
     renting = {"boxes": [{}, {}], "states": {"starting": 0, "serving": 2}, "usd_per_h": 1.5, "usd_per_h_max": 4.0,
                "spent_usd": 12.34, "usd_total_max": 200.0, "set_aside_usd": 9.0, "left_usd": 178.66}  # fmt: skip
     text = " ".join(seen({**World().state.status(), "renting": renting}).split())
-    assert "2 boxes (2 serving), 1.50 of 4 usd/h; spent 12.34 of 200 usd, 9.00 set aside, 178.66 left" in text
+    assert (
+        "2 boxes (2 serving), 1.50 of 4 usd/h; spent 12.34 of 200 usd, 9.00 set aside, 178.66 left"
+        in text
+    )
     assert "rented" not in seen(World().state.status())
 
 
@@ -139,7 +152,13 @@ def test_a_thousand_workers_fit_a_small_terminal() -> None:
 
 
 def test_units() -> None:
-    assert [age(s) for s in (-1.0, 119.0, 120.0, 7200.0, 3e5)] == ["0 s", "119 s", "2 min", "2 h", "3 d"]
+    assert [age(s) for s in (-1.0, 119.0, 120.0, 7200.0, 3e5)] == [
+        "0 s",
+        "119 s",
+        "2 min",
+        "2 h",
+        "3 d",
+    ]
     assert [seconds(s) for s in (None, 0.0123, 1.25)] == ["-", "12 ms", "1.2 s"]
     assert [size(n) for n in (500, 3.1e6, 2e9)] == ["0 kB", "3.1 MB", "2.0 GB"]
 
@@ -153,7 +172,9 @@ def test_the_rate_survives_a_restart() -> None:
 
 def test_a_pause_keeps_the_last_picture_on_a_terminal() -> None:
     world = trained()
-    console = Console(file=io.StringIO(), force_terminal=True, width=110, height=50, color_system=None)
+    console = Console(
+        file=io.StringIO(), force_terminal=True, width=110, height=50, color_system=None
+    )
     with Screen(as_json=False, console=console) as screen:
         screen.show(world.state.status(now=world.now), now=100.0)
         assert isinstance(console.file, io.StringIO)

@@ -8,13 +8,20 @@ from typing import Any, NoReturn
 
 
 def assign_req_to_token_pool_cpu(
-    req_pool_indices: Any, req_to_token: Any, start_offset: Any, end_offset: Any, out_cache_loc: Any, _: int
+    req_pool_indices: Any,
+    req_to_token: Any,
+    start_offset: Any,
+    end_offset: Any,
+    out_cache_loc: Any,
+    _: int,
 ) -> None:
     """Row r of the table gets the next cache locations at its columns [start, end)."""
     taken = 0
     ranges = zip(req_pool_indices.tolist(), start_offset.tolist(), end_offset.tolist(), strict=True)
     for row, start, end in ranges:
-        req_to_token[row, start:end] = out_cache_loc[taken : taken + end - start].to(req_to_token.dtype)
+        req_to_token[row, start:end] = out_cache_loc[taken : taken + end - start].to(
+            req_to_token.dtype
+        )
         taken += end - start
 
 

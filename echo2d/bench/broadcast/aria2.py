@@ -35,16 +35,24 @@ def bencode(value: object) -> bytes:
         case str():
             return bencode(value.encode())
         case dict():
-            return b"d" + b"".join(bencode(key) + bencode(each) for key, each in value.items()) + b"e"
+            return (
+                b"d" + b"".join(bencode(key) + bencode(each) for key, each in value.items()) + b"e"
+            )
     raise TypeError(value)
 
 
 def make_torrent(file: Path, torrent: Path, tracker: str) -> None:
     content = file.read_bytes()
     pieces = b"".join(
-        hashlib.sha1(content[at : at + PIECE_BYTES]).digest() for at in range(0, len(content), PIECE_BYTES)
+        hashlib.sha1(content[at : at + PIECE_BYTES]).digest()
+        for at in range(0, len(content), PIECE_BYTES)
     )
-    info = {"length": len(content), "name": file.name, "piece length": PIECE_BYTES, "pieces": pieces}
+    info = {
+        "length": len(content),
+        "name": file.name,
+        "piece length": PIECE_BYTES,
+        "pieces": pieces,
+    }
     part = torrent.with_suffix(".part")
     part.write_bytes(bencode({"announce": tracker, "info": info}))
     part.rename(torrent)
@@ -58,7 +66,9 @@ class Tracker(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         query = parse_qs(urlsplit(self.path).query, encoding="latin-1")
         self.known[self.client_address[0], int(query["port"][0])] = None
-        peers = b"".join(socket.inet_aton(host) + port.to_bytes(2, "big") for host, port in list(self.known))
+        peers = b"".join(
+            socket.inet_aton(host) + port.to_bytes(2, "big") for host, port in list(self.known)
+        )
         body = bencode({"interval": ANNOUNCE_S, "min interval": ANNOUNCE_S, "peers": peers})
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))

@@ -52,15 +52,23 @@ def interpreter_of(rival: str) -> str | None:
         return None
     environment = CACHE / LIBTORRENT.replace("==", "-")
     python = environment / "bin" / "python"
-    if subprocess.run([python, "-c", "import libtorrent"], check=False).returncode if python.exists() else True:
+    if (
+        subprocess.run([python, "-c", "import libtorrent"], check=False).returncode
+        if python.exists()
+        else True
+    ):
         venv.create(environment, with_pip=True, clear=True)
-        done = subprocess.run([python, "-m", "pip", "install", "-q", LIBTORRENT], check=False, capture_output=True)
+        done = subprocess.run(
+            [python, "-m", "pip", "install", "-q", LIBTORRENT], check=False, capture_output=True
+        )
         if done.returncode != 0:
             raise OperatorFault(f"--against libtorrent: pip cannot install {LIBTORRENT}")
     return str(python)
 
 
-def rival_round(rival: str, lab: Lab, scenario: Scenario, run: Path, *, limit_s: float) -> tuple[float, float]:
+def rival_round(
+    rival: str, lab: Lab, scenario: Scenario, run: Path, *, limit_s: float
+) -> tuple[float, float]:
     """One version's bytes by these means: seconds until everybody has them, and seed copies."""
     signals = run / "against"
     shutil.rmtree(signals, ignore_errors=True)
@@ -80,7 +88,14 @@ def rival_round(rival: str, lab: Lab, scenario: Scenario, run: Path, *, limit_s:
             role = "peer" if node else "seed"
             with lab.inside(node):
                 programs.start(
-                    f"{rival}-{node}", script, role, address, str(signals), str(file), *addresses, python=python
+                    f"{rival}-{node}",
+                    script,
+                    role,
+                    address,
+                    str(signals),
+                    str(file),
+                    *addresses,
+                    python=python,
                 )
         _wait(signals, "ready", len(addresses), START_S)
         before = lab.counts().nodes[0].up.link_bytes
@@ -100,5 +115,7 @@ def _wait(signals: Path, suffix: str, count: int, limit_s: float) -> None:
     deadline = time.monotonic() + limit_s
     while len(list(signals.glob(f"*.{suffix}"))) < count:
         if time.monotonic() > deadline:
-            raise Fault(f"{suffix} after {limit_s:.0f} s: {len(list(signals.glob(f'*.{suffix}')))} of {count}")
+            raise Fault(
+                f"{suffix} after {limit_s:.0f} s: {len(list(signals.glob(f'*.{suffix}')))} of {count}"
+            )
         time.sleep(POLL_S)

@@ -45,23 +45,40 @@ class RoundFaults:
         """With the busiest of the fast peers, by how much the median one has got; the scenario's by the clock."""
         for fault in self._scenario.faults:
             self._plan_scripted(fault)
-        strikes = ((kill, self._kill), (partition, self._cut_off), (SPOIL_FROM if spoil else None, self._spoil))
-        self._planned += [_Planned(strike, share=share) for share, strike in strikes if share is not None]
+        strikes = (
+            (kill, self._kill),
+            (partition, self._cut_off),
+            (SPOIL_FROM if spoil else None, self._spoil),
+        )
+        self._planned += [
+            _Planned(strike, share=share) for share, strike in strikes if share is not None
+        ]
 
     def plan_newcomers(self) -> None:
         peers = enumerate(self._scenario.peers)
-        self._planned += [_Planned(self._swarm.join, node, spec.joins_at_s) for node, spec in peers if spec.joins_at_s]
+        self._planned += [
+            _Planned(self._swarm.join, node, spec.joins_at_s)
+            for node, spec in peers
+            if spec.joins_at_s
+        ]
 
     def _plan_scripted(self, fault: PeerCrash) -> None:
-        self._planned.append(_Planned(self._cut_off if fault.silent else self._kill, fault.peer, fault.at_s))
+        self._planned.append(
+            _Planned(self._cut_off if fault.silent else self._kill, fault.peer, fault.at_s)
+        )
         if fault.back_s is not None:
             self._planned.append(_Planned(self._bring_back, fault.peer, fault.back_s))
 
     # --- strikes
 
-    def make_due(self, elapsed_s: float, version_bytes: int, before: TrafficCounts, counts: TrafficCounts) -> None:
+    def make_due(
+        self, elapsed_s: float, version_bytes: int, before: TrafficCounts, counts: TrafficCounts
+    ) -> None:
         """Whatever is due; `before`: the counts at the start of the round."""
-        share = median(come_bytes(node, before, counts) for node in range(1, len(counts.nodes))) / version_bytes
+        share = (
+            median(come_bytes(node, before, counts) for node in range(1, len(counts.nodes)))
+            / version_bytes
+        )
         due = [each for each in self._planned if elapsed_s >= each.at_s and share >= each.share]
         for each in due:
             self._planned.remove(each)
@@ -78,7 +95,10 @@ class RoundFaults:
         """Of the peers with the fastest uplink, the one that has passed on most in this round."""
         uplinks = {node: self._scenario.peers[node].uplink for node in range(1, len(counts.nodes))}
         fastest = [node for node, uplink in uplinks.items() if uplink == max(uplinks.values())]
-        return max(fastest, key=lambda node: counts.nodes[node].up.link_bytes - before.nodes[node].up.link_bytes)
+        return max(
+            fastest,
+            key=lambda node: counts.nodes[node].up.link_bytes - before.nodes[node].up.link_bytes,
+        )
 
     def _kill(self, node: int) -> None:
         self._swarm.kill(node)

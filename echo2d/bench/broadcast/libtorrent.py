@@ -43,7 +43,9 @@ def main(role: str, address: str, signals_text: str, file_text: str, *addresses:
         make_torrent(lt, file, torrent)
     wait_for(torrent)
     session = lt.session({**SETTINGS, "listen_interfaces": f"{address}:{PORT}"})
-    handle = session.add_torrent({"ti": lt.torrent_info(str(torrent)), "save_path": str(file.parent)})
+    handle = session.add_torrent(
+        {"ti": lt.torrent_info(str(torrent)), "save_path": str(file.parent)}
+    )
     while role == "seed" and not handle.status().is_seeding:
         time.sleep(0.01)
     (signals / f"{address}.ready").touch()

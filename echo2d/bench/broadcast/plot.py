@@ -24,7 +24,11 @@ def run_plot(wanted: BroadcastBench, path: Path) -> int:
     draw(results, path)
     last = results[max(results)]
     if wanted.as_json:
-        print(json.dumps({**asdict(last), "by_peers": {n: asdict(each) for n, each in results.items()}}))
+        print(
+            json.dumps(
+                {**asdict(last), "by_peers": {n: asdict(each) for n, each in results.items()}}
+            )
+        )
     else:
         print_result(last)
     return max(map(exit_code, results.values()))
@@ -63,14 +67,33 @@ def draw(results: Results, path: Path) -> None:
         rivals = [results[n].against[rival] for n in counts]
         curves[rival] = [RoundStatistics(each.median_s, each.min_s, each.max_s) for each in rivals]
     for name, times in curves.items():
-        least, most = ([each.median - each.min for each in times], [each.max - each.median for each in times])
-        axes.errorbar(counts, [each.median for each in times], [least, most], marker="o", capsize=3, label=name)
+        least, most = (
+            [each.median - each.min for each in times],
+            [each.max - each.median for each in times],
+        )
+        axes.errorbar(
+            counts,
+            [each.median for each in times],
+            [least, most],
+            marker="o",
+            capsize=3,
+            label=name,
+        )
     axes.plot(counts, [results[n].bound_s for n in counts], "k--", label="lower bound")
-    axes.set(xscale="log", yscale="log", xlabel="peers", ylabel="T_verify, s", xticks=counts, xticklabels=counts)
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="peers",
+        ylabel="T_verify, s",
+        xticks=counts,
+        xticklabels=counts,
+    )
     axes.minorticks_off()
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter("{x:g}")
-    axes.set_title(f"{last.wire_bytes / 2**20:.0f} MiB to all peers, median of {len(last.rounds) - 1} (least to most)")
+    axes.set_title(
+        f"{last.wire_bytes / 2**20:.0f} MiB to all peers, median of {len(last.rounds) - 1} (least to most)"
+    )
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path)

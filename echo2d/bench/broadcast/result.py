@@ -76,7 +76,10 @@ class DeltaTarget:
         costs = [each.costs for each in rounds if each.costs is not None]
         if len(costs) < len(rounds):
             return None
-        encode_s, decode_cpu_s = (median(each.encode_s for each in costs), median(each.decode_cpu_s for each in costs))
+        encode_s, decode_cpu_s = (
+            median(each.encode_s for each in costs),
+            median(each.decode_cpu_s for each in costs),
+        )
         wire_s = median(each.wire_bytes for each in rounds) / uplink
         target_s = WIRE_TIMES_MAX * wire_s + encode_s + peers * decode_cpu_s / cores + FIXED_S
         return DeltaTarget(
@@ -149,7 +152,9 @@ def print_result(result: BroadcastResult) -> None:
     ):
         table.add_row(name, text)
     for name, rival in result.against.items():
-        text = f"{rival.median_s:.2f} s ({rival.min_s:.2f}-{rival.max_s:.2f}), ratio {rival.ratio:.2f}"
+        text = (
+            f"{rival.median_s:.2f} s ({rival.min_s:.2f}-{rival.max_s:.2f}), ratio {rival.ratio:.2f}"
+        )
         table.add_row(name, f"{text}, seed copies {rival.seed_copies:.2f}")
     console = Console()
     console.print(table)
@@ -162,7 +167,10 @@ def _delta_rows(delta: DeltaTarget | None) -> list[tuple[str, str]]:
         return []
     verdict = "reached" if delta.reached else "MISSED"
     return [
-        ("deltas: words changed, on the wire", f"{delta.changed_fraction:.2%}, {delta.wire_fraction:.3%}"),
+        (
+            "deltas: words changed, on the wire",
+            f"{delta.changed_fraction:.2%}, {delta.wire_fraction:.3%}",
+        ),
         ("encoding; decoding, CPU", f"{delta.encode_s:.2f} s; {delta.decode_cpu_s:.2f} s"),
         (f"target on {delta.cores} cores", f"{delta.target_s:.2f} s: {verdict}"),
     ]

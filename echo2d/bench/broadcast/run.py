@@ -54,7 +54,9 @@ ROUND_S_MIN = 60.0  # a round that takes longer than this ...
 ROUND_BOUNDS_MAX = 40.0  # ... and so many times the bound is stuck; a star of 8 takes 9
 COPIES_ON_DISK = 8  # of a version at each peer: the forms and snapshots it keeps
 COPIES_OF_DELTAS = 4  # likewise: next to nothing but snapshots
-MEMORY_DISK = Path("/dev/shm")  # every peer has a disk of its own; one real disk for all would be the bottleneck
+MEMORY_DISK = Path(
+    "/dev/shm"
+)  # every peer has a disk of its own; one real disk for all would be the bottleneck
 DIRECTORY = "echo2d-broadcast-"  # then the process that made it
 ROUNDS_MAX = 100  # the coordinator keeps the figures of more
 
@@ -89,28 +91,49 @@ class BroadcastBench:
         for name, count in (("--rounds", self.rounds), ("--warm-up", self.warm_up)):
             if not 0 <= count <= ROUNDS_MAX:
                 raise OperatorFault(f"{name}: expected 0 to {ROUNDS_MAX}; found {count}")
-        if any(share is not None and not 0 < share <= 1 for share in (self.kill, self.partition, self.corrupt)):
-            raise OperatorFault("--kill, --partition, --corrupt: expected shares above 0, at most 1")
+        if any(
+            share is not None and not 0 < share <= 1
+            for share in (self.kill, self.partition, self.corrupt)
+        ):
+            raise OperatorFault(
+                "--kill, --partition, --corrupt: expected shares above 0, at most 1"
+            )
         if any(trouble.peer == 0 for trouble in self.scenario.faults):
-            raise OperatorFault("faults: the laboratory lets the seed live; expected peers from 1 on")
+            raise OperatorFault(
+                "faults: the laboratory lets the seed live; expected peers from 1 on"
+            )
         if not set(self.against) <= set(RIVALS):
-            raise OperatorFault(f"--against: expected some of {', '.join(RIVALS)}; found {', '.join(self.against)}")
+            raise OperatorFault(
+                f"--against: expected some of {', '.join(RIVALS)}; found {', '.join(self.against)}"
+            )
 
     @property
     def makes_trouble(self) -> bool:
-        return bool(self.scenario.faults) or (self.kill, self.partition, self.corrupt) != (None, None, None)
+        return bool(self.scenario.faults) or (self.kill, self.partition, self.corrupt) != (
+            None,
+            None,
+            None,
+        )
 
     @property
     def fastest(self) -> int:
         """A peer of the fastest uplink."""
-        return max(range(1, len(self.scenario.peers)), key=lambda node: (self.scenario.peers[node].uplink, -node))
+        return max(
+            range(1, len(self.scenario.peers)),
+            key=lambda node: (self.scenario.peers[node].uplink, -node),
+        )
 
 
 def with_undialable(scenario: Scenario, share: float) -> Scenario:
     """The same with so many of the peers behind NAT, evenly spread."""
     count = len(scenario.peers) - 1
-    closed = {1 + int((index + 0.999) * count / max(1, round(share * count))) for index in range(round(share * count))}
-    peers = [replace(spec, reachable=node not in closed) for node, spec in enumerate(scenario.peers)]
+    closed = {
+        1 + int((index + 0.999) * count / max(1, round(share * count)))
+        for index in range(round(share * count))
+    }
+    peers = [
+        replace(spec, reachable=node not in closed) for node, spec in enumerate(scenario.peers)
+    ]
     return replace(scenario, peers=tuple(peers))
 
 
@@ -126,7 +149,9 @@ def run_broadcast(wanted: BroadcastBench) -> int:
 
 def measure(wanted: BroadcastBench) -> BroadcastResult:
     """OperatorFault: there can be no laboratory here. Fault: a round got stuck, or a daemon ended."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # nothing is left running, and no files
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # nothing is left running, and no files
     with _directory(wanted) as run:
         return _measure(wanted, run, Console(stderr=True))
 
@@ -139,8 +164,15 @@ def _measure(wanted: BroadcastBench, run: Path, console: Console) -> BroadcastRe
     for rival in wanted.against:
         interpreter_of(rival)
     lab = Lab(scenario.peers, run, queue_s=wanted.queue_s)
-    versions = None if wanted.versions is None else RealVersions(wanted.versions, len([*_kinds(wanted)]))
-    with lab, Swarm(lab, scenario, run, corrupt=wanted.corrupt, tls=wanted.tls, versions=versions) as swarm:
+    versions = (
+        None if wanted.versions is None else RealVersions(wanted.versions, len([*_kinds(wanted)]))
+    )
+    with (
+        lab,
+        Swarm(
+            lab, scenario, run, corrupt=wanted.corrupt, tls=wanted.tls, versions=versions
+        ) as swarm,
+    ):
         with _progress(console) as progress:
             for kind in _kinds(wanted):
                 done = _Round(wanted, lab, swarm, progress, kind).run()
@@ -149,7 +181,9 @@ def _measure(wanted: BroadcastBench, run: Path, console: Console) -> BroadcastRe
                 if kind != "warming up":
                     rounds.append(done)
                 for rival in wanted.against if kind == "warm" else ():
-                    against[rival].append(rival_round(rival, lab, scenario, run, limit_s=_limit_s(scenario)))
+                    against[rival].append(
+                        rival_round(rival, lab, scenario, run, limit_s=_limit_s(scenario))
+                    )
         faults = [f"{fault['kind']}: {fault['text']}" for fault in swarm.status()["faults"]]
     return result_of(wanted, rounds, faults, (load, os.getloadavg()[0]), against)
 
@@ -162,7 +196,11 @@ def result_of(
     against: Mapping[str, Sequence[tuple[float, float]]],
 ) -> BroadcastResult:
     """Of the warm rounds; without any, of the cold one."""
-    warm, peers, cores = rounds[1:] or rounds, len(wanted.scenario.peers) - 1, len(os.sched_getaffinity(0))
+    warm, peers, cores = (
+        rounds[1:] or rounds,
+        len(wanted.scenario.peers) - 1,
+        len(os.sched_getaffinity(0)),
+    )
     wire_bytes = round(median(each.wire_bytes for each in warm))
     plan, cold = (_plan_for(wanted, size) for size in (wire_bytes, rounds[0].wire_bytes))
     times = RoundStatistics.of([each.t_verify_s for each in warm])
@@ -235,14 +273,20 @@ def _limit_s(scenario: Scenario) -> float:
 
 def _lost(wanted: BroadcastBench) -> frozenset[int]:
     """Who does not end a round that it began."""
-    troubled = {wanted.fastest} if wanted.kill is not None or wanted.partition is not None else set()
-    return frozenset(troubled | {trouble.peer for trouble in wanted.scenario.faults if trouble.back_s is None})
+    troubled = (
+        {wanted.fastest} if wanted.kill is not None or wanted.partition is not None else set()
+    )
+    return frozenset(
+        troubled | {trouble.peer for trouble in wanted.scenario.faults if trouble.back_s is None}
+    )
 
 
 class _Round:
     """One version on its way: publish, make the trouble that was asked for, look on until it has arrived."""
 
-    def __init__(self, wanted: BroadcastBench, lab: Lab, swarm: Swarm, progress: Progress, kind: RoundKind) -> None:
+    def __init__(
+        self, wanted: BroadcastBench, lab: Lab, swarm: Swarm, progress: Progress, kind: RoundKind
+    ) -> None:
         self._wanted, self._lab, self._swarm, self._progress = wanted, lab, swarm, progress
         self._task = progress.add_task(kind, total=None)
         self._bytes = wanted.scenario.wire_bytes  # of the form, as far as it is known
@@ -281,8 +325,10 @@ class _Round:
             plan_predicted_s=broadcast.get("predicted_s"),
             survivors=len(survivors),
             verified=len(survivors & self._verified.keys()),
-            seed_copies=(after.nodes[0].up.link_bytes - before.nodes[0].up.link_bytes) / self._bytes,
-            relay_cpu_s_per_gb=median(used[node] - cpu[node] for node in stayed) / (self._bytes / 1e9),
+            seed_copies=(after.nodes[0].up.link_bytes - before.nodes[0].up.link_bytes)
+            / self._bytes,
+            relay_cpu_s_per_gb=median(used[node] - cpu[node] for node in stayed)
+            / (self._bytes / 1e9),
             frames_refetched=sum(repaired_since[node] - repaired[node] for node in stayed),
             late_s=self._late_s,
             wire_bytes=self._bytes,
@@ -311,7 +357,9 @@ class _Round:
                     return facts
                 status_at = time.monotonic() + STATUS_S
             if elapsed_s > limit_s:
-                raise Fault(f"a version has not arrived everywhere after {elapsed_s:.0f} s; see --run-dir")
+                raise Fault(
+                    f"a version has not arrived everywhere after {elapsed_s:.0f} s; see --run-dir"
+                )
             time.sleep(LOOK_S)
 
     def _note_arrivals(self, facts: Mapping[str, Any], elapsed_s: float) -> None:

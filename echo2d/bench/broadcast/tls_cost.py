@@ -38,7 +38,9 @@ SENDER, RELAY, LEAF = KEY_OF
 class End:
     """One of the three: `source` is whom it takes frames from, `sink` to whom it passes them on."""
 
-    def __init__(self, me: PeerId, source: PeerId | None, sink: PeerId | None, *, frames: int, with_tls: bool) -> None:
+    def __init__(
+        self, me: PeerId, source: PeerId | None, sink: PeerId | None, *, frames: int, with_tls: bool
+    ) -> None:
         self.links = PeerLinks(
             run_id=RunId("link-cost"),
             me=me,
@@ -75,11 +77,18 @@ class End:
 
     def pump(self) -> None:
         """Pass on as much as there is room for."""
-        while self._sink is not None and self._stream is not None and self.waiting and self.links.can_send(self._sink):
+        while (
+            self._sink is not None
+            and self._stream is not None
+            and self.waiting
+            and self.links.can_send(self._sink)
+        ):
             sequence, payload = self.waiting.popleft()
             self.links.send_frame(self._sink, self._stream, FrameId(sequence), sequence, payload)
         if self._source is not None:
-            (self.links.pause if len(self.waiting) > WAITING_MAX else self.links.resume)(self._source)
+            (self.links.pause if len(self.waiting) > WAITING_MAX else self.links.resume)(
+                self._source
+            )
         if self.received == self._frames and not self.waiting:
             self.done.set()
 
@@ -142,7 +151,9 @@ def main() -> None:
         costs[with_tls].append(uvloop.run(measure(frames=FRAMES, with_tls=with_tls)))
     for with_tls, found in costs.items():
         spread = f"{min(found):.2f} to {max(found):.2f}, {ROUNDS} rounds"
-        print(f"{'TLS  ' if with_tls else 'plain'}  relay CPU s/GB  median {median(found):.2f}  ({spread})")
+        print(
+            f"{'TLS  ' if with_tls else 'plain'}  relay CPU s/GB  median {median(found):.2f}  ({spread})"
+        )
 
 
 if __name__ == "__main__":

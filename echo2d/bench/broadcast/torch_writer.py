@@ -23,15 +23,21 @@ from echo2d.engines.torch_engine.sampling import Chances, draw
 class TorchWriter:
     """directory: the base model, whose layout every version has."""
 
-    def __init__(self, directory: Path, stop: frozenset[int], max_new_tokens: int, rng_seed: int) -> None:
-        self._policy = build(prepare(directory, None, torch.float32), torch.float32, torch.device("cpu"))
+    def __init__(
+        self, directory: Path, stop: frozenset[int], max_new_tokens: int, rng_seed: int
+    ) -> None:
+        self._policy = build(
+            prepare(directory, None, torch.float32), torch.float32, torch.device("cpu")
+        )
         self._stop, self._max = stop, max_new_tokens
         self._random = random.Random(rng_seed)
         self._offered: dict[Digest, dict[str, Tensor]] = {}
 
     def offer(self, weights: Mapping[str, Tensor]) -> Digest:
         """What `refit` will load under this digest. Published versions have to differ."""
-        tensors = {name: weights[name].detach().to(torch.bfloat16) for name in self._policy.layout.tensors}
+        tensors = {
+            name: weights[name].detach().to(torch.bfloat16) for name in self._policy.layout.tensors
+        }
         hasher = blake3()
         for name in sorted(tensors):
             hasher.update(tensors[name].contiguous().view(torch.uint8).numpy().data)
@@ -42,19 +48,25 @@ class TorchWriter:
     def refit(self, version: VersionKey) -> None:
         self._policy.copy(self._offered.pop(version.digest), self._policy.layout)
 
-    def write(self, prompts: Sequence[Sequence[int]], samples: Sequence[int]) -> list[list[Written]]:
+    def write(
+        self, prompts: Sequence[Sequence[int]], samples: Sequence[int]
+    ) -> list[list[Written]]:
         written = [Written([], []) for count in samples for _ in range(count)]
         with torch.inference_mode():
             self._decode(prompts, samples, written)
         rest = iter(written)
         return [[next(rest) for _ in range(count)] for count in samples]
 
-    def _decode(self, prompts: Sequence[Sequence[int]], samples: Sequence[int], written: Sequence[Written]) -> None:
+    def _decode(
+        self, prompts: Sequence[Sequence[int]], samples: Sequence[int], written: Sequence[Written]
+    ) -> None:
         batch, running = DecodeBatch(self._policy), list(written)
         batch.add(prompts, samples)
         while running:
             ones = [1.0] * len(running)
-            tokens, logprobs = draw(batch.logits, Chances(ones, ones, [self._random.random() for _ in running]))
+            tokens, logprobs = draw(
+                batch.logits, Chances(ones, ones, [self._random.random() for _ in running])
+            )
             for each, token, logprob in zip(running, tokens, logprobs, strict=True):
                 each.tokens.append(token)
                 each.logprobs.append(logprob)

@@ -45,7 +45,9 @@ PERIODS_MAX = 8 * PERIODS  # then this machine has too much else to do
 WORKERS, SLOTS = 2, 3  # so many that an engine is never without one
 TOKENS = 8  # of each trajectory: the fewest of the fake engine
 VERSION_BYTES = 700_000
-UPLINK = 2.0**24  # bits/s: a chain ranks lines by powers of two, and noise in a measurement changes nothing
+UPLINK = (
+    2.0**24
+)  # bits/s: a chain ranks lines by powers of two, and noise in a measurement changes nothing
 PATIENCE_S = 900.0  # for daemons and answers: machines that others use may stand still for minutes
 STALL_S_MAX = 0.5  # longer than this no thread waits for a core, unless the machine stands still
 POLL_S = 0.05
@@ -72,20 +74,32 @@ class Measured:
 
     @property
     def demand(self) -> Demand:
-        return demand(self.mode, self.t_train_s, self.t_bcast_s, self.still_s, self.pause_s, self.mu_pool)
+        return demand(
+            self.mode, self.t_train_s, self.t_bcast_s, self.still_s, self.pause_s, self.mu_pool
+        )
 
 
 def demand(
-    mode: DisseminationMode, t_train_s: float, t_bcast_s: float, still_s: float, pause_s: float, mu_pool: float
+    mode: DisseminationMode,
+    t_train_s: float,
+    t_bcast_s: float,
+    still_s: float,
+    pause_s: float,
+    mu_pool: float,
 ) -> Demand:
     """Of the learner here. A trajectory takes as long as all slots' worth of them at the pool's rate."""
     t_gen_s, share = WORKERS * SLOTS / mu_pool, share_of_bcast(still_s, t_bcast_s)
-    return Demand(t_train_s, PER_STEP, STALENESS, KAPPA, t_bcast_s, mode, pause_s, t_gen_s, still_share=share)
+    return Demand(
+        t_train_s, PER_STEP, STALENESS, KAPPA, t_bcast_s, mode, pause_s, t_gen_s, still_share=share
+    )
 
 
 def measure(mode: DisseminationMode, mu_pool: float) -> Measured:
     """The point. Fault: this machine stood still again and again."""
-    with tempfile.TemporaryDirectory(prefix="echo2d-bubble-") as folder, _Run(Path(folder), mode, mu_pool) as run:
+    with (
+        tempfile.TemporaryDirectory(prefix="echo2d-bubble-") as folder,
+        _Run(Path(folder), mode, mu_pool) as run,
+    ):
         return run.measure()
 
 
@@ -98,7 +112,9 @@ def _config(folder: Path, mode: DisseminationMode) -> str:
         "filter_zero_variance": False,
     }
     spread = {"shape": "chain", "mode": mode, "delta": False}
-    return config(folder, {"prompt_tokens": 4, "vocab_size": FAKE_VOCAB_SIZE}, TOKENS, policy, spread)
+    return config(
+        folder, {"prompt_tokens": 4, "vocab_size": FAKE_VOCAB_SIZE}, TOKENS, policy, spread
+    )
 
 
 class _Stalls:
@@ -146,19 +162,29 @@ class _Run:
             announced = json.loads(wait_for(run / "coordinator.json", self._programs, PATIENCE_S))
             self._url = str(announced["url"])
             token = run / "tokens" / "learner.token"
-            self._client = cleanup.enter_context(Coordinator(self._url, token_file=token, timeout_s=PATIENCE_S))
+            self._client = cleanup.enter_context(
+                Coordinator(self._url, token_file=token, timeout_s=PATIENCE_S)
+            )
             self._join("relay", "--relay-only")
             self._wait_for("relays", 1)
             for number in range(1, WORKERS + 1):
                 pace = TOKENS * self._mu_pool / WORKERS
-                self._join(f"worker-{number}", "--engine=fake", f"--slots={SLOTS}", f"--tokens-per-s-max={pace}")
+                self._join(
+                    f"worker-{number}",
+                    "--engine=fake",
+                    f"--slots={SLOTS}",
+                    f"--tokens-per-s-max={pace}",
+                )
             self._intake = cleanup.enter_context(ThreadPoolExecutor(1))
             self._wait_for("workers", WORKERS)
             self._cleanup = cleanup.pop_all()
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._cleanup.close()
 
@@ -204,7 +230,9 @@ class _Run:
 
     def _join(self, name: str, *flags: str) -> None:
         token, run = self._folder / f"{name}.token", self._folder / "coordinator"
-        create_token(run, name, role="worker", url=self._url, out=token, max_workers=1, expires="1d")
+        create_token(
+            run, name, role="worker", url=self._url, out=token, max_workers=1, expires="1d"
+        )
         where = (f"--token-file={token}", f"--state-dir={self._folder / name}", f"--name={name}")
         limit = f"--uplink-limit={UPLINK / 1e6:g}mbit"
         self._programs.start(name, "-m", "echo2d", "join", self._url, *where, limit, *flags)
@@ -230,7 +258,9 @@ class _Run:
 class _Learner:
     """Takes, "trains", commits, publishes. _mark: when the last step was ready."""
 
-    def __init__(self, client: Coordinator, intake: ThreadPoolExecutor, publish: Callable[[int], None]) -> None:
+    def __init__(
+        self, client: Coordinator, intake: ThreadPoolExecutor, publish: Callable[[int], None]
+    ) -> None:
         self._client, self._intake, self._publish = client, intake, publish
         self.steps = 0
         self._coming: Future[Batch] = intake.submit(client.take_batch, 1)

@@ -94,12 +94,20 @@ class _Sample:
 
     def written(self, tokens: int, now: float) -> int:
         """How many of its tokens there are."""
-        return min(tokens, max(0, int(tokens * (now - self.started_at) / (self.ends_at - self.started_at))))
+        return min(
+            tokens, max(0, int(tokens * (now - self.started_at) / (self.ends_at - self.started_at)))
+        )
 
     def spans(self, start: int, end: int) -> tuple[VersionSpan, ...]:
         ends = [*self.versions, (end, self.versions[-1][1])]
-        cuts = ((max(start, first), min(end, last), key) for (first, key), (last, _) in pairwise(ends))
-        return tuple(VersionSpan(first, last, key.version, key.digest) for first, last, key in cuts if first < last)
+        cuts = (
+            (max(start, first), min(end, last), key) for (first, key), (last, _) in pairwise(ends)
+        )
+        return tuple(
+            VersionSpan(first, last, key.version, key.digest)
+            for first, last, key in cuts
+            if first < last
+        )
 
 
 @dataclass(slots=True)
@@ -123,7 +131,12 @@ class FakeWorker:
     """One worker and its control link. `full`: set while all its slots are leased."""
 
     def __init__(
-        self, name: str, script: Script, outputs: list[FakeOutput], meter: LoadMeter, rng: random.Random
+        self,
+        name: str,
+        script: Script,
+        outputs: list[FakeOutput],
+        meter: LoadMeter,
+        rng: random.Random,
     ) -> None:
         self.key = Ed25519PrivateKey.generate()
         self.welcomed = asyncio.Event()
@@ -156,7 +169,9 @@ class FakeWorker:
         """Its control link, until `leave`."""
         identity = Identity(self.key, run_key)
         self._link = ControlLink(url, identity, self, rng=self._rng)
-        links = PeerLinks(run_id=identity.run_id, me=identity.peer, on_event=_no_frames, on_ready=_no_frames)
+        links = PeerLinks(
+            run_id=identity.run_id, me=identity.peer, on_event=_no_frames, on_ready=_no_frames
+        )
         links.expect(DIAL_BACK, self._dial_back_secret)
         self._listen = Address(*await links.listen("127.0.0.1", 0))
         try:
@@ -231,7 +246,10 @@ class FakeWorker:
 
     def _start(self, number: int) -> _Sample:
         assert self._serving is not None, "leases go to workers that serve a version"
-        now, seconds = self._loop.time(), self._script.generate_s * self._rng.uniform(1 - SPREAD, 1 + SPREAD)
+        now, seconds = (
+            self._loop.time(),
+            self._script.generate_s * self._rng.uniform(1 - SPREAD, 1 + SPREAD),
+        )
         started_at = now - self._rng.random() * seconds if self._young else now
         output = self._outputs[number % VARIANTS]
         return _Sample(number, output, started_at, started_at + seconds, [(0, self._serving)])
@@ -247,7 +265,9 @@ class FakeWorker:
         start, end = sample.reported, sample.written(self._script.tokens, now)
         sample.reported, part = end, slice(4 * start, 4 * end)
         output = sample.output
-        return SampleDelta(sample.sample, output.tokens[part], output.logprobs[part], sample.spans(start, end))
+        return SampleDelta(
+            sample.sample, output.tokens[part], output.logprobs[part], sample.spans(start, end)
+        )
 
     def _finish(self, lease: _Lease, number: int) -> None:
         if self._leases.get(lease.key) is not lease or number not in lease.samples:
@@ -269,12 +289,16 @@ class FakeWorker:
     def _answered(self, message: SampleAnswered) -> None:
         key = HeldLease(message.lease, message.attempt)
         _, sent_at = self._unanswered.pop((key, message.sample), (None, time.monotonic()))
-        self._meter.answered(time.monotonic() - sent_at, refusal="" if message.accepted else message.reason)
+        self._meter.answered(
+            time.monotonic() - sent_at, refusal="" if message.accepted else message.reason
+        )
 
     # --- versions
 
     def _on_root(self, root: Root) -> None:
-        if root.totals is not None and (self._serving is None or root.facts.version > self._serving.version):
+        if root.totals is not None and (
+            self._serving is None or root.facts.version > self._serving.version
+        ):
             key = VersionKey(root.facts.version, root.totals.snapshot)
             self._loop.call_later(self._rng.uniform(0, APPLY_S), self._refit, root, key)
 
@@ -299,7 +323,9 @@ class FakeFleet:
     def __init__(self, count: int, script: Script, meter: LoadMeter, *, rng_seed: int) -> None:
         outputs = [FakeOutput.draw(script, variant) for variant in range(VARIANTS)]
         self.workers = [
-            FakeWorker(f"scripted-{number}", script, outputs, meter, random.Random(f"{rng_seed} {number}"))
+            FakeWorker(
+                f"scripted-{number}", script, outputs, meter, random.Random(f"{rng_seed} {number}")
+            )
             for number in range(count)
         ]
         self.slots = count * script.slots
@@ -316,7 +342,11 @@ class FakeFleet:
         async def one(worker: FakeWorker) -> None:
             async with gate:
                 await enrol(
-                    url, token, Identity.of(url, token, worker.key), rng=random.Random(), patience_s=ENROL_PATIENCE_S
+                    url,
+                    token,
+                    Identity.of(url, token, worker.key),
+                    rng=random.Random(),
+                    patience_s=ENROL_PATIENCE_S,
                 )
 
         async with asyncio.TaskGroup() as tasks:
@@ -334,7 +364,9 @@ class FakeFleet:
 
     def empty_for(self, seconds: float, now: float) -> int:
         """Slots that were freed so long ago and are still empty."""
-        return sum(now - since >= seconds for worker in self.workers for since in worker.empty_since())
+        return sum(
+            now - since >= seconds for worker in self.workers for since in worker.empty_since()
+        )
 
     def leave(self) -> None:
         for worker in self.workers:

@@ -19,7 +19,9 @@ class FakeLearner:
     t_train_s: it sleeps so long in each train step.
     """
 
-    def __init__(self, url: str, token_file: Path, snapshot_root: Path, *, t_train_s: float = 0.0) -> None:
+    def __init__(
+        self, url: str, token_file: Path, snapshot_root: Path, *, t_train_s: float = 0.0
+    ) -> None:
         self.steps = 0
         self._t_train_s = t_train_s
         self.fault: Fault | None = None

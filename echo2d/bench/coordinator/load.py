@@ -26,7 +26,9 @@ class Load:
 
     def __post_init__(self) -> None:
         if self.workers * self.slots < GROUP_SIZE:
-            raise OperatorFault(f"--workers x --slots: expected at least {GROUP_SIZE}, a group; found {self.groups}")
+            raise OperatorFault(
+                f"--workers x --slots: expected at least {GROUP_SIZE}, a group; found {self.groups}"
+            )
 
     @property
     def groups(self) -> int:

@@ -24,13 +24,19 @@ def cpu_s(pid: int) -> float:
 
 def machine_cpu_s() -> float:
     """CPU seconds that all cores of this machine have worked."""
-    user, nice, system, _, _, irq, softirq, *_ = Path("/proc/stat").read_text().split(maxsplit=9)[1:9]
+    user, nice, system, _, _, irq, softirq, *_ = (
+        Path("/proc/stat").read_text().split(maxsplit=9)[1:9]
+    )
     return sum(map(int, (user, nice, system, irq, softirq))) / _TICKS_PER_S
 
 
 def rss_mb(pid: int) -> float:
     """Resident memory in 10^6 bytes."""
-    line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS"))
+    line = next(
+        line
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+        if line.startswith("VmRSS")
+    )
     return int(line.split()[1]) * 1024 / 1e6
 
 
@@ -81,12 +87,16 @@ class LoadMeter:
 
     def parts_p99_s(self) -> list[float]:
         """The 99th percentile of `lease_s` in each part."""
-        parts = (self.lease_s[start:end] for start, end in zip(self._cuts, self._cuts[1:], strict=False))
+        parts = (
+            self.lease_s[start:end] for start, end in zip(self._cuts, self._cuts[1:], strict=False)
+        )
         return [found for part in parts if (found := quantile(part, 0.99)) is not None]
 
     def shares(self) -> Sequence[CpuUse]:
         """Of one core, in each part."""
-        return [_share(before, after) for before, after in zip(self.uses, self.uses[1:], strict=False)]
+        return [
+            _share(before, after) for before, after in zip(self.uses, self.uses[1:], strict=False)
+        ]
 
     def share(self) -> CpuUse:
         """Of one core, over all parts."""
@@ -95,5 +105,9 @@ class LoadMeter:
 
 def _share(before: CpuUse, after: CpuUse) -> CpuUse:
     seconds = after.at - before.at
-    parts = (after.coordinator - before.coordinator, after.load - before.load, after.machine - before.machine)
+    parts = (
+        after.coordinator - before.coordinator,
+        after.load - before.load,
+        after.machine - before.machine,
+    )
     return CpuUse(seconds, *(part / seconds for part in parts))

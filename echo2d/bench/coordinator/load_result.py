@@ -51,12 +51,22 @@ class LoadResult:
 
     @staticmethod
     def of(
-        load: Load, meter: LoadMeter, *, slots_empty: int, steps: int, took: Mapping[str, float], memory_mb: float
+        load: Load,
+        meter: LoadMeter,
+        *,
+        slots_empty: int,
+        steps: int,
+        took: Mapping[str, float],
+        memory_mb: float,
     ) -> "LoadResult":
         """What the meter has. took: seconds by what was done before."""
         if not meter.lease_s or not meter.answer_s:
             raise Fault("no slot was filled while it was measured")
-        share, parts, cpu = meter.share(), meter.parts_p99_s(), [part.coordinator for part in meter.shares()]
+        share, parts, cpu = (
+            meter.share(),
+            meter.parts_p99_s(),
+            [part.coordinator for part in meter.shares()],
+        )
         return LoadResult(
             lease_p50_ms=_ms(quantile(meter.lease_s, 0.5)),
             lease_p99_ms=_ms(quantile(meter.lease_s, 0.99)),
@@ -112,13 +122,25 @@ def print_figures(result: LoadResult) -> None:
     table = Table("what", "measured", "least - most of five parts", box=None)
     table.add_row("lease latency p50", f"{result.lease_p50_ms} ms", "")
     low, high = result.lease_p99_ms_parts
-    table.add_row("lease latency p99, max", f"{result.lease_p99_ms} ms, {result.lease_max_ms} ms", f"{low} - {high} ms")
-    table.add_row("result acknowledged p50, p99", f"{result.answer_p50_ms} ms, {result.answer_p99_ms} ms", "")
+    table.add_row(
+        "lease latency p99, max",
+        f"{result.lease_p99_ms} ms, {result.lease_max_ms} ms",
+        f"{low} - {high} ms",
+    )
+    table.add_row(
+        "result acknowledged p50, p99", f"{result.answer_p50_ms} ms, {result.answer_p99_ms} ms", ""
+    )
     low, high = result.cpu_share_parts
-    table.add_row("coordinator: share of one core", f"{result.cpu_share:.0%}", f"{low:.0%} - {high:.0%}")
+    table.add_row(
+        "coordinator: share of one core", f"{result.cpu_share:.0%}", f"{low:.0%} - {high:.0%}"
+    )
     table.add_row("coordinator: memory", f"{result.rss_mb} MB", "")
     table.add_row("trajectories accepted", f"{result.trajectories_per_s} /s", "")
     table.add_row("train steps", str(result.steps), "")
     table.add_row("enrolling, connecting", f"{result.enrol_s} s, {result.connect_s} s", "")
-    table.add_row("this process, everything else", f"{result.load_cpu_share:.0%}, {result.other_cpu_share:.0%}", "")
+    table.add_row(
+        "this process, everything else",
+        f"{result.load_cpu_share:.0%}, {result.other_cpu_share:.0%}",
+        "",
+    )
     Console().print(table)

@@ -78,7 +78,10 @@ class View:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._progress.stop()
 
@@ -110,7 +113,9 @@ class _Run:
         try:
             async with asyncio.TaskGroup() as tasks:
                 await self._timed("enrolling", fleet.enrol(url, token))
-                await self._timed("connecting", fleet.connect(url, bytes.fromhex(token.run_key), tasks))
+                await self._timed(
+                    "connecting", fleet.connect(url, bytes.fromhex(token.run_key), tasks)
+                )
                 learner.start()
                 try:
                     await self._fill(fleet, learner)
@@ -130,13 +135,19 @@ class _Run:
         (self._folder / "snapshots").mkdir()
         config = self._folder / "run.toml"
         config.write_text(self._load.config(self._folder))
-        program = self._programs.start("coordinator", "-m", "echo2d", "coordinate", "--config", str(config))
-        announced = json.loads(wait_for(self._folder / "coordinator" / "coordinator.json", self._programs, START_S))
+        program = self._programs.start(
+            "coordinator", "-m", "echo2d", "coordinate", "--config", str(config)
+        )
+        announced = json.loads(
+            wait_for(self._folder / "coordinator" / "coordinator.json", self._programs, START_S)
+        )
         return program, str(announced["url"])
 
     def _make_token(self, url: str, path: Path) -> None:
         run_dir, workers = self._folder / "coordinator", self._load.workers
-        create_token(run_dir, "fleet", role="worker", url=url, out=path, max_workers=workers, expires="1d")
+        create_token(
+            run_dir, "fleet", role="worker", url=url, out=path, max_workers=workers, expires="1d"
+        )
 
     async def _timed(self, what: str, work: Any) -> None:
         self._view.show(what)
@@ -152,7 +163,9 @@ class _Run:
         while (running := fleet.running) < fleet.slots - GROUP_SIZE:
             self._view.show(f"leasing {running}/{fleet.slots} slots")
             if loop.time() > deadline:
-                raise Fault(f"after {FULL_S:.0f} s only {running} of {fleet.slots} slots are leased")
+                raise Fault(
+                    f"after {FULL_S:.0f} s only {running} of {fleet.slots} slots are leased"
+                )
             self._check(learner)
             await asyncio.sleep(0.1)
         self._view.show("warming up")

@@ -35,4 +35,8 @@ def _array(data: bytes, kind: str) -> np.ndarray:
     return np.frombuffer(data, dtype=kind)
 
 
-RIVALS: Mapping[str, Callable[[bytes, bytes], bytes]] = {"xor": _xor, "index-value": _index_value, "zstd": _zstd}
+RIVALS: Mapping[str, Callable[[bytes, bytes], bytes]] = {
+    "xor": _xor,
+    "index-value": _index_value,
+    "zstd": _zstd,
+}

@@ -58,13 +58,20 @@ def delta_costs(old: Path, new: Path, out: Path) -> DeltaCosts:
 
 def _base(old: Path) -> BaseCopy:
     """With the sums that the seed knows since it encoded that version itself."""
-    facts, sums = delta_facts(), {each: base_sum(read_chunk(old, each)) for each in chunk_layout(scan_snapshot(old))}
+    facts, sums = (
+        delta_facts(),
+        {each: base_sum(read_chunk(old, each)) for each in chunk_layout(scan_snapshot(old))},
+    )
     assert facts.base_digest is not None
     return BaseCopy(old, facts.base_digest, sums)
 
 
 def _chunks(
-    segments: list[Segment], layout: tuple[Chunk, ...], in_base: frozenset[Chunk], old: Path, new: Path
+    segments: list[Segment],
+    layout: tuple[Chunk, ...],
+    in_base: frozenset[Chunk],
+    old: Path,
+    new: Path,
 ) -> Iterator[MeasuredChunk]:
     for segment in segments:
         for record, payload in zip(segment.table.records, segment.payloads, strict=True):

@@ -38,14 +38,22 @@ from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.ids import ChunkId, Epoch, PublishSeq, RunId, Version
 from echo2d.core.weights.delta import ChunkMode
 from echo2d.core.weights.encoder import FormBuilder
-from echo2d.core.weights.encoding import FRAME_BYTES_MIN, ChunkRecord, FormFacts, decode_record, encode_record
+from echo2d.core.weights.encoding import (
+    FRAME_BYTES_MIN,
+    ChunkRecord,
+    FormFacts,
+    decode_record,
+    encode_record,
+)
 from echo2d.core.weights.manifest import CHUNK_BYTES, Chunk, FileEntry, chunk_layout, is_safetensors
 from echo2d.errors import IntegrityFault, OperatorFault
 from echo2d.store.disk import allocate, store_faults, write_at
 from echo2d.store.snapshots import read_chunk, scan_snapshot
 
 RUNS_MAX = 100
-SAMPLE_BYTES = 256 << 20  # of the chunks that the speeds are of; the first of them, all in memory, with their base
+SAMPLE_BYTES = (
+    256 << 20
+)  # of the chunks that the speeds are of; the first of them, all in memory, with their base
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +70,9 @@ class DeltaBench:
         if not 1 <= self.runs <= RUNS_MAX:
             raise OperatorFault(f"--runs: expected 1 to {RUNS_MAX}; found {self.runs}")
         if not set(self.against) <= set(RIVALS):
-            raise OperatorFault(f"--against: expected some of {', '.join(RIVALS)}; found {', '.join(self.against)}")
+            raise OperatorFault(
+                f"--against: expected some of {', '.join(RIVALS)}; found {', '.join(self.against)}"
+            )
         if self.out is not None and self.out.exists():
             raise OperatorFault(f"--out {self.out} exists already")
 
@@ -133,7 +143,9 @@ def measure(wanted: DeltaBench, bar: Progress) -> DeltaResult:
         )
         sample = _Sample(whole.sample, out)
         peak = sample.peak_bytes()
-        speeds = [sample.run() for _ in bar.track(range(wanted.runs), description="measuring speeds")]
+        speeds = [
+            sample.run() for _ in bar.track(range(wanted.runs), description="measuring speeds")
+        ]
     columns = {name: [run[name] for run in speeds] for name in speeds[0]}
     total, wire_bytes = whole.builder.totals().full_bytes, whole.builder.totals().wire_bytes
     return DeltaResult(
@@ -156,10 +168,14 @@ def measure(wanted: DeltaBench, bar: Progress) -> DeltaResult:
 def _matching_files(old: Path, new: Path) -> tuple[FileEntry, ...]:
     """NEW's files. OperatorFault: their tensors are not in the same places."""
     mine, theirs = (scan_snapshot(directory) for directory in (new, old))
-    weights = [{file.path: file for file in files if is_safetensors(file.path)} for files in (mine, theirs)]
+    weights = [
+        {file.path: file for file in files if is_safetensors(file.path)} for files in (mine, theirs)
+    ]
     for path in sorted(weights[0].keys() | weights[1].keys()):
         if weights[0].get(path) != weights[1].get(path):
-            raise OperatorFault(f"{old} and {new} do not match: {path} is missing or has another size in one of them")
+            raise OperatorFault(
+                f"{old} and {new} do not match: {path} is missing or has another size in one of them"
+            )
     return mine
 
 
@@ -189,7 +205,9 @@ class _Rival:
         self.cpu_s += time.thread_time() - began
 
     def result(self, total: int) -> RivalResult:
-        return RivalResult(self.wire_bytes / total, total / self.wire_bytes, total / 1e6 / self.cpu_s)
+        return RivalResult(
+            self.wire_bytes / total, total / self.wire_bytes, total / 1e6 / self.cpu_s
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +246,9 @@ class MeasuredChunk:
         """All of them if there is no base."""
         if self.base is None:
             return self.words
-        mine, theirs = (np.frombuffer(data, dtype="<u2", count=self.words) for data in (self.new, self.base))
+        mine, theirs = (
+            np.frombuffer(data, dtype="<u2", count=self.words) for data in (self.new, self.base)
+        )
         return int(np.count_nonzero(mine != theirs))
 
 
@@ -240,7 +260,13 @@ def new_scratch() -> memoryview:
 def delta_facts() -> FormFacts:
     """Of the one form there is here."""
     return FormFacts(
-        RunId("bench"), Epoch(1), Version(1), PublishSeq(1), "delta", digest_of(b"the base"), FRAME_BYTES_MIN
+        RunId("bench"),
+        Epoch(1),
+        Version(1),
+        PublishSeq(1),
+        "delta",
+        digest_of(b"the base"),
+        FRAME_BYTES_MIN,
     )
 
 
@@ -289,7 +315,9 @@ class _Sample:
     def __init__(self, chunks: Sequence[MeasuredChunk], out: Path) -> None:
         self._chunks, self._out, self._scratch = chunks, out, new_scratch()
         total = sum(len(each.new) for each in chunks)
-        self._copy = np.ones(total, np.uint8)  # its pages are there, which those of zeros would not be
+        self._copy = np.ones(
+            total, np.uint8
+        )  # its pages are there, which those of zeros would not be
 
     def run(self) -> dict[str, float]:
         """MB/s, and quotients."""
@@ -342,14 +370,25 @@ def print_result(result: DeltaResult) -> None:
     modes = ", ".join(f"{count} {mode}" for mode, count in result.chunks.items() if count)
     table.add_row("words changed", f"{result.changed_fraction:.3%}")
     table.add_row("bytes", f"{result.snapshot_bytes:,}")
-    table.add_row("on the wire", f"{result.wire_bytes:,}, {result.wire_fraction:.3%}, factor {result.ratio:.1f}")
+    table.add_row(
+        "on the wire",
+        f"{result.wire_bytes:,}, {result.wire_fraction:.3%}, factor {result.ratio:.1f}",
+    )
     table.add_row("chunks", modes)
     for name in ("encode", "decode", "memcpy"):
         low, high = result.least_most[f"{name}_mb_s"]
-        table.add_row(f"{name}, one core", f"{getattr(result, f'{name}_mb_s'):,.0f} MB/s", f"{low:,.0f} - {high:,.0f}")
+        table.add_row(
+            f"{name}, one core",
+            f"{getattr(result, f'{name}_mb_s'):,.0f} MB/s",
+            f"{low:,.0f} - {high:,.0f}",
+        )
     for name in ("encode", "decode"):
         low, high = result.least_most[f"{name}_per_memcpy"]
-        table.add_row(f"{name} / memcpy", f"{getattr(result, f'{name}_per_memcpy'):.3f}", f"{low:.3f} - {high:.3f}")
+        table.add_row(
+            f"{name} / memcpy",
+            f"{getattr(result, f'{name}_per_memcpy'):.3f}",
+            f"{low:.3f} - {high:.3f}",
+        )
     table.add_row("scratch of a chunk, at most", f"{result.peak_scratch_mb:.1f} MB")
     table.add_row("built again byte for byte", "yes" if result.roundtrip_ok else "NO")
     for name, rival in result.against.items():

@@ -122,13 +122,18 @@ class Swarm:
             for node, spec in enumerate(self._scenario.peers[1:], start=1):
                 if spec.joins_at_s == 0:
                     self.join(node)
-            self._wait("all workers have joined", lambda facts: len(alive(facts)) == len(self._peers))
+            self._wait(
+                "all workers have joined", lambda facts: len(alive(facts)) == len(self._peers)
+            )
             self._coordinator.open_session(resume_step=0)
             self._cleanup = cleanup.pop_all()
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._cleanup.close()
 
@@ -142,7 +147,13 @@ class Swarm:
             scheme = "https" if self._tls else "http"
             token, url = self._run / f"{name}.token", f"{scheme}://{self._lab.address(0)}:{PORT}"
             create_token(
-                self._run / "coordinator", name, role="worker", url=url, out=token, max_workers=None, expires="1d"
+                self._run / "coordinator",
+                name,
+                role="worker",
+                url=url,
+                out=token,
+                max_workers=None,
+                expires="1d",
             )
             config.write_text(
                 WORKER.format(
@@ -153,9 +164,15 @@ class Swarm:
                     metrics=METRICS_PORT,
                 )
             )
-        module = ["echo2d"] if self._corrupt is None else ["echo2d.bench.lab.corrupting_relay", str(self._corrupt)]
+        module = (
+            ["echo2d"]
+            if self._corrupt is None
+            else ["echo2d.bench.lab.corrupting_relay", str(self._corrupt)]
+        )
         with self._lab.inside(node):
-            self._peers[node] = self._programs.start(name, "-m", *module, "join", "--config", str(config))
+            self._peers[node] = self._programs.start(
+                name, "-m", *module, "join", "--config", str(config)
+            )
 
     def kill(self, node: int) -> None:
         """SIGKILL."""
@@ -187,7 +204,9 @@ class Swarm:
 
     def _repaired(self, node: int) -> int:
         with self._lab.inside(node):
-            text = urllib.request.urlopen(f"http://127.0.0.1:{METRICS_PORT}/metrics").read().decode()
+            text = (
+                urllib.request.urlopen(f"http://127.0.0.1:{METRICS_PORT}/metrics").read().decode()
+            )
         found = REPAIRED.search(text)
         return 0 if found is None else int(float(found[1]))
 
@@ -250,7 +269,9 @@ class Swarm:
             )
         )
         self._programs.start("coordinator", "-m", "echo2d", "coordinate", "--config", str(config))
-        announced = wait_for(self._run / "coordinator" / "coordinator.json", self._programs, START_S)
+        announced = wait_for(
+            self._run / "coordinator" / "coordinator.json", self._programs, START_S
+        )
         token = self._run / "coordinator" / "tokens" / "learner.token"
         return Coordinator(json.loads(announced)["url"], token_file=token)
 
@@ -264,7 +285,9 @@ class Swarm:
         deadline = time.monotonic() + START_S
         while not is_so(self.status()):
             if time.monotonic() > deadline:
-                raise Fault(f"waited {START_S:.0f} s in vain until {what}; logs are in {self._run / 'logs'}")
+                raise Fault(
+                    f"waited {START_S:.0f} s in vain until {what}; logs are in {self._run / 'logs'}"
+                )
             time.sleep(POLL_S)
 
 

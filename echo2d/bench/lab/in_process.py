@@ -17,7 +17,15 @@ from typing import Protocol
 
 from echo2d.core.base.ids import Digest, Epoch, PeerId, RequestId, SegmentId, SessionId, Version
 from echo2d.core.broadcast.events import SendRoot
-from echo2d.core.cluster.events import DialBack, DialBackEnded, PeerConnected, PeerSaid, PublishAsked, Send, StopRun
+from echo2d.core.cluster.events import (
+    DialBack,
+    DialBackEnded,
+    PeerConnected,
+    PeerSaid,
+    PublishAsked,
+    Send,
+    StopRun,
+)
 from echo2d.core.cluster.rules import RunRules
 from echo2d.core.coordinator.events import (
     BatchAsked,
@@ -70,7 +78,9 @@ class Writer(Protocol):
     def refit(self, version: VersionKey) -> None:
         """From now on this one writes."""
 
-    def write(self, prompts: Sequence[Sequence[int]], samples: Sequence[int]) -> list[list[Written]]:
+    def write(
+        self, prompts: Sequence[Sequence[int]], samples: Sequence[int]
+    ) -> list[list[Written]]:
         """samples[i] answers to prompts[i]."""
 
 
@@ -96,7 +106,9 @@ class InProcess:
     def publish(self, version: int, digest: Digest) -> None:
         """The worker has it, and everything that it may write by it, when this returns."""
         epoch = self._epoch
-        self._ask(lambda number: PublishAsked(number, epoch, Version(version), digest, f"v{version}", 1))
+        self._ask(
+            lambda number: PublishAsked(number, epoch, Version(version), digest, f"v{version}", 1)
+        )
 
     def take(self, step: int) -> tuple[bytes, Digest]:
         """The bytes of the step's batch and their digest."""
@@ -150,9 +162,13 @@ class InProcess:
             case DialBack(session):
                 self._events.append(DialBackEnded(session, ""))
             case DrawPrompt(cursor):
-                self._events.append(PromptDrawn(cursor, pack_tokens(self._task.prompt(cursor).tokens)))
+                self._events.append(
+                    PromptDrawn(cursor, pack_tokens(self._task.prompt(cursor).tokens))
+                )
             case ScoreSample(group, sample, cursor, tokens):
-                reward = self._task.reward(self._task.prompt(cursor), unpack_tokens(tokens).tolist())
+                reward = self._task.reward(
+                    self._task.prompt(cursor), unpack_tokens(tokens).tolist()
+                )
                 self._events.append(SampleScored(group, sample, reward, ""))
             case StopRun(reason):
                 raise AssertionError(f"the run stopped: {reason}")
@@ -180,7 +196,9 @@ class InProcess:
         self._serving = key
         self._writer.refit(key)
         self._events.append(PeerSaid(WORKER, VersionVerified(root.form, key.version, key.digest)))
-        self._events.append(PeerSaid(WORKER, RefitDone(key.version, key.digest, 0.0, memory_ok=True)))
+        self._events.append(
+            PeerSaid(WORKER, RefitDone(key.version, key.digest, 0.0, memory_ok=True))
+        )
 
     def _write(self) -> None:
         """All that was granted."""

@@ -53,7 +53,9 @@ IFF_TUN, IFF_NO_PI, IFF_VNET_HDR = 0x0001, 0x1000, 0x4000
 TUN_F_CSUM, TUN_F_TSO4 = 0x01, 0x02
 SIOCSIFFLAGS, SIOCSIFADDR, SIOCSIFNETMASK, SIOCSIFTXQLEN = 0x8914, 0x8916, 0x891C, 0x8943
 IFF_UP, IFF_RUNNING = 0x1, 0x40
-TUN_PACKETS_MAX = 10_000  # between kernel and emulator: what is dropped is dropped by the emulated queues alone
+TUN_PACKETS_MAX = (
+    10_000  # between kernel and emulator: what is dropped is dropped by the emulated queues alone
+)
 HERE = Path("/proc/thread-self/ns/net")
 # How much TCP hands over at once: 64 KiB >> (round trip in us >> this), and at least 1 ms at its rate. The kernel's 9
 # makes bursts of two segments on slow links; of three times as many packets two cores would emulate less than half.
@@ -116,7 +118,9 @@ class TrafficCounts:
 class Lab:
     """See the module docstring."""
 
-    def __init__(self, peers: Sequence[PeerSpec], directory: Path, *, queue_s: float = QUEUE_S) -> None:
+    def __init__(
+        self, peers: Sequence[PeerSpec], directory: Path, *, queue_s: float = QUEUE_S
+    ) -> None:
         reason = why_not()
         if reason is not None:
             raise OperatorFault(reason)
@@ -139,7 +143,10 @@ class Lab:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._cleanup.close()
 
@@ -190,7 +197,10 @@ class Lab:
     def counts(self) -> TrafficCounts:
         answer = json.loads(self._ask("stats"))
         return TrafficCounts(
-            nodes=tuple(NodeCounts(_link(one["up"]), _link(one["down"]), one["lost"]) for one in answer["nodes"]),
+            nodes=tuple(
+                NodeCounts(_link(one["up"]), _link(one["down"]), one["lost"])
+                for one in answer["nodes"]
+            ),
             late_s_max=answer["late_s_max"],
             cpu_s=answer["cpu_s"],
             realtime=answer["realtime"],
@@ -247,7 +257,9 @@ class LabPrograms(Programs):
         self._prefix = prefix
 
     def start(self, name: str, *arguments: str, python: str | None = None) -> Program:
-        program = Program(name, [*self._prefix, python or sys.executable, *arguments], self._logs / f"{name}.log")
+        program = Program(
+            name, [*self._prefix, python or sys.executable, *arguments], self._logs / f"{name}.log"
+        )
         self._running.append(program)
         return program
 
@@ -271,7 +283,9 @@ def build_emulator() -> Path:
         return program
     CACHE.mkdir(parents=True, exist_ok=True)
     spare = program.with_name(f"{program.name}.{os.getpid()}")
-    done = subprocess.run(["cc", "-O2", "-o", spare, SOURCE], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["cc", "-O2", "-o", spare, SOURCE], capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
         raise OperatorFault(f"cc cannot compile {SOURCE}: {done.stderr.strip().splitlines()[:1]}")
     spare.rename(program)
@@ -341,7 +355,11 @@ def _tun_device(namespace: int) -> int:
             BURSTS.write_text(f"{BURST_RTT_LOG}\n")
         device = os.open(TUN, os.O_RDWR | os.O_CLOEXEC)
         try:
-            fcntl.ioctl(device, TUNSETIFF, struct.pack("16sH22x", b"tun0", IFF_TUN | IFF_NO_PI | IFF_VNET_HDR))
+            fcntl.ioctl(
+                device,
+                TUNSETIFF,
+                struct.pack("16sH22x", b"tun0", IFF_TUN | IFF_NO_PI | IFF_VNET_HDR),
+            )
             fcntl.ioctl(device, TUNSETOFFLOAD, TUN_F_CSUM | TUN_F_TSO4)
         except OSError:
             os.close(device)

@@ -84,7 +84,10 @@ class Programs:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.stop()
 
@@ -101,7 +104,9 @@ class Programs:
         """Fault when a program has ended that should be running, with the end of its log."""
         for program in self._running:
             if program.returncode not in (None, 0):
-                raise Fault(f"{program.name} ended with {program.returncode}; {program.log} ends:\n{program.tail()}")
+                raise Fault(
+                    f"{program.name} ended with {program.returncode}; {program.log} ends:\n{program.tail()}"
+                )
 
     def stop(self) -> None:
         """SIGTERM to all but the first (the coordinator), then to it, so that the others can say goodbye."""

@@ -28,7 +28,9 @@ class RealVersions:
     def __init__(self, run: Path, count: int) -> None:
         found = versions_of(run)
         if len(found) < count:
-            raise OperatorFault(f"--versions {run}: expected at least {count}, one for each round; found {len(found)}")
+            raise OperatorFault(
+                f"--versions {run}: expected at least {count}, one for each round; found {len(found)}"
+            )
         self._paths = found[-count:]
 
     def weights(self, index: int, words: int) -> NDArray[np.uint16]:

@@ -22,14 +22,20 @@ class StubTask:
         self._vocab_size = vocab_size
 
     def prompt(self, index: int) -> Prompt:
-        return Prompt(tokens=[(index + place) % self._vocab_size for place in range(self._prompt_tokens)])
+        return Prompt(
+            tokens=[(index + place) % self._vocab_size for place in range(self._prompt_tokens)]
+        )
 
     def reward(self, prompt: Prompt, output: Sequence[int]) -> float:  # noqa: ARG002 - a task's signature
         return float(output[0] % 2)
 
 
 def config(
-    folder: Path, task: Mapping[str, int], tokens: int, policy: Mapping[str, Any], dissemination: Mapping[str, Any]
+    folder: Path,
+    task: Mapping[str, int],
+    tokens: int,
+    policy: Mapping[str, Any],
+    dissemination: Mapping[str, Any],
 ) -> str:
     """TOML. task: the arguments of `StubTask`; tokens: of an answer at most; policy, dissemination: these tables."""
     tables: dict[str, Mapping[str, Any]] = {
@@ -46,4 +52,6 @@ def config(
 
 def _written(table: str, keys: Mapping[str, Any]) -> str:
     """Of text, numbers and truth JSON is TOML."""
-    return "".join([f"[{table}]\n", *(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())])
+    return "".join(
+        [f"[{table}]\n", *(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())]
+    )

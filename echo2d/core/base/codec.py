@@ -22,9 +22,13 @@ import msgpack
 from echo2d.core.base.ids import DIGEST_BYTES, Digest
 from echo2d.errors import PeerFault
 
-MESSAGE_BYTES_MAX = 4 << 20  # one control message: a lease with 32k prompt tokens is 128 KiB, a result 8 B a token
+MESSAGE_BYTES_MAX = (
+    4 << 20
+)  # one control message: a lease with 32k prompt tokens is 128 KiB, a result 8 B a token
 TEXT_CHARS_MAX = 4096  # reasons and names are for people; nobody reads more
-ITEMS_MAX = 8192  # of one list in a message: twice the longest, versions revoked; fewer objects than bytes
+ITEMS_MAX = (
+    8192  # of one list in a message: twice the longest, versions revoked; fewer objects than bytes
+)
 INT_MAX = (1 << 63) - 1
 
 _Check = Callable[[Any], Any]
@@ -126,7 +130,9 @@ def _check_for(hint: Any) -> _Check:
     raise AssertionError(f"{hint!r} cannot be a message field")
 
 
-_FIELDS: dict[type, Callable[[Any], tuple[Any, ...]]] = {}  # of the dataclasses met so far: a record to its fields
+_FIELDS: dict[
+    type, Callable[[Any], tuple[Any, ...]]
+] = {}  # of the dataclasses met so far: a record to its fields
 
 
 def _fields(record: Any) -> tuple[Any, ...]:
@@ -158,7 +164,9 @@ def _unpack(data: bytes | memoryview, *, bytes_max: int, items_max: int) -> Any:
     if len(data) > bytes_max:
         raise PeerFault(f"message of {len(data)} bytes; at most {bytes_max} are allowed")
     try:
-        return msgpack.unpackb(data, use_list=True, raw=False, strict_map_key=True, max_array_len=items_max)
+        return msgpack.unpackb(
+            data, use_list=True, raw=False, strict_map_key=True, max_array_len=items_max
+        )
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
         raise PeerFault("malformed message") from error
 

@@ -64,7 +64,9 @@ class DeadlineQueue(Generic[Key]):
         """`keys`: all that may have a deadline."""
         for key in keys:
             due = self._due(key)
-            assert due is None or self._entries[key][0] <= due, "a deadline moved earlier and nobody said so"
+            assert due is None or self._entries[key][0] <= due, (
+                "a deadline moved earlier and nobody said so"
+            )
         assert len(self._heap) <= SLACK + 2 * len(self._entries)
         held = set(map(id, self._heap))
         assert all(id(entry) in held for entry in self._entries.values())

@@ -12,7 +12,9 @@ RunId = NewType("RunId", str)
 PeerId = NewType("PeerId", str)  # PEER_ID_CHARS hex characters: hash of the peer's public key
 Digest = NewType("Digest", bytes)  # blake3-256, DIGEST_BYTES long
 FormId = NewType("FormId", str)  # FORM_ID_CHARS hex characters, see manifest.form_id
-FrameId = NewType("FrameId", int)  # segment << FRAME_INDEX_BITS | index; index 0 is the segment's table
+FrameId = NewType(
+    "FrameId", int
+)  # segment << FRAME_INDEX_BITS | index; index 0 is the segment's table
 SegmentId = NewType("SegmentId", int)  # 0, 1, ... within a form
 ChunkId = NewType("ChunkId", int)  # 0, 1, ... within a manifest
 PlanId = NewType("PlanId", int)

@@ -34,15 +34,24 @@ class Announcer:
         sessions = tuple(peer.session for peer in peers if peer.session is not None)
         return [SendRoot(sessions, root.signing_bytes())] if sessions else []
 
-    def place(self, transmission: Transmission, peer: Peer, *, renewed: bool) -> list[BroadcastAction]:
+    def place(
+        self, transmission: Transmission, peer: Peer, *, renewed: bool
+    ) -> list[BroadcastAction]:
         """What the form is, and whom to take it from and pass it to."""
         if transmission.newest_root is None:
             return []
-        return [*self.root([peer], transmission.newest_root), *self.edges(transmission.admit(peer, renewed=renewed))]
+        return [
+            *self.root([peer], transmission.newest_root),
+            *self.edges(transmission.admit(peer, renewed=renewed)),
+        ]
 
     def edges(self, edges: Mapping[PeerId, PlanEdges]) -> list[BroadcastAction]:
         known = [(self._members.get(peer), part) for peer, part in edges.items()]
-        return [Send(peer.session, part) for peer, part in known if peer is not None and peer.session is not None]
+        return [
+            Send(peer.session, part)
+            for peer, part in known
+            if peer is not None and peer.session is not None
+        ]
 
     def forget(self, transmission: Transmission, peers: Iterable[Peer]) -> list[BroadcastAction]:
         sessions = [peer.session for peer in peers if peer.session is not None]

@@ -38,10 +38,17 @@ class CatchUps:
         statistics: Statistics,
         announcer: Announcer,
     ) -> None:
-        self._rules, self._members, self._versions, self._statistics = rules, members, versions, statistics
+        self._rules, self._members, self._versions, self._statistics = (
+            rules,
+            members,
+            versions,
+            statistics,
+        )
         self._announcer = announcer
         self._policy = CatchUpPolicy(versions, self._begin)
-        self._begun: list[tuple[Transmission, DeltaRoute]] = []  # that the seed is still to be told of
+        self._begun: list[
+            tuple[Transmission, DeltaRoute]
+        ] = []  # that the seed is still to be told of
 
     def __iter__(self) -> Iterator[Transmission]:
         return iter(self._policy)
@@ -55,21 +62,33 @@ class CatchUps:
 
     def takers(self, transmission: Transmission) -> list[Peer]:
         """Those who take this catch-up, or help with it."""
-        return [peer for peer in self._members.receivers() if self._policy.concerns(transmission, peer.peer)]
+        return [
+            peer
+            for peer in self._members.receivers()
+            if self._policy.concerns(transmission, peer.peer)
+        ]
 
     # --- what happens
 
-    def settle(self, peer: Peer, main: Transmission | None, *, renewed: bool = False) -> list[BroadcastAction]:
+    def settle(
+        self, peer: Peer, main: Transmission | None, *, renewed: bool = False
+    ) -> list[BroadcastAction]:
         """The form that suits the peer, as far as it is known, and a place in its plan; what it leaves is told so."""
         before = self._policy.takes(peer.peer) or main
         assigned = self._policy.assign(peer, main)
         taken = assigned if self._policy.apart(peer.peer) else main
         actions = [] if before is None or before is taken else self._leave(before, peer)
         for transmission, way in self._begun:
-            actions.append(Note("catch_up", f"version {transmission.record.version} goes to {peer.name} {way}"))
+            actions.append(
+                Note("catch_up", f"version {transmission.record.version} goes to {peer.name} {way}")
+            )
             actions += self._announcer.order(transmission, aside=True)
         self._begun.clear()
-        return actions if taken is None else [*actions, *self._announcer.place(taken, peer, renewed=renewed)]
+        return (
+            actions
+            if taken is None
+            else [*actions, *self._announcer.place(taken, peer, renewed=renewed)]
+        )
 
     def settle_all(self, main: Transmission | None) -> list[BroadcastAction]:
         """Another version or form spreads."""
@@ -130,11 +149,17 @@ class CatchUps:
         idle = self._policy.idle()
         for transmission in idle:
             self._policy.end(transmission)
-            had = [peer for peer in self._members if peer.kind == "seed" or transmission.has_place(peer.peer)]
+            had = [
+                peer
+                for peer in self._members
+                if peer.kind == "seed" or transmission.has_place(peer.peer)
+            ]
             actions += self._announcer.forget(transmission, had)
         if idle:
             waiting = [self._members.get(peer) for peer in self._policy.waiting()]
-            settled = [self.settle(peer, main) for peer in waiting if peer is not None and peer.alive]
+            settled = [
+                self.settle(peer, main) for peer in waiting if peer is not None and peer.alive
+            ]
             actions += [action for each in settled for action in each]
         return actions
 
@@ -152,11 +177,16 @@ class CatchUps:
         """It misses what comes, and with it all below it; but for who has the whole form, and passes that on."""
         if not transmission.has_place(peer.peer) or peer.peer in transmission.verified:
             return []
-        return [*self._announcer.edges(transmission.remove(peer.peer)), *self._announcer.forget(transmission, [peer])]
+        return [
+            *self._announcer.edges(transmission.remove(peer.peer)),
+            *self._announcer.forget(transmission, [peer]),
+        ]
 
     def _free_stuck(self, main: Transmission | None) -> list[BroadcastAction]:
         actions: list[BroadcastAction] = []
-        for transmission in [each for each in self if main is not None and each.record != main.record]:
+        for transmission in [
+            each for each in self if main is not None and each.record != main.record
+        ]:
             for peer in [self._members.get(taker) for taker in self._policy.takers(transmission)]:
                 if peer is not None and is_stuck(peer, transmission):
                     actions += self.settle(peer, main)
@@ -167,9 +197,8 @@ class CatchUps:
         if transmission is None:
             return []
         self._policy.give_up(transmission)
-        text = (
-            f"version {transmission.record.version} is not sent on: it is {FULL_LAG_MAX} publishes old, and others wait"
-        )
+        reason = f"it is {FULL_LAG_MAX} publishes old, and others wait"
+        text = f"version {transmission.record.version} is not sent on: {reason}"
         return [self._statistics.fault("catch_up", text)]
 
     def _free_disk(self, needed: Collection[str]) -> list[BroadcastAction]:

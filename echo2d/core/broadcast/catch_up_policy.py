@@ -25,9 +25,13 @@ from echo2d.core.cluster.versions import PublishedVersions, key_of
 from echo2d.core.weights.delta_chain import KeptDelta, chain_bytes, shortest_chain
 
 FULLS_MAX = 2  # each costs the seed an encoding, and its uplink a copy at most; newcomers of one version share one
-FULL_LAG_MAX = 8  # publishes that a full form is behind the newest: then it gives way to who waits (I6)
+FULL_LAG_MAX = (
+    8  # publishes that a full form is behind the newest: then it gives way to who waits (I6)
+)
 DELTAS_MAX = 2  # each costs an encoding, and hardly any bytes
-HELPERS_MAX = 2  # who have the version and encode it again: half a core for as long as the wire takes
+HELPERS_MAX = (
+    2  # who have the version and encode it again: half a core for as long as the wire takes
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +72,18 @@ def choose_route(
         return full
     chain = shortest_chain(deltas, stands.digest, record.digest)
     composed = (
-        full if chain is None else DeltaRoute(chain_bytes(chain), stands, tuple(each.made for each in chain[:-1]))
+        full
+        if chain is None
+        else DeltaRoute(chain_bytes(chain), stands, tuple(each.made for each in chain[:-1]))
     )
     if stands in copies:
         return DeltaRoute(min(composed.bytes_max, full_bytes), stands)
     return min(full, composed, key=lambda way: way.bytes_max)
 
 
-def choose_base(copies: Iterable[VersionPublished], workers: Sequence[Peer]) -> VersionPublished | None:
+def choose_base(
+    copies: Iterable[VersionPublished], workers: Sequence[Peer]
+) -> VersionPublished | None:
     """The newest of the versions that are kept on which at least half of the workers stand, verified; None: in full.
 
     Without workers it is the newest: most of those who come back have it.
@@ -142,8 +150,16 @@ class CatchUpPolicy:
     def help(self, transmission: Transmission, peers: Iterable[Peer]) -> None:
         """Those of the peers that have its version help with it from now on."""
         if transmission.base is None:
-            having = [peer for peer in peers if peer.kind == "worker" and peer.stands == key_of(transmission.record)]
-            able = [peer for peer in having if not (peer.receive_only or peer.quarantined or self.apart(peer.peer))]
+            having = [
+                peer
+                for peer in peers
+                if peer.kind == "worker" and peer.stands == key_of(transmission.record)
+            ]
+            able = [
+                peer
+                for peer in having
+                if not (peer.receive_only or peer.quarantined or self.apart(peer.peer))
+            ]
             helpers = sorted(able, key=lambda peer: -(peer.uplink or 0.0))[:HELPERS_MAX]
             self._helps.update((peer.peer, transmission.form) for peer in helpers)
 
@@ -159,13 +175,22 @@ class CatchUpPolicy:
     def end(self, transmission: Transmission) -> None:
         """It is over."""
         del self._transmissions[transmission.form]
-        self._takes = {peer: form for peer, form in self._takes.items() if form != transmission.form}
-        self._helps = {peer: form for peer, form in self._helps.items() if form != transmission.form}
+        self._takes = {
+            peer: form for peer, form in self._takes.items() if form != transmission.form
+        }
+        self._helps = {
+            peer: form for peer, form in self._helps.items() if form != transmission.form
+        }
 
     def promote(self, record: VersionPublished) -> Transmission | None:
         """The full form of this version, if it is a catch-up: from now on it is for everybody."""
         full = next(
-            (transmission for transmission in self if transmission.record == record and transmission.base is None), None
+            (
+                transmission
+                for transmission in self
+                if transmission.record == record and transmission.base is None
+            ),
+            None,
         )
         if full is not None:
             self.end(full)
@@ -193,7 +218,11 @@ class CatchUpPolicy:
         )
         if not self._waiting or len(fulls) < FULLS_MAX:
             return None
-        return fulls[0] if main.record.publish_seq > fulls[0].record.publish_seq + FULL_LAG_MAX else None
+        return (
+            fulls[0]
+            if main.record.publish_seq > fulls[0].record.publish_seq + FULL_LAG_MAX
+            else None
+        )
 
     def idle(self) -> list[Transmission]:
         """Those that nobody takes any more."""
@@ -203,7 +232,12 @@ class CatchUpPolicy:
     def paths(self) -> list[str]:
         """The snapshot copies that are needed by those that somebody takes."""
         idle = [transmission.form for transmission in self.idle()]
-        return [path for transmission in self if transmission.form not in idle for path in transmission.copies()]
+        return [
+            path
+            for transmission in self
+            if transmission.form not in idle
+            for path in transmission.copies()
+        ]
 
     def takers(self, transmission: Transmission) -> list[PeerId]:
         return [peer for peer, form in self._takes.items() if form == transmission.form]
@@ -213,7 +247,9 @@ class CatchUpPolicy:
         deltas = [transmission for transmission in self if transmission.base is not None]
         fulls = [transmission for transmission in self if transmission.base is None]
         under_way = [
-            transmission for transmission in deltas if transmission.record == main.record and _suits(transmission, peer)
+            transmission
+            for transmission in deltas
+            if transmission.record == main.record and _suits(transmission, peer)
         ]
         if under_way:
             return under_way[0]
@@ -227,7 +263,9 @@ class CatchUpPolicy:
         )
         if way.base is not None:
             return self._make(main.record, way)
-        present = next((transmission for transmission in fulls if transmission.record == main.record), None)
+        present = next(
+            (transmission for transmission in fulls if transmission.record == main.record), None
+        )
         if present is None and len(fulls) < FULLS_MAX:
             return self._make(main.record, way)
         return present  # an older one would be refused by who has heard of this one
@@ -245,7 +283,10 @@ class CatchUpPolicy:
 
 def _suits(transmission: Transmission, peer: Peer) -> bool:
     """Whether the peer can make the version of it, or has it, or only passes it on."""
-    has = (key_of(transmission.record), None if transmission.base is None else key_of(transmission.base))
+    has = (
+        key_of(transmission.record),
+        None if transmission.base is None else key_of(transmission.base),
+    )
     return transmission.base is None or peer.kind != "worker" or peer.stands in has
 
 

@@ -20,7 +20,9 @@ from echo2d.core.protocol.control_messages import TransferReport
 from echo2d.core.topology.plan import Plan
 from echo2d.core.topology.uplink_rates import PeerRate, Rates
 
-MEASURED_BYTES_MIN = 16 << 20  # a smaller version fits into the kernel's buffers, and measures those
+MEASURED_BYTES_MIN = (
+    16 << 20
+)  # a smaller version fits into the kernel's buffers, and measures those
 
 
 class PlanUpdates:
@@ -44,28 +46,40 @@ class PlanUpdates:
         """What is known of it."""
         peer.uplink, peer.pace = self._rates.uplink(peer.peer), self._rates.pace(peer.peer)
 
-    def measured(self, transmission: Transmission, peer: PeerId, message: TransferReport, now: float) -> None:
+    def measured(
+        self, transmission: Transmission, peer: PeerId, message: TransferReport, now: float
+    ) -> None:
         """What the peer got from others, and for how long they took less of it than there was."""
         transmission.moved(now)
         if transmission.expected_bytes < MEASURED_BYTES_MIN:
             return
         for sample in message.links:
             if 0 <= sample.seconds < math.inf:
-                self._rates.received(sample.peer, peer, sample.payload_bytes, sample.seconds, now=now)
+                self._rates.received(
+                    sample.peer, peer, sample.payload_bytes, sample.seconds, now=now
+                )
         for backlog in message.backlogs:
             if 0 <= backlog.seconds < math.inf:
                 self._rates.backlogged(peer, backlog.peer, backlog.seconds)
 
-    def plan(self, transmission: Transmission, seed: Peer, takers: Sequence[Peer]) -> list[BroadcastAction]:
+    def plan(
+        self, transmission: Transmission, seed: Peer, takers: Sequence[Peer]
+    ) -> list[BroadcastAction]:
         """Everybody gets a plan by the rates that the last one has shown."""
         actions = self._judge(seed)
-        edges = transmission.make_plan(self._new_id(), self._rules, seed, takers, transmission.plan or self._last_plan)
+        edges = transmission.make_plan(
+            self._new_id(), self._rules, seed, takers, transmission.plan or self._last_plan
+        )
         self._rates.begin({} if transmission.plan is None else transmission.plan.shares)
         return [*actions, *self._announcer.edges(edges)]
 
-    def plan_aside(self, transmission: Transmission, seed: Peer, takers: Sequence[Peer]) -> list[BroadcastAction]:
+    def plan_aside(
+        self, transmission: Transmission, seed: Peer, takers: Sequence[Peer]
+    ) -> list[BroadcastAction]:
         """For a few peers, by what is known anyway; nothing is measured."""
-        return self._announcer.edges(transmission.make_plan(self._new_id(), self._rules, seed, takers))
+        return self._announcer.edges(
+            transmission.make_plan(self._new_id(), self._rules, seed, takers)
+        )
 
     def learn(self, transmission: Transmission, takers: Sequence[Peer]) -> list[BroadcastAction]:
         """The first bytes have shown what was guessed. After another plan only gaps are filled, which shows nothing."""

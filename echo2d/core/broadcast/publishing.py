@@ -44,11 +44,15 @@ from echo2d.core.topology.uplink_rates import PeerRate
 from echo2d.core.weights.signed_index import Root
 from echo2d.errors import PeerFault
 
-ENCODE_FAILURES_MAX = 3  # of one form, encoding it or keeping its frames; workers would wait for ever
+ENCODE_FAILURES_MAX = (
+    3  # of one form, encoding it or keeping its frames; workers would wait for ever
+)
 DELTA_FAILURES_MAX = 2  # of a delta: in full, the version arrives sooner than after a third try
 ENCODE_RETRY_S = 5.0  # a full disk may be emptied meanwhile
 APPLY_RETRY_S = 10.0  # a worker that could not apply tries again after this long, its disk may have been full; ...
-APPLY_RETRY_S_MAX = 160.0  # ... doubling up to this: without a next version nobody else would tell it to
+APPLY_RETRY_S_MAX = (
+    160.0  # ... doubling up to this: without a next version nobody else would tell it to
+)
 PATIENCE = 2.0  # times the predicted time that slow workers get while another version waits ...
 FIXED_S = 1.0  # ... besides this for encoding and applying, which the prediction leaves out
 
@@ -74,19 +78,31 @@ class Publishing:
         self._versions = versions
         self._statistics = statistics
         self._announcer = Announcer(members, plan_secret)
-        self._plan_updates = PlanUpdates(rules, members=members, announcer=self._announcer, rates=rates, tag=tag)
+        self._plan_updates = PlanUpdates(
+            rules, members=members, announcer=self._announcer, rates=rates, tag=tag
+        )
         self._timings = BroadcastTimings(statistics)
         self._tell_at = now
         self._waiting: VersionPublished | None = None
         self._awaited: Peer | None = None  # one of those for whom a waiting version waited last
-        self._old_forms: dict[FormId, None] = {}  # at the seed, to be forgotten when the new one is whole
+        self._old_forms: dict[
+            FormId, None
+        ] = {}  # at the seed, to be forgotten when the new one is whole
         self._apply_at: float | None = None
         self._delta_bytes: int | None = None  # what the last delta took
         self._catch_ups = CatchUps(
-            rules, members=members, versions=versions, statistics=statistics, announcer=self._announcer
+            rules,
+            members=members,
+            versions=versions,
+            statistics=statistics,
+            announcer=self._announcer,
         )
         self.spreading: Transmission | None = None
-        if versions.current is not None and form is not None and form.publish_seq == versions.publish_seq:
+        if (
+            versions.current is not None
+            and form is not None
+            and form.publish_seq == versions.publish_seq
+        ):
             self.spreading = self._start_again(versions.current, form, now)
         else:
             self._waiting = versions.current
@@ -105,7 +121,9 @@ class Publishing:
         """A publish was accepted."""
         workers = [peer for peer in self._members.workers() if peer.active and not peer.quarantined]
         warm = [peer for peer in workers if peer.serving is not None]
-        self._timings.started(record.publish_seq, {peer.peer for peer in warm or workers}, cold=not warm, now=now)
+        self._timings.started(
+            record.publish_seq, {peer.peer for peer in warm or workers}, cold=not warm, now=now
+        )
         self._waiting = record
 
     def revoked(self, keys: Collection[VersionKey]) -> None:
@@ -166,7 +184,11 @@ class Publishing:
 
     def _learn_at(self) -> float:
         transmission = self.spreading
-        return math.inf if transmission is None or transmission.learn_at is None else transmission.learn_at
+        return (
+            math.inf
+            if transmission is None or transmission.learn_at is None
+            else transmission.learn_at
+        )
 
     # --- peers that come and go
 
@@ -194,15 +216,21 @@ class Publishing:
 
     # --- the seed
 
-    def segment_encoded(self, peer: Peer, message: SegmentEncoded, *, now: float) -> list[BroadcastAction]:
+    def segment_encoded(
+        self, peer: Peer, message: SegmentEncoded, *, now: float
+    ) -> list[BroadcastAction]:
         transmission = self._from_seed(peer, message.form)
         if transmission is None:
             return []
         if transmission.has_changed(message):
-            return self._failed(transmission, f"segment {message.segment} is not the one that was signed", now)
+            return self._failed(
+                transmission, f"segment {message.segment} is not the one that was signed", now
+            )
         return self._announce(transmission, peer, transmission.segment_encoded(message))
 
-    def form_encoded(self, peer: Peer, message: FormEncoded, *, now: float) -> list[BroadcastAction]:
+    def form_encoded(
+        self, peer: Peer, message: FormEncoded, *, now: float
+    ) -> list[BroadcastAction]:
         transmission = self._from_seed(peer, message.form)
         if transmission is None or transmission.totals is not None:
             return []
@@ -213,7 +241,9 @@ class Publishing:
             return actions
         if transmission.base is not None:
             self._delta_bytes = message.wire_bytes
-        self._statistics.encoded(transmission.record.version, message.wire_bytes, message.full_bytes)
+        self._statistics.encoded(
+            transmission.record.version, message.wire_bytes, message.full_bytes
+        )
         return [*actions, *self._forget_old(peer)]
 
     def deltas_kept(self, peer: Peer, message: DeltasKept) -> list[BroadcastAction]:
@@ -222,12 +252,17 @@ class Publishing:
         self._catch_ups.deltas_kept(message.deltas)
         return []
 
-    def encode_failed(self, peer: Peer, message: EncodeFailed, *, now: float) -> list[BroadcastAction]:
+    def encode_failed(
+        self, peer: Peer, message: EncodeFailed, *, now: float
+    ) -> list[BroadcastAction]:
         transmission = self._from_seed(peer, message.form)
         if transmission is None:
             return []
         if message.lacks_base and transmission.base is not None:
-            return [*self._versions.lose(transmission.base), *self._to_full(transmission, message.reason, now)]
+            return [
+                *self._versions.lose(transmission.base),
+                *self._to_full(transmission, message.reason, now),
+            ]
         return self._failed(transmission, message.reason, now)
 
     # --- those who receive
@@ -238,11 +273,17 @@ class Publishing:
             return []
         return [Send(peer.session, transmission.page(message.start))]
 
-    def verified(self, peer: Peer, message: VersionVerified, *, now: float) -> list[BroadcastAction]:
+    def verified(
+        self, peer: Peer, message: VersionVerified, *, now: float
+    ) -> list[BroadcastAction]:
         key = VersionKey(message.version, message.digest)
         record = self._versions.live(key)
         if record is None:
-            return [self._statistics.fault("verify", f"{peer.name}: version {message.version} is not published")]
+            return [
+                self._statistics.fault(
+                    "verify", f"{peer.name}: version {message.version} is not published"
+                )
+            ]
         self._timings.verified(peer.peer, record.publish_seq, now=now)
         peer.stands = key
         for transmission in (self.spreading, self._catch_ups.takes(peer.peer)):
@@ -250,7 +291,9 @@ class Publishing:
                 transmission.has_verified(peer.peer)
         return self._catch_ups.verified(peer, self.spreading)
 
-    def apply_failed(self, peer: Peer, message: ApplyFailed, *, now: float) -> list[BroadcastAction]:
+    def apply_failed(
+        self, peer: Peer, message: ApplyFailed, *, now: float
+    ) -> list[BroadcastAction]:
         """Nobody waits for this worker: it becomes a leaf, for it may not pass on either, and tries again later."""
         note = self._statistics.fault("apply", f"{peer.name}: {message.reason}")
         transmission = self._current(message.form)
@@ -265,7 +308,9 @@ class Publishing:
         self._apply_at = again_at if self._apply_at is None else min(self._apply_at, again_at)
         return [note, *([] if before else self._announcer.edges(transmission.make_leaf(peer.peer)))]
 
-    def transferred(self, peer: Peer, message: TransferReport, *, now: float) -> list[BroadcastAction]:
+    def transferred(
+        self, peer: Peer, message: TransferReport, *, now: float
+    ) -> list[BroadcastAction]:
         transmission = self._current(message.form)
         if transmission is None:
             return []
@@ -275,7 +320,11 @@ class Publishing:
             transmission.received[peer.peer] = message.payload_bytes, message.duplicates
             return []
         transmission.seed_sent_bytes = max(transmission.seed_sent_bytes, message.sent_bytes)
-        if transmission is self.spreading and transmission.totals is not None and transmission.totals.wire_bytes:
+        if (
+            transmission is self.spreading
+            and transmission.totals is not None
+            and transmission.totals.wire_bytes
+        ):
             copies = transmission.seed_sent_bytes / transmission.totals.wire_bytes
             self._statistics.seed_sent(transmission.record.version, copies)
         return []
@@ -283,24 +332,42 @@ class Publishing:
     def edge_broken(self, peer: Peer, message: EdgeBroken) -> list[BroadcastAction]:
         """Whoever is at the other end becomes a leaf; if that is the seed, the reporter does."""
         plans = [
-            (transmission, transmission.plan) for transmission in self._transmissions() if transmission.plan is not None
+            (transmission, transmission.plan)
+            for transmission in self._transmissions()
+            if transmission.plan is not None
         ]
-        transmission, plan = next((each for each in plans if each[1].plan_id == message.plan), (None, None))
+        transmission, plan = next(
+            (each for each in plans if each[1].plan_id == message.plan), (None, None)
+        )
         if transmission is None or plan is None:
             return []
-        note = self._statistics.fault("edge", f"{peer.name} and {self._name(message.peer)}: {message.reason}")
-        if plan.generation != message.generation or message.peer not in transmission.neighbours(peer.peer):
+        note = self._statistics.fault(
+            "edge", f"{peer.name} and {self._name(message.peer)}: {message.reason}"
+        )
+        if plan.generation != message.generation or message.peer not in transmission.neighbours(
+            peer.peer
+        ):
             return [note]  # the plan has been mended since, or it is not this peer's edge
         at_fault = peer.peer if message.peer == plan.root else message.peer
         return [note, *self._announcer.edges(transmission.make_leaf(at_fault))]
 
-    def frame_accused(self, peer: Peer, message: FrameAccused, *, now: float) -> list[BroadcastAction]:
+    def frame_accused(
+        self, peer: Peer, message: FrameAccused, *, now: float
+    ) -> list[BroadcastAction]:
         """One of the two is at fault, and becomes a leaf; never the seed."""
-        note = self._statistics.fault("frame", f"{peer.name} accuses {self._name(message.accused)}: {message.frame}")
+        note = self._statistics.fault(
+            "frame", f"{peer.name} accuses {self._name(message.accused)}: {message.frame}"
+        )
         transmission, accused = self._current(message.form), self._members.get(message.accused)
-        if transmission is None or accused is None or not transmission.may_accuse(peer.peer, accused.peer):
+        if (
+            transmission is None
+            or accused is None
+            or not transmission.may_accuse(peer.peer, accused.peer)
+        ):
             return [note]
-        at_fault = peer.peer if accused.kind == "seed" else self._members.accuse(peer, accused, now=now)
+        at_fault = (
+            peer.peer if accused.kind == "seed" else self._members.accuse(peer, accused, now=now)
+        )
         if accused.quarantined:
             self._timings.lost(accused.peer)
         return [note, *self._announcer.edges(transmission.make_leaf(at_fault, for_good=True))]
@@ -317,10 +384,17 @@ class Publishing:
         older = [each for each in self._versions.copies() if each.version != record.version]
         base = choose_base(older, workers) if self._rules.delta else None
         self.spreading = Transmission.start(
-            record, self._rules, self._announcer.secret, now=now, base=base, delta_bytes=self._delta_bytes
+            record,
+            self._rules,
+            self._announcer.secret,
+            now=now,
+            base=base,
+            delta_bytes=self._delta_bytes,
         )
         text = "in full" if base is None else f"as a delta from version {base.version}"
-        chosen: list[BroadcastAction] = [Note("spreading", f"version {record.version} goes out {text}")]
+        chosen: list[BroadcastAction] = [
+            Note("spreading", f"version {record.version} goes out {text}")
+        ]
         chosen += [self._chosen(self.spreading)] if self._rules.delta else []
         return [*chosen, *self._catch_ups.settle_all(self.spreading), *self._order(self.spreading)]
 
@@ -329,7 +403,9 @@ class Publishing:
         older = self._versions.copies() if self._rules.delta else []
         base = next((each for each in older if each.digest == form.base), None)
         size = form.frame_bytes if (form.base is None) == (base is None) else None
-        return Transmission.start(record, self._rules, self._announcer.secret, now=now, base=base, frame_bytes=size)
+        return Transmission.start(
+            record, self._rules, self._announcer.secret, now=now, base=base, frame_bytes=size
+        )
 
     def _chosen(self, transmission: Transmission) -> BroadcastAction:
         facts = transmission.facts
@@ -342,14 +418,20 @@ class Publishing:
         """
         transmission.encode_failures += 1
         version = transmission.record.version
-        if transmission.encode_failures < (ENCODE_FAILURES_MAX if transmission.base is None else DELTA_FAILURES_MAX):
+        if transmission.encode_failures < (
+            ENCODE_FAILURES_MAX if transmission.base is None else DELTA_FAILURES_MAX
+        ):
             transmission.encode_at = now + ENCODE_RETRY_S
             return [self._statistics.fault("encode", f"version {version}: {reason}")]
         if transmission.base is not None:
             return self._to_full(transmission, reason, now)
         if transmission is not self.spreading:
             self._catch_ups.cannot_be_made(transmission)
-            return [self._statistics.fault("encode", f"version {version} cannot be caught up with: {reason}")]
+            return [
+                self._statistics.fault(
+                    "encode", f"version {version} cannot be caught up with: {reason}"
+                )
+            ]
         if not self._goes_on_without(transmission.record):
             return [StopRun(f"version {version} cannot be encoded: {reason}")]
         text = f"version {version} is given up, older ones are served until the next is published: {reason}"
@@ -363,19 +445,31 @@ class Publishing:
         newest = max((each.version for each in served if each is not None), default=-math.inf)
         return self._waiting is not None or record.version + every <= newest + bound + 1
 
-    def _to_full(self, transmission: Transmission, reason: str, now: float) -> list[BroadcastAction]:
+    def _to_full(
+        self, transmission: Transmission, reason: str, now: float
+    ) -> list[BroadcastAction]:
         """Instead of this delta, which cannot be made."""
-        note = self._statistics.fault("encode", f"version {transmission.record.version}, to be sent in full: {reason}")
+        note = self._statistics.fault(
+            "encode", f"version {transmission.record.version}, to be sent in full: {reason}"
+        )
         self._catch_ups.cannot_be_delta(transmission.record)
         if transmission is not self.spreading:
             self._catch_ups.cannot_be_made(transmission)
             return [note]
         ended = self._end_form(transmission)
         full = self._catch_ups.promote(transmission.record)
-        self.spreading = full or Transmission.start(transmission.record, self._rules, self._announcer.secret, now=now)
+        self.spreading = full or Transmission.start(
+            transmission.record, self._rules, self._announcer.secret, now=now
+        )
         self.spreading.whole_at = now
         order = [] if full is not None else self._order(self.spreading)
-        return [note, *ended, self._chosen(self.spreading), *order, *self._catch_ups.settle_all(self.spreading)]
+        return [
+            note,
+            *ended,
+            self._chosen(self.spreading),
+            *order,
+            *self._catch_ups.settle_all(self.spreading),
+        ]
 
     def _end_form(self, transmission: Transmission) -> list[BroadcastAction]:
         """Nobody has use for it any more."""
@@ -384,7 +478,10 @@ class Publishing:
 
     def _current(self, form: FormId) -> Transmission | None:
         """What is under way, if this is its form; messages about others are late."""
-        return next((transmission for transmission in self._transmissions() if transmission.form == form), None)
+        return next(
+            (transmission for transmission in self._transmissions() if transmission.form == form),
+            None,
+        )
 
     def _takers(self, transmission: Transmission) -> list[Peer]:
         if transmission is not self.spreading:
@@ -399,7 +496,10 @@ class Publishing:
         freed = self._catch_ups.free(main, needed)
         needed += self._catch_ups.paths()
         bases = BASES_MAX if self._rules.delta else 0
-        return [*freed, *self._versions.surplus(needed, bases=bases, bytes_max=self._rules.disk_bytes_max)]
+        return [
+            *freed,
+            *self._versions.surplus(needed, bases=bases, bytes_max=self._rules.disk_bytes_max),
+        ]
 
     def _name(self, peer: PeerId) -> str:
         known = self._members.get(peer)
@@ -416,13 +516,17 @@ class Publishing:
     def _awaits_anyone(self, transmission: Transmission) -> bool:
         """Whether an alive worker has neither verified it nor failed to; whoever it was last is looked at first."""
         if self._awaited is None or not self._awaits(transmission, self._awaited):
-            self._awaited = next((peer for peer in self._members if self._awaits(transmission, peer)), None)
+            self._awaited = next(
+                (peer for peer in self._members if self._awaits(transmission, peer)), None
+            )
         return self._awaited is not None
 
     def _awaits(self, transmission: Transmission, peer: Peer) -> bool:
         counts = peer.kind == "worker" and peer.alive and peer.active
         awaited = counts and not (peer.quarantined or self._catch_ups.apart(peer.peer))
-        return awaited and not (peer.peer in transmission.verified or peer.peer in transmission.failed)
+        return awaited and not (
+            peer.peer in transmission.verified or peer.peer in transmission.failed
+        )
 
     def _impatient_at(self, transmission: Transmission) -> float:
         predicted_s = 0.0 if transmission.plan is None else transmission.plan.predicted_s
@@ -452,10 +556,16 @@ class Publishing:
 
     def _seed_joined(self, seed: Peer, *, renewed: bool) -> list[BroadcastAction]:
         transmissions = self._transmissions()
-        forms = [form for form in seed.forms if form not in [transmission.form for transmission in transmissions]]
+        forms = [
+            form
+            for form in seed.forms
+            if form not in [transmission.form for transmission in transmissions]
+        ]
         self._old_forms.update(dict.fromkeys(forms))
         actions: list[BroadcastAction] = []
-        for transmission in reversed(transmissions):  # of what it is told last it makes frames first
+        for transmission in reversed(
+            transmissions
+        ):  # of what it is told last it makes frames first
             whole = (
                 transmission.totals is not None and transmission.form in seed.forms
             )  # an earlier order may not have reached it
@@ -475,22 +585,33 @@ class Publishing:
             raise PeerFault("only the seed encodes")
         return self._current(form)
 
-    def _announce(self, transmission: Transmission, seed: Peer, roots: list[Root]) -> list[BroadcastAction]:
+    def _announce(
+        self, transmission: Transmission, seed: Peer, roots: list[Root]
+    ) -> list[BroadcastAction]:
         """Roots to every peer that takes it; with the first one, the plan."""
         actions: list[BroadcastAction] = []
         if roots and transmission.plan is None and transmission is not self.spreading:
             self._catch_ups.has_first_root(transmission)
         for root in roots:
             actions += self._announcer.root(self._takers(transmission), root)
-        return [*actions, *(self._plan(transmission, seed) if roots and transmission.plan is None else [])]
+        return [
+            *actions,
+            *(self._plan(transmission, seed) if roots and transmission.plan is None else []),
+        ]
 
     def _plan(self, transmission: Transmission, seed: Peer) -> list[BroadcastAction]:
-        make = self._plan_updates.plan if transmission is self.spreading else self._plan_updates.plan_aside
+        make = (
+            self._plan_updates.plan
+            if transmission is self.spreading
+            else self._plan_updates.plan_aside
+        )
         return make(transmission, seed, self._takers(transmission))
 
     def _forget_old(self, seed: Peer) -> list[BroadcastAction]:
         forms, self._old_forms = list(self._old_forms), {}
-        return [] if seed.session is None else [Send(seed.session, ForgetForm(form)) for form in forms]
+        return (
+            [] if seed.session is None else [Send(seed.session, ForgetForm(form)) for form in forms]
+        )
 
     def check(self) -> None:
         self._timings.check()

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from echo2d.core.base.ids import PeerId, PublishSeq
 from echo2d.core.cluster.statistics import Statistics
 
-PENDING_MAX = 8  # publishes that wait for their last worker: one who lacks so many is stuck, or of no use
+PENDING_MAX = (
+    8  # publishes that wait for their last worker: one who lacks so many is stuck, or of no use
+)
 MOST = 0.9  # of the workers: up to nine of them, that is all
 
 
@@ -44,7 +46,9 @@ class BroadcastTimings:
         self._verify: dict[PublishSeq, tuple[float, _Pending]] = {}
         self._bcast: dict[PublishSeq, tuple[float, _Pending]] = {}
 
-    def started(self, seq: PublishSeq, workers: set[PeerId], *, cold: bool = False, now: float) -> None:
+    def started(
+        self, seq: PublishSeq, workers: set[PeerId], *, cold: bool = False, now: float
+    ) -> None:
         """The publish was accepted while these workers were active. cold: they serve nothing yet."""
         if workers:
             self._verify[seq] = (now, _Pending(set(workers), cold))
@@ -74,7 +78,9 @@ class BroadcastTimings:
 
     def _have_served(self, ended: list[_Ended]) -> None:
         for each in ended:
-            self._statistics.broadcast(each.last_s, each.workers, cold=each.cold, most_s=each.most_s)
+            self._statistics.broadcast(
+                each.last_s, each.workers, cold=each.cold, most_s=each.most_s
+            )
 
     def check(self) -> None:
         for clocks in (self._verify, self._bcast):

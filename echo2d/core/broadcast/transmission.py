@@ -15,17 +15,31 @@ from echo2d.core.base.ids import SEGMENTS_MAX, Digest, FormId, PeerId, PlanId, S
 from echo2d.core.cluster.events import VersionPublished
 from echo2d.core.cluster.membership import PEERS_MAX, Peer
 from echo2d.core.cluster.rules import RunRules
-from echo2d.core.protocol.control_messages import EncodeVersion, FormEncoded, PlanEdges, SegmentEncoded, SegmentPage
+from echo2d.core.protocol.control_messages import (
+    EncodeVersion,
+    FormEncoded,
+    PlanEdges,
+    SegmentEncoded,
+    SegmentPage,
+)
 from echo2d.core.topology.edges import changed_peers, edges_for
 from echo2d.core.topology.plan import STRIPES_MAX, Job, PeerFacts, Plan
-from echo2d.core.topology.planner import is_much_better, plan_again, plan_auto, plan_chains, plan_star
+from echo2d.core.topology.planner import (
+    is_much_better,
+    plan_again,
+    plan_auto,
+    plan_chains,
+    plan_star,
+)
 from echo2d.core.topology.repair import join, repair
 from echo2d.core.weights.encoder import RootWriter
 from echo2d.core.weights.encoding import FormFacts, frame_bytes_for
 from echo2d.core.weights.signed_index import PAGE_SEGMENTS_MAX, FormTotals, Root
 from echo2d.errors import PeerFault
 
-REPAIRS_MAX = 256  # of one plan because of broken edges; then it stays as it is until the next version
+REPAIRS_MAX = (
+    256  # of one plan because of broken edges; then it stays as it is until the next version
+)
 LEARN_S = 3.0  # of transfer show what a peer can do of whom nothing was known
 TOLD_MAX = 16  # peers that are told a new plan at a time: who waits for a lease meanwhile waits milliseconds ...
 TELL_S = 0.01  # ... and so long until the next are: telling 1,000 peers takes 0.6 s at least
@@ -61,19 +75,29 @@ class Transmission:
     began_at: float
     whole_at: float  # at the seed; before that, when it began
     plan: Plan | None = None
-    learn_at: float | None = None  # when the plan is looked at again; None: nothing has come yet, inf: it stays
-    untold: dict[PeerId, None] = field(default_factory=dict)  # those who are still to be told the plan, parents first
+    learn_at: float | None = (
+        None  # when the plan is looked at again; None: nothing has come yet, inf: it stays
+    )
+    untold: dict[PeerId, None] = field(
+        default_factory=dict
+    )  # those who are still to be told the plan, parents first
     newest_root: Root | None = None
     totals: FormTotals | None = None
     verified: dict[PeerId, None] = field(default_factory=dict)  # a set in the order of arrival
-    failed: dict[PeerId, int] = field(default_factory=dict)  # how often it arrived but did not become a snapshot
-    received: dict[PeerId, tuple[int, int]] = field(default_factory=dict)  # payload bytes, frames that came twice
+    failed: dict[PeerId, int] = field(
+        default_factory=dict
+    )  # how often it arrived but did not become a snapshot
+    received: dict[PeerId, tuple[int, int]] = field(
+        default_factory=dict
+    )  # payload bytes, frames that came twice
     seed_sent_bytes: int = 0
     encode_failures: int = 0
     encode_at: float | None = None  # when the seed is told again
     repairs: int = 0
     via: tuple[Digest, ...] | None = None
-    neighbours_then: dict[PeerId, set[PeerId]] = field(default_factory=dict)  # of those at fault for bad frames
+    neighbours_then: dict[PeerId, set[PeerId]] = field(
+        default_factory=dict
+    )  # of those at fault for bad frames
 
     @staticmethod
     def start(
@@ -100,7 +124,9 @@ class Transmission:
             None if base is None else base.digest,
             frame_bytes or frame_bytes_for(expected),
         )
-        return Transmission(record, base, max(1, expected), facts, RootWriter(facts), secret, now, now, via=via)
+        return Transmission(
+            record, base, max(1, expected), facts, RootWriter(facts), secret, now, now, via=via
+        )
 
     @property
     def form(self) -> FormId:
@@ -124,14 +150,21 @@ class Transmission:
 
     def has_changed(self, message: SegmentEncoded) -> bool:
         """Whether it contradicts what was reported before, and signed."""
-        return self.writer.segments[message.segment : message.segment + 1] not in ([], [message.digest])
+        return self.writer.segments[message.segment : message.segment + 1] not in (
+            [],
+            [message.digest],
+        )
 
     def segment_encoded(self, message: SegmentEncoded) -> list[Root]:
         """A finished segment, in order or repeated. PeerFault if it is neither."""
         known = self.writer.segments
         if message.segment < len(known):
             return []
-        if message.segment != len(known) or self.totals is not None or message.segment >= SEGMENTS_MAX:
+        if (
+            message.segment != len(known)
+            or self.totals is not None
+            or message.segment >= SEGMENTS_MAX
+        ):
             raise PeerFault(f"segment {message.segment} of form {message.form} is out of order")
         self.writer.add(message.digest)
         return self._rooted(self.writer.take())
@@ -149,7 +182,9 @@ class Transmission:
         return self._rooted(self.writer.take(self.totals))
 
     def page(self, start: SegmentId) -> SegmentPage:
-        return SegmentPage(self.form, start, tuple(self.writer.segments[start : start + PAGE_SEGMENTS_MAX]))
+        return SegmentPage(
+            self.form, start, tuple(self.writer.segments[start : start + PAGE_SEGMENTS_MAX])
+        )
 
     def _rooted(self, roots: list[Root]) -> list[Root]:
         if roots:
@@ -165,23 +200,34 @@ class Transmission:
     # --- the plan; each returns the edges to be sent
 
     def make_plan(
-        self, plan_id: PlanId, rules: RunRules, seed: Peer, peers: Sequence[Peer], last: Plan | None = None
+        self,
+        plan_id: PlanId,
+        rules: RunRules,
+        seed: Peer,
+        peers: Sequence[Peer],
+        last: Plan | None = None,
     ) -> dict[PeerId, PlanEdges]:
         """A new plan for everyone, over the peers of now; the trees of the last one if they still suit."""
         return self._follow(self._new_plan(plan_id, rules, seed, peers, last))
 
-    def learn(self, plan_id: PlanId, rules: RunRules, seed: Peer, peers: Sequence[Peer]) -> dict[PeerId, PlanEdges]:
+    def learn(
+        self, plan_id: PlanId, rules: RunRules, seed: Peer, peers: Sequence[Peer]
+    ) -> dict[PeerId, PlanEdges]:
         """The plan was made by guess: now that more is known another one may be much better."""
         self.learn_at = math.inf
         plan = self._new_plan(plan_id, rules, seed, peers, None)
-        return self._follow(plan) if self.plan is not None and is_much_better(plan, self.plan) else {}
+        return (
+            self._follow(plan) if self.plan is not None and is_much_better(plan, self.plan) else {}
+        )
 
     def moved(self, now: float) -> None:
         """Frames arrive."""
         if self.learn_at is None and self.plan is not None:
             self.learn_at = now + LEARN_S if self.plan.is_guess else math.inf
 
-    def _new_plan(self, plan_id: PlanId, rules: RunRules, seed: Peer, peers: Sequence[Peer], last: Plan | None) -> Plan:
+    def _new_plan(
+        self, plan_id: PlanId, rules: RunRules, seed: Peer, peers: Sequence[Peer], last: Plan | None
+    ) -> Plan:
         job = Job(self.form, self.expected_bytes, self.facts.frame_bytes)
         root, others = peer_facts(seed), [peer_facts(peer) for peer in peers]
         chains = min(rules.chains, STRIPES_MAX)
@@ -217,7 +263,9 @@ class Transmission:
         before = self.plan
         plan = repair(before, peer.peer) if placed else before
         self.plan = join(plan, peer_facts(peer), self.verified)
-        return self._edges([*changed_peers(before, self.plan), *self.neighbours(peer.peer), peer.peer])
+        return self._edges(
+            [*changed_peers(before, self.plan), *self.neighbours(peer.peer), peer.peer]
+        )
 
     def remove(self, peer: PeerId) -> dict[PeerId, PlanEdges]:
         """The peer is lost."""
@@ -249,18 +297,26 @@ class Transmission:
 
     def may_accuse(self, accuser: PeerId, accused: PeerId) -> bool:
         """Whether they share an edge, or did until the accused was found at fault."""
-        return accused in self.neighbours(accuser) or accuser in self.neighbours_then.get(accused, ())
+        return accused in self.neighbours(accuser) or accuser in self.neighbours_then.get(
+            accused, ()
+        )
 
     def neighbours(self, peer: PeerId) -> set[PeerId]:
         """Those it shares an edge with; it cannot know of others whether they are at fault."""
-        return set() if self.plan is None else {edge.peer for edge in edges_for(self.plan, peer, self.secret).peers}
+        return (
+            set()
+            if self.plan is None
+            else {edge.peer for edge in edges_for(self.plan, peer, self.secret).peers}
+        )
 
     def _edges(self, peers: Sequence[PeerId] | set[PeerId]) -> dict[PeerId, PlanEdges]:
         if self.plan is None:
             return {}
         for peer in peers:
             self.untold.pop(peer, None)
-        return {peer: edges_for(self.plan, peer, self.secret) for peer in dict.fromkeys(sorted(peers))}
+        return {
+            peer: edges_for(self.plan, peer, self.secret) for peer in dict.fromkeys(sorted(peers))
+        }
 
     def check(self) -> None:
         self.writer.check()

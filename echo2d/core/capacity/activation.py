@@ -31,7 +31,9 @@ from echo2d.core.capacity.model import GAMMA
 from echo2d.core.capacity.worker_cost import SLACK, WorkerOffer, by_rho, choose, in_order
 
 PATIENCE = 3  # reviews in a row
-SURPLUS = 0.1  # of mu_min, above the target: who goes must not be missed at the next breath of noise
+SURPLUS = (
+    0.1  # of mu_min, above the target: who goes must not be missed at the next breath of noise
+)
 NOTHING_ENOUGH = "no throughput is enough: all work"
 TOO_LITTLE = "too few work"
 LOST = "one was lost, or is about to be"
@@ -97,7 +99,9 @@ class Activation:
         if lost and not self._urgent:
             self._urgent, self._wanted = True, self._made
         if self._urgent:
-            decision = self._refill(rules, here, needed, tuple(name for name in lost if name in leaving))
+            decision = self._refill(
+                rules, here, needed, tuple(name for name in lost if name in leaving)
+            )
         elif now >= self._review_at:
             self._review_at = now + rules.review_s
             decision = self._review(rules, here, needed, now)
@@ -122,11 +126,17 @@ class Activation:
         for name in decision.deactivate:
             self.active.pop(name, None)
         self.active.update(dict.fromkeys(decision.activate, now))
-        if decision != Decision() and self._wanted == math.inf:  # what makes a loss good changes nothing
+        if (
+            decision != Decision() and self._wanted == math.inf
+        ):  # what makes a loss good changes nothing
             self._changed_at = now
 
     def _refill(
-        self, rules: ActivationRules, here: dict[str, WorkerOffer], mu_min: float, told: tuple[str, ...] = ()
+        self,
+        rules: ActivationRules,
+        here: dict[str, WorkerOffer],
+        mu_min: float,
+        told: tuple[str, ...] = (),
     ) -> Decision:
         """As many more as are needed. told: who is lost, and is here still."""
         gap = self._goal(rules, mu_min) - self._pool(here)
@@ -138,7 +148,9 @@ class Activation:
         why = NOTHING_ENOUGH if gap == math.inf else LOST if self._wanted < math.inf else TOO_LITTLE
         return Decision(tuple(offer.name for offer in more), told, why if more or told else "")
 
-    def _review(self, rules: ActivationRules, here: dict[str, WorkerOffer], mu_min: float, now: float) -> Decision:
+    def _review(
+        self, rules: ActivationRules, here: dict[str, WorkerOffer], mu_min: float, now: float
+    ) -> Decision:
         pool, streaks = self._pool(here), self._streaks
         shown = sum(here[name].counts for name in self.active if not here[name].guessed)
         spare = self._spare(rules, here, shown - (rules.gamma + SURPLUS) * mu_min, now)
@@ -168,9 +180,13 @@ class Activation:
     def _held(self, rules: ActivationRules, name: str, now: float) -> bool:
         return now < self.active[name] + rules.hold_s
 
-    def _spare(self, rules: ActivationRules, here: dict[str, WorkerOffer], surplus: float, now: float) -> str | None:
+    def _spare(
+        self, rules: ActivationRules, here: dict[str, WorkerOffer], surplus: float, now: float
+    ) -> str | None:
         """The dearest worker that makes no more than is too much; without `by_cost`, the last one of the order."""
-        active = [here[name] for name in here if name in self.active and not self._held(rules, name, now)]
+        active = [
+            here[name] for name in here if name in self.active and not self._held(rules, name, now)
+        ]
         ranked = by_rho(active) if rules.by_cost else active
         return next((offer.name for offer in reversed(ranked) if offer.counts <= surplus), None)
 

@@ -19,7 +19,16 @@ from blake3 import blake3
 from echo2d.core.capacity.activation import NOTHING_ENOUGH, Activation, ActivationRules, Decision
 from echo2d.core.capacity.estimators import Estimate
 from echo2d.core.capacity.measurements import Measurements
-from echo2d.core.capacity.model import GAMMA, Demand, DisseminationMode, Verdict, bubble, judge, mu_min, share_of_bcast
+from echo2d.core.capacity.model import (
+    GAMMA,
+    Demand,
+    DisseminationMode,
+    Verdict,
+    bubble,
+    judge,
+    mu_min,
+    share_of_bcast,
+)
 from echo2d.core.capacity.prices import Price
 from echo2d.core.capacity.worker_cost import WorkerOffer, bandwidth_usd_per_h
 
@@ -92,8 +101,14 @@ class CapacityPlanner:
 
     def offers(self, candidates: Iterable[Candidate], period_s: float | None) -> list[WorkerOffer]:
         """In the order that counts without `by_cost`. period_s: between two publishes; None: traffic costs nothing."""
-        wire, kept = self.measurements.wire_bytes.estimate, 1.0 - self.measurements.discards.estimate.value
-        publishes_per_h, wire_bytes = 3600.0 / period_s if period_s else 0.0, 0.0 if wire is None else wire.value
+        wire, kept = (
+            self.measurements.wire_bytes.estimate,
+            1.0 - self.measurements.discards.estimate.value,
+        )
+        publishes_per_h, wire_bytes = (
+            3600.0 / period_s if period_s else 0.0,
+            0.0 if wire is None else wire.value,
+        )
         found = [_offer(each, publishes_per_h, wire_bytes, kept) for each in candidates]
         return found if self.rules.by_cost else sorted(found, key=self._drawn)
 
@@ -135,7 +150,9 @@ class CapacityPlanner:
         most = NEED_MAX * self.rules.trajectories_per_step / demand.t_train_s
         return min(self.rules.gamma * needed - here, most - sum(one.mu for one in staying))
 
-    def facts(self, offers: Sequence[WorkerOffer], active: Collection[str], kappa: int) -> dict[str, Any]:
+    def facts(
+        self, offers: Sequence[WorkerOffer], active: Collection[str], kappa: int
+    ) -> dict[str, Any]:
         """For `status`. mu: trajectories/s, of who is here in full, as decisions count it; times in seconds."""
         demand = self.demand(kappa)
         mu_pool = sum(offer.mu for offer in offers if offer.name in active)
@@ -163,7 +180,11 @@ class CapacityPlanner:
         if demand is None:
             return NOT_MEASURED
         return (
-            NOTHING_ENOUGH if verdict.mu_min is None else "" if self.why in (NOT_MEASURED, NOTHING_ENOUGH) else self.why
+            NOTHING_ENOUGH
+            if verdict.mu_min is None
+            else ""
+            if self.why in (NOT_MEASURED, NOTHING_ENOUGH)
+            else self.why
         )
 
     def _drawn(self, offer: WorkerOffer) -> bytes:
@@ -194,7 +215,9 @@ def _offer(each: Candidate, publishes_per_h: float, wire_bytes: float, kept: flo
         usd_per_gb_down=price.usd_per_gb_down,
         usd_per_gb_up=price.usd_per_gb_up,
     )
-    return WorkerOffer(each.name, each.mu * kept, price.usd_per_h + traffic, price.availability, each.guessed)
+    return WorkerOffer(
+        each.name, each.mu * kept, price.usd_per_h + traffic, price.availability, each.guessed
+    )
 
 
 def _value(measured: Estimate | None, said: float | None) -> float | None:

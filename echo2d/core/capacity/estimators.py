@@ -99,7 +99,9 @@ class Tail:
         high, usual = quantile(self.samples, 0.95), quantile(self.samples, 0.8)
         if high is None or usual is None:
             return None
-        return Estimate(high, (high - usual) if len(self.samples) > 1 else math.inf, len(self.samples))
+        return Estimate(
+            high, (high - usual) if len(self.samples) > 1 else math.inf, len(self.samples)
+        )
 
 
 @dataclass(slots=True)

@@ -18,13 +18,26 @@ from statistics import geometric_mean, median
 
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import PeerId
-from echo2d.core.capacity.estimators import PRIOR_TRAJECTORIES, Estimate, Share, Smoothed, Tail, WorkerRate
+from echo2d.core.capacity.estimators import (
+    PRIOR_TRAJECTORIES,
+    Estimate,
+    Share,
+    Smoothed,
+    Tail,
+    WorkerRate,
+)
 
 MEMORY_PERIODS = 3.0  # publish periods of leased time that a worker's rate remembers ...
-MEMORY_S_MIN = 60.0  # ... and no less than that: of shorter periods each has a handful of trajectories
-STILLS_MAX = 16  # of a worker: more refits than a trajectory lasts; of older ones nothing is taken off
+MEMORY_S_MIN = (
+    60.0  # ... and no less than that: of shorter periods each has a handful of trajectories
+)
+STILLS_MAX = (
+    16  # of a worker: more refits than a trajectory lasts; of older ones nothing is taken off
+)
 WORKERS_MAX = 1024  # whose work is remembered: as many as there are peers
-EXPERIENCED = 4 * PRIOR_TRAJECTORIES  # made by a worker whose rate moves with the answers, and no more with its prior
+EXPERIENCED = (
+    4 * PRIOR_TRAJECTORIES
+)  # made by a worker whose rate moves with the answers, and no more with its prior
 DRIFT_MAX = 2.0  # of one worker's rate from one look to the next: more is no change of answers
 
 
@@ -42,7 +55,9 @@ class _Work:
     still_s: float | None = None
     accepted: int = 0
     slot_s: float = 0.0
-    stills: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=STILLS_MAX))  # from, until
+    stills: deque[tuple[float, float]] = field(
+        default_factory=lambda: deque(maxlen=STILLS_MAX)
+    )  # from, until
     rate: WorkerRate | None = None
     drift: float = 1.0
     expected: float = 0.0
@@ -134,7 +149,9 @@ class Measurements:
     def settle(self, period_s: float, said: Mapping[PeerId, float], *, now: float) -> None:
         """Bring all rates up to date. said: trajectories/s that the operator expects of a worker."""
         t_gen = self.t_gen.estimate
-        memory_s = max(MEMORY_S_MIN, MEMORY_PERIODS * max(period_s, 0.0 if t_gen is None else t_gen.value))
+        memory_s = max(
+            MEMORY_S_MIN, MEMORY_PERIODS * max(period_s, 0.0 if t_gen is None else t_gen.value)
+        )
         for work in self._work.values():
             work.until(now)
         worked = [work for work in self._work.values() if work.slot_s]
@@ -149,7 +166,11 @@ class Measurements:
             self._drift *= geometric_mean(changes)
         for work in worked:
             work.drift = self._drift
-        known = [work for work in self._work.values() if work.rate is not None and work.rate.samples and work.slots]
+        known = [
+            work
+            for work in self._work.values()
+            if work.rate is not None and work.rate.samples and work.slots
+        ]
         makes = [self._now(work).value / work.slots for work in known]
         self._slot_makes = median(makes) if makes else self._slot_makes
 
@@ -191,7 +212,11 @@ class Measurements:
         """Its rate, moved as those of the others have moved since."""
         assert work.rate is not None
         found, moved = work.rate.estimate, self._drift / work.drift
-        return found if moved == 1.0 else Estimate(found.value * moved, found.sd * moved, found.samples)
+        return (
+            found
+            if moved == 1.0
+            else Estimate(found.value * moved, found.sd * moved, found.samples)
+        )
 
     def _of_a_slot(self, slots: int) -> float | None:
         """What so many slots make, by those of the others that have made something."""
@@ -200,7 +225,9 @@ class Measurements:
     def check(self) -> None:
         assert len(self._work) <= WORKERS_MAX
         assert 0 < self._drift < math.inf
-        assert all(work.holds >= 0 <= work.accepted and work.slot_s >= 0 for work in self._work.values())
+        assert all(
+            work.holds >= 0 <= work.accepted and work.slot_s >= 0 for work in self._work.values()
+        )
 
 
 def _together(worked: Iterable[_Work]) -> float | None:

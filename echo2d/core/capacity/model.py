@@ -54,8 +54,12 @@ from typing import Literal
 
 DisseminationMode = Literal["exclusive", "background"]
 
-GAMMA = 1.1  # provisioned over needed: what noise in T_train and mu takes away (the paper's default)
-STALENESS_TRIED_MAX = 64  # a larger S is never suggested: that is off-policy training by another name
+GAMMA = (
+    1.1  # provisioned over needed: what noise in T_train and mu takes away (the paper's default)
+)
+STALENESS_TRIED_MAX = (
+    64  # a larger S is never suggested: that is off-policy training by another name
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +207,9 @@ def _reasons(demand: Demand, mu_available: float) -> Iterator[str]:
             f"needed S + 1 - kappa = {bound + 1 - kappa} train steps ({demand.grace_s:,.1f} s) after it"
         )
     needed, least = mu_min(demand), demand.trajectories_per_step / demand.t_train_s
-    together = f"all workers together make {mu_available * 3600:,.0f} trajectories/h; the learner needs"
+    together = (
+        f"all workers together make {mu_available * 3600:,.0f} trajectories/h; the learner needs"
+    )
     if needed is None and least > mu_available:
         yield f"{together} {least * 3600:,.0f} at the very least"
     elif needed is not None and demand.gamma * needed > mu_available:
@@ -230,7 +236,10 @@ def _nearest_kappa(demand: Demand, mu_available: float) -> int | None:
     """The smaller of two that are as near."""
     now = demand.publish_every
     tried = sorted(range(1, demand.staleness_max + 2), key=lambda kappa: (abs(kappa - now), kappa))
-    return next((kappa for kappa in tried if _feasible(replace(demand, publish_every=kappa), mu_available)), None)
+    return next(
+        (kappa for kappa in tried if _feasible(replace(demand, publish_every=kappa), mu_available)),
+        None,
+    )
 
 
 def _smaller_step(demand: Demand, mu_available: float) -> Demand | None:

@@ -49,7 +49,9 @@ class WorkerOffer:
     @property
     def present(self) -> "WorkerOffer":
         """While it is there it makes all of mu; that it may go makes it dearer, and rho is the same."""
-        return WorkerOffer(self.name, self.mu, self.usd_per_h / self.availability, guessed=self.guessed)
+        return WorkerOffer(
+            self.name, self.mu, self.usd_per_h / self.availability, guessed=self.guessed
+        )
 
     @property
     def rho(self) -> float:
@@ -76,7 +78,12 @@ class WorkerSet:
 
 
 def bandwidth_usd_per_h(
-    *, publishes_per_h: float, wire_bytes: float, copies_sent: float, usd_per_gb_down: float, usd_per_gb_up: float
+    *,
+    publishes_per_h: float,
+    wire_bytes: float,
+    copies_sent: float,
+    usd_per_gb_down: float,
+    usd_per_gb_up: float,
 ) -> float:
     """What a worker's traffic costs: each version once down, and as often up as the plan has it pass them on."""
     gb_per_h = publishes_per_h * wire_bytes / 1e9
@@ -90,7 +97,9 @@ def choose(offers: Sequence[WorkerOffer], target: float) -> WorkerSet:
         return WorkerSet((), enough=True, exact=True, bound_usd_per_h=0.0)
     if sum(offer.counts for offer in ranked) < target * (1 - SLACK):
         every = tuple(ranked)
-        return WorkerSet(every, enough=False, exact=True, bound_usd_per_h=sum(offer.usd_per_h for offer in every))
+        return WorkerSet(
+            every, enough=False, exact=True, bound_usd_per_h=sum(offer.usd_per_h for offer in every)
+        )
     bound = _Fractions.of(ranked).usd_per_h(0, target)
     greedy = _trimmed(list(in_order(ranked, target)), ranked, target)
     if len(ranked) > EXACT_MAX:
@@ -115,7 +124,9 @@ def in_order(offers: Sequence[WorkerOffer], target: float) -> Iterator[WorkerOff
         yield offer
 
 
-def _trimmed(taken: list[WorkerOffer], ranked: Sequence[WorkerOffer], target: float) -> list[WorkerOffer]:
+def _trimmed(
+    taken: list[WorkerOffer], ranked: Sequence[WorkerOffer], target: float
+) -> list[WorkerOffer]:
     """Cheaper by whole workers, see the module docstring."""
     chosen = {offer.name for offer in taken[:-1]}
     gap = target * (1 - SLACK) - sum(offer.counts for offer in taken[:-1])
@@ -140,7 +151,9 @@ class _Fractions:
     @staticmethod
     def of(offers: Sequence[WorkerOffer]) -> "_Fractions":
         mu = accumulate((offer.counts for offer in offers), initial=0.0)
-        return _Fractions(offers, tuple(mu), tuple(accumulate((offer.usd_per_h for offer in offers), initial=0.0)))
+        return _Fractions(
+            offers, tuple(mu), tuple(accumulate((offer.usd_per_h for offer in offers), initial=0.0))
+        )
 
     def usd_per_h(self, first: int, mu: float) -> float:
         """The least that so much costs, of offers from `first` on; infinite if they do not make it."""
@@ -164,7 +177,10 @@ def _best(
     best_usd, best = sum(offer.usd_per_h for offer in greedy), 0
     frontier: list[_Set] = [(0.0, 0.0, 0)]
     for index, offer in enumerate(ranked):
-        with_it = [(usd + offer.usd_per_h, mu + offer.counts, bits | 1 << index) for usd, mu, bits in frontier]
+        with_it = [
+            (usd + offer.usd_per_h, mu + offer.counts, bits | 1 << index)
+            for usd, mu, bits in frontier
+        ]
         for usd, mu, bits in with_it:
             if mu >= enough and usd < best_usd:
                 best_usd, best = usd, bits
@@ -173,8 +189,14 @@ def _best(
             for one in _unbeaten(frontier, [each for each in with_it if each[1] < enough])
             if one[0] + fractions.usd_per_h(index + 1, target - one[1]) < best_usd
         ]
-        frontier, exact = (promising, exact) if len(promising) <= FRONTIER_MAX else (_coarse(promising, target), False)
-    return [offer for index, offer in enumerate(ranked) if best >> index & 1] if best else list(greedy), exact
+        frontier, exact = (
+            (promising, exact)
+            if len(promising) <= FRONTIER_MAX
+            else (_coarse(promising, target), False)
+        )
+    return [offer for index, offer in enumerate(ranked) if best >> index & 1] if best else list(
+        greedy
+    ), exact
 
 
 def _unbeaten(one: Sequence[_Set], other: Sequence[_Set]) -> list[_Set]:

@@ -6,7 +6,16 @@ A *session* is one WebSocket connection of a peer; a *request* is one waiting HT
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from echo2d.core.base.ids import Digest, Epoch, GroupId, PeerId, PublishSeq, RequestId, SessionId, Version
+from echo2d.core.base.ids import (
+    Digest,
+    Epoch,
+    GroupId,
+    PeerId,
+    PublishSeq,
+    RequestId,
+    SessionId,
+    Version,
+)
 from echo2d.core.protocol.control_messages import Address, Hello, ToCoordinator, ToPeer
 
 RecordT_co = TypeVar("RecordT_co", covariant=True)

@@ -33,14 +33,18 @@ from echo2d.core.protocol.control_messages import (
 )
 from echo2d.core.protocol.peer_handshake import SECRET_BYTES
 
-HEARTBEATS_MISSED_MAX = 3  # then a peer is suspected: one lost heartbeat is an accident, three are a fact
+HEARTBEATS_MISSED_MAX = (
+    3  # then a peer is suspected: one lost heartbeat is an accident, three are a fact
+)
 GONE_S = 60.0  # a suspected peer is given up; its leases went elsewhere long before
 PEERS_MAX = 1024  # twice the largest fleet; gone ones are forgotten first
 FLIPS_MAX = 3  # changes of session of one peer id ...
 FLIP_WINDOW_S = 60.0  # ... within a minute
 NAME_CHARS_MAX = 64  # as long as a host's name may be
 SLOTS_MAX = 4096  # per worker; more is a mistake in its configuration
-ACKNOWLEDGED_MAX = 64  # versions whose tokens may still be on their way from one worker; really two or three
+ACKNOWLEDGED_MAX = (
+    64  # versions whose tokens may still be on their way from one worker; really two or three
+)
 USD_MAX = 1e6  # an hour: more is a mistake
 REST_S = 1.0  # a worker that failed a lease gets no other one for so long, doubling with each failure in a row ...
 REST_S_MAX = 30.0  # ... up to this
@@ -68,7 +72,9 @@ class Peer:
     heard_at: float
     state: PeerState = "joined"
     serving: VersionKey | None = None
-    acknowledged: dict[VersionKey, None] = field(default_factory=dict)  # a set in the order of arrival
+    acknowledged: dict[VersionKey, None] = field(
+        default_factory=dict
+    )  # a set in the order of arrival
     stands: VersionKey | None = None  # what its current slot holds, verified: the base that it has
     forms: frozenset[FormId] = frozenset()
     running: int = 0
@@ -84,7 +90,9 @@ class Peer:
     usd_per_h: float | None = None  # as its owner says
     reachable: bool | None = None
     dial_back_secret: bytes = b""
-    dial_back_at: float | None = None  # when it is dialled next; None: it is being dialled, or there is nothing to dial
+    dial_back_at: float | None = (
+        None  # when it is dialled next; None: it is being dialled, or there is nothing to dial
+    )
     dialled_back_at: float | None = None  # when that began last
     memory_ok: bool | None = None
     quarantined: bool = False
@@ -143,7 +151,9 @@ class Membership:
         self._sessions: dict[SessionId, PeerId] = {}
         self._silences = DeadlineQueue[PeerId](self._silent_at)
         self._quarantine = Quarantine()
-        self.changed: set[PeerId] = set()  # those whom something happened to since this was last emptied
+        self.changed: set[PeerId] = (
+            set()
+        )  # those whom something happened to since this was last emptied
 
     # --- who is here
 
@@ -171,16 +181,22 @@ class Membership:
 
     # --- what happens
 
-    def connected(self, event: PeerConnected, *, now: float) -> tuple[Joined | None, list[ClusterAction]]:
+    def connected(
+        self, event: PeerConnected, *, now: float
+    ) -> tuple[Joined | None, list[ClusterAction]]:
         """A hello: the session joins, or the actions refuse it. The caller sends the Welcome."""
         hello, session = event.hello, event.session
         if hello.protocol != PROTOCOL_VERSION:
             text = f"this run speaks protocol {PROTOCOL_VERSION}, the peer speaks {hello.protocol}"
             return None, _refuse(session, "protocol", text, permanent=True)
         if hello.run_id is not None and hello.run_id != self._run_id:
-            return None, _refuse(session, "run", f"this is run {self._run_id}, not {hello.run_id}", permanent=True)
+            return None, _refuse(
+                session, "run", f"this is run {self._run_id}, not {hello.run_id}", permanent=True
+            )
         if hello.kind == "seed" and hello.listen is None:
-            return None, _refuse(session, "protocol", "a seed says where it listens", permanent=True)
+            return None, _refuse(
+                session, "protocol", "a seed says where it listens", permanent=True
+            )
         if hello.kind == "seed" and self.seed is not None and self.seed.peer != event.peer:
             return None, _refuse(session, "busy", "the run has a seed already", permanent=False)
         if event.peer not in self._peers and not self._make_room():
@@ -214,13 +230,19 @@ class Membership:
 
     def revoked(self, peer: Peer) -> list[ClusterAction]:
         """Its credential is void."""
-        refused = [] if peer.session is None else _refuse(peer.session, "revoked", "the credential was revoked")
+        refused = (
+            []
+            if peer.session is None
+            else _refuse(peer.session, "revoked", "the credential was revoked")
+        )
         self.left(peer)
         return refused
 
     def accuse(self, accuser: Peer, accused: Peer, *, now: float) -> PeerId:
         """A bad frame came over their edge: who of the two is at fault."""
-        at_fault = self._quarantine.accuse(accuser.peer, accused.peer, is_seed=accuser.kind == "seed", now=now)
+        at_fault = self._quarantine.accuse(
+            accuser.peer, accused.peer, is_seed=accuser.kind == "seed", now=now
+        )
         accused.quarantined = accused.peer in self._quarantine
         return at_fault
 
@@ -259,12 +281,17 @@ class Membership:
             old.flips.append(now)
             if len(old.flips) == FLIPS_MAX and now - old.flips[0] < FLIP_WINDOW_S:
                 return None, self._refuse_both(old, event.session)
-            actions = _refuse(old.session, "superseded", "a newer session of this peer id took over")
+            actions = _refuse(
+                old.session, "superseded", "a newer session of this peer id took over"
+            )
             self._close(old)
         if event.hello.kind == "seed":
             for other in [peer for peer in self if peer.kind == "seed" and peer.peer != event.peer]:
                 actions += self.left(other)
-        renewed = old is None or (old.boot_id, old.listen) != (event.hello.boot_id, event.hello.listen)
+        renewed = old is None or (old.boot_id, old.listen) != (
+            event.hello.boot_id,
+            event.hello.listen,
+        )
         peer = _peer(event, now) if old is None else old
         peer.quarantined = event.peer in self._quarantine
         _take_hello(peer, event.hello, p2p=self._p2p)
@@ -325,7 +352,9 @@ def _refuse(
 
 def _peer(event: PeerConnected, now: float) -> Peer:
     hello = event.hello
-    return Peer(event.peer, hello.name, hello.kind, hello.boot_id, 0, hello.listen, event.session, now)
+    return Peer(
+        event.peer, hello.name, hello.kind, hello.boot_id, 0, hello.listen, event.session, now
+    )
 
 
 def _take_hello(peer: Peer, hello: Hello, *, p2p: bool) -> None:
@@ -338,7 +367,9 @@ def _take_hello(peer: Peer, hello: Hello, *, p2p: bool) -> None:
     peer.kind, peer.boot_id, peer.listen = hello.kind, hello.boot_id, hello.listen
     peer.receive_only = hello.receive_only or not (p2p or hello.kind == "seed")
     peer.uplink_limit = hello.uplink_limit or None
-    peer.usd_per_h = None if hello.usd_per_h is None or not 0 <= hello.usd_per_h <= USD_MAX else hello.usd_per_h
+    peer.usd_per_h = (
+        None if hello.usd_per_h is None or not 0 <= hello.usd_per_h <= USD_MAX else hello.usd_per_h
+    )
     peer.dial_back_secret = hello.dial_back_secret[:SECRET_BYTES]
     peer.slots = min(hello.slots, SLOTS_MAX) if hello.kind == "worker" else 0
     peer.forms = frozenset(hello.forms[:FORMS_MAX])

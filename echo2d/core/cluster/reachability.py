@@ -19,7 +19,9 @@ from echo2d.core.protocol.peer_handshake import SECRET_BYTES
 
 DIAL_BACK_S = 5.0  # for connecting and two messages: a few round trips, with a packet lost
 DIAL_BACK_EVERY_S = 120.0  # a port that was opened, or closed, is noticed within this time
-DIALS_MAX = 16  # peers that are dialled in one turn: who waits for a lease meanwhile waits milliseconds
+DIALS_MAX = (
+    16  # peers that are dialled in one turn: who waits for a lease meanwhile waits milliseconds
+)
 NO_ADDRESS = "the address it listens on is not its own as the coordinator sees it"
 
 
@@ -52,13 +54,19 @@ class Reachability:
     def deadlines(self, *, now: float) -> list[ClusterAction]:
         """Dial the next DIALS_MAX of those who are due."""
         actions: list[ClusterAction] = []
-        while len(actions) < DIALS_MAX and (first := self._due.first()) is not None and first[0] <= now:
+        while (
+            len(actions) < DIALS_MAX
+            and (first := self._due.first()) is not None
+            and first[0] <= now
+        ):
             peer = self._members.get(first[1])
             assert peer is not None
             peer.dial_back_at = None
             if peer.session is not None and peer.listen is not None:
                 peer.dialled_back_at = now
-                actions.append(DialBack(peer.session, peer.peer, peer.listen, peer.dial_back_secret))
+                actions.append(
+                    DialBack(peer.session, peer.peer, peer.listen, peer.dial_back_secret)
+                )
         return actions
 
     def wake_at(self) -> float | None:
@@ -80,7 +88,13 @@ class Reachability:
         told: list[ClusterAction] = [Send(peer.session, DialledBack(fault))]
         if before is peer.reachable:
             return told
-        return [Note("dial_back", f"{peer.name} can be dialled" if peer.reachable else f"{peer.name}: {fault}"), *told]
+        return [
+            Note(
+                "dial_back",
+                f"{peer.name} can be dialled" if peer.reachable else f"{peer.name}: {fault}",
+            ),
+            *told,
+        ]
 
     def check(self) -> None:
         self._due.check(peer.peer for peer in self._members)

@@ -38,7 +38,9 @@ class RunRules:
         "background"  # "exclusive": a worker generates nothing while a version is on its way to it
     )
     p2p: bool = True  # workers pass versions on
-    activation: Literal["all", "auto"] = "all"  # who gets leases: everybody, or the cheapest that are enough
+    activation: Literal["all", "auto"] = (
+        "all"  # who gets leases: everybody, or the cheapest that are enough
+    )
     by_cost: bool = True  # or in any order
     gamma: float = GAMMA  # throughput that is provided, over what is needed
     prices: tuple[NamedPrice, ...] = ()

@@ -76,7 +76,9 @@ class Statistics:
         self.fault_counts: Counter[str] = Counter()
         self.staleness: Counter[int] = Counter()
         self.dropped_groups: Counter[str] = Counter()
-        self.dropped_answers: Counter[str] = Counter()  # whole or not, by why their groups were dropped
+        self.dropped_answers: Counter[str] = (
+            Counter()
+        )  # whole or not, by why their groups were dropped
         self.dropped_tokens: Counter[str] = Counter()  # of these
         self.refused_results: Counter[str] = Counter()
         self.seed_copies: dict[int, float] = {}
@@ -111,7 +113,9 @@ class Statistics:
         self.tokens_trained += sum(trajectory.length for trajectory in trajectories)
         self.staleness.update(step - 1 - trajectory.version_min for trajectory in trajectories)
         if trajectories:
-            self.batch_rewards.append((step, sum(each.reward for each in trajectories) / len(trajectories)))
+            self.batch_rewards.append(
+                (step, sum(each.reward for each in trajectories) / len(trajectories))
+            )
 
     def _stepped(self, t_train_s: float) -> None:
         self.measurements.t_train.add(t_train_s)
@@ -169,7 +173,12 @@ class Statistics:
         return _Step(*(sum(each[place] for each in newest) for place in range(4)))
 
     def broadcast(
-        self, t_bcast_s: float, workers: Iterable[PeerId], *, cold: bool, most_s: float | None = None
+        self,
+        t_bcast_s: float,
+        workers: Iterable[PeerId],
+        *,
+        cold: bool,
+        most_s: float | None = None,
     ) -> None:
         """A version is served by these workers. cold: their first one. most_s: by most of them, if earlier."""
         self.t_bcast_s.append(t_bcast_s)

@@ -15,9 +15,13 @@ from echo2d.core.base.ids import Epoch, PublishSeq
 from echo2d.core.cluster.events import DeleteVersion, PublishAsked, VersionPublished
 from echo2d.core.protocol.control_messages import VersionKey
 
-VERSIONS_MAX = 4096  # remembered; tokens of versions that lie further back are far beyond any staleness bound
+VERSIONS_MAX = (
+    4096  # remembered; tokens of versions that lie further back are far beyond any staleness bound
+)
 BASES_MAX = 4  # newest versions whose copies are kept, if there is room: who is three behind still gets a delta
-RECOVERED_COPIES_MAX = 12  # copies a restart may find: BASES_MAX, what spreads, waits and is caught up with, and bases
+RECOVERED_COPIES_MAX = (
+    12  # copies a restart may find: BASES_MAX, what spreads, waits and is caught up with, and bases
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +38,27 @@ def key_of(record: VersionPublished) -> VersionKey:
 
 def facts_of(record: VersionPublished) -> dict[str, Any]:
     """A published version as answers of the API name it (JSON)."""
-    return {"version": record.version, "digest": record.digest.hex(), "publish_seq": record.publish_seq}
+    return {
+        "version": record.version,
+        "digest": record.digest.hex(),
+        "publish_seq": record.publish_seq,
+    }
 
 
 class PublishedVersions:
     """See the module docstring. `published`: by publish_seq, without revoked ones. lost: copies that are gone."""
 
     def __init__(
-        self, published: Iterable[VersionPublished], publish_seq: PublishSeq, *, lost: Collection[str] = ()
+        self,
+        published: Iterable[VersionPublished],
+        publish_seq: PublishSeq,
+        *,
+        lost: Collection[str] = (),
     ) -> None:
         self._live: dict[VersionKey, VersionPublished] = {}  # by publish_seq
-        self._copies: dict[str, VersionPublished] = {}  # snapshot copies in the run directory, by publish_seq
+        self._copies: dict[
+            str, VersionPublished
+        ] = {}  # snapshot copies in the run directory, by publish_seq
         self.publish_seq = publish_seq
         for record in published:
             self._take(record)
@@ -76,28 +90,41 @@ class PublishedVersions:
             return same
         if same is not None:
             return PublishRefusal(
-                "digest", f"version {asked.version} has other bytes in this epoch; open a new session"
+                "digest",
+                f"version {asked.version} has other bytes in this epoch; open a new session",
             )
         if not mine and asked.version != resume_step:
-            return PublishRefusal("order", f"a session publishes its resume_step first: version {resume_step}")
+            return PublishRefusal(
+                "order", f"a session publishes its resume_step first: version {resume_step}"
+            )
         if mine and asked.version < mine[-1].version:
             return PublishRefusal("order", f"version {mine[-1].version} is published already")
         if asked.version > committed:
-            return PublishRefusal("order", f"step {asked.version} is not committed; {committed} is the last one")
+            return PublishRefusal(
+                "order", f"step {asked.version} is not committed; {committed} is the last one"
+            )
         return None
 
     def replaced_by(self, asked: PublishAsked) -> list[VersionKey]:
         """What this publish revokes: the same number with other bytes."""
-        return [key for key in self._live if key.version == asked.version and key.digest != asked.digest]
+        return [
+            key for key in self._live if key.version == asked.version and key.digest != asked.digest
+        ]
 
     def above(self, step: int, *, before: Epoch) -> list[VersionKey]:
         """What a session of epoch `before` revokes that resumes at `step`."""
-        return [key for key, record in self._live.items() if key.version > step and record.epoch < before]
+        return [
+            key
+            for key, record in self._live.items()
+            if key.version > step and record.epoch < before
+        ]
 
     def publish(self, asked: PublishAsked) -> VersionPublished:
         """Take an accepted publish."""
         seq = PublishSeq(self.publish_seq + 1)
-        record = VersionPublished(seq, asked.epoch, asked.version, asked.digest, asked.path, asked.full_bytes)
+        record = VersionPublished(
+            seq, asked.epoch, asked.version, asked.digest, asked.path, asked.full_bytes
+        )
         self._take(record)
         return record
 
@@ -107,7 +134,11 @@ class PublishedVersions:
 
     def copies(self) -> list[VersionPublished]:
         """The live versions whose snapshot copies are kept, newest first."""
-        return [record for record in reversed(self._copies.values()) if self._live.get(key_of(record)) is record]
+        return [
+            record
+            for record in reversed(self._copies.values())
+            if self._live.get(key_of(record)) is record
+        ]
 
     def lose(self, record: VersionPublished) -> list[DeleteVersion]:
         """This copy is not what was published."""
@@ -115,13 +146,19 @@ class PublishedVersions:
 
     def fit(self, paths: Collection[str], bytes_max: int) -> bool:
         """Whether the copies at these paths, the newest version's, the next version's and its upload have room."""
-        kept = {record.path: record.full_bytes for path, record in self._copies.items() if path in {*paths}}
+        kept = {
+            record.path: record.full_bytes
+            for path, record in self._copies.items()
+            if path in {*paths}
+        }
         newest = self.newest
         if newest is not None:
             kept |= {newest.path: 0, "": 3 * newest.full_bytes}
         return sum(kept.values()) <= bytes_max
 
-    def surplus(self, needed: Collection[str], *, bases: int, bytes_max: int) -> list[DeleteVersion]:
+    def surplus(
+        self, needed: Collection[str], *, bases: int, bytes_max: int
+    ) -> list[DeleteVersion]:
         """Give up the snapshot copies but the newest version's, those at the `needed` paths, and the newest `bases`.
 
         Bases are kept only as long as the next version, and its upload, still fit into bytes_max.

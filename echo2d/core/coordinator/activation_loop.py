@@ -37,7 +37,9 @@ LOOK_S_MIN = 1.0  # between two looks of which nothing but time is the reason: s
 SOON_S = 0.1  # between two looks because something changed: each of them looks at all workers
 LATE_S = 1.0  # a look that comes so late was missed by a process that stood still
 NAMES_MAX = 8  # in a note; how many more there are is said
-PAUSES_MAX = 3.0  # times the usual pause: what a worker says beyond that is no reason to think it fast
+PAUSES_MAX = (
+    3.0  # times the usual pause: what a worker says beyond that is no reason to think it fast
+)
 
 
 @dataclass(slots=True)
@@ -82,7 +84,9 @@ class ActivationLoop:
         usual = self.statistics.measurements.pause.estimate
         still_s = min(pause_s, PAUSES_MAX * usual.value if usual is not None else 0.0)
         if self.rules.mode == "exclusive":
-            still_s = max(still_s, min(done.held_s, most_s, self.publishing.came_s(peer, now=now) or 0.0))
+            still_s = max(
+                still_s, min(done.held_s, most_s, self.publishing.came_s(peer, now=now) or 0.0)
+            )
         self.statistics.measurements.stood_still(peer.peer, still_s, now=now)
 
     def advance(self, *, now: float) -> list[CoordinatorAction]:
@@ -94,7 +98,9 @@ class ActivationLoop:
             self._settle(0.0 if demand is None else demand.period_s, now)
             self._look_at = now + max(LOOK_S_MIN, 0.0 if demand is None else demand.period_s)
         self._changed, self._changes_at = False, now + SOON_S
-        return self._decide(list(self._candidates()), now) if self.rules.activation == "auto" else []
+        return (
+            self._decide(list(self._candidates()), now) if self.rules.activation == "auto" else []
+        )
 
     def wake_at(self) -> float | None:
         """When the next look is due; without workers none is."""
@@ -161,8 +167,13 @@ class ActivationLoop:
             if peer.serving is not None and (peer.alive or peer.active):
                 price, expected = self._price(peer), self._expected(peer)
                 measurements = self.statistics.measurements
-                mu, guessed = measurements.mu(peer.peer, peer.slots, expected), measurements.guessed(peer.peer)
-                yield Candidate(peer.peer, mu, price, copies.get(peer.peer, 0.0), peer.leaving, guessed)
+                mu, guessed = (
+                    measurements.mu(peer.peer, peer.slots, expected),
+                    measurements.guessed(peer.peer),
+                )
+                yield Candidate(
+                    peer.peer, mu, price, copies.get(peer.peer, 0.0), peer.leaving, guessed
+                )
 
     def _copies(self) -> dict[PeerId, float]:
         """What each peer sends of the version that spreads, as planned; of no interest where nothing is metered."""
@@ -184,11 +195,17 @@ class ActivationLoop:
     def _settle(self, period_s: float, now: float) -> None:
         """All rates as of now. Who could be used neither now nor at the last look might as well have held leases."""
         self._forgive(now)
-        useless = {peer.peer for peer in self._here() if peer.active and self._is_useless(peer, now)}
+        useless = {
+            peer.peer for peer in self._here() if peer.active and self._is_useless(peer, now)
+        }
         for peer in useless & self._useless:
             self.statistics.measurements.useless(peer, max(0.0, now - self._looked_at))
         self._useless, self._looked_at = useless, now
-        said = {peer.peer: expected for peer in self._here() if (expected := self._expected(peer)) is not None}
+        said = {
+            peer.peer: expected
+            for peer in self._here()
+            if (expected := self._expected(peer)) is not None
+        }
         self.statistics.measurements.settle(period_s, said, now=now)
 
     def _forgive(self, now: float) -> None:
@@ -212,8 +229,15 @@ class ActivationLoop:
             if peer.active != active:
                 peer.active = active
                 self.members.changed.add(peer.peer)
-        words = [f"{word} {self._names(names)}" for word, names in _told(decision.activate, decision.deactivate)]
-        return [Note("activation", f"{', '.join(words)}: {decision.why}")] if words and decision.why else []
+        words = [
+            f"{word} {self._names(names)}"
+            for word, names in _told(decision.activate, decision.deactivate)
+        ]
+        return (
+            [Note("activation", f"{', '.join(words)}: {decision.why}")]
+            if words and decision.why
+            else []
+        )
 
     def _names(self, peers: tuple[str, ...]) -> str:
         known = [self.members.get(PeerId(peer)) for peer in peers[:NAMES_MAX]]
@@ -221,5 +245,11 @@ class ActivationLoop:
         return " ".join(peer.name for peer in known if peer is not None) + more
 
 
-def _told(activate: tuple[str, ...], deactivate: tuple[str, ...]) -> list[tuple[str, tuple[str, ...]]]:
-    return [(word, names) for word, names in (("activated", activate), ("deactivated", deactivate)) if names]
+def _told(
+    activate: tuple[str, ...], deactivate: tuple[str, ...]
+) -> list[tuple[str, tuple[str, ...]]]:
+    return [
+        (word, names)
+        for word, names in (("activated", activate), ("deactivated", deactivate))
+        if names
+    ]

@@ -9,7 +9,9 @@ from typing import Any
 from echo2d.core.cluster.membership import GONE_S
 
 SENTENCES_MAX = 24  # a screen; what 500 silent workers have to say, one of them says
-BROADCASTS_MIN = 16  # before it is said that they take too long: the first one is in full, and others may be
+BROADCASTS_MIN = (
+    16  # before it is said that they take too long: the first one is in full, and others may be
+)
 HEARTBEATS_LATE = 2  # so many missed are worth a word; one more, and the peer is suspected
 
 
@@ -34,7 +36,11 @@ def _of_the_run(status: Mapping[str, Any]) -> Iterator[str]:
 
 def _of_workers(status: Mapping[str, Any]) -> Iterator[str]:
     """Silence first: it costs leases."""
-    workers = [worker for worker in status["workers"] if worker["state"] != "gone" and not _went_as_told(worker)]
+    workers = [
+        worker
+        for worker in status["workers"]
+        if worker["state"] != "gone" and not _went_as_told(worker)
+    ]
     silent = [worker for worker in workers if _silent(worker, status)]
     for worker in sorted(silent, key=lambda worker: (-worker["leases"], -worker["silent_s"])):
         yield f"{worker['name']} silent for {worker['silent_s']:.0f} s: {_consequence(worker)}"

@@ -130,7 +130,14 @@ class CheckpointKept:
     epoch: Epoch
 
 
-CoordinatorRecord = EpochOpened | CheckpointKept | VersionPublished | VersionRevoked | BroadcastRecord | RolloutRecord
+CoordinatorRecord = (
+    EpochOpened
+    | CheckpointKept
+    | VersionPublished
+    | VersionRevoked
+    | BroadcastRecord
+    | RolloutRecord
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,4 +171,11 @@ class Reply:
     digest: Digest | None = None
 
 
-CoordinatorAction = Persist[CoordinatorRecord] | ClusterAction | BroadcastAction | RolloutAction | GatewayAction | Reply
+CoordinatorAction = (
+    Persist[CoordinatorRecord]
+    | ClusterAction
+    | BroadcastAction
+    | RolloutAction
+    | GatewayAction
+    | Reply
+)

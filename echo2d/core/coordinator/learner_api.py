@@ -81,7 +81,10 @@ class LearnerCalls:
     @property
     def missing(self) -> int:
         """Groups that the lowest batch that is not full lacks."""
-        return max(0, self._rules.trajectories_per_step // self._rules.group_size - self._staleness.buffered)
+        return max(
+            0,
+            self._rules.trajectories_per_step // self._rules.group_size - self._staleness.buffered,
+        )
 
     # --- calls
 
@@ -94,9 +97,16 @@ class LearnerCalls:
         if event.resume_step > highest:
             detail = f"this run has come to step {highest}; step {event.resume_step} must be another run's"
             return [_error(event.request, "resume", detail, highest=highest)]
-        self.epoch, self._resume_step, self._asked_step = Epoch(self.epoch + 1), event.resume_step, 0
+        self.epoch, self._resume_step, self._asked_step = (
+            Epoch(self.epoch + 1),
+            event.resume_step,
+            0,
+        )
         self._statistics.session_opened()
-        actions: list[CoordinatorAction] = [Persist(EpochOpened(self.epoch, event.resume_step)), *self._fence_waiting()]
+        actions: list[CoordinatorAction] = [
+            Persist(EpochOpened(self.epoch, event.resume_step)),
+            *self._fence_waiting(),
+        ]
         passed, unfinished = self._staleness.resume(event.resume_step)
         for batch in passed:
             assert batch.digest is not None
@@ -109,13 +119,19 @@ class LearnerCalls:
 
     def epoch_asked(self, event: EpochAsked) -> list[CoordinatorAction]:
         """Whether bytes for this epoch are worth taking."""
-        return [self._fenced(event.request) if self._is_old(event.epoch) else Reply(event.request, 200, {})]
+        return [
+            self._fenced(event.request)
+            if self._is_old(event.epoch)
+            else Reply(event.request, 200, {})
+        ]
 
     def publish_asked(self, event: PublishAsked, *, now: float) -> list[CoordinatorAction]:
         """A snapshot copy was made; it becomes a published version unless the epoch's order forbids it."""
         if self._is_old(event.epoch):
             return [self._fenced(event.request)]
-        verdict = self._versions.judge(event, resume_step=self._resume_step, committed=self._staleness.committed)
+        verdict = self._versions.judge(
+            event, resume_step=self._resume_step, committed=self._staleness.committed
+        )
         if isinstance(verdict, PublishRefusal):
             return [_error(event.request, verdict.error, verdict.detail)]
         actions: list[CoordinatorAction] = []
@@ -133,16 +149,34 @@ class LearnerCalls:
             return [self._fenced(event.request)]
         last = self._staleness.committed + PREFETCH_STEPS
         if event.step > last:
-            return [_error(event.request, "order", f"batch {event.step} is too far ahead; at most {last}")]
+            return [
+                _error(
+                    event.request, "order", f"batch {event.step} is too far ahead; at most {last}"
+                )
+            ]
         batch = self._staleness.batch(event.step)
         if batch is not None:
             return [_batch_reply(event.request, batch)]
         if event.step < self._staleness.open_step:
-            return [_error(event.request, "deleted", f"batch {event.step} lies before this session or checkpoint")]
+            return [
+                _error(
+                    event.request,
+                    "deleted",
+                    f"batch {event.step} lies before this session or checkpoint",
+                )
+            ]
         if self._staleness.crowded:
-            return [_error(event.request, "checkpoint", "too many batches are kept; report a checkpoint first")]
+            return [
+                _error(
+                    event.request,
+                    "checkpoint",
+                    "too many batches are kept; report a checkpoint first",
+                )
+            ]
         if len(self._waiting) >= WAITING_MAX:
-            return [_error(event.request, "busy", f"{WAITING_MAX} calls wait for batches", status=503)]
+            return [
+                _error(event.request, "busy", f"{WAITING_MAX} calls wait for batches", status=503)
+            ]
         self._asked_step = max(self._asked_step, event.step)
         self._waiting[event.request] = event.step
         return []
@@ -180,11 +214,15 @@ class LearnerCalls:
             return [Reply(event.request, 200, {"replaced": 0})]
         actions: list[CoordinatorAction] = []
         for stored in self._staleness.refuse(event.step, refused, self._void):
-            actions += self._groups.discard(stored, "refused", refused.get(stored.record.group, "revoked"))
+            actions += self._groups.discard(
+                stored, "refused", refused.get(stored.record.group, "revoked")
+            )
         actions += [self._statistics.fault("refusal", f"step {event.step}: {batch.reasons[-1]}")]
         if len(batch.reasons) >= REFUSALS_MAX:
             reasons = "; ".join(batch.reasons)
-            actions.append(StopRun(f"batch {event.step} was refused {REFUSALS_MAX} times: {reasons}"))
+            actions.append(
+                StopRun(f"batch {event.step} was refused {REFUSALS_MAX} times: {reasons}")
+            )
         return [*actions, Reply(event.request, 200, {"replaced": len(refused)})]
 
     def checkpoint_asked(self, event: CheckpointAsked) -> list[CoordinatorAction]:
@@ -192,9 +230,13 @@ class LearnerCalls:
         if self._is_old(event.epoch):
             return [self._fenced(event.request)]
         if event.step > self._staleness.committed:
-            detail = f"step {event.step} is not committed; {self._staleness.committed} is the last one"
+            detail = (
+                f"step {event.step} is not committed; {self._staleness.committed} is the last one"
+            )
             return [_error(event.request, "order", detail)]
-        reply = Reply(event.request, 200, {"checkpoint": max(event.step, self._staleness.checkpoint)})
+        reply = Reply(
+            event.request, 200, {"checkpoint": max(event.step, self._staleness.checkpoint)}
+        )
         if event.step <= self._staleness.checkpoint:
             return [reply]
         self._staleness.keep_checkpoint(event.step)

@@ -96,14 +96,18 @@ SIGNS_OF_LIFE = Heartbeat | LeaseProgress  # nine of ten events
 class CoordinatorState:
     """See the module docstring. plan_secret: PLAN_SECRET_BYTES random bytes of this process. now: monotonic seconds."""
 
-    def __init__(self, rules: RunRules, recovered: Recovered, *, plan_secret: bytes, now: float) -> None:
+    def __init__(
+        self, rules: RunRules, recovered: Recovered, *, plan_secret: bytes, now: float
+    ) -> None:
         assert len(plan_secret) == PLAN_SECRET_BYTES
         tag = int.from_bytes(blake3(b"tag" + plan_secret).digest(8), "big") >> (64 - TAG_BITS)
         self._rules = rules
         self._statistics = Statistics(now, Measurements(rules.group_size))
         self._members = Membership(rules.run_id, rules.heartbeat_s, p2p=rules.p2p)
         self._reachability = Reachability(self._members)
-        self._versions = PublishedVersions(recovered.published, recovered.publish_seq, lost=recovered.lost)
+        self._versions = PublishedVersions(
+            recovered.published, recovered.publish_seq, lost=recovered.lost
+        )
         self._staleness = Staleness(rules, recovered)
         lent = LeaseTable(tag ^ 1, rules.lease_silence_s)
         self._groups = Groups(
@@ -123,9 +127,18 @@ class CoordinatorState:
             groups=self._groups, publishing=self._publishing, statistics=self._statistics,
         )  # fmt: skip
         self._activation_loop = ActivationLoop(
-            rules, self._members, self._staleness, self._groups, self._publishing, self._calls, self._statistics
+            rules,
+            self._members,
+            self._staleness,
+            self._groups,
+            self._publishing,
+            self._calls,
+            self._statistics,
         )
-        self._start: tuple[float, Sequence[CoordinatorAction]] | None = (now, self._groups.recover(recovered, now=now))
+        self._start: tuple[float, Sequence[CoordinatorAction]] | None = (
+            now,
+            self._groups.recover(recovered, now=now),
+        )
 
     def handle(self, event: CoordinatorEvent, *, now: float) -> list[CoordinatorAction]:
         """What to do about one event."""
@@ -146,7 +159,9 @@ class CoordinatorState:
         parts = (
             self._members, self._reachability, self._groups, self._gateway, self._publishing, self._activation_loop,
         )  # fmt: skip
-        return min((at for at in (part.wake_at() for part in parts) if at is not None), default=None)
+        return min(
+            (at for at in (part.wake_at() for part in parts) if at is not None), default=None
+        )
 
     def status(self, *, now: float | None = None) -> dict[str, Any]:
         """Of `now`, or of the last event."""
@@ -170,10 +185,16 @@ class CoordinatorState:
                 return []
             case PeerRevoked(peer):
                 known = self._members.get(peer)
-                return [] if known is None else [*self._members.revoked(known), *self._gone(known, now, revoked=True)]
+                return (
+                    []
+                    if known is None
+                    else [*self._members.revoked(known), *self._gone(known, now, revoked=True)]
+                )
             case RemovalPlanned(peer, reason):
                 known = self._members.get(peer)
-                return [] if known is None or known.state == "gone" else self._leaving(known, reason)
+                return (
+                    [] if known is None or known.state == "gone" else self._leaving(known, reason)
+                )
             case DialBackEnded():
                 return self._reachability.ended(event, now=now)
             case SessionAsked():
@@ -217,17 +238,38 @@ class CoordinatorState:
         mine = [key for key in hello.leases if self._gateway.owns(key)]
         kept, called_off = self._gateway.rejoined(peer, mine, now=now)
         calls = frozenset(kept)
-        keep, cancel, ended = self._groups.rejoined(peer, [key for key in hello.leases if key not in calls], now=now)
+        keep, cancel, ended = self._groups.rejoined(
+            peer, [key for key in hello.leases if key not in calls], now=now
+        )
         seq = self._versions.publish_seq
         rules, epoch = self._rules, self._calls.epoch
         exclusive = rules.mode == "exclusive"
-        welcome = Welcome(peer.peer, rules.run_id, epoch, seq, rules.heartbeat_s, (*kept, *keep), cancel, exclusive)
+        welcome = Welcome(
+            peer.peer,
+            rules.run_id,
+            epoch,
+            seq,
+            rules.heartbeat_s,
+            (*kept, *keep),
+            cancel,
+            exclusive,
+        )
         void = self._tell_void(peer, [hello.serving, *hello.holding[:HOLDING_MAX]], now)
         placed = self._publishing.joined(peer, renewed=joined.renewed, now=now)
         dialled = self._reachability.joined(peer, now=now)
-        return [*actions, Send(event.session, welcome), *called_off, *ended, *void, *placed, *dialled]
+        return [
+            *actions,
+            Send(event.session, welcome),
+            *called_off,
+            *ended,
+            *void,
+            *placed,
+            *dialled,
+        ]
 
-    def _said(self, session: SessionId, message: ToCoordinator, now: float) -> Sequence[CoordinatorAction]:
+    def _said(
+        self, session: SessionId, message: ToCoordinator, now: float
+    ) -> Sequence[CoordinatorAction]:
         peer, returned = self._members.heard(session, now=now)
         if peer is None:
             return []
@@ -239,9 +281,16 @@ class CoordinatorState:
         except PeerFault as fault:
             self._members.disconnected(session)
             note = self._statistics.fault("peer", f"{peer.name}: {fault}")
-            return [*back, note, Send(session, Refused("protocol", str(fault), permanent=False)), CloseSession(session)]
+            return [
+                *back,
+                note,
+                Send(session, Refused("protocol", str(fault), permanent=False)),
+                CloseSession(session),
+            ]
 
-    def _message(self, peer: Peer, message: ToCoordinator, now: float) -> Sequence[CoordinatorAction]:  # noqa: C901
+    def _message(  # noqa: C901 - one line per message
+        self, peer: Peer, message: ToCoordinator, now: float
+    ) -> Sequence[CoordinatorAction]:
         match message:
             case Heartbeat(running):
                 peer.running = running
@@ -275,7 +324,9 @@ class CoordinatorState:
             case RefitFailed(version, _, serving, reason):
                 peer.serving = serving if serving in peer.acknowledged else None
                 self._activation_loop.changed()
-                return [self._statistics.fault("refit", f"{peer.name}, version {version}: {reason}")]
+                return [
+                    self._statistics.fault("refit", f"{peer.name}, version {version}: {reason}")
+                ]
             case LeaseProgress():
                 return self._granted_by(message).progressed(peer, message, now=now)
             case SampleFinished():
@@ -296,16 +347,26 @@ class CoordinatorState:
         self._activation_loop.changed()
         return [Note("leaving", f"{peer.name}: {printable(reason, FAULT_CHARS_MAX)}")]
 
-    def _granted_by(self, message: LeaseProgress | SampleFinished | LeaseFailed) -> Groups | GatewayCalls:
-        return self._gateway if self._gateway.owns(HeldLease(message.lease, message.attempt)) else self._groups
+    def _granted_by(
+        self, message: LeaseProgress | SampleFinished | LeaseFailed
+    ) -> Groups | GatewayCalls:
+        return (
+            self._gateway
+            if self._gateway.owns(HeldLease(message.lease, message.attempt))
+            else self._groups
+        )
 
     def _refitted(self, peer: Peer, message: RefitDone, now: float) -> Sequence[CoordinatorAction]:
-        if not all(math.isfinite(seconds) and seconds >= 0 for seconds in (message.pause_s, message.held_s)):
+        if not all(
+            math.isfinite(seconds) and seconds >= 0 for seconds in (message.pause_s, message.held_s)
+        ):
             raise PeerFault("a pause that is no duration")
         before = peer.serving
         peer.refitted(message)
         if void := self._tell_void(peer, [peer.serving], now):
-            note = self._statistics.fault("refit", f"{peer.name}: version {message.version} is not published")
+            note = self._statistics.fault(
+                "refit", f"{peer.name}: version {message.version} is not published"
+            )
             return [note, *void]
         if before is None:  # then nothing was generating that could pause
             self._activation_loop.changed()
@@ -315,18 +376,33 @@ class CoordinatorState:
         self._publishing.served(peer, now=now)
         return []
 
-    def _tell_void(self, peer: Peer, keys: Iterable[VersionKey | None], now: float) -> Sequence[CoordinatorAction]:
+    def _tell_void(
+        self, peer: Peer, keys: Iterable[VersionKey | None], now: float
+    ) -> Sequence[CoordinatorAction]:
         """Of these versions that are not published: the peer may have been away when they were revoked (I1)."""
-        void = tuple(key for key in dict.fromkeys(keys) if key is not None and self._versions.live(key) is None)
+        void = tuple(
+            key
+            for key in dict.fromkeys(keys)
+            if key is not None and self._versions.live(key) is None
+        )
         if not void or peer.session is None:
             return []
-        return [*self._groups.revoke(void, now=now), Send(peer.session, VersionsRevoked(self._calls.epoch, void))]
+        return [
+            *self._groups.revoke(void, now=now),
+            Send(peer.session, VersionsRevoked(self._calls.epoch, void)),
+        ]
 
-    def _gone(self, peer: Peer, now: float, *, revoked: bool = False) -> Sequence[CoordinatorAction]:
+    def _gone(
+        self, peer: Peer, now: float, *, revoked: bool = False
+    ) -> Sequence[CoordinatorAction]:
         """It will not come back soon: its work goes to others."""
         self._activation_loop.changed()
         calls = self._gateway.worker_left(peer, now=now)
-        return [*calls, *self._groups.worker_left(peer, revoked=revoked, now=now), *self._publishing.lost(peer)]
+        return [
+            *calls,
+            *self._groups.worker_left(peer, revoked=revoked, now=now),
+            *self._publishing.lost(peer),
+        ]
 
     def _deadlines(self, now: float) -> Sequence[CoordinatorAction]:
         suspected, closed = self._members.deadlines(now=now)
@@ -344,7 +420,11 @@ class CoordinatorState:
         ]
 
     def _advance(self, now: float) -> Sequence[CoordinatorAction]:
-        actions = [*self._calls.advance(), *self._activation_loop.advance(now=now), *self._publishing.advance(now=now)]
+        actions = [
+            *self._calls.advance(),
+            *self._activation_loop.advance(now=now),
+            *self._publishing.advance(now=now),
+        ]
         if self._gateway.impatient(now=now):
             actions += self._gateway.advance(now=now)
         return [*actions, *self._groups.advance(now=now), *self._gateway.advance(now=now)]
@@ -352,11 +432,22 @@ class CoordinatorState:
     def _only_lives(self, event: CoordinatorEvent, actions: Sequence[CoordinatorAction]) -> bool:
         """It has changed nothing that batches, versions or leases wait for."""
         lives = isinstance(event, PeerSaid) and isinstance(event.message, SIGNS_OF_LIFE)
-        return lives and not self._members.changed and all(isinstance(action, ChoiceGrew) for action in actions)
+        return (
+            lives
+            and not self._members.changed
+            and all(isinstance(action, ChoiceGrew) for action in actions)
+        )
 
     def check(self) -> None:
         """All invariants of all parts."""
-        for part in (self._statistics, self._members, self._versions, self._staleness, self._groups, self._publishing):
+        for part in (
+            self._statistics,
+            self._members,
+            self._versions,
+            self._staleness,
+            self._groups,
+            self._publishing,
+        ):
             part.check()
         self._reachability.check()
         self._gateway.check()

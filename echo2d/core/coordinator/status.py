@@ -66,7 +66,10 @@ def make_status(
         "broadcast": _broadcast(publishing.spreading, publishing.waiting, members),
         "catch_ups": [_form(transmission) for transmission in publishing.catch_ups],
         "workers": [
-            {**_worker(peer, versions, groups, leases.get(peer.peer, []), now), **activation_loop.of(peer)}
+            {
+                **_worker(peer, versions, groups, leases.get(peer.peer, []), now),
+                **activation_loop.of(peer),
+            }
             for peer in members
             if peer.kind == "worker"
         ],
@@ -86,10 +89,18 @@ def _statistics(statistics: Statistics, now: float) -> dict[str, Any]:
         "learner_train_s": statistics.learner_train_s,
         "learner_wait_s": statistics.learner_wait_s,
         "versions_published": statistics.versions_published,
-        "staleness": {str(staleness): count for staleness, count in sorted(statistics.staleness.items())},
-        "trajectories": {"trained": statistics.trajectories_trained, "dropped": statistics.trajectories_dropped},
+        "staleness": {
+            str(staleness): count for staleness, count in sorted(statistics.staleness.items())
+        },
+        "trajectories": {
+            "trained": statistics.trajectories_trained,
+            "dropped": statistics.trajectories_dropped,
+        },
         "tokens_accepted": statistics.tokens_accepted,
-        "handed_over": {"partials": statistics.partials_handed_over, "tokens": statistics.tokens_handed_over},
+        "handed_over": {
+            "partials": statistics.partials_handed_over,
+            "tokens": statistics.tokens_handed_over,
+        },
         "groups_dropped": dict(statistics.dropped_groups),
         "answer_tokens": statistics.lengths,
         "results_refused": dict(statistics.refused_results),
@@ -139,7 +150,9 @@ def _peer(peer: Peer, now: float) -> dict[str, Any]:
     }
 
 
-def _worker(peer: Peer, versions: PublishedVersions, groups: Groups, leases: list[Lease], now: float) -> dict[str, Any]:
+def _worker(
+    peer: Peer, versions: PublishedVersions, groups: Groups, leases: list[Lease], now: float
+) -> dict[str, Any]:
     serving, newest = versions.live(peer.serving), versions.newest
     return {
         **_peer(peer, now),

@@ -50,7 +50,9 @@ class CallChoice:
     def avoids(self, worker: PeerId, now: float) -> bool:
         return worker == self.avoid and now < self.since + AVOID_S
 
-    def grown(self, said: SampleDelta | SampleFinished, *, vocab_size: int, believed: Believed) -> Partial | str:
+    def grown(
+        self, said: SampleDelta | SampleFinished, *, vocab_size: int, believed: Believed
+    ) -> Partial | str:
         """What it is with these tokens behind what its lease went on from; or what is wrong with them.
 
         After a new connection a worker begins at its first token again.
@@ -62,7 +64,9 @@ class CallChoice:
         start, room = before.length - base.length, self.call.max_new_tokens - before.length
         fault = content_fault(said.tokens, said.logprobs, vocab_size, room)
         oldest = max(self.call.min_version, before.version_last)
-        fault = fault or span_fault(said.spans, start, start + len(said.tokens) // 4, oldest, believed)
+        fault = fault or span_fault(
+            said.spans, start, start + len(said.tokens) // 4, oldest, believed
+        )
         if fault:
             return fault
         grown = before.plus(said.tokens, said.logprobs, said.spans, shift=base.length)

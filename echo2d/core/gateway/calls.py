@@ -45,7 +45,9 @@ from echo2d.core.protocol.trajectory import NOTHING, Partial
 from echo2d.core.rollouts.leases import Lease, LeaseTable
 from echo2d.core.rollouts.scheduler import LeaseScheduler
 
-FAILURES_MAX = 3  # leases of one choice that ended without it; then something is wrong with what it asks for
+FAILURES_MAX = (
+    3  # leases of one choice that ended without it; then something is wrong with what it asks for
+)
 
 
 class GatewayCalls:
@@ -69,7 +71,13 @@ class GatewayCalls:
         self._statistics = statistics
         self._queue = CallQueue()
         self._scheduler = CallScheduler(
-            rules, mine.share, queue=self._queue, leases=leases, members=members, versions=versions, slots=slots
+            rules,
+            mine.share,
+            queue=self._queue,
+            leases=leases,
+            members=members,
+            versions=versions,
+            slots=slots,
         )
         self._open = OpenCalls()
         self._tokens = 0
@@ -97,7 +105,9 @@ class GatewayCalls:
         if newest is None:
             return self._refuse(event.call, "late", "no version is published yet")
         if event.min_version > newest.version:
-            return self._refuse(event.call, "version", f"version {newest.version} is the newest one")
+            return self._refuse(
+                event.call, "version", f"version {newest.version} is the newest one"
+            )
         if too_many := self._open.too_many(event):
             return self._refuse(event.call, "busy", too_many)
         for choice in self._open.open(event):
@@ -125,7 +135,11 @@ class GatewayCalls:
             choice = self._scheduler.wanted(lease.key).get(delta.sample)
             if choice is not None and delta.tokens:
                 grown = self._grown(peer, choice, delta)
-                actions += self._fail(peer, choice, grown, now) if isinstance(grown, str) else self._tell(choice, grown)
+                actions += (
+                    self._fail(peer, choice, grown, now)
+                    if isinstance(grown, str)
+                    else self._tell(choice, grown)
+                )
         return actions
 
     def finished(self, peer: Peer, message: SampleFinished, *, now: float) -> list[GatewayAction]:
@@ -133,7 +147,9 @@ class GatewayCalls:
         lease = self._lease_of(peer, message)
         choice = None if lease is None else self._scheduler.wanted(lease.key).get(message.sample)
         if lease is None or choice is None:
-            free = [] if lease is None else self._scheduler.written(lease.key, message.sample, now=now)
+            free = (
+                [] if lease is None else self._scheduler.written(lease.key, message.sample, now=now)
+            )
             return [*_answer(peer, message, "nobody waits for it"), *free]
         grown = self._grown(peer, choice, message)
         if not isinstance(grown, str) and grown.length < choice.told.length:
@@ -178,7 +194,11 @@ class GatewayCalls:
         """A caller that was told tokens of a version that is void is told so."""
         told = ((choice.call.call, span.key) for choice in self._open for span in choice.told.spans)
         void = dict.fromkeys(call for call, version in told if self._versions.live(version) is None)
-        return [each for call in void for each in self._give_up(call, "revoked", "its version is void", now)]
+        return [
+            each
+            for call in void
+            for each in self._give_up(call, "revoked", "its version is void", now)
+        ]
 
     def deadlines(self, *, now: float) -> list[GatewayAction]:
         """Leases whose worker was silent, and calls that have waited for too long."""
@@ -205,18 +225,26 @@ class GatewayCalls:
 
     # --- inside: tokens
 
-    def _lease_of(self, peer: Peer, message: LeaseProgress | SampleFinished | LeaseFailed) -> Lease | None:
+    def _lease_of(
+        self, peer: Peer, message: LeaseProgress | SampleFinished | LeaseFailed
+    ) -> Lease | None:
         lease = self._leases.get(HeldLease(message.lease, message.attempt))
         return lease if lease is not None and lease.worker == peer.peer else None
 
-    def _grown(self, peer: Peer, choice: CallChoice, said: SampleDelta | SampleFinished) -> Partial | str:
+    def _grown(
+        self, peer: Peer, choice: CallChoice, said: SampleDelta | SampleFinished
+    ) -> Partial | str:
         return choice.grown(
             said,
             vocab_size=self._vocab_size,
-            believed=lambda version: version in peer.acknowledged and self._versions.live(version) is not None,
+            believed=lambda version: (
+                version in peer.acknowledged and self._versions.live(version) is not None
+            ),
         )
 
-    def _tell(self, choice: CallChoice, grown: Partial, finish: Finish | None = None) -> list[GatewayAction]:
+    def _tell(
+        self, choice: CallChoice, grown: Partial, finish: Finish | None = None
+    ) -> list[GatewayAction]:
         """What the caller does not have yet."""
         known = 4 * choice.told.length
         if len(grown.tokens) <= known and finish is None:
@@ -233,9 +261,15 @@ class GatewayCalls:
         assert choice.lease is not None
         choice.failures += 1
         note = self._statistics.fault("gateway", f"{peer.name}: {fault}")
-        return [note, *self._scheduler.call_off(choice.lease), *self._go_on(choice.lease, fault, now)]
+        return [
+            note,
+            *self._scheduler.call_off(choice.lease),
+            *self._go_on(choice.lease, fault, now),
+        ]
 
-    def _go_on(self, lease: Lease, reason: str, now: float, *, failures: int = 0) -> list[GatewayAction]:
+    def _go_on(
+        self, lease: Lease, reason: str, now: float, *, failures: int = 0
+    ) -> list[GatewayAction]:
         """The lease is over; its choices wait for another worker, unless they are whole or have failed too often."""
         choices = self._scheduler.end(lease.key, now=now)
         for choice in choices:
@@ -248,15 +282,23 @@ class GatewayCalls:
         if choice.call.call not in self._open:
             return []  # it has been given up for another of its choices
         if choice.failures >= FAILURES_MAX:
-            return self._give_up(choice.call.call, "failed", f"{FAILURES_MAX} workers failed: {reason}", now)
-        return [] if choice.room else [*self._tell(choice, choice.told, "length"), *self._done(choice, now)]
+            return self._give_up(
+                choice.call.call, "failed", f"{FAILURES_MAX} workers failed: {reason}", now
+            )
+        return (
+            []
+            if choice.room
+            else [*self._tell(choice, choice.told, "length"), *self._done(choice, now)]
+        )
 
     def _too_late(self, choice: CallChoice, now: float) -> list[GatewayAction]:
         newest, call, waited = self._served(), choice.call.call, f"in {self._wait_s:g} s no"
         if newest is not None and newest >= choice.oldest:
             return self._give_up(call, "late", f"{waited} slot was free", now)
         serves = "nothing" if newest is None else f"version {newest} at most"
-        return self._give_up(call, "version", f"{waited} worker served {choice.oldest}, {serves}", now)
+        return self._give_up(
+            call, "version", f"{waited} worker served {choice.oldest}, {serves}", now
+        )
 
     def _done(self, choice: CallChoice, now: float) -> list[GatewayAction]:
         """The choice is over, and with the last one the call."""
@@ -264,14 +306,18 @@ class GatewayCalls:
         return self._release(choice, now)
 
     def _end_call(self, call: CallId, how: str, now: float) -> list[GatewayAction]:
-        return [each for choice in self._open.end_call(call, how) for each in self._release(choice, now)]
+        return [
+            each for choice in self._open.end_call(call, how) for each in self._release(choice, now)
+        ]
 
     def _release(self, choice: CallChoice, now: float) -> list[GatewayAction]:
         """It neither runs nor waits any more."""
         self._queue.discard(choice)
         return self._scheduler.unwanted(choice, now=now)
 
-    def _give_up(self, call: CallId, code: RefusedCode, detail: str, now: float) -> list[GatewayAction]:
+    def _give_up(
+        self, call: CallId, code: RefusedCode, detail: str, now: float
+    ) -> list[GatewayAction]:
         return [*self._end_call(call, code, now), CallRefused(call, code, detail, self._served())]
 
     def _refuse(self, call: CallId, code: RefusedCode, detail: str) -> list[GatewayAction]:
@@ -298,7 +344,9 @@ class GatewayCalls:
 
 
 def _answer(peer: Peer, message: SampleFinished, refusal: str = "") -> list[GatewayAction]:
-    return _send(peer, SampleAnswered(message.lease, message.attempt, message.sample, not refusal, refusal))
+    return _send(
+        peer, SampleAnswered(message.lease, message.attempt, message.sample, not refusal, refusal)
+    )
 
 
 def _send(peer: Peer, message: LeaseCancelled | SampleAnswered) -> list[GatewayAction]:

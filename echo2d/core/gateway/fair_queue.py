@@ -95,7 +95,10 @@ class CallQueue:
         """The choice, and those behind it of its call that wait with nothing: they have one prompt."""
         run = [choice]
         fresh = self._lines[choice.call.caller].fresh if not choice.told.length else {}
-        while len(run) < most and (mate := fresh.get((choice.call.call, run[-1].index + 1))) is not None:
+        while (
+            len(run) < most
+            and (mate := fresh.get((choice.call.call, run[-1].index + 1))) is not None
+        ):
             if mate.avoid != choice.avoid:
                 break
             run.append(mate)
@@ -129,10 +132,16 @@ class CallQueue:
     def check(self) -> None:
         waiting = list(self._waiting.values())
         assert [choice.since for choice in waiting] == sorted(choice.since for choice in waiting)
-        assert all(choice.lease is None and key == choice.key for key, choice in self._waiting.items())
+        assert all(
+            choice.lease is None and key == choice.key for key, choice in self._waiting.items()
+        )
         assert {choice.key for choice in self.in_turn()} == set(self._waiting)
         assert self._avoiding.keys() <= self._waiting.keys()
-        assert all(choice in lines.of(choice).values() for lines in self._lines.values() for choice in _all(lines))
+        assert all(
+            choice in lines.of(choice).values()
+            for lines in self._lines.values()
+            for choice in _all(lines)
+        )
         assert {caller: held for held, callers in self._turns.items() for caller in callers} == {
             caller: self._held.get(caller, 0) for caller in self._lines
         }

@@ -41,7 +41,9 @@ class OpenCalls:
 
     def open(self, asked: CallAsked) -> list[CallChoice]:
         assert 0 < asked.choices <= CHOICES_MAX
-        self._calls[asked.call] = {index: CallChoice(asked, index) for index in range(asked.choices)}
+        self._calls[asked.call] = {
+            index: CallChoice(asked, index) for index in range(asked.choices)
+        }
         self._choices[asked.caller] += asked.choices
         return list(self._calls[asked.call].values())
 

@@ -26,8 +26,12 @@ from echo2d.core.rollouts.leases import Lease, LeaseTable
 from echo2d.core.rollouts.scheduler import LeaseScheduler
 
 SESSIONS_MAX = 4096  # whose worker is remembered
-PROMPT_BYTES_MAX = 16 << 20  # of one worker's running calls: a quarter of what may wait on its link before it is slow
-PATIENCE_S = 5.0  # a call that has waited for so long goes before the run, lest a busy run starves all calls
+PROMPT_BYTES_MAX = (
+    16 << 20
+)  # of one worker's running calls: a quarter of what may wait on its link before it is slow
+PATIENCE_S = (
+    5.0  # a call that has waited for so long goes before the run, lest a busy run starves all calls
+)
 REPORT_S = 0.2  # tokens reach a reader about five times a second
 GROUP_FIRST = 1 << 62  # calls have group ids too, for logs; those of the run never come so far
 _SEEDS = 1 << 63
@@ -95,7 +99,12 @@ class CallScheduler:
         """Lease what may be leased."""
         actions: list[GatewayAction] = []
         self._slots.refresh(now=now)
-        while self._queue and self._room() > 0 and self._slots.free_slots and self._tried != self._now_is():
+        while (
+            self._queue
+            and self._room() > 0
+            and self._slots.free_slots
+            and self._tried != self._now_is()
+        ):
             found = self._next(now)
             if found is None:
                 self._tried = self._now_is()
@@ -126,10 +135,16 @@ class CallScheduler:
     def _pick(self, choice: CallChoice, now: float) -> Peer | None:
         """The worker of its session if that has room, else the best one that may get it."""
         usual = self._members.get(self._sessions.get(choice.call.session, PeerId("")))
-        if usual is not None and self._has_room(usual, choice.oldest) and self._may_get(usual.peer, choice, now):
+        if (
+            usual is not None
+            and self._has_room(usual, choice.oldest)
+            and self._may_get(usual.peer, choice, now)
+        ):
             return usual
         rooms = self._slots.rooms(choice.oldest, now)
-        best = next((room.worker for room in rooms if self._may_get(room.worker, choice, now)), None)
+        best = next(
+            (room.worker for room in rooms if self._may_get(room.worker, choice, now)), None
+        )
         return None if best is None else self._members.get(best)
 
     def _has_room(self, peer: Peer, oldest: Version) -> bool:
@@ -138,15 +153,25 @@ class CallScheduler:
 
     def _may_get(self, worker: PeerId, choice: CallChoice, now: float) -> bool:
         more = len(choice.call.prompt) + len(choice.told.tokens)
-        return not choice.avoids(worker, now) and self._prompt_bytes[worker] + more <= PROMPT_BYTES_MAX
+        return (
+            not choice.avoids(worker, now) and self._prompt_bytes[worker] + more <= PROMPT_BYTES_MAX
+        )
 
     def _lease(self, choices: list[CallChoice], worker: Peer, now: float) -> Send:
         assert worker.session is not None
         assert worker.serving is not None
-        first, call, samples = choices[0], choices[0].call, tuple(choice.index for choice in choices)
+        first, call, samples = (
+            choices[0],
+            choices[0].call,
+            tuple(choice.index for choice in choices),
+        )
         group = GroupId(GROUP_FIRST + call.call)
-        lease = self._leases.start(None, group, worker.peer, worker.serving, samples, first.told, now=now)
-        lent = self._running[lease.key] = _Lent(call, lease, {choice.index: choice for choice in choices})
+        lease = self._leases.start(
+            None, group, worker.peer, worker.serving, samples, first.told, now=now
+        )
+        lent = self._running[lease.key] = _Lent(
+            call, lease, {choice.index: choice for choice in choices}
+        )
         for choice in choices:
             self._queue.discard(choice)
             choice.lease = lease

@@ -21,7 +21,9 @@ def is_dialable(address: Address) -> bool:
     return host is not None and 0 < address.port <= PORT_MAX and not _special(host)
 
 
-def dialable(said: Address | None, source: str | None, allowed: Sequence[IpNetwork] = ()) -> Address | None:
+def dialable(
+    said: Address | None, source: str | None, allowed: Sequence[IpNetwork] = ()
+) -> Address | None:
     """Where a peer that says it listens at `said` may be dialled; None: nowhere.
 
     source: where its control link comes from; it may only mean that (on this host any loopback address), or an address
@@ -34,7 +36,11 @@ def dialable(said: Address | None, source: str | None, allowed: Sequence[IpNetwo
         host = seen
     found = Address(str(host), said.port)
     own = host == seen or (seen.is_loopback and host.is_loopback)
-    return found if is_dialable(found) and (own or any(host in network for network in allowed)) else None
+    return (
+        found
+        if is_dialable(found) and (own or any(host in network for network in allowed))
+        else None
+    )
 
 
 def _ip(host: str) -> _Ip | None:
@@ -46,4 +52,9 @@ def _ip(host: str) -> _Ip | None:
 
 
 def _special(host: _Ip) -> bool:
-    return host.is_link_local or host.is_multicast or host.is_unspecified or (host.version == 4 and host.is_reserved)
+    return (
+        host.is_link_local
+        or host.is_multicast
+        or host.is_unspecified
+        or (host.version == 4 and host.is_reserved)
+    )

@@ -46,7 +46,9 @@ PROGRESS_S = 2.0  # a lease is reported at least so often (SYSTEM.md 9)
 
 PeerKind = Literal["worker", "relay", "seed"]
 Finish = Literal["stop", "length"]
-RefusalReason = Literal["protocol", "run", "credential", "revoked", "superseded", "flapping", "busy"]
+RefusalReason = Literal[
+    "protocol", "run", "credential", "revoked", "superseded", "flapping", "busy"
+]
 
 
 # --- parts ---------------------------------------------------------------------------------------------------------

@@ -21,7 +21,9 @@ from echo2d.errors import PeerFault
 LINK_PROTOCOL_VERSION = 1
 SECRET_BYTES = 32  # of an edge; the key length of blake3
 NONCE_BYTES = 32
-DIAL_BACK = PeerId("dial-back")  # says the coordinator that dials a peer to see who answers, and never opens a link
+DIAL_BACK = PeerId(
+    "dial-back"
+)  # says the coordinator that dials a peer to see who answers, and never opens a link
 
 
 class Handshake:
@@ -32,10 +34,22 @@ class Handshake:
     """
 
     def __init__(
-        self, *, run_id: RunId, me: PeerId, secrets: Mapping[PeerId, bytes], nonce: bytes, dialled: PeerId | None
+        self,
+        *,
+        run_id: RunId,
+        me: PeerId,
+        secrets: Mapping[PeerId, bytes],
+        nonce: bytes,
+        dialled: PeerId | None,
     ) -> None:
         assert len(nonce) == NONCE_BYTES
-        self._run_id, self._me, self._secrets, self._nonce, self._dialled = run_id, me, secrets, nonce, dialled
+        self._run_id, self._me, self._secrets, self._nonce, self._dialled = (
+            run_id,
+            me,
+            secrets,
+            nonce,
+            dialled,
+        )
         self._peer: PeerId | None = None  # as it says
         self._proof = b""  # that it must send
 
@@ -64,7 +78,10 @@ class Handshake:
         return LinkHello(LINK_PROTOCOL_VERSION, self._run_id, self._me, receiver, self._nonce)
 
     def _secret_for(self, hello: LinkHello) -> bytes:
-        require(hello.protocol == LINK_PROTOCOL_VERSION, f"link protocol {LINK_PROTOCOL_VERSION}, not {hello.protocol}")
+        require(
+            hello.protocol == LINK_PROTOCOL_VERSION,
+            f"link protocol {LINK_PROTOCOL_VERSION}, not {hello.protocol}",
+        )
         require(hello.run_id == self._run_id, "a peer of the same run")
         require(hello.receiver == self._me, "to be the peer that is looked for")
         require(self._dialled in (None, hello.sender), "the peer that was dialled")

@@ -75,7 +75,9 @@ from echo2d.core.weights.encoding import FRAME_BYTES_MAX
 from echo2d.errors import PeerFault
 
 STREAMS_MAX = 256  # opened by one end: the stripes of two versions, and repair
-AHEAD_BYTES_MAX = 16 << 10  # read behind a frame: more than a link of 100 Mbit/s that is paced brings in one burst
+AHEAD_BYTES_MAX = (
+    16 << 10
+)  # read behind a frame: more than a link of 100 Mbit/s that is paced brings in one burst
 AHEAD_SHARE = 4  # at most such a part of the frame: the room is kept as long
 
 
@@ -107,19 +109,32 @@ class PeerLink:
     """
 
     def __init__(
-        self, *, run_id: RunId, me: PeerId, secrets: Mapping[PeerId, bytes], nonce: bytes, dialled: PeerId | None
+        self,
+        *,
+        run_id: RunId,
+        me: PeerId,
+        secrets: Mapping[PeerId, bytes],
+        nonce: bytes,
+        dialled: PeerId | None,
     ) -> None:
-        self._handshake = Handshake(run_id=run_id, me=me, secrets=secrets, nonce=nonce, dialled=dialled)
+        self._handshake = Handshake(
+            run_id=run_id, me=me, secrets=secrets, nonce=nonce, dialled=dialled
+        )
         self._me = me
         self._state = _State.HELLO
         self._asked: dict[StreamId, _Stream] = {}  # opened here: frames come in
         self._serving: dict[StreamId, _Stream] = {}  # opened there: frames go out
         self._next_mine = self._next_theirs = 0
         self._replies = bytearray()
-        self._header = memoryview(bytearray(HEADER_BYTES))  # with room behind it once the link is open
+        self._header = memoryview(
+            bytearray(HEADER_BYTES)
+        )  # with room behind it once the link is open
         self._arriving: Header | None = None  # whose payload is being received; None: a header is
         self._target = self._header  # where it goes, with the room behind it
-        self._wanted, self._here = HEADER_BYTES, 0  # bytes: of what is being received; of that in the target already
+        self._wanted, self._here = (
+            HEADER_BYTES,
+            0,
+        )  # bytes: of what is being received; of that in the target already
         self._behind = self._header[:0]  # received behind something whole, and not looked at yet
 
     @property
@@ -162,7 +177,11 @@ class PeerLink:
 
     def _next_event(self) -> LinkEvent | None:
         while self._here == self._wanted:
-            event = self._header_complete() if self._arriving is None else self._payload_complete(self._arriving)
+            event = (
+                self._header_complete()
+                if self._arriving is None
+                else self._payload_complete(self._arriving)
+            )
             if self._state is _State.ENDED:
                 self._end()
                 return event
@@ -191,13 +210,16 @@ class PeerLink:
             raise PeerFault(f"message type {header.type} is not expected now")
         elif self._state is not _State.OPEN:
             require(
-                header.length <= HANDSHAKE_BYTES_MAX, f"at most {HANDSHAKE_BYTES_MAX} bytes before the link is open"
+                header.length <= HANDSHAKE_BYTES_MAX,
+                f"at most {HANDSHAKE_BYTES_MAX} bytes before the link is open",
             )
         if header.length == 0:
             self._expect_header()
             return self._on_frame(header, None)
         self._arriving = header
-        ahead = min(header.length // AHEAD_SHARE, AHEAD_BYTES_MAX) if self._state is _State.OPEN else 0
+        ahead = (
+            min(header.length // AHEAD_SHARE, AHEAD_BYTES_MAX) if self._state is _State.OPEN else 0
+        )
         self._target = np.empty(header.length + ahead, np.uint8).data
         self._wanted, self._here = header.length, 0
         return None
@@ -219,7 +241,9 @@ class PeerLink:
         if stream is None:
             raise PeerFault(f"a frame on stream {header.stream}, which this end has not opened")
         if header.sequence != (stream.sequence or 0):
-            raise PeerFault(f"frame number {header.sequence} of a stream where {stream.sequence or 0} is next")
+            raise PeerFault(
+                f"frame number {header.sequence} of a stream where {stream.sequence or 0} is next"
+            )
 
     def _on_frame(self, header: Header, payload: memoryview | None) -> LinkEvent | None:
         stream = self._asked[header.stream]  # still there: streams end between frames
@@ -227,7 +251,9 @@ class PeerLink:
             stream.sequence += 1
         if stream.ending:
             return None
-        return FrameReceived(header.stream, stream.form, FrameId(header.frame), header.sequence, payload)
+        return FrameReceived(
+            header.stream, stream.form, FrameId(header.frame), header.sequence, payload
+        )
 
     def _on_message(self, message: LinkMessage, payload: memoryview) -> LinkEvent | None:
         match message:
@@ -263,7 +289,10 @@ class PeerLink:
     # streams opened by the other end: frames go out
 
     def _accept(self, number: StreamId, stream: _Stream) -> None:
-        require(number == self._next_theirs, f"stream {self._next_theirs} to be the next one opened, not {number}")
+        require(
+            number == self._next_theirs,
+            f"stream {self._next_theirs} to be the next one opened, not {number}",
+        )
         if number in self._serving or len(self._serving) >= STREAMS_MAX:
             raise PeerFault(f"more than {STREAMS_MAX} streams")
         self._serving[number] = stream
@@ -280,7 +309,9 @@ class PeerLink:
     def _on_passed(self, passed: FramesPassed) -> FramesPassed | None:
         stream = self._serving.get(passed.stream)
         if stream is None or stream.sequence is None or passed.sequence > stream.sequence:
-            raise PeerFault(f"frame number {passed.sequence} of stream {passed.stream} passed on, which was not sent")
+            raise PeerFault(
+                f"frame number {passed.sequence} of stream {passed.stream} passed on, which was not sent"
+            )
         return None if stream.ending else passed
 
     def serves(self, stream: StreamId) -> bool:
@@ -294,7 +325,9 @@ class PeerLink:
         """The buffers to write. Only where `serves(stream)`, in sequence (0 for repair). None: without payload."""
         assert self.serves(stream)
         served = self._serving[stream]
-        assert sequence == (served.sequence or 0), f"frame number {sequence} where {served.sequence} is next"
+        assert sequence == (served.sequence or 0), (
+            f"frame number {sequence} where {served.sequence} is next"
+        )
         if served.sequence is not None:
             served.sequence += 1
         if payload is None:
@@ -383,7 +416,13 @@ class PeerLink:
 
     def check(self) -> None:
         """Asserts every invariant of this end."""
-        assert 0 <= self._here <= self._wanted <= len(self._target) <= FRAME_BYTES_MAX + AHEAD_BYTES_MAX
+        assert (
+            0
+            <= self._here
+            <= self._wanted
+            <= len(self._target)
+            <= FRAME_BYTES_MAX + AHEAD_BYTES_MAX
+        )
         assert self._wanted == (HEADER_BYTES if self._arriving is None else self._arriving.length)
         assert len(self._behind) <= AHEAD_BYTES_MAX
         assert self._here == self._wanted or not self._behind

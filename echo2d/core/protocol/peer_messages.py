@@ -23,7 +23,16 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from echo2d.core.base.codec import pack, unpacker
-from echo2d.core.base.ids import FORM_ID_CHARS, FormId, FrameId, Generation, PeerId, PlanId, RunId, StripeId
+from echo2d.core.base.ids import (
+    FORM_ID_CHARS,
+    FormId,
+    FrameId,
+    Generation,
+    PeerId,
+    PlanId,
+    RunId,
+    StripeId,
+)
 from echo2d.core.weights.encoding import FRAME_BYTES_MAX
 from echo2d.errors import PeerFault
 
@@ -250,7 +259,10 @@ def decode(type_: int, payload: memoryview) -> LinkMessage:
             require(sequence <= WORD_MAX, "a sequence number")
         case FramesHeld(form, runs):
             require(_FORM.fullmatch(form) is not None, "a form id")
-            require(0 < sum(run.count for run in runs) <= FRAMES_MAX and all(map(_is_run, runs)), "runs of frames")
+            require(
+                0 < sum(run.count for run in runs) <= FRAMES_MAX and all(map(_is_run, runs)),
+                "runs of frames",
+            )
     return message
 
 
@@ -283,7 +295,9 @@ def require(holds: bool, what: str) -> None:  # noqa: FBT001 - reads as a senten
 
 
 def _check_frame(header: Header) -> None:
-    if header.flags not in (0, WITHOUT_PAYLOAD) or (header.length == 0) != (header.flags == WITHOUT_PAYLOAD):
+    if header.flags not in (0, WITHOUT_PAYLOAD) or (header.length == 0) != (
+        header.flags == WITHOUT_PAYLOAD
+    ):
         raise PeerFault(f"a frame of {header.length} bytes with flags {header.flags}")
     if header.length > FRAME_BYTES_MAX:
         raise PeerFault(f"a frame of {header.length} bytes; at most {FRAME_BYTES_MAX} are allowed")

@@ -15,7 +15,12 @@ from collections.abc import Callable, Collection
 import numpy as np
 
 from echo2d.core.base.ids import Version
-from echo2d.core.protocol.control_messages import SampleDelta, SampleFinished, VersionKey, VersionSpan
+from echo2d.core.protocol.control_messages import (
+    SampleDelta,
+    SampleFinished,
+    VersionKey,
+    VersionSpan,
+)
 from echo2d.core.protocol.trajectory import NOTHING, Partial, unpack_logprobs, unpack_tokens
 from echo2d.errors import PeerFault
 
@@ -25,15 +30,24 @@ Believed = Callable[[VersionKey], bool]  # published, unrevoked, acknowledged by
 
 
 def result_fault(
-    result: SampleFinished, *, vocab_size: int, max_new_tokens: int, believed: Believed, base: Partial = NOTHING
+    result: SampleFinished,
+    *,
+    vocab_size: int,
+    max_new_tokens: int,
+    believed: Believed,
+    base: Partial = NOTHING,
 ) -> str:
     """What is wrong with the result; empty when nothing is. base: what it goes on from."""
     room = max_new_tokens - base.length
     fault = content_fault(result.tokens, result.logprobs, vocab_size, room)
-    return fault or span_fault(result.spans, 0, len(result.tokens) // 4, base.version_last, believed)
+    return fault or span_fault(
+        result.spans, 0, len(result.tokens) // 4, base.version_last, believed
+    )
 
 
-def delta_fault(delta: SampleDelta, before: Partial, *, room: int, oldest: Version, believed: Believed) -> str:
+def delta_fault(
+    delta: SampleDelta, before: Partial, *, room: int, oldest: Version, believed: Believed
+) -> str:
     """What is wrong with the place and the versions of new output behind `before`, for both of which there is room."""
     start, count = before.length, len(delta.tokens) // 4
     if len(delta.tokens) != len(delta.logprobs) or len(delta.tokens) % 4:
@@ -67,7 +81,9 @@ def content_fault(packed_tokens: bytes, packed_logprobs: bytes, vocab_size: int,
     return ""
 
 
-def span_fault(spans: tuple[VersionSpan, ...], start: int, end: int, oldest: Version, believed: Believed) -> str:
+def span_fault(
+    spans: tuple[VersionSpan, ...], start: int, end: int, oldest: Version, believed: Believed
+) -> str:
     """What is wrong with the spans of tokens [start, end), none older than `oldest`; empty when nothing is."""
     at, version = start, oldest
     for span in spans:

@@ -50,7 +50,9 @@ class TrajectoryRecord:
         return self.spans[-1].version
 
     def scored(self, reward: float) -> "TrajectoryRecord":
-        return TrajectoryRecord(self.sample, self.tokens, self.logprobs, self.spans, reward, self.worker)
+        return TrajectoryRecord(
+            self.sample, self.tokens, self.logprobs, self.spans, reward, self.worker
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,9 @@ class Partial:
         """What goes on from here is of this version or a newer one."""
         return self.spans[-1].version if self.spans else Version(0)
 
-    def plus(self, tokens: bytes, logprobs: bytes, spans: Iterable[VersionSpan], *, shift: int = 0) -> "Partial":
+    def plus(
+        self, tokens: bytes, logprobs: bytes, spans: Iterable[VersionSpan], *, shift: int = 0
+    ) -> "Partial":
         """With more tokens behind these; `shift`: what their spans' positions lack. Spans of one version are one."""
         joined = list(self.spans)
         for span in spans:
@@ -89,7 +93,11 @@ class Partial:
         """At most so many of its tokens."""
         if self.length <= length:
             return self
-        spans = (VersionSpan(s.start, min(s.end, length), s.version, s.digest) for s in self.spans if s.start < length)
+        spans = (
+            VersionSpan(s.start, min(s.end, length), s.version, s.digest)
+            for s in self.spans
+            if s.start < length
+        )
         return Partial(self.tokens[: 4 * length], self.logprobs[: 4 * length], tuple(spans))
 
 
@@ -115,7 +123,9 @@ class GroupRecord:
 
     def uses(self, keys: Collection[VersionKey]) -> bool:
         """Whether one of these versions wrote one of its tokens."""
-        return any(span.key in keys for trajectory in self.trajectories for span in trajectory.spans)
+        return any(
+            span.key in keys for trajectory in self.trajectories for span in trajectory.spans
+        )
 
 
 @dataclass(frozen=True, slots=True)

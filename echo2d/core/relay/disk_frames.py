@@ -28,7 +28,9 @@ GONE_S = 15.0  # a frame lost at the root is back by then if anybody has it: tim
 Finding = TableHeld | FramesFound | FramesLost | FormSearched | FormComplete
 
 
-def take(spread: FormState, links: Links, finding: Finding, now: float, out: list[RelayAction]) -> None:
+def take(
+    spread: FormState, links: Links, finding: Finding, now: float, out: list[RelayAction]
+) -> None:
     """What becomes of the form's frames and streams; asking for what is missing is the caller's."""
     match finding:
         case TableHeld(segment=segment, sizes=sizes):
@@ -65,7 +67,9 @@ def give_up_gone(spread: FormState, now: float, out: list[RelayAction]) -> None:
         out.append(FrameGone(spread.form, min(spread.transfer.lost)))
 
 
-def _found(spread: FormState, links: Links, frames: Iterable[FrameId], out: list[RelayAction]) -> None:
+def _found(
+    spread: FormState, links: Links, frames: Iterable[FrameId], out: list[RelayAction]
+) -> None:
     """Parents that are sending already need not send these."""
     fresh = [frame for frame in frames if spread.transfer.hold(frame)]
     parents = {stripe.parent for stripe in spread.stripes.values() if stripe.stream is not None}

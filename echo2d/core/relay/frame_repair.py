@@ -16,13 +16,21 @@ from echo2d.core.relay.events import RelayAction, SendCancel, SendFrame, SendWan
 from echo2d.core.relay.stripes import FIRST_TABLE, FORMS_MAX, FormState, LinkState
 from echo2d.errors import PeerFault
 
-WANT_FRAMES_MAX = 16  # asked of one peer at a time: covers the round trip, and is soon given back when it dies
-FETCHED_FRAMES_MAX = 32  # asked of all sources together: fills 1 Gbit/s over 60 ms, and leaves the slow ones little
-WANTED_FRAMES_MAX = 4 * WANT_FRAMES_MAX  # what one peer may want of us at a time; more is not this program
+WANT_FRAMES_MAX = (
+    16  # asked of one peer at a time: covers the round trip, and is soon given back when it dies
+)
+FETCHED_FRAMES_MAX = (
+    32  # asked of all sources together: fills 1 Gbit/s over 60 ms, and leaves the slow ones little
+)
+WANTED_FRAMES_MAX = (
+    4 * WANT_FRAMES_MAX
+)  # what one peer may want of us at a time; more is not this program
 HELD_FRAMES_MAX = 1 << 20  # frames of one form that a peer may say it has: 256 GiB at 256 KiB
 SCAN_FRAMES_MAX = 4096  # missing frames looked at in one turn
 REPAIR_S = 5.0  # a frame asked for is given back after this long: the time of 16 frames of 256 KiB at 8 Mbit/s
-LATE_S = 0.2  # who has sent nothing for so long may be relieved of a part: longer than most round trips
+LATE_S = (
+    0.2  # who has sent nothing for so long may be relieved of a part: longer than most round trips
+)
 QUIET_S = 1.0  # a peer that did not have a frame, or was late, is not asked for so long
 
 
@@ -30,21 +38,38 @@ def needs_repair(spread: FormState) -> bool:
     """Whether frames are missing that no working stripe will bring."""
     if spread.plan is None or spread.transfer.missing_count == 0 or not spread.searched:
         return False
-    return spread.is_root or spread.ended or spread.fetches or any(stripe.broken for stripe in spread.stripes.values())
+    return (
+        spread.is_root
+        or spread.ended
+        or spread.fetches
+        or any(stripe.broken for stripe in spread.stripes.values())
+    )
 
 
-def ask_for_missing(spread: FormState, links: dict[PeerId, LinkState], now: float, out: list[RelayAction]) -> None:
+def ask_for_missing(
+    spread: FormState, links: dict[PeerId, LinkState], now: float, out: list[RelayAction]
+) -> None:
     """Asks for as many missing frames as may be asked now, each of the peer with the fewest to send."""
-    able = [peer for peer in spread.peers if peer in links and (not spread.fetches or peer in spread.sources)]
+    able = [
+        peer
+        for peer in spread.peers
+        if peer in links and (not spread.fetches or peer in spread.sources)
+    ]
     sources = [links[peer] for peer in able if links[peer].quiet_until <= now]
-    most = min(WANT_FRAMES_MAX, FETCHED_FRAMES_MAX // len(spread.sources)) if spread.fetches else WANT_FRAMES_MAX
+    most = (
+        min(WANT_FRAMES_MAX, FETCHED_FRAMES_MAX // len(spread.sources))
+        if spread.fetches
+        else WANT_FRAMES_MAX
+    )
     spare = {link.peer: most - len(spread.transfer.asked_of(link.peer)) for link in sources}
     wanted: dict[PeerId, list[FrameId]] = {}
     parents = _working_parents(spread)
     for frame in list(islice(_to_be_asked(spread), SCAN_FRAMES_MAX)):
         if not any(left > 0 for left in spare.values()):
             break
-        peer = _choose(frame, [links[peer] for peer, left in spare.items() if left > 0], spare, parents, spread)
+        peer = _choose(
+            frame, [links[peer] for peer, left in spare.items() if left > 0], spare, parents, spread
+        )
         if peer is not None:
             spare[peer] -= 1
             spread.transfer.ask(frame, peer, now + REPAIR_S)
@@ -52,7 +77,9 @@ def ask_for_missing(spread: FormState, links: dict[PeerId, LinkState], now: floa
     if not wanted and spread.transfer.asked_count:
         wanted = _steal(spread, sources, now, out)
     for peer, frames in wanted.items():
-        out.append(SendWant(peer, _repair_stream(links[peer], spread.form), spread.form, tuple(frames)))
+        out.append(
+            SendWant(peer, _repair_stream(links[peer], spread.form), spread.form, tuple(frames))
+        )
 
 
 def _steal(
@@ -64,7 +91,11 @@ def _steal(
     """
     transfer, stolen = spread.transfer, dict[PeerId, list[FrameId]]()
     for idle in [link for link in links if not transfer.asked_of(link.peer)]:
-        late = [link.peer for link in links if transfer.asked_until(link.peer) <= now + REPAIR_S - LATE_S]
+        late = [
+            link.peer
+            for link in links
+            if transfer.asked_until(link.peer) <= now + REPAIR_S - LATE_S
+        ]
         loaded = max(late, key=lambda peer: len(transfer.asked_of(peer)), default=idle.peer)
         owed = transfer.asked_of(loaded)
         frames = [frame for frame in owed[(len(owed) + 1) // 2 :] if _is_known(idle, frame, spread)]
@@ -84,7 +115,9 @@ def _to_be_asked(spread: FormState) -> Iterator[FrameId]:
     return transfer.unasked() if needs_repair(spread) else transfer.unasked_lost()
 
 
-def give_back_overdue(spread: FormState, links: dict[PeerId, LinkState], now: float, out: list[RelayAction]) -> None:
+def give_back_overdue(
+    spread: FormState, links: dict[PeerId, LinkState], now: float, out: list[RelayAction]
+) -> None:
     """Takes back what was asked of peers that did not send it in time."""
     late: dict[PeerId, list[FrameId]] = {}
     for frame, peer in spread.transfer.overdue(now):
@@ -95,7 +128,9 @@ def give_back_overdue(spread: FormState, links: dict[PeerId, LinkState], now: fl
         out.append(SendCancel(peer, spread.form, tuple(frames)))
 
 
-def cancel(spread: FormState, frame: FrameId, sender: PeerId | None, out: list[RelayAction]) -> None:
+def cancel(
+    spread: FormState, frame: FrameId, sender: PeerId | None, out: list[RelayAction]
+) -> None:
     """The frame is about to be held; sender: the peer that sent it as a repair. Another one need not send it."""
     asked = spread.transfer.asked_from(frame)
     if asked is not None and asked != sender:
@@ -143,7 +178,11 @@ def _working_parents(spread: FormState) -> set[PeerId]:
 
 
 def _choose(
-    frame: FrameId, links: list[LinkState], spare: dict[PeerId, int], parents: set[PeerId], spread: FormState
+    frame: FrameId,
+    links: list[LinkState],
+    spare: dict[PeerId, int],
+    parents: set[PeerId],
+    spread: FormState,
 ) -> PeerId | None:
     """Who is asked for the frame: a peer that has it, else one that may; of several the least busy."""
     known = [link.peer for link in links if _is_known(link, frame, spread)]
@@ -161,7 +200,12 @@ def _given(spread: FormState, frame: FrameId) -> set[PeerId]:
     """At the root, the children that were sent a frame which is lost here, or wait for it."""
     if not spread.is_root or frame not in spread.transfer.lost:
         return set()
-    return {child for stripe in spread.stripes.values() if frame in stripe.logged for child in stripe.children}
+    return {
+        child
+        for stripe in spread.stripes.values()
+        if frame in stripe.logged
+        for child in stripe.children
+    }
 
 
 def _repair_stream(link: LinkState, form: FormId) -> int:

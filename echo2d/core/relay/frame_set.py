@@ -9,7 +9,14 @@ are known frames. Every operation on a single frame takes constant time: a form 
 import math
 from collections.abc import Iterator, Sequence
 
-from echo2d.core.base.ids import FRAME_INDEX_BITS, FRAME_INDEX_MAX, FrameId, PeerId, SegmentId, frame_id
+from echo2d.core.base.ids import (
+    FRAME_INDEX_BITS,
+    FRAME_INDEX_MAX,
+    FrameId,
+    PeerId,
+    SegmentId,
+    frame_id,
+)
 
 
 class _Segment:
@@ -120,7 +127,9 @@ class FrameSet:
 
     def holds(self, frame: FrameId) -> bool:
         """Whether the frame is held; False for a frame that is not known."""
-        return self.knows(frame) and bool(self._segments[frame >> FRAME_INDEX_BITS].held[frame & FRAME_INDEX_MAX])
+        return self.knows(frame) and bool(
+            self._segments[frame >> FRAME_INDEX_BITS].held[frame & FRAME_INDEX_MAX]
+        )
 
     def size(self, frame: FrameId) -> int:
         """Payload bytes of a known frame, 0 for a table."""
@@ -169,7 +178,9 @@ class FrameSet:
 
     def asked_until(self, peer: PeerId) -> float:
         """Until when the peer has for what it was asked first; for ever if it was asked nothing."""
-        return min((until for asked, until in self._asked.values() if asked == peer), default=math.inf)
+        return min(
+            (until for asked, until in self._asked.values() if asked == peer), default=math.inf
+        )
 
     def overdue(self, now: float) -> list[tuple[FrameId, PeerId]]:
         """Frames whose peer did not send them in time."""

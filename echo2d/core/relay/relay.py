@@ -82,14 +82,18 @@ from echo2d.core.relay.stripes import FORMS_MAX, ChildStream, FormState, LinkSta
 from echo2d.errors import PeerFault
 
 ASKS_MAX = 64  # streams one peer may ask for before the plan that allows them is here
-SEARCH_S = 4.0  # the first table of a form comes within this time, or its search is given up; below LINK_S
+SEARCH_S = (
+    4.0  # the first table of a form comes within this time, or its search is given up; below LINK_S
+)
 WATCH_S = 0.5  # how often streams are looked at while something is arriving
 
 
 class Relay:
     """All forms at one peer. Call `handle` with every event; perform the actions in order."""
 
-    def __init__(self, me: PeerId, *, unsearched: Collection[FormId] = (), has_base: bool = False) -> None:
+    def __init__(
+        self, me: PeerId, *, unsearched: Collection[FormId] = (), has_base: bool = False
+    ) -> None:
         """unsearched: forms of which something may be on disk. has_base: chunks of any form may be here otherwise.
 
         Such a form is not asked for before its FormSearched.
@@ -128,9 +132,23 @@ class Relay:
                 self._on_ready(peer, now)
             case PassedHeard():
                 self._on_passed(event, now)
-            case RepairVerified() | RepairRefused() | FrameRejected() | HaveHeard() | WantHeard() | CancelHeard():
+            case (
+                RepairVerified()
+                | RepairRefused()
+                | FrameRejected()
+                | HaveHeard()
+                | WantHeard()
+                | CancelHeard()
+            ):
                 self._on_repair(event, now)
-            case TableHeld() | FramesFound() | FramesLost() | FormComplete() | FormSearched() | FormForgotten():
+            case (
+                TableHeld()
+                | FramesFound()
+                | FramesLost()
+                | FormComplete()
+                | FormSearched()
+                | FormForgotten()
+            ):
                 self._on_store(event, now)
             case PlanReceived(edges):
                 self._on_plan(edges, now)
@@ -281,7 +299,9 @@ class Relay:
 
     def _expect_peers(self) -> None:
         """Expects the peers of all plans, by what the newest says of them, and no others."""
-        expected = {peer: edge for spread in self._spreads.values() for peer, edge in spread.peers.items()}
+        expected = {
+            peer: edge for spread in self._spreads.values() for peer, edge in spread.peers.items()
+        }
         for peer in sorted(self._expected.keys() - expected.keys()):
             self._out.append(ForgetPeer(peer))
         for peer, edge in expected.items():
@@ -321,7 +341,11 @@ class Relay:
         for spread in self._spreads.values():
             for frame in spread.transfer.asked_of(link.peer):
                 spread.transfer.give_back(frame, link.peer)
-            lost = [stripe for stripe in spread.stripes.values() if stripe.parent == link.peer and not stripe.ended]
+            lost = [
+                stripe
+                for stripe in spread.stripes.values()
+                if stripe.parent == link.peer and not stripe.ended
+            ]
             for stripe in lost:
                 stripe.stream = None
             if lost or spread.form in unserved:
@@ -329,11 +353,15 @@ class Relay:
             elif link.peer in spread.sources:
                 ask_for_missing(spread, self._links, now, self._out)
 
-    def _report(self, spread: FormState, peer: PeerId, stripes: list[StripeState], reason: str, now: float) -> None:
+    def _report(
+        self, spread: FormState, peer: PeerId, stripes: list[StripeState], reason: str, now: float
+    ) -> None:
         """The edge to this peer is broken, and so are these stripes: tells the coordinator, and repairs meanwhile."""
         assert spread.plan is not None
         for stripe in stripes:
-            stripe.broken = not stripe.ended  # one that has ended brings nothing, but its parent may be asked again
+            stripe.broken = (
+                not stripe.ended
+            )  # one that has ended brings nothing, but its parent may be asked again
             stripe.last_at = now
         self._out.append(ReportEdgeBroken(spread.plan, spread.generation, peer, reason))
         ask_for_missing(spread, self._links, now, self._out)
@@ -342,7 +370,11 @@ class Relay:
         if asked.from_sequence < 0:
             raise PeerFault(f"asks for a stripe from frame {asked.from_sequence} on")
         spread = self._spreads.get(asked.form)
-        stripe = spread.stripes.get(asked.stripe) if spread is not None and spread.plan == asked.plan else None
+        stripe = (
+            spread.stripes.get(asked.stripe)
+            if spread is not None and spread.plan == asked.plan
+            else None
+        )
         if stripe is not None and link.peer in stripe.children:
             if link.peer in stripe.lanes:
                 stripe.lanes[link.peer].close("asked for again", self._out)
@@ -406,7 +438,9 @@ class Relay:
             case _:
                 assert_never(event)
 
-    def _on_repaired(self, spread: FormState | None, link: LinkState | None, event: RepairVerified, now: float) -> None:
+    def _on_repaired(
+        self, spread: FormState | None, link: LinkState | None, event: RepairVerified, now: float
+    ) -> None:
         if link is not None:
             link.heard_at = now
         if spread is None or not spread.transfer.knows(event.frame):
@@ -421,7 +455,9 @@ class Relay:
         self._note_arrival(spread, now)
         ask_for_missing(spread, self._links, now, self._out)
 
-    def _on_not_sent(self, spread: FormState | None, link: LinkState, frame: FrameId, now: float) -> None:
+    def _on_not_sent(
+        self, spread: FormState | None, link: LinkState, frame: FrameId, now: float
+    ) -> None:
         """A frame asked of this peer does not come from it, so it is no source: somebody else is asked."""
         link.quiet_until = now + QUIET_S
         if spread is not None and link.peer in spread.sources:
@@ -436,7 +472,9 @@ class Relay:
         if not spread.sources:
             follow_all(self._links, spread, now, self._out)
 
-    def _on_rejected(self, spread: FormState | None, link: LinkState, event: FrameRejected, now: float) -> None:
+    def _on_rejected(
+        self, spread: FormState | None, link: LinkState, event: FrameRejected, now: float
+    ) -> None:
         self._out.append(Accuse(event.form, event.frame, link.peer))
         link.has.get(event.form, set()).discard(event.frame)
         stripe = link.incoming.get(event.stream)
@@ -455,7 +493,11 @@ class Relay:
 
     def _on_deadline(self, now: float) -> None:
         for spread in self._spreads.values():
-            if spread.needs_table and now >= spread.search_until and spread.form not in self._unsearched:
+            if (
+                spread.needs_table
+                and now >= spread.search_until
+                and spread.form not in self._unsearched
+            ):
                 searched(spread, self._links, now, self._out)
             give_back_overdue(spread, self._links, now, self._out)
             if spread.fetches and spread.searched and now >= spread.fetched_at + LINK_S:
@@ -478,15 +520,22 @@ class Relay:
     def check(self) -> None:
         """What holds between events."""
         assert len(self._spreads) <= FORMS_MAX
-        assert set(self._expected) == {peer for spread in self._spreads.values() for peer in spread.peers}
+        assert set(self._expected) == {
+            peer for spread in self._spreads.values() for peer in spread.peers
+        }
         for spread in self._spreads.values():
             spread.check()
         for peer, link in self._links.items():
             assert link.peer == peer
             assert 0 <= link.room <= link.room_max
             assert all(lane.stripe.lanes[peer] is lane for lane in link.lanes)
-            assert all(stripe.stream == number and stripe.parent == peer for number, stripe in link.incoming.items())
-        stripes = [stripe for spread in self._spreads.values() for stripe in spread.stripes.values()]
+            assert all(
+                stripe.stream == number and stripe.parent == peer
+                for number, stripe in link.incoming.items()
+            )
+        stripes = [
+            stripe for spread in self._spreads.values() for stripe in spread.stripes.values()
+        ]
         following = sum(stripe.stream is not None for stripe in stripes)
         assert following == sum(len(link.incoming) for link in self._links.values())
 

@@ -24,7 +24,18 @@ class SendWindow:
     the last `mark` that was bound and when, the shortest `trip_s` from there to the word of it, frames/s.
     """
 
-    __slots__ = ("_at", "_from", "_mark", "_marked_at", "_passed", "_rate", "_trip_s", "heard", "limit", "said")
+    __slots__ = (
+        "_at",
+        "_from",
+        "_mark",
+        "_marked_at",
+        "_passed",
+        "_rate",
+        "_trip_s",
+        "heard",
+        "limit",
+        "said",
+    )
 
     def __init__(self, first: int) -> None:
         self.heard = False
@@ -45,7 +56,9 @@ class SendWindow:
         if not self.heard:
             self.heard, self._passed, self._at, self._from = True, sequence, now, now + PASS_START_S
         elif now - self._at >= PASS_RATE_S:
-            self._rate = max((sequence - self._passed) / (now - self._at), PASS_RATE_DECAY * self._rate)
+            self._rate = max(
+                (sequence - self._passed) / (now - self._at), PASS_RATE_DECAY * self._rate
+            )
             self._passed, self._at = sequence, now
         if sequence >= self._mark:
             trip_s = now - self._marked_at

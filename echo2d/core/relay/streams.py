@@ -23,7 +23,13 @@ Links = dict[PeerId, LinkState]
 def follow(links: Links, stripe: StripeState, now: float, out: list[RelayAction]) -> None:
     """Opens the stream from the parent, if there is a link and none is open."""
     spread = stripe.spread
-    if stripe.parent not in links or stripe.stream is not None or stripe.ended or not spread.searched or spread.fetches:
+    if (
+        stripe.parent not in links
+        or stripe.stream is not None
+        or stripe.ended
+        or not spread.searched
+        or spread.fetches
+    ):
         return
     link = links[stripe.parent]
     assert spread.plan is not None
@@ -33,7 +39,11 @@ def follow(links: Links, stripe: StripeState, now: float, out: list[RelayAction]
     stripe.broken = False
     stripe.last_at, stripe.gap_s = now, GAP_START_S
     first = len(stripe.log)
-    out.append(OpenStream(link.peer, number, spread.form, spread.plan, spread.generation, stripe.number, first))
+    out.append(
+        OpenStream(
+            link.peer, number, spread.form, spread.plan, spread.generation, stripe.number, first
+        )
+    )
     if len(stripe.children) > 1:
         stripe.tell_passed(out, at_once=True)
 
@@ -53,10 +63,14 @@ def tell(link: LinkState, spread: FormState, out: list[RelayAction]) -> None:
     link.told[spread.form] = len(arrivals)
 
 
-def say_have(link: LinkState, spread: FormState, frames: Sequence[FrameId], out: list[RelayAction]) -> None:
+def say_have(
+    link: LinkState, spread: FormState, frames: Sequence[FrameId], out: list[RelayAction]
+) -> None:
     """Tells the peer that these frames are held here."""
     starts = range(0, len(frames), FRAMES_MAX)
-    out.extend(SendHave(link.peer, spread.form, tuple(frames[at : at + FRAMES_MAX])) for at in starts)
+    out.extend(
+        SendHave(link.peer, spread.form, tuple(frames[at : at + FRAMES_MAX])) for at in starts
+    )
 
 
 def check_frame(stripe: StripeState, event: FrameVerified) -> None:

@@ -28,15 +28,26 @@ from echo2d.core.base.ids import (
 )
 from echo2d.core.protocol.control_messages import EdgePeer, StripeEdge
 from echo2d.core.protocol.peer_messages import stream_after
-from echo2d.core.relay.events import DONE, CloseStream, RelayAction, SendFrame, SendPassed, StreamAsked
+from echo2d.core.relay.events import (
+    DONE,
+    CloseStream,
+    RelayAction,
+    SendFrame,
+    SendPassed,
+    StreamAsked,
+)
 from echo2d.core.relay.frame_set import FrameSet
 from echo2d.core.relay.send_window import PASS_EVERY, PASS_TRICKLE_S, SendWindow
 from echo2d.errors import PeerFault
 
 FIRST_TABLE = frame_id(SegmentId(0), 0)
 FORMS_MAX = 8  # at the seed: one spreads, older ones drain, three are for peers that lack its base
-LANE_FRAMES_MAX = 4  # frames given to one link ahead of its socket, per lane: keeps it busy, and binding late
-LEAD_BYTES = 1 << 20  # of the whole form: a stripe without a window gets its share of so much more than the others
+LANE_FRAMES_MAX = (
+    4  # frames given to one link ahead of its socket, per lane: keeps it busy, and binding late
+)
+LEAD_BYTES = (
+    1 << 20
+)  # of the whole form: a stripe without a window gets its share of so much more than the others
 STILL_S = 0.3  # a stripe of the root that takes no frame for so long stands still ...
 STILL_GAPS = 3.0  # ... and for so many of its usual gaps
 GAP_START_S = 10.0  # time between frames assumed of a stream that has not shown its own: start-up takes long in a chain
@@ -137,7 +148,10 @@ class ChildStream:
     def ready(self) -> bool:
         """Whether the frame at the cursor is known and held."""
         stripe = self.stripe
-        return self.cursor < len(stripe.log) and stripe.log[self.cursor] not in stripe.spread.transfer.lost
+        return (
+            self.cursor < len(stripe.log)
+            and stripe.log[self.cursor] not in stripe.spread.transfer.lost
+        )
 
     @property
     def is_open(self) -> bool:
@@ -152,7 +166,9 @@ class ChildStream:
     def passed_on(self, sequence: int, now: float) -> None:
         """The child says so. PeerFault: it never got that."""
         if sequence > self.cursor:
-            raise PeerFault(f"frame number {sequence} of a stripe passed on, where {self.cursor} is next")
+            raise PeerFault(
+                f"frame number {sequence} of a stripe passed on, where {self.cursor} is next"
+            )
         self.window.passed_on(sequence, now)
 
     def send(self, out: list[RelayAction]) -> None:
@@ -160,7 +176,9 @@ class ChildStream:
         stripe, link, sequence = self.stripe, self.link, self.cursor
         frame = stripe.log[sequence]
         header_only = frame in self.has
-        out.append(SendFrame(link.peer, self.stream, stripe.spread.form, frame, sequence, header_only))
+        out.append(
+            SendFrame(link.peer, self.stream, stripe.spread.form, frame, sequence, header_only)
+        )
         self.cursor = sequence + 1
         link.room -= 1
         if self.cursor % PASS_EVERY == 0:
@@ -231,7 +249,11 @@ class StripeState:
     def takes_next(self, now: float) -> bool:
         """At the root: whether a child has caught up with the log, may have more, and its link has room."""
         end = len(self.log)
-        free = self.spread.blind or len(self.spread.stripes) == 1 or now >= self.last_at + PASS_TRICKLE_S
+        free = (
+            self.spread.blind
+            or len(self.spread.stripes) == 1
+            or now >= self.last_at + PASS_TRICKLE_S
+        )
         lanes = (lane for lane in self.lanes.values() if lane.cursor == end and lane.link.room > 0)
         return any(free or lane.is_open for lane in lanes)
 
@@ -398,9 +420,16 @@ class FormState:
         for stripe in self.stripes.values():
             self._check_stripe(stripe)
         if self.is_root:
-            payload = [frame for stripe in self.stripes.values() for frame in stripe.log if not is_table(frame)]
+            payload = [
+                frame
+                for stripe in self.stripes.values()
+                for frame in stripe.log
+                if not is_table(frame)
+            ]
             assert len(set(payload)) == len(payload)
-            assert set(payload) == {frame for frame in self.transfer.arrivals[: self.bound] if not is_table(frame)}
+            assert set(payload) == {
+                frame for frame in self.transfer.arrivals[: self.bound] if not is_table(frame)
+            }
 
     def _check_stripe(self, stripe: StripeState) -> None:
         assert stripe.spread is self
@@ -420,7 +449,9 @@ class FormState:
             assert lane.first <= lane.window.said <= lane.cursor
 
 
-def _place(stripe: StripeState, moving: Collection[StripeState]) -> tuple[float, float, StripeId] | None:
+def _place(
+    stripe: StripeState, moving: Collection[StripeState]
+) -> tuple[float, float, StripeId] | None:
     """At the root: by what the stripe's turn is found, the least first; None: it is not its turn. moving: of all."""
     others = [one for one in moving if one is not stripe]
     able = [one for one in others if one.is_open]

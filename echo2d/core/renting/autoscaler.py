@@ -110,7 +110,13 @@ class Autoscaler:
             case _:
                 assert_never(event)
         doomed = [*self._of_no_use(now), *self._too_dear(now)]
-        return [*actions, *doomed, *self._rented.stops(now), *self._rented.lists(now), *self._starts(now)]
+        return [
+            *actions,
+            *doomed,
+            *self._rented.stops(now),
+            *self._rented.lists(now),
+            *self._starts(now),
+        ]
 
     def _need_measured(self, need: NeedMeasured, now: float) -> None:
         gap = now - self._watched_at
@@ -146,7 +152,9 @@ class Autoscaler:
         notes: list[RentAction] = []
         need = self._need
         spare_mu = -math.inf if need.shortfall_mu is None else need.margin_mu - need.shortfall_mu
-        spare_mu -= sum(self._mu(box) for box in self._rented.boxes.values() if box.doomed and box.serves)
+        spare_mu -= sum(
+            self._mu(box) for box in self._rented.boxes.values() if box.doomed and box.serves
+        )
         for box in self._rented.boxes.values():
             if box.doomed or not (why := self._why_not(box, now, spare=spare_mu >= self._mu(box))):
                 continue
@@ -160,7 +168,11 @@ class Autoscaler:
         """It goes once its worker has finished what it holds: within drain_s, and its life."""
         box.doomed = why
         box.stop_by = min(now + self._rules.drain_s, box.rental.sent_at + box.rental.life_s)
-        more = f"; it has {box.stop_by - now:.0f} s to finish" if box.holds and box.stop_by > now else ""
+        more = (
+            f"; it has {box.stop_by - now:.0f} s to finish"
+            if box.holds and box.stop_by > now
+            else ""
+        )
         return RentNote("doomed", f"{box.rental.label}: {why}{more}")
 
     def _why_not(self, box: RentedBox, now: float, *, spare: bool) -> str:
@@ -168,7 +180,9 @@ class Autoscaler:
         rules, need, rental = self._rules, self._need, box.rental
         if rules.closing:
             return "the run gives everything back"
-        if now >= rental.sent_at + rental.life_s - min(rules.drain_s, DRAIN_SHARE_MAX * rental.life_s):
+        if now >= rental.sent_at + rental.life_s - min(
+            rules.drain_s, DRAIN_SHARE_MAX * rental.life_s
+        ):
             return "its time ends"
         if now >= box.served_at + rules.join_s:
             return f"its worker has not served for {now - box.served_at:.0f} s"
@@ -182,7 +196,9 @@ class Autoscaler:
         budget, notes = self._rules.budget, list[RentAction]()
         over_usd = self._rented.committed_usd(now) - budget.usd_total * (1 + SLACK)
         over_rate = self._rented.usd_per_h - budget.usd_per_h * (1 + SLACK)
-        dearest_last = sorted(self._rented.boxes.values(), key=lambda box: (not box.doomed, -self._rho(box)))
+        dearest_last = sorted(
+            self._rented.boxes.values(), key=lambda box: (not box.doomed, -self._rho(box))
+        )
         for box in dearest_last:  # those that go in any case come first
             if over_usd <= 0 and over_rate <= 0:
                 break
@@ -264,7 +280,9 @@ class Autoscaler:
 
     def _kind(self, box: RentedBox) -> RentOffer:
         rental = box.rental
-        unknown = RentOffer(rental.provider, rental.offer, rental.usd_per_h, trajectories_per_h=0.0, count_max=0)
+        unknown = RentOffer(
+            rental.provider, rental.offer, rental.usd_per_h, trajectories_per_h=0.0, count_max=0
+        )
         return self._offers.get((rental.provider, rental.offer), unknown)
 
     def check(self) -> None:

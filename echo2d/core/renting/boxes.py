@@ -21,7 +21,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from echo2d.core.renting.budget import Label, Rental, RentOffer, Terms
-from echo2d.core.renting.events import Instance, Keep, List, RentAction, RentNote, RentRules, Retire, Start, Stop
+from echo2d.core.renting.events import (
+    Instance,
+    Keep,
+    List,
+    RentAction,
+    RentNote,
+    RentRules,
+    Retire,
+    Start,
+    Stop,
+)
 
 RENTALS_MAX = 20_000  # of a run, all of them kept; then no more are started
 COMMANDS_MAX = 8  # of one provider under way: each is a process here, and most clouds limit calls
@@ -89,7 +99,9 @@ class RentedBoxes:
     ) -> None:
         self._rules = rules
         self.sides = {
-            each.provider: Side(each, tuple(offer for offer in offers if offer.provider == each.provider))
+            each.provider: Side(
+                each, tuple(offer for offer in offers if offer.provider == each.provider)
+            )
             for each in terms
         }
         kept = tuple(kept)
@@ -106,16 +118,22 @@ class RentedBoxes:
             else:
                 side = self.sides.get(rental.provider)
                 busy_s = 0.0 if side is None else side.terms.command_s + KILL_S
-                self.boxes[rental.label] = RentedBox(rental, rental.sent_at + busy_s, now, made=True)
+                self.boxes[rental.label] = RentedBox(
+                    rental, rental.sent_at + busy_s, now, made=True
+                )
 
     # --- money
 
     def spent_usd(self, now: float) -> float:
-        return self.gone_usd + sum(box.rental.cost_usd(box.billed_to(now)) for box in self.boxes.values())
+        return self.gone_usd + sum(
+            box.rental.cost_usd(box.billed_to(now)) for box in self.boxes.values()
+        )
 
     def committed_usd(self, now: float) -> float:
         """Spent, and set aside."""
-        return self.gone_usd + sum(box.rental.committed_usd(box.billed_to(now)) for box in self.boxes.values())
+        return self.gone_usd + sum(
+            box.rental.committed_usd(box.billed_to(now)) for box in self.boxes.values()
+        )
 
     @property
     def usd_per_h(self) -> float:
@@ -149,7 +167,9 @@ class RentedBoxes:
         self._number += 1
         label, terms = self._rules.label(offer, self._number), side.terms
         price, unit_s = offer.usd_per_h, terms.billed_by_s
-        rental = Rental(label, offer.provider, offer.name, price, unit_s, now, life_s, terms.grace_s)
+        rental = Rental(
+            label, offer.provider, offer.name, price, unit_s, now, life_s, terms.grace_s
+        )
         self.boxes[label] = RentedBox(rental, now, now)
         self._begin(self.boxes[label])
         return [Keep(rental), Start(rental, why)]
@@ -187,7 +207,9 @@ class RentedBoxes:
         box = self.ended(label, now)
         wait_s = min(STOP_AGAIN_S_MAX, STOP_AGAIN_S * 2 ** min(box.stops, 10))
         box.stops += 1
-        box.stop_at = now + max(wait_s, self.sides[box.rental.provider].terms.settle_s if ok else 0.0)
+        box.stop_at = now + max(
+            wait_s, self.sides[box.rental.provider].terms.settle_s if ok else 0.0
+        )
 
     # --- lists
 
@@ -211,13 +233,20 @@ class RentedBoxes:
             if each.label.startswith(self._rules.prefix):
                 shown.setdefault(each.label, {})[each.id] = None
         actions = [
-            action for label, ids in shown.items() for action in self._shown(side, label, tuple(ids), began_at, now)
+            action
+            for label, ids in shown.items()
+            for action in self._shown(side, label, tuple(ids), began_at, now)
         ]
         mine = [box for box in self.boxes.values() if box.rental.provider == provider]
         absent = [box for box in mine if box.rental.label not in shown]
-        return [*actions, *(action for box in absent for action in self._not_shown(box, side, began_at, now))]
+        return [
+            *actions,
+            *(action for box in absent for action in self._not_shown(box, side, began_at, now)),
+        ]
 
-    def _shown(self, side: Side, label: Label, ids: tuple[str, ...], began_at: float, now: float) -> list[RentAction]:
+    def _shown(
+        self, side: Side, label: Label, ids: tuple[str, ...], began_at: float, now: float
+    ) -> list[RentAction]:
         actions = [] if label in self.boxes else self._unexpected(side, label, now)
         box = self.boxes[label]
         if box.rental.provider not in self.sides:  # it has another name now
@@ -241,8 +270,13 @@ class RentedBoxes:
         self._number = max(self._number, self._rules.number_of(label))
         rental = self.gone.pop(label, None)
         if rental is None:
-            usd_per_h, terms = max((offer.usd_per_h for offer in side.offers), default=0.0), side.terms
-            rental = Rental(label, terms.provider, "", usd_per_h, terms.billed_by_s, now, 0.0, terms.grace_s)
+            usd_per_h, terms = (
+                max((offer.usd_per_h for offer in side.offers), default=0.0),
+                side.terms,
+            )
+            rental = Rental(
+                label, terms.provider, "", usd_per_h, terms.billed_by_s, now, 0.0, terms.grace_s
+            )
             why = "nobody knows it"
         else:
             self.gone_usd -= rental.cost_usd(now)
@@ -250,7 +284,9 @@ class RentedBoxes:
         self.boxes[label] = RentedBox(rental, now, now, doomed=why)
         return [Keep(rental), RentNote("unexpected", f"{label}: {why}")]
 
-    def _not_shown(self, box: RentedBox, side: Side, began_at: float, now: float) -> list[RentAction]:
+    def _not_shown(
+        self, box: RentedBox, side: Side, began_at: float, now: float
+    ) -> list[RentAction]:
         if began_at < box.busy_until or box.serves:
             return []
         box.shown = False
@@ -262,13 +298,18 @@ class RentedBoxes:
         label, unproven = box.rental.label, box.made and not box.rental.seen
         if unproven and not side.proven and now < box.rental.until and not self._rules.closing:
             known, box.doubted = box.doubted, True
-            return [] if known else [RentNote("list_doubted", f"{label} was made, but lists show nothing")]
+            return (
+                []
+                if known
+                else [RentNote("list_doubted", f"{label} was made, but lists show nothing")]
+            )
         side.proven = side.proven and not unproven
         del self.boxes[label]
         gone = replace(box.rental, gone_at=box.billed_to(now))
         self._has_gone(gone, now)
         note = RentNote(
-            "gone", f"{label}: it cost {gone.cost_usd(now):.2f} usd; {box.doomed or 'nobody here stopped it'}"
+            "gone",
+            f"{label}: it cost {gone.cost_usd(now):.2f} usd; {box.doomed or 'nobody here stopped it'}",
         )
         return [Keep(gone), Retire(label), note]
 
@@ -286,5 +327,9 @@ class RentedBoxes:
             assert box.absent_from is None or box.busy_until <= box.absent_from
         for name, side in self.sides.items():
             under_way = [box for box in self.boxes.values() if box.busy_until == math.inf]
-            assert side.under_way == sum(box.rental.provider == name for box in under_way) <= COMMANDS_MAX
+            assert (
+                side.under_way
+                == sum(box.rental.provider == name for box in under_way)
+                <= COMMANDS_MAX
+            )
         assert all(rental.gone_at is not None for rental in self.gone.values())

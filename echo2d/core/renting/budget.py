@@ -101,7 +101,9 @@ class Rental:
     def cost_usd(self, at: float) -> float:
         """From the start to this moment, or to its end if that came before."""
         end = at if self.gone_at is None else self.gone_at
-        return _cost_usd(self.usd_per_h * self.copies, max(0.0, end - self.sent_at), self.billed_by_s)
+        return _cost_usd(
+            self.usd_per_h * self.copies, max(0.0, end - self.sent_at), self.billed_by_s
+        )
 
     def committed_usd(self, now: float) -> float:
         """What it cost, and what is set aside for it."""

@@ -37,7 +37,9 @@ def choose_boxes(
     ranked = [boxes[offer.name] for offer in by_rho(choice.offers)]
     if sum(offer.usd_per_h for offer in ranked) <= usd_per_h * (1 + SLACK):
         return Wanted(tuple(ranked), choice.enough)
-    return Wanted(tuple(_that_fit([boxes[offer.name] for offer in by_rho(can)], usd_per_h)), enough=False)
+    return Wanted(
+        tuple(_that_fit([boxes[offer.name] for offer in by_rho(can)], usd_per_h)), enough=False
+    )
 
 
 def _as_offer(name: str, offer: RentOffer, gb_per_h: float) -> WorkerOffer:
@@ -49,7 +51,9 @@ def _most(offer: RentOffer, count: int, missing_mu: float, usd_per_h: float) -> 
     """More of one kind cannot be had, are of no use, or too dear."""
     if offer.mu <= 0:
         return 0
-    return max(0, math.ceil(min(count, missing_mu / offer.mu, usd_per_h * (1 + SLACK) // offer.usd_per_h)))
+    return max(
+        0, math.ceil(min(count, missing_mu / offer.mu, usd_per_h * (1 + SLACK) // offer.usd_per_h))
+    )
 
 
 def _that_fit(ranked: Sequence[RentOffer], usd_per_h: float) -> list[RentOffer]:

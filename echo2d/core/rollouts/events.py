@@ -110,7 +110,15 @@ class BatchCommitted:
     t_train_s: float
 
 
-RolloutRecord = PromptTaken | LeaseGiven | SampleKept | SampleRewarded | GroupDropped | BatchFrozen | BatchCommitted
+RolloutRecord = (
+    PromptTaken
+    | LeaseGiven
+    | SampleKept
+    | SampleRewarded
+    | GroupDropped
+    | BatchFrozen
+    | BatchCommitted
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +143,9 @@ class RecoveredRollouts:
     committed: tuple[BatchCommitted, ...]  # by step; only steps > checkpoint, newest epoch wins
     checkpoint: int
     given: tuple[LeaseGiven, ...] = ()  # of stored groups, in the order in which they were granted
-    answered: tuple[AcceptedResult, ...] = ()  # of stored groups, in the order in which they were accepted
+    answered: tuple[
+        AcceptedResult, ...
+    ] = ()  # of stored groups, in the order in which they were accepted
 
 
 # --- actions

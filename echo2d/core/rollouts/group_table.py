@@ -16,7 +16,13 @@ from dataclasses import dataclass, field
 
 from echo2d.core.base.ids import GroupId, LeaseId, PeerId
 from echo2d.core.protocol.control_messages import HeldLease, VersionKey
-from echo2d.core.protocol.trajectory import NOTHING, GroupRecord, Partial, StoredGroup, TrajectoryRecord
+from echo2d.core.protocol.trajectory import (
+    NOTHING,
+    GroupRecord,
+    Partial,
+    StoredGroup,
+    TrajectoryRecord,
+)
 from echo2d.core.rollouts.events import LeaseGiven
 from echo2d.core.rollouts.leases import Lease, LeaseTable
 from echo2d.core.rollouts.prompts import DrawnPrompt
@@ -53,15 +59,27 @@ class OpenGroup:
     def stored(self) -> StoredGroup:
         """With the results it has so far, by sample."""
         trajectories = tuple(self.kept[sample] for sample in sorted(self.kept))
-        return StoredGroup(GroupRecord(self.group, self.prompt.tokens, trajectories), self.prompt.cursor)
+        return StoredGroup(
+            GroupRecord(self.group, self.prompt.tokens, trajectories), self.prompt.cursor
+        )
 
     def lengths(self) -> list[int]:
         """Tokens of each sample that has any; of an unfinished one those that were reported."""
         unfinished = [waiting.partial.length for waiting in self.partials.values()]
         for lease in self.running.values():
-            added = {sample: output.length for sample, output in lease.outputs.items() if output is not None}
-            unfinished += [lease.given.base.length + added.get(sample, 0) for sample in lease.samples]
-        return [length for length in [*(kept.length for kept in self.kept.values()), *unfinished] if length]
+            added = {
+                sample: output.length
+                for sample, output in lease.outputs.items()
+                if output is not None
+            }
+            unfinished += [
+                lease.given.base.length + added.get(sample, 0) for sample in lease.samples
+            ]
+        return [
+            length
+            for length in [*(kept.length for kept in self.kept.values()), *unfinished]
+            if length
+        ]
 
     def unscored(self) -> list[TrajectoryRecord]:
         return [kept for kept in self.kept.values() if math.isnan(kept.reward)]
@@ -103,7 +121,12 @@ class GroupTable:
         """This attempt, if it was this worker's and a result under it could still be the first of its sample."""
         group = self._owners.get(key)
         given = None if group is None else group.given[key]
-        if group is None or given is None or given.worker != peer or group.kept.keys() >= set(given.samples):
+        if (
+            group is None
+            or given is None
+            or given.worker != peer
+            or group.kept.keys() >= set(given.samples)
+        ):
             return None
         return given
 
@@ -122,7 +145,13 @@ class GroupTable:
         return list(group.running.values())
 
     def grant(
-        self, group: OpenGroup, worker: PeerId, served: VersionKey, samples: Sequence[int], *, now: float
+        self,
+        group: OpenGroup,
+        worker: PeerId,
+        served: VersionKey,
+        samples: Sequence[int],
+        *,
+        now: float,
     ) -> Lease:
         """Lease waiting samples, under the name of an attempt that ended if there is one.
 
@@ -145,7 +174,12 @@ class GroupTable:
         return lease
 
     def recover(
-        self, group: OpenGroup, given: Sequence[LeaseGiven], runs: Callable[[LeaseGiven], bool], *, now: float
+        self,
+        group: OpenGroup,
+        given: Sequence[LeaseGiven],
+        runs: Callable[[LeaseGiven], bool],
+        *,
+        now: float,
     ) -> None:
         """The attempts from before a restart are known again, and run as far as nobody took over from them."""
         holder: dict[int, LeaseGiven] = {}
@@ -155,7 +189,11 @@ class GroupTable:
             newest[attempt.lease] = attempt
             holder.update(dict.fromkeys(attempt.samples, attempt))
         for attempt in newest.values():
-            samples = [each for each in attempt.samples if holder[each] is attempt and each in group.waiting]
+            samples = [
+                each
+                for each in attempt.samples
+                if holder[each] is attempt and each in group.waiting
+            ]
             if samples and runs(attempt):
                 self._take_up(group, self._leases.resume(attempt, samples, now=now))
 
@@ -229,4 +267,6 @@ class GroupTable:
         assert list(self._groups) == sorted(self._groups)
         assert self._waiting == {group.group for group in self._groups.values() if group.waiting}
         assert running == {lease.key: lease for lease in self._leases}
-        assert self._owners == {key: group for group in self._groups.values() for key in group.given}
+        assert self._owners == {
+            key: group for group in self._groups.values() for key in group.given
+        }

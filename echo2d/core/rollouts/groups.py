@@ -54,10 +54,14 @@ from echo2d.core.rollouts.prompts import DrawnPrompt, Prompts, prompt_fault
 from echo2d.core.rollouts.scheduler import LeaseScheduler
 from echo2d.core.rollouts.staleness import Staleness
 
-LEASE_FAILURES_MAX = 8  # leases of one sample that failed or fell silent; then its group's prompt is given up
+LEASE_FAILURES_MAX = (
+    8  # leases of one sample that failed or fell silent; then its group's prompt is given up
+)
 BAD_RESULTS_MAX = 3  # refused results of one group; then its prompt is given up
 EXTRA_STEPS_MAX = 4  # a step draws at most 4 R trajectories more because groups had no variance
-ANSWERED_MAX = 1 << 16  # accepted results whose repeats are recognised; workers repeat at most their newest 1024
+ANSWERED_MAX = (
+    1 << 16
+)  # accepted results whose repeats are recognised; workers repeat at most their newest 1024
 
 
 class Groups:
@@ -151,7 +155,9 @@ class Groups:
             return []  # the group left meanwhile
         if event.reward is None or not math.isfinite(event.reward):
             note = self._statistics.fault(
-                "reward", f"sample {event.sample} of group {event.group}: {event.reason}", event.group
+                "reward",
+                f"sample {event.sample} of group {event.group}: {event.reason}",
+                event.group,
             )
             return [note, *self._drop(group, "reward", event.reason)]
         group.kept[event.sample] = kept.scored(event.reward)
@@ -175,11 +181,15 @@ class Groups:
         key = HeldLease(message.lease, message.attempt)
         before = self._answered.get((key, message.sample))
         if before is not None:
-            return self._answer_repeat(peer, message, identical=before == _fingerprint(peer, message))
+            return self._answer_repeat(
+                peer, message, identical=before == _fingerprint(peer, message)
+            )
         group = self._groups.owner(peer.peer, key, message.sample)
         if group is None or not self._fits_rules(group.given[key]):
             known = self.leases.given(message.lease)
-            return self._refuse(peer, message, "the lease is over" if known else "no such lease", fault=not known)
+            return self._refuse(
+                peer, message, "the lease is over" if known else "no such lease", fault=not known
+            )
         if message.sample in group.kept:
             return self._refuse(peer, message, "another attempt was first")
         base = group.given[key].base
@@ -287,7 +297,9 @@ class Groups:
         if again:
             self._prompts.give_back(DrawnPrompt(stored.cursor, stored.record.prompt))
         self._statistics.dropped(reason, len(stored.record.trajectories), lengths)
-        return [Persist(GroupDropped(stored.record.group, f"{reason}: {detail}" if detail else reason))]
+        return [
+            Persist(GroupDropped(stored.record.group, f"{reason}: {detail}" if detail else reason))
+        ]
 
     # --- inside: results
 
@@ -295,10 +307,14 @@ class Groups:
         self, peer: Peer, group: OpenGroup, message: SampleFinished, whole: Partial, now: float
     ) -> list[RolloutAction]:
         """whole: the result behind what its attempt went on from."""
-        record = TrajectoryRecord(message.sample, whole.tokens, whole.logprobs, whole.spans, math.nan, peer.peer)
+        record = TrajectoryRecord(
+            message.sample, whole.tokens, whole.logprobs, whole.spans, math.nan, peer.peer
+        )
         key = HeldLease(message.lease, message.attempt)
         lease = group.running.get(key)
-        self._statistics.measurements.accepted(peer.peer, None if lease is None else lease.since, now=now)
+        self._statistics.measurements.accepted(
+            peer.peer, None if lease is None else lease.since, now=now
+        )
         ended = self._groups.keep(group, record)
         if key in group.running:
             self.leases.renew(group.running[key], tokens=True, now=now)
@@ -313,7 +329,10 @@ class Groups:
         ]
         if self._is_whole(group) and self._outdated(group):  # with "mask" that is known only now
             return [*actions, *self._drop(group, "stale", "", again=True)]
-        return [*actions, ScoreSample(group.group, message.sample, group.prompt.cursor, whole.tokens)]
+        return [
+            *actions,
+            ScoreSample(group.group, message.sample, group.prompt.cursor, whole.tokens),
+        ]
 
     def _bad_result(
         self, peer: Peer, group: OpenGroup, message: SampleFinished, fault: str, now: float
@@ -327,12 +346,16 @@ class Groups:
             actions += self._drop(group, "result", fault)
         return actions
 
-    def _refuse(self, peer: Peer, message: SampleFinished, reason: str, *, fault: bool = False) -> list[RolloutAction]:
+    def _refuse(
+        self, peer: Peer, message: SampleFinished, reason: str, *, fault: bool = False
+    ) -> list[RolloutAction]:
         self._statistics.refused_results["bad" if fault else reason] += 1
         notes = [self._statistics.fault("result", f"{peer.name}: {reason}")] if fault else []
         return [*notes, *_answer(peer, message, reason)]
 
-    def _answer_repeat(self, peer: Peer, message: SampleFinished, *, identical: bool) -> list[RolloutAction]:
+    def _answer_repeat(
+        self, peer: Peer, message: SampleFinished, *, identical: bool
+    ) -> list[RolloutAction]:
         if identical:
             return _answer(peer, message)
         return self._refuse(peer, message, "a different result was accepted before")
@@ -369,7 +392,10 @@ class Groups:
     def _outdated(self, group: OpenGroup) -> bool:
         """By the versions that are known to have written or to be writing for it."""
         kept = group.kept.values()
-        oldest = [*[each.version_min for each in kept], *[lease.given.oldest for lease in group.running.values()]]
+        oldest = [
+            *[each.version_min for each in kept],
+            *[lease.given.oldest for lease in group.running.values()],
+        ]
         newest = max([each.version_max for each in kept]) if self._is_whole(group) else None
         return bool(oldest) and self._staleness.outdated(min(oldest), newest)
 
@@ -393,40 +419,65 @@ class Groups:
 
     def _cancel(self, lease: Lease) -> list[RolloutAction]:
         peer = self._members.get(lease.worker)
-        return [] if peer is None else _send(peer, LeaseCancelled(lease.key.lease, lease.key.attempt))
+        return (
+            [] if peer is None else _send(peer, LeaseCancelled(lease.key.lease, lease.key.attempt))
+        )
 
-    def _drop(self, group: OpenGroup, reason: str, detail: str, *, again: bool = False) -> list[RolloutAction]:
+    def _drop(
+        self, group: OpenGroup, reason: str, detail: str, *, again: bool = False
+    ) -> list[RolloutAction]:
         lengths = group.lengths()
         cancelled = [self._cancel(lease) for lease in self._groups.remove(group)]
         actions = [action for actions in cancelled for action in actions]
         return [*actions, *self._discard(group.stored(), reason, detail, lengths, again=again)]
 
-    def _recover_group(self, stored: StoredGroup, given: Sequence[LeaseGiven], now: float) -> list[RolloutAction]:
+    def _recover_group(
+        self, stored: StoredGroup, given: Sequence[LeaseGiven], now: float
+    ) -> list[RolloutAction]:
         record, size = stored.record, self._rules.group_size
         kept = {trajectory.sample: trajectory for trajectory in record.trajectories}
         if any(sample >= size for sample in kept):
             return self.discard(stored, "rules", "the group size has changed")
-        group = OpenGroup(record.group, DrawnPrompt(stored.cursor, record.prompt), set(range(size)) - set(kept), kept)
+        group = OpenGroup(
+            record.group,
+            DrawnPrompt(stored.cursor, record.prompt),
+            set(range(size)) - set(kept),
+            kept,
+        )
         unscored = group.unscored()
         if group.waiting or unscored:
             self._groups.add(group)
             self._groups.recover(group, given, self._may_count, now=now)
-            return [ScoreSample(group.group, each.sample, stored.cursor, each.tokens) for each in unscored]
+            return [
+                ScoreSample(group.group, each.sample, stored.cursor, each.tokens)
+                for each in unscored
+            ]
         return [] if self._staleness.admit(stored) else self.discard(stored, "stale", again=True)
 
     def _fits_rules(self, given: LeaseGiven) -> bool:
         """It may be from before a restart with others."""
-        return max(given.samples) < self._rules.group_size and given.base.length < self._rules.max_new_tokens
+        return (
+            max(given.samples) < self._rules.group_size
+            and given.base.length < self._rules.max_new_tokens
+        )
 
     def _stands_still(self, peer: Peer) -> bool:
         """Whether it may make no token for a newer version's sake."""
         newest = self._versions.newest
-        return self._rules.mode == "exclusive" and newest is not None and peer.serving != key_of(newest)
+        return (
+            self._rules.mode == "exclusive"
+            and newest is not None
+            and peer.serving != key_of(newest)
+        )
 
     def _may_count(self, given: LeaseGiven) -> bool:
         """Whether what this attempt makes may still become part of a batch."""
         fits = self._fits_rules(given) and self._versions.live(given.served) is not None
-        return fits and self._partials.good(given.base) and not self._staleness.outdated(given.oldest, None)
+        return (
+            fits
+            and self._partials.good(given.base)
+            and not self._staleness.outdated(given.oldest, None)
+        )
 
     def _goes_on(self, peer: Peer, key: HeldLease, now: float) -> bool:
         """Whether a worker that comes back with this attempt is to keep it."""
@@ -455,7 +506,10 @@ class Groups:
 
 def _no_variance(record: GroupRecord) -> bool:
     """Of one trajectory alone nothing can be said."""
-    return len(record.trajectories) > 1 and len({trajectory.reward for trajectory in record.trajectories}) == 1
+    return (
+        len(record.trajectories) > 1
+        and len({trajectory.reward for trajectory in record.trajectories}) == 1
+    )
 
 
 def _fingerprint(peer: Peer, message: SampleFinished) -> bytes:
@@ -463,7 +517,9 @@ def _fingerprint(peer: Peer, message: SampleFinished) -> bytes:
 
 
 def _answer(peer: Peer, message: SampleFinished, refusal: str = "") -> list[RolloutAction]:
-    return _send(peer, SampleAnswered(message.lease, message.attempt, message.sample, not refusal, refusal))
+    return _send(
+        peer, SampleAnswered(message.lease, message.attempt, message.sample, not refusal, refusal)
+    )
 
 
 def _send(peer: Peer, message: LeaseCancelled | SampleAnswered) -> list[RolloutAction]:

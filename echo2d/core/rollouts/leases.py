@@ -18,7 +18,9 @@ from echo2d.core.protocol.trajectory import NOTHING, Partial
 from echo2d.core.rollouts.events import LeaseGiven
 
 STUCK_S = 180.0  # progress without a single token for so long is no progress (I6); workers give up after 120 s
-GATHERED_BYTES_MAX = 256 << 20  # tokens and logprobs of unfinished samples: 32 million tokens, 1,000 workers' worth
+GATHERED_BYTES_MAX = (
+    256 << 20
+)  # tokens and logprobs of unfinished samples: 32 million tokens, 1,000 workers' worth
 
 
 @dataclass(slots=True)
@@ -63,7 +65,9 @@ class LeaseTable:
         self._gathered_bytes = 0
         self._by_worker: dict[PeerId, dict[HeldLease, Lease]] = {}
         self._ends = DeadlineQueue[HeldLease](self._ends_at)
-        self.changed: set[PeerId] = set()  # workers whose load is another one than when this was last emptied
+        self.changed: set[PeerId] = (
+            set()
+        )  # workers whose load is another one than when this was last emptied
 
     def __iter__(self) -> Iterator[Lease]:
         return iter(self._running.values())
@@ -165,7 +169,11 @@ class LeaseTable:
 
     def expired(self, *, now: float) -> list[Lease]:
         first = self._ends.earliest()
-        return [] if first is None or now < first else [lease for lease in self if now >= lease.ends_at]
+        return (
+            []
+            if first is None or now < first
+            else [lease for lease in self if now >= lease.ends_at]
+        )
 
     def wake_at(self) -> float | None:
         return self._ends.earliest()
@@ -198,7 +206,11 @@ class LeaseTable:
         held = {key: lease for leases in self._by_worker.values() for key, lease in leases.items()}
         assert held == self._running
         assert all(leases for leases in self._by_worker.values())
-        assert all(lease.worker == worker for worker, leases in self._by_worker.items() for lease in leases.values())
+        assert all(
+            lease.worker == worker
+            for worker, leases in self._by_worker.items()
+            for lease in leases.values()
+        )
         self._ends.check(self._running)
         ids = [key.lease for key in self._running]
         assert len(ids) == len(set(ids)), "two attempts of one lease run"

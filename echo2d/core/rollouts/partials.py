@@ -24,7 +24,9 @@ from echo2d.core.rollouts.group_table import OpenGroup, Waiting
 from echo2d.core.rollouts.leases import Lease, LeaseTable
 from echo2d.core.rollouts.staleness import Staleness
 
-PARTIAL_WAIT_S = 30.0  # longer than a refit; then whoever has room begins the sample anew, for its group waits
+PARTIAL_WAIT_S = (
+    30.0  # longer than a refit; then whoever has room begins the sample anew, for its group waits
+)
 FRUITLESS_MAX = 2  # leases in a row that went on from a partial and added nothing: the partial may be what is wrong
 
 
@@ -59,7 +61,9 @@ class Partials:
                 continue
             base = lease.given.base
             room, oldest = self._rules.max_new_tokens - base.length, base.version_last
-            fault = delta_fault(delta, before, room=room, oldest=oldest, believed=self.believed(peer))
+            fault = delta_fault(
+                delta, before, room=room, oldest=oldest, believed=self.believed(peer)
+            )
             grown = None if fault else before.plus(delta.tokens, delta.logprobs, delta.spans)
             self._leases.gather(lease, delta.sample, grown)
             if fault:
@@ -76,7 +80,9 @@ class Partials:
             if fault:
                 notes.append(self._statistics.fault("progress", f"from {lease.worker}: {fault}"))
                 output = NOTHING
-            partial = self._usable(base.plus(output.tokens, output.logprobs, output.spans, shift=base.length))
+            partial = self._usable(
+                base.plus(output.tokens, output.logprobs, output.spans, shift=base.length)
+            )
             grew = partial.length > base.length
             group.fruitless[sample] = 0 if grew else group.fruitless[sample] + 1
             if partial.length and group.fruitless[sample] <= FRUITLESS_MAX:
@@ -87,7 +93,9 @@ class Partials:
         """What is of no use any more is forgotten; returns when the next one of the others has waited for long."""
         waits: list[float] = []
         for group in groups:
-            group.partials = {at: each for at, each in group.partials.items() if self.good(each.partial)}
+            group.partials = {
+                at: each for at, each in group.partials.items() if self.good(each.partial)
+            }
             waits += [each.until for each in group.partials.values() if each.until > now]
         return min(waits, default=None)
 

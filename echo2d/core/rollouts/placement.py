@@ -46,7 +46,9 @@ def place(samples: Sequence[int], rooms: SlotsByWorker) -> list[tuple[PeerId, tu
     return []
 
 
-def _deal(samples: Sequence[int], rooms: Iterable[FreeSlots]) -> list[tuple[PeerId, tuple[int, ...]]]:
+def _deal(
+    samples: Sequence[int], rooms: Iterable[FreeSlots]
+) -> list[tuple[PeerId, tuple[int, ...]]]:
     """Fill the rooms in their order."""
     placed, start = [], 0
     for room in rooms:

@@ -33,7 +33,11 @@ def prompt_fault(tokens: bytes, vocab_size: int) -> str:
         return f"is malformed: {fault}"
     if not len(ids):
         return "has no tokens"
-    return "" if 0 <= int(ids.min()) <= int(ids.max()) < vocab_size else f"has token ids beyond {vocab_size}"
+    return (
+        ""
+        if 0 <= int(ids.min()) <= int(ids.max()) < vocab_size
+        else f"has token ids beyond {vocab_size}"
+    )
 
 
 class Prompts:

@@ -75,13 +75,18 @@ class LeaseScheduler:
 
     def wake_at(self) -> float | None:
         """When a worker has rested, or a partial has waited for long enough."""
-        return min((at for at in (self._ranking.wake_at(), self._patient_until) if at is not None), default=None)
+        return min(
+            (at for at in (self._ranking.wake_at(), self._patient_until) if at is not None),
+            default=None,
+        )
 
     def fill(self, *, now: float) -> list[RolloutAction]:
         """Grant what may be granted: waiting samples first, then new groups."""
         actions: list[RolloutAction] = []
         waiting = self._groups.waiting()
-        self._patient_until = self._partials.forget([group for group in waiting if group.partials], now=now)
+        self._patient_until = self._partials.forget(
+            [group for group in waiting if group.partials], now=now
+        )
         self._no_room_from = None
         for group in waiting:
             if group.partials:
@@ -142,11 +147,15 @@ class LeaseScheduler:
             oldest = self._staleness.oldest
             placed = self._place_one(sample, max(oldest, waiting.partial.version_last), now)
             if not placed and now >= waiting.until and self._place_one(sample, oldest, now):
-                del group.partials[sample]  # it has waited for long, and there is somebody who can begin it anew
+                del group.partials[
+                    sample
+                ]  # it has waited for long, and there is somebody who can begin it anew
             actions += self._lease(group, placed, now)
         return actions
 
-    def _place_one(self, sample: int, oldest: Version, now: float) -> list[tuple[PeerId, tuple[int, ...]]]:
+    def _place_one(
+        self, sample: int, oldest: Version, now: float
+    ) -> list[tuple[PeerId, tuple[int, ...]]]:
         if self._no_room_from is not None and oldest >= self._no_room_from:
             return []
         placed = place([sample], self.rooms(oldest, now))
@@ -156,9 +165,13 @@ class LeaseScheduler:
 
     def _grant(self, group: OpenGroup, rooms: WorkerChoice, now: float) -> list[RolloutAction]:
         """Lease all samples that wait with nothing, if there is room for all of them."""
-        return self._lease(group, place(sorted(group.waiting.difference(group.partials)), rooms), now)
+        return self._lease(
+            group, place(sorted(group.waiting.difference(group.partials)), rooms), now
+        )
 
-    def _lease(self, group: OpenGroup, placed: list[tuple[PeerId, tuple[int, ...]]], now: float) -> list[RolloutAction]:
+    def _lease(
+        self, group: OpenGroup, placed: list[tuple[PeerId, tuple[int, ...]]], now: float
+    ) -> list[RolloutAction]:
         actions: list[RolloutAction] = []
         for worker, samples in placed:
             peer = self._members.get(worker)

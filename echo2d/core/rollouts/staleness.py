@@ -36,8 +36,12 @@ from echo2d.core.rollouts.events import BatchFrozen, RecoveredRollouts
 from echo2d.errors import IntegrityFault
 
 PREFETCH_STEPS = 2  # batch c + 1 is being trained on, batch c + 2 may be fetched meanwhile
-REFUSALS_MAX = 5  # of one step in one session; then something is wrong that other groups do not mend
-FROZEN_MAX = 1024  # batches kept for a learner that restarts; more without a checkpoint are not given out
+REFUSALS_MAX = (
+    5  # of one step in one session; then something is wrong that other groups do not mend
+)
+FROZEN_MAX = (
+    1024  # batches kept for a learner that restarts; more without a checkpoint are not given out
+)
 
 
 @dataclass(slots=True)
@@ -50,7 +54,9 @@ class StepBatch:
     digest: Digest | None = None
     refusals: int = 0
     reasons: list[str] = field(default_factory=list)
-    packed: bytes | None = None  # what `body` returns, while the batch is the one that was filled last
+    packed: bytes | None = (
+        None  # what `body` returns, while the batch is the one that was filled last
+    )
 
     @property
     def missing(self) -> int:
@@ -65,7 +71,12 @@ class StepBatch:
 
     def frozen(self) -> BatchFrozen:
         assert self.digest is not None
-        return BatchFrozen(self.step, self.digest, tuple(group.record.group for group in self.groups), self.refusals)
+        return BatchFrozen(
+            self.step,
+            self.digest,
+            tuple(group.record.group for group in self.groups),
+            self.refusals,
+        )
 
 
 class Staleness:
@@ -77,14 +88,20 @@ class Staleness:
         self._mask = rules.over_stale == "mask"
         self._resume_step = recovered.resume_step
         self._buffer: dict[GroupId, StoredGroup] = {}
-        self._packed: dict[GroupId, bytes] = {}  # the groups of the buffer, so that a batch freezes fast
-        self._ages: dict[GroupId, tuple[Version, Version]] = {}  # likewise: the version that counts, the newest one
+        self._packed: dict[
+            GroupId, bytes
+        ] = {}  # the groups of the buffer, so that a batch freezes fast
+        self._ages: dict[
+            GroupId, tuple[Version, Version]
+        ] = {}  # likewise: the version that counts, the newest one
         self._batches: dict[int, StepBatch] = {}
         self._last_full = StepBatch(0, 0)  # it keeps its bytes, for whoever asked for it
         self.checkpoint = recovered.checkpoint
         mine = [commit.step for commit in recovered.committed if commit.epoch == recovered.epoch]
         self.committed = max([recovered.resume_step, recovered.checkpoint, *mine])
-        self.ever_committed = max([self.committed, *(commit.step for commit in recovered.committed)])
+        self.ever_committed = max(
+            [self.committed, *(commit.step for commit in recovered.committed)]
+        )
         stored = {group.record.group: group for group in recovered.groups}
         for frozen in recovered.frozen:
             self._batches[frozen.step] = _recovered_batch(frozen, stored)
@@ -113,7 +130,9 @@ class Staleness:
 
     def queued(self, in_flight: int) -> int:
         """q."""
-        held = sum(len(batch.groups) for step, batch in self._batches.items() if step >= self.open_step)
+        held = sum(
+            len(batch.groups) for step, batch in self._batches.items() if step >= self.open_step
+        )
         return len(self._buffer) + in_flight + held
 
     def next_step(self, in_flight: int) -> int:
@@ -139,7 +158,9 @@ class Staleness:
 
     def held(self) -> frozenset[GroupId]:
         """The groups in batches, full or open."""
-        return frozenset(group.record.group for batch in self._batches.values() for group in batch.groups)
+        return frozenset(
+            group.record.group for batch in self._batches.values() for group in batch.groups
+        )
 
     # --- what happens
 
@@ -173,7 +194,10 @@ class Staleness:
             del self._ages[group]
         batch.groups.sort(key=lambda group: group.record.group)
         self._last_full.packed = None
-        self._last_full, batch.packed = batch, join_batch(step, [self._take_packed(group) for group in batch.groups])
+        self._last_full, batch.packed = (
+            batch,
+            join_batch(step, [self._take_packed(group) for group in batch.groups]),
+        )
         batch.digest = batch_digest(batch.packed)
         self._batches[step] = batch
         self.open_step = self._lowest_open()
@@ -191,7 +215,9 @@ class Staleness:
         batch = self._batches[step]
         assert batch.digest is not None
         assert step > self.committed
-        out = [group for group in batch.groups if group.record.group in refused or void(group.record)]
+        out = [
+            group for group in batch.groups if group.record.group in refused or void(group.record)
+        ]
         assert len(out) >= len(refused) > 0
         batch.groups = [group for group in batch.groups if group not in out]
         batch.digest = batch.packed = None
@@ -221,7 +247,9 @@ class Staleness:
         self._resume_step = self.committed = step
         self.ever_committed = max(self.ever_committed, step)
         self.open_step = self._lowest_open()
-        return [batch for batch in passed if batch.digest is not None], [g for batch in opened for g in batch.groups]
+        return [batch for batch in passed if batch.digest is not None], [
+            g for batch in opened for g in batch.groups
+        ]
 
     def commit(self, step: int) -> bool:
         """The optimizer step on full batch c + 1 was applied. Whether it is the first time in any epoch."""
@@ -272,20 +300,29 @@ class Staleness:
         return out
 
     def check(self) -> None:
-        buffered, held = set(self._buffer), [g.record.group for b in self._batches.values() for g in b.groups]
+        buffered, held = (
+            set(self._buffer),
+            [g.record.group for b in self._batches.values() for g in b.groups],
+        )
         assert len(held) == len(set(held)), "a group is in two batches"
         assert not buffered & set(held)
         assert buffered == set(self._packed)
-        assert self._ages == {group: self._age_of(stored.record) for group, stored in self._buffer.items()}
+        assert self._ages == {
+            group: self._age_of(stored.record) for group, stored in self._buffer.items()
+        }
         assert len(self._batches) <= FROZEN_MAX
         assert self.checkpoint <= self.committed <= self.ever_committed
         for step, batch in self._batches.items():
             assert self.checkpoint < step == batch.step
             assert (batch.digest is None) == (batch.missing > 0)
             assert len(batch.reasons) <= batch.refusals
-            assert batch.packed is None or (batch is self._last_full and batch.digest == batch_digest(batch.packed))
+            assert batch.packed is None or (
+                batch is self._last_full and batch.digest == batch_digest(batch.packed)
+            )
         assert self.open_step == self._lowest_open()
-        assert not any(self.outdated(g.record.version_min, g.record.version_max) for g in self._buffer.values())
+        assert not any(
+            self.outdated(g.record.version_min, g.record.version_max) for g in self._buffer.values()
+        )
 
 
 def _recovered_batch(frozen: BatchFrozen, stored: dict[GroupId, StoredGroup]) -> StepBatch:
@@ -297,5 +334,7 @@ def _recovered_batch(frozen: BatchFrozen, stored: dict[GroupId, StoredGroup]) ->
         return batch
     batch.digest = batch_digest(batch.body())
     if batch.digest != frozen.digest:
-        raise IntegrityFault(f"the ledger's groups of batch {frozen.step} are not those that were frozen")
+        raise IntegrityFault(
+            f"the ledger's groups of batch {frozen.step} are not those that were frozen"
+        )
     return batch

@@ -128,7 +128,11 @@ class WorkerRanking:
     def choose(self, oldest: Version, live: Live) -> WorkerChoice:
         """The rooms of workers that serve this version or a newer one."""
         records = [(live(key), rooms) for key, rooms in self._versions.items()]
-        usable = [(record.publish_seq, rooms) for record, rooms in records if record and record.version >= oldest]
+        usable = [
+            (record.publish_seq, rooms)
+            for record, rooms in records
+            if record and record.version >= oldest
+        ]
         return WorkerChoice([rooms for _, rooms in sorted(usable, key=lambda pair: -pair[0])])
 
     # --- inside
@@ -167,7 +171,10 @@ class WorkerRanking:
             self.free += row.free
 
     def check(
-        self, peers: Iterable[Peer], load: Callable[[PeerId], int], lent: Callable[[PeerId], int] = lambda _: 0
+        self,
+        peers: Iterable[Peer],
+        load: Callable[[PeerId], int],
+        lent: Callable[[PeerId], int] = lambda _: 0,
     ) -> None:
         """Nothing has changed of which nobody said so, and all adds up."""
         fresh = WorkerRanking()

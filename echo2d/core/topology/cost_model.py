@@ -25,15 +25,23 @@ LATENCY_GUESS_S = 0.02  # one way to the middle of the network: 80 ms between tw
 def fill_in(peers: Sequence[PeerFacts]) -> tuple[PeerFacts, ...]:
     """The same peers, with the usual figures where something was not measured. peers[0] is the root."""
     uplink = _usual([facts.uplink for facts in peers[1:] if not facts.receive_only], RATE_GUESS)
-    uplinks = [uplink if facts.uplink is None else facts.uplink for facts in peers if not facts.receive_only]
+    uplinks = [
+        uplink if facts.uplink is None else facts.uplink
+        for facts in peers
+        if not facts.receive_only
+    ]
     enough = min(uplinks[0], sum(uplinks) / max(1, len(peers) - 1)) if peers and uplinks else 0.0
     downlink = _usual([facts.downlink for facts in peers[1:]], max(RATE_GUESS, uplink, enough))
     latency_s = _usual([facts.latency_s for facts in peers], LATENCY_GUESS_S)
     return tuple(
         replace(
             facts,
-            uplink=min(uplink if facts.uplink is None else facts.uplink, facts.uplink_limit or math.inf),
-            downlink=max(downlink, facts.uplink or 0.0) if facts.downlink is None else facts.downlink,
+            uplink=min(
+                uplink if facts.uplink is None else facts.uplink, facts.uplink_limit or math.inf
+            ),
+            downlink=max(downlink, facts.uplink or 0.0)
+            if facts.downlink is None
+            else facts.downlink,
             latency_s=latency_s if facts.latency_s is None else facts.latency_s,
         )
         if None in (facts.uplink, facts.downlink, facts.latency_s) or facts.uplink_limit is not None
@@ -83,9 +91,13 @@ def bound_s(job: Job, seed: PeerFacts, peers: Sequence[PeerFacts]) -> float:
 def predicted_s(job: Job, peers: Sequence[PeerFacts], stripes: tuple[Stripe, ...]) -> float:
     """T_verify by the formula above. For facts that are filled in; peers[0] is the root."""
     facts = {one.peer: one for one in peers}
-    sending = max((sent / uplink(facts[peer]) for peer, sent in copies(stripes).items()), default=0.0)
+    sending = max(
+        (sent / uplink(facts[peer]) for peer, sent in copies(stripes).items()), default=0.0
+    )
     receiving = max((1 / downlink(one) for one in peers[1:]), default=0.0)
-    return job.wire_bytes * max(sending, receiving) + max(_start_s(job, stripe.tree, facts) for stripe in stripes)
+    return job.wire_bytes * max(sending, receiving) + max(
+        _start_s(job, stripe.tree, facts) for stripe in stripes
+    )
 
 
 def _start_s(job: Job, tree: Tree, facts: Mapping[PeerId, PeerFacts]) -> float:
@@ -94,6 +106,10 @@ def _start_s(job: Job, tree: Tree, facts: Mapping[PeerId, PeerFacts]) -> float:
     for peer in tree.downwards():
         children = tree.children(peer)
         if children:
-            sent = start[peer] + len(children) * job.frame_bytes / uplink(facts[peer]) + latency_s(facts[peer])
+            sent = (
+                start[peer]
+                + len(children) * job.frame_bytes / uplink(facts[peer])
+                + latency_s(facts[peer])
+            )
             start.update({child: sent + latency_s(facts[child]) for child in children})
     return max(start.values())

@@ -8,7 +8,9 @@ from echo2d.core.base.ids import PeerId, StripeId
 from echo2d.core.protocol.control_messages import EdgePeer, PlanEdges, StripeEdge
 from echo2d.core.topology.plan import PeerFacts, Plan
 
-PACE_MIN = 65536.0  # bytes/s of one edge: slower, and what is not a frame would take too long behind one
+PACE_MIN = (
+    65536.0  # bytes/s of one edge: slower, and what is not a frame would take too long behind one
+)
 
 
 def changed_peers(old: Plan, new: Plan) -> set[PeerId]:
@@ -33,7 +35,9 @@ def edges_for(plan: Plan, peer: PeerId, secret: Callable[[PeerId, PeerId], bytes
             others[child] = others.get(child, 0.0) + stripe.weight
         if parent is not None:
             others.setdefault(parent, 0.0)
-    supply = dict.fromkeys(other for pair in _supply(plan) if peer in pair for other in pair if other != peer)
+    supply = dict.fromkeys(
+        other for pair in _supply(plan) if peer in pair for other in pair if other != peer
+    )
     others = {**dict.fromkeys(supply, 0.0), **others}
     pace, sent = facts[peer].pace, sum(others.values())
     peers = []
@@ -42,7 +46,9 @@ def edges_for(plan: Plan, peer: PeerId, secret: Callable[[PeerId, PeerId], bytes
         peers.append(_edge_peer(facts[peer], facts[other], plan, secret, part))
     sources = plan.sources.get(peer, ())
     blind = facts[plan.root].uplink is None
-    return PlanEdges(plan.form, plan.plan_id, plan.generation, tuple(stripes), tuple(peers), sources, blind)
+    return PlanEdges(
+        plan.form, plan.plan_id, plan.generation, tuple(stripes), tuple(peers), sources, blind
+    )
 
 
 def _supply(plan: Plan) -> dict[tuple[PeerId, PeerId], None]:
@@ -51,11 +57,17 @@ def _supply(plan: Plan) -> dict[tuple[PeerId, PeerId], None]:
 
 
 def _edge_peer(
-    me: PeerFacts, other: PeerFacts, plan: Plan, secret: Callable[[PeerId, PeerId], bytes], pace: float | None
+    me: PeerFacts,
+    other: PeerFacts,
+    plan: Plan,
+    secret: Callable[[PeerId, PeerId], bytes],
+    pace: float | None,
 ) -> EdgePeer:
     dials = _dialler(me, other, plan) == me.peer
     pair = sorted((me.peer, other.peer))
-    return EdgePeer(other.peer, other.address if dials else None, dials, secret(pair[0], pair[1]), pace)
+    return EdgePeer(
+        other.peer, other.address if dials else None, dials, secret(pair[0], pair[1]), pace
+    )
 
 
 def _dialler(one: PeerFacts, other: PeerFacts, plan: Plan) -> PeerId:

@@ -17,7 +17,9 @@ from echo2d.core.protocol.control_messages import Address
 
 Shape = Literal["star", "chain", "relay"]
 
-STRIPES_MAX = 64  # of one plan: one tree per relay up to 40 peers; more stripes only divide the lanes
+STRIPES_MAX = (
+    64  # of one plan: one tree per relay up to 40 peers; more stripes only divide the lanes
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +143,9 @@ class Plan:
     def is_guess(self) -> bool:
         """Whether somebody passes something on whose uplink was never measured."""
         facts = self.facts()
-        return any(facts[parent].uplink is None for stripe in self.stripes for parent in stripe.tree.below)
+        return any(
+            facts[parent].uplink is None for stripe in self.stripes for parent in stripe.tree.below
+        )
 
     def check(self) -> None:
         """Every stripe reaches every peer once, without a cycle, over edges that can come about."""
@@ -155,11 +159,16 @@ class Plan:
             assert stripe.tree.root == self.root
             assert set(stripe.tree.parents) == set(facts) - {self.root}
             assert len(stripe.tree.downwards()) == len(facts)
-            assert all(linkable(facts[child], facts[parent]) for child, parent in stripe.tree.parents.items())
+            assert all(
+                linkable(facts[child], facts[parent])
+                for child, parent in stripe.tree.parents.items()
+            )
             assert not any(facts[parent].receive_only for parent in stripe.tree.below)
         for peer, sources in self.sources.items():
             assert all(linkable(facts[peer], facts[source]) for source in sources)
-            assert not any(source in (peer, self.root) or facts[source].receive_only for source in sources)
+            assert not any(
+                source in (peer, self.root) or facts[source].receive_only for source in sources
+            )
 
 
 def copies(stripes: tuple[Stripe, ...]) -> dict[PeerId, float]:

@@ -21,15 +21,38 @@ from itertools import accumulate
 from statistics import median
 
 from echo2d.core.base.ids import Generation, PeerId, PlanId
-from echo2d.core.topology.cost_model import bound_s, downlink, fill_in, latency_s, predicted_s, rate_max, uplink
-from echo2d.core.topology.plan import STRIPES_MAX, Job, PeerFacts, Plan, Shape, Stripe, Tree, linkable
+from echo2d.core.topology.cost_model import (
+    bound_s,
+    downlink,
+    fill_in,
+    latency_s,
+    predicted_s,
+    rate_max,
+    uplink,
+)
+from echo2d.core.topology.plan import (
+    STRIPES_MAX,
+    Job,
+    PeerFacts,
+    Plan,
+    Shape,
+    Stripe,
+    Tree,
+    linkable,
+)
 from echo2d.core.topology.repair import with_leaf
 
-SLOW_SHARE = 0.5  # in a chain, a peer with less than this share of the median uplink passes nothing on
-BUILT_MAX = 8  # candidates that are built and judged; the estimate puts the best of all among the first few
+SLOW_SHARE = (
+    0.5  # in a chain, a peer with less than this share of the median uplink passes nothing on
+)
+BUILT_MAX = (
+    8  # candidates that are built and judged; the estimate puts the best of all among the first few
+)
 CARRIERS_TRIED_MAX = 40  # different numbers of carriers that are tried
 LARGE_SWARM = 40  # peers; above it a stripe per carrier would mean too many links
-LARGE_BUILT_MAX = 3  # candidates in a large swarm: the coordinator has other things to do than to plan
+LARGE_BUILT_MAX = (
+    3  # candidates in a large swarm: the coordinator has other things to do than to plan
+)
 LARGE_STRIPES_MAX = 16  # stripes in a large swarm: every peer has as many parents
 WEIGHT_MIN = 0.02  # of the seed's own star: frames that come more rarely look like a stalled stream
 NEAR = 1.1  # a rate that differs by less from what a plan was made for is the same: its trees stay, and links warm
@@ -43,21 +66,29 @@ def plan_star(plan_id: PlanId, job: Job, seed: PeerFacts, peers: Sequence[PeerFa
     return _plan(plan_id, job, "star", (seed, *peers), (Stripe(1.0, _star(seed, peers)),))
 
 
-def plan_chains(plan_id: PlanId, job: Job, seed: PeerFacts, peers: Sequence[PeerFacts], chains: int) -> Plan:
+def plan_chains(
+    plan_id: PlanId, job: Job, seed: PeerFacts, peers: Sequence[PeerFacts], chains: int
+) -> Plan:
     """Equal stripes, each a chain over the fast peers in another rotation, with the slow ones hung on as leaves."""
     assert 1 <= chains <= STRIPES_MAX
     known = fill_in((seed, *peers))[1:]
     usual = sorted(map(uplink, known))[len(known) // 2] if known else 0.0
-    fast = sorted((facts for facts in known if uplink(facts) >= max(SLOW_SHARE * usual, 1e-9)), key=_rank)
+    fast = sorted(
+        (facts for facts in known if uplink(facts) >= max(SLOW_SHARE * usual, 1e-9)), key=_rank
+    )
     order, rest = _alternate(fast)
     slow = sorted({*known} - {*fast}, key=lambda one: (_rank(one), one.peer))
     count = max(1, min(chains, len(order)))
     trees = [Tree(seed.peer, _chain(seed, _rotated(order, index, count))) for index in range(count)]
-    plan = _plan(plan_id, job, "chain", (seed, *order), tuple(Stripe(1 / count, tree) for tree in trees))
+    plan = _plan(
+        plan_id, job, "chain", (seed, *order), tuple(Stripe(1 / count, tree) for tree in trees)
+    )
     for facts in (*rest, *slow):
         plan = with_leaf(plan, facts)
     measured = {facts.peer: facts for facts in peers}
-    return _plan(plan_id, job, "chain", (seed, *(measured[one.peer] for one in plan.peers[1:])), plan.stripes)
+    return _plan(
+        plan_id, job, "chain", (seed, *(measured[one.peer] for one in plan.peers[1:])), plan.stripes
+    )
 
 
 def plan_auto(plan_id: PlanId, job: Job, seed: PeerFacts, peers: Sequence[PeerFacts]) -> Plan:
@@ -65,7 +96,9 @@ def plan_auto(plan_id: PlanId, job: Job, seed: PeerFacts, peers: Sequence[PeerFa
     return min(_candidates(plan_id, job, seed, peers), key=_cost)
 
 
-def plan_again(last: Plan, plan_id: PlanId, job: Job, seed: PeerFacts, peers: Sequence[PeerFacts]) -> Plan | None:
+def plan_again(
+    last: Plan, plan_id: PlanId, job: Job, seed: PeerFacts, peers: Sequence[PeerFacts]
+) -> Plan | None:
     """The trees of the last plan, if it still suits: never mended, the same peers, rates and bytes nearly the same.
 
     It keeps the rates that it was made for, so that many small changes are noticed once they add up.
@@ -73,11 +106,16 @@ def plan_again(last: Plan, plan_id: PlanId, job: Job, seed: PeerFacts, peers: Se
     now = {facts.peer: facts for facts in (seed, *peers)}
     if last.generation or last.root != seed.peer or last.facts().keys() != now.keys():
         return None
-    if last.job.frame_bytes != job.frame_bytes or not _near(last.job.wire_bytes, job.wire_bytes, SAME_JOB):
+    if last.job.frame_bytes != job.frame_bytes or not _near(
+        last.job.wire_bytes, job.wire_bytes, SAME_JOB
+    ):
         return None
     if not all(_like(facts, now[facts.peer]) for facts in last.peers):
         return None
-    moved = tuple(replace(facts, address=now[facts.peer].address, pace=now[facts.peer].pace) for facts in last.peers)
+    moved = tuple(
+        replace(facts, address=now[facts.peer].address, pace=now[facts.peer].pace)
+        for facts in last.peers
+    )
     return _plan(plan_id, job, last.shape, moved, last.stripes)
 
 
@@ -85,13 +123,22 @@ def is_much_better(plan: Plan, last: Plan) -> bool:
     """Whether it is predicted to need much less time than the trees of the last one do at its rates."""
     if last.facts().keys() != plan.facts().keys():
         return False
-    return plan.predicted_s < SOONER * _plan(plan.plan_id, plan.job, last.shape, plan.peers, last.stripes).predicted_s
+    return (
+        plan.predicted_s
+        < SOONER * _plan(plan.plan_id, plan.job, last.shape, plan.peers, last.stripes).predicted_s
+    )
 
 
 def _like(one: PeerFacts, other: PeerFacts) -> bool:
     same = _fixed(one) == _fixed(other)
-    pairs = ((one.uplink, other.uplink), (one.downlink, other.downlink), (one.latency_s, other.latency_s))
-    return same and all(a == b or (a is not None and b is not None and _near(a, b, NEAR)) for a, b in pairs)
+    pairs = (
+        (one.uplink, other.uplink),
+        (one.downlink, other.downlink),
+        (one.latency_s, other.latency_s),
+    )
+    return same and all(
+        a == b or (a is not None and b is not None and _near(a, b, NEAR)) for a, b in pairs
+    )
 
 
 def _fixed(facts: PeerFacts) -> tuple[bool, bool, float | None]:
@@ -102,7 +149,9 @@ def _near(one: float, other: float, times: float) -> bool:
     return max(one, other) <= times * min(one, other)
 
 
-def _candidates(plan_id: PlanId, job: Job, seed: PeerFacts, peers: Sequence[PeerFacts]) -> Iterator[Plan]:
+def _candidates(
+    plan_id: PlanId, job: Job, seed: PeerFacts, peers: Sequence[PeerFacts]
+) -> Iterator[Plan]:
     known = fill_in((seed, *peers))
     yield _plan(plan_id, job, "star", (seed, *peers), (Stripe(1.0, _star(seed, peers)),), known)
     swarm = _Swarm.of(job, known)
@@ -146,7 +195,10 @@ def _rank(facts: PeerFacts) -> int:
 
 def _alternate(peers: Sequence[PeerFacts]) -> tuple[list[PeerFacts], list[PeerFacts]]:
     """An order, of any rotation of which no two neighbours are both undiallable, and the peers that do not fit in."""
-    open_, closed = [p for p in peers if p.address is not None], [p for p in peers if p.address is None]
+    open_, closed = (
+        [p for p in peers if p.address is not None],
+        [p for p in peers if p.address is None],
+    )
     order: list[PeerFacts] = []
     for index, facts in enumerate(open_):
         order.append(facts)
@@ -191,7 +243,9 @@ class _Swarm:
         """peers: filled in, the seed first. Those that receive too slowly to pass on at full rate do not carry."""
         root, *known = peers
         rate = min(rate_max(root, known), median(map(downlink, known))) if known else 0.0
-        ranked = _ranked([facts for facts in known if uplink(facts) > 0 and downlink(facts) >= rate])
+        ranked = _ranked(
+            [facts for facts in known if uplink(facts) > 0 and downlink(facts) >= rate]
+        )
         return _Swarm(job, root, tuple(known), ranked, (0.0, *accumulate(map(_stepped, ranked))))
 
     def choices(self) -> Iterator[_Choice]:
@@ -223,7 +277,8 @@ class _Swarm:
         trees = [self._tree(carriers, share) for carriers in self._crews(choice)]
         rates = self._rates(trees)
         spare = uplink(self.seed) - sum(
-            rate * len(tree.children(self.seed.peer)) for rate, tree in zip(rates, trees, strict=True)
+            rate * len(tree.children(self.seed.peer))
+            for rate, tree in zip(rates, trees, strict=True)
         )
         total = sum(rates)
         direct = spare / len(self.peers)
@@ -233,7 +288,9 @@ class _Swarm:
             total += direct
         if not total:  # next to this seed nobody is worth a child
             return (Stripe(1.0, _star(self.seed, self.peers)),)
-        return tuple(Stripe(rate / total, tree) for rate, tree in zip(rates, trees, strict=True) if rate > 0)
+        return tuple(
+            Stripe(rate / total, tree) for rate, tree in zip(rates, trees, strict=True) if rate > 0
+        )
 
     def _crews(self, choice: _Choice) -> list[list[PeerFacts]]:
         """The carriers of each stripe: in order, until they have their part of the uplink."""
@@ -241,7 +298,11 @@ class _Swarm:
         crews: list[list[PeerFacts]] = [[]]
         sent = 0.0
         for number, facts in enumerate(self.ranked[: choice.carriers]):
-            if crews[-1] and sent >= share * len(crews) * (1 - 1e-9) and len(crews) < choice.stripes:
+            if (
+                crews[-1]
+                and sent >= share * len(crews) * (1 - 1e-9)
+                and len(crews) < choice.stripes
+            ):
                 crews.append([])
             crews[-1].append(facts)
             sent = self.reach[number + 1]
@@ -255,11 +316,15 @@ class _Swarm:
         uplinks = [_stepped(facts) for facts in crew]
         own = max(1, round(len(self.peers) * seed_share / (seed_share + sum(uplinks))))
         quotas = _quotas(uplinks, len(self.peers) - own)
-        ranked = sorted(zip(quotas, crew, strict=True), key=lambda one: (-one[0], one[1].address is None))
+        ranked = sorted(
+            zip(quotas, crew, strict=True), key=lambda one: (-one[0], one[1].address is None)
+        )
         carriers = [facts for _, facts in ranked]
         among = {facts.peer for facts in carriers}
         leaves = [facts for facts in self.peers if facts.peer not in among]
-        leaves.sort(key=lambda one: one.address is not None)  # those who cannot be dialled choose first
+        leaves.sort(
+            key=lambda one: one.address is not None
+        )  # those who cannot be dialled choose first
         places = _Places(self.seed, [(own, self.seed), *ranked])
         for facts in (*carriers, *leaves):
             places.put(facts)
@@ -301,14 +366,19 @@ def _ranked(peers: Sequence[PeerFacts]) -> tuple[PeerFacts, ...]:
 def _carried(tree: Tree, facts: dict[PeerId, PeerFacts]) -> float:
     """Bytes/s that a stripe's carriers can pass on."""
     below = {peer: children for peer, children in tree.below.items() if peer != tree.root}
-    return min((uplink(facts[peer]) / len(children) for peer, children in below.items()), default=0.0)
+    return min(
+        (uplink(facts[peer]) / len(children) for peer, children in below.items()), default=0.0
+    )
 
 
 def _quotas(uplinks: Sequence[float], children: int) -> list[int]:
     """How many children each carrier gets, so that the busiest is as little busy as can be."""
     total = sum(uplinks)
     quotas = [int(children * rate / total) for rate in uplinks]
-    waiting = [((quota + 1) / rate, number) for number, (quota, rate) in enumerate(zip(quotas, uplinks, strict=True))]
+    waiting = [
+        ((quota + 1) / rate, number)
+        for number, (quota, rate) in enumerate(zip(quotas, uplinks, strict=True))
+    ]
     heapq.heapify(waiting)
     for _ in range(children - sum(quotas)):
         _, number = waiting[0]

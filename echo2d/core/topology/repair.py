@@ -22,7 +22,11 @@ def repair(plan: Plan, lost: PeerId) -> Plan:
     left = _Spare(plan, lost)
     stripes = tuple(replace(stripe, tree=left.without(stripe, lost)) for stripe in plan.stripes)
     peers = tuple(one for one in plan.peers if one.peer != lost)
-    sources = {one: tuple(peer for peer in of if peer != lost) for one, of in plan.sources.items() if one != lost}
+    sources = {
+        one: tuple(peer for peer in of if peer != lost)
+        for one, of in plan.sources.items()
+        if one != lost
+    }
     return replace(
         plan,
         generation=Generation(plan.generation + 1),
@@ -39,7 +43,9 @@ def join(plan: Plan, newcomer: PeerFacts, holders: Collection[PeerId] = ()) -> P
     holders: who holds the whole form; if their uplinks are no less than the plan's rate, these are its sources.
     """
     plan = with_leaf(plan, newcomer, holders)
-    return replace(plan, generation=Generation(plan.generation + 1), joined=plan.joined | {newcomer.peer})
+    return replace(
+        plan, generation=Generation(plan.generation + 1), joined=plan.joined | {newcomer.peer}
+    )
 
 
 def with_leaf(plan: Plan, newcomer: PeerFacts, holders: Collection[PeerId] = ()) -> Plan:
@@ -48,8 +54,14 @@ def with_leaf(plan: Plan, newcomer: PeerFacts, holders: Collection[PeerId] = ())
     plan = replace(plan, peers=(*plan.peers, newcomer))
     spare = _Spare(plan, newcomer.peer, holders)
     sources = spare.sources(newcomer.peer)
-    stripes = tuple(replace(stripe, tree=spare.with_leaf(stripe, newcomer.peer)) for stripe in plan.stripes)
-    return replace(plan, stripes=stripes, sources={**plan.sources, newcomer.peer: sources} if sources else plan.sources)
+    stripes = tuple(
+        replace(stripe, tree=spare.with_leaf(stripe, newcomer.peer)) for stripe in plan.stripes
+    )
+    return replace(
+        plan,
+        stripes=stripes,
+        sources={**plan.sources, newcomer.peer: sources} if sources else plan.sources,
+    )
 
 
 class _Spare:
@@ -61,7 +73,11 @@ class _Spare:
         self._joined = plan.joined
         self._facts: Mapping[PeerId, PeerFacts] = {one.peer: one for one in fill_in(plan.peers)}
         self._load = _left_to_send(plan, holders)
-        self._able = {peer for peer, one in self._facts.items() if peer not in (changing, plan.root) and uplink(one)}
+        self._able = {
+            peer
+            for peer, one in self._facts.items()
+            if peer not in (changing, plan.root) and uplink(one)
+        }
         self._holders = self._able.intersection(holders)
         if sum(map(self._spare, self._holders)) < plan.job.wire_bytes / max(plan.predicted_s, 1e-9):
             self._holders = set()  # too few: the stripes are faster
@@ -102,18 +118,25 @@ class _Spare:
             parent = tree.parents[parent]
         return parent
 
-    def _place(self, parents: dict[PeerId, PeerId], stripe: Stripe, peer: PeerId, able: set[PeerId]) -> None:
+    def _place(
+        self, parents: dict[PeerId, PeerId], stripe: Stripe, peer: PeerId, able: set[PeerId]
+    ) -> None:
         """Below whoever is done soonest with one more child: of the holders, of all but in a star, or the root.
 
         Peers that have joined come last: they are far behind, or were found wanting, though nobody has more to spare.
         """
-        able = {one for one in able if one != peer and linkable(self._facts[one], self._facts[peer])}
+        able = {
+            one for one in able if one != peer and linkable(self._facts[one], self._facts[peer])
+        }
         parent = self._root
         able = self._holders & able or able if self._shape != "star" else self._holders & able
         if able:
             depths = stripe.tree.depths()
             joined, weight = self._joined, stripe.weight
-            parent = min(able, key=lambda one: (one in joined, self._busy(one, weight), depths.get(one, 0), one))
+            parent = min(
+                able,
+                key=lambda one: (one in joined, self._busy(one, weight), depths.get(one, 0), one),
+            )
         parents[peer] = parent
         self._load[parent] = self._load.get(parent, 0.0) + stripe.weight
 
@@ -131,7 +154,9 @@ def _left_to_send(plan: Plan, holders: Collection[PeerId]) -> dict[PeerId, float
         for peer, parent in each.tree.parents.items()
         if peer not in holders
     ]
-    edges += [(one, 1 / len(of)) for peer, of in plan.sources.items() if peer not in holders for one in of]
+    edges += [
+        (one, 1 / len(of)) for peer, of in plan.sources.items() if peer not in holders for one in of
+    ]
     load: dict[PeerId, float] = {}
     for parent, weight in edges:
         load[parent] = load.get(parent, 0.0) + weight

@@ -22,5 +22,7 @@ class TokenBucket:
         return max(0.0, -self._left / self._bytes_per_s)
 
     def _refill(self, now: float) -> None:
-        self._left = min(BURST_S * self._bytes_per_s, self._left + (now - self._at) * self._bytes_per_s)
+        self._left = min(
+            BURST_S * self._bytes_per_s, self._left + (now - self._at) * self._bytes_per_s
+        )
         self._at = now

@@ -149,7 +149,10 @@ class UplinkEstimate:
         """The first one is all there is; what was not held up gives way to a lower second one."""
         known = sample.held_up and sample.seconds >= FIRST_S
         return UplinkEstimate(
-            max(UPLINK_MIN, sample.bytes_per_s), known, free=not known, shown=0.0 if known else math.inf
+            max(UPLINK_MIN, sample.bytes_per_s),
+            known,
+            free=not known,
+            shown=0.0 if known else math.inf,
         )
 
     @property
@@ -167,7 +170,9 @@ class UplinkEstimate:
             self._reached()
         elif believed:
             self.rest, self.raises = REST_VERSIONS, None
-            low = self.held_up and sample.bytes_per_s < BEHIND * (self.rate if pace is None else pace)
+            low = self.held_up and sample.bytes_per_s < BEHIND * (
+                self.rate if pace is None else pace
+            )
             self.free = low and (pace is not None or self.behind is None)
             if pace is None and not self.free:
                 self._set(max(sample.bytes_per_s, self.behind or 0.0))
@@ -201,7 +206,9 @@ class UplinkEstimate:
         return PeerRate(peer, self.rate, self.held_up)
 
     def _set(self, bytes_per_s: float) -> None:
-        self.rate = max(UPLINK_MIN, min(max(bytes_per_s, self.rate / JUMP_MAX), self.rate * JUMP_MAX))
+        self.rate = max(
+            UPLINK_MIN, min(max(bytes_per_s, self.rate / JUMP_MAX), self.rate * JUMP_MAX)
+        )
 
 
 @dataclass(slots=True)
@@ -246,7 +253,10 @@ class Rates:
     """The uplinks of all peers that were measured, and the links of the version that spreads."""
 
     def __init__(self, kept: Iterable[PeerRate] = ()) -> None:
-        self._uplinks = {one.peer: UplinkEstimate(one.bytes_per_s, one.held_up, free=not one.held_up) for one in kept}
+        self._uplinks = {
+            one.peer: UplinkEstimate(one.bytes_per_s, one.held_up, free=not one.held_up)
+            for one in kept
+        }
         self._shares: Mapping[tuple[PeerId, PeerId], float] = {}
         self._links: dict[PeerId, dict[PeerId, _Link]] = {}
         self._bound()
@@ -260,7 +270,10 @@ class Rates:
         """Bytes/s of all of these that were measured, at least UPLINK_MIN."""
         found = {peer: self._uplinks[peer] for peer in (root, *others) if peer in self._uplinks}
         wanted = found[root].rate if root in found else 0.0
-        return {peer: self._planned(one, wanted) if peer != root else one.rate for peer, one in found.items()}
+        return {
+            peer: self._planned(one, wanted) if peer != root else one.rate
+            for peer, one in found.items()
+        }
 
     def _planned(self, one: UplinkEstimate, wanted: float) -> float:
         """What is near the usual counts as that: chance does not change a plan, and one for many alike is simpler."""
@@ -279,7 +292,9 @@ class Rates:
         """A version spreads: these (sender, receiver) carry such shares of the form. Not to be changed."""
         self._shares, self._links = shares, {}
 
-    def received(self, sender: PeerId, receiver: PeerId, payload_bytes: int, seconds: float, *, now: float) -> None:
+    def received(
+        self, sender: PeerId, receiver: PeerId, payload_bytes: int, seconds: float, *, now: float
+    ) -> None:
         """The receiver says that so many bytes have just come from the sender in so much time of transfer."""
         self._link(sender, receiver).received(payload_bytes, seconds, int(now / WINDOW_S))
 
@@ -299,7 +314,9 @@ class Rates:
         self._bound()
         if samples:
             senders = {sender for sender, _ in self._shares}
-            for peer in {receiver for _, receiver in self._shares}.intersection(self._uplinks) - senders:
+            for peer in {receiver for _, receiver in self._shares}.intersection(
+                self._uplinks
+            ) - senders:
                 self._uplinks[peer].rise(self._usual)
         self.begin({})
         now = [uplink.kept(peer) for peer, uplink in self._uplinks.items()]
@@ -308,12 +325,18 @@ class Rates:
     def _samples(self) -> dict[PeerId, RateSample]:
         told = {sender: _told(links) for sender, links in self._links.items()}
         forms = {sender: _form_rate(links.values()) for sender, links in told.items() if links}
-        slow = {sender: forms[sender] / BEHIND for sender in forms if _held_up(told[sender].values())}
+        slow = {
+            sender: forms[sender] / BEHIND for sender in forms if _held_up(told[sender].values())
+        }
         samples = {}
         for sender, form_rate in forms.items():
             links = told[sender]
             share = sum(link.share for link in links.values())
-            proven = [link for receiver, link in links.items() if link.form_rate <= slow.get(receiver, math.inf)]
+            proven = [
+                link
+                for receiver, link in links.items()
+                if link.form_rate <= slow.get(receiver, math.inf)
+            ]
             seconds = median([link.seconds for link in links.values()])
             samples[sender] = RateSample(share * form_rate, seconds, _held_up(proven, share))
         return samples
@@ -333,12 +356,20 @@ class Rates:
         """Bounded, and no rate is less than UPLINK_MIN."""
         assert len(self._uplinks) <= PEERS_MAX
         assert all(uplink.rate >= UPLINK_MIN for uplink in self._uplinks.values())
-        assert all((sender, receiver) in self._shares for sender, links in self._links.items() for receiver in links)
+        assert all(
+            (sender, receiver) in self._shares
+            for sender, links in self._links.items()
+            for receiver in links
+        )
 
 
 def _told(links: Mapping[PeerId, _Link]) -> dict[PeerId, _Link]:
     """Those of whom enough was said."""
-    return {peer: link for peer, link in links.items() if link.payload_bytes and link.seconds > SAMPLE_S_MIN}
+    return {
+        peer: link
+        for peer, link in links.items()
+        if link.payload_bytes and link.seconds > SAMPLE_S_MIN
+    }
 
 
 def _form_rate(links: Collection[_Link]) -> float:
@@ -347,7 +378,9 @@ def _form_rate(links: Collection[_Link]) -> float:
     for link in links:
         for window, rate in link.form_rates():
             windows.setdefault(window, []).append(rate)
-    usual = sorted(_middle(rates, len(links)) for rates in windows.values() if 2 * len(rates) >= len(links))
+    usual = sorted(
+        _middle(rates, len(links)) for rates in windows.values() if 2 * len(rates) >= len(links)
+    )
     return usual[3 * len(usual) // 4] if usual else median([link.form_rate for link in links])
 
 

@@ -17,10 +17,18 @@ from enum import IntEnum
 
 from echo2d.core.base.canonical import Buffer, require
 from echo2d.core.weights.delta_full import decode_full, encode_full
-from echo2d.core.weights.delta_words import decode_dense, decode_sparse, encode_dense, encode_sparse, find_changes
+from echo2d.core.weights.delta_words import (
+    decode_dense,
+    decode_sparse,
+    encode_dense,
+    encode_sparse,
+    find_changes,
+)
 from echo2d.errors import IntegrityFault
 
-FULL_SHARE_MIN = 0.5  # of the chunk: full is never less, for one of its two planes is not compressed
+FULL_SHARE_MIN = (
+    0.5  # of the chunk: full is never less, for one of its two planes is not compressed
+)
 
 
 class ChunkMode(IntEnum):
@@ -66,7 +74,12 @@ def encode_delta(new: Buffer, base: Buffer) -> EncodedChunk | None:
 
 
 def decode_chunk(
-    mode: ChunkMode, payload: Buffer, raw_len: int, base: Buffer | None = None, *, overwrite: bool = False
+    mode: ChunkMode,
+    payload: Buffer,
+    raw_len: int,
+    base: Buffer | None = None,
+    *,
+    overwrite: bool = False,
 ) -> Buffer:
     """The chunk's `raw_len` bytes; may be `payload` or `base` itself.
 

@@ -11,10 +11,19 @@ from dataclasses import dataclass
 
 from echo2d.core.base.canonical import Buffer, digest_of, require
 from echo2d.core.base.ids import ChunkId, Digest
-from echo2d.core.weights.delta import FULL_SHARE_MIN, ChunkMode, EncodedChunk, decode_chunk, encode_chunk, encode_delta
+from echo2d.core.weights.delta import (
+    FULL_SHARE_MIN,
+    ChunkMode,
+    EncodedChunk,
+    decode_chunk,
+    encode_chunk,
+    encode_delta,
+)
 from echo2d.core.weights.encoding import NO_BASE, SELF_CONTAINED, ChunkRecord
 
-DELTAS_KEPT_MAX = 32  # at half a percent of a version each; over more of them, most of a version has changed
+DELTAS_KEPT_MAX = (
+    32  # at half a percent of a version each; over more of them, most of a version has changed
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +35,9 @@ class KeptDelta:
     wire_bytes: int
 
 
-def shortest_chain(deltas: Iterable[KeptDelta], base: Digest, made: Digest) -> tuple[KeptDelta, ...] | None:
+def shortest_chain(
+    deltas: Iterable[KeptDelta], base: Digest, made: Digest
+) -> tuple[KeptDelta, ...] | None:
     """Those that lead from one snapshot to the other with the fewest bytes together; None: none do."""
     found: dict[Digest, tuple[KeptDelta, ...]] = {base: ()}
     known = list(deltas)
@@ -50,13 +61,19 @@ def compose_chunks(chain: Sequence[EncodedChunk], raw_len: int) -> EncodedChunk 
     None: as a delta it is not smaller than the chunk. Allocates at most about six times the chunk. IntegrityFault: one
     of them is wrong.
     """
-    start = max((place for place, each in enumerate(chain) if each.mode in SELF_CONTAINED), default=-1)
+    start = max(
+        (place for place, each in enumerate(chain) if each.mode in SELF_CONTAINED), default=-1
+    )
     deltas = [each for each in chain[start + 1 :] if each.mode != ChunkMode.SAME]
     if not deltas:
         return EncodedChunk(ChunkMode.SAME, b"") if start < 0 else chain[start]
     if start < 0 and len(deltas) == 1:
         return deltas[0]
-    data: Buffer = bytes(raw_len) if start < 0 else decode_chunk(chain[start].mode, chain[start].payload, raw_len)
+    data: Buffer = (
+        bytes(raw_len)
+        if start < 0
+        else decode_chunk(chain[start].mode, chain[start].payload, raw_len)
+    )
     for each in deltas:
         data = decode_chunk(each.mode, each.payload, raw_len, data)
     return encode_chunk(data) if start >= 0 else _encode_sum(data)
@@ -72,15 +89,22 @@ def _encode_sum(words: Buffer) -> EncodedChunk | None:
 
 
 def compose_record(
-    chunk: ChunkId, chain: Sequence[tuple[ChunkRecord, Buffer]], raw_len: int, new: Callable[[], Buffer]
+    chunk: ChunkId,
+    chain: Sequence[tuple[ChunkRecord, Buffer]],
+    raw_len: int,
+    new: Callable[[], Buffer],
 ) -> tuple[ChunkRecord, bytes]:
     """Like `encoding.encode_record`. chain: records and payloads of the chunk, the oldest first.
 
     new() reads the chunk that the last of them makes; it is called where the chunk may take less by itself.
     """
     last = chain[-1][0]
-    best = compose_chunks([EncodedChunk(record.mode, bytes(payload)) for record, payload in chain], raw_len)
-    if best is None or (best.mode not in SELF_CONTAINED and len(best.payload) > FULL_SHARE_MIN * raw_len):
+    best = compose_chunks(
+        [EncodedChunk(record.mode, bytes(payload)) for record, payload in chain], raw_len
+    )
+    if best is None or (
+        best.mode not in SELF_CONTAINED and len(best.payload) > FULL_SHARE_MIN * raw_len
+    ):
         data = new()
         require(digest_of(data) == last.result, f"chunk {chunk} is not what its deltas make")
         own = encode_chunk(data)

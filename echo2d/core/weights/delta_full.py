@@ -14,7 +14,9 @@ from echo2d.core.base.canonical import Buffer, require
 from echo2d.core.base.zstd import compress, decompress
 
 _LENGTH_BYTES = 4
-_BLOCK_WORDS = 1 << 16  # worked on one after the other: what is between stays in cache and costs no fresh memory
+_BLOCK_WORDS = (
+    1 << 16
+)  # worked on one after the other: what is between stays in cache and costs no fresh memory
 
 
 def encode_full(new: Buffer) -> bytes:
@@ -27,7 +29,9 @@ def encode_full(new: Buffer) -> bytes:
         low[block] = rotated
         high[block] = rotated >> 8
     plane = compress(high.data)
-    return b"".join((len(plane).to_bytes(_LENGTH_BYTES, "little"), plane, low.data, new[2 * count :]))
+    return b"".join(
+        (len(plane).to_bytes(_LENGTH_BYTES, "little"), plane, low.data, new[2 * count :])
+    )
 
 
 def decode_full(payload: Buffer, raw_len: int) -> memoryview:

@@ -37,11 +37,15 @@ class Changes(NamedTuple):
 
 
 _LENGTH_BYTES = 4
-_BLOCK_WORDS = 1 << 16  # worked on one after the other, so that what is between stays in a core's cache
+_BLOCK_WORDS = (
+    1 << 16
+)  # worked on one after the other, so that what is between stays in a core's cache
 _SCAN_FOURS = 1 << 16  # likewise, of four words each
 _GOES_ON = 255  # in a column of bytes: this is not all
 _ESCAPED = 3
-_UNPACKED = np.array([sum((byte >> 2 * i & 3) << 8 * i for i in range(4)) for byte in range(256)], dtype="<u4")
+_UNPACKED = np.array(
+    [sum((byte >> 2 * i & 3) << 8 * i for i in range(4)) for byte in range(256)], dtype="<u4"
+)
 
 
 def sparse_max(words: int) -> int:
@@ -145,7 +149,10 @@ def _columns(payload: Buffer, count: int, raw_len: int) -> tuple[list[memoryview
     view, start = memoryview(payload), _LENGTH_BYTES * count
     require(len(view) >= start, "a delta chunk ends before its columns")
     lengths = np.frombuffer(view, dtype="<u4", count=count).tolist()
-    require(start + sum(lengths) + raw_len % 2 == len(view), "a delta chunk has columns of the wrong length")
+    require(
+        start + sum(lengths) + raw_len % 2 == len(view),
+        "a delta chunk has columns of the wrong length",
+    )
     frames = []
     for length in lengths:
         frames.append(view[start : start + length])
@@ -164,7 +171,9 @@ def _gaps(changed: Positions) -> Bytes:
 
 def _read_gaps(frame: memoryview, words: int) -> Bytes:
     length = declared_length(frame)
-    require(0 <= length <= sparse_max(words) + words // _GOES_ON, "a sparse chunk has too many gaps")
+    require(
+        0 <= length <= sparse_max(words) + words // _GOES_ON, "a sparse chunk has too many gaps"
+    )
     gaps = np.frombuffer(decompress(frame, length), dtype=np.uint8)
     require(length == 0 or int(gaps[-1]) != _GOES_ON, "a sparse chunk ends within a gap")
     return gaps
@@ -185,17 +194,27 @@ def _places(gaps: Bytes, words: int) -> Iterator[Positions]:
 def _coded(differences: Words) -> tuple[memoryview, memoryview, memoryview]:
     """Codes, small and large."""
     codes = np.minimum(differences + 1, _ESCAPED).astype(np.uint8)
-    escaped = differences.take(np.flatnonzero(codes == _ESCAPED))  # a mask as index takes four times as long
+    escaped = differences.take(
+        np.flatnonzero(codes == _ESCAPED)
+    )  # a mask as index takes four times as long
     zigzag = (escaped << 1) ^ -(escaped >> 15)
     large = zigzag[zigzag >= _GOES_ON]
-    return _packed(codes).data, np.minimum(zigzag, _GOES_ON).astype(np.uint8).data, large.view(np.uint8).data
+    return (
+        _packed(codes).data,
+        np.minimum(zigzag, _GOES_ON).astype(np.uint8).data,
+        large.view(np.uint8).data,
+    )
 
 
 def _decoded(frames: Sequence[memoryview], count: int) -> Iterator[tuple[slice, Words]]:
     """`count` differences, block by block."""
     codes = _unpacked(decompress(frames[0], -(-count // 4)))[:count]
-    small = np.frombuffer(decompress(frames[1], int(np.count_nonzero(codes == _ESCAPED))), dtype=np.uint8)
-    large = np.frombuffer(decompress(frames[2], 2 * int(np.count_nonzero(small == _GOES_ON))), dtype="<u2")
+    small = np.frombuffer(
+        decompress(frames[1], int(np.count_nonzero(codes == _ESCAPED))), dtype=np.uint8
+    )
+    large = np.frombuffer(
+        decompress(frames[2], 2 * int(np.count_nonzero(small == _GOES_ON))), dtype="<u2"
+    )
     for block in _blocks(count, _BLOCK_WORDS):
         differences = codes[block].astype(np.uint16) - 1
         escaped = np.flatnonzero(codes[block] == _ESCAPED)

@@ -34,7 +34,8 @@ class Segment:
 
     def frames(self, frame_bytes: int) -> Iterator[tuple[FrameSpan, memoryview]]:
         views = {
-            record.chunk: memoryview(payload) for record, payload in zip(self.table.records, self.payloads, strict=True)
+            record.chunk: memoryview(payload)
+            for record, payload in zip(self.table.records, self.payloads, strict=True)
         }
         for span in frame_layout(self.table, frame_bytes):
             yield span, views[span.chunk][span.offset_in_chunk : span.offset_in_chunk + span.length]
@@ -47,7 +48,13 @@ class FormBuilder:
     unless it is the last (or its table is full). `segment_bytes` may only be lowered.
     """
 
-    def __init__(self, facts: FormFacts, files: Sequence[FileEntry], *, segment_bytes: int = SEGMENT_BYTES_MAX) -> None:
+    def __init__(
+        self,
+        facts: FormFacts,
+        files: Sequence[FileEntry],
+        *,
+        segment_bytes: int = SEGMENT_BYTES_MAX,
+    ) -> None:
         assert segment_bytes <= SEGMENT_BYTES_MAX
         self._facts = facts
         self._files = tuple(files)
@@ -105,7 +112,9 @@ class FormBuilder:
     def _close(self) -> Segment:
         records, payloads, frames = zip(*self._open, strict=True)
         files = self._files if self._segment == 0 else ()
-        table = SegmentTable(self._segment, records, tuple(digest for part in frames for digest in part), files)
+        table = SegmentTable(
+            self._segment, records, tuple(digest for part in frames for digest in part), files
+        )
         self._open, self._open_wire_bytes, self._open_table_bytes = [], 0, _TABLE_HEAD_BYTES
         self._segment = SegmentId(self._segment + 1)
         self._wire_bytes += table.wire_bytes + len(table.encode())
@@ -145,4 +154,6 @@ class RootWriter:
     def _root(self, end: int, totals: FormTotals | None) -> Root:
         first, self._rooted = self._rooted, end
         digests = tuple(self._segments[first:end])
-        return Root(self._facts, SegmentId(first), digests, running_digest(self._segments[:end]), totals)
+        return Root(
+            self._facts, SegmentId(first), digests, running_digest(self._segments[:end]), totals
+        )

@@ -39,10 +39,18 @@ from echo2d.core.base.ids import (
     frame_id,
 )
 from echo2d.core.weights.delta import ChunkMode, decode_chunk, encode_chunk
-from echo2d.core.weights.manifest import CHUNK_BYTES, CHUNKS_MAX, FileEntry, check_files, split_digests
+from echo2d.core.weights.manifest import (
+    CHUNK_BYTES,
+    CHUNKS_MAX,
+    FileEntry,
+    check_files,
+    split_digests,
+)
 from echo2d.errors import IntegrityFault
 
-FormKind = Literal["full", "delta", "composed"]  # a delta made from the base, or of deltas that follow each other
+FormKind = Literal[
+    "full", "delta", "composed"
+]  # a delta made from the base, or of deltas that follow each other
 
 SEGMENT_BYTES_MAX = 64 << 20  # signed and usable as a whole: a second of a 500 Mbit/s uplink
 TABLE_BYTES_MAX = 1 << 20  # a table travels as one frame
@@ -65,7 +73,12 @@ def frame_bytes_for(expected_wire_bytes: int) -> int:
 
 
 def form_id(
-    run_id: RunId, epoch: Epoch, version: Version, publish_seq: PublishSeq, kind: FormKind, base_digest: Digest | None
+    run_id: RunId,
+    epoch: Epoch,
+    version: Version,
+    publish_seq: PublishSeq,
+    kind: FormKind,
+    base_digest: Digest | None,
 ) -> FormId:
     facts = ("echo2d-form-1", run_id, epoch, version, publish_seq, kind, base_digest)
     return FormId(digest_of(pack(facts)).hex()[:FORM_ID_CHARS])
@@ -95,7 +108,9 @@ class FormFacts:
 
     @property
     def form(self) -> FormId:
-        return form_id(self.run_id, self.epoch, self.version, self.publish_seq, self.kind, self.base_digest)
+        return form_id(
+            self.run_id, self.epoch, self.version, self.publish_seq, self.kind, self.base_digest
+        )
 
     def encode(self) -> bytes:
         return pack(self)
@@ -132,15 +147,24 @@ class LacksBase(IntegrityFault):
     """A chunk is a delta from bytes that are not here."""
 
 
-def encode_record(chunk: ChunkId, new: Buffer, base: Buffer | None = None) -> tuple[ChunkRecord, bytes]:
+def encode_record(
+    chunk: ChunkId, new: Buffer, base: Buffer | None = None
+) -> tuple[ChunkRecord, bytes]:
     """Encode one chunk: its record and its payload. Chunks are independent, so this may run in many threads."""
     encoded = encode_chunk(new, base)
     needed = NO_BASE if base is None or encoded.mode in SELF_CONTAINED else base_sum(base)
-    return ChunkRecord(chunk, encoded.mode, len(encoded.payload), needed, digest_of(new)), encoded.payload
+    return ChunkRecord(
+        chunk, encoded.mode, len(encoded.payload), needed, digest_of(new)
+    ), encoded.payload
 
 
 def decode_record(
-    record: ChunkRecord, payload: Buffer, raw_len: int, base: Buffer | None = None, *, overwrite: bool = False
+    record: ChunkRecord,
+    payload: Buffer,
+    raw_len: int,
+    base: Buffer | None = None,
+    *,
+    overwrite: bool = False,
 ) -> Buffer:
     """The chunk's bytes, after checking the base: LacksBase if it is another one. overwrite: as of `decode_chunk`.
 
@@ -245,12 +269,18 @@ class SegmentTable:
     @staticmethod
     def decode(data: bytes) -> "SegmentTable":
         fields = _unpack_table(data)
-        return SegmentTable(fields.segment, tuple(_records(fields)), split_digests(fields.frames), fields.files)
+        return SegmentTable(
+            fields.segment, tuple(_records(fields)), split_digests(fields.frames), fields.files
+        )
 
 
 def _records(fields: _TableRecord) -> Iterator[ChunkRecord]:
     count, results = len(fields.modes), split_digests(fields.results)
-    if (len(fields.wire_bytes), len(fields.bases), len(results)) != (4 * count, BASE_BYTES * count, count):
+    if (len(fields.wire_bytes), len(fields.bases), len(results)) != (
+        4 * count,
+        BASE_BYTES * count,
+        count,
+    ):
         raise IntegrityFault("a segment table has columns of different lengths")
     if not set(fields.modes) <= set(ChunkMode):
         raise IntegrityFault("a segment table names an unknown chunk mode")
@@ -262,7 +292,9 @@ def _records(fields: _TableRecord) -> Iterator[ChunkRecord]:
 
 
 def _check_record(record: ChunkRecord) -> None:
-    if record.wire_bytes > CHUNK_BYTES or (record.mode == ChunkMode.SAME) != (record.wire_bytes == 0):
+    if record.wire_bytes > CHUNK_BYTES or (record.mode == ChunkMode.SAME) != (
+        record.wire_bytes == 0
+    ):
         raise IntegrityFault(f"chunk {record.chunk} has an impossible length on the wire")
     if record.mode in SELF_CONTAINED and record.base != NO_BASE:
         raise IntegrityFault(f"chunk {record.chunk} names a base that it does not need")
@@ -273,10 +305,14 @@ def frame_layout(table: SegmentTable, frame_bytes: int) -> tuple[FrameSpan, ...]
     match the table's chunks in number."""
     places = list(_frame_places(table, frame_bytes))
     if len(places) != len(table.frames):
-        raise IntegrityFault(f"segment {table.segment} lists {len(table.frames)} frames for {len(places)}")
+        raise IntegrityFault(
+            f"segment {table.segment} lists {len(table.frames)} frames for {len(places)}"
+        )
     return tuple(
         FrameSpan(frame_id(table.segment, index), chunk, offset, length, position, digest)
-        for index, ((chunk, offset, length, position), digest) in enumerate(zip(places, table.frames, strict=True), 1)
+        for index, ((chunk, offset, length, position), digest) in enumerate(
+            zip(places, table.frames, strict=True), 1
+        )
     )
 
 

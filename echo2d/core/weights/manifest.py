@@ -22,12 +22,21 @@ from echo2d.errors import IntegrityFault
 
 CHUNK_BYTES = 8 << 20
 FILES_MAX = 1024  # the largest public models have about 200 shards; keeps the file list well inside one table
-PATH_PART_CHARS_MAX = 128  # half of what file systems allow, so that suffixes for temporary files fit
-SNAPSHOT_BYTES_MAX = SEGMENTS_MAX * (56 << 20)  # a segment of 64 MiB closes above 56: any form fits SEGMENTS_MAX
-CHUNKS_MAX = SNAPSHOT_BYTES_MAX // CHUNK_BYTES + 2 * FILES_MAX  # a header and a data section may end in a short piece
+PATH_PART_CHARS_MAX = (
+    128  # half of what file systems allow, so that suffixes for temporary files fit
+)
+SNAPSHOT_BYTES_MAX = SEGMENTS_MAX * (
+    56 << 20
+)  # a segment of 64 MiB closes above 56: any form fits SEGMENTS_MAX
+CHUNKS_MAX = (
+    SNAPSHOT_BYTES_MAX // CHUNK_BYTES + 2 * FILES_MAX
+)  # a header and a data section may end in a short piece
 MANIFEST_BYTES_MAX = CHUNKS_MAX * DIGEST_BYTES + FILES_MAX * (2 * PATH_PART_CHARS_MAX + 32)
 SUFFIXES = (".safetensors", ".json", ".txt", ".model", ".jinja")
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # as Hugging Face PEFT names them
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = (
+    "adapter_config.json",
+    "adapter_model.safetensors",
+)  # as Hugging Face PEFT names them
 BASE_PIN = "base.json"  # which base model an adapter belongs to
 MODEL_FILES = ("config.json", "tokenizer.json")  # that every whole model has
 ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_PIN)
@@ -69,9 +78,13 @@ def check_path(path: str) -> None:
 
 
 def _check_size(file: FileEntry) -> None:
-    smallest, largest = (LENGTH_BYTES, LENGTH_BYTES + HEADER_BYTES_MAX) if is_safetensors(file.path) else (0, 0)
+    smallest, largest = (
+        (LENGTH_BYTES, LENGTH_BYTES + HEADER_BYTES_MAX) if is_safetensors(file.path) else (0, 0)
+    )
     if not smallest <= file.header_bytes <= largest or not file.header_bytes <= file.size:
-        raise IntegrityFault(f"{file.path}: impossible size {file.size} or header size {file.header_bytes}")
+        raise IntegrityFault(
+            f"{file.path}: impossible size {file.size} or header size {file.header_bytes}"
+        )
 
 
 def check_files(files: Sequence[FileEntry]) -> None:
@@ -128,7 +141,9 @@ class Manifest:
     def __post_init__(self) -> None:
         check_files(self.files)
         if len(self.chunk_digests) != len(self.chunks):
-            raise IntegrityFault(f"{len(self.chunk_digests)} chunk digests for {len(self.chunks)} chunks")
+            raise IntegrityFault(
+                f"{len(self.chunk_digests)} chunk digests for {len(self.chunks)} chunks"
+            )
         if any(len(digest) != DIGEST_BYTES for digest in self.chunk_digests):
             raise IntegrityFault("a chunk digest has the wrong length")
 
@@ -158,4 +173,7 @@ def split_digests(joined: bytes) -> tuple[Digest, ...]:
     """Digests that were concatenated; a remainder is an IntegrityFault."""
     if len(joined) % DIGEST_BYTES:
         raise IntegrityFault("a list of digests has the wrong length")
-    return tuple(Digest(joined[start : start + DIGEST_BYTES]) for start in range(0, len(joined), DIGEST_BYTES))
+    return tuple(
+        Digest(joined[start : start + DIGEST_BYTES])
+        for start in range(0, len(joined), DIGEST_BYTES)
+    )

@@ -12,8 +12,12 @@ from typing import Any, NoReturn
 from echo2d.errors import IntegrityFault
 
 LENGTH_BYTES = 8
-HEADER_BYTES_MAX = 16 << 20  # JSON for 100,000 tensors in one file; the largest public models have 40,000 in all
-TENSOR_DIMS_MAX = 16  # real tensors have at most 5; bounds the arithmetic on sizes that a header can demand
+HEADER_BYTES_MAX = (
+    16 << 20
+)  # JSON for 100,000 tensors in one file; the largest public models have 40,000 in all
+TENSOR_DIMS_MAX = (
+    16  # real tensors have at most 5; bounds the arithmetic on sizes that a header can demand
+)
 DIM_MAX = 1 << 48  # more elements than any snapshot has bits
 DTYPE_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
@@ -28,9 +32,13 @@ def header_bytes(prefix: bytes, file_size: int) -> int:
         raise IntegrityFault("too short for a safetensors header")
     declared = int.from_bytes(prefix[:LENGTH_BYTES], "little")
     if declared > HEADER_BYTES_MAX:
-        raise IntegrityFault(f"its safetensors header claims {declared} bytes; at most {HEADER_BYTES_MAX} are allowed")
+        raise IntegrityFault(
+            f"its safetensors header claims {declared} bytes; at most {HEADER_BYTES_MAX} are allowed"
+        )
     if LENGTH_BYTES + declared > file_size:
-        raise IntegrityFault(f"its safetensors header claims {declared} bytes, but the file has {file_size}")
+        raise IntegrityFault(
+            f"its safetensors header claims {declared} bytes, but the file has {file_size}"
+        )
     return LENGTH_BYTES + declared
 
 
@@ -45,14 +53,18 @@ def check_header(header: bytes, file_size: int) -> None:
             raise IntegrityFault(f"its tensors leave a hole or overlap at data byte {end}")
         end = stop
     if end != file_size - len(header):
-        raise IntegrityFault(f"its header describes {end} data bytes, but the file has {file_size - len(header)}")
+        raise IntegrityFault(
+            f"its header describes {end} data bytes, but the file has {file_size - len(header)}"
+        )
 
 
 def _parse(text: bytes) -> dict[str, Any]:
     if not text.startswith(b"{"):
         raise IntegrityFault("its safetensors header is not a JSON object")
     try:
-        parsed = json.loads(text.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        parsed = json.loads(
+            text.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant
+        )
     except (ValueError, RecursionError) as error:
         raise IntegrityFault("its safetensors header is not JSON") from error
     assert isinstance(parsed, dict)
@@ -71,20 +83,31 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _check_metadata(metadata: object) -> None:
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+    if not isinstance(metadata, dict) or not all(
+        isinstance(value, str) for value in metadata.values()
+    ):
         raise IntegrityFault("its safetensors metadata is not a map of texts")
 
 
 def _extent(name: str, tensor: object) -> tuple[int, int]:
     """Where the tensor's data begins and ends, if that agrees with its dtype and shape."""
     match tensor:
-        case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [start, stop], **others} if not others:
+        case {
+            "dtype": str(dtype),
+            "shape": list(shape),
+            "data_offsets": [start, stop],
+            **others,
+        } if not others:
             pass
         case _:
-            raise IntegrityFault(f"tensor {name[:80]!r} is not described by dtype, shape and data_offsets")
+            raise IntegrityFault(
+                f"tensor {name[:80]!r} is not described by dtype, shape and data_offsets"
+            )
     if dtype not in DTYPE_BITS:
         raise IntegrityFault(f"tensor {name[:80]!r} has the unknown dtype {dtype[:20]!r}")
-    numbers_ok = all(type(number) is int and 0 <= number <= DIM_MAX for number in (*shape, start, stop))
+    numbers_ok = all(
+        type(number) is int and 0 <= number <= DIM_MAX for number in (*shape, start, stop)
+    )
     if len(shape) > TENSOR_DIMS_MAX or not numbers_ok:
         raise IntegrityFault(f"tensor {name[:80]!r} has an impossible shape or offsets")
     if math.prod(shape) * DTYPE_BITS[dtype] != 8 * (stop - start):

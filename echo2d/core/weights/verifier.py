@@ -13,7 +13,13 @@ from collections.abc import Sequence
 from echo2d.core.base.canonical import digest_of, require
 from echo2d.core.base.ids import ChunkId, Digest, FrameId, SegmentId, index_of, is_table, segment_of
 from echo2d.core.weights.delta import ChunkMode
-from echo2d.core.weights.encoding import ChunkRecord, FormFacts, FrameSpan, SegmentTable, frame_layout
+from echo2d.core.weights.encoding import (
+    ChunkRecord,
+    FormFacts,
+    FrameSpan,
+    SegmentTable,
+    frame_layout,
+)
 from echo2d.core.weights.manifest import Chunk, FileEntry, Manifest, chunk_layout
 from echo2d.core.weights.signed_index import PAGE_SEGMENTS_MAX, FormTotals, Root, running_digest
 
@@ -37,12 +43,25 @@ class FormIndex:
     def accept_root(self, root: Root) -> None:
         """A root whose signature was verified. Old and repeated ones are allowed, contradicting ones are not."""
         require(root.facts == self.facts, "a root contradicts the form's facts")
-        named = dict(zip(map(SegmentId, range(root.first_segment, root.segment_count)), root.segments, strict=True))
-        known = all(self._signed.get(segment, digest) == digest for segment, digest in named.items())
+        named = dict(
+            zip(
+                map(SegmentId, range(root.first_segment, root.segment_count)),
+                root.segments,
+                strict=True,
+            )
+        )
+        known = all(
+            self._signed.get(segment, digest) == digest for segment, digest in named.items()
+        )
         require(known, "a root contradicts an earlier one")
-        older, newer = sorted((self._newest, root), key=lambda each: (each.segment_count, each.totals is not None))
+        older, newer = sorted(
+            (self._newest, root), key=lambda each: (each.segment_count, each.totals is not None)
+        )
         require(older.totals in (None, newer.totals), "a root comes after the form's last")
-        require(older.segment_count < newer.segment_count or older.running == newer.running, "roots contradict")
+        require(
+            older.segment_count < newer.segment_count or older.running == newer.running,
+            "roots contradict",
+        )
         self._settle(newer, self._signed | named, self._claimed)
 
     def accept_page(self, start: SegmentId, digests: Sequence[Digest]) -> None:
@@ -59,7 +78,10 @@ class FormIndex:
 
     def accept_table(self, segment: SegmentId, data: bytes) -> SegmentTable:
         """The table of a segment whose digest is signed (see `table_digest`)."""
-        require(digest_of(data) == self._signed.get(segment), f"the table of segment {segment} has the wrong digest")
+        require(
+            digest_of(data) == self._signed.get(segment),
+            f"the table of segment {segment} has the wrong digest",
+        )
         table = SegmentTable.decode(data)
         require(table.segment == segment, "a table names another segment")
         spans = frame_layout(table, self.facts.frame_bytes)
@@ -90,7 +112,9 @@ class FormIndex:
     def missing_segment(self) -> SegmentId | None:
         """The first segment whose digest must be asked for in pages; None: all up to the newest root are known."""
         known = self._signed.keys() | self._claimed.keys()
-        return next((SegmentId(each) for each in range(self.segment_count) if each not in known), None)
+        return next(
+            (SegmentId(each) for each in range(self.segment_count) if each not in known), None
+        )
 
     @property
     def complete(self) -> bool:
@@ -145,14 +169,20 @@ class FormIndex:
     def chunk_spans(self, chunk: ChunkId) -> tuple[FrameSpan, ...]:
         """The frames of an encoded chunk, in order; empty for one that is not known or needs none."""
         segment = self._segment_of_chunk.get(chunk)
-        return () if segment is None else tuple(span for span in self._spans[segment] if span.chunk == chunk)
+        return (
+            ()
+            if segment is None
+            else tuple(span for span in self._spans[segment] if span.chunk == chunk)
+        )
 
     def manifest(self) -> Manifest:
         """The manifest of a complete form; IntegrityFault unless it is the signed one."""
         assert self.complete
         assert self.totals is not None
         tables = [self._tables[SegmentId(each)] for each in range(self.segment_count)]
-        manifest = Manifest(self.files, tuple(record.result for table in tables for record in table.records))
+        manifest = Manifest(
+            self.files, tuple(record.result for table in tables for record in table.records)
+        )
         wire_bytes = sum(table.wire_bytes for table in tables) + sum(self._table_bytes.values())
         found = FormTotals(wire_bytes, manifest.full_bytes, manifest.digest)
         require(found == self.totals, "the tables do not add up to the signed snapshot")
@@ -170,7 +200,9 @@ class FormIndex:
 
     # --- how it is judged
 
-    def _settle(self, newest: Root, signed: dict[SegmentId, Digest], claimed: dict[SegmentId, Digest]) -> bool:
+    def _settle(
+        self, newest: Root, signed: dict[SegmentId, Digest], claimed: dict[SegmentId, Digest]
+    ) -> bool:
         """Take over the new state; once no segment is missing, the running digest decides about the claimed ones.
 
         False: they were false, and are dropped.
@@ -178,7 +210,10 @@ class FormIndex:
         claimed = {segment: digest for segment, digest in claimed.items() if segment not in signed}
         both, fits = signed | claimed, True
         if len(both) == newest.segment_count:
-            fits = running_digest([both[SegmentId(each)] for each in range(newest.segment_count)]) == newest.running
+            fits = (
+                running_digest([both[SegmentId(each)] for each in range(newest.segment_count)])
+                == newest.running
+            )
             require(fits or bool(claimed), "a root's segments do not fit its running digest")
             signed, claimed = (both if fits else signed), {}
         self._newest, self._signed, self._claimed = newest, signed, claimed
@@ -187,12 +222,20 @@ class FormIndex:
     def _check_place(self, table: SegmentTable) -> None:
         """That the table fits the form's kind, its neighbours and the files."""
         modes = {record.mode for record in table.records}
-        require(self.facts.kind != "full" or modes <= {ChunkMode.RAW, ChunkMode.FULL}, "a full form needs a base")
+        require(
+            self.facts.kind != "full" or modes <= {ChunkMode.RAW, ChunkMode.FULL},
+            "a full form needs a base",
+        )
         before = self._tables.get(SegmentId(table.segment - 1))
         after = self._tables.get(SegmentId(table.segment + 1))
         start = 0 if table.segment == 0 else None if before is None else before.end_chunk
-        require(start is None or table.first_chunk == start, "a table does not follow the one before it")
-        require(after is None or after.first_chunk == table.end_chunk, "a table does not precede the one after it")
+        require(
+            start is None or table.first_chunk == start, "a table does not follow the one before it"
+        )
+        require(
+            after is None or after.first_chunk == table.end_chunk,
+            "a table does not precede the one after it",
+        )
         if table.files or self._layout:
             layout = self._layout or chunk_layout(table.files)
             for each in (table, *(self._tables.values() if table.files else ())):
@@ -203,5 +246,9 @@ def _check_lengths(table: SegmentTable, layout: tuple[Chunk, ...]) -> None:
     require(table.end_chunk <= len(layout), "a table names chunks beyond the files")
     for record in table.records:
         length = layout[record.chunk].length
-        fits = record.wire_bytes == length if record.mode == ChunkMode.RAW else record.wire_bytes < length
+        fits = (
+            record.wire_bytes == length
+            if record.mode == ChunkMode.RAW
+            else record.wire_bytes < length
+        )
         require(fits, f"chunk {record.chunk} is longer on the wire than in its file")

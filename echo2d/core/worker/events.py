@@ -6,7 +6,14 @@ Relay events and actions (`relay`) pass through the worker's machine and are lis
 from dataclasses import dataclass
 
 from echo2d.core.base.ids import Digest, FormId, LeaseId, PublishSeq, Version
-from echo2d.core.protocol.control_messages import Finish, LeaseGranted, ToCoordinator, ToPeer, VersionKey, Welcome
+from echo2d.core.protocol.control_messages import (
+    Finish,
+    LeaseGranted,
+    ToCoordinator,
+    ToPeer,
+    VersionKey,
+    Welcome,
+)
 from echo2d.core.weights.signed_index import Root
 
 # --- events: control link ----------------------------------------
@@ -259,7 +266,14 @@ class WorkerNote:
 
 LeaseAction = SendControl | StartGeneration | AbortGeneration
 VersionAction = (
-    SendControl | IndexRoot | KeepPublishSeq | ApplyForm | CancelApply | RefitEngines | DropForm | WorkerNote
+    SendControl
+    | IndexRoot
+    | KeepPublishSeq
+    | ApplyForm
+    | CancelApply
+    | RefitEngines
+    | DropForm
+    | WorkerNote
 )
 
 

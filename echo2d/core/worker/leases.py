@@ -33,15 +33,29 @@ from echo2d.core.protocol.control_messages import (
 )
 from echo2d.core.protocol.result_check import LOGPROB_MAX
 from echo2d.core.protocol.trajectory import pack_logprobs, pack_tokens
-from echo2d.core.worker.events import AbortGeneration, LeaseAction, SampleProgressed, SendControl, StartGeneration
+from echo2d.core.worker.events import (
+    AbortGeneration,
+    LeaseAction,
+    SampleProgressed,
+    SendControl,
+    StartGeneration,
+)
 
 PROGRESS_S_MIN = 0.05  # a message costs both ends something, and engines bundle tokens for as long
-ENGINE_STALL_S = 120.0  # a running lease without one token for so long is given back (I6); refits reset it
-LEASES_MAX = 256  # the coordinator grants about as many samples as there are slots; more is its mistake
-RESULTS_MAX = 1024  # unanswered results: several steps' worth from one worker while the coordinator is away
+ENGINE_STALL_S = (
+    120.0  # a running lease without one token for so long is given back (I6); refits reset it
+)
+LEASES_MAX = (
+    256  # the coordinator grants about as many samples as there are slots; more is its mistake
+)
+RESULTS_MAX = (
+    1024  # unanswered results: several steps' worth from one worker while the coordinator is away
+)
 CONFIRMED_MAX = 64  # versions; results name the last two or three
 SAMPLES_MAX = 1024  # samples of one lease; a group is rarely over 64
-TOKENS_MAX = 1 << 18  # prompt or output of one sample: 8 B a token, so every message stays under 4 MiB
+TOKENS_MAX = (
+    1 << 18
+)  # prompt or output of one sample: 8 B a token, so every message stays under 4 MiB
 
 
 @dataclass(slots=True)
@@ -65,12 +79,16 @@ class _Output:
 
     def confirmed(self, versions: Collection[VersionKey]) -> int:
         """How many tokens, from the first on, these versions wrote."""
-        return next((span.start for span in self.spans if span.key not in versions), len(self.tokens))
+        return next(
+            (span.start for span in self.spans if span.key not in versions), len(self.tokens)
+        )
 
     def take_unsent(self, sample: int, end: int) -> SampleDelta:
         start, self.sent = self.sent, end
         spans = (
-            VersionSpan(max(s.start, start), s.end, s.version, s.digest) for s in self.spans if start < s.end <= end
+            VersionSpan(max(s.start, start), s.end, s.version, s.digest)
+            for s in self.spans
+            if start < s.end <= end
         )
         tokens, logprobs = self.tokens[start:end], self.logprobs[start:end]
         return SampleDelta(sample, pack_tokens(tokens), pack_logprobs(logprobs), tuple(spans))
@@ -118,13 +136,17 @@ class WorkerLeases:
         """The confirmed versions that wrote for these."""
         outputs = [output.spans for held in self._held.values() for output in held.outputs.values()]
         wrote = {
-            span.key for spans in [*outputs, *(result.spans for result in self._results.values())] for span in spans
+            span.key
+            for spans in [*outputs, *(result.spans for result in self._results.values())]
+            for span in spans
         }
         return tuple(key for key in self._confirmed if key in wrote)
 
     # --- from the coordinator ---
 
-    def granted(self, grant: LeaseGranted, serving: VersionKey | None, *, now: float) -> list[LeaseAction]:
+    def granted(
+        self, grant: LeaseGranted, serving: VersionKey | None, *, now: float
+    ) -> list[LeaseAction]:
         """Take the lease or give it back at once; a repeat of one that is held is ignored."""
         key = HeldLease(grant.lease, grant.attempt)
         if key in self.held():
@@ -151,7 +173,9 @@ class WorkerLeases:
         for key in self.held():
             if key not in welcome.keep:
                 actions += self.cancelled(key, now=now)
-        actions += [SendControl(result) for result in self._results.values() if self._believed(result)]
+        actions += [
+            SendControl(result) for result in self._results.values() if self._believed(result)
+        ]
         for held in self._held.values():
             held.report_at = now
             for output in held.outputs.values():
@@ -160,17 +184,27 @@ class WorkerLeases:
 
     # --- from the engines ---
 
-    def progressed(self, event: SampleProgressed, labels: Mapping[str, VersionKey], *, now: float) -> list[LeaseAction]:
+    def progressed(
+        self, event: SampleProgressed, labels: Mapping[str, VersionKey], *, now: float
+    ) -> list[LeaseAction]:
         """New output. `labels`: versions this worker loaded and may use; output that names any other is refused."""
         held = self._held.get(HeldLease(event.lease, event.attempt))
         if held is None:
             return []  # it was cancelled meanwhile
         output = held.outputs.get(event.sample)
-        fault = "an unknown sample" if output is None else _output_fault(event, output, held.grant, labels)
+        fault = (
+            "an unknown sample"
+            if output is None
+            else _output_fault(event, output, held.grant, labels)
+        )
         if output is None or fault:
             return self.failed(held.key, f"the engine reported {fault}", now=now)
         output.extend(
-            event, [VersionSpan(s.start, s.end, labels[s.label].version, labels[s.label].digest) for s in event.spans]
+            event,
+            [
+                VersionSpan(s.start, s.end, labels[s.label].version, labels[s.label].digest)
+                for s in event.spans
+            ],
         )
         held.token_at = now
         return [] if event.finish is None else self._finish(held, event.sample, event.finish, now)
@@ -283,13 +317,21 @@ class WorkerLeases:
 
     def _drop(self, key: HeldLease) -> list[LeaseAction]:
         held = self._held.pop(key, None)
-        return [AbortGeneration(key.lease, key.attempt)] if held is not None and held.started else []
+        return (
+            [AbortGeneration(key.lease, key.attempt)] if held is not None and held.started else []
+        )
 
     def _finish(self, held: _Held, sample: int, finish: Finish, now: float) -> list[LeaseAction]:
         output = held.outputs.pop(sample)
         tokens, logprobs = pack_tokens(output.tokens), pack_logprobs(output.logprobs)
         result = SampleFinished(
-            held.grant.lease, held.grant.attempt, sample, tokens, logprobs, tuple(output.spans), finish
+            held.grant.lease,
+            held.grant.attempt,
+            sample,
+            tokens,
+            logprobs,
+            tuple(output.spans),
+            finish,
         )
         self._results[held.key, sample] = result
         if not held.outputs:

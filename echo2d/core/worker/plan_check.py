@@ -16,7 +16,10 @@ from echo2d.core.topology.plan import STRIPES_MAX
 def edges_fault(edges: PlanEdges, me: PeerId) -> str:
     """What is wrong with it; empty when nothing is."""
     peers = {edge.peer for edge in edges.peers}
-    if len(edges.stripes) > STRIPES_MAX or max(Counter(edge.stripe for edge in edges.stripes).values(), default=1) > 1:
+    if (
+        len(edges.stripes) > STRIPES_MAX
+        or max(Counter(edge.stripe for edge in edges.stripes).values(), default=1) > 1
+    ):
         return "its stripes are too many or the same"
     if len(peers) != len(edges.peers) or me in peers or not all(map(_is_edge, edges.peers)):
         return "a peer in it cannot be linked with"
@@ -24,7 +27,11 @@ def edges_fault(edges: PlanEdges, me: PeerId) -> str:
         return "it begins here for some stripes only"
     if not peers.issuperset(edges.sources):
         return "a source in it is no peer of it"
-    return "" if all(_is_place(edge, peers) for edge in edges.stripes) else "a stripe's edges are impossible"
+    return (
+        ""
+        if all(_is_place(edge, peers) for edge in edges.stripes)
+        else "a stripe's edges are impossible"
+    )
 
 
 def _is_edge(edge: EdgePeer) -> bool:

@@ -94,18 +94,28 @@ class WorkerState:
     """See the module docstring. `standing`: what stands verified in the slots at start; `slots`: samples at once."""
 
     def __init__(
-        self, relay: Relay, run_id: RunId, *, slots: int, publish_seq: PublishSeq, standing: Iterable[Standing]
+        self,
+        relay: Relay,
+        run_id: RunId,
+        *,
+        slots: int,
+        publish_seq: PublishSeq,
+        standing: Iterable[Standing],
     ) -> None:
         self._relay = relay
         self._leases = WorkerLeases(slots)
-        self._versions = WorkerVersions(run_id, engines=slots > 0, publish_seq=publish_seq, standing=standing)
+        self._versions = WorkerVersions(
+            run_id, engines=slots > 0, publish_seq=publish_seq, standing=standing
+        )
         self._run_id, self._slots = run_id, slots
         self._up = False
         self._draining = False
         self._leaving: Leaving | None = None  # by its own wish
         self._exclusive = False  # as the coordinator said last
         self._still_since: float | None = None  # for the next version; None: the engines run
-        self._undialable: str | None = None  # why others cannot dial it; empty: they can, None: not told yet
+        self._undialable: str | None = (
+            None  # why others cannot dial it; empty: they can, None: not told yet
+        )
         self._since_hello: deque[RefitDone | RefitFailed] = deque(maxlen=REFITS_MAX)
 
     @property
@@ -123,7 +133,13 @@ class WorkerState:
         return self._versions.stands_mostly(form)
 
     def hello(
-        self, *, kind: PeerKind, name: str, boot_id: str, listen: Address | None, forms: Sequence[FormId]
+        self,
+        *,
+        kind: PeerKind,
+        name: str,
+        boot_id: str,
+        listen: Address | None,
+        forms: Sequence[FormId],
     ) -> Hello:
         """What to tell the coordinator first. `forms`: those whose frames are all on disk."""
         self._since_hello.clear()
@@ -137,14 +153,18 @@ class WorkerState:
         """What to do about it, in order. `now`: monotonic seconds."""
         if isinstance(event, relay_events.FrameVerified | relay_events.PeerReady):
             relayed = self._relay.handle(event, now=now)
-            frames: list[WorkerAction] = [action for action in relayed if isinstance(action, relay_events.SendFrame)]
+            frames: list[WorkerAction] = [
+                action for action in relayed if isinstance(action, relay_events.SendFrame)
+            ]
             if len(frames) == len(relayed):
                 return frames  # most events of a day: nobody but the relay is concerned
             actions = [*self._routed(relayed, now), *self._after(now)]
         else:
             actions = [*self._on_event(event, now), *self._after(now)]
         refits = [action.message for action in actions if isinstance(action, SendControl)]
-        self._since_hello += [message for message in refits if isinstance(message, RefitDone | RefitFailed)]
+        self._since_hello += [
+            message for message in refits if isinstance(message, RefitDone | RefitFailed)
+        ]
         return [action for action in actions if self._up or not isinstance(action, SendControl)]
 
     def wake_at(self) -> float | None:
@@ -160,7 +180,9 @@ class WorkerState:
                 return self._leases.failed(HeldLease(lease, attempt), reason, now=now)
             case ControlUp(welcome):
                 self._up, self._exclusive = True, welcome.exclusive
-                told = [SendControl(message) for message in self._since_hello]  # results may name these versions
+                told = [
+                    SendControl(message) for message in self._since_hello
+                ]  # results may name these versions
                 leaving = [] if self._leaving is None else [SendControl(self._leaving)]
                 return [*told, *leaving, *self._leases.welcomed(welcome, now=now)]
             case ControlDown():
@@ -169,19 +191,32 @@ class WorkerState:
             case CoordinatorSaid(message):
                 return self._on_message(message, now)
             case StopAsked(reason):
-                return [*self._leases.give_back(reason), SendControl(Goodbye(reason)), ShutDown(reason)]
+                return [
+                    *self._leases.give_back(reason),
+                    SendControl(Goodbye(reason)),
+                    ShutDown(reason),
+                ]
             case LeaveAsked(reason):
                 self._draining, self._leaving = True, Leaving(reason)
                 return [SendControl(self._leaving)]
             case relay_events.RelayDeadlinePassed():
-                due = [*self._leases.report(now=now), *self._versioned(self._versions.choose(now=now), now)]
+                due = [
+                    *self._leases.report(now=now),
+                    *self._versioned(self._versions.choose(now=now), now),
+                ]
                 return [*due, *self._relayed(event, now)]
             case RootVerified(root):
                 announced = self._on_version_event(event, now)
                 if self.stands_mostly(root.form):
                     self._relay.search(root.form)
                 return self._versioned(announced, now)
-            case ArrivalFailed() | SnapshotReady() | ApplyRejected() | ApplyCancelled() | EngineLost():
+            case (
+                ArrivalFailed()
+                | SnapshotReady()
+                | ApplyRejected()
+                | ApplyCancelled()
+                | EngineLost()
+            ):
                 return self._versioned(self._on_version_event(event, now), now)
             case EngineRefitted() | EngineRefitFailed():
                 return self._on_refit(event, now)
@@ -194,13 +229,17 @@ class WorkerState:
             return []
         return self._versioned(self._versions.forgotten(event.form, now=now), now)
 
-    def _on_refit(self, event: EngineRefitted | EngineRefitFailed, now: float) -> Sequence[WorkerAction]:
+    def _on_refit(
+        self, event: EngineRefitted | EngineRefitFailed, now: float
+    ) -> Sequence[WorkerAction]:
         key = VersionKey(event.version, event.digest)
         actions = self._versioned(self._on_version_event(event, now), now)
         served = self._versions.serving == key
         if served and self._still_since is not None:
             self._still_since = now
-        leases = self._leases.confirmed(key, now=now) if served else self._leases.doubted(key, now=now)
+        leases = (
+            self._leases.confirmed(key, now=now) if served else self._leases.doubted(key, now=now)
+        )
         return [*actions, *leases]
 
     def _on_version_event(self, event: VersionEvent, now: float) -> list[VersionAction]:
@@ -237,7 +276,11 @@ class WorkerState:
                 self._leases.answered(message)
                 return []
             case PlanEdges(form=form):
-                fault = "its root was refused" if self._versions.refuses(form) else edges_fault(message, self._relay.me)
+                fault = (
+                    "its root was refused"
+                    if self._versions.refuses(form)
+                    else edges_fault(message, self._relay.me)
+                )
                 if fault:
                     return [WorkerNote(f"plan refused: form {form}: {fault}")]
                 planned = self._versioned(self._versions.planned(form, now=now), now)
@@ -275,7 +318,9 @@ class WorkerState:
     def _relayed(self, event: relay_events.RelayEvent, now: float) -> list[WorkerAction]:
         return self._routed(self._relay.handle(event, now=now), now)
 
-    def _routed(self, relayed: Sequence[relay_events.RelayAction], now: float) -> list[WorkerAction]:
+    def _routed(
+        self, relayed: Sequence[relay_events.RelayAction], now: float
+    ) -> list[WorkerAction]:
         """What the relay wants, and what others make of it."""
         done: list[WorkerAction] = []
         for action in relayed:

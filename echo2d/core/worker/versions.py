@@ -17,7 +17,13 @@ from dataclasses import dataclass
 
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import Epoch, FormId, PublishSeq, RunId, version_label
-from echo2d.core.protocol.control_messages import ApplyFailed, RefitDone, RefitFailed, VersionKey, VersionVerified
+from echo2d.core.protocol.control_messages import (
+    ApplyFailed,
+    RefitDone,
+    RefitFailed,
+    VersionKey,
+    VersionVerified,
+)
 from echo2d.core.weights.signed_index import Root
 from echo2d.core.worker.events import (
     ApplyForm,
@@ -36,9 +42,13 @@ from echo2d.core.worker.events import (
     WorkerNote,
 )
 
-FORMS_MAX = 4  # the spreading one, the waiting one, and the last two for peers that still fetch them
+FORMS_MAX = (
+    4  # the spreading one, the waiting one, and the last two for peers that still fetch them
+)
 SLOTS = 2  # current and spare
-LABELS_MAX = 64  # versions whose tokens may still be on their way from an engine; really two or three
+LABELS_MAX = (
+    64  # versions whose tokens may still be on their way from an engine; really two or three
+)
 REFUSED_MAX = 64  # forms remembered as refused; the coordinator sends one at a time
 REVOKED_MAX = 4096  # keys remembered as void; more than an epoch ever revokes
 REFIT_TRIES_MAX = 3  # of one version; then any other one that stands is served rather than it
@@ -81,13 +91,17 @@ class WorkerVersions:
         self._engines = engines
         self._publish_seq = publish_seq
         self._forms: dict[FormId, _Form] = {}
-        self._published: dict[VersionKey, PublishSeq] = {}  # standing, and named by an accepted root
+        self._published: dict[
+            VersionKey, PublishSeq
+        ] = {}  # standing, and named by an accepted root
         self._standing = {each.key: each.path for each in standing}
         self._revoked: dict[VersionKey, Epoch] = {}
         self._refused: dict[FormId, None] = {}
         self._delta_seq = PublishSeq(-1)  # the newest publish of which a delta was announced
         self._planned: dict[FormId, None] = {}  # a plan may come before its form's first root
-        self._applying: FormId | None = None  # until it was answered, also when it is no longer wanted
+        self._applying: FormId | None = (
+            None  # until it was answered, also when it is no longer wanted
+        )
         self._cancelling = False
         self._refitting: VersionKey | None = None
         self._refit_path = ""  # which that refit reads
@@ -105,11 +119,18 @@ class WorkerVersions:
     @property
     def awaits(self) -> bool:
         """Whether something newer than what is served is on its way, or about to be loaded: nothing has failed yet."""
-        served = max(self._served_seq, self._published.get(self.serving, -1)) if self.serving is not None else -1
+        served = (
+            max(self._served_seq, self._published.get(self.serving, -1))
+            if self.serving is not None
+            else -1
+        )
         return self.serving is not None and any(
             form.seq > served
             and not form.rejected
-            and (form.key is None or not (form.key == self.serving or form.key in self._revoked | self._failures))
+            and (
+                form.key is None
+                or not (form.key == self.serving or form.key in self._revoked | self._failures)
+            )
             for form in self._forms.values()
         )
 
@@ -130,7 +151,9 @@ class WorkerVersions:
     def holding(self) -> tuple[VersionKey, ...]:
         """The last one is current. Nothing, if that is revoked."""
         return (
-            () if self._current in self._revoked else tuple(key for key in self._standing if key not in self._revoked)
+            ()
+            if self._current in self._revoked
+            else tuple(key for key in self._standing if key not in self._revoked)
         )
 
     # --- what happens; each returns what to do ---
@@ -143,7 +166,11 @@ class WorkerVersions:
             self._forms.pop(root.form, None)
             self._refused[root.form] = None
             keep_newest(self._refused, REFUSED_MAX)
-            return [WorkerNote(f"root refused: {refusal}"), DropForm(root.form), *self.choose(now=now)]
+            return [
+                WorkerNote(f"root refused: {refusal}"),
+                DropForm(root.form),
+                *self.choose(now=now),
+            ]
         self._refused.pop(root.form, None)
         actions: list[VersionAction] = [IndexRoot(root)]
         if root.facts.publish_seq > self._publish_seq:
@@ -153,7 +180,10 @@ class WorkerVersions:
             self._delta_seq = max(self._delta_seq, root.facts.publish_seq)
         stood = any(key.version == root.facts.version for key in self._standing)
         form = self._forms.setdefault(root.form, _Form(root, stood))
-        if (root.segment_count, root.totals is not None) > (form.root.segment_count, form.root.totals is not None):
+        if (root.segment_count, root.totals is not None) > (
+            form.root.segment_count,
+            form.root.totals is not None,
+        ):
             form.root = root
         if form.key is not None:
             actions += self._named(root.form, form, form.key)
@@ -211,12 +241,16 @@ class WorkerVersions:
         dropped = self._forget(form) if form in self._forms else []
         return [*dropped, *self.choose(now=now)]
 
-    def refitted(self, event: EngineRefitted, *, held_s: float = 0.0, now: float) -> list[VersionAction]:
+    def refitted(
+        self, event: EngineRefitted, *, held_s: float = 0.0, now: float
+    ) -> list[VersionAction]:
         """A refit whose memory check failed is a failed one: what the engines hold is nobody's version (I3)."""
         key = VersionKey(event.version, event.digest)
         if event.memory_ok is False:
             reason = "the engines' memory is not the snapshot"
-            return self.refit_failed(EngineRefitFailed(event.version, event.digest, reason, None), now=now)
+            return self.refit_failed(
+                EngineRefitFailed(event.version, event.digest, reason, None), now=now
+            )
         self._refitting = None
         self._failures.pop(key, None)
         if key in self._revoked:
@@ -237,7 +271,9 @@ class WorkerVersions:
             self._published.pop(key, None)
         failures = self._failures | {key: self._failures.get(key, 0) + 1}
         self._failures = {each: count for each, count in failures.items() if each in self._standing}
-        self._retry_at = now + min(REFIT_RETRY_S_MAX, REFIT_RETRY_S * 2.0 ** min(failures[key] - 1, 10))
+        self._retry_at = now + min(
+            REFIT_RETRY_S_MAX, REFIT_RETRY_S * 2.0 ** min(failures[key] - 1, 10)
+        )
         self.serving = None if event.label is None else self._labels.get(event.label)
         failed = RefitFailed(event.version, event.digest, self.serving, event.reason)
         return [SendControl(failed), *self.choose(now=now)]
@@ -249,7 +285,9 @@ class WorkerVersions:
         key = self.serving
         return self.refit_failed(EngineRefitFailed(key.version, key.digest, reason, None), now=now)
 
-    def revoked(self, epoch: Epoch, keys: Collection[VersionKey], *, now: float) -> list[VersionAction]:
+    def revoked(
+        self, epoch: Epoch, keys: Collection[VersionKey], *, now: float
+    ) -> list[VersionAction]:
         """Publishes of these versions in epochs below `epoch` are void."""
         actions: list[VersionAction] = []
         for key in keys:
@@ -294,7 +332,9 @@ class WorkerVersions:
         self._revoked.pop(key, None)
         if not self._engines:
             return [_verified(form, key)] if known.arrived else []
-        if key != self._current:  # in the spare slot, it is made current first: the next delta is made from it
+        if (
+            key != self._current
+        ):  # in the spare slot, it is made current first: the next delta is made from it
             return []
         self._publish(key, known.seq)
         return [_verified(form, key)]
@@ -302,7 +342,9 @@ class WorkerVersions:
     def _publish(self, key: VersionKey, seq: PublishSeq) -> None:
         if key not in self._revoked:
             self._published[key] = max(seq, self._published.get(key, seq))
-        self._published = {each: at for each, at in self._published.items() if each in self._standing}
+        self._published = {
+            each: at for each, at in self._published.items() if each in self._standing
+        }
 
     @property
     def _current(self) -> VersionKey | None:
@@ -318,7 +360,12 @@ class WorkerVersions:
 
     def _next_refit(self, now: float) -> list[VersionAction]:
         target = self._target()
-        if not self._engines or self._refitting is not None or target is None or target == self.serving:
+        if (
+            not self._engines
+            or self._refitting is not None
+            or target is None
+            or target == self.serving
+        ):
             return []
         if self._failures.get(target, 0) and now < self._retry_at:
             return []
@@ -331,14 +378,18 @@ class WorkerVersions:
         self._labels.pop(label, None)
         self._labels[label] = key
         while len(self._labels) > LABELS_MAX:
-            del self._labels[next(each for each, old in self._labels.items() if old != self.serving)]
+            del self._labels[
+                next(each for each, old in self._labels.items() if old != self.serving)
+            ]
 
     def _next_apply(self) -> list[VersionAction]:
         """Begin what is wanted most, once nothing else is being applied and no refit reads the spare slot."""
         form = self._wanted_form() if self._engines else None
         if self._applying is not None:
             applying = self._forms.get(self._applying)
-            ends_soon = applying is not None and (applying.arrived or form in (None, self._applying))
+            ends_soon = applying is not None and (
+                applying.arrived or form in (None, self._applying)
+            )
             if ends_soon or self._cancelling:
                 return []
             self._cancelling = True
@@ -359,8 +410,11 @@ class WorkerVersions:
         wanted = [
             (each.seq, each.arrived, form)
             for form, each in self._forms.items()
-            if (form in self._planned or each.arrived or each.key in self._standing) and not each.rejected
-            if each.seq > newest and (each.key is None or each.key != self._current) and each.key not in self._revoked
+            if (form in self._planned or each.arrived or each.key in self._standing)
+            and not each.rejected
+            if each.seq > newest
+            and (each.key is None or each.key != self._current)
+            and each.key not in self._revoked
         ]
         return max(wanted)[2] if wanted else None
 
@@ -394,13 +448,19 @@ class WorkerVersions:
         assert len(self._planned) <= FORMS_MAX
         assert len(self._refused) <= REFUSED_MAX
         assert not self._refused.keys() & self._forms.keys()
-        assert self._applying is None or (len(self._standing) <= 1 and not self._refit_reads_spare())
+        assert self._applying is None or (
+            len(self._standing) <= 1 and not self._refit_reads_spare()
+        )
         assert self._applying in self._forms or self._applying is None or self._cancelling
         assert self._published.keys() <= self._standing.keys()
         assert not self._published.keys() & self._revoked.keys()
         assert not set(self._labels.values()) & self._revoked.keys()
         assert self.serving is None or self.serving in self._labels.values()
-        assert self._engines or (self._applying, self._refitting, self.serving) == (None, None, None)
+        assert self._engines or (self._applying, self._refitting, self.serving) == (
+            None,
+            None,
+            None,
+        )
         assert all(form.seq <= self._publish_seq for form in self._forms.values())
 
 

@@ -16,7 +16,9 @@ class GenerationCall:
     request: GenerateRequest
     stream: RequestStream
     seed: int
-    begun: asyncio.Event = field(default_factory=asyncio.Event)  # the prompt's KV is there, or never will be
+    begun: asyncio.Event = field(
+        default_factory=asyncio.Event
+    )  # the prompt's KV is there, or never will be
     rids: dict[int, str] = field(default_factory=dict)  # of each sample that the server has
     outputs: "list[SampleState]" = field(default_factory=list)
     aborted: bool = False
@@ -65,7 +67,8 @@ def request_body(rid: str, label: str, call: GenerationCall, sample: SampleState
             "stop_token_ids": sorted(sample.stop),
             "no_stop_trim": True,
             "skip_special_tokens": False,
-            "sampling_seed": ((call.seed + sample.index) * 1_000_003 + len(sample.output) * 7919) & 0x7FFFFFFF,
+            "sampling_seed": ((call.seed + sample.index) * 1_000_003 + len(sample.output) * 7919)
+            & 0x7FFFFFFF,
         },
         "return_logprob": True,
         "cache_salt": label,

@@ -18,7 +18,13 @@ from echo2d.errors import EngineFault
 OLDEST = (0, 5, 19)
 NEWEST = (0, 5, 23)  # the newest one tried
 _FLUSH_REPORTED_SINCE = (0, 5, 22)
-_NEEDED = ("/generate", "/model_info", "/update_weights_from_disk", "/pause_generation", "/continue_generation")
+_NEEDED = (
+    "/generate",
+    "/model_info",
+    "/update_weights_from_disk",
+    "/pause_generation",
+    "/continue_generation",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +42,9 @@ def dialect_of(version: str, paths: Collection[str] | None) -> Dialect:
     number = tuple(map(int, found.groups())) if found else (0, 0, 0)
     if number < OLDEST:
         oldest = ".".join(map(str, OLDEST))
-        raise EngineFault(f"SGLang {version or '(unknown version)'} does not say who wrote a token: {oldest} is needed")
+        raise EngineFault(
+            f"SGLang {version or '(unknown version)'} does not say who wrote a token: {oldest} is needed"
+        )
     for path in _NEEDED:
         if paths is not None and path not in paths:
             raise EngineFault(f"SGLang {version} does not serve {path}")

@@ -49,7 +49,9 @@ class Continuation:
         try:
             return self._take(chunk, certain=certain)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise EngineFault(f"SGLang streamed what is no output: {type(error).__name__} {error}") from error
+            raise EngineFault(
+                f"SGLang streamed what is no output: {type(error).__name__} {error}"
+            ) from error
 
     def _take(self, chunk: Mapping[str, Any], *, certain: bool) -> list[ReportedToken]:
         if "error" in chunk:
@@ -70,11 +72,15 @@ class Continuation:
         entries = meta.get("output_token_logprobs") or []
         known, end = self._given + len(self._held), meta.get("completion_tokens", len(ids))
         begin = end - len(ids)
-        whole = len(entries) == len(ids) and all(entry[1] == each for entry, each in zip(entries, ids, strict=True))
+        whole = len(entries) == len(ids) and all(
+            entry[1] == each for entry, each in zip(entries, ids, strict=True)
+        )
         if not (whole and 0 <= begin <= known):
             if self.finish == "abort":
                 return []
-            raise EngineFault(f"SGLang streamed {len(ids)} tokens up to {end} after {known}, {len(entries)} logprobs")
+            raise EngineFault(
+                f"SGLang streamed {len(ids)} tokens up to {end} after {known}, {len(entries)} logprobs"
+            )
         fresh = [(int(entry[1]), float(entry[0])) for entry in entries[known - begin :]]
         if not all(math.isfinite(logprob) for _, logprob in fresh):
             raise EngineFault("SGLang reported a logprob that is not finite")
@@ -90,10 +96,14 @@ class Continuation:
         end, runs = 0, []
         for span in spans:
             if span["start"] != end or span["end"] < end:
-                raise EngineFault(f"SGLang reported versions that do not follow each other: {spans}"[:200])
+                raise EngineFault(
+                    f"SGLang reported versions that do not follow each other: {spans}"[:200]
+                )
             end = span["end"]
             if span["start"] < self._given and span["end"] > 0 and span["version"] != self.label:
-                raise Foreign(f"version {span['version']!r} wrote tokens of {self.label}: somebody else updates it")
+                raise Foreign(
+                    f"version {span['version']!r} wrote tokens of {self.label}: somebody else updates it"
+                )
             runs.append((end - self._given, str(span["version"])))
         if end < self._given:
             raise EngineFault(f"SGLang says who wrote {end} tokens of {self._given}")
@@ -104,7 +114,10 @@ class Continuation:
         """Everything held; runs: up to which of them, and under which label."""
         given: list[ReportedToken] = []
         for end, label in runs:
-            given += [ReportedToken(token, logprob, label) for token, logprob in self._held[len(given) : max(0, end)]]
+            given += [
+                ReportedToken(token, logprob, label)
+                for token, logprob in self._held[len(given) : max(0, end)]
+            ]
         self._given += len(given)
         self._held = self._held[len(given) :]
         return given

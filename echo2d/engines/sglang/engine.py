@@ -34,7 +34,9 @@ class SglangEngine:
         self._seeds = Random(secrets.randbits(64) if rng_seed is None else rng_seed)
         self._room = SampleAdmission(slots)
         self._calls: dict[str, GenerationCall] = {}
-        self._serving = Serving(where, refit_mode, nothing=self._abort_all, measured=self._room.look)
+        self._serving = Serving(
+            where, refit_mode, nothing=self._abort_all, measured=self._room.look
+        )
         self._writing = SamplingLoop(self._serving, self._room)
 
     @property
@@ -58,7 +60,9 @@ class SglangEngine:
     async def close(self) -> None:
         await self._serving.close()
 
-    async def refit(self, snapshot: Path, label: str, base: AdapterBase | None = None) -> RefitReport:
+    async def refit(
+        self, snapshot: Path, label: str, base: AdapterBase | None = None
+    ) -> RefitReport:
         if base is not None:
             raise EngineFault("adapters are served by the torch engine only")
         return await self._serving.refit(snapshot, label)
@@ -74,7 +78,9 @@ class SglangEngine:
         try:
             async with asyncio.TaskGroup() as tasks:
                 call.outputs = [SampleState(call, index, eos) for index in range(request.samples)]
-                written = [tasks.create_task(self._writing.write(call, sample)) for sample in call.outputs]
+                written = [
+                    tasks.create_task(self._writing.write(call, sample)) for sample in call.outputs
+                ]
                 while (delta := await call.stream.get()) is not None:
                     yield delta
                 for task in written:
@@ -112,7 +118,10 @@ class SglangEngine:
             raise EngineFault("no version is served")
         if request.request_id in self._calls:
             raise EngineFault(f"request {request.request_id} is running already")
-        if sum(call.stream.samples_open for call in self._calls.values()) + request.samples > SAMPLES_OPEN_MAX:
+        if (
+            sum(call.stream.samples_open for call in self._calls.values()) + request.samples
+            > SAMPLES_OPEN_MAX
+        ):
             raise EngineFault(f"more than {SAMPLES_OPEN_MAX} samples are running or waiting")
         vocab_size, context_max = limits_of(layout)
         check_request(request, vocab_size=vocab_size, context_max=context_max)

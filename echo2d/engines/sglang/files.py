@@ -24,7 +24,9 @@ def read_model(snapshot: Path) -> SnapshotLayout:
 def list_files(snapshot: Path) -> Files:
     """Name, size, time and inode of what is loaded: another one of these is another snapshot."""
     try:
-        found = [(path.name, path.stat()) for path in [*weight_files(snapshot), snapshot / "config.json"]]
+        found = [
+            (path.name, path.stat()) for path in [*weight_files(snapshot), snapshot / "config.json"]
+        ]
     except OSError as error:
         raise EngineFault(f"the snapshot cannot be read: {error}") from error
     return [(name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in found]

@@ -15,11 +15,17 @@ from echo2d.engines.sglang.compat import Dialect, dialect_of
 from echo2d.engines.sglang.continuation import error_text
 from echo2d.errors import EngineFault
 
-CALL_S_MAX = 30.0  # of a call that has nothing to wait for; a busy scheduler answers between two batches
+CALL_S_MAX = (
+    30.0  # of a call that has nothing to wait for; a busy scheduler answers between two batches
+)
 CONNECT_S_MAX = 10.0  # it is on this machine
 STREAM_S_MAX = 100.0  # between two chunks of a request: below the 120 s after which a worker gives a lease back
-BODY_BYTES_MAX = 64 << 20  # of an answer; /server_info and checksums of thousands of tensors are below a megabyte
-CHUNK_BYTES_MAX = 64 << 20  # of one event of a stream: a cumulative one repeats all tokens, 40 bytes each
+BODY_BYTES_MAX = (
+    64 << 20
+)  # of an answer; /server_info and checksums of thousands of tensors are below a megabyte
+CHUNK_BYTES_MAX = (
+    64 << 20
+)  # of one event of a stream: a cumulative one repeats all tokens, 40 bytes each
 _EVENT_END = b"\n\n"
 
 
@@ -38,10 +44,15 @@ class SglangClient:
         self.url = url.rstrip("/")
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S_MAX)
         self._work = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), headers=_bearer(api_key), timeout=timeout, trust_env=False
+            connector=aiohttp.TCPConnector(limit=0),
+            headers=_bearer(api_key),
+            timeout=timeout,
+            trust_env=False,
         )
         admin = admin_key or api_key
-        self._admin = aiohttp.ClientSession(headers=_bearer(admin), timeout=timeout, trust_env=False)
+        self._admin = aiohttp.ClientSession(
+            headers=_bearer(admin), timeout=timeout, trust_env=False
+        )
 
     async def close(self) -> None:
         await self._work.close()
@@ -99,17 +110,25 @@ class SglangClient:
 
     async def relabel(self, label: str) -> None:
         """Without `abort_all_requests` it would abort them."""
-        await self._order("/update_weight_version", {"new_version": label, "abort_all_requests": False})
+        await self._order(
+            "/update_weight_version", {"new_version": label, "abort_all_requests": False}
+        )
 
     async def update(self, body: Mapping[str, Any], *, timeout_s: float) -> tuple[bool, str]:
         """What an update from disk says of itself. Lost: no answer."""
-        status, answer = await self._ask(self._admin, "POST", "/update_weights_from_disk", body, timeout_s)
+        status, answer = await self._ask(
+            self._admin, "POST", "/update_weights_from_disk", body, timeout_s
+        )
         told = answer if isinstance(answer, dict) else {}
-        return status == 200 and told.get("success") is True, error_text(told.get("message", answer))
+        return status == 200 and told.get("success") is True, error_text(
+            told.get("message", answer)
+        )
 
     async def checksums(self) -> Mapping[str, str]:
         """Of the weights in memory, by the server's names and its own hash; one rank only."""
-        status, answer = await self._ask(self._admin, "POST", "/weights_checker", {"action": "checksum"}, CALL_S_MAX)
+        status, answer = await self._ask(
+            self._admin, "POST", "/weights_checker", {"action": "checksum"}, CALL_S_MAX
+        )
         if status != 200:
             raise ServerRefused(f"SGLang /weights_checker: {status} {error_text(answer)}")
         return dict(answer["ranks"][0]["checksums"])
@@ -119,8 +138,12 @@ class SglangClient:
         if self._work.closed:
             raise Lost("SGLang /generate: its server was given up")
         try:
-            silence = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S_MAX, sock_read=STREAM_S_MAX)
-            async with self._work.post(self.url + "/generate", json=body, timeout=silence) as response:
+            silence = aiohttp.ClientTimeout(
+                total=None, sock_connect=CONNECT_S_MAX, sock_read=STREAM_S_MAX
+            )
+            async with self._work.post(
+                self.url + "/generate", json=body, timeout=silence
+            ) as response:
                 if response.status != 200:
                     raise ServerRefused(
                         f"SGLang /generate: {response.status} {error_text(_decoded(await response.read()))}"
@@ -151,17 +174,27 @@ class SglangClient:
             raise ServerRefused(f"SGLang {path}: {status} {error_text(answer)}")
 
     async def _ask(
-        self, session: aiohttp.ClientSession, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float
+        self,
+        session: aiohttp.ClientSession,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        timeout_s: float,
     ) -> tuple[int, Any]:
         if session.closed:
             raise Lost(f"SGLang {path}: its server was given up")
         try:
-            async with asyncio.timeout(timeout_s), session.request(method, self.url + path, json=body) as response:
+            async with (
+                asyncio.timeout(timeout_s),
+                session.request(method, self.url + path, json=body) as response,
+            ):
                 answer = await response.content.read(BODY_BYTES_MAX)
                 while not response.content.at_eof():
                     more = await response.content.read(BODY_BYTES_MAX)
                     if len(answer) + len(more) > BODY_BYTES_MAX:
-                        raise ServerRefused(f"SGLang {path}: an answer of more than {BODY_BYTES_MAX} bytes")
+                        raise ServerRefused(
+                            f"SGLang {path}: an answer of more than {BODY_BYTES_MAX} bytes"
+                        )
                     answer += more
                 return response.status, _decoded(answer)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:

@@ -73,7 +73,9 @@ class ServerProcess:
         self.api_key, self.admin_key = secrets.token_hex(16), secrets.token_hex(16)
         self.url = ""
         self._guard: asyncio.subprocess.Process | None = None
-        self._keys = launch.folder / f"keys-{secrets.token_hex(4)}.yaml"  # another server may just be ending
+        self._keys = (
+            launch.folder / f"keys-{secrets.token_hex(4)}.yaml"
+        )  # another server may just be ending
         self._wanted = True
         self._starting = asyncio.Lock()
 
@@ -141,7 +143,9 @@ class ServerProcess:
             lines = self.log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace").split("\n")
         except OSError:
             return "it left no log"
-        return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "its log is empty")
+        return next(
+            (line.strip()[:300] for line in reversed(lines) if line.strip()), "its log is empty"
+        )
 
     def _write_keys(self) -> None:
         self._launch.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -163,7 +167,11 @@ class ServerProcess:
             "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
             "PYTHONUNBUFFERED": "1",
         }
-        given = {name: value for name, value in self._launch.environment.items() if not name.startswith("PYTHON")}
+        given = {
+            name: value
+            for name, value in self._launch.environment.items()
+            if not name.startswith("PYTHON")
+        }
         return {
             "argv": argv,
             "environment": given | ours,

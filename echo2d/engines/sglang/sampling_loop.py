@@ -68,7 +68,12 @@ class SamplingLoop:
         return "abort" if call.aborted else sample.finish()
 
     async def _stream(
-        self, server: SglangClient, call: GenerationCall, sample: SampleState, piece: Continuation, updates: int
+        self,
+        server: SglangClient,
+        call: GenerationCall,
+        sample: SampleState,
+        piece: Continuation,
+        updates: int,
     ) -> None:
         """updates: those that had been asked for before it began; it is certain as long as there are no more."""
         serving = self._serving
@@ -77,7 +82,9 @@ class SamplingLoop:
         told = False
         try:
             async for chunk in server.stream(request_body(rid, piece.label, call, sample)):
-                tokens = piece.take(chunk, certain=(piece.label, updates) == (serving.label, serving.updates))
+                tokens = piece.take(
+                    chunk, certain=(piece.label, updates) == (serving.label, serving.updates)
+                )
                 sample.extend(tokens)
                 if piece.finish is not None:
                     return

@@ -105,7 +105,9 @@ class Serving:
             if self.layout is not None and same:
                 layout.require_tensors_of(self.layout)
             order = WeightUpdate(snapshot, label, files, self.mode)
-            if isinstance(self._where, Launch) and (self.process is None or self.process.ended or not same):
+            if isinstance(self._where, Launch) and (
+                self.process is None or self.process.ended or not same
+            ):
                 report = await self._launch(self._where, order)
             elif self.layout is not None and not same:
                 raise EngineFault("another model than the server has: it has to be started with it")
@@ -164,7 +166,11 @@ class Serving:
             except EngineFault as fault:
                 reason = str(fault)
             else:
-                reason = "" if model.get("weight_version") == self.label else "it serves another version now"
+                reason = (
+                    ""
+                    if model.get("weight_version") == self.label
+                    else "it serves another version now"
+                )
             if reason and self.quiet:
                 await self.doubt(reason)
 
@@ -187,7 +193,9 @@ class Serving:
         process = self.process = ServerProcess(where)
         try:
             await process.start(order.snapshot, order.label)
-            server = self.server = SglangClient(process.url, api_key=process.api_key, admin_key=process.admin_key)
+            server = self.server = SglangClient(
+                process.url, api_key=process.api_key, admin_key=process.admin_key
+            )
             await self._until_ready(process, server, order)
             await process.started()
             self._dialect = await server.probe()
@@ -201,21 +209,29 @@ class Serving:
         self.label = order.label
         return RefitReport(order.label, _now() - began)
 
-    async def _until_ready(self, process: ServerProcess, server: SglangClient, order: WeightUpdate) -> None:
+    async def _until_ready(
+        self, process: ServerProcess, server: SglangClient, order: WeightUpdate
+    ) -> None:
         deadline = _now() + START_S_MAX + order.timeout_s
         while not await server.ready():
             if process.ended or not self._running:
                 words = await asyncio.to_thread(process.last_words)
-                raise EngineFault(f"the SGLang server ended while it started: {words} (see {process.log})")
+                raise EngineFault(
+                    f"the SGLang server ended while it started: {words} (see {process.log})"
+                )
             if _now() > deadline:
-                raise EngineFault(f"the SGLang server is not ready after {START_S_MAX:g} s (see {process.log})")
+                raise EngineFault(
+                    f"the SGLang server is not ready after {START_S_MAX:g} s (see {process.log})"
+                )
             await asyncio.sleep(START_LOOK_S)
 
     async def _attached(self) -> SglangClient:
         """The server at the URL, or the one that was started."""
         if self.server is None:
             assert isinstance(self._where, Running)
-            server = SglangClient(self._where.url, api_key=self._where.api_key, admin_key=self._where.admin_key)
+            server = SglangClient(
+                self._where.url, api_key=self._where.api_key, admin_key=self._where.admin_key
+            )
             try:
                 self._dialect = await server.probe()
                 await self._measure(server)

@@ -13,7 +13,9 @@ from transformers import DynamicCache
 
 from echo2d.engines.torch_engine.policy import InferencePolicy
 
-PREFILL_TOKENS_MAX = 8192  # padded tokens of one forward pass: bounds its activations, 200 MB at hidden size 4096
+PREFILL_TOKENS_MAX = (
+    8192  # padded tokens of one forward pass: bounds its activations, 200 MB at hidden size 4096
+)
 
 Context = Sequence[int]
 
@@ -99,7 +101,9 @@ class DecodeBatch:
     def _forward(self, cache: DynamicCache, tokens: list[list[int]], lengths: list[int]) -> Tensor:
         device = self._policy.device
         ids = torch.tensor(tokens, dtype=torch.int64, device=device)
-        return self._policy.next_logits(ids, torch.tensor(lengths, dtype=torch.int64, device=device), cache)
+        return self._policy.next_logits(
+            ids, torch.tensor(lengths, dtype=torch.int64, device=device), cache
+        )
 
 
 def _stack(upper: Tensor, lower: Tensor) -> Tensor:

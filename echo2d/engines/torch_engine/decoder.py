@@ -48,7 +48,12 @@ class DecodedSample:
     __slots__ = ("_random", "_stop", "buffer", "output", "request", "stream")
 
     def __init__(
-        self, request: GenerateRequest, stream: RequestStream, index: int, seed: int, eos: frozenset[int]
+        self,
+        request: GenerateRequest,
+        stream: RequestStream,
+        index: int,
+        seed: int,
+        eos: frozenset[int],
     ) -> None:
         self.request = request
         self.stream = stream
@@ -83,7 +88,9 @@ class Decoder:
         self._options = options
         self._emit = emit
         self._posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._waiting: deque[list[DecodedSample]] = deque()  # each: samples of one request, at least one
+        self._waiting: deque[list[DecodedSample]] = (
+            deque()
+        )  # each: samples of one request, at least one
         self._batch: DecodeBatch | None = None  # one row per running sample, in their order
         self._output: DecoderOutput = []
         self._emitted_at = 0.0
@@ -108,20 +115,28 @@ class Decoder:
         self._abort_all()
         self._stopping = True
 
-    def submit(self, request: GenerateRequest, stream: RequestStream, seed: int, checked: InferencePolicy) -> None:
+    def submit(
+        self, request: GenerateRequest, stream: RequestStream, seed: int, checked: InferencePolicy
+    ) -> None:
         """Queue the samples of a request; they end at once if the policy that it was checked against is gone."""
         if self.policy is not checked:
-            self._output += [(stream, SampleBuffer(index).take("abort")) for index in range(request.samples)]
+            self._output += [
+                (stream, SampleBuffer(index).take("abort")) for index in range(request.samples)
+            ]
             self._emit_output()
             return
         eos = checked.layout.eos_token_ids
-        self._waiting.append([DecodedSample(request, stream, index, seed, eos) for index in range(request.samples)])
+        self._waiting.append(
+            [DecodedSample(request, stream, index, seed, eos) for index in range(request.samples)]
+        )
 
     def abort(self, stream: RequestStream) -> None:
         for group in [*self._waiting, self.running]:
             self._end([sample for sample in group if sample.stream is stream])
         self._waiting = deque(group for group in self._waiting if group[0].stream is not stream)
-        self._retire([row for row, sample in enumerate(self.running) if sample.stream is not stream])
+        self._retire(
+            [row for row, sample in enumerate(self.running) if sample.stream is not stream]
+        )
         self._emit_output()
 
     def swap(self, prepared: PreparedWeights, label: str) -> RefitReport:
@@ -165,7 +180,9 @@ class Decoder:
             idle = self._still or not (self.running or self._waiting)
             pause_s = self._next_step_at - time.monotonic()
             try:
-                call = self._posted.get(block=idle or pause_s > 0, timeout=None if idle else max(pause_s, 0.0))
+                call = self._posted.get(
+                    block=idle or pause_s > 0, timeout=None if idle else max(pause_s, 0.0)
+                )
             except queue.Empty:
                 return
             call()
@@ -213,7 +230,11 @@ class Decoder:
         asked = [sample.request for sample in self.running]
         tokens, logprobs = draw(
             batch.logits,
-            Chances([r.temperature for r in asked], [r.top_p for r in asked], [s.uniform() for s in self.running]),
+            Chances(
+                [r.temperature for r in asked],
+                [r.top_p for r in asked],
+                [s.uniform() for s in self.running],
+            ),
         )
         staying = []
         for row, sample in enumerate(self.running):
@@ -244,7 +265,9 @@ class Decoder:
             self._emit_output()
 
     def _emit_held(self) -> None:
-        self._output += [(sample.stream, sample.buffer.take()) for sample in self.running if len(sample.buffer)]
+        self._output += [
+            (sample.stream, sample.buffer.take()) for sample in self.running if len(sample.buffer)
+        ]
         self._emitted_at = time.monotonic()
         self._emit_output()
 
@@ -266,7 +289,10 @@ class Decoder:
     def _replace(self, policy: InferencePolicy) -> None:
         """Serve a newly built model. Samples whose tokens it could not continue end."""
         old = self.policy
-        if old is not None and (old.vocab_size, old.context_max) != (policy.vocab_size, policy.context_max):
+        if old is not None and (old.vocab_size, old.context_max) != (
+            policy.vocab_size,
+            policy.context_max,
+        ):
             self._abort_all()
         self.policy = policy
 

@@ -31,7 +31,9 @@ def devices_of(device: str, engines: int) -> list[str]:
     if engines == 1:
         return ["cuda" if device == "auto" else device]
     if device not in ("auto", "cuda") or gpus < engines:
-        raise OperatorFault(f"engines: {engines} on device {device!r} need a GPU each; there are {gpus}")
+        raise OperatorFault(
+            f"engines: {engines} on device {device!r} need a GPU each; there are {gpus}"
+        )
     return [f"cuda:{number}" for number in range(engines)]
 
 
@@ -56,7 +58,9 @@ class TorchEngine:
         """OperatorFault if this machine has no such device or torch no such dtype for weights."""
         if dtype not in _DTYPES:
             raise OperatorFault(f"engine dtype {dtype!r} is not one of {', '.join(_DTYPES)}")
-        self._options = DecoderOptions(_device(device), _DTYPES[dtype], slots_max, tokens_per_s_max, threads)
+        self._options = DecoderOptions(
+            _device(device), _DTYPES[dtype], slots_max, tokens_per_s_max, threads
+        )
         self._seeds = Random(rng_seed)
         self._refits = asyncio.Lock()
         self._decoder: Decoder | None = None
@@ -71,22 +75,32 @@ class TorchEngine:
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
-        self._decoder = Decoder(self._options, emit=lambda output: loop.call_soon_threadsafe(_deliver, output))
-        self._thread = Thread(target=self._run, args=(loop, self._decoder), name="echo2d-decoder", daemon=True)
+        self._decoder = Decoder(
+            self._options, emit=lambda output: loop.call_soon_threadsafe(_deliver, output)
+        )
+        self._thread = Thread(
+            target=self._run, args=(loop, self._decoder), name="echo2d-decoder", daemon=True
+        )
         self._thread.start()
 
     async def close(self) -> None:
         if self._decoder is not None:
             self._decoder.post(self._decoder.stop)
         if self._thread is not None:
-            await self._ended.wait()  # a thread that hangs is waited for here, where a caller can give up
+            await (
+                self._ended.wait()
+            )  # a thread that hangs is waited for here, where a caller can give up
             await asyncio.to_thread(self._thread.join)
 
-    async def refit(self, snapshot: Path, label: str, base: AdapterBase | None = None) -> RefitReport:
+    async def refit(
+        self, snapshot: Path, label: str, base: AdapterBase | None = None
+    ) -> RefitReport:
         """Reading and checking run beside generation; cancelling has no effect once the swap has begun."""
         async with self._refits:
             decoder = self._started()
-            prepared = await asyncio.to_thread(prepare, snapshot, decoder.policy, self._options.dtype, base)
+            prepared = await asyncio.to_thread(
+                prepare, snapshot, decoder.policy, self._options.dtype, base
+            )
             return await self._on_decoder(partial(decoder.swap, prepared, label))
 
     async def hold(self) -> None:

@@ -22,7 +22,9 @@ def attach(model: Any, adapter: AdapterLayout, tensors: Mapping[str, Tensor]) ->
         layer = _linear_layer(model, name)
         fitting = (adapter.rank, layer.in_features), (layer.out_features, adapter.rank)
         if (tensors[a].shape, tensors[b].shape) != fitting:
-            raise EngineFault(f"the adapter's tensors for {name} do not fit rank {adapter.rank} and the base model")
+            raise EngineFault(
+                f"the adapter's tensors for {name} do not fit rank {adapter.rank} and the base model"
+            )
         layer.register_forward_hook(_beside(tensors[a], tensors[b], adapter.scale))
 
 

@@ -28,7 +28,9 @@ from echo2d.errors import EngineFault
 
 _DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 
-_BUILDING = threading.Lock()  # transformers changes globals of torch while it loads: engines of a process take turns
+_BUILDING = (
+    threading.Lock()
+)  # transformers changes globals of torch while it loads: engines of a process take turns
 
 transformers_logging.disable_progress_bar()  # a daemon has no terminal
 
@@ -39,11 +41,15 @@ class InferencePolicy:
     `layout` is that of the snapshot whose numbers it holds. adapter: the tensors that are the snapshot's, if it is one.
     """
 
-    def __init__(self, model: Any, layout: SnapshotLayout, adapter: Mapping[str, Tensor] | None = None) -> None:
+    def __init__(
+        self, model: Any, layout: SnapshotLayout, adapter: Mapping[str, Tensor] | None = None
+    ) -> None:
         self.layout = layout
         self.device: torch.device = model.device
         self.vocab_size: int = model.get_input_embeddings().num_embeddings
-        self.context_max: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        self.context_max: int | None = getattr(
+            model.config.get_text_config(), "max_position_embeddings", None
+        )
         self._model = model
         self._state: Mapping[str, Tensor] = model.state_dict() if adapter is None else adapter
         self._accepts = frozenset(inspect.signature(model.forward).parameters)
@@ -60,11 +66,17 @@ class InferencePolicy:
         """
         columns = cache.get_seq_length() + tokens.shape[1]
         mask = torch.arange(columns, device=self.device) >= (columns - lengths)[:, None]
-        options: dict[str, object] = {"logits_to_keep": 1} if "logits_to_keep" in self._accepts else {}
+        options: dict[str, object] = (
+            {"logits_to_keep": 1} if "logits_to_keep" in self._accepts else {}
+        )
         if "position_ids" in self._accepts:
             options["position_ids"] = (mask.cumsum(dim=1) - 1).clamp_(min=0)[:, -tokens.shape[1] :]
         output = self._model(
-            input_ids=tokens, attention_mask=mask.to(torch.int64), past_key_values=cache, use_cache=True, **options
+            input_ids=tokens,
+            attention_mask=mask.to(torch.int64),
+            past_key_values=cache,
+            use_cache=True,
+            **options,
         )
         logits: Tensor = output.logits[:, -1]
         return logits
@@ -86,8 +98,13 @@ class InferencePolicy:
         Equal to the files' digests if the engine computes in the snapshot's precision or a wider one.
         """
         if not self.copyable:
-            raise EngineFault("this model family computes with other tensors than its files hold: nothing to compare")
-        return {name: _digest(self._state[name], spec.dtype) for name, spec in self.layout.tensors.items()}
+            raise EngineFault(
+                "this model family computes with other tensors than its files hold: nothing to compare"
+            )
+        return {
+            name: _digest(self._state[name], spec.dtype)
+            for name, spec in self.layout.tensors.items()
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +123,10 @@ class PreparedWeights:
 
 
 def prepare(
-    snapshot: Path, served: InferencePolicy | None, dtype: torch.dtype, base: AdapterBase | None = None
+    snapshot: Path,
+    served: InferencePolicy | None,
+    dtype: torch.dtype,
+    base: AdapterBase | None = None,
 ) -> PreparedWeights:
     """Read and check a snapshot; touches no weight. EngineFault if it cannot become the served version."""
     layout = read_layout(snapshot, base)
@@ -133,7 +153,9 @@ def build(prepared: PreparedWeights, dtype: torch.dtype, device: torch.device) -
     return base.adapted(prepared.layout, tensors)
 
 
-def _built(directory: Path, layout: SnapshotLayout, dtype: torch.dtype, device: torch.device) -> InferencePolicy:
+def _built(
+    directory: Path, layout: SnapshotLayout, dtype: torch.dtype, device: torch.device
+) -> InferencePolicy:
     try:
         with _BUILDING:
             model, info = AutoModelForCausalLM.from_pretrained(
@@ -146,13 +168,16 @@ def _built(directory: Path, layout: SnapshotLayout, dtype: torch.dtype, device: 
             )
         if device.type == "cpu":
             _leave_files(model)
-        policy = InferencePolicy(model.eval().requires_grad_(requires_grad=False).to(device), layout)
+        policy = InferencePolicy(
+            model.eval().requires_grad_(requires_grad=False).to(device), layout
+        )
         _prove_decoding(policy)
-    except (
-        Exception
-    ) as error:  # transformers raises anything on a directory it cannot use; the served model is not touched
+    # transformers raises anything on a directory that it cannot use; the served model is not touched.
+    except Exception as error:
         reason = " ".join(str(error).split())[:200]
-        raise EngineFault(f"transformers cannot load the snapshot: {type(error).__name__} {reason}") from error
+        raise EngineFault(
+            f"transformers cannot load the snapshot: {type(error).__name__} {reason}"
+        ) from error
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         for name in sorted(info[kind], key=str):
             raise EngineFault(f"the snapshot does not fit its config.json: {kind} {name}")

@@ -26,7 +26,9 @@ def draw(logits: Tensor, chances: Chances) -> tuple[list[int], list[float]]:
     token and reports its logprob at temperature 1. top_p limits the draw, never the logprob.
     """
     table = [chances.temperatures, chances.top_ps, chances.uniforms]
-    temperature, top_p, uniform = torch.tensor(table, dtype=torch.float64, device=logits.device).unbind(0)
+    temperature, top_p, uniform = torch.tensor(
+        table, dtype=torch.float64, device=logits.device
+    ).unbind(0)
     greedy = temperature == 0
     scale = torch.where(greedy, 1.0, temperature).to(torch.float32)
     logprobs = torch.log_softmax(logits.to(torch.float32) / scale[:, None], dim=-1)
@@ -35,7 +37,9 @@ def draw(logits: Tensor, chances: Chances) -> tuple[list[int], list[float]]:
         weights = _nucleus(weights, top_p)
     tokens = torch.where(greedy, logits.argmax(dim=-1), _invert_cdf(weights, uniform))
     chosen = logprobs.gather(1, tokens[:, None]).squeeze(1)
-    host_tokens, host_logprobs = torch.stack([tokens.to(torch.float64), chosen.to(torch.float64)]).tolist()
+    host_tokens, host_logprobs = torch.stack(
+        [tokens.to(torch.float64), chosen.to(torch.float64)]
+    ).tolist()
     return [int(token) for token in host_tokens], host_logprobs
 
 

@@ -71,7 +71,9 @@ class Identity:
     @staticmethod
     def of(url: str, token: TokenFile, key: Ed25519PrivateKey) -> "Identity":
         """OperatorFault: URL and token do not agree on TLS."""
-        return Identity(key, bytes.fromhex(token.run_key), Tls.of(url, token.authority, promised=token.url))
+        return Identity(
+            key, bytes.fromhex(token.run_key), Tls.of(url, token.authority, promised=token.url)
+        )
 
     @property
     def peer(self) -> PeerId:
@@ -118,7 +120,9 @@ class _Lost(Exception):  # noqa: N818 - a connection's ordinary end
     """The connection did not come about, or is gone; another attempt may help."""
 
 
-async def enrol(url: str, token: TokenFile, identity: Identity, *, rng: random.Random, patience_s: float) -> None:
+async def enrol(
+    url: str, token: TokenFile, identity: Identity, *, rng: random.Random, patience_s: float
+) -> None:
     """Bind the key to the token. OperatorFault: refused, or no coordinator within `patience_s`.
 
     From then on `identity.tls` presents the certificate that came back.
@@ -127,11 +131,15 @@ async def enrol(url: str, token: TokenFile, identity: Identity, *, rng: random.R
     body = {"key": public_bytes(key).hex(), "proof": enrol_proof(key, token.secret).hex()}
     backoff, loop = Backoff(rng), asyncio.get_running_loop()
     deadline = loop.time() + patience_s
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=CONNECT_TIMEOUT_S)) as http:
+    async with aiohttp.ClientSession(
+        timeout=aiohttp.ClientTimeout(total=CONNECT_TIMEOUT_S)
+    ) as http:
         while True:
             try:
                 certificate = await _enrol_once(http, url, token, body, tls)
-                return None if tls is None else await asyncio.to_thread(tls.present, key, certificate)
+                return (
+                    None if tls is None else await asyncio.to_thread(tls.present, key, certificate)
+                )
             except _Lost as lost:
                 delay_s = backoff.next_s()
                 if loop.time() + delay_s > deadline:
@@ -145,7 +153,9 @@ async def _enrol_once(
 ) -> str:
     headers = {"Authorization": f"Bearer {token.secret}"}
     try:
-        async with http.post(f"{url}/v1/enrol", json=body, headers=headers, **to_coordinator(tls)) as response:
+        async with http.post(
+            f"{url}/v1/enrol", json=body, headers=headers, **to_coordinator(tls)
+        ) as response:
             if response.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
                 raise _Lost(f"HTTP {response.status}")
             reply: Any = await response.json(content_type=None)
@@ -172,7 +182,9 @@ def _hint(url: str, error: Exception) -> str:
 class ControlLink:
     """Keeps one control link up."""
 
-    def __init__(self, url: str, identity: Identity, owner: LinkOwner, *, rng: random.Random) -> None:
+    def __init__(
+        self, url: str, identity: Identity, owner: LinkOwner, *, rng: random.Random
+    ) -> None:
         self._url = coordinator_url(url)
         self._identity = identity
         self._owner = owner
@@ -193,7 +205,9 @@ class ControlLink:
 
     async def run(self) -> None:
         """Until `leave`. OperatorFault: refused for good, or this is not a coordinator."""
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(connect=CONNECT_TIMEOUT_S)) as http:
+        async with aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(connect=CONNECT_TIMEOUT_S)
+        ) as http:
             while not self._leaving.is_set():
                 try:
                     await self._once(http)
@@ -221,15 +235,21 @@ class ControlLink:
         except aiohttp.WSServerHandshakeError as error:
             if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
                 raise _Lost(f"HTTP {error.status}") from error
-            raise OperatorFault(f"{self._url} is not an echo2d coordinator (HTTP {error.status})") from error
+            raise OperatorFault(
+                f"{self._url} is not an echo2d coordinator (HTTP {error.status})"
+            ) from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise _Lost(in_words(error)) from error
         except IntegrityFault as fault:
-            raise OperatorFault(f"{self._url}: {fault}; is the token file of another run?") from fault
+            raise OperatorFault(
+                f"{self._url}: {fault}; is the token file of another run?"
+            ) from fault
         except PeerFault as fault:
             raise _Lost(str(fault)) from fault
 
-    async def _dial(self, http: aiohttp.ClientSession, nonce: bytes) -> aiohttp.ClientWebSocketResponse:
+    async def _dial(
+        self, http: aiohttp.ClientSession, nonce: bytes
+    ) -> aiohttp.ClientWebSocketResponse:
         headers = {PEER_HEADER: self._identity.peer, NONCE_HEADER: nonce.hex()}
         return await http.ws_connect(
             f"{self._url}/v1/worker",
@@ -254,13 +274,18 @@ class ControlLink:
             raise PeerFault("the coordinator's first message is a Welcome")
         return first
 
-    async def _converse(self, socket: aiohttp.ClientWebSocketResponse, welcome: Welcome) -> NoReturn:
+    async def _converse(
+        self, socket: aiohttp.ClientWebSocketResponse, welcome: Welcome
+    ) -> NoReturn:
         self._send_buffer = send_buffer = SendBuffer(socket)
         await self._owner.connected(welcome)
         ended: Exception = _Lost("cancelled")
         try:
             async with asyncio.TaskGroup() as tasks:
-                helpers = [tasks.create_task(send_buffer.run()), tasks.create_task(self._beat(welcome.heartbeat_s))]
+                helpers = [
+                    tasks.create_task(send_buffer.run()),
+                    tasks.create_task(self._beat(welcome.heartbeat_s)),
+                ]
                 try:
                     await self._read(socket)
                 except (OperatorFault, PeerFault, _Lost) as error:

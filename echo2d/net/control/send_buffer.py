@@ -6,8 +6,12 @@ from typing import Any, Protocol
 
 from echo2d.core.base.codec import MESSAGE_BYTES_MAX
 
-QUEUE_BYTES_MAX = 16 * MESSAGE_BYTES_MAX  # leases of all of a big worker's slots at once; who lags further is slow
-BATCH_BYTES_MAX = 64 << 10  # sent under one timer, for most messages are far smaller than what a timer costs
+QUEUE_BYTES_MAX = (
+    16 * MESSAGE_BYTES_MAX
+)  # leases of all of a big worker's slots at once; who lags further is slow
+BATCH_BYTES_MAX = (
+    64 << 10
+)  # sent under one timer, for most messages are far smaller than what a timer costs
 SEND_TIMEOUT_S = 20.0  # one message or batch, when the other end does not read
 CLOSE_TIMEOUT_S = 5.0
 

@@ -25,7 +25,14 @@ from echo2d.core.base.ids import PeerId, SessionId
 from echo2d.core.cluster.events import PeerConnected, PeerDisconnected, PeerSaid
 from echo2d.core.coordinator.events import CoordinatorEvent
 from echo2d.core.protocol.addresses import IpNetwork, dialable
-from echo2d.core.protocol.control_messages import TO_COORDINATOR, TO_PEER, Hello, RefusalReason, Refused, ToPeer
+from echo2d.core.protocol.control_messages import (
+    TO_COORDINATOR,
+    TO_PEER,
+    Hello,
+    RefusalReason,
+    Refused,
+    ToPeer,
+)
 from echo2d.errors import PeerFault
 from echo2d.net.control.send_buffer import CLOSE_TIMEOUT_S, SendBuffer
 from echo2d.net.http.admission import admit
@@ -117,14 +124,21 @@ class Sessions:
 
     async def handle(self, request: web.Request) -> web.WebSocketResponse:
         """GET /v1/worker."""
-        socket = web.WebSocketResponse(max_msg_size=MESSAGE_BYTES_MAX, compress=False, timeout=CLOSE_TIMEOUT_S)
+        socket = web.WebSocketResponse(
+            max_msg_size=MESSAGE_BYTES_MAX, compress=False, timeout=CLOSE_TIMEOUT_S
+        )
         await socket.prepare(request)
         self._opening += 1
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 known, hello = await self._handshake(request, socket)
         except _Refusal as refusal:
-            log.info("refused remote=%s reason=%s detail=%s", request.remote, refusal.refused.reason, refusal)
+            log.info(
+                "refused remote=%s reason=%s detail=%s",
+                request.remote,
+                refusal.refused.reason,
+                refusal,
+            )
             await _last_words(socket, TO_PEER.encode(refusal.refused))
             return socket
         except (TimeoutError, ConnectionError):
@@ -136,15 +150,21 @@ class Sessions:
         await self._serve(request, socket, known, hello)
         return socket
 
-    async def _handshake(self, request: web.Request, socket: web.WebSocketResponse) -> tuple[KnownPeer, Hello]:
+    async def _handshake(
+        self, request: web.Request, socket: web.WebSocketResponse
+    ) -> tuple[KnownPeer, Hello]:
         try:
             known = self._known_peer(PeerId(request.headers.get(PEER_HEADER, "")))
         except Denied as denied:
             raise _refusal(
-                "revoked" if denied.code == "revoked" else "credential", denied.detail, permanent=True
+                "revoked" if denied.code == "revoked" else "credential",
+                denied.detail,
+                permanent=True,
             ) from denied
         if not shows(request.transport, known.peer):
-            raise _refusal("credential", "this connection does not show the peer's certificate", permanent=True)
+            raise _refusal(
+                "credential", "this connection does not show the peer's certificate", permanent=True
+            )
         if len(self._open) + self._opening > SESSIONS_MAX:
             raise _refusal("busy", f"{SESSIONS_MAX} peers are connected already", permanent=False)
         try:
@@ -155,12 +175,20 @@ class Sessions:
         if not isinstance(hello, Hello):
             raise _refusal("protocol", "the first message is a Hello", permanent=True)
         if (hello.kind == "seed") != (known.role == "seed"):
-            raise _refusal("credential", f"a {known.role}'s credential is not for a {hello.kind}", permanent=True)
+            raise _refusal(
+                "credential",
+                f"a {known.role}'s credential is not for a {hello.kind}",
+                permanent=True,
+            )
         if hello.kind != "seed":  # which is our own child, and listens where the operator says
-            hello = replace(hello, listen=dialable(hello.listen, request.remote, self._peer_networks))
+            hello = replace(
+                hello, listen=dialable(hello.listen, request.remote, self._peer_networks)
+            )
         return known, hello
 
-    async def _prove(self, request: web.Request, socket: web.WebSocketResponse, known: KnownPeer) -> None:
+    async def _prove(
+        self, request: web.Request, socket: web.WebSocketResponse, known: KnownPeer
+    ) -> None:
         try:
             client_nonce = bytes.fromhex(request.headers.get(NONCE_HEADER, ""))
         except ValueError:
@@ -173,10 +201,18 @@ class Sessions:
         if not is_answer(known.public_key, public_bytes(self._run_key), client_nonce, asked, given):
             raise _refusal("credential", "the signature is not this peer's", permanent=True)
 
-    async def _serve(self, request: web.Request, socket: web.WebSocketResponse, known: KnownPeer, hello: Hello) -> None:
+    async def _serve(
+        self, request: web.Request, socket: web.WebSocketResponse, known: KnownPeer, hello: Hello
+    ) -> None:
         number, session = SessionId(next(self._ids)), _Session(known.peer, SendBuffer(socket))
         self._open[number] = session
-        log.info("connected peer=%s name=%s kind=%s session=%d", known.peer, hello.name, hello.kind, number)
+        log.info(
+            "connected peer=%s name=%s kind=%s session=%d",
+            known.peer,
+            hello.name,
+            hello.kind,
+            number,
+        )
         try:
             await self._emit(PeerConnected(number, known.peer, hello))
             async with asyncio.TaskGroup() as tasks:
@@ -185,7 +221,9 @@ class Sessions:
         finally:
             self._open.pop(number, None)
 
-    async def _converse(self, socket: web.WebSocketResponse, number: SessionId, session: _Session) -> None:
+    async def _converse(
+        self, socket: web.WebSocketResponse, number: SessionId, session: _Session
+    ) -> None:
         """Until either side closes. PeerDisconnected does not wait for the peer to take note."""
         reason = "closed"
         try:
@@ -198,7 +236,9 @@ class Sessions:
         except PeerFault as fault:
             reason = f"protocol: {fault}"
             self.faults[session.peer] += 1
-            session.send_buffer.put(TO_PEER.encode(Refused("protocol", str(fault), permanent=False)))
+            session.send_buffer.put(
+                TO_PEER.encode(Refused("protocol", str(fault), permanent=False))
+            )
         finally:
             del self._open[number]
             session.send_buffer.finish()

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from echo2d.net.gateway.tokenizer import GatewayTokenizer
 
-UNREADABLE_TOKENS_MAX = 8  # held back at most: a character has four bytes, so what is no text by then never will be
+UNREADABLE_TOKENS_MAX = (
+    8  # held back at most: a character has four bytes, so what is no text by then never will be
+)
 
 
 class TextStream:
@@ -55,7 +57,9 @@ class Detokenizer:
     def __init__(self, texts: GatewayTokenizer, stops: Sequence[str], *, special: bool) -> None:
         self._stream = TextStream(texts, special=special)
         self._stops = stops
-        self._hold = max(map(len, stops), default=1) - 1  # characters that may be the beginning of a stop
+        self._hold = (
+            max(map(len, stops), default=1) - 1
+        )  # characters that may be the beginning of a stop
         self._held = ""  # not handed out yet
 
     def put(self, tokens: Sequence[int]) -> TextPiece:
@@ -82,7 +86,9 @@ class Detokenizer:
     def _held_back(self) -> int:
         """How many characters at the end do begin a stop."""
         ends = range(min(self._hold, len(self._held)), 0, -1)
-        return next((n for n in ends if any(stop.startswith(self._held[-n:]) for stop in self._stops)), 0)
+        return next(
+            (n for n in ends if any(stop.startswith(self._held[-n:]) for stop in self._stops)), 0
+        )
 
     def _take(self, end: int) -> str:
         text, self._held = self._held[: max(0, end)], self._held[max(0, end) :]

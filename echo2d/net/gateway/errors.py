@@ -30,7 +30,13 @@ class CallRefusal(HttpRefusal):
     """A Refusal that names the field at fault, or the version that is served."""
 
     def __init__(
-        self, status: int, code: str, detail: str, *, param: str | None = None, version: int | None = None
+        self,
+        status: int,
+        code: str,
+        detail: str,
+        *,
+        param: str | None = None,
+        version: int | None = None,
     ) -> None:
         super().__init__(status, code, detail)
         self.param, self.version = param, version
@@ -41,8 +47,12 @@ def unusable(param: str, detail: str, code: str = "invalid_value") -> CallRefusa
     return CallRefusal(HTTPStatus.BAD_REQUEST, code, f"{param}: {detail}", param=param)
 
 
-def error_body(status: int, code: str, detail: str, *, refusal: HttpRefusal | None = None) -> dict[str, Any]:
-    kind = _TYPES.get(HTTPStatus(status), "invalid_request_error" if status < 500 else "server_error")
+def error_body(
+    status: int, code: str, detail: str, *, refusal: HttpRefusal | None = None
+) -> dict[str, Any]:
+    kind = _TYPES.get(
+        HTTPStatus(status), "invalid_request_error" if status < 500 else "server_error"
+    )
     body: dict[str, Any] = {"message": detail, "type": kind, "param": None, "code": code}
     if isinstance(refusal, CallRefusal):
         body["param"] = refusal.param
@@ -51,10 +61,18 @@ def error_body(status: int, code: str, detail: str, *, refusal: HttpRefusal | No
     return {"error": body}
 
 
-def error_response(status: int, code: str, detail: str, *, refusal: HttpRefusal | None = None) -> web.Response:
-    headers = {} if status >= 500 or status == HTTPStatus.TOO_MANY_REQUESTS else {"X-Should-Retry": "false"}
+def error_response(
+    status: int, code: str, detail: str, *, refusal: HttpRefusal | None = None
+) -> web.Response:
+    headers = (
+        {}
+        if status >= 500 or status == HTTPStatus.TOO_MANY_REQUESTS
+        else {"X-Should-Retry": "false"}
+    )
     if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
         headers |= {"Retry-After": str(RETRY_AFTER_S)}
     elif isinstance(refusal, CallRefusal) and refusal.version is not None:
         headers |= {VERSION_HEADER: str(refusal.version)}
-    return web.json_response(error_body(status, code, detail, refusal=refusal), status=status, headers=headers)
+    return web.json_response(
+        error_body(status, code, detail, refusal=refusal), status=status, headers=headers
+    )

@@ -98,7 +98,10 @@ class GrowingAnswer:
         self._question = question
         self._caller = backend.caller(request).name
         ask, texts, spelling = question.ask, question.texts, question.spelling
-        self._outputs = [ChoiceOutput(index, texts, ask.stops, special=ask.special) for index in range(ask.choices)]
+        self._outputs = [
+            ChoiceOutput(index, texts, ask.stops, special=ask.special)
+            for index in range(ask.choices)
+        ]
         identity = spelling.id_prefix + secrets.token_hex(12)
         self._head = {"id": identity, "created": int(time.time()), "model": backend.model}
 
@@ -139,7 +142,9 @@ class GrowingAnswer:
             event = await call.next()
             self._backend.caller(self._request)
             if isinstance(event, CallRefused):
-                raise CallRefusal(STATUSES[event.code], event.code, event.detail, version=event.version)
+                raise CallRefusal(
+                    STATUSES[event.code], event.code, event.detail, version=event.version
+                )
             output = self._outputs[event.choice]
             if output.finish is None:
                 step = output.take(event)
@@ -156,19 +161,29 @@ class GrowingAnswer:
             "session": self._question.session,
             "outcome": outcome,
             "seconds": round(seconds, 3),
-            "sampling": {"temperature": ask.temperature, "top_p": ask.top_p, "seed": ask.rng_seed, "stop": ask.stops},
+            "sampling": {
+                "temperature": ask.temperature,
+                "top_p": ask.top_p,
+                "seed": ask.rng_seed,
+                "stop": ask.stops,
+            },
             "prompt": unpack_tokens(self._question.prompt),
             "choices": [output.record() for output in self._outputs],
         }
 
 
-def _whole(head: Mapping[str, Any], question: Question, outputs: Sequence[ChoiceOutput]) -> web.Response:
+def _whole(
+    head: Mapping[str, Any], question: Question, outputs: Sequence[ChoiceOutput]
+) -> web.Response:
     """Blocking: thousands of tokens are spelled one by one."""
     spelling = question.spelling
     said = {**head, "object": spelling.object}
     if spelling.kind == "generate":
         said = {"request_id": head["id"], "prompt_token_ids": None, "model": head["model"]}
-    choices, usage = [spelling.whole(output) for output in outputs], usage_of(question.prompt_tokens, outputs)
+    choices, usage = (
+        [spelling.whole(output) for output in outputs],
+        usage_of(question.prompt_tokens, outputs),
+    )
     newest = max((span["version"] for output in outputs for span in output.spans), default=None)
     headers = {} if newest is None else {VERSION_HEADER: str(newest)}
     return web.json_response({**said, "choices": choices, "usage": usage}, headers=headers)
@@ -177,7 +192,9 @@ def _whole(head: Mapping[str, Any], question: Question, outputs: Sequence[Choice
 class _Chunks:
     """An answer in pieces."""
 
-    def __init__(self, head: Mapping[str, Any], question: Question, outputs: Sequence[ChoiceOutput]) -> None:
+    def __init__(
+        self, head: Mapping[str, Any], question: Question, outputs: Sequence[ChoiceOutput]
+    ) -> None:
         spelling = question.spelling
         kind = "chat.completion.chunk" if spelling.kind == "chat" else spelling.object
         self._head = {**head, "object": kind}
@@ -193,13 +210,19 @@ class _Chunks:
 
     def last(self) -> dict[str, Any] | None:
         usage = usage_of(self._question.prompt_tokens, self._outputs)
-        return {**self._head, "choices": [], "usage": usage} if self._question.ask.include_usage else None
+        return (
+            {**self._head, "choices": [], "usage": usage}
+            if self._question.ask.include_usage
+            else None
+        )
 
 
 async def _stream(
     request: web.Request, steps: AsyncIterator[tuple[ChoiceOutput, OutputStep]], chunks: _Chunks
 ) -> tuple[web.StreamResponse, str]:
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    response = web.StreamResponse(
+        headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+    )
     try:
         async for output, step in steps:
             if not response.prepared:

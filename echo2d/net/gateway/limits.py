@@ -16,7 +16,9 @@ from echo2d.net.gateway.errors import CallRefusal
 
 REQUESTS_MAX = 768  # half as many again as choices may be open: a body of 1 MiB and its answer each
 REQUESTS_OF_CALLER_MAX = 384  # so that nobody shuts the others out
-RENDERING_MAX = 2  # templates and tokenizers at work: threads that compete with the coordinator's loop
+RENDERING_MAX = (
+    2  # templates and tokenizers at work: threads that compete with the coordinator's loop
+)
 RENDER_QUEUE_MAX = 64  # waiting for these; a long prompt takes some 100 ms
 
 T = TypeVar("T")

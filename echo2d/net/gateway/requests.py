@@ -60,7 +60,9 @@ def read_ask(body: Mapping[str, Any], own: frozenset[str], *, logprobs: bool) ->
     options = body.get("stream_options") or {}
     if not isinstance(options, dict) or options.keys() - {"include_usage"}:
         raise unusable("stream_options", "expected {include_usage}")
-    name = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
+    name = (
+        "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
+    )
     seed = body.get("seed")
     return Ask(
         choices=_integer(body, "n", 1, 1, CHOICES_MAX),
@@ -88,7 +90,11 @@ def wants_legacy_logprobs(body: Mapping[str, Any]) -> bool:
     if found is None or found is False:
         return False
     if type(found) is not int or found != 0:
-        raise unusable("logprobs", "engines report the sampled token's only: expected 0 or null", "unsupported_value")
+        raise unusable(
+            "logprobs",
+            "engines report the sampled token's only: expected 0 or null",
+            "unsupported_value",
+        )
     return True
 
 
@@ -121,7 +127,9 @@ def _content(content: Any, name: str) -> str:
     parts = content if isinstance(content, list) else [{"text": content}]
     texts = [part.get("text") for part in parts if isinstance(part, dict)]  # images have none
     if len(texts) < len(parts) or not all(isinstance(text, str) for text in texts):
-        raise unusable(f"{name}.content", "expected text, or a list of text parts", "unsupported_value")
+        raise unusable(
+            f"{name}.content", "expected text, or a list of text parts", "unsupported_value"
+        )
     return checked_text("".join(map(str, texts)), f"{name}.content")
 
 
@@ -140,7 +148,10 @@ def _refuse_others(body: Mapping[str, Any], known: frozenset[str]) -> None:
             continue
         if name not in NEUTRAL:
             raise unusable(name[:64], "unknown field", "unknown_field")
-        if not any((type(value) is not bool and value == neutral) or value is neutral for neutral in NEUTRAL[name]):
+        if not any(
+            (type(value) is not bool and value == neutral) or value is neutral
+            for neutral in NEUTRAL[name]
+        ):
             raise unusable(name, "is not supported", "unsupported_value")
 
 
@@ -164,7 +175,13 @@ def _temperature(body: Mapping[str, Any]) -> float:
 
 
 def _number(
-    body: Mapping[str, Any], name: str, default: float, low: float, high: float, *, above: bool = False
+    body: Mapping[str, Any],
+    name: str,
+    default: float,
+    low: float,
+    high: float,
+    *,
+    above: bool = False,
 ) -> float:
     found = body.get(name)
     if found is None:

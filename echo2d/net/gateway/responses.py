@@ -31,7 +31,9 @@ class OutputStep:
 class ChoiceOutput:
     """One choice."""
 
-    def __init__(self, index: int, texts: GatewayTokenizer, stops: Sequence[str], *, special: bool) -> None:
+    def __init__(
+        self, index: int, texts: GatewayTokenizer, stops: Sequence[str], *, special: bool
+    ) -> None:
         self.index = index
         self._texts = texts
         self._reader = Detokenizer(texts, stops, special=special)
@@ -42,8 +44,13 @@ class ChoiceOutput:
         self.finish: Finish | None = None
 
     def take(self, event: ChoiceGrew) -> OutputStep:
-        tokens, logprobs = unpack_tokens(event.tokens).tolist(), unpack_logprobs(event.logprobs).tolist()
-        readable = tokens[:-1] if event.finish == "stop" else tokens  # the last one is the end token
+        tokens, logprobs = (
+            unpack_tokens(event.tokens).tolist(),
+            unpack_logprobs(event.logprobs).tolist(),
+        )
+        readable = (
+            tokens[:-1] if event.finish == "stop" else tokens
+        )  # the last one is the end token
         piece = self._reader.put(readable)
         if piece.stopped:
             tokens, logprobs = tokens[: piece.tokens], logprobs[: piece.tokens]
@@ -53,13 +60,24 @@ class ChoiceOutput:
         self.tokens.extend(tokens)
         self.logprobs.extend(logprobs)
         self._spans = event.spans
-        return OutputStep(text, tuple(tokens), tuple(logprobs), self.finish, piece.stopped and event.finish is None)
+        return OutputStep(
+            text,
+            tuple(tokens),
+            tuple(logprobs),
+            self.finish,
+            piece.stopped and event.finish is None,
+        )
 
     @property
     def spans(self) -> list[dict[str, Any]]:
         count = len(self.tokens)
         return [
-            {"start": span.start, "end": min(span.end, count), "version": span.version, "digest": span.digest.hex()}
+            {
+                "start": span.start,
+                "end": min(span.end, count),
+                "version": span.version,
+                "digest": span.digest.hex(),
+            }
             for span in self._spans
             if span.start < count
         ]
@@ -78,29 +96,52 @@ class ChoiceOutput:
     def message(self, *, logprobs: bool) -> dict[str, Any]:
         content = self._chat_logprobs(self.tokens, self.logprobs) if logprobs else None
         message = {"role": "assistant", "content": self.text, "refusal": None}
-        return {"index": self.index, "message": message, "logprobs": content, "finish_reason": self.finish}
+        return {
+            "index": self.index,
+            "message": message,
+            "logprobs": content,
+            "finish_reason": self.finish,
+        }
 
     def delta(self, step: OutputStep, *, first: bool, logprobs: bool) -> dict[str, Any]:
         role = {"role": "assistant"} if first else {}
         content = self._chat_logprobs(step.tokens, step.logprobs) if logprobs else None
         delta = {**role, "content": step.text} if first or step.text else {}
-        return {"index": self.index, "delta": delta, "logprobs": content, "finish_reason": step.finish}
+        return {
+            "index": self.index,
+            "delta": delta,
+            "logprobs": content,
+            "finish_reason": step.finish,
+        }
 
     # --- spelled as completion
 
     def completion(self, *, logprobs: bool) -> dict[str, Any]:
         listed = self._legacy_logprobs(self.tokens, self.logprobs, 0) if logprobs else None
-        return {"index": self.index, "text": self.text, "logprobs": listed, "finish_reason": self.finish}
+        return {
+            "index": self.index,
+            "text": self.text,
+            "logprobs": listed,
+            "finish_reason": self.finish,
+        }
 
     def completion_chunk(self, step: OutputStep, *, logprobs: bool) -> dict[str, Any]:
         offset = len(self.text) - len(step.text)
         listed = self._legacy_logprobs(step.tokens, step.logprobs, offset) if logprobs else None
-        return {"index": self.index, "text": step.text, "logprobs": listed, "finish_reason": step.finish}
+        return {
+            "index": self.index,
+            "text": step.text,
+            "logprobs": listed,
+            "finish_reason": step.finish,
+        }
 
     # --- spelled as vLLM's generate
 
     def generated(self, *, logprobs: bool) -> dict[str, Any]:
-        content = [{"token": f"token_id:{t}", "logprob": p} for t, p in zip(self.tokens, self.logprobs, strict=True)]
+        content = [
+            {"token": f"token_id:{t}", "logprob": p}
+            for t, p in zip(self.tokens, self.logprobs, strict=True)
+        ]
         return {
             "index": self.index,
             "token_ids": self.tokens.tolist(),
@@ -116,13 +157,27 @@ class ChoiceOutput:
     def _chat_logprobs(self, tokens: Sequence[int], logprobs: Sequence[float]) -> dict[str, Any]:
         content = []
         for text, logprob in zip(self._read_alone(tokens), logprobs, strict=True):
-            content.append({"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []})
+            content.append(
+                {
+                    "token": text,
+                    "logprob": logprob,
+                    "bytes": list(text.encode()),
+                    "top_logprobs": [],
+                }
+            )
         return {"content": content, "refusal": None}
 
-    def _legacy_logprobs(self, tokens: Sequence[int], logprobs: Sequence[float], offset: int) -> dict[str, Any]:
+    def _legacy_logprobs(
+        self, tokens: Sequence[int], logprobs: Sequence[float], offset: int
+    ) -> dict[str, Any]:
         texts = self._read_alone(tokens)
         offsets = list(accumulate(map(len, texts), initial=offset))[: len(texts)]
-        return {"tokens": texts, "token_logprobs": list(logprobs), "top_logprobs": None, "text_offset": offsets}
+        return {
+            "tokens": texts,
+            "token_logprobs": list(logprobs),
+            "top_logprobs": None,
+            "text_offset": offsets,
+        }
 
 
 def usage_of(prompt_tokens: int, outputs: Iterable[ChoiceOutput]) -> dict[str, int]:

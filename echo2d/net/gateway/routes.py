@@ -37,16 +37,22 @@ from echo2d.net.gateway.requests import (
 from echo2d.net.gateway.tokenizer import GatewayTokenizer
 from echo2d.net.http.json_fields import Handler, integer_text, json_object
 
-GATEWAY_PATHS = frozenset({"/v1/models", "/v1/chat/completions", "/v1/completions", "/inference/v1/generate"})
+GATEWAY_PATHS = frozenset(
+    {"/v1/models", "/v1/chat/completions", "/v1/completions", "/inference/v1/generate"}
+)
 MIN_VERSION_HEADER = "X-Echo2d-Min-Version"
 SESSION_HEADER = "X-Session-ID"
 BODY_S_MAX = 30.0  # for a body of 1 MiB at most
 PROMPT_TOKENS_MAX = 1 << 17  # as of a task's prompts: 512 KiB in a lease
-CALL_TOKENS_MAX = 1 << 17  # of all choices of a call together: an answer of some 10 MB with logprobs
+CALL_TOKENS_MAX = (
+    1 << 17
+)  # of all choices of a call together: an answer of some 10 MB with logprobs
 COMPLETION_TOKENS = 16  # of a completion that does not say how many, as at OpenAI
 PREFIX_TOKENS = 64  # prompts that begin alike belong together, if nothing else says so
 TEMPLATE_OPTIONS_MAX = 32
-OF_ITS_TEXT = frozenset({"detokenize", "output_kind", "spaces_between_special_tokens"})  # what `generate` means anyway
+OF_ITS_TEXT = frozenset(
+    {"detokenize", "output_kind", "spaces_between_special_tokens"}
+)  # what `generate` means anyway
 
 
 class GatewayBackend(Answering, Protocol):
@@ -82,7 +88,13 @@ class Endpoints:
 
     async def models(self, request: web.Request) -> web.Response:  # noqa: ARG002 - aiohttp's signature
         newest = self._backend.newest()
-        facts = {"id": self._backend.model, "object": "model", "created": 0, "owned_by": "echo2d", "version": newest}
+        facts = {
+            "id": self._backend.model,
+            "object": "model",
+            "created": 0,
+            "owned_by": "echo2d",
+            "version": newest,
+        }
         if newest is not None:
             facts["max_model_len"] = (await self._backend.texts()).context_max
         return web.json_response({"object": "list", "data": [facts]})
@@ -100,11 +112,21 @@ class Endpoints:
 
     async def _chat(self, request: web.Request) -> Question:
         body = await self._body(request)
-        own = frozenset({"messages", "max_completion_tokens", "chat_template_kwargs", "return_token_ids"})
-        ask, ids = read_ask(body, own, logprobs=wants_logprobs(body)), body.get("return_token_ids") is True
-        messages, options = read_messages(body.get("messages")), _template_options(body.get("chat_template_kwargs"))
+        own = frozenset(
+            {"messages", "max_completion_tokens", "chat_template_kwargs", "return_token_ids"}
+        )
+        ask, ids = (
+            read_ask(body, own, logprobs=wants_logprobs(body)),
+            body.get("return_token_ids") is True,
+        )
+        messages, options = (
+            read_messages(body.get("messages")),
+            _template_options(body.get("chat_template_kwargs")),
+        )
         texts = await self._backend.texts()
-        prompt = await self._desk.do(lambda: pack_tokens(texts.encode(texts.render(messages, options), special=False)))
+        prompt = await self._desk.do(
+            lambda: pack_tokens(texts.encode(texts.render(messages, options), special=False))
+        )
         if not prompt:
             raise unusable("messages", "the chat template makes no tokens of them")
         spelling = Spelling(
@@ -119,7 +141,10 @@ class Endpoints:
     async def _completion(self, request: web.Request) -> Question:
         body = await self._body(request)
         own = frozenset({"prompt", "return_token_ids"})
-        ask, ids = read_ask(body, own, logprobs=wants_legacy_logprobs(body)), body.get("return_token_ids") is True
+        ask, ids = (
+            read_ask(body, own, logprobs=wants_legacy_logprobs(body)),
+            body.get("return_token_ids") is True,
+        )
         if ask.max_new_tokens is None:
             ask = replace(ask, max_new_tokens=COMPLETION_TOKENS)
         texts = await self._backend.texts()
@@ -144,7 +169,9 @@ class Endpoints:
             raise unusable("sampling_params", "expected an object")
         logprobs = given.get("logprobs")
         if logprobs not in (None, 0, 1) or isinstance(logprobs, bool):
-            raise unusable("logprobs", "engines report the sampled token's only: expected 1, 0 or null")
+            raise unusable(
+                "logprobs", "engines report the sampled token's only: expected 1, 0 or null"
+            )
         ask = replace(read_ask(given, OF_ITS_TEXT, logprobs=logprobs is not None), stream=False)
         prompt = pack_tokens(read_tokens(body.get("token_ids"), "token_ids", PROMPT_TOKENS_MAX))
         spelling = Spelling(
@@ -183,14 +210,18 @@ class Endpoints:
 
     def _session(self, request: web.Request, body: Mapping[str, Any], prefix: Any) -> str:
         """Of a header or a field if there is one, else of how the prompt begins; of one caller only."""
-        named = request.headers.get(SESSION_HEADER) or body.get("prompt_cache_key") or body.get("user")
+        named = (
+            request.headers.get(SESSION_HEADER) or body.get("prompt_cache_key") or body.get("user")
+        )
         said = [self._backend.caller(request).name, "named" if named else "prefix", named or prefix]
         return blake3(json.dumps(said, default=str).encode()).hexdigest()[:32]
 
     # --- inside: asking
 
     async def _answer(self, request: web.Request, question: Question) -> web.StreamResponse:
-        return await GrowingAnswer(self._backend, request, question).give(self._make(request, question))
+        return await GrowingAnswer(self._backend, request, question).give(
+            self._make(request, question)
+        )
 
     def _make(self, request: web.Request, question: Question) -> Callable[[CallId], CallAsked]:
         """The call, once all is in order."""
@@ -209,10 +240,17 @@ class Endpoints:
 
     def _room(self, question: Question) -> int:
         """How many tokens a choice gets."""
-        wanted, choices, context = question.ask.max_new_tokens, question.ask.choices, question.texts.context_max
+        wanted, choices, context = (
+            question.ask.max_new_tokens,
+            question.ask.choices,
+            question.texts.context_max,
+        )
         most = min(self._backend.max_new_tokens, CALL_TOKENS_MAX // choices)
         if wanted is not None and wanted > most:
-            raise unusable("max_tokens", f"at most {most} are given here" + (f" to {choices} choices" * (choices > 1)))
+            raise unusable(
+                "max_tokens",
+                f"at most {most} are given here" + (f" to {choices} choices" * (choices > 1)),
+            )
         asked = question.prompt_tokens
         left = most if context is None else min(most, context - asked)
         if asked > PROMPT_TOKENS_MAX or left < (wanted or 1):
@@ -229,13 +267,17 @@ def _prefix(prompt: bytes) -> str:
 def _template_options(given: Any) -> dict[str, Any]:
     options = {} if given is None else given
     if not isinstance(options, dict) or len(options) > TEMPLATE_OPTIONS_MAX:
-        raise unusable("chat_template_kwargs", f"expected an object of at most {TEMPLATE_OPTIONS_MAX} values")
+        raise unusable(
+            "chat_template_kwargs", f"expected an object of at most {TEMPLATE_OPTIONS_MAX} values"
+        )
     if not all(isinstance(value, str | int | float | None) for value in options.values()):
         raise unusable("chat_template_kwargs", "expected texts, numbers and booleans")
     return options
 
 
-def mount(app: web.Application, backend: GatewayBackend, allow: Callable[[Handler], Handler]) -> None:
+def mount(
+    app: web.Application, backend: GatewayBackend, allow: Callable[[Handler], Handler]
+) -> None:
     """Add the endpoints. allow: makes a handler one for callers of the gateway only."""
     endpoints = Endpoints(backend)
     app.router.add_get("/v1/models", allow(endpoints.models))

@@ -38,17 +38,28 @@ class GatewayTokenizer:
         except Exception as error:
             raise OperatorFault(f"the snapshot's tokenizer cannot be read: {error}") from error
         inner = model.get("text_config")
-        lengths = [of.get(key) for of in (model, inner) if isinstance(of, dict) for key in LENGTH_KEYS]
-        self.context_max = next((found for found in lengths if type(found) is int and found > 0), None)
+        lengths = [
+            of.get(key) for of in (model, inner) if isinstance(of, dict) for key in LENGTH_KEYS
+        ]
+        self.context_max = next(
+            (found for found in lengths if type(found) is int and found > 0), None
+        )
         self.special = frozenset(
-            each for each, token in self.tokenizer.get_added_tokens_decoder().items() if token.special
+            each
+            for each, token in self.tokenizer.get_added_tokens_decoder().items()
+            if token.special
         )
         self._template = template or _template_of(files, settings)
-        self._named = {name: _token_text(settings.get(name)) for name in ("bos_token", "eos_token", "pad_token")}
+        self._named = {
+            name: _token_text(settings.get(name))
+            for name in ("bos_token", "eos_token", "pad_token")
+        }
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         """special: with the tokens that the tokenizer puts around a text."""
-        (encoded,) = self.tokenizer.encode_batch([text], add_special_tokens=special)  # `encode` keeps the GIL
+        (encoded,) = self.tokenizer.encode_batch(
+            [text], add_special_tokens=special
+        )  # `encode` keeps the GIL
         ids: list[int] = encoded.ids
         return ids
 
@@ -59,7 +70,11 @@ class GatewayTokenizer:
     def render(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> str:
         """The messages as the model knows them, up to where its answer begins. options: for the template."""
         if self._template is None:
-            raise unusable("messages", "this model has no chat template; use /v1/completions", "no_chat_template")
+            raise unusable(
+                "messages",
+                "this model has no chat template; use /v1/completions",
+                "no_chat_template",
+            )
         values = {**options, **self._named, "messages": messages, "add_generation_prompt": True}
         try:
             text = _environment().from_string(self._template).render(values)
@@ -68,13 +83,20 @@ class GatewayTokenizer:
             detail = f"the chat template says: {printable(str(error), TEMPLATE_WORDS_MAX)}"
             raise unusable("messages", detail, "chat_template") from error
         if len(text) > PROMPT_CHARS_MAX:
-            raise unusable("messages", f"the chat template makes more than {PROMPT_CHARS_MAX} characters of them")
+            raise unusable(
+                "messages",
+                f"the chat template makes more than {PROMPT_CHARS_MAX} characters of them",
+            )
         return text
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+    )
+    environment.filters["tojson"] = lambda value, indent=None: json.dumps(
+        value, ensure_ascii=False, indent=indent
+    )
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = lambda form: datetime.now(UTC).strftime(form)
     return environment
@@ -91,7 +113,9 @@ def _object(data: bytes | None) -> dict[str, Any]:
 
 def _template_of(files: Mapping[str, bytes], settings: Mapping[str, Any]) -> str | None:
     if "chat_template.jinja" in files:
-        return files["chat_template.jinja"].decode(errors="surrogateescape")  # what is no text renders to none
+        return files["chat_template.jinja"].decode(
+            errors="surrogateescape"
+        )  # what is no text renders to none
     found = settings.get("chat_template")
     if isinstance(found, list):  # several by name
         named = [each for each in found if isinstance(each, dict) and each.get("name") == "default"]

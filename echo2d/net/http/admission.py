@@ -17,7 +17,9 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 STRANGERS_MAX = 2048  # 15 KiB each, half a header included
-STRANGERS_PER_ADDRESS_MAX = 1024  # all workers of a run (PEERS_MAX) may come back at once from behind one NAT
+STRANGERS_PER_ADDRESS_MAX = (
+    1024  # all workers of a run (PEERS_MAX) may come back at once from behind one NAT
+)
 STRANGER_S_MAX = 30.0  # for the first header and all that follows; HELLO_TIMEOUT_S and a busy start are within it
 
 DOOR: web.AppKey["ConnectionAdmission"] = web.AppKey("door")
@@ -65,7 +67,9 @@ class ConnectionAdmission:
             self._close(next(iter(neighbours)), "too many of its address")
         elif len(self) >= STRANGERS_MAX:
             self._close(next(iter(self._strangers)), "too many")
-        timer = asyncio.get_running_loop().call_later(STRANGER_S_MAX, self._close, connection, "showed no credential")
+        timer = asyncio.get_running_loop().call_later(
+            STRANGER_S_MAX, self._close, connection, "showed no credential"
+        )
         self._strangers[connection] = _Stranger(address, transport, timer)
         self._of.setdefault(address, {})[connection] = None
 

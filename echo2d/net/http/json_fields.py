@@ -30,7 +30,9 @@ def secret_of(request: web.Request) -> str:
     """What its caller shows. Refusal: nothing."""
     scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not secret or not secret.isascii():
-        raise HttpRefusal(HTTPStatus.UNAUTHORIZED, "credential", "expected Authorization: Bearer SECRET")
+        raise HttpRefusal(
+            HTTPStatus.UNAUTHORIZED, "credential", "expected Authorization: Bearer SECRET"
+        )
     return secret.strip()
 
 
@@ -71,7 +73,9 @@ def from_hex(value: Any, name: str, length: int) -> bytes:
     return data
 
 
-async def fields(request: web.Request, required: set[str], optional: frozenset[str] = frozenset()) -> dict[str, Any]:
+async def fields(
+    request: web.Request, required: set[str], optional: frozenset[str] = frozenset()
+) -> dict[str, Any]:
     """The JSON object in the body, with exactly these fields."""
     body = await json_object(request)
     for name in sorted(body.keys() - required - optional):

@@ -27,7 +27,16 @@ from typing import Any, Protocol
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from echo2d.core.base.ids import DIGEST_BYTES, Digest, Epoch, GroupId, PeerId, RequestId, RunId, Version
+from echo2d.core.base.ids import (
+    DIGEST_BYTES,
+    Digest,
+    Epoch,
+    GroupId,
+    PeerId,
+    RequestId,
+    RunId,
+    Version,
+)
 from echo2d.core.coordinator.events import (
     BatchAsked,
     CheckpointAsked,
@@ -80,13 +89,17 @@ class LearnerBackend(Protocol):
     async def enrol(self, secret: str, public_key: bytes, proof: bytes) -> tuple[PeerId, str]:
         """The peer and its certificate. Denied: not with this secret, key or proof."""
 
-    async def ask(self, make: Callable[[RequestId], CoordinatorEvent], *, timeout_s: float) -> Reply | None:
+    async def ask(
+        self, make: Callable[[RequestId], CoordinatorEvent], *, timeout_s: float
+    ) -> Reply | None:
         """Put a request to the core; None when it was not answered in time."""
 
     async def publish(self, epoch: Epoch, version: Version, path: str | None) -> Reply | None:
         """The snapshot in directory `path`, or (None) the uploaded one. OperatorFault: not a snapshot we may take."""
 
-    async def upload(self, epoch: Epoch, version: Version, name: str, data: AsyncIterator[bytes]) -> int:
+    async def upload(
+        self, epoch: Epoch, version: Version, name: str, data: AsyncIterator[bytes]
+    ) -> int:
         """Keep one file until its version is published; its size. OperatorFault: name or size not allowed."""
 
     def status(self) -> dict[str, Any]: ...
@@ -120,7 +133,12 @@ async def _faults_to_json(request: web.Request, handler: Handler) -> web.StreamR
     except StoreFault as fault:
         return _error(request, HTTPStatus.INSUFFICIENT_STORAGE, "disk", str(fault))
     except web.HTTPRequestEntityTooLarge:
-        return _error(request, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "too_large", f"at most {BODY_BYTES_MAX} bytes")
+        return _error(
+            request,
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+            "too_large",
+            f"at most {BODY_BYTES_MAX} bytes",
+        )
     except web.HTTPException as http:
         return _error(request, http.status, "http", http.reason)
 
@@ -150,9 +168,14 @@ class Api:
     async def enrol(self, request: web.Request) -> web.Response:
         secret = secret_of(request)
         body = await fields(request, {"key", "proof"})
-        key, proof = from_hex(body["key"], "key", KEY_BYTES), from_hex(body["proof"], "proof", 2 * KEY_BYTES)
+        key, proof = (
+            from_hex(body["key"], "key", KEY_BYTES),
+            from_hex(body["proof"], "proof", 2 * KEY_BYTES),
+        )
         peer, certificate = await self._backend.enrol(secret, key, proof)
-        return web.json_response({"peer": peer, "run_id": self._backend.run_id, "certificate": certificate})
+        return web.json_response(
+            {"peer": peer, "run_id": self._backend.run_id, "certificate": certificate}
+        )
 
     async def open_session(self, request: web.Request) -> web.Response:
         body = await fields(request, {"resume_step"})
@@ -166,26 +189,39 @@ class Api:
             raise malformed("path: expected printable text")
         if (path is None) != (body.get("upload") is True) or not isinstance(path, str | None):
             raise malformed('expected either "path": a directory, or "upload": true')
-        epoch, version = Epoch(integer(body["epoch"], "epoch")), Version(integer(body["version"], "version"))
+        epoch, version = (
+            Epoch(integer(body["epoch"], "epoch")),
+            Version(integer(body["version"], "version")),
+        )
         await self._fence(epoch)
         return _answer(await self._backend.publish(epoch, version, path))
 
     async def upload(self, request: web.Request) -> web.Response:
-        epoch, version = _epoch(request), Version(integer_text(request.match_info["version"], "version"))
+        epoch, version = (
+            _epoch(request),
+            Version(integer_text(request.match_info["version"], "version")),
+        )
         await self._fence(epoch)
-        size = await self._backend.upload(epoch, version, request.match_info["name"], request.content.iter_any())
+        size = await self._backend.upload(
+            epoch, version, request.match_info["name"], request.content.iter_any()
+        )
         return web.json_response({"bytes": size})
 
     async def take_batch(self, request: web.Request) -> web.Response:
         epoch, step = _epoch(request), _step(request)
-        reply = await self._backend.ask(lambda number: BatchAsked(number, epoch, step), timeout_s=LONG_POLL_S)
+        reply = await self._backend.ask(
+            lambda number: BatchAsked(number, epoch, step), timeout_s=LONG_POLL_S
+        )
         self._backend.caller(secret_of(request))  # it may have been revoked meanwhile
         return web.Response(status=HTTPStatus.NO_CONTENT) if reply is None else _answer(reply)
 
     async def commit(self, request: web.Request) -> web.Response:
         body, step = await fields(request, {"batch_digest", "epoch", "t_train_s"}), _step(request)
         digest = Digest(from_hex(body["batch_digest"], "batch_digest", DIGEST_BYTES))
-        epoch, t_train_s = Epoch(integer(body["epoch"], "epoch")), seconds(body["t_train_s"], "t_train_s")
+        epoch, t_train_s = (
+            Epoch(integer(body["epoch"], "epoch")),
+            seconds(body["t_train_s"], "t_train_s"),
+        )
         return await self._ask(lambda number: CommitAsked(number, epoch, step, digest, t_train_s))
 
     async def refuse(self, request: web.Request) -> web.Response:
@@ -202,11 +238,15 @@ class Api:
         return web.json_response(self._backend.status())
 
     async def metrics(self, request: web.Request) -> web.Response:  # noqa: ARG002
-        return web.Response(body=self._backend.metrics(), content_type="text/plain", charset="utf-8")
+        return web.Response(
+            body=self._backend.metrics(), content_type="text/plain", charset="utf-8"
+        )
 
     async def _fence(self, epoch: Epoch) -> None:
         """Refusal: a newer learner has the run; the bytes of this one are not looked at."""
-        reply = await self._backend.ask(lambda number: EpochAsked(number, epoch), timeout_s=ANSWER_S_MAX)
+        reply = await self._backend.ask(
+            lambda number: EpochAsked(number, epoch), timeout_s=ANSWER_S_MAX
+        )
         if reply is None:
             raise _overloaded()
         if reply.status != HTTPStatus.OK:
@@ -219,7 +259,12 @@ class Api:
 
 def _refused_groups(body: Mapping[str, Any]) -> tuple[tuple[GroupId, str], ...]:
     groups, reasons = body["groups"], body["reasons"]
-    if not isinstance(groups, list) or not isinstance(reasons, list) or len(groups) != len(reasons) or not groups:
+    if (
+        not isinstance(groups, list)
+        or not isinstance(reasons, list)
+        or len(groups) != len(reasons)
+        or not groups
+    ):
         raise malformed("groups, reasons: expected two lists of the same length, at least 1")
     ids = [GroupId(integer(group, "groups")) for group in groups]
     said = [text(reason, "reasons")[:REASON_CHARS_MAX] for reason in reasons]
@@ -235,7 +280,9 @@ def _step(request: web.Request) -> int:
 
 
 def _overloaded() -> HttpRefusal:
-    return HttpRefusal(HTTPStatus.SERVICE_UNAVAILABLE, "busy", "the coordinator is overloaded; try again")
+    return HttpRefusal(
+        HTTPStatus.SERVICE_UNAVAILABLE, "busy", "the coordinator is overloaded; try again"
+    )
 
 
 def _answer(reply: Reply | None) -> web.Response:
@@ -244,8 +291,12 @@ def _answer(reply: Reply | None) -> web.Response:
     if isinstance(reply.body, bytes):
         assert reply.digest is not None, "a batch is answered with its digest"
         headers = {DIGEST_HEADER: reply.digest.hex()}
-        body = io.BytesIO(reply.body)  # so that it is sent in parts: a batch in one go holds up everybody else
-        return web.Response(status=reply.status, body=body, headers=headers, content_type="application/octet-stream")
+        body = io.BytesIO(
+            reply.body
+        )  # so that it is sent in parts: a batch in one go holds up everybody else
+        return web.Response(
+            status=reply.status, body=body, headers=headers, content_type="application/octet-stream"
+        )
     return web.json_response(reply.body, status=reply.status)
 
 
@@ -253,7 +304,9 @@ def _show(page: str) -> Handler:
     policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
 
     async def show(request: web.Request) -> web.Response:  # noqa: ARG001 - aiohttp's signature
-        return web.Response(text=page, content_type="text/html", headers={"Content-Security-Policy": policy})
+        return web.Response(
+            text=page, content_type="text/html", headers={"Content-Security-Policy": policy}
+        )
 
     return show
 
@@ -263,9 +316,14 @@ def read_page() -> str:
     return resources.files("echo2d").joinpath("web/index.html").read_text(encoding="utf-8")
 
 
-def make_app(backend: LearnerBackend, *, worker: Handler, page: str, gateway: Gateway | None = None) -> web.Application:
+def make_app(
+    backend: LearnerBackend, *, worker: Handler, page: str, gateway: Gateway | None = None
+) -> web.Application:
     """The application; `worker` handles the control links. gateway: None, it is off. Serve it with `make_runner`."""
-    api, app = Api(backend), web.Application(middlewares=[_faults_to_json], client_max_size=BODY_BYTES_MAX)
+    api, app = (
+        Api(backend),
+        web.Application(middlewares=[_faults_to_json], client_max_size=BODY_BYTES_MAX),
+    )
     app[DOOR] = ConnectionAdmission()
     app.router.add_get("/", _show(page))
     app.router.add_get("/v1/worker", worker)
@@ -289,7 +347,10 @@ def _callers_mistakes(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, HttpProcessingError):
         record.levelno, record.levelname = logging.INFO, "INFO"
-        record.msg, record.args = "not HTTP: %s", (error.message.partition("\n")[0],)  # then come bytes of the request
+        record.msg, record.args = (
+            "not HTTP: %s",
+            (error.message.partition("\n")[0],),
+        )  # then come bytes of the request
         record.exc_info = record.exc_text = None
     return True
 

@@ -18,12 +18,24 @@ from echo2d.core.topology.uplink_rates import BacklogMeter
 from echo2d.errors import PeerFault
 from echo2d.net.peer.congestion import Congestion
 
-SEND_BUFFER_BYTES = 512 << 10  # a connection with more unsent takes no more frames: late binding wants it small
-UNSENT_BYTES_MAX = 8 << 20  # with messages too: a peer that makes us answer but does not read is dropped
-KERNEL_UNSENT_BYTES = 128 << 10  # of what the kernel holds, so much may wait to be sent: the rest counts as unsent here
-WAKE_BYTES_MAX = 64 << 10  # of a payload that arrives slowly: one wake-up instead of one for every packet
-RECORD_BYTES_MAX = 16 << 10  # of payload in one TLS record: while that is not whole, so much is here and not seen
-WARM_BYTES = 1 << 20  # from then on: before, what waits here would fill the small window that the kernel begins with
+SEND_BUFFER_BYTES = (
+    512 << 10
+)  # a connection with more unsent takes no more frames: late binding wants it small
+UNSENT_BYTES_MAX = (
+    8 << 20
+)  # with messages too: a peer that makes us answer but does not read is dropped
+KERNEL_UNSENT_BYTES = (
+    128 << 10
+)  # of what the kernel holds, so much may wait to be sent: the rest counts as unsent here
+WAKE_BYTES_MAX = (
+    64 << 10
+)  # of a payload that arrives slowly: one wake-up instead of one for every packet
+RECORD_BYTES_MAX = (
+    16 << 10
+)  # of payload in one TLS record: while that is not whole, so much is here and not seen
+WARM_BYTES = (
+    1 << 20
+)  # from then on: before, what waits here would fill the small window that the kernel begins with
 SILENCE_S = 15  # so long without an acknowledgement, an answer to a probe or an open window: the connection is dead
 PROBE_S = 5  # between the kernel's probes of an idle connection
 SO_MAX_PACING_RATE = 47  # Linux; Python names it from 3.14 on
@@ -69,7 +81,9 @@ class PeerConnection(asyncio.BufferedProtocol):
         self.transport.set_write_buffer_limits(high=SEND_BUFFER_BYTES, low=SEND_BUFFER_BYTES // 2)
         sock = self.transport.get_extra_info("socket")
         _tune(sock)
-        self._socket = socket.socket(fileno=os.dup(sock.fileno()))  # uvloop's own is made anew for every option
+        self._socket = socket.socket(
+            fileno=os.dup(sock.fileno())
+        )  # uvloop's own is made anew for every option
         self._congestion = Congestion(self._socket)
         if transport.get_extra_info("ssl_object") is not None:
             self._unseen_max = RECORD_BYTES_MAX
@@ -169,7 +183,9 @@ class PeerConnection(asyncio.BufferedProtocol):
         if self._socket is not None and value != self._pace:
             assert self._congestion is not None
             self._congestion.paced, self._pace = bytes_per_s is not None, value
-            self._socket.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, value.to_bytes(8, sys.byteorder))
+            self._socket.setsockopt(
+                socket.SOL_SOCKET, SO_MAX_PACING_RATE, value.to_bytes(8, sys.byteorder)
+            )
 
     def end(self, reason: str) -> None:
         """Says why and closes, unless that has happened already."""

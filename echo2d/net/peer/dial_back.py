@@ -23,7 +23,9 @@ async def dial_back(order: DialBack, run_id: RunId, tls: Tls | None) -> str:
     try:
         async with asyncio.timeout(DIAL_BACK_S):
             context, name = (None, None) if tls is None else (tls.dialler, order.peer)
-            reader, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=name)
+            reader, writer = await asyncio.open_connection(
+                host, port, ssl=context, server_hostname=name
+            )
             try:
                 await _ask(order, run_id, reader, writer)
             finally:
@@ -33,7 +35,9 @@ async def dial_back(order: DialBack, run_id: RunId, tls: Tls | None) -> str:
     return ""
 
 
-async def _ask(order: DialBack, run_id: RunId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _ask(
+    order: DialBack, run_id: RunId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
     """PeerFault: it is not that peer."""
     expected, nonce = {order.peer: order.secret}, secrets.token_bytes(NONCE_BYTES)
     link = PeerLink(run_id=run_id, me=DIAL_BACK, secrets=expected, nonce=nonce, dialled=order.peer)

@@ -34,7 +34,9 @@ from echo2d.net.peer.uplink_limit import UplinkLimit
 from echo2d.net.security.tls import Tls, in_words, shows
 
 HANDSHAKE_S = 10.0  # from dialling to LinkOpened: a few round trips, also on a bad line
-STRANGERS_MAX = 64  # accepted connections that have not yet proved who they are; then the oldest gives way
+STRANGERS_MAX = (
+    64  # accepted connections that have not yet proved who they are; then the oldest gives way
+)
 SETTLED_S = 2 * HANDSHAKE_S  # no dial is left by then that began before the link was open
 REPLACED = "another link of these two peers stays"
 SHARE_S = 0.3  # between two looks at which links send: longer than the gaps of a link that does
@@ -98,7 +100,9 @@ class PeerLinks:
         """What links that are quiet do not need is for the others, until they send again."""
         self._share_at = now + SHARE_S
         self._sending = {
-            peer for peer in self._paces if peer in self._live and self._live[peer].is_sending(now - SHARE_S)
+            peer
+            for peer in self._paces
+            if peer in self._live and self._live[peer].is_sending(now - SHARE_S)
         }
         for peer, pace in share_out(self._paces, self._sending).items():
             if peer in self._live:
@@ -142,7 +146,11 @@ class PeerLinks:
                 )
                 made = True
                 await connection.settled.wait()
-        except (OSError, ValueError, OverflowError) as error:  # a time-out is one; others come of impossible addresses
+        except (
+            OSError,
+            ValueError,
+            OverflowError,
+        ) as error:  # a time-out is one; others come of impossible addresses
             raise PeerFault(f"cannot reach {host}:{port}: {in_words(error)}") from error
         finally:
             if not made:  # whatever there was is closed, which uvloop does not tell the connection
@@ -178,7 +186,12 @@ class PeerLinks:
         return 0.0 if connection is None else connection.take_backlog()
 
     def send_frame(
-        self, peer: PeerId, stream: StreamId, frame: FrameId, sequence: int, payload: memoryview | None
+        self,
+        peer: PeerId,
+        stream: StreamId,
+        frame: FrameId,
+        sequence: int,
+        payload: memoryview | None,
     ) -> bool:
         """False if nothing was sent: no room (`on_ready` will come), or stream or link have ended (as an event said).
 
@@ -206,7 +219,10 @@ class PeerLinks:
         from_sequence: int,
     ) -> None:
         """Takes a stripe from its parent. Like the next four it calls `PeerLink`, and does nothing without a link."""
-        self._say(peer, lambda link: link.open_stream(stream, form, plan, generation, stripe, from_sequence))
+        self._say(
+            peer,
+            lambda link: link.open_stream(stream, form, plan, generation, stripe, from_sequence),
+        )
 
     def want(self, peer: PeerId, stream: StreamId, form: FormId, frames: Sequence[FrameId]) -> None:
         """Asks for frames on a repair stream."""
@@ -265,7 +281,9 @@ class PeerLinks:
 
     def _connection(self, dialled: PeerId | None) -> PeerConnection:
         nonce = chance.token_bytes(NONCE_BYTES)
-        link = PeerLink(run_id=self._run_id, me=self._me, secrets=self._secrets, nonce=nonce, dialled=dialled)
+        link = PeerLink(
+            run_id=self._run_id, me=self._me, secrets=self._secrets, nonce=nonce, dialled=dialled
+        )
         return PeerConnection(self, link, dialled=dialled is not None)
 
     def made(self, connection: PeerConnection) -> None:
@@ -274,7 +292,9 @@ class PeerLinks:
         if self._closing:
             connection.end("closing")
         elif not connection.dialled:
-            timer = connection.loop.call_later(HANDSHAKE_S, connection.end, "the handshake took too long")
+            timer = connection.loop.call_later(
+                HANDSHAKE_S, connection.end, "the handshake took too long"
+            )
             self._strangers[connection] = timer
             if len(self._strangers) > STRANGERS_MAX:
                 next(iter(self._strangers)).end("too many connections without a handshake")

@@ -30,7 +30,9 @@ from echo2d.core.base.ids import PEER_ID_CHARS, PeerId, RunId
 from echo2d.errors import IntegrityFault, OperatorFault, PeerFault
 
 Role = Literal["worker", "learner", "gateway", "viewer", "seed"]
-TokenRole = Literal["worker", "learner", "gateway", "viewer"]  # seeds get their key from the coordinator itself
+TokenRole = Literal[
+    "worker", "learner", "gateway", "viewer"
+]  # seeds get their key from the coordinator itself
 
 KEY_BYTES = 32
 NONCE_BYTES = 32
@@ -149,7 +151,9 @@ def read_token_file(path: Path) -> TokenFile:
         with path.open("rb") as file:
             _warn_of_readers(path, file.fileno())
             token = TokenFile(**json.loads(file.read(TOKEN_FILE_BYTES_MAX)))
-        right = all(type(value) is str for value in asdict(token).values()) and token.role in get_args(TokenRole)
+        right = all(
+            type(value) is str for value in asdict(token).values()
+        ) and token.role in get_args(TokenRole)
         right = right and len(bytes.fromhex(token.run_key)) == KEY_BYTES
     except OSError as error:
         raise OperatorFault(f"cannot read token file {path}: {error.strerror}") from error
@@ -225,7 +229,9 @@ def challenge(run_key: Ed25519PrivateKey, client_nonce: bytes, peer: PeerId) -> 
     return Challenge(nonce, run_key.sign(_challenge_text(client_nonce, nonce, peer)))
 
 
-def answer(key: Ed25519PrivateKey, run_key: bytes, client_nonce: bytes, asked: Challenge) -> ChallengeAnswer:
+def answer(
+    key: Ed25519PrivateKey, run_key: bytes, client_nonce: bytes, asked: Challenge
+) -> ChallengeAnswer:
     """IntegrityFault: whoever asked does not hold the run's key."""
     text = _challenge_text(client_nonce, asked.nonce, peer_id_of(public_bytes(key)))
     if len(asked.nonce) != NONCE_BYTES or not verifies(run_key, asked.signature, text):
@@ -233,7 +239,9 @@ def answer(key: Ed25519PrivateKey, run_key: bytes, client_nonce: bytes, asked: C
     return ChallengeAnswer(key.sign(_answer_text(client_nonce, asked.nonce, run_key)))
 
 
-def is_answer(public_key: bytes, run_key: bytes, client_nonce: bytes, asked: Challenge, given: ChallengeAnswer) -> bool:
+def is_answer(
+    public_key: bytes, run_key: bytes, client_nonce: bytes, asked: Challenge, given: ChallengeAnswer
+) -> bool:
     return verifies(public_key, given.signature, _answer_text(client_nonce, asked.nonce, run_key))
 
 

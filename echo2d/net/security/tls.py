@@ -47,8 +47,12 @@ class Authority:
     """Of one run, made from the run's key. `certificate`, and what `certify` returns: PEM."""
 
     def __init__(self, run_key: Ed25519PrivateKey) -> None:
-        seed = blake3(run_key.private_bytes_raw(), derive_key_context="echo2d 2026 authority of a run").digest(48)
-        self._key = ec.derive_private_key(int.from_bytes(seed, "big") % (_P256_ORDER - 1) + 1, ec.SECP256R1())
+        seed = blake3(
+            run_key.private_bytes_raw(), derive_key_context="echo2d 2026 authority of a run"
+        ).digest(48)
+        self._key = ec.derive_private_key(
+            int.from_bytes(seed, "big") % (_P256_ORDER - 1) + 1, ec.SECP256R1()
+        )
         self._name = _name(f"echo2d run {run_id_of(public_bytes(run_key))}")
         self.certificate = self._sign(self._name, self._key.public_key(), None)
 
@@ -67,7 +71,9 @@ class Authority:
     def _certify(self, name: str, key: _PublicKey) -> str:
         return self._sign(_name(name), key, x509.SubjectAlternativeName([x509.DNSName(name)]))
 
-    def _sign(self, subject: x509.Name, key: _PublicKey, names: x509.SubjectAlternativeName | None) -> str:
+    def _sign(
+        self, subject: x509.Name, key: _PublicKey, names: x509.SubjectAlternativeName | None
+    ) -> str:
         """A certificate for a member; without names, the authority's own."""
         ca, mine = names is None, self._key.public_key()
         usage = x509.KeyUsage(
@@ -89,7 +95,11 @@ class Authority:
         )
         if names is not None:
             builder = builder.add_extension(names, critical=False)
-        return builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
+        return (
+            builder.sign(self._key, hashes.SHA256())
+            .public_bytes(serialization.Encoding.PEM)
+            .decode()
+        )
 
 
 def _name(name: str) -> x509.Name:
@@ -105,7 +115,8 @@ class Tls:
 
     def __init__(self, authority: str) -> None:
         self.dialler, self.listener = (
-            ssl.SSLContext(protocol) for protocol in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER)
+            ssl.SSLContext(protocol)
+            for protocol in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER)
         )
         self.listener.verify_mode = ssl.CERT_REQUIRED
         self.listener.sslobject_class = _Accepted
@@ -125,14 +136,20 @@ class Tls:
         try:
             return Tls(authority)
         except (ssl.SSLError, ValueError) as error:
-            raise OperatorFault("the token file holds no certificate of the run's authority: make a new one") from error
+            raise OperatorFault(
+                "the token file holds no certificate of the run's authority: make a new one"
+            ) from error
 
     def present(self, key: _PrivateKey, certificate: str) -> None:
         """From now on this end shows who it is. OperatorFault: the certificate is not this key's. Blocking."""
         pem = key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
         )
-        file = os.memfd_create("identity")  # the ssl module takes keys from files only; this one is on no disk
+        file = os.memfd_create(
+            "identity"
+        )  # the ssl module takes keys from files only; this one is on no disk
         try:
             with os.fdopen(file, "wb", closefd=False) as writer:
                 writer.write(pem + certificate.encode())
@@ -199,7 +216,9 @@ def to_coordinator(tls: Tls | None) -> HttpOptions:
 
 def shows(transport: asyncio.BaseTransport | None, peer: PeerId) -> bool:
     """Whether the other end has shown this peer's certificate; without TLS nobody has to."""
-    tls: ssl.SSLObject | None = transport.get_extra_info("ssl_object") if transport is not None else None
+    tls: ssl.SSLObject | None = (
+        transport.get_extra_info("ssl_object") if transport is not None else None
+    )
     if tls is None:
         return True
     shown = tls.getpeercert(binary_form=True)

@@ -10,11 +10,19 @@ def coordinator_url(text: str) -> str:
     """`https://HOST:PORT` or http://, perhaps with a proxy's path, no slash at its end. OperatorFault: any other."""
     try:
         url = urlsplit(text)
-        usable = url.scheme in ("http", "https") and (url.hostname or "").encode("idna") != b"" and url.port != 0
-    except ValueError:  # a port that is no number, a host that no resolver takes, brackets that do not close
+        usable = (
+            url.scheme in ("http", "https")
+            and (url.hostname or "").encode("idna") != b""
+            and url.port != 0
+        )
+    except (
+        ValueError
+    ):  # a port that is no number, a host that no resolver takes, brackets that do not close
         usable = False
     if not usable or not text.isprintable() or set(text) & set(" ?#@"):
-        raise OperatorFault(f"{text!r} is not the URL of a coordinator, https://HOST:PORT or http://HOST:PORT")
+        raise OperatorFault(
+            f"{text!r} is not the URL of a coordinator, https://HOST:PORT or http://HOST:PORT"
+        )
     return text.rstrip("/")
 
 

@@ -40,8 +40,12 @@ from echo2d.store.call_log import CallLog
 
 TEXT_BYTES_MAX = 64 << 20  # tokenizers of 250,000 tokens take 20 MB
 TEMPLATE_BYTES_MAX = 1 << 20
-RECORDS_WAITING_MAX = 256  # half as many calls as may be open; with a slower disk than that records are lost
-UNREAD_BYTES_MAX = 512 << 10  # of one call: 25 s of 32 choices, or a minute of what waits behind one unread piece
+RECORDS_WAITING_MAX = (
+    256  # half as many calls as may be open; with a slower disk than that records are lost
+)
+UNREAD_BYTES_MAX = (
+    512 << 10
+)  # of one call: 25 s of 32 choices, or a minute of what waits behind one unread piece
 EVENT_BYTES = 256  # of the least that a call is told
 
 log = logging.getLogger("echo2d.gateway")
@@ -51,7 +55,10 @@ class _Call:
     """One open call. unread: is told when its caller is too far behind."""
 
     def __init__(
-        self, number: CallId, emit: Callable[[CoordinatorEvent], Awaitable[None]], unread: asyncio.Timeout
+        self,
+        number: CallId,
+        emit: Callable[[CoordinatorEvent], Awaitable[None]],
+        unread: asyncio.Timeout,
     ) -> None:
         self.number = number
         self._emit = emit
@@ -77,7 +84,9 @@ class _Call:
 
 
 def _size(action: CallAction) -> int:
-    return EVENT_BYTES + (len(action.tokens) + len(action.logprobs) if isinstance(action, ChoiceGrew) else 0)
+    return EVENT_BYTES + (
+        len(action.tokens) + len(action.logprobs) if isinstance(action, ChoiceGrew) else 0
+    )
 
 
 class Gateway:
@@ -108,7 +117,9 @@ class Gateway:
         self._tokenizer: tuple[bytes, GatewayTokenizer] | None = (
             None  # with the digest of the files that it was made from
         )
-        self._texts_of: str | None = None  # the path of the version that it is known to be right for
+        self._texts_of: str | None = (
+            None  # the path of the version that it is known to be right for
+        )
         self._reading = asyncio.Lock()
         self._log = call_log
         self._records: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue(RECORDS_WAITING_MAX)
@@ -181,7 +192,9 @@ class Gateway:
 
     def newest(self) -> dict[str, Any] | None:
         newest = self._newest
-        return None if newest is None else {"version": newest.version, "digest": newest.digest.hex()}
+        return (
+            None if newest is None else {"version": newest.version, "digest": newest.digest.hex()}
+        )
 
     def record(self, entry: dict[str, Any]) -> None:
         if self._log is None:
@@ -220,9 +233,13 @@ def read_template(path: Path | None) -> str | None:
     try:
         data = path.read_bytes()
         if len(data) > TEMPLATE_BYTES_MAX:
-            raise OperatorFault(f"gateway.chat_template: {path} has more than {TEMPLATE_BYTES_MAX} bytes")
+            raise OperatorFault(
+                f"gateway.chat_template: {path} has more than {TEMPLATE_BYTES_MAX} bytes"
+            )
         return data.decode()
     except OSError as error:
-        raise OperatorFault(f"gateway.chat_template: cannot read {path}: {error.strerror}") from error
+        raise OperatorFault(
+            f"gateway.chat_template: cannot read {path}: {error.strerror}"
+        ) from error
     except UnicodeDecodeError as error:
         raise OperatorFault(f"gateway.chat_template: {path} is not text") from error

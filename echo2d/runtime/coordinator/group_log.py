@@ -15,7 +15,12 @@ from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.ids import GroupId, LeaseId, PeerId, SessionId, lease_name
 from echo2d.core.cluster.events import Note, Persist, Send
 from echo2d.core.coordinator.events import CoordinatorAction, CoordinatorRecord
-from echo2d.core.protocol.control_messages import LeaseCancelled, LeaseGranted, SampleAnswered, ToPeer
+from echo2d.core.protocol.control_messages import (
+    LeaseCancelled,
+    LeaseGranted,
+    SampleAnswered,
+    ToPeer,
+)
 from echo2d.core.rollouts.events import (
     BatchCommitted,
     BatchFrozen,
@@ -59,14 +64,37 @@ class GroupLog:
             case LeaseGranted(lease, attempt, group, samples=samples):
                 self._groups[lease] = group
                 keep_newest(self._groups, LEASES_MAX)
-                facts: dict[str, Any] = {"worker": self._worker(session), "samples": ",".join(map(str, samples))}
-                say(group_log, INFO, "leased", group=group, lease=lease_name(lease), attempt=attempt, **facts)
+                facts: dict[str, Any] = {
+                    "worker": self._worker(session),
+                    "samples": ",".join(map(str, samples)),
+                }
+                say(
+                    group_log,
+                    INFO,
+                    "leased",
+                    group=group,
+                    lease=lease_name(lease),
+                    attempt=attempt,
+                    **facts,
+                )
             case LeaseCancelled(lease, attempt):
-                facts = {"lease": lease_name(lease), "attempt": attempt, "worker": self._worker(session)}
+                facts = {
+                    "lease": lease_name(lease),
+                    "attempt": attempt,
+                    "worker": self._worker(session),
+                }
                 say(group_log, DEBUG, "cancelled", group=self._groups.get(lease), **facts)
             case SampleAnswered(lease, attempt, sample, False, reason):
                 facts = {"attempt": attempt, "sample": sample, "worker": self._worker(session)}
-                say(log, INFO, "refused", reason, group=self._groups.get(lease), lease=lease_name(lease), **facts)
+                say(
+                    log,
+                    INFO,
+                    "refused",
+                    reason,
+                    group=self._groups.get(lease),
+                    lease=lease_name(lease),
+                    **facts,
+                )
             case _:
                 pass
 
@@ -76,8 +104,20 @@ def _tell_record(record: CoordinatorRecord) -> None:
         case PromptTaken(group, cursor):
             say(group_log, DEBUG, "admitted", group=group, cursor=cursor)
         case SampleKept(group, lease, attempt, kept):
-            facts: dict[str, Any] = {"lease": lease_name(lease), "attempt": attempt, "worker": kept.worker}
-            say(group_log, DEBUG, "accepted", group=group, sample=kept.sample, tokens=len(kept.tokens) // 4, **facts)
+            facts: dict[str, Any] = {
+                "lease": lease_name(lease),
+                "attempt": attempt,
+                "worker": kept.worker,
+            }
+            say(
+                group_log,
+                DEBUG,
+                "accepted",
+                group=group,
+                sample=kept.sample,
+                tokens=len(kept.tokens) // 4,
+                **facts,
+            )
         case SampleRewarded(group, sample, reward):
             say(group_log, DEBUG, "scored", group=group, sample=sample, reward=reward)
         case GroupDropped(group, reason):

@@ -30,7 +30,13 @@ from echo2d.core.cluster.events import (
     StopRun,
     VersionPublished,
 )
-from echo2d.core.coordinator.events import CoordinatorAction, CoordinatorEvent, CoordinatorRecord, DeadlinePassed, Reply
+from echo2d.core.coordinator.events import (
+    CoordinatorAction,
+    CoordinatorEvent,
+    CoordinatorRecord,
+    DeadlinePassed,
+    Reply,
+)
 from echo2d.core.gateway.events import CallRefused, ChoiceGrew
 from echo2d.core.protocol.addresses import IpNetwork
 from echo2d.core.protocol.control_messages import SignedRoot
@@ -56,7 +62,9 @@ LEDGER_FILE = "ledger.sqlite"  # in the run directory
 ACCESS_RELOAD_S = 1.0  # a revoked token works no longer than this
 LATE_S = 1.0  # a deadline met so late was met by a process that stood still: so did what is in its sockets
 LATE_ROUNDS = 4  # of the event loop: one reads the sockets, one makes events of it, others wait for room in the mailbox
-LAST_TURNS_MAX = EVENTS_MAX // EVENTS_PER_TURN_MAX  # all that can have come before a stop; more may come meanwhile
+LAST_TURNS_MAX = (
+    EVENTS_MAX // EVENTS_PER_TURN_MAX
+)  # all that can have come before a stop; more may come meanwhile
 
 log = logging.getLogger("echo2d.coordinator")
 
@@ -109,7 +117,10 @@ class CoordinatorProcess:
         self._requests = PendingRequests(self._mailbox.put)
         self.gateway = None if make_gateway is None else make_gateway(self._mailbox.put)
         self.sessions = Sessions(
-            run.key, known_peer=self._known_peer, emit=self._mailbox.put, peer_networks=peer_networks
+            run.key,
+            known_peer=self._known_peer,
+            emit=self._mailbox.put,
+            peer_networks=peer_networks,
         )
         self._group_log = GroupLog(self.sessions.peer)
         self._metrics = CoordinatorMetrics(ledger=run.path / LEDGER_FILE)
@@ -120,7 +131,9 @@ class CoordinatorProcess:
         self._publishing = asyncio.Lock()
         self._learner_heard_at: float | None = None
         self._learner_calls = 0  # under way: it waits for a batch, and is there
-        self.renting: Callable[[], Mapping[str, Any]] | None = None  # its facts, where boxes are rented
+        self.renting: Callable[[], Mapping[str, Any]] | None = (
+            None  # its facts, where boxes are rented
+        )
         self._published_paths: set[str] = set()
 
     # --- the loop ------------------------------------------------------------
@@ -154,7 +167,11 @@ class CoordinatorProcess:
             raise Fault(self._stop_reason)
 
     def _helpers(self, *others: Coroutine[Any, Any, None]) -> tuple[Coroutine[Any, Any, None], ...]:
-        watches = (self._watch_access(), self._metrics.watch(self._run.path), self._ledger.keep_small())
+        watches = (
+            self._watch_access(),
+            self._metrics.watch(self._run.path),
+            self._ledger.keep_small(),
+        )
         records = () if self.gateway is None else (self.gateway.keep_records(),)
         return (self._turns(), *watches, *records, *others)
 
@@ -201,7 +218,9 @@ class CoordinatorProcess:
             for record in records:
                 if self.gateway is not None:
                     self.gateway.durable(record)
-            self._published_paths.update(record.path for record in records if isinstance(record, VersionPublished))
+            self._published_paths.update(
+                record.path for record in records if isinstance(record, VersionPublished)
+            )
 
     def _perform(self, action: CoordinatorAction) -> None:  # noqa: C901 - one line per action
         self._group_log.tell(action)
@@ -235,7 +254,9 @@ class CoordinatorProcess:
                 assert_never(action)
 
     async def _dial_back(self, action: DialBack) -> None:
-        await self._mailbox.put(DialBackEnded(action.session, await dial_back(action, self.run_id, self._tls)))
+        await self._mailbox.put(
+            DialBackEnded(action.session, await dial_back(action, self.run_id, self._tls))
+        )
 
     async def _draw(self, action: DrawPrompt) -> None:
         await self._mailbox.put(await self._data_plane.draw(action))
@@ -275,7 +296,9 @@ class CoordinatorProcess:
         peer = await self._enrolments.enrol(Enrolment(secret, public_key, proof))
         return peer, self._run.authority.certify_peer(public_key)
 
-    async def ask(self, make: Callable[[RequestId], CoordinatorEvent], *, timeout_s: float) -> Reply | None:
+    async def ask(
+        self, make: Callable[[RequestId], CoordinatorEvent], *, timeout_s: float
+    ) -> Reply | None:
         self._learner_calls += 1
         try:
             return await self._requests.ask(make, timeout_s=timeout_s)
@@ -293,21 +316,27 @@ class CoordinatorProcess:
             raise outcome
         return outcome
 
-    async def _publish(self, epoch: Epoch, version: Version, path: str | None) -> Reply | Fault | None:
+    async def _publish(
+        self, epoch: Epoch, version: Version, path: str | None
+    ) -> Reply | Fault | None:
         async with self._publishing:
             try:
                 adopted = await asyncio.to_thread(self._files.adopt, epoch, version, path)
             except Fault as fault:
                 return fault
             reply = await self._requests.ask(
-                lambda number: PublishAsked(number, epoch, version, adopted.digest, adopted.path, adopted.full_bytes),
+                lambda number: PublishAsked(
+                    number, epoch, version, adopted.digest, adopted.path, adopted.full_bytes
+                ),
                 timeout_s=None,
             )
             if adopted.path not in self._published_paths:
                 await asyncio.to_thread(self._files.delete, adopted.path)
             return reply
 
-    async def upload(self, epoch: Epoch, version: Version, name: str, data: AsyncIterator[bytes]) -> int:
+    async def upload(
+        self, epoch: Epoch, version: Version, name: str, data: AsyncIterator[bytes]
+    ) -> int:
         return await self._files.upload(epoch, version, name, data)
 
     async def plan_removal(self, peer: PeerId, reason: str) -> None:

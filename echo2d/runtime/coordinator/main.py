@@ -37,7 +37,13 @@ from echo2d.runtime.coordinator.task_calls import TaskCalls
 from echo2d.runtime.process.lifecycle import Ending, collect_rarely
 from echo2d.runtime.renting.renter import boxes_left_alone, open_renter
 from echo2d.runtime.renting.setup import prices_of
-from echo2d.runtime.run_dir.credentials import AccessTable, RunDirectory, announce, own_token, withdraw
+from echo2d.runtime.run_dir.credentials import (
+    AccessTable,
+    RunDirectory,
+    announce,
+    own_token,
+    withdraw,
+)
 from echo2d.runtime.run_dir.ledger_thread import LedgerThread
 from echo2d.runtime.run_dir.version_files import VersionFiles
 from echo2d.runtime.seed.supervisor import SeedHandover, supervise_seed
@@ -53,7 +59,9 @@ MakeMachine = Callable[[RunRules, Recovered], Machine]
 
 
 def core_machine(rules: RunRules, recovered: Recovered) -> Machine:
-    return CoordinatorState(rules, recovered, plan_secret=secrets.token_bytes(32), now=time.monotonic())
+    return CoordinatorState(
+        rules, recovered, plan_secret=secrets.token_bytes(32), now=time.monotonic()
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +83,10 @@ async def run_coordinator(config: CoordinatorConfig, *, rent: bool = False) -> i
             if rent:
                 helpers.append(await stack.enter_async_context(_renting(config, opened)))
             elif left := await asyncio.to_thread(boxes_left_alone, config):
-                log.warning("not_renting left=%s: nobody looks after them without --rent; see `echo2d rented`", left)
+                log.warning(
+                    "not_renting left=%s: nobody looks after them without --rent; see `echo2d rented`",
+                    left,
+                )
             collect_rarely()
             ending.by_signals(opened.coordinator.stop)
             await opened.coordinator.serve(*helpers)
@@ -84,7 +95,9 @@ async def run_coordinator(config: CoordinatorConfig, *, rent: bool = False) -> i
 
 
 @asynccontextmanager
-async def _renting(config: CoordinatorConfig, opened: Opened) -> AsyncIterator[Coroutine[Any, Any, None]]:
+async def _renting(
+    config: CoordinatorConfig, opened: Opened
+) -> AsyncIterator[Coroutine[Any, Any, None]]:
     """What rents boxes beside this coordinator, to be run."""
     async with open_renter(config, opened.run, opened.access, url=opened.url) as renter:
         opened.coordinator.renting = renter.facts
@@ -106,9 +119,14 @@ async def open_coordinator(
         await asyncio.to_thread(withdraw, run)  # of one that was killed
         access = await asyncio.to_thread(AccessTable, run)
         files = VersionFiles(
-            run.path, config.run.snapshot_root, config.run.disk_bytes_max, base_model=config.run.base_model
+            run.path,
+            config.run.snapshot_root,
+            config.run.disk_bytes_max,
+            base_model=config.run.base_model,
         )
-        lost = await asyncio.to_thread(files.prepare, {version.path for version in recovered.published})
+        lost = await asyncio.to_thread(
+            files.prepare, {version.path for version in recovered.published}
+        )
         recovered = replace(recovered, lost=lost)
         task = config.task
         pool = TaskPool(
@@ -128,7 +146,11 @@ async def open_coordinator(
 
         def make_gateway(emit: Emit) -> Gateway:
             newest = recovered.published[-1] if recovered.published else None
-            call_log = CallLog(run.path, config.gateway.record_bytes_max) if config.gateway.record_bytes_max else None
+            call_log = (
+                CallLog(run.path, config.gateway.record_bytes_max)
+                if config.gateway.record_bytes_max
+                else None
+            )
             return Gateway(
                 config.gateway,
                 rules,
@@ -159,7 +181,9 @@ async def open_coordinator(
         yield Opened(coordinator, url, _seed_handover(config, run, access, url), run, access)
 
 
-def make_rules(config: CoordinatorConfig, run_id: RunId, stop_token_ids: tuple[int, ...]) -> RunRules:
+def make_rules(
+    config: CoordinatorConfig, run_id: RunId, stop_token_ids: tuple[int, ...]
+) -> RunRules:
     """What the core is held to. OperatorFault: the base model does not tell its vocabulary size."""
     policy, sampling = config.policy, config.sampling
     return RunRules(
@@ -186,13 +210,19 @@ def make_rules(config: CoordinatorConfig, run_id: RunId, stop_token_ids: tuple[i
         learner_usd_per_h=config.activation.learner_usd_per_h,
         delta=config.dissemination.delta,
         disk_bytes_max=config.run.disk_bytes_max,
-        gateway=GatewayRules(config.gateway.share, config.gateway.wait_s) if config.gateway.enabled else None,
+        gateway=GatewayRules(config.gateway.share, config.gateway.wait_s)
+        if config.gateway.enabled
+        else None,
     )
 
 
 def _named_price(row: PriceTable) -> NamedPrice:
     price = Price(
-        row.usd_per_h, row.usd_per_gb_down, row.usd_per_gb_up, row.availability, row.trajectories_per_h or None
+        row.usd_per_h,
+        row.usd_per_gb_down,
+        row.usd_per_gb_up,
+        row.availability,
+        row.trajectories_per_h or None,
     )
     return NamedPrice(row.workers, price)
 
@@ -219,32 +249,46 @@ def _uses_tls(config: CoordinatorConfig) -> bool:
 def _check_link(link: LinkTable) -> None:
     """The seed binds it later, in a process of its own; a wrong address is told now."""
     if link.host in WILDCARDS:
-        raise OperatorFault(f"link.host: expected an address that workers can dial; found {link.host!r}")
+        raise OperatorFault(
+            f"link.host: expected an address that workers can dial; found {link.host!r}"
+        )
     try:
         socket.create_server((link.host, link.port), family=_family(link.host)).close()
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise OperatorFault(f"link.port: {link.port} on {link.host} is in use") from error
-        raise OperatorFault(f"link.host: cannot listen on {link.host}:{link.port}: {error.strerror}") from error
+        raise OperatorFault(
+            f"link.host: cannot listen on {link.host}:{link.port}: {error.strerror}"
+        ) from error
 
 
 def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
-async def _listen(stack: AsyncExitStack, serve: ServeTable, coordinator: CoordinatorProcess, tls: Tls | None) -> str:
+async def _listen(
+    stack: AsyncExitStack, serve: ServeTable, coordinator: CoordinatorProcess, tls: Tls | None
+) -> str:
     """Start serving; the URL by which programs of this host reach it."""
     page = await asyncio.to_thread(read_page)
-    app = make_app(coordinator, worker=coordinator.sessions.handle, page=page, gateway=coordinator.gateway)
+    app = make_app(
+        coordinator, worker=coordinator.sessions.handle, page=page, gateway=coordinator.gateway
+    )
     runner = make_runner(app, shutdown_timeout_s=SHUTDOWN_S)
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
     try:
-        await web.TCPSite(runner, serve.host, serve.port, ssl_context=None if tls is None else tls.listener).start()
+        await web.TCPSite(
+            runner, serve.host, serve.port, ssl_context=None if tls is None else tls.listener
+        ).start()
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise OperatorFault(f"coordinator.port: {serve.port} on {serve.host} is in use") from error
-        raise OperatorFault(f"cannot listen on {serve.host}:{serve.port}: {error.strerror or error}") from error
+            raise OperatorFault(
+                f"coordinator.port: {serve.port} on {serve.host} is in use"
+            ) from error
+        raise OperatorFault(
+            f"cannot listen on {serve.host}:{serve.port}: {error.strerror or error}"
+        ) from error
     port = runner.addresses[0][1]
     host = "127.0.0.1" if serve.host in WILDCARDS else serve.host
     scheme = "http" if tls is None else "https"
@@ -257,7 +301,9 @@ def _tell_this_host(run: RunDirectory, access: AccessTable, url: str) -> None:
     announce(run, url)
 
 
-def _seed_handover(config: CoordinatorConfig, run: RunDirectory, access: AccessTable, url: str) -> SeedHandover:
+def _seed_handover(
+    config: CoordinatorConfig, run: RunDirectory, access: AccessTable, url: str
+) -> SeedHandover:
     key = Ed25519PrivateKey.generate()
     access.admit_seed(public_bytes(key))
     return SeedHandover.make(

@@ -12,7 +12,14 @@ from prometheus_client.metrics_core import Metric
 from echo2d.core.capacity.bottleneck import KINDS
 from echo2d.core.capacity.estimators import quantile
 from echo2d.core.cluster.statistics import RECENT_MAX
-from echo2d.runtime.process.prometheus import PERSIST_BUCKETS_S, Family, LoopMetrics, Samples, by_key, number
+from echo2d.runtime.process.prometheus import (
+    PERSIST_BUCKETS_S,
+    Family,
+    LoopMetrics,
+    Samples,
+    by_key,
+    number,
+)
 
 QUANTILES = (0.5, 0.95, 0.99)
 
@@ -23,7 +30,9 @@ def _newest_version(status: Mapping[str, Any]) -> Samples:
 
 
 def _peers(status: Mapping[str, Any]) -> Samples:
-    count = Counter((peer["kind"], peer["state"]) for peer in (*status["workers"], *status["relays"]))
+    count = Counter(
+        (peer["kind"], peer["state"]) for peer in (*status["workers"], *status["relays"])
+    )
     return list(count.items())
 
 
@@ -38,7 +47,10 @@ def _gateway_choices(status: Mapping[str, Any]) -> Samples:
 def _recent(name: str) -> Family:
     about = {
         "t_train_s": ("train_step", "Train steps, net of waiting"),
-        "t_verify_s": ("t_verify", "Publish accepted until the last worker has verified the version"),
+        "t_verify_s": (
+            "t_verify",
+            "Publish accepted until the last worker has verified the version",
+        ),
         "t_bcast_s": ("t_bcast", "Publish accepted until the last worker serves the version"),
         "refit_pause_s": ("refit_pause", "Time in which an engine generated nothing for a refit"),
         "still_s": ("still", "Time in which workers generated nothing for a version, on average"),
@@ -47,12 +59,20 @@ def _recent(name: str) -> Family:
     def samples(status: Mapping[str, Any]) -> Samples:
         return [((str(share),), quantile(status[name], share)) for share in QUANTILES]
 
-    return Family(f"echo2d_recent_{about[0]}_seconds", f"{about[1]}; of the last {RECENT_MAX}", samples, ("quantile",))
+    return Family(
+        f"echo2d_recent_{about[0]}_seconds",
+        f"{about[1]}; of the last {RECENT_MAX}",
+        samples,
+        ("quantile",),
+    )
 
 
 def _broadcast_peers(status: Mapping[str, Any]) -> Samples:
     peers = status["broadcast"]["peers"] if status["broadcast"] else ()
-    states = Counter("verified" if peer["verified"] else "failed" if peer["failed"] else "receiving" for peer in peers)
+    states = Counter(
+        "verified" if peer["verified"] else "failed" if peer["failed"] else "receiving"
+        for peer in peers
+    )
     return [((state,), states[state]) for state in ("receiving", "verified", "failed")]
 
 
@@ -66,7 +86,11 @@ def _rented(name: str, about: str, key: str) -> Family:
 
 
 def _rented_boxes(status: Mapping[str, Any]) -> Samples:
-    return [((state,), count) for state, count in status["renting"]["states"].items()] if "renting" in status else []
+    return (
+        [((state,), count) for state, count in status["renting"]["states"].items()]
+        if "renting" in status
+        else []
+    )
 
 
 def _active(status: Mapping[str, Any]) -> Samples:
@@ -80,7 +104,9 @@ def _bottleneck(status: Mapping[str, Any]) -> Samples:
 def _of_worker(name: str, help_text: str, key: str, *, counter: bool = False) -> Family:
     def samples(status: Mapping[str, Any]) -> Samples:
         return [
-            ((worker["id"], worker["name"]), worker[key]) for worker in status["workers"] if worker["state"] != "gone"
+            ((worker["id"], worker["name"]), worker[key])
+            for worker in status["workers"]
+            if worker["state"] != "gone"
         ]
 
     return Family(f"echo2d_worker_{name}", help_text, samples, ("worker", "name"), counter)
@@ -89,46 +115,109 @@ def _of_worker(name: str, help_text: str, key: str, *, counter: bool = False) ->
 FAMILIES = (
     Family("echo2d_epoch", "Learner session in force; 0: none yet", number("epoch")),
     Family("echo2d_open_step", "Lowest train step whose batch is not full", number("open_step")),
-    Family("echo2d_committed_step", "Last train step that the learner committed", number("committed_step")),
-    Family("echo2d_checkpoint_step", "Last train step that is durable at the learner", number("checkpoint_step")),
-    Family("echo2d_newest_version", "Newest published policy version; no sample before the first", _newest_version),
-    Family("echo2d_versions_published", "Publishes accepted", number("versions_published"), counter=True),
+    Family(
+        "echo2d_committed_step",
+        "Last train step that the learner committed",
+        number("committed_step"),
+    ),
+    Family(
+        "echo2d_checkpoint_step",
+        "Last train step that is durable at the learner",
+        number("checkpoint_step"),
+    ),
+    Family(
+        "echo2d_newest_version",
+        "Newest published policy version; no sample before the first",
+        _newest_version,
+    ),
+    Family(
+        "echo2d_versions_published",
+        "Publishes accepted",
+        number("versions_published"),
+        counter=True,
+    ),
     Family("echo2d_staleness_max", "S, in train steps", number("staleness_max")),
     Family("echo2d_publish_every", "kappa in force, in train steps", number("publish_every")),
     Family("echo2d_seed_alive", "1 while the seed can be spoken to", number("seed_alive")),
     Family("echo2d_peers", "Workers and relay peers, by state", _peers, ("kind", "state")),
     Family("echo2d_groups", "Groups that are in no batch yet", _groups, ("state",)),
     Family("echo2d_leases", "Leases that run", number("groups.leases")),
-    Family("echo2d_gateway_choices", "Samples that calls of the gateway wait for", _gateway_choices, ("state",)),
-    Family("echo2d_gateway_calls", "Calls that ended, by how", by_key("gateway.ended"), ("outcome",), counter=True),
-    Family("echo2d_gateway_tokens", "Tokens told to callers", number("gateway.tokens"), counter=True),
+    Family(
+        "echo2d_gateway_choices",
+        "Samples that calls of the gateway wait for",
+        _gateway_choices,
+        ("state",),
+    ),
+    Family(
+        "echo2d_gateway_calls",
+        "Calls that ended, by how",
+        by_key("gateway.ended"),
+        ("outcome",),
+        counter=True,
+    ),
+    Family(
+        "echo2d_gateway_tokens", "Tokens told to callers", number("gateway.tokens"), counter=True
+    ),
     Family(
         "echo2d_gateway_handed_over",
         "Samples of calls that went on at another worker",
         number("gateway.handed_over"),
         counter=True,
     ),
-    Family("echo2d_groups_dropped", "Groups given up, by reason", by_key("groups_dropped"), ("reason",), counter=True),
     Family(
-        "echo2d_results_refused", "Results refused, by reason", by_key("results_refused"), ("reason",), counter=True
+        "echo2d_groups_dropped",
+        "Groups given up, by reason",
+        by_key("groups_dropped"),
+        ("reason",),
+        counter=True,
     ),
-    Family("echo2d_trajectories_trained", "In committed steps", number("trajectories.trained"), counter=True),
-    Family("echo2d_trajectories_dropped", "Given up with their groups", number("trajectories.dropped"), counter=True),
+    Family(
+        "echo2d_results_refused",
+        "Results refused, by reason",
+        by_key("results_refused"),
+        ("reason",),
+        counter=True,
+    ),
+    Family(
+        "echo2d_trajectories_trained",
+        "In committed steps",
+        number("trajectories.trained"),
+        counter=True,
+    ),
+    Family(
+        "echo2d_trajectories_dropped",
+        "Given up with their groups",
+        number("trajectories.dropped"),
+        counter=True,
+    ),
     Family(
         "echo2d_answer_tokens",
         "Mean tokens of answers that were trained, and of those dropped with their groups, by reason",
         by_key("answer_tokens"),
         ("fate",),
     ),
-    Family("echo2d_learner_train_seconds", "Time the learner trained", number("learner_train_s"), counter=True),
+    Family(
+        "echo2d_learner_train_seconds",
+        "Time the learner trained",
+        number("learner_train_s"),
+        counter=True,
+    ),
     Family(
         "echo2d_learner_wait_seconds",
         "Time between its commits in which the learner did not train; its share is the bubble",
         number("learner_wait_s"),
         counter=True,
     ),
-    Family("echo2d_mu_pool", "Trajectories per second of the active workers, as measured", number("provision.mu_pool")),
-    Family("echo2d_mu_min", "Trajectories per second with which the learner never waits", number("provision.mu_min")),
+    Family(
+        "echo2d_mu_pool",
+        "Trajectories per second of the active workers, as measured",
+        number("provision.mu_pool"),
+    ),
+    Family(
+        "echo2d_mu_min",
+        "Trajectories per second with which the learner never waits",
+        number("provision.mu_min"),
+    ),
     Family("echo2d_active_workers", "Workers that get leases", _active),
     Family(
         "echo2d_activation_changes",
@@ -137,34 +226,69 @@ FAMILIES = (
         counter=True,
     ),
     Family("echo2d_bottleneck", "1 for what the run waits for at present", _bottleneck, ("kind",)),
-    Family("echo2d_rented_boxes", "Rented boxes that may be there, by state", _rented_boxes, ("state",)),
+    Family(
+        "echo2d_rented_boxes", "Rented boxes that may be there, by state", _rented_boxes, ("state",)
+    ),
     _rented("usd_per_hour", "Price of all rented boxes that may be there", "usd_per_h"),
     _rented("spent_usd", "Spent on rented boxes in the whole run, by its book", "spent_usd"),
-    _rented("set_aside_usd", "What boxes may still cost until they end by themselves", "set_aside_usd"),
+    _rented(
+        "set_aside_usd", "What boxes may still cost until they end by themselves", "set_aside_usd"
+    ),
     _rented("left_usd", "Of the budget, neither spent nor set aside", "left_usd"),
-    Family("echo2d_tokens_accepted", "Tokens of accepted results", number("tokens_accepted"), counter=True),
-    Family("echo2d_wire_bytes", "Of all encoded versions, once each", number("wire_bytes"), counter=True),
-    Family("echo2d_full_bytes", "Of the snapshots these were made from", number("full_bytes"), counter=True),
+    Family(
+        "echo2d_tokens_accepted",
+        "Tokens of accepted results",
+        number("tokens_accepted"),
+        counter=True,
+    ),
+    Family(
+        "echo2d_wire_bytes",
+        "Of all encoded versions, once each",
+        number("wire_bytes"),
+        counter=True,
+    ),
+    Family(
+        "echo2d_full_bytes",
+        "Of the snapshots these were made from",
+        number("full_bytes"),
+        counter=True,
+    ),
     Family(
         "echo2d_seed_copies",
         "Bytes the seed sent per byte of the newest version measured; about 1 in a chain",
         lambda status: [((), value) for value in list(status["seed_copies"].values())[-1:]],
     ),
-    Family("echo2d_broadcast_peers", "Peers of the version that spreads", _broadcast_peers, ("state",)),
-    Family("echo2d_faults", "Faults noted, by kind", by_key("fault_counts"), ("kind",), counter=True),
-    Family("echo2d_peer_faults", "Sessions closed for what their peer sent", number("peer_faults"), counter=True),
+    Family(
+        "echo2d_broadcast_peers", "Peers of the version that spreads", _broadcast_peers, ("state",)
+    ),
+    Family(
+        "echo2d_faults", "Faults noted, by kind", by_key("fault_counts"), ("kind",), counter=True
+    ),
+    Family(
+        "echo2d_peer_faults",
+        "Sessions closed for what their peer sent",
+        number("peer_faults"),
+        counter=True,
+    ),
     Family(
         "echo2d_attention",
         "Sentences that `echo2d status` has for a person; 0: all is well",
         lambda status: [((), len(status["attention"]))],
     ),
-    *(_recent(name) for name in ("t_train_s", "t_verify_s", "t_bcast_s", "refit_pause_s", "still_s")),
+    *(
+        _recent(name)
+        for name in ("t_train_s", "t_verify_s", "t_bcast_s", "refit_pause_s", "still_s")
+    ),
     _of_worker("lag_versions", "Newest published version minus the one served", "lag"),
     _of_worker("slots", "Samples its engines run at once", "slots"),
-    _of_worker("running_samples", "Samples now in its engines, as its last heartbeat said", "running"),
+    _of_worker(
+        "running_samples", "Samples now in its engines, as its last heartbeat said", "running"
+    ),
     _of_worker("leased_samples", "Samples it holds", "leased"),
     _of_worker("silent_seconds", "Since it was last heard", "silent_s"),
-    _of_worker("active", "1 while it gets leases; 0: it stands by, leaves, or is not here", "active"),
+    _of_worker(
+        "active", "1 while it gets leases; 0: it stands by, leaves, or is not here", "active"
+    ),
     _of_worker(
         "trajectories_per_second",
         "What it makes while its slots are leased; before it has worked, what is expected",
@@ -194,11 +318,18 @@ class CoordinatorMetrics(LoopMetrics):
     def __init__(self, *, ledger: Path) -> None:
         super().__init__(FAMILIES, _staleness)
         registry, self._ledger = self.registry, ledger
-        self.events_waiting = Gauge("echo2d_events_waiting", "Events that wait for the core", registry=registry)
-        self.persist_s = Histogram(
-            "echo2d_persist_seconds", "One ledger transaction", buckets=PERSIST_BUCKETS_S, registry=registry
+        self.events_waiting = Gauge(
+            "echo2d_events_waiting", "Events that wait for the core", registry=registry
         )
-        self._ledger_bytes = Gauge("echo2d_ledger_bytes", "Size of the ledger and its log", registry=registry)
+        self.persist_s = Histogram(
+            "echo2d_persist_seconds",
+            "One ledger transaction",
+            buckets=PERSIST_BUCKETS_S,
+            registry=registry,
+        )
+        self._ledger_bytes = Gauge(
+            "echo2d_ledger_bytes", "Size of the ledger and its log", registry=registry
+        )
 
     def _measure(self, path: Path) -> None:
         super()._measure(path)

@@ -43,7 +43,9 @@ class TaskCalls:
         """Tries until it succeeds: without prompts a run stands still, but the coordinator lives on."""
         delay_s = RETRY_S_MIN
         while isinstance(found := await self._prompt(action.cursor), TaskFailed):
-            log.warning("prompt failed cursor=%d kind=%s reason=%s", action.cursor, found.kind, found.reason)
+            log.warning(
+                "prompt failed cursor=%d kind=%s reason=%s", action.cursor, found.kind, found.reason
+            )
             await asyncio.sleep(delay_s)
             delay_s = min(RETRY_S_MAX, 2 * delay_s)
         return PromptDrawn(action.cursor, pack_tokens(found.tokens))
@@ -55,7 +57,9 @@ class TaskCalls:
             if isinstance(result, Score):
                 return SampleScored(action.group, action.sample, result.reward, "")
             found = result
-        log.warning("reward failed group=%d sample=%d reason=%s", action.group, action.sample, found.reason)
+        log.warning(
+            "reward failed group=%d sample=%d reason=%s", action.group, action.sample, found.reason
+        )
         return SampleScored(action.group, action.sample, None, f"{found.kind}: {found.reason}")
 
     async def _prompt(self, cursor: int) -> Prompt | TaskFailed:
@@ -64,8 +68,12 @@ class TaskCalls:
         found = await self._pool.prompt(cursor)
         if isinstance(found, TaskFailed):
             return found
-        if not 1 <= len(found.tokens) <= PROMPT_TOKENS_MAX or not all(map(self._is_token, found.tokens)):
-            return TaskFailed("error", f"prompt {cursor} is not 1 to {PROMPT_TOKENS_MAX} tokens of the vocabulary")
+        if not 1 <= len(found.tokens) <= PROMPT_TOKENS_MAX or not all(
+            map(self._is_token, found.tokens)
+        ):
+            return TaskFailed(
+                "error", f"prompt {cursor} is not 1 to {PROMPT_TOKENS_MAX} tokens of the vocabulary"
+            )
         self._prompts[cursor] = found
         keep_newest(self._prompts, PROMPTS_KEPT_MAX)
         return found

@@ -40,7 +40,9 @@ class BaseModel:
             raise OperatorFault(f"worker.base_model: {directory} is no directory")
         return BaseModel(directory)
 
-    def frames(self, index: FormIndex, segment: SegmentId, *, missing: Collection[ChunkId]) -> Iterator[Found]:
+    def frames(
+        self, index: FormIndex, segment: SegmentId, *, missing: Collection[ChunkId]
+    ) -> Iterator[Found]:
         """The frames of those missing chunks of a known segment that stand here, chunk by chunk."""
         table = index.table(segment)
         for record in () if table is None else table.records:
@@ -80,4 +82,7 @@ def _encoded_again(index: FormIndex, record: ChunkRecord, data: bytes) -> Found:
     again, payload = encode_record(record.chunk, data)
     view = memoryview(payload)
     spans = index.chunk_spans(record.chunk) if again == record else ()
-    return [(span.frame, view[span.offset_in_chunk : span.offset_in_chunk + span.length]) for span in spans]
+    return [
+        (span.frame, view[span.offset_in_chunk : span.offset_in_chunk + span.length])
+        for span in spans
+    ]

@@ -16,7 +16,16 @@ from typing import TypeVar
 
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.canonical import digest_of
-from echo2d.core.base.ids import ChunkId, FormId, FrameId, SegmentId, Version, frame_id, is_table, segment_of
+from echo2d.core.base.ids import (
+    ChunkId,
+    FormId,
+    FrameId,
+    SegmentId,
+    Version,
+    frame_id,
+    is_table,
+    segment_of,
+)
 from echo2d.core.protocol.control_messages import SegmentPage, SegmentsWanted
 from echo2d.core.relay import events as relay_events
 from echo2d.core.weights.signed_index import Root
@@ -86,7 +95,11 @@ class FrameHoldings:
 
     def whole_forms(self) -> tuple[FormId, ...]:
         """Forms of which every frame is on disk."""
-        return tuple(form for form, index in self._indexes.items() if index.complete and self._all_held(form, index))
+        return tuple(
+            form
+            for form, index in self._indexes.items()
+            if index.complete and self._all_held(form, index)
+        )
 
     def payload_bytes(self, form: FormId) -> int:
         """Payload of the form that is on disk."""
@@ -102,7 +115,9 @@ class FrameHoldings:
         if index is None:
             return False
         segment = segment_of(frame)
-        return (index.table_digest(segment) if is_table(frame) else index.table(segment)) is not None
+        return (
+            index.table_digest(segment) if is_table(frame) else index.table(segment)
+        ) is not None
 
     def dropped(self, form: FormId) -> bool:
         """Whether the form was known and is not wanted any more."""
@@ -128,7 +143,9 @@ class FrameHoldings:
         for form, index in self._indexes.items():
             self._ask_page(form, index)
 
-    async def _accept(self, what: str, form: FormId, take: Callable[[], Awaitable[FormIndex | None]]) -> None:
+    async def _accept(
+        self, what: str, form: FormId, take: Callable[[], Awaitable[FormIndex | None]]
+    ) -> None:
         """Takes it; of what is signed now, some may be here already."""
         try:
             async with self._books:
@@ -189,18 +206,26 @@ class FrameHoldings:
 
     async def _absorb_segment(self, form: FormId, index: FormIndex, segment: SegmentId) -> None:
         try:
-            index.accept_table(segment, await asyncio.to_thread(self._store.get_table, form, segment))
+            index.accept_table(
+                segment, await asyncio.to_thread(self._store.get_table, form, segment)
+            )
         except IntegrityFault:
             return  # left over from another encoding: it is fetched anew
         if form not in self._held:
             return  # given up meanwhile
-        found = tuple(sorted(frame for frame in self._recovered[form] if segment_of(frame) == segment))
+        found = tuple(
+            sorted(frame for frame in self._recovered[form] if segment_of(frame) == segment)
+        )
         self._held[form].update(found)
-        self._payload_bytes[form] += sum(index.length(frame) or 0 for frame in found if not is_table(frame))
+        self._payload_bytes[form] += sum(
+            index.length(frame) or 0 for frame in found if not is_table(frame)
+        )
         self._emit(relay_events.TableHeld(form, segment, frame_sizes(index, segment)))
         self._emit(relay_events.FramesFound(form, found))
 
-    async def _search_base(self, form: FormId, index: FormIndex, segments: Iterable[SegmentId]) -> None:
+    async def _search_base(
+        self, form: FormId, index: FormIndex, segments: Iterable[SegmentId]
+    ) -> None:
         """Frames of these segments that can be made here need not come over a link. Not while holding the books."""
         base = self._base(form) if index.facts.kind == "full" else None
         for segment in segments:
@@ -210,7 +235,9 @@ class FrameHoldings:
                 self._first_searched.add(form)
         self._note_searched(form, index)
 
-    async def _make_frames(self, form: FormId, index: FormIndex, segment: SegmentId, base: BaseModel) -> None:
+    async def _make_frames(
+        self, form: FormId, index: FormIndex, segment: SegmentId, base: BaseModel
+    ) -> None:
         found = 0
         chunks = base.frames(index, segment, missing=self._missing(form, index, segment))
         while (frames := await asyncio.to_thread(next, chunks, None)) is not None:
@@ -219,7 +246,12 @@ class FrameHoldings:
             found += len(good)
             self._emit(relay_events.FramesFound(form, good))
         if found:
-            log.info("found in the base model version=%d segment=%d frames=%d", index.facts.version, segment, found)
+            log.info(
+                "found in the base model version=%d segment=%d frames=%d",
+                index.facts.version,
+                segment,
+                found,
+            )
 
     def _missing(self, form: FormId, index: FormIndex, segment: SegmentId) -> set[ChunkId]:
         """Chunks of which not all frames are held."""
@@ -229,7 +261,11 @@ class FrameHoldings:
     def _note_searched(self, form: FormId, index: FormIndex) -> None:
         """Says once that what was here has been told: all found on disk was judged, the first segment looked for."""
         unjudged = bool(self._recovered.get(form)) and index.missing_segment() is not None
-        unread = form not in self._first_searched and self._base(form) is not None and index.facts.kind == "full"
+        unread = (
+            form not in self._first_searched
+            and self._base(form) is not None
+            and index.facts.kind == "full"
+        )
         if form in self._indexes and form not in self._searched and not unjudged and not unread:
             self._searched.add(form)
             self._emit(relay_events.FormSearched(form))
@@ -259,7 +295,9 @@ class FrameHoldings:
         self._emit(relay_events.TableHeld(form, segment, frame_sizes(index, segment)))
         await self._search_base(form, index, [segment])
 
-    async def put_frames(self, form: FormId, frames: Sequence[tuple[FrameId, memoryview]]) -> set[FrameId]:
+    async def put_frames(
+        self, form: FormId, frames: Sequence[tuple[FrameId, memoryview]]
+    ) -> set[FrameId]:
         """Verify and store payload frames of known segments; returns those that are not what was promised."""
         index = self._known(form)
         async with self._storing_alone(form, {frame for frame, _ in frames}):
@@ -373,7 +411,9 @@ class FrameHoldings:
                 log.warning("%s", fault)
                 return await self._load_again(FramesDamaged(form, [frame]), frame, index)
 
-    async def _load_again(self, fault: FramesDamaged, frame: FrameId, index: FormIndex) -> memoryview:
+    async def _load_again(
+        self, fault: FramesDamaged, frame: FrameId, index: FormIndex
+    ) -> memoryview:
         """The frame, should it come again soon."""
         form = fault.form
         self.lose(fault)
@@ -461,7 +501,9 @@ class FrameHoldings:
             self._duplicates[form] += frames
 
     def _all_held(self, form: FormId, index: FormIndex) -> bool:
-        payloads = sum(len(index.spans(SegmentId(segment))) for segment in range(index.segment_count))
+        payloads = sum(
+            len(index.spans(SegmentId(segment))) for segment in range(index.segment_count)
+        )
         return len(self._held[form]) == payloads + index.segment_count
 
     def _ring(self) -> None:
@@ -474,7 +516,9 @@ def frame_sizes(index: FormIndex, segment: SegmentId) -> tuple[int, ...]:
     return tuple(span.length for span in index.spans(segment))
 
 
-def _put(store: FrameStore, form: FormId, index: FormIndex, frames: dict[FrameId, memoryview]) -> set[FrameId]:
+def _put(
+    store: FrameStore, form: FormId, index: FormIndex, frames: dict[FrameId, memoryview]
+) -> set[FrameId]:
     good, bad = [], set()
     for frame, payload in frames.items():
         span = index.span(frame)

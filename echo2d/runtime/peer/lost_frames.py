@@ -14,7 +14,9 @@ log = logging.getLogger("echo2d.peer")
 class LostFrames:
     """`emit` takes FramesLost; `fail(form, reason)` is told of a form of which too many were lost."""
 
-    def __init__(self, emit: Callable[[relay_events.RelayEvent], None], fail: Callable[[FormId, str], None]) -> None:
+    def __init__(
+        self, emit: Callable[[relay_events.RelayEvent], None], fail: Callable[[FormId, str], None]
+    ) -> None:
         self._emit, self._fail = emit, fail
         self.counts: dict[FormId, int] = {}
 

@@ -39,7 +39,11 @@ class PeerMailbox(Generic[PeerEvent]):
         if not self._events:
             self._filled.clear()
             loop, timeout_s = asyncio.get_running_loop(), wait_s()
-            alarm = None if timeout_s is None else loop.call_later(max(0.0, timeout_s), self._filled.set)
+            alarm = (
+                None
+                if timeout_s is None
+                else loop.call_later(max(0.0, timeout_s), self._filled.set)
+            )
             try:
                 await self._filled.wait()
             finally:

@@ -18,9 +18,15 @@ from echo2d.errors import IntegrityFault, StoreFault
 from echo2d.net.peer.links import PeerLinks
 from echo2d.runtime.peer.frame_holdings import FrameHoldings
 
-WAITING_BYTES_MAX = 4 << 20  # of payload not yet verified; then the link is not read until half of it has gone
-BATCH_BYTES_MAX = 2 << 20  # verified and stored in one go: a thread change costs as much as hashing 256 KiB
-ROOT_WAIT_S = 10.0  # frames for which no root comes in this time are dropped: others wait behind them
+WAITING_BYTES_MAX = (
+    4 << 20
+)  # of payload not yet verified; then the link is not read until half of it has gone
+BATCH_BYTES_MAX = (
+    2 << 20
+)  # verified and stored in one go: a thread change costs as much as hashing 256 KiB
+ROOT_WAIT_S = (
+    10.0  # frames for which no root comes in this time are dropped: others wait behind them
+)
 
 log = logging.getLogger("echo2d.peer")
 
@@ -116,7 +122,9 @@ class ReceiveQueue:
                         return False
                     await self._holdings.changed()
         except TimeoutError:
-            log.warning("frames dropped form=%s peer=%s: no root tells of them", frame.form, self._peer)
+            log.warning(
+                "frames dropped form=%s peer=%s: no root tells of them", frame.form, self._peer
+            )
             self._holdings.give_up(frame.form)
             return False
         return True
@@ -139,7 +147,11 @@ class ReceiveQueue:
         for event in self._queue:
             if not isinstance(event, FrameReceived) or event.form != form or event.payload is None:
                 break
-            if is_table(event.frame) or not self._holdings.knows(form, event.frame) or size >= BATCH_BYTES_MAX:
+            if (
+                is_table(event.frame)
+                or not self._holdings.knows(form, event.frame)
+                or size >= BATCH_BYTES_MAX
+            ):
                 break
             batch.append(event)
             payloads.append((event.frame, event.payload))

@@ -15,7 +15,13 @@ from dataclasses import dataclass
 from typing import Protocol, assert_never
 
 from echo2d.core.base.ids import FormId, PeerId, RunId, Version
-from echo2d.core.protocol.control_messages import Backlog, EdgePeer, LinkSample, SegmentsWanted, TransferReport
+from echo2d.core.protocol.control_messages import (
+    Backlog,
+    EdgePeer,
+    LinkSample,
+    SegmentsWanted,
+    TransferReport,
+)
 from echo2d.core.protocol.peer_messages import (
     FrameReceived,
     FramesCancelled,
@@ -96,7 +102,11 @@ class Receiver:
         receive_only: bool = False,
         uplink_limit: float | None = None,
     ) -> None:
-        self._me, self._off_loopback, self._receive_only = me, no_tls or tls is not None, receive_only
+        self._me, self._off_loopback, self._receive_only = (
+            me,
+            no_tls or tls is not None,
+            receive_only,
+        )
         self._owner, self._emit = owner, owner.emit
         self.holdings = FrameHoldings(
             store,
@@ -107,13 +117,20 @@ class Receiver:
             base=owner.base_of,
         )
         self.links = PeerLinks(
-            run_id=run_id, me=me, on_event=self._on_link, on_ready=self._on_ready, tls=tls, uplink_limit=uplink_limit
+            run_id=run_id,
+            me=me,
+            on_event=self._on_link,
+            on_ready=self._on_ready,
+            tls=tls,
+            uplink_limit=uplink_limit,
         )
         self._peers: dict[PeerId, _Peer] = {}
         self._opened: dict[PeerId, int] = {}  # connections so far; a run has some hundred peers
         self._noticed: dict[PeerId, int] = {}  # how many of them the relay has heard of
         self._dialling: dict[PeerId, asyncio.Task[None]] = {}
-        self._lost: dict[PeerId, asyncio.Event] = {}  # rung when the link of a peer that is dialled has ended
+        self._lost: dict[
+            PeerId, asyncio.Event
+        ] = {}  # rung when the link of a peer that is dialled has ended
         self._tasks: asyncio.TaskGroup | None = None
         self._sent: dict[FormId, int] = {}
         self._moved: FormId | None = None  # what moved last, since the last report
@@ -163,8 +180,12 @@ class Receiver:
 
     def _perform_on(self, here: _Peer, action: relay_events.LinkAction) -> None:
         match action:
-            case relay_events.CloseStream(peer, stream, reason) if (stream % 2 == 1) == (self._me < peer):
-                self.links.end_stream(peer, stream, reason)  # opened by this end: nothing was sent on it
+            case relay_events.CloseStream(peer, stream, reason) if (stream % 2 == 1) == (
+                self._me < peer
+            ):
+                self.links.end_stream(
+                    peer, stream, reason
+                )  # opened by this end: nothing was sent on it
             case relay_events.SendFrame() | relay_events.CloseStream():
                 here.queue.put(action)
             case relay_events.OpenStream(peer, stream, form, plan, generation, stripe, sequence):
@@ -204,7 +225,11 @@ class Receiver:
             case StreamOpened(stream) | FramesWanted(stream) if self._receive_only:
                 self.links.end_stream(peer, stream, "receives only")
             case StreamOpened(stream, form, plan, generation, stripe, from_sequence):
-                self._emit(relay_events.StreamAsked(peer, stream, form, plan, generation, stripe, from_sequence))
+                self._emit(
+                    relay_events.StreamAsked(
+                        peer, stream, form, plan, generation, stripe, from_sequence
+                    )
+                )
             case FramesWanted(stream, form, frames):
                 self._emit(relay_events.WantHeard(peer, stream, form, frames))
             case FramesCancelled(form, frames):
@@ -219,10 +244,16 @@ class Receiver:
     def _on_opened(self, peer: PeerId) -> None:
         assert self._tasks is not None
         number = self._opened[peer] = self._opened.get(peer, 0) + 1
-        receive_queue = ReceiveQueue(peer, self.links, self.holdings, emit=self._emit, fail=self.give_up)
-        queue = SendQueue(peer, self.links, holdings=self.holdings, emit=self._emit, sent=self._count_sent)
+        receive_queue = ReceiveQueue(
+            peer, self.links, self.holdings, emit=self._emit, fail=self.give_up
+        )
+        queue = SendQueue(
+            peer, self.links, holdings=self.holdings, emit=self._emit, sent=self._count_sent
+        )
         self._tasks.create_task(receive_queue.run())
-        self._peers[peer] = _Peer(number, receive_queue, queue, self._tasks.create_task(queue.run()))
+        self._peers[peer] = _Peer(
+            number, receive_queue, queue, self._tasks.create_task(queue.run())
+        )
         self._emit(relay_events.LinkUp(peer))
 
     def _on_ended(self, peer: PeerId, reason: str) -> None:
@@ -246,7 +277,9 @@ class Receiver:
         if edge.dial and edge.address is not None:
             assert self._tasks is not None
             self._lost[edge.peer] = asyncio.Event()
-            self._dialling[edge.peer] = self._tasks.create_task(self._dial(edge, self._lost[edge.peer]))
+            self._dialling[edge.peer] = self._tasks.create_task(
+                self._dial(edge, self._lost[edge.peer])
+            )
 
     def _stop_dialling(self, peer: PeerId) -> None:
         self._lost.pop(peer, None)
@@ -259,7 +292,11 @@ class Receiver:
         assert edge.address is not None
         host, port = edge.address.host, edge.address.port
         if not self._off_loopback and not is_loopback(host):
-            log.warning("not dialled peer=%s address=%s: off loopback only with TLS, or --no-tls", edge.peer, host)
+            log.warning(
+                "not dialled peer=%s address=%s: off loopback only with TLS, or --no-tls",
+                edge.peer,
+                host,
+            )
             return
         delay_s = DIAL_S_MIN
         while True:
@@ -299,7 +336,9 @@ class Receiver:
             payload_bytes, sent_bytes = self.holdings.payload_bytes(form), self._sent.get(form, 0)
             links, backlogs = tuple(self._link_samples()), tuple(self._backlogs())
             duplicates = self.holdings.duplicates(form)
-            self._owner.tell(TransferReport(form, payload_bytes, links, sent_bytes, backlogs, duplicates))
+            self._owner.tell(
+                TransferReport(form, payload_bytes, links, sent_bytes, backlogs, duplicates)
+            )
 
     def _link_samples(self) -> Iterator[LinkSample]:
         for peer, here in self._peers.items():

@@ -17,7 +17,9 @@ from echo2d.core.relay.stripes import LANE_FRAMES_MAX
 from echo2d.errors import IntegrityFault, StoreFault
 from echo2d.net.peer.links import PeerLinks
 
-READY_AFTER = LANE_FRAMES_MAX // 2  # frames given since it was said last: with fewer, the relay may give more anyway
+READY_AFTER = (
+    LANE_FRAMES_MAX // 2
+)  # frames given since it was said last: with fewer, the relay may give more anyway
 
 log = logging.getLogger("echo2d.peer")
 
@@ -70,7 +72,9 @@ class SendQueue:
                 self._loaded = await self._holdings.load(action.form, action.frame)
             except (IntegrityFault, StoreFault) as fault:
                 self._queue.popleft()
-                log.warning("frame lost form=%s frame=%d reason=%s", action.form, action.frame, fault)
+                log.warning(
+                    "frame lost form=%s frame=%d reason=%s", action.form, action.frame, fault
+                )
                 self._links.end_stream(self._peer, action.stream, "frame lost")
                 self._emit(relay_events.StreamClosed(self._peer, action.stream, "frame lost here"))
             self._needed.clear()
@@ -99,6 +103,11 @@ class SendQueue:
         if not self._links.can_send(self._peer):
             return False
         self._loaded = None
-        if self._links.send_frame(self._peer, action.stream, action.frame, action.sequence, payload) and payload:
+        if (
+            self._links.send_frame(
+                self._peer, action.stream, action.frame, action.sequence, payload
+            )
+            and payload
+        ):
             self._sent(action.form, len(payload))
         return True

@@ -78,7 +78,11 @@ class StateDir:
         """StoreFault: the disk refused; the old number is still there."""
         path = self._path / "accepted.json"
         with store_faults("writing", path):
-            replace_file(path, json.dumps({"run_id": run_id, "publish_seq": publish_seq}).encode(), durable=True)
+            replace_file(
+                path,
+                json.dumps({"run_id": run_id, "publish_seq": publish_seq}).encode(),
+                durable=True,
+            )
 
     def frames(self) -> FrameStore:
         """After `slots`, which come first when there is little room."""
@@ -95,4 +99,6 @@ class StateDir:
             with store_faults("emptying", root):
                 shutil.rmtree(root)
             return SlotStore(root, self._budget), ()
-        return slots, (Standing(VersionKey(current.version, current.manifest.digest), str(current.directory)),)
+        return slots, (
+            Standing(VersionKey(current.version, current.manifest.digest), str(current.directory)),
+        )

@@ -24,10 +24,16 @@ from typing import Any, Self
 import uvloop
 
 STOP_S_MAX = 30.0  # last words over a slow line, engines, seed and task processes: each has bounds of its own below it
-EXIT_S_MAX = 5.0  # then nothing of use is under way; TimeoutStopSec of the units is above both together
+EXIT_S_MAX = (
+    5.0  # then nothing of use is under way; TimeoutStopSec of the units is above both together
+)
 FILES_MAX = 1 << 16  # as in the units
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-GC_THRESHOLDS = (10_000, 20, 200)  # a full collection after 40 million objects more than were freed, not 70 thousand
+GC_THRESHOLDS = (
+    10_000,
+    20,
+    200,
+)  # a full collection after 40 million objects more than were freed, not 70 thousand
 
 log = logging.getLogger("echo2d.runtime")
 
@@ -68,7 +74,9 @@ class Ending:
         self._timer: threading.Timer | None = None
         self._loop = asyncio.get_running_loop()
 
-    def by_signals(self, stop: Callable[[str], None], leave: Callable[[str], None] | None = None) -> None:
+    def by_signals(
+        self, stop: Callable[[str], None], leave: Callable[[str], None] | None = None
+    ) -> None:
         """From now on the first signal calls `stop` with its name, and each SIGUSR1 `leave`."""
         if leave is not None:
             self._loop.add_signal_handler(signal.SIGUSR1, leave, signal.SIGUSR1.name)
@@ -90,7 +98,10 @@ class Ending:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._remove_handlers()
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -32,7 +32,11 @@ class JsonLine(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         facts = getattr(record, "facts", {})
-        line = {"time": self.formatTime(record), "level": record.levelname.lower(), "area": record.name}
+        line = {
+            "time": self.formatTime(record),
+            "level": record.levelname.lower(),
+            "area": record.name,
+        }
         if record.exc_info:
             facts = {**facts, "traceback": self.formatException(record.exc_info)}
         return json.dumps({**line, "message": record.getMessage(), **facts})

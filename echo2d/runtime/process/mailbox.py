@@ -3,7 +3,9 @@
 import asyncio
 from typing import Generic, TypeVar
 
-EVENTS_PER_TURN_MAX = 256  # their records are one transaction; more would make the first acknowledgement wait
+EVENTS_PER_TURN_MAX = (
+    256  # their records are one transaction; more would make the first acknowledgement wait
+)
 EVENTS_MAX = 4096  # then whoever brings more waits: a link is not read, a call not answered
 
 EventT = TypeVar("EventT")

@@ -20,7 +20,9 @@ class PendingRequests:
         self._ids = count()
         self._closed = False
 
-    async def ask(self, make: Callable[[RequestId], CoordinatorEvent], *, timeout_s: float | None) -> Reply | None:
+    async def ask(
+        self, make: Callable[[RequestId], CoordinatorEvent], *, timeout_s: float | None
+    ) -> Reply | None:
         """Emit the event and wait. Unanswered in time, or given up by the caller: the core is told."""
         number = RequestId(next(self._ids))
         if self._closed:

@@ -31,7 +31,9 @@ PERSIST_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a second line for every counter that nobody reads
 
-Samples = Iterable[tuple[tuple[str, ...], float | None]]  # label values, and the value; None: there is none now
+Samples = Iterable[
+    tuple[tuple[str, ...], float | None]
+]  # label values, and the value; None: there is none now
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +76,16 @@ class LoopMetrics:
     """What every daemon has. extra: collects from a status what is no Family."""
 
     def __init__(
-        self, families: Sequence[Family], extra: Callable[[Mapping[str, Any]], Iterator[Metric]] = lambda _: iter(())
+        self,
+        families: Sequence[Family],
+        extra: Callable[[Mapping[str, Any]], Iterator[Metric]] = lambda _: iter(()),
     ) -> None:
         self.registry = CollectorRegistry()
         self._families, self._extra = families, extra
         self._process: list[Metric] = []
-        self.events = Counter("echo2d_events", "Events handled, by kind", ["kind"], registry=self.registry)
+        self.events = Counter(
+            "echo2d_events", "Events handled, by kind", ["kind"], registry=self.registry
+        )
         self._kinds: dict[type, Counter] = {}  # to look a label up takes longer than to count
         self._delay_s = Histogram(
             "echo2d_event_loop_delay_seconds",
@@ -88,7 +94,9 @@ class LoopMetrics:
             registry=self.registry,
         )
         self._disk_free = Gauge(
-            "echo2d_disk_free_bytes", "Free where this daemon keeps its files", registry=self.registry
+            "echo2d_disk_free_bytes",
+            "Free where this daemon keeps its files",
+            registry=self.registry,
         )
 
     def count(self, event: object) -> None:

@@ -31,7 +31,9 @@ class RentClock:
     def __init__(self, kept: tuple[float, Moment] | None, rentals: Iterable[Rental]) -> None:
         self._since = moment()
         self._at, before = (0.0, self._since) if kept is None else kept
-        horizon = max((rental.until for rental in rentals if rental.gone_at is None), default=-math.inf)
+        horizon = max(
+            (rental.until for rental in rentals if rental.gone_at is None), default=-math.inf
+        )
         self._at = rent_time(self._at, before, self._since, horizon=horizon)
 
     def now(self) -> float:

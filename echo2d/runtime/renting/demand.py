@@ -26,12 +26,17 @@ def shortfall_of(facts: Mapping[str, Any]) -> float | None:
 def margin_of(facts: Mapping[str, Any]) -> float:
     """Trajectories/s that are there for noise: gamma's share of the target, as far as that can be short."""
     provision, short = facts["provision"], shortfall_of(facts)
-    return 0.0 if short is None else (short + provision["mu_available"]) * (1 - 1 / provision["gamma"])
+    return (
+        0.0 if short is None else (short + provision["mu_available"]) * (1 - 1 / provision["gamma"])
+    )
 
 
 def gb_per_h(facts: Mapping[str, Any]) -> float:
     """Of versions, to each worker; 0 until a few are known."""
-    sizes, steps = [each["wire_bytes"] for each in facts["version_bytes"].values()], facts["t_train_s"]
+    sizes, steps = (
+        [each["wire_bytes"] for each in facts["version_bytes"].values()],
+        facts["t_train_s"],
+    )
     if not sizes or not steps or median(steps) <= 0:
         return 0.0
     period_s: float = facts["publish_every"] * median(steps)

@@ -44,7 +44,14 @@ from echo2d.net.security.urls import coordinator_url
 from echo2d.providers.base import BoxOrder, Provider
 from echo2d.runtime.renting.clock import RentClock, moment
 from echo2d.runtime.renting.demand import gb_per_h, holds, margin_of, shortfall_of, works
-from echo2d.runtime.renting.setup import make_provider, offers_of, prefix_of, rent_plan, rules_of, terms_of
+from echo2d.runtime.renting.setup import (
+    make_provider,
+    offers_of,
+    prefix_of,
+    rent_plan,
+    rules_of,
+    terms_of,
+)
 from echo2d.runtime.run_dir.credentials import AccessTable, RunDirectory
 from echo2d.runtime.run_dir.ledger_thread import LedgerThread
 from echo2d.store.rentals import RentalStore
@@ -92,7 +99,9 @@ class Renter:
     def facts(self) -> Mapping[str, Any]:
         return self._renting.facts(now=self._clock.now())
 
-    async def rent(self, status: Callable[[], Mapping[str, Any]], plan_removal: PlanRemoval) -> None:
+    async def rent(
+        self, status: Callable[[], Mapping[str, Any]], plan_removal: PlanRemoval
+    ) -> None:
         """Until cancelled."""
         await self._run(lambda: self._need(status()), plan_removal, until=lambda: False)
 
@@ -104,7 +113,11 @@ class Renter:
         return self._renting.over
 
     async def _run(
-        self, look: Callable[[], NeedMeasured], plan_removal: PlanRemoval, *, until: Callable[[], bool]
+        self,
+        look: Callable[[], NeedMeasured],
+        plan_removal: PlanRemoval,
+        *,
+        until: Callable[[], bool],
     ) -> None:
         await asyncio.to_thread(self._tidy)
         async with asyncio.TaskGroup() as tasks:
@@ -168,7 +181,9 @@ class Renter:
             raise ProviderFault(str(fault).replace(secret, "(secret)")) from None
 
     async def _stop(self, rental: Rental, ids: tuple[str, ...]) -> None:
-        ok = await self._did(f"stop {rental.label}", self._providers[rental.provider].stop(rental.label, ids))
+        ok = await self._did(
+            f"stop {rental.label}", self._providers[rental.provider].stop(rental.label, ids)
+        )
         await self._ended.put(StopEnded(rental.label, ok=ok))
 
     async def _did(self, what: str, doing: Awaitable[None]) -> bool:
@@ -222,14 +237,22 @@ class Renter:
             workers=sum(map(works, facts["workers"])),
             serving=self._serving(now),
             holding=frozenset(label for label, worker in self._workers.items() if holds(worker)),
-            mu={label: worker["mu"] for label, worker in self._workers.items() if worker["mu"] is not None},
+            mu={
+                label: worker["mu"]
+                for label, worker in self._workers.items()
+                if worker["mu"] is not None
+            },
             margin_mu=margin_of(facts),
             gb_per_h=gb_per_h(facts),
         )
 
-    def _rented_workers(self, workers: Iterable[Mapping[str, Any]]) -> dict[Label, Mapping[str, Any]]:
+    def _rented_workers(
+        self, workers: Iterable[Mapping[str, Any]]
+    ) -> dict[Label, Mapping[str, Any]]:
         """Whoever came with a box's credential, whatever it calls itself."""
-        named = {Label(self._access.token_of(PeerId(worker["id"])) or ""): worker for worker in workers}
+        named = {
+            Label(self._access.token_of(PeerId(worker["id"])) or ""): worker for worker in workers
+        }
         return {label: named[label] for label in self._renting.live if label in named}
 
     def _told_to_leave(self) -> list[tuple[PeerId, str]]:
@@ -261,7 +284,12 @@ async def _nobody_leaves(peer: PeerId, why: str) -> None:
 
 @asynccontextmanager
 async def open_renter(
-    config: CoordinatorConfig, run: RunDirectory, access: AccessTable, *, url: str = "", closing: bool = False
+    config: CoordinatorConfig,
+    run: RunDirectory,
+    access: AccessTable,
+    *,
+    url: str = "",
+    closing: bool = False,
 ) -> AsyncIterator[Renter]:
     """url: of the coordinator, as this host reaches it. OperatorFault: it cannot rent like this."""
     prefix = prefix_of(run.run_id)
@@ -272,17 +300,23 @@ async def open_renter(
         clock = await asyncio.to_thread(lambda: RentClock(store.clock(), kept))
         await asyncio.to_thread(store.keep, (), clock.now(), moment())
         offers = [offer for provider in config.providers for offer in offers_of(provider)]
-        renting = Autoscaler(rules, list(map(terms_of, config.providers)), offers, kept, now=clock.now())
+        renting = Autoscaler(
+            rules, list(map(terms_of, config.providers)), offers, kept, now=clock.now()
+        )
         providers = {each.table.name: make_provider(each, prefix) for each in config.providers}
         url_of_boxes = "" if closing else _url_of_boxes(config, url)
-        yield Renter(renting, rules, store, clock, providers, run=run, access=access, url=url_of_boxes)
+        yield Renter(
+            renting, rules, store, clock, providers, run=run, access=access, url=url_of_boxes
+        )
     finally:
         await asyncio.to_thread(store.close)
 
 
 def _url_of_boxes(config: CoordinatorConfig, url: str) -> str:
     if not config.rent.url and config.coordinator.host in WILDCARDS:
-        raise OperatorFault("rent.url: expected how rented boxes reach this coordinator, https://HOST:PORT")
+        raise OperatorFault(
+            "rent.url: expected how rented boxes reach this coordinator, https://HOST:PORT"
+        )
     return coordinator_url(config.rent.url or url)
 
 
@@ -323,7 +357,9 @@ async def give_back(config: CoordinatorConfig, within_s: float) -> Mapping[str, 
 
 def rented(config: CoordinatorConfig) -> Mapping[str, Any]:
     """What the book of the run says; the providers are not asked."""
-    rentals, now = _kept(config.run.run_dir) if (config.run.run_dir / RENTALS_FILE).exists() else ((), 0.0)
+    rentals, now = (
+        _kept(config.run.run_dir) if (config.run.run_dir / RENTALS_FILE).exists() else ((), 0.0)
+    )
     live = [rental for rental in rentals if rental.gone_at is None]
     costs = {rental.label: rental.cost_usd(min(now, rental.until)) for rental in rentals}
     return {
@@ -345,7 +381,11 @@ def rented_lines(facts: Mapping[str, Any]) -> list[str]:
         f"  {box['label']}  for {box['age_s'] / 60:.0f} min, {box['cost_usd']:.2f} usd  {box.get('state', '')}".rstrip()
         for box in boxes
     ]
-    there = f"{len(boxes)} boxes may be there, {facts['usd_per_h']:g} usd/h" if boxes else "nothing is there"
+    there = (
+        f"{len(boxes)} boxes may be there, {facts['usd_per_h']:g} usd/h"
+        if boxes
+        else "nothing is there"
+    )
     return [f"spent {facts['spent_usd']:.2f}{of} usd; {there}", *rows]
 
 

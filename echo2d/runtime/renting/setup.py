@@ -24,9 +24,13 @@ def rules_of(config: CoordinatorConfig, prefix: str, *, closing: bool = False) -
     """OperatorFault: there is no budget, or nowhere to rent."""
     rent = config.rent
     if rent.usd_per_h is None or rent.usd_total is None:
-        raise OperatorFault("--rent needs a budget: rent.usd_per_h and rent.usd_total; nothing was rented")
+        raise OperatorFault(
+            "--rent needs a budget: rent.usd_per_h and rent.usd_total; nothing was rented"
+        )
     if all(provider.table.kind == "static" for provider in config.providers):
-        raise OperatorFault('--rent needs a [[provider]] of kind "exec" (docs/renting.md); nothing was rented')
+        raise OperatorFault(
+            '--rent needs a [[provider]] of kind "exec" (docs/renting.md); nothing was rented'
+        )
     budget = Budget(rent.usd_per_h, rent.usd_total)
     times = (rent.idle_s, rent.join_s, rent.patience_s, rent.drain_s)
     return RentRules(prefix, budget, rent.life_h * HOUR_S, *times, closing=closing)
@@ -34,7 +38,14 @@ def rules_of(config: CoordinatorConfig, prefix: str, *, closing: bool = False) -
 
 def terms_of(provider: ProviderConfig) -> Terms:
     table = provider.table
-    return Terms(table.name, table.timeout_s, table.settle_s, table.list_every_s, table.billed_by_s, table.grace_s)
+    return Terms(
+        table.name,
+        table.timeout_s,
+        table.settle_s,
+        table.list_every_s,
+        table.billed_by_s,
+        table.grace_s,
+    )
 
 
 def offers_of(provider: ProviderConfig) -> list[RentOffer]:
@@ -45,20 +56,34 @@ def offers_of(provider: ProviderConfig) -> list[RentOffer]:
 def _offer(provider: ProviderConfig, each: OfferTable) -> RentOffer:
     usd_per_gb = each.usd_per_gb_down + each.usd_per_gb_up
     return RentOffer(
-        provider.table.name, each.name, each.usd_per_h, each.trajectories_per_h, each.max, each.availability, usd_per_gb
+        provider.table.name,
+        each.name,
+        each.usd_per_h,
+        each.trajectories_per_h,
+        each.max,
+        each.availability,
+        usd_per_gb,
     )
 
 
 def prices_of(providers: Iterable[ProviderConfig], run_id: str) -> list[NamedPrice]:
     """What the workers of boxes cost that go by their label, or of static ones that have such a name."""
-    return [_price(provider, each, prefix_of(run_id)) for provider in providers for each in provider.offers]
+    return [
+        _price(provider, each, prefix_of(run_id))
+        for provider in providers
+        for each in provider.offers
+    ]
 
 
 def _price(provider: ProviderConfig, each: OfferTable, prefix: str) -> NamedPrice:
     rented = provider.table.kind == "exec"
     names = f"{prefix}{provider.table.name}-{each.name}-*" if rented else each.name
     price = Price(
-        each.usd_per_h, each.usd_per_gb_down, each.usd_per_gb_up, each.availability, each.trajectories_per_h or None
+        each.usd_per_h,
+        each.usd_per_gb_down,
+        each.usd_per_gb_up,
+        each.availability,
+        each.trajectories_per_h or None,
     )
     return NamedPrice(names, price)
 
@@ -71,7 +96,9 @@ def make_provider(config: ProviderConfig, prefix: str) -> Provider:
     return ExecProvider(commands, prefix)
 
 
-def rent_plan(config: CoordinatorConfig, prefix: str, kept: Iterable[Rental], now: float) -> list[str]:
+def rent_plan(
+    config: CoordinatorConfig, prefix: str, kept: Iterable[Rental], now: float
+) -> list[str]:
     """What renting may come to, before anything is done."""
     rules, rentals = rules_of(config, prefix), list(kept)
     budget, live = rules.budget, [rental for rental in rentals if rental.gone_at is None]
@@ -109,7 +136,10 @@ def _duration(hours: float) -> str:
 def _strangers(config: CoordinatorConfig, live: Iterable[Rental]) -> list[str]:
     names = {provider.table.name for provider in config.providers if provider.table.kind == "exec"}
     gone = sorted({rental.provider for rental in live} - names)
-    return [f"  boxes of {name} may be there, but it is no [[provider]] any more: stop them yourself" for name in gone]
+    return [
+        f"  boxes of {name} may be there, but it is no [[provider]] any more: stop them yourself"
+        for name in gone
+    ]
 
 
 def _line(offer: RentOffer) -> str:

@@ -138,11 +138,18 @@ class AccessTable:
     # --- people --------------------------------------------------------------
 
     def create(
-        self, name: str, role: str, *, max_workers: int | None = None, expires_at: float | None = None
+        self,
+        name: str,
+        role: str,
+        *,
+        max_workers: int | None = None,
+        expires_at: float | None = None,
     ) -> TokenFile:
         """A new token; its secret exists only in what is returned. OperatorFault: name taken or malformed."""
         if NAME_RULE.fullmatch(name) is None:
-            raise OperatorFault(f"token name {name!r}: expected up to 64 letters, digits, dots, dashes, underscores")
+            raise OperatorFault(
+                f"token name {name!r}: expected up to 64 letters, digits, dots, dashes, underscores"
+            )
         if role not in get_args(TokenRole):
             raise OperatorFault(f"role {role!r}: expected {', '.join(get_args(TokenRole))}")
         secret = secrets.token_urlsafe(32)
@@ -150,16 +157,27 @@ class AccessTable:
             if database.execute("SELECT count(*) FROM tokens").fetchone()[0] >= TOKENS_MAX:
                 raise OperatorFault(f"this run has {TOKENS_MAX} tokens already")
             row = (name, role, secret_hash(secret), max_workers, expires_at)
-            if database.execute("INSERT OR IGNORE INTO tokens VALUES (?, ?, ?, ?, ?, 0)", row).rowcount == 0:
+            if (
+                database.execute(
+                    "INSERT OR IGNORE INTO tokens VALUES (?, ?, ?, ?, ?, 0)", row
+                ).rowcount
+                == 0
+            ):
                 raise OperatorFault(f"a token named {name} exists already")
         self.reload()
-        facts = {"run_key": self._run.public_key.hex(), "authority": self._run.authority.certificate}
+        facts = {
+            "run_key": self._run.public_key.hex(),
+            "authority": self._run.authority.certificate,
+        }
         return TokenFile(name, cast("TokenRole", role), secret, **facts)
 
     def revoke(self, name: str) -> None:
         """Its callers and peers lose access within a second."""
         with self._database() as database:
-            if database.execute("UPDATE tokens SET revoked = 1 WHERE name = ?", (name,)).rowcount == 0:
+            if (
+                database.execute("UPDATE tokens SET revoked = 1 WHERE name = ?", (name,)).rowcount
+                == 0
+            ):
                 raise OperatorFault(f"there is no token named {name}")
         self.reload()
 
@@ -228,33 +246,51 @@ class AccessTable:
     def reload(self) -> None:
         """Read the table again."""
         with self._database() as database:
-            rows = database.execute("SELECT name, role, secret_hash, max_workers, expires_at, revoked FROM tokens")
+            rows = database.execute(
+                "SELECT name, role, secret_hash, max_workers, expires_at, revoked FROM tokens"
+            )
             tokens = [TokenRow(*row) for row in rows]
             peers = database.execute("SELECT peer, public_key, token FROM peers").fetchall()
         by_name = {token.name: token for token in tokens}
         self._tokens = {token.secret_hash: token for token in tokens}
-        self._peers = {PeerId(peer): (public_key, by_name[token]) for peer, public_key, token in peers}
+        self._peers = {
+            PeerId(peer): (public_key, by_name[token]) for peer, public_key, token in peers
+        }
 
     # --- the table -----------------------------------------------------------
 
-    def _enrol(self, database: sqlite3.Connection, asked: Enrolment, now_s: float) -> PeerId | Denied:
+    def _enrol(
+        self, database: sqlite3.Connection, asked: Enrolment, now_s: float
+    ) -> PeerId | Denied:
         try:
             token = self._token(asked.secret, now_s)
         except Denied as denied:
             return denied
         if token.role != "worker":
-            return Denied(403, "role", f"token {token.name} is for a {token.role}; workers enrol with a worker's")
+            return Denied(
+                403,
+                "role",
+                f"token {token.name} is for a {token.role}; workers enrol with a worker's",
+            )
         if not is_enrol_proof(asked.public_key, asked.proof, asked.secret):
             return Denied(403, "proof", "the signature does not prove possession of the key")
         peer = peer_id_of(asked.public_key)
         others = "SELECT count(*) FROM peers WHERE token = ? AND peer != ?"
         enrolled = database.execute(others, (token.name, peer)).fetchone()[0]
         if token.max_workers is not None and enrolled >= token.max_workers:
-            return Denied(403, "workers", f"token {token.name} has enrolled its {token.max_workers} workers already")
-        known = database.execute("SELECT count(*) FROM peers WHERE peer != ?", (peer,)).fetchone()[0]
+            return Denied(
+                403,
+                "workers",
+                f"token {token.name} has enrolled its {token.max_workers} workers already",
+            )
+        known = database.execute("SELECT count(*) FROM peers WHERE peer != ?", (peer,)).fetchone()[
+            0
+        ]
         if known >= ENROLLED_MAX:
             return Denied(403, "workers", f"this run has enrolled {ENROLLED_MAX} workers already")
-        database.execute("INSERT OR REPLACE INTO peers VALUES (?, ?, ?)", (peer, asked.public_key, token.name))
+        database.execute(
+            "INSERT OR REPLACE INTO peers VALUES (?, ?, ?)", (peer, asked.public_key, token.name)
+        )
         return peer
 
     def _token(self, secret: str, now_s: float) -> TokenRow:
@@ -284,7 +320,14 @@ class AccessTable:
 
 
 def create_token(
-    run_dir: Path, name: str, *, role: str, url: str, out: Path, max_workers: int | None, expires: str
+    run_dir: Path,
+    name: str,
+    *,
+    role: str,
+    url: str,
+    out: Path,
+    max_workers: int | None,
+    expires: str,
 ) -> None:
     """Create a token and write its file. expires: a duration from now, or "never"."""
     url = coordinator_url(url)

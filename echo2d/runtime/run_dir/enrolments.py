@@ -51,7 +51,9 @@ class Enrolments:
         part = self._waiting[:ENROLMENTS_MAX]
         outcomes: Sequence[EnrolmentOutcome]
         try:
-            outcomes = await asyncio.to_thread(self._access.enrol_all, [asked for asked, _ in part], now_s=time.time())
+            outcomes = await asyncio.to_thread(
+                self._access.enrol_all, [asked for asked, _ in part], now_s=time.time()
+            )
         except StoreFault as fault:
             outcomes = [fault] * len(part)
         del self._waiting[: len(part)]

@@ -10,7 +10,9 @@ from echo2d.core.coordinator.events import CoordinatorRecord, Recovered
 from echo2d.store.ledger import Ledger, backfill
 
 BACKFILL_S = 0.5  # between two moves of what was committed out of the write-ahead log
-WAL_PAGES_MAX = 4096  # 16 MiB of log; beyond, commits wait once until all of it is moved, and it begins anew
+WAL_PAGES_MAX = (
+    4096  # 16 MiB of log; beyond, commits wait once until all of it is moved, and it begins anew
+)
 
 _Result = TypeVar("_Result")
 

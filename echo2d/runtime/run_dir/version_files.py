@@ -80,7 +80,9 @@ class VersionFiles:
         OperatorFault: outside the snapshot root, not a model or adapter directory, or an adapter of another base model.
         StoreFault: no room for it.
         """
-        source = self._upload_folder(epoch, version) if path is None else self._inside_root(Path(path))
+        source = (
+            self._upload_folder(epoch, version) if path is None else self._inside_root(Path(path))
+        )
         relative = f"versions/{version}-{secrets.token_hex(4)}"
         size = sum(file.size for file in scan_snapshot(source))
         self._check_base(source)
@@ -99,7 +101,9 @@ class VersionFiles:
         self._know(relative, manifest)
         return Adopted(relative, manifest.digest, manifest.full_bytes)
 
-    def read(self, path: str, digest: Digest, names: Iterable[str], *, bytes_max: int) -> dict[str, bytes]:
+    def read(
+        self, path: str, digest: Digest, names: Iterable[str], *, bytes_max: int
+    ) -> dict[str, bytes]:
         """Those of these small files that the copy at `path` has, verified. After a start it is hashed whole, once.
 
         IntegrityFault: they are not what was published. OperatorFault, StoreFault: too large, or not readable.
@@ -110,7 +114,9 @@ class VersionFiles:
             raise IntegrityFault(f"{directory} is not what was published")
         wanted = {file.path: file.size for file in manifest.files if file.path in names}
         if sum(wanted.values()) > bytes_max:
-            raise OperatorFault(f"{directory}: {', '.join(wanted)} have more than {bytes_max} bytes")
+            raise OperatorFault(
+                f"{directory}: {', '.join(wanted)} have more than {bytes_max} bytes"
+            )
         found = dict.fromkeys(wanted, b"")
         for chunk, right in zip(manifest.chunks, manifest.chunk_digests, strict=True):
             if chunk.path in found:
@@ -130,7 +136,9 @@ class VersionFiles:
         shutil.rmtree(self._run_dir / path, ignore_errors=True)
         self._budget.note(path, 0)
 
-    async def upload(self, epoch: Epoch, version: Version, name: str, data: AsyncIterator[bytes]) -> int:
+    async def upload(
+        self, epoch: Epoch, version: Version, name: str, data: AsyncIterator[bytes]
+    ) -> int:
         """Write one file; a second upload of the same file replaces the first. Its size."""
         try:
             check_path(name)
@@ -166,13 +174,20 @@ class VersionFiles:
             others = sorted((path for path in self._uploads.iterdir() if path != folder), key=_age)
             for path in others[: max(0, len(others) + 1 - UPLOADS_MAX)]:
                 shutil.rmtree(path, ignore_errors=True)
-            used = sum(path.stat().st_size for path in _files_below(folder) if path != folder / name)
+            used = sum(
+                path.stat().st_size for path in _files_below(folder) if path != folder / name
+            )
             self._budget.note("uploads", _bytes_below(self._uploads))
             return max(0, UPLOAD_BYTES_MAX - used)
 
     def _inside_root(self, path: Path) -> Path:
         root = self._root.absolute()
-        if not path.is_absolute() or ".." in path.parts or not path.is_relative_to(root) or path == root:
+        if (
+            not path.is_absolute()
+            or ".." in path.parts
+            or not path.is_relative_to(root)
+            or path == root
+        ):
             raise OperatorFault(f"{path} is not a directory inside the snapshot root {root}")
         try:
             for part in (path, *path.parents):
@@ -183,7 +198,9 @@ class VersionFiles:
             if not path.is_dir():
                 raise OperatorFault(f"{path} is not a directory")
         except OSError as error:  # a name that is too long, a folder that may not be searched
-            raise OperatorFault(f"cannot look at a directory to publish: {error.strerror}") from error
+            raise OperatorFault(
+                f"cannot look at a directory to publish: {error.strerror}"
+            ) from error
         return path
 
 
@@ -209,9 +226,13 @@ async def _write(path: Path, data: AsyncIterator[bytes], room: int, left: int) -
             async for part in data:
                 size += len(part)
                 if size > room:
-                    raise OperatorFault(f"an upload of one version is at most {UPLOAD_BYTES_MAX} bytes")
+                    raise OperatorFault(
+                        f"an upload of one version is at most {UPLOAD_BYTES_MAX} bytes"
+                    )
                 if size > left:
-                    raise StoreFault(f"run.disk_bytes_max: {left} bytes are left for {path.parent}", full=True)
+                    raise StoreFault(
+                        f"run.disk_bytes_max: {left} bytes are left for {path.parent}", full=True
+                    )
                 await asyncio.to_thread(file.write, part)
         finally:
             await asyncio.to_thread(file.close)

@@ -35,7 +35,11 @@ class _Damage:
     def note(self, place: Chunk, reason: object) -> None:
         if self._said.acquire(blocking=False):
             log.warning(
-                "%s is damaged, chunks go in full path=%s offset=%d: %s", self._what, place.path, place.offset, reason
+                "%s is damaged, chunks go in full path=%s offset=%d: %s",
+                self._what,
+                place.path,
+                place.offset,
+                reason,
             )
 
 
@@ -47,7 +51,9 @@ class BaseCopy:
         self._sums = _sums_of(directory, digest) if sums is None else sums
         self._damage = _Damage(f"the base {directory.name}")
 
-    def encode(self, position: ChunkId, place: Chunk, new: Callable[[], bytes]) -> tuple[ChunkRecord, bytes]:
+    def encode(
+        self, position: ChunkId, place: Chunk, new: Callable[[], bytes]
+    ) -> tuple[ChunkRecord, bytes]:
         data, base = new(), self._read(place)
         record, payload = encode_record(position, data, base)
         if record.needs_base and record.base != self._sums[place]:
@@ -97,7 +103,9 @@ class BaseChain:
         except (IntegrityFault, StoreFault) as fault:
             raise BaseLost(str(fault)) from fault
 
-    def encode(self, position: ChunkId, place: Chunk, new: Callable[[], bytes]) -> tuple[ChunkRecord, bytes]:
+    def encode(
+        self, position: ChunkId, place: Chunk, new: Callable[[], bytes]
+    ) -> tuple[ChunkRecord, bytes]:
         try:
             chain = self._chain(place)
             if chain:

@@ -10,7 +10,13 @@ from typing import Protocol
 
 from echo2d.core.base.ids import ChunkId
 from echo2d.core.weights.encoder import FormBuilder, Segment
-from echo2d.core.weights.encoding import SEGMENT_BYTES_MAX, ChunkRecord, FormFacts, base_sum, encode_record
+from echo2d.core.weights.encoding import (
+    SEGMENT_BYTES_MAX,
+    ChunkRecord,
+    FormFacts,
+    base_sum,
+    encode_record,
+)
 from echo2d.core.weights.manifest import Chunk, FileEntry, Manifest, chunk_layout
 from echo2d.core.weights.signed_index import FormTotals
 from echo2d.store.snapshots import read_chunk, scan_snapshot
@@ -31,7 +37,12 @@ class Encoder:
     """`directory`: the snapshot. OperatorFault: it is none."""
 
     def __init__(
-        self, facts: FormFacts, directory: Path, base: Base | None, *, segment_bytes: int = SEGMENT_BYTES_MAX
+        self,
+        facts: FormFacts,
+        directory: Path,
+        base: Base | None,
+        *,
+        segment_bytes: int = SEGMENT_BYTES_MAX,
     ) -> None:
         self._directory, self._base = directory, base
         self._sums: dict[Chunk, bytes] = {}
@@ -70,7 +81,11 @@ class Encoder:
 
     def _encode(self, position: ChunkId, chunk: Chunk) -> EncodedRecord:
         new = partial(self._read, chunk)
-        return encode_record(position, new()) if self._base is None else self._base.encode(position, chunk, new)
+        return (
+            encode_record(position, new())
+            if self._base is None
+            else self._base.encode(position, chunk, new)
+        )
 
     def _read(self, chunk: Chunk) -> bytes:
         data = read_chunk(self._directory, chunk)

@@ -77,29 +77,47 @@ class Seed:
         self._run_dir = Path(handover.run_dir)
         self._boot_id = secrets.token_hex(8)
         self._mailbox: PeerMailbox[relay_events.RelayEvent] = PeerMailbox()
-        self._control = ControlLink(handover.url, self._identity, self, rng=random.Random(secrets.randbits(64)))
+        self._control = ControlLink(
+            handover.url, self._identity, self, rng=random.Random(secrets.randbits(64))
+        )
         self._relay = Relay(self._identity.peer)
         self._listen: Address | None = None
         self._orders: dict[FormId, EncodeVersion] = {}
-        self._said: dict[FormId, list[ToCoordinator]] = {}  # of each form; said again if it is asked for again
-        self._sums: dict[Digest, dict[Chunk, bytes]] = {}  # of the chunks of versions that were encoded
+        self._said: dict[
+            FormId, list[ToCoordinator]
+        ] = {}  # of each form; said again if it is asked for again
+        self._sums: dict[
+            Digest, dict[Chunk, bytes]
+        ] = {}  # of the chunks of versions that were encoded
         self._ordered = {aside: asyncio.Event() for aside in (False, True)}
 
     async def run(self) -> None:
         """Until cancelled. OperatorFault: refused, or an address cannot be had."""
         disk_bytes_max = self._handover.disk_bytes_max
-        budget, for_deltas = DiskBudget(disk_bytes_max - disk_bytes_max // DELTAS_SHARE), disk_bytes_max // DELTAS_SHARE
-        self._deltas = await asyncio.to_thread(DeltaStore, self._run_dir / "seed" / "deltas", for_deltas)
+        budget, for_deltas = (
+            DiskBudget(disk_bytes_max - disk_bytes_max // DELTAS_SHARE),
+            disk_bytes_max // DELTAS_SHARE,
+        )
+        self._deltas = await asyncio.to_thread(
+            DeltaStore, self._run_dir / "seed" / "deltas", for_deltas
+        )
         store = await asyncio.to_thread(open_frames, self._run_dir / "seed", budget)
         host, port = self._handover.link_host, self._handover.link_port
         me, run_id = self._identity.peer, self._identity.run_id
         self._receiver = Receiver(
-            run_id=run_id, me=me, store=store, tls=self._identity.tls, no_tls=not is_loopback(host), owner=self
+            run_id=run_id,
+            me=me,
+            store=store,
+            tls=self._identity.tls,
+            no_tls=not is_loopback(host),
+            owner=self,
         )
         try:
             self._listen = Address(*await self._receiver.links.listen(host, port))
         except OSError as error:
-            raise OperatorFault(f"link.port: cannot listen on {host}:{port}: {error.strerror}") from error
+            raise OperatorFault(
+                f"link.port: cannot listen on {host}:{port}: {error.strerror}"
+            ) from error
         async with asyncio.TaskGroup() as self._tasks:
             encoders = (self._encode_all(aside=aside) for aside in (False, True))
             for work in (self._receiver.run(), self._control.run(), self._turns(), *encoders):
@@ -123,7 +141,10 @@ class Seed:
                 continue
             self._receiver.noticed(event)
             if isinstance(event, relay_events.FormForgotten) and event.form in self._orders:
-                self._say(event.form, EncodeFailed(event.form, "the disk is full: it made room for a newer one"))
+                self._say(
+                    event.form,
+                    EncodeFailed(event.form, "the disk is full: it made room for a newer one"),
+                )
             for action in actions:
                 self._perform(action)
 
@@ -137,7 +158,8 @@ class Seed:
                 pass  # it was encoded here
             case relay_events.FrameGone(form, frame):
                 self._receiver.give_up(
-                    form, f"frame {frame} is lost here, no peer sends it, and it cannot be made again"
+                    form,
+                    f"frame {frame} is lost here, no peer sends it, and it cannot be made again",
                 )
             case _:
                 self._receiver.perform(action)
@@ -150,7 +172,9 @@ class Seed:
             orders = [order for order in self._orders.values() if order.aside == aside]
             waiting = [order for order in orders if order.form not in self._said]
             if waiting:
-                await self._encode(waiting[-1])  # not the highest version: a learner may have gone back
+                await self._encode(
+                    waiting[-1]
+                )  # not the highest version: a learner may have gone back
             else:
                 ordered = self._ordered[aside]
                 ordered.clear()
@@ -167,8 +191,12 @@ class Seed:
             await self._encode_segments(order, facts, encoder, started_at)
         except (IntegrityFault, StoreFault, OperatorFault) as fault:
             if self._is_wanted(order):
-                log.warning("encoding failed form=%s version=%d reason=%s", order.form, order.version, fault)
-                self._say(order.form, EncodeFailed(order.form, str(fault), isinstance(fault, BaseLost)))
+                log.warning(
+                    "encoding failed form=%s version=%d reason=%s", order.form, order.version, fault
+                )
+                self._say(
+                    order.form, EncodeFailed(order.form, str(fault), isinstance(fault, BaseLost))
+                )
 
     def _encoder(self, order: EncodeVersion, facts: FormFacts) -> Encoder:
         """Blocking. BaseLost: what it is to be made from is not here."""
@@ -198,13 +226,20 @@ class Seed:
             kept = kept and await self._keep(facts, segment)
             if not self._is_wanted(order):
                 continue
-            self._say(order.form, SegmentEncoded(order.form, segment.table.segment, segment.table.digest))
-            frames = [frame_id(segment.table.segment, index) for index in range(len(segment.table.frames) + 1)]
+            self._say(
+                order.form, SegmentEncoded(order.form, segment.table.segment, segment.table.digest)
+            )
+            frames = [
+                frame_id(segment.table.segment, index)
+                for index in range(len(segment.table.frames) + 1)
+            ]
             self.emit(relay_events.FramesFound(order.form, tuple(frames)))
         if not self._is_wanted(order):
             return
         totals = encoder.totals()
-        require(totals.snapshot == order.digest, f"{order.path} is not the snapshot that was published")
+        require(
+            totals.snapshot == order.digest, f"{order.path} is not the snapshot that was published"
+        )
         if (sums := encoder.sums()) is not None:
             self._sums[totals.snapshot] = sums
             keep_newest(self._sums, SUMS_MAX)
@@ -212,11 +247,15 @@ class Seed:
         count = len(roots.segments)
         self._say(
             order.form,
-            FormEncoded(order.form, totals.snapshot, count, totals.wire_bytes, totals.full_bytes, encode_s),
+            FormEncoded(
+                order.form, totals.snapshot, count, totals.wire_bytes, totals.full_bytes, encode_s
+            ),
         )
         for root in roots.take(totals):
             await self._receiver.holdings.accept_root(root)
-        log.info("encoded form=%s version=%d wire_bytes=%d", order.form, order.version, totals.wire_bytes)
+        log.info(
+            "encoded form=%s version=%d wire_bytes=%d", order.form, order.version, totals.wire_bytes
+        )
         if kept:
             await self._keep_whole(facts, roots.segments, encoder.manifest(), totals.wire_bytes)
 
@@ -346,7 +385,9 @@ async def run_seed(handover: SeedHandover) -> int:
 
 def main() -> int:
     start_logging()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the coordinator, which ends its seed
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C is for the coordinator, which ends its seed
     try:
         import uvloop
 

@@ -113,7 +113,9 @@ async def supervise_seed(handover: SeedHandover, *, rng: random.Random) -> None:
 
 
 async def _run_once(handover: SeedHandover) -> int:
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", SEED_MODULE, stdin=asyncio.subprocess.PIPE)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", SEED_MODULE, stdin=asyncio.subprocess.PIPE
+    )
     try:
         assert process.stdin is not None
         with contextlib.suppress(ConnectionError):

@@ -38,7 +38,10 @@ def make_engines(config: WorkerConfig) -> list[Engine]:
     pace = config.tokens_per_s_max / config.engines or None
     if config.engine == "fake":
         numbers = range(config.engines)
-        return [FakeEngine(rng_seed=secrets.randbits(32), tokens_per_s=pace, slots=config.slots) for _ in numbers]
+        return [
+            FakeEngine(rng_seed=secrets.randbits(32), tokens_per_s=pace, slots=config.slots)
+            for _ in numbers
+        ]
     if config.engine == "sglang":
         return list(sglang_engines(config))
     try:
@@ -48,7 +51,9 @@ def make_engines(config: WorkerConfig) -> list[Engine]:
     return [
         TorchEngine(
             device=device,
-            dtype=("float32" if device == "cpu" else "bfloat16") if config.dtype == "auto" else config.dtype,
+            dtype=("float32" if device == "cpu" else "bfloat16")
+            if config.dtype == "auto"
+            else config.dtype,
             slots_max=config.slots,
             rng_seed=secrets.randbits(32),
             tokens_per_s_max=pace,
@@ -71,10 +76,14 @@ def _servers(config: WorkerConfig) -> "Sequence[Launch] | Sequence[Running]":
     from echo2d.engines.sglang.server import Running
 
     if config.tokens_per_s_max:
-        raise OperatorFault("worker.tokens_per_s_max: SGLang has no pace; use --max-running-requests in engine_args")
+        raise OperatorFault(
+            "worker.tokens_per_s_max: SGLang has no pace; use --max-running-requests in engine_args"
+        )
     if config.engine_python is None:
         urls = [url.strip() for url in config.engine_url.split(",")]
-        if len(urls) != config.engines or not all(url.startswith(("http://", "https://")) for url in urls):
+        if len(urls) != config.engines or not all(
+            url.startswith(("http://", "https://")) for url in urls
+        ):
             raise OperatorFault(
                 f"worker.engine_url: expected {config.engines} http:// URLs; found {config.engine_url!r}"
             )
@@ -110,7 +119,9 @@ def threads_each(config: WorkerConfig) -> int | None:
 class EngineRefits:
     """One refit at a time; the machine (`worker/versions`) sees to it."""
 
-    def __init__(self, engines: Sequence[Engine], slots: SlotStore, base_model: Path | None) -> None:
+    def __init__(
+        self, engines: Sequence[Engine], slots: SlotStore, base_model: Path | None
+    ) -> None:
         self._engines, self._slots, self._base = engines, slots, LoraBase(base_model)
 
     async def refit(self, order: RefitEngines) -> EngineRefitted | EngineRefitFailed:
@@ -121,7 +132,9 @@ class EngineRefits:
             labels = {engine.label for engine in self._engines}
             label = labels.pop() if len(labels) == 1 else None
             damaged = not isinstance(fault, EngineFault)
-            return EngineRefitFailed(order.version, order.digest, str(fault), label, damaged=damaged)
+            return EngineRefitFailed(
+                order.version, order.digest, str(fault), label, damaged=damaged
+            )
 
     async def _refit(self, order: RefitEngines, label: str) -> EngineRefitted:
         snapshot, loop = Path(order.path), asyncio.get_running_loop()

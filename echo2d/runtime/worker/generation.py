@@ -59,7 +59,12 @@ class LeaseRunner:
                 try:
                     await (engine.hold() if self._held else engine.release())
                 except EngineFault as fault:
-                    say(log, logging.WARNING, "engine not held" if self._held else "engine not released", str(fault))
+                    say(
+                        log,
+                        logging.WARNING,
+                        "engine not held" if self._held else "engine not released",
+                        str(fault),
+                    )
                     self._lost(engine, fault)
         self._holding = False
 
@@ -92,7 +97,14 @@ class LeaseRunner:
                     tokens += len(delta.tokens)
                     labels.update(span.label for span in delta.spans)
             _require_none(unfinished)
-            say(story, logging.INFO, "generated", **facts, tokens=tokens, versions=",".join(sorted(labels)))
+            say(
+                story,
+                logging.INFO,
+                "generated",
+                **facts,
+                tokens=tokens,
+                versions=",".join(sorted(labels)),
+            )
         except EngineFault as fault:
             say(log, logging.WARNING, "generation failed", str(fault), **facts)
             self._emit(GenerationFailed(lease.lease, lease.attempt, str(fault)))
@@ -112,8 +124,16 @@ class LeaseRunner:
         if delta.finish is not None:
             unfinished.discard(delta.sample)
         spans = tuple(LabelSpan(span.start, span.end, span.label) for span in delta.spans)
-        sample, tokens, logprobs = lease.samples[delta.sample], tuple(delta.tokens), tuple(delta.logprobs)
-        self._emit(SampleProgressed(lease.lease, lease.attempt, sample, tokens, logprobs, spans, delta.finish))
+        sample, tokens, logprobs = (
+            lease.samples[delta.sample],
+            tuple(delta.tokens),
+            tuple(delta.logprobs),
+        )
+        self._emit(
+            SampleProgressed(
+                lease.lease, lease.attempt, sample, tokens, logprobs, spans, delta.finish
+            )
+        )
 
 
 def _require_none(unfinished: set[int]) -> None:

@@ -39,14 +39,18 @@ class LoraBase:
 
     def _verified(self, wanted: str) -> AdapterBase:
         if self._directory is None:
-            raise EngineFault(f"the version is an adapter of base model {wanted[:12]}: it needs --base-model")
+            raise EngineFault(
+                f"the version is an adapter of base model {wanted[:12]}: it needs --base-model"
+            )
         stamps = _stamps(self._directory)
         if stamps != self._stamps:
             self._digest, self._base = base_digest(self._directory), None
             self._stamps = stamps
             log.info("base model hashed path=%s digest=%s", self._directory, self._digest[:12])
         if self._digest != wanted:
-            raise EngineFault(f"the adapter belongs to base model {wanted[:12]}; --base-model is {self._digest[:12]}")
+            raise EngineFault(
+                f"the adapter belongs to base model {wanted[:12]}; --base-model is {self._digest[:12]}"
+            )
         if self._base is None:
             self._base = AdapterBase(self._directory, wanted, file_tensor_digests(self._directory))
         if stamps != _stamps(self._directory):
@@ -56,4 +60,7 @@ class LoraBase:
 
 def _stamps(directory: Path) -> _Stamps:
     found = [(path.name, path.stat()) for path in base_files(directory)]
-    return [(name, each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns) for name, each in found]
+    return [
+        (name, each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns)
+        for name, each in found
+    ]

@@ -102,7 +102,12 @@ class Worker:
         token: TokenFile | None = None,
         service: Notifier | None = None,
     ) -> None:
-        self._config, self._identity, self._state_dir, self._engines = config, identity, state_dir, engines
+        self._config, self._identity, self._state_dir, self._engines = (
+            config,
+            identity,
+            state_dir,
+            engines,
+        )
         self._rng, self._token, self._service = rng, token, service or Notifier()
         self._boot_id = secrets.token_hex(8)
         self._dial_back_secret = secrets.token_bytes(SECRET_BYTES)
@@ -205,7 +210,9 @@ class Worker:
             self._spawn(serve_metrics(self._config.metrics_port, self._metrics, self.status))
             self._spawn(self._metrics.watch(self._config.state_dir))
         listen = f"{host}:{self._listen.port}"
-        log.info("started peer=%s run=%s listen=%s", self._identity.peer, self._identity.run_id, listen)
+        log.info(
+            "started peer=%s run=%s listen=%s", self._identity.peer, self._identity.run_id, listen
+        )
         await self._turns()
         self._control.leave()
         with suppress(TimeoutError):
@@ -215,7 +222,9 @@ class Worker:
 
     async def _join(self) -> None:
         if self._token is not None:
-            await enrol(self._config.url, self._token, self._identity, rng=self._rng, patience_s=math.inf)
+            await enrol(
+                self._config.url, self._token, self._identity, rng=self._rng, patience_s=math.inf
+            )
         await self._control.run()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -291,7 +300,9 @@ class Worker:
         async with self._saving:
             self._publish_seq = max(self._publish_seq, publish_seq)
             try:
-                await asyncio.to_thread(self._state_dir.keep_publish_seq, self._identity.run_id, self._publish_seq)
+                await asyncio.to_thread(
+                    self._state_dir.keep_publish_seq, self._identity.run_id, self._publish_seq
+                )
             except StoreFault as fault:  # said again with the next version
                 log.warning("publish_seq not kept: %s", fault)
 
@@ -316,7 +327,9 @@ class Worker:
     def base_of(self, form: FormId) -> BaseModel | None:
         if self._state.stands_mostly(form):
             given = () if self._config.base_model is None else (self._config.base_model,)
-            return BaseModel(*self._slots.directories(), *given)  # slots change: nothing read is remembered
+            return BaseModel(
+                *self._slots.directories(), *given
+            )  # slots change: nothing read is remembered
         return self._base
 
     # --- what the control link says
@@ -342,7 +355,12 @@ class Worker:
         return Heartbeat(self._state.running)
 
     async def connected(self, welcome: Welcome) -> None:
-        log.info("connected url=%s epoch=%d publish_seq=%d", self._config.url, welcome.epoch, welcome.publish_seq)
+        log.info(
+            "connected url=%s epoch=%d publish_seq=%d",
+            self._config.url,
+            welcome.epoch,
+            welcome.publish_seq,
+        )
         self._disconnected.clear()
         self._mailbox.put(ControlUp(welcome))
         self._receiver.holdings.reconnected()
@@ -378,7 +396,9 @@ async def run_worker(config: WorkerConfig) -> int:
         engines = await asyncio.to_thread(make_engines, config)
         identity = Identity.of(config.url, token, await asyncio.to_thread(state_dir.key))
         rng = random.Random(secrets.randbits(64))
-        worker = Worker(config, identity, state_dir, engines, rng=rng, token=token, service=notifier())
+        worker = Worker(
+            config, identity, state_dir, engines, rng=rng, token=token, service=notifier()
+        )
         with Ending() as ending:
             await worker.run(lambda: ending.by_signals(worker.stop, worker.leave))
     except BaseExceptionGroup as group:

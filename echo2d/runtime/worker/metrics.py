@@ -7,7 +7,12 @@ from typing import Any
 from aiohttp import web
 from prometheus_client import Counter, Histogram
 
-from echo2d.core.worker.events import EngineRefitFailed, EngineRefitted, GenerationFailed, SampleProgressed
+from echo2d.core.worker.events import (
+    EngineRefitFailed,
+    EngineRefitted,
+    GenerationFailed,
+    SampleProgressed,
+)
 from echo2d.errors import OperatorFault
 from echo2d.runtime.process.prometheus import PAUSE_BUCKETS_S, Family, LoopMetrics, number
 
@@ -15,8 +20,16 @@ HOST = "127.0.0.1"
 
 FAMILIES = (
     Family("echo2d_connected", "1 while the coordinator can be spoken to", number("connected")),
-    Family("echo2d_serving_version", "Policy version all engines serve; no sample: none", number("serving_version")),
-    Family("echo2d_publish_seq", "Newest publish accepted; older ones are refused", number("publish_seq")),
+    Family(
+        "echo2d_serving_version",
+        "Policy version all engines serve; no sample: none",
+        number("serving_version"),
+    ),
+    Family(
+        "echo2d_publish_seq",
+        "Newest publish accepted; older ones are refused",
+        number("publish_seq"),
+    ),
     Family("echo2d_slots", "Samples the engines run at once", number("slots")),
     Family("echo2d_running_samples", "Samples now in the engines", number("running")),
     Family("echo2d_links", "Open peer links", number("links")),
@@ -30,8 +43,12 @@ class WorkerMetrics(LoopMetrics):
         super().__init__(FAMILIES)
         registry = self.registry
         self._tokens = Counter("echo2d_tokens_generated", "By the engines", registry=registry)
-        self._failed = Counter("echo2d_generations_failed", "Leases that an engine gave up", registry=registry)
-        self._refits_failed = Counter("echo2d_refits_failed", "Refits that failed", registry=registry)
+        self._failed = Counter(
+            "echo2d_generations_failed", "Leases that an engine gave up", registry=registry
+        )
+        self._refits_failed = Counter(
+            "echo2d_refits_failed", "Refits that failed", registry=registry
+        )
         self._pause_s = Histogram(
             "echo2d_refit_pause_seconds",
             "Time in which an engine generated nothing for a refit",
@@ -55,7 +72,9 @@ class WorkerMetrics(LoopMetrics):
                 pass
 
 
-async def serve_metrics(port: int, metrics: LoopMetrics, status: Callable[[], Mapping[str, Any]]) -> None:
+async def serve_metrics(
+    port: int, metrics: LoopMetrics, status: Callable[[], Mapping[str, Any]]
+) -> None:
     """GET /metrics, until cancelled. OperatorFault: the port cannot be had."""
 
     async def answer(_: web.Request) -> web.Response:
@@ -69,7 +88,9 @@ async def serve_metrics(port: int, metrics: LoopMetrics, status: Callable[[], Ma
         try:
             await web.TCPSite(runner, HOST, port).start()
         except OSError as error:
-            raise OperatorFault(f"metrics_port: cannot listen on {HOST}:{port}: {error.strerror}") from error
+            raise OperatorFault(
+                f"metrics_port: cannot listen on {HOST}:{port}: {error.strerror}"
+            ) from error
         await asyncio.Event().wait()
     finally:
         await runner.cleanup()

@@ -63,7 +63,9 @@ class SnapshotBuilder:
         """`apply` of this form, which was begun, ends soon with ApplyCancelled, unless it is done before."""
         self._cancelled = form
 
-    async def apply(self, form: FormId, stands: Digest | None = None) -> SnapshotReady | ApplyRejected | ApplyCancelled:
+    async def apply(
+        self, form: FormId, stands: Digest | None = None
+    ) -> SnapshotReady | ApplyRejected | ApplyCancelled:
         """What became of it. The current slot changes with SnapshotReady and not otherwise. stands: as in ApplyForm."""
         try:
             return await self._apply(form, stands)
@@ -75,11 +77,15 @@ class SnapshotBuilder:
         finally:
             self._cancelled = None
 
-    async def _apply(self, form: FormId, stands: Digest | None) -> SnapshotReady | ApplyRejected | ApplyCancelled:
+    async def _apply(
+        self, form: FormId, stands: Digest | None
+    ) -> SnapshotReady | ApplyRejected | ApplyCancelled:
         known = await self._until(form, lambda _: True)
         if known is not None and stands is not None:
             facts = known.facts
-            again = await asyncio.to_thread(self._slots.take_again, stands, facts.epoch, facts.version)
+            again = await asyncio.to_thread(
+                self._slots.take_again, stands, facts.epoch, facts.version
+            )
             if again is not None:
                 return SnapshotReady(form, facts.version, stands, str(again.directory))
         if await self._until(form, lambda index: bool(index.files)) is None:
@@ -87,7 +93,9 @@ class SnapshotBuilder:
         async with self._holdings.using(form) as index:
             base = await asyncio.to_thread(self._slots.current)
             if index.facts.base_digest is not None and not _is_base(base, index):
-                return ApplyRejected(form, "the base of the delta does not stand here", lacks_base=True)
+                return ApplyRejected(
+                    form, "the base of the delta does not stand here", lacks_base=True
+                )
             writer = await self._holdings.with_room(form, lambda: self._slots.begin(index.files))
             work = _Work(form, index, self._store, base, writer, self._scratch)
             while not work.done:
@@ -161,18 +169,30 @@ class _Work:
         writer: SlotWriter,
         scratch: _Scratch,
     ) -> None:
-        self._form, self._index, self._store, self._base, self._writer = form, index, store, base, writer
+        self._form, self._index, self._store, self._base, self._writer = (
+            form,
+            index,
+            store,
+            base,
+            writer,
+        )
         self._scratch = scratch
         self._base_digests: dict[Chunk, Digest] = {}
         if base is not None:
-            self._base_digests = dict(zip(base.manifest.chunks, base.manifest.chunk_digests, strict=True))
+            self._base_digests = dict(
+                zip(base.manifest.chunks, base.manifest.chunk_digests, strict=True)
+            )
         self.lacking: set[ChunkId] = set()
         self._next_segment = SegmentId(0)
         self._pending: dict[ChunkId, _Pending] = {}  # of known segments, in order
 
     @property
     def done(self) -> bool:
-        return self._index.complete and self._next_segment == self._index.segment_count and not self._pending
+        return (
+            self._index.complete
+            and self._next_segment == self._index.segment_count
+            and not self._pending
+        )
 
     def take(self, holdings: FrameHoldings) -> list[ChunkRecord]:
         """Up to BATCH_CHUNKS chunks that can be written now."""
@@ -185,7 +205,9 @@ class _Work:
             table = self._index.table(self._next_segment)
         on_disk = partial(holdings.on_disk, self._form)
         first = islice(self._pending.values(), LOOKAHEAD_CHUNKS)
-        ready = (each.record for each in first if each.arrived(on_disk) or self._copied(each.record))
+        ready = (
+            each.record for each in first if each.arrived(on_disk) or self._copied(each.record)
+        )
         batch = list(islice(ready, BATCH_CHUNKS))
         for record in batch:
             del self._pending[record.chunk]
@@ -193,8 +215,12 @@ class _Work:
 
     def put_back(self, records: Iterable[ChunkRecord]) -> None:
         """They are to be written once their frames are held again."""
-        frames = {each: [span.frame for span in self._index.chunk_spans(each.chunk)] for each in records}
-        again = {record.chunk: _Pending(record, missing[::-1]) for record, missing in frames.items()}
+        frames = {
+            each: [span.frame for span in self._index.chunk_spans(each.chunk)] for each in records
+        }
+        again = {
+            record.chunk: _Pending(record, missing[::-1]) for record, missing in frames.items()
+        }
         self._pending = again | self._pending
 
     def write(self, records: Iterable[ChunkRecord]) -> None:

@@ -94,7 +94,9 @@ class PlannerStub:
         """A bad frame came from the accused: whoever is at fault becomes a leaf for good."""
         assert self.plan is not None
         is_seed = accuser == self.plan.root
-        facts = self.plan.facts().get(self.quarantine.accuse(accuser, accused, is_seed=is_seed, now=now))
+        facts = self.plan.facts().get(
+            self.quarantine.accuse(accuser, accused, is_seed=is_seed, now=now)
+        )
         if facts is None or facts.receive_only:
             return set()
         leaf = replace(facts, receive_only=True)

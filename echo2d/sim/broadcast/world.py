@@ -112,7 +112,9 @@ class World:
     rates: what the planner knows of the peers, and learns from this version; None: it knows their links as they are.
     """
 
-    def __init__(self, scenario: Scenario, *, check_every: int = CHECK_EVERY, rates: Rates | None = None) -> None:
+    def __init__(
+        self, scenario: Scenario, *, check_every: int = CHECK_EVERY, rates: Rates | None = None
+    ) -> None:
         self._scenario = scenario
         self._check_every = check_every
         self._segments = tuple(scenario.segments())
@@ -128,7 +130,9 @@ class World:
         self._left = 0
         self._chance = random.Random(f"churn {scenario.rng_seed}")
         self._clock = Clock()
-        self._network = SimNetwork(self._clock, random.Random(scenario.rng_seed), self._segments, self._feed)
+        self._network = SimNetwork(
+            self._clock, random.Random(scenario.rng_seed), self._segments, self._feed
+        )
         self._events = 0
         self._trace = blake3()
 
@@ -149,7 +153,11 @@ class World:
             self._clock.after(fault.at_s, self._die, self._nodes[fault.peer], fault)
         self._know(present)
         self._tell(self._planner.start(present[0].facts, [node.facts for node in present[1:]]))
-        if self._rates is not None and self._planner.plan is not None and self._planner.plan.is_guess:
+        if (
+            self._rates is not None
+            and self._planner.plan is not None
+            and self._planner.plan.is_guess
+        ):
             self._clock.after(LEARN_S, self._learn, self._rates)
         self._encode(self._nodes[0].boots)
         self._churn_later()
@@ -180,7 +188,9 @@ class World:
         uplinks = self._rates.to_plan_with(present[0].peer, [node.peer for node in present[1:]])
         for node in present:
             pace = self._rates.pace(node.peer)
-            node.facts = PeerFacts(node.peer, uplinks.get(node.peer), None, node.facts.address, pace=pace)
+            node.facts = PeerFacts(
+                node.peer, uplinks.get(node.peer), None, node.facts.address, pace=pace
+            )
 
     def _measure(self, rates: Rates) -> None:
         """What both ends of every link tell the coordinator."""
@@ -196,7 +206,9 @@ class World:
         for node in self._nodes:
             if node.relay is not None:
                 node.relay.check()
-        arrived = {node.number: node.arrived_s for node in self._nodes[1:] if node.arrived_s is not None}
+        arrived = {
+            node.number: node.arrived_s for node in self._nodes[1:] if node.arrived_s is not None
+        }
         counted = self._counted()
         relays = [node.relay for node in self._nodes if node.relay is not None]
         transfers = [transfer for relay in relays if (transfer := relay.transfer(FORM)) is not None]
@@ -211,13 +223,17 @@ class World:
             duplicates=sum(transfer.duplicates for transfer in transfers),
             events=self._events,
             generations=self._planner.generations,
-            quarantined=tuple(node.number for node in self._nodes if node.peer in self._planner.quarantine),
+            quarantined=tuple(
+                node.number for node in self._nodes if node.peer in self._planner.quarantine
+            ),
             trace=self._trace.hexdigest(),
         )
 
     def _counted(self) -> list[Node]:
         """Who was there from the start, and is still there."""
-        return [node for node in self._nodes[1:] if node.spec.joins_at_s == 0 and node.relay is not None]
+        return [
+            node for node in self._nodes[1:] if node.spec.joins_at_s == 0 and node.relay is not None
+        ]
 
     @property
     def _plan(self) -> Plan:
@@ -239,7 +255,9 @@ class World:
             return
         actions = relay.handle(event, now=self._clock.now)
         self._events += 1
-        self._trace.update(_STAMP.pack(self._clock.now, node.number, _KINDS[type(event)], len(actions)))
+        self._trace.update(
+            _STAMP.pack(self._clock.now, node.number, _KINDS[type(event)], len(actions))
+        )
         for action in actions:
             self._perform(node, action)
         self._network.say_ready()
@@ -277,7 +295,9 @@ class World:
                 self._network.send(node, peer, HaveHeard(node.peer, form, frames), len(frames))
             case SendWant(peer, stream, form, frames):
                 self._by_peer[peer].note_repair(node.peer, stream)
-                self._network.send(node, peer, WantHeard(node.peer, stream, form, frames), len(frames))
+                self._network.send(
+                    node, peer, WantHeard(node.peer, stream, form, frames), len(frames)
+                )
             case SendCancel(peer, form, frames):
                 self._network.send(node, peer, CancelHeard(node.peer, form, frames), len(frames))
             case SendPassed(peer, stream, sequence):
@@ -326,7 +346,11 @@ class World:
             self._tell(self._planner.start(node.facts, others))
             self._encode(node.boots)
         else:
-            holders = [each.peer for each in self._nodes[1:] if each.relay is not None and each.arrived_s is not None]
+            holders = [
+                each.peer
+                for each in self._nodes[1:]
+                if each.relay is not None and each.arrived_s is not None
+            ]
             self._tell(self._planner.came(node.facts, holders))
 
     def _die(self, node: Node, fault: PeerCrash) -> None:
@@ -367,7 +391,9 @@ class World:
             if back is not None:
                 back.dead = True
                 if not fault.silent:
-                    self._clock.after(self._scenario.detect_s, self._network.drop, back.source, back)
+                    self._clock.after(
+                        self._scenario.detect_s, self._network.drop, back.source, back
+                    )
         node.ways = {}
         node.expected = {}
         noticed = self._scenario.silence_s if fault.silent else self._scenario.detect_s
@@ -377,7 +403,9 @@ class World:
     def _encode(self, boots: int) -> None:
         """The seed's next segments are ready: all at once, or one after the other while the seed lives."""
         seed = self._nodes[0]
-        while boots == seed.boots and seed.relay is not None and self._encoded < len(self._segments):
+        while (
+            boots == seed.boots and seed.relay is not None and self._encoded < len(self._segments)
+        ):
             sizes = self._segments[self._encoded]
             if self._scenario.encode_rate is not None:
                 self._clock.after(sum(sizes) / self._scenario.encode_rate, self._encoded_one, boots)
@@ -394,7 +422,10 @@ class World:
         segment = SegmentId(self._encoded)
         self._encoded += 1
         self._feed(seed, TableHeld(FORM, segment, sizes))
-        self._feed(seed, FramesFound(FORM, tuple(frame_id(segment, index + 1) for index in range(len(sizes)))))
+        self._feed(
+            seed,
+            FramesFound(FORM, tuple(frame_id(segment, index + 1) for index in range(len(sizes)))),
+        )
         if self._encoded == len(self._segments):
             for node in self._nodes:
                 self._hear_later(node, FormComplete(FORM, self._encoded))
@@ -414,7 +445,9 @@ class World:
 
     def _tell(self, peers: set[PeerId]) -> None:
         for peer in sorted(peers):
-            self._hear_later(self._by_peer[peer], PlanReceived(edges_for(self._plan, peer, self._planner.secret)))
+            self._hear_later(
+                self._by_peer[peer], PlanReceived(edges_for(self._plan, peer, self._planner.secret))
+            )
 
     def _gone(self, node: Node, boots: int) -> None:
         if node.boots == boots:

@@ -19,7 +19,14 @@ from typing import Any, Literal
 
 from echo2d.core.base.ids import FormId, PeerId, PlanId
 from echo2d.core.capacity.model import Demand, bubble, judge, step_s
-from echo2d.core.capacity.worker_cost import WorkerOffer, WorkerSet, bandwidth_usd_per_h, by_rho, choose, in_order
+from echo2d.core.capacity.worker_cost import (
+    WorkerOffer,
+    WorkerSet,
+    bandwidth_usd_per_h,
+    by_rho,
+    choose,
+    in_order,
+)
 from echo2d.core.cluster.statistics import publish_every_auto
 from echo2d.core.protocol.control_messages import Address
 from echo2d.core.topology.plan import Job, PeerFacts, Plan
@@ -87,7 +94,9 @@ class Forecast:
     relays: Relays
     usd_per_h: float
     kinds: tuple[WorkersTable, ...]
-    chain_s: float = 0.0  # of one chain through the chosen ones, for comparison; `plan` alone reckons it
+    chain_s: float = (
+        0.0  # of one chain through the chosen ones, for comparison; `plan` alone reckons it
+    )
 
     @property
     def mu_pool(self) -> float:
@@ -198,7 +207,9 @@ class BroadcastForecasts:
 
     fleet: FleetSpec
     ablation: Ablation
-    _broadcasts: dict[tuple[Relays, tuple[int, ...]], BroadcastForecast] = field(default_factory=dict)
+    _broadcasts: dict[tuple[Relays, tuple[int, ...]], BroadcastForecast] = field(
+        default_factory=dict
+    )
 
     def plan(self) -> Forecast:
         """For the file's S and kappa, with what a chain would take."""
@@ -206,7 +217,11 @@ class BroadcastForecasts:
         return replace(found, chain_s=self._chain_s(found.counts))
 
     def cheapest(
-        self, staleness_max: int | None = None, publish_every: int | None = None, *, standby: bool = False
+        self,
+        staleness_max: int | None = None,
+        publish_every: int | None = None,
+        *,
+        standby: bool = False,
     ) -> Forecast:
         """For the file's S and kappa, or these. standby: versions go to all that are there, chosen or not."""
         bound = self.fleet.learner.staleness_max if staleness_max is None else staleness_max
@@ -222,7 +237,10 @@ class BroadcastForecasts:
 
     def _settled(self, bound: int, kappa: int | str, relays: Relays, *, standby: bool) -> Forecast:
         """The workers stay the same if versions go to them."""
-        there = {kind.name: kind.count * (kind.availability if standby else 1.0) for kind in self.fleet.workers}
+        there = {
+            kind.name: kind.count * (kind.availability if standby else 1.0)
+            for kind in self.fleet.workers
+        }
         counts: Counter[str] = Counter({name: round(count) for name, count in there.items()})
         copies: dict[str, float] = {}
         found = last = self._round(counts, bound, kappa, relays, copies)
@@ -243,22 +261,34 @@ class BroadcastForecasts:
     # --- inside
 
     def _round(
-        self, counts: CountsByKind, bound: int, kappa: int | str, relays: Relays, copies: dict[str, float]
+        self,
+        counts: CountsByKind,
+        bound: int,
+        kappa: int | str,
+        relays: Relays,
+        copies: dict[str, float],
     ) -> Forecast:
         """Which workers are needed if versions go to this many. copies: of kinds not among them, from rounds before."""
         learner, policy = self.fleet.learner, self.fleet.policy
         broadcast = self.broadcast(counts, relays)
         copies |= broadcast.copies
         t_bcast_s = policy.t_bcast_s or broadcast.planned_s + policy.pause_s
-        every = kappa if isinstance(kappa, int) else publish_every_auto(learner.t_train_s, t_bcast_s, bound)
+        every = (
+            kappa
+            if isinstance(kappa, int)
+            else publish_every_auto(learner.t_train_s, t_bcast_s, bound)
+        )
         demand = Demand(
             learner.t_train_s, learner.trajectories_per_step, bound, every, t_bcast_s, policy.mode, policy.pause_s,
             policy.t_gen_s, gamma=policy.gamma, still_share=policy.still_share,
         )  # fmt: skip
-        offers = [offer for kind in self.fleet.workers for offer in self._offers(kind, demand, copies)]
+        offers = [
+            offer for kind in self.fleet.workers for offer in self._offers(kind, demand, copies)
+        ]
         verdict = judge(demand, sum(offer.counts for offer in offers))
         chosen = self._choose(
-            offers, verdict.target if verdict.feasible and verdict.target is not None else float("inf")
+            offers,
+            verdict.target if verdict.feasible and verdict.target is not None else float("inf"),
         )
         usd_per_h = learner.usd_per_h + chosen.usd_per_h
         return Forecast(
@@ -266,7 +296,9 @@ class BroadcastForecasts:
             self.fleet.workers,
         )  # fmt: skip
 
-    def _offers(self, kind: WorkersTable, demand: Demand, copies: Mapping[str, float]) -> list[WorkerOffer]:
+    def _offers(
+        self, kind: WorkersTable, demand: Demand, copies: Mapping[str, float]
+    ) -> list[WorkerOffer]:
         traffic = bandwidth_usd_per_h(
             publishes_per_h=3600.0 / demand.period_s,
             wire_bytes=self.fleet.model.wire_bytes(delta=self.ablation.delta),
@@ -275,7 +307,10 @@ class BroadcastForecasts:
             usd_per_gb_up=kind.usd_per_gb_up,
         )
         mu, usd = kind.trajectories_per_h / 3600.0, kind.usd_per_h + traffic
-        return [WorkerOffer(f"{kind.name}#{number}", mu, usd, kind.availability) for number in range(1, kind.count + 1)]
+        return [
+            WorkerOffer(f"{kind.name}#{number}", mu, usd, kind.availability)
+            for number in range(1, kind.count + 1)
+        ]
 
     def _choose(self, offers: list[WorkerOffer], target: float) -> WorkerSet:
         if self.ablation.by_cost:
@@ -283,7 +318,12 @@ class BroadcastForecasts:
         order = by_rho(offers)
         random.Random(self.ablation.rng_seed).shuffle(order)
         taken = tuple(in_order(order, target))
-        return WorkerSet(taken, enough=sum(offer.counts for offer in taken) >= target, exact=False, bound_usd_per_h=0.0)
+        return WorkerSet(
+            taken,
+            enough=sum(offer.counts for offer in taken) >= target,
+            exact=False,
+            bound_usd_per_h=0.0,
+        )
 
     @cached_property
     def _seed(self) -> PeerFacts:
@@ -302,7 +342,9 @@ class BroadcastForecasts:
         star = plan_star(PlanId(0), self._job, self._seed, peers)
         planned = plan_auto(PlanId(0), self._job, self._seed, peers)
         copies, seed_copies = _copies_by_kind(planned, counts), planned.copies()[planned.root]
-        return BroadcastForecast(star.predicted_s, planned.predicted_s, planned.bound_s, copies, seed_copies)
+        return BroadcastForecast(
+            star.predicted_s, planned.predicted_s, planned.bound_s, copies, seed_copies
+        )
 
     def _chain_s(self, counts: CountsByKind) -> float:
         peers = self._peers(counts)
@@ -310,7 +352,9 @@ class BroadcastForecasts:
 
     def _peers(self, counts: CountsByKind, relays: Relays = "all") -> list[PeerFacts]:
         silent = {
-            kind.name for kind in self.fleet.workers if relays == "none" or (relays != "all" and kind.usd_per_gb_up > 0)
+            kind.name
+            for kind in self.fleet.workers
+            if relays == "none" or (relays != "all" and kind.usd_per_gb_up > 0)
         }
         return [
             _facts(kind, number, receive_only=kind.name in silent)
@@ -323,7 +367,12 @@ def _facts(kind: WorkersTable, number: int, *, receive_only: bool) -> PeerFacts:
     name = f"{kind.name}#{number}"
     latency_s = kind.rtt_ms / 1000.0 / TRIPS
     return PeerFacts(
-        PeerId(name), kind.uplink_mbps * MBIT, kind.downlink_mbps * MBIT, Address(name, 1), receive_only, latency_s
+        PeerId(name),
+        kind.uplink_mbps * MBIT,
+        kind.downlink_mbps * MBIT,
+        Address(name, 1),
+        receive_only,
+        latency_s,
     )
 
 

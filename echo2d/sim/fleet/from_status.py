@@ -23,7 +23,9 @@ def fleet_of(status: Mapping[str, Any]) -> FleetSpec:
     workers = [worker for worker in status["workers"] if _counts(worker)]
     if missing or not workers:
         lacks = ", ".join(missing or ["mu of any worker"])
-        raise OperatorFault(f"this run has not measured {lacks} yet: a plan needs a few train steps and publishes")
+        raise OperatorFault(
+            f"this run has not measured {lacks} yet: a plan needs a few train steps and publishes"
+        )
     provision = status["provision"]
     return read_fleet(
         {
@@ -43,7 +45,9 @@ def fleet_of(status: Mapping[str, Any]) -> FleetSpec:
                 "pause_s": _value(measured, "refit_pause_s"),
                 "t_gen_s": _value(measured, "t_gen_s"),
                 "t_bcast_s": _value(measured, "t_bcast_s"),
-                "still_share": share_of_bcast(_seconds(measured, "still_s"), _value(measured, "t_bcast_s")),
+                "still_share": share_of_bcast(
+                    _seconds(measured, "still_s"), _value(measured, "t_bcast_s")
+                ),
             },
             "simulate": {"group_size": status["group_size"]},
         }
@@ -53,7 +57,10 @@ def fleet_of(status: Mapping[str, Any]) -> FleetSpec:
 def _counts(worker: Mapping[str, Any]) -> bool:
     """It is here to stay, and serves a version."""
     return (
-        worker["state"] == "joined" and not worker["leaving"] and worker["serving"] is not None and bool(worker["mu"])
+        worker["state"] == "joined"
+        and not worker["leaving"]
+        and worker["serving"] is not None
+        and bool(worker["mu"])
     )
 
 

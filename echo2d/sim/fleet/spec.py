@@ -70,10 +70,14 @@ class ModelTable(Table):
 
     params: float = key("parameters", above=0.0, high=1e14)
     bytes_per_param: float = key("of a snapshot", 2.0, above=0.0, high=8.0)
-    wire_fraction: float = key("bytes on the wire over bytes of the snapshot", 1.0, above=0.0, high=1.0)
+    wire_fraction: float = key(
+        "bytes on the wire over bytes of the snapshot", 1.0, above=0.0, high=1.0
+    )
 
     def wire_bytes(self, *, delta: bool = True) -> int:
-        return max(1, round(self.params * self.bytes_per_param * (self.wire_fraction if delta else 1.0)))
+        return max(
+            1, round(self.params * self.bytes_per_param * (self.wire_fraction if delta else 1.0))
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +86,9 @@ class WorkersTable(Table):
 
     name: str = key("of this kind of worker")
     count: int = key("workers of this kind", 1, low=1, high=WORKERS_MAX)
-    trajectories_per_h: float = key("accepted trajectories per hour of one worker", low=0.0, high=RATE_MAX)
+    trajectories_per_h: float = key(
+        "accepted trajectories per hour of one worker", low=0.0, high=RATE_MAX
+    )
     usd_per_h: float = key("of one worker", 0.0, low=0.0, high=USD_MAX)
     uplink_mbps: float = key("Mbit/s", 100.0, above=0.0, high=MBPS_MAX)
     downlink_mbps: float = key("Mbit/s", 1000.0, above=0.0, high=MBPS_MAX)
@@ -91,13 +97,20 @@ class WorkersTable(Table):
     usd_per_gb_up: float = key("usd per 10^9 bytes that it sends", 0.0, low=0.0, high=USD_MAX)
     availability: float = key("share of the time that it is there", 1.0, above=0.0, high=1.0)
     stay_h: float = key(
-        "hours that one stays on average; then it is away as availability says; 0: for ever", 0.0, low=0.0
+        "hours that one stays on average; then it is away as availability says; 0: for ever",
+        0.0,
+        low=0.0,
     )
     notice_s: float = key(
-        "seconds before it leaves that it says so; 0: it falls silent", 0.0, low=0.0, high=SECONDS_MAX
+        "seconds before it leaves that it says so; 0: it falls silent",
+        0.0,
+        low=0.0,
+        high=SECONDS_MAX,
     )
     speed_sigma: float = key("spread of their speeds (of the logarithm)", 0.0, low=0.0, high=2.0)
-    price_sigma: float = key("spread of the price's change in an hour (of the logarithm)", 0.0, low=0.0, high=1.0)
+    price_sigma: float = key(
+        "spread of the price's change in an hour (of the logarithm)", 0.0, low=0.0, high=1.0
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,13 +118,24 @@ class FleetPolicyTable(Table):
     TABLE: ClassVar[str] = "policy"
 
     gamma: float = key("throughput to provide, over mu_min", GAMMA, low=1.0, high=10.0)
-    mode: Literal["exclusive", "background"] = key("whether workers stop for a broadcast", "background")
-    pause_s: float = key("seconds of a refit in which nothing is generated", 0.0, low=0.0, high=SECONDS_MAX)
-    t_gen_s: float = key("seconds that a trajectory takes, lease to result", 0.0, low=0.0, high=SECONDS_MAX)
-    t_bcast_s: float = key(
-        "seconds from a publish until all serve it, as measured; 0: predicted", 0.0, low=0.0, high=SECONDS_MAX
+    mode: Literal["exclusive", "background"] = key(
+        "whether workers stop for a broadcast", "background"
     )
-    still_share: float = key("share of T_bcast for which a worker stops, if exclusive", 1.0, low=0.0, high=1.0)
+    pause_s: float = key(
+        "seconds of a refit in which nothing is generated", 0.0, low=0.0, high=SECONDS_MAX
+    )
+    t_gen_s: float = key(
+        "seconds that a trajectory takes, lease to result", 0.0, low=0.0, high=SECONDS_MAX
+    )
+    t_bcast_s: float = key(
+        "seconds from a publish until all serve it, as measured; 0: predicted",
+        0.0,
+        low=0.0,
+        high=SECONDS_MAX,
+    )
+    still_share: float = key(
+        "share of T_bcast for which a worker stops, if exclusive", 1.0, low=0.0, high=1.0
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +159,12 @@ class SimulateTable(Table):
     TABLE: ClassVar[str] = "simulate"
 
     hours: float = key("of virtual time", 24.0, above=0.0, high=HOURS_MAX)
-    group_size: int = key("trajectories per prompt; divides trajectories_per_step", 8, low=1, high=1024)
-    gen_sigma: float = key("long tail of generation times (of the logarithm)", 0.5, low=0.0, high=2.0)
+    group_size: int = key(
+        "trajectories per prompt; divides trajectories_per_step", 8, low=1, high=1024
+    )
+    gen_sigma: float = key(
+        "long tail of generation times (of the logarithm)", 0.5, low=0.0, high=2.0
+    )
     train_sigma: float = key("spread of train steps (of the logarithm)", 0.05, low=0.0, high=1.0)
     rng_seed: int = key("of everything that is drawn", 0, low=0)
 
@@ -203,11 +231,15 @@ def read_fleet(document: Mapping[str, Any]) -> FleetSpec:
         tuple(WorkersTable.read(kind) for kind in kinds),
         FleetPolicyTable.read(table_of(document, "policy")),
         SimulateTable.read({"group_size": _divisor(document), **table_of(document, "simulate")}),
-        CentralizedTable.read(table_of(document, "centralized")) if "centralized" in document else None,
+        CentralizedTable.read(table_of(document, "centralized"))
+        if "centralized" in document
+        else None,
     )
 
 
 def _divisor(document: Mapping[str, Any]) -> int:
     """The largest usual group that divides R, where the file says none."""
     per_step = table_of(document, "learner").get("trajectories_per_step", 8)
-    return next((size for size in (8, 4, 2) if isinstance(per_step, int) and per_step % size == 0), 1)
+    return next(
+        (size for size in (8, 4, 2) if isinstance(per_step, int) and per_step % size == 0), 1
+    )

@@ -79,7 +79,11 @@ class FleetVersions:
     # --- inside
 
     def _caught_up(self, box: FleetWorker) -> None:
-        served = [other.peer.serving for other in self._boxes.values() if other.here and other.peer.serving is not None]
+        served = [
+            other.peer.serving
+            for other in self._boxes.values()
+            if other.here and other.peer.serving is not None
+        ]
         if box.here and served:
             self._refit(box, max(served, key=lambda key: key.version))
             self._are_served()
@@ -98,7 +102,9 @@ class FleetVersions:
         for box in receivers:
             if box.active_since is not None:
                 sent = broadcast.copies.get(box.kind.name, 0.0)
-                self.bandwidth_usd += gb * (box.kind.usd_per_gb_down + sent * box.kind.usd_per_gb_up)
+                self.bandwidth_usd += gb * (
+                    box.kind.usd_per_gb_down + sent * box.kind.usd_per_gb_up
+                )
         if self._fleet.policy.mode == "exclusive":
             t_bcast_s = takes_s + self._fleet.policy.pause_s
             still_s = self._fleet.policy.still_share * t_bcast_s
@@ -127,7 +133,9 @@ class FleetVersions:
 
     def _served(self, record: VersionPublished, receivers: list[FleetWorker]) -> None:
         active = [box.peer.peer for box in receivers if box.peer.active]
-        self._statistics.broadcast(self._clock.now - self._publish_at[record.version], active, cold=False)
+        self._statistics.broadcast(
+            self._clock.now - self._publish_at[record.version], active, cold=False
+        )
         self._statistics.paused(self._fleet.policy.pause_s)  # once for all, who pause alike
         for box in receivers:
             if box.here:
@@ -137,7 +145,9 @@ class FleetVersions:
     def _refit(self, box: FleetWorker, key: VersionKey) -> None:
         if box.peer.serving is not None and box.peer.serving.version >= key.version:
             return
-        box.peer.refitted(RefitDone(key.version, key.digest, self._fleet.policy.pause_s, memory_ok=None))
+        box.peer.refitted(
+            RefitDone(key.version, key.digest, self._fleet.policy.pause_s, memory_ok=None)
+        )
         self._changed(box)
 
     def _pause(self, boxes: list[FleetWorker], seconds: float) -> None:
@@ -164,6 +174,7 @@ def _near(counts: dict[str, int], others: dict[str, int]) -> bool:
     """Whether no kind has become larger or smaller by much."""
     names = counts.keys() | others.keys()
     return all(
-        abs(counts.get(name, 0) - others.get(name, 0)) <= math.ceil(PREDICTION_SHARE * others.get(name, 0))
+        abs(counts.get(name, 0) - others.get(name, 0))
+        <= math.ceil(PREDICTION_SHARE * others.get(name, 0))
         for name in names
     )

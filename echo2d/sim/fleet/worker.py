@@ -12,7 +12,13 @@ from functools import lru_cache
 
 from echo2d.core.capacity.prices import Price
 from echo2d.core.cluster.membership import Peer
-from echo2d.core.protocol.control_messages import HeldLease, LeaseGranted, SampleFinished, VersionKey, VersionSpan
+from echo2d.core.protocol.control_messages import (
+    HeldLease,
+    LeaseGranted,
+    SampleFinished,
+    VersionKey,
+    VersionSpan,
+)
 from echo2d.core.protocol.trajectory import pack_logprobs, pack_tokens
 from echo2d.sim.fleet.spec import WorkersTable
 
@@ -60,7 +66,9 @@ class FleetWorker:
         per_h = self.kind.trajectories_per_h * self.speed
         return self.peer.slots * 3600.0 / per_h if per_h else math.inf
 
-    def begin(self, granted: LeaseGranted, chance: random.Random, sigma: float, now: float) -> list[FleetSample]:
+    def begin(
+        self, granted: LeaseGranted, chance: random.Random, sigma: float, now: float
+    ) -> list[FleetSample]:
         """The samples of a lease, all at once: batches run together."""
         key, serving = HeldLease(granted.lease, granted.attempt), self.peer.serving
         assert serving is not None
@@ -95,7 +103,13 @@ class FleetWorker:
         spans = _spans(sample.began, ended)
         lease, count = sample.lease, len(spans)
         return SampleFinished(
-            lease.lease, lease.attempt, sample.sample, _TOKENS[count], _LOGPROBS[count], spans, "stop"
+            lease.lease,
+            lease.attempt,
+            sample.sample,
+            _TOKENS[count],
+            _LOGPROBS[count],
+            spans,
+            "stop",
         )
 
     def cancel(self, lease: HeldLease) -> None:

@@ -59,7 +59,9 @@ class FleetWorld:
     def __init__(self, fleet: FleetSpec, ablation: Ablation | None = None) -> None:
         count = sum(kind.count for kind in fleet.workers)
         if count > PEERS_MAX:
-            raise OperatorFault(f"fleet.count: expected at most {PEERS_MAX} workers to simulate; found {count}")
+            raise OperatorFault(
+                f"fleet.count: expected at most {PEERS_MAX} workers to simulate; found {count}"
+            )
         self._fleet, self._ablation = fleet, ablation or Ablation()
         learner, self._simulate = fleet.learner, fleet.simulate
         self._chance = random.Random(self._simulate.rng_seed)
@@ -98,7 +100,9 @@ class FleetWorld:
         self.waited_s, self.measured_from, self.learner_s = 0.0, 0.0, 0.0
         self._usd_at_commit = 0.0
         fastest = max(kind.trajectories_per_h / fleet.slots(kind) for kind in fleet.workers)
-        self._advance_s = min(ADVANCE_S_MAX, ADVANCE_SHARE * 3600.0 / fastest) if fastest else ADVANCE_S_MAX
+        self._advance_s = (
+            min(ADVANCE_S_MAX, ADVANCE_SHARE * 3600.0 / fastest) if fastest else ADVANCE_S_MAX
+        )
         self._advancing = False
         self._advances = 0
         self._settle_at = 0.0
@@ -140,7 +144,19 @@ class FleetWorld:
         slots = self._fleet.slots(kind)
         self._sessions += 1
         session, peer_id = SessionId(self._sessions), PeerId(name)
-        hello = Hello(PROTOCOL_VERSION, None, "worker", name, f"{self._sessions}", slots, None, None, (), (), ())
+        hello = Hello(
+            PROTOCOL_VERSION,
+            None,
+            "worker",
+            name,
+            f"{self._sessions}",
+            slots,
+            None,
+            None,
+            (),
+            (),
+            (),
+        )
         joined, _ = self.members.connected(PeerConnected(session, peer_id, hello), now=now)
         assert joined is not None
         peer = joined.peer
@@ -177,7 +193,9 @@ class FleetWorld:
     def _left(self, box: FleetWorker) -> None:
         self.lose(box)
         away_h = box.kind.stay_h * (1.0 - box.kind.availability) / box.kind.availability
-        back_s = SILENCE_S + 1.0 + (self._chance.expovariate(1.0 / (away_h * 3600.0)) if away_h else 0.0)
+        back_s = (
+            SILENCE_S + 1.0 + (self._chance.expovariate(1.0 / (away_h * 3600.0)) if away_h else 0.0)
+        )
         self._clock.after(back_s, self._join, box.kind, box.name, box.price)
 
     def _given_up(self, box: FleetWorker) -> None:
@@ -274,7 +292,9 @@ class FleetWorld:
                 case Send(session, message):
                     self._hears(session, message)
                 case ScoreSample(group, sample):
-                    self._perform(self.groups.scored(SampleScored(group, sample, self._chance.random(), "")))
+                    self._perform(
+                        self.groups.scored(SampleScored(group, sample, self._chance.random(), ""))
+                    )
                 case DrawPrompt(cursor):
                     self.groups.prompt_drawn(PromptDrawn(cursor, _PROMPT))
                     drawn = True
@@ -289,7 +309,9 @@ class FleetWorld:
         if isinstance(message, LeaseGranted):
             box = self._box(session)
             assert box is not None
-            for sample in box.begin(message, self._chance, self._simulate.gen_sigma, self._clock.now):
+            for sample in box.begin(
+                message, self._chance, self._simulate.gen_sigma, self._clock.now
+            ):
                 self._clock.at(sample.due, self._finished, box, sample)
         elif isinstance(message, LeaseCancelled) and (box := self._box(session)) is not None:
             box.cancel(HeldLease(message.lease, message.attempt))
@@ -318,7 +340,9 @@ class FleetWorld:
         self.waited_s += self._clock.now - self._idle_since
         self._idle_since = None
         sigma = self._simulate.train_sigma
-        t_train_s = self._fleet.learner.t_train_s * self._chance.lognormvariate(-sigma * sigma / 2, sigma)
+        t_train_s = self._fleet.learner.t_train_s * self._chance.lognormvariate(
+            -sigma * sigma / 2, sigma
+        )
         self._clock.after(t_train_s, self._trained, step, t_train_s)
 
     def _trained(self, step: int, t_train_s: float) -> None:
@@ -360,7 +384,9 @@ class FleetWorld:
             "bubble": idle_s / measured_s if measured_s > 0 else 1.0,
             "t_bcast_s": demand.t_bcast_s,
             "relays": self.spreading.relays,
-            "usd_per_step": self._usd_at_commit / steps if steps else None,  # a step that goes on is none yet
+            "usd_per_step": self._usd_at_commit / steps
+            if steps
+            else None,  # a step that goes on is none yet
             "workers": self._kinds(),
             "steps": steps,
             "max_staleness": max(histogram, default=0),
@@ -380,21 +406,40 @@ class FleetWorld:
         for box in self.boxes.values():
             box.pay(self._clock.now)
         learner_usd = self._fleet.learner.usd_per_h * self._clock.now / 3600.0
-        return learner_usd + sum(box.usd for box in self.boxes.values()) + self.spreading.bandwidth_usd
+        return (
+            learner_usd + sum(box.usd for box in self.boxes.values()) + self.spreading.bandwidth_usd
+        )
 
     def _kinds(self) -> list[dict[str, Any]]:
         """Active at the end; rho by what it was paid per hour and makes."""
         rows = []
         for kind in self._fleet.workers:
-            active = [box for box in self.boxes.values() if box.kind is kind and box.here and box.peer.active]
+            active = [
+                box
+                for box in self.boxes.values()
+                if box.kind is kind and box.here and box.peer.active
+            ]
             mu = sum(map(self._mu, active))
             usd = sum(box.price.usd_per_h for box in active)
-            rows.append({"name": kind.name, "count": len(active), "rho": usd / (3600.0 * mu) if mu else None})
+            rows.append(
+                {
+                    "name": kind.name,
+                    "count": len(active),
+                    "rho": usd / (3600.0 * mu) if mu else None,
+                }
+            )
         return rows
 
     def _check(self) -> None:
         self.groups.wake_at()  # a coordinator asks after every event, and so forgets the deadlines of leases that ended
-        parts = (self.statistics, self.measurements, self.members, self.versions, self.staleness, self.groups)
+        parts = (
+            self.statistics,
+            self.measurements,
+            self.members,
+            self.versions,
+            self.staleness,
+            self.groups,
+        )
         for part in (*parts, self.capacity_planner.activation):
             part.check()
         assert max(self.statistics.staleness, default=0) <= self._rules.staleness_max

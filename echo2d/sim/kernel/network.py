@@ -7,7 +7,15 @@ arrives in turn, while it is being sent. A connection keeps its order; a lost pa
 import random
 from collections.abc import Callable
 
-from echo2d.core.base.ids import FRAME_INDEX_BITS, FRAME_INDEX_MAX, FormId, FrameId, PeerId, SegmentId, is_table
+from echo2d.core.base.ids import (
+    FRAME_INDEX_BITS,
+    FRAME_INDEX_MAX,
+    FormId,
+    FrameId,
+    PeerId,
+    SegmentId,
+    is_table,
+)
 from echo2d.core.protocol.control_messages import Address, EdgePeer
 from echo2d.core.relay.events import (
     FrameRejected,
@@ -91,7 +99,9 @@ class Node:
         self.spec = spec
         self.peer = PeerId(f"{number:032x}")
         address = Address(f"peer-{number}", 1) if spec.reachable else None
-        self.facts = PeerFacts(self.peer, spec.uplink, spec.downlink, address, latency_s=spec.latency_s)
+        self.facts = PeerFacts(
+            self.peer, spec.uplink, spec.downlink, address, latency_s=spec.latency_s
+        )
         self.relay: Relay | None = None
         self.disk: FrameSet | None = None
         self.boots = 0
@@ -110,7 +120,9 @@ class Node:
         """The frames of this segment on disk, its table first; none without the table."""
         if self.disk is None or not self.disk.holds(FrameId(segment << FRAME_INDEX_BITS)):
             return ()
-        return tuple(frame for frame in sorted(self.disk.arrivals) if frame >> FRAME_INDEX_BITS == segment)
+        return tuple(
+            frame for frame in sorted(self.disk.arrivals) if frame >> FRAME_INDEX_BITS == segment
+        )
 
     def note_ended(self, by: PeerId, stream: int) -> None:
         """Frames that still come to `by` on this stream are dropped there."""
@@ -162,7 +174,11 @@ class SimNetwork:
             self._ready.append(way)
         every = node.spec.corrupts_every
         bad = not action.header_only and every > 0 and node.sent_frames % every == 0
-        self._transmit(way, size, FrameRejected(node.peer, action.stream, FORM, action.frame) if bad else action)
+        self._transmit(
+            way,
+            size,
+            FrameRejected(node.peer, action.stream, FORM, action.frame) if bad else action,
+        )
 
     def _say_ready(self, way: ConnectionPipe) -> None:
         """The last frame given has begun to leave, or will: only then the source may give more."""
@@ -235,7 +251,10 @@ class SimNetwork:
             segment = frame >> FRAME_INDEX_BITS
             self._deliver_to(target, TableHeld(FORM, SegmentId(segment), self._segments[segment]))
         if sent.stream not in way.repairs:
-            self._deliver_to(target, FrameVerified(source, sent.stream, FORM, frame, sent.sequence, sent.header_only))
+            self._deliver_to(
+                target,
+                FrameVerified(source, sent.stream, FORM, frame, sent.sequence, sent.header_only),
+            )
         elif sent.header_only:
             self._deliver_to(target, RepairRefused(source, FORM, frame))
         else:
@@ -250,7 +269,9 @@ class SimNetwork:
         """Opens a connection a moment later, if both ends still want it then."""
         if self._agree(one, other):
             trip = one.spec.latency_s + other.spec.latency_s
-            self._clock.after(HANDSHAKE_TRIPS * trip, self._open, one, other, one.boots, other.boots)
+            self._clock.after(
+                HANDSHAKE_TRIPS * trip, self._open, one, other, one.boots, other.boots
+            )
 
     def _agree(self, one: Node, other: Node) -> bool:
         """Whether each expects the other, by the same secret, and somebody dials."""

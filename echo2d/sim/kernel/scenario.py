@@ -72,7 +72,9 @@ class Scenario:
         assert self.wire_bytes > 0
         assert 0 < self.frame_bytes <= SEGMENT_BYTES
         assert 1 <= self.chains <= STRIPES_MAX
-        assert all(peer.uplink > 0 and peer.downlink > 0 and 0 <= peer.loss < 1 for peer in self.peers)
+        assert all(
+            peer.uplink > 0 and peer.downlink > 0 and 0 <= peer.loss < 1 for peer in self.peers
+        )
         assert 0 <= self.churn <= 1
         assert self.peers[0].reachable
         assert self.peers[0].joins_at_s == 0

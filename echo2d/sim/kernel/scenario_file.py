@@ -45,7 +45,9 @@ def load_scenario(path: Path, *, peers: int | None = None, **instead: Any) -> Sc
         document = tomllib.loads(path.read_text())
         document.update({key: value for key, value in instead.items() if value is not None})
         if peers is not None:
-            document["peers"][-1]["count"] = peers - sum(table.get("count", 1) for table in document["peers"][1:-1])
+            document["peers"][-1]["count"] = peers - sum(
+                table.get("count", 1) for table in document["peers"][1:-1]
+            )
         return _scenario(document)
     except (OSError, tomllib.TOMLDecodeError, OperatorFault) as error:
         raise OperatorFault(f"{path}: {error}") from error
@@ -79,7 +81,9 @@ def scenario_of(
         specs = tuple(PeerSpec(rate, down, latency_s, loss) for rate in rates)
         return Scenario(specs, parse_bytes(size), shape=shape, rng_seed=rng_seed)
     except AssertionError as error:
-        raise OperatorFault("expected a seed and a peer at least, rates above 0, and a loss below 1") from error
+        raise OperatorFault(
+            "expected a seed and a peer at least, rates above 0, and a loss below 1"
+        ) from error
 
 
 def _scenario(document: dict[str, Any]) -> Scenario:
@@ -101,7 +105,9 @@ def _peers(table: dict[str, Any], chance: random.Random) -> list[PeerSpec]:
 def _peer(table: dict[str, Any], chance: random.Random) -> PeerSpec:
     drawn = isinstance(table.get("uplink"), list)
     values: dict[str, Any] = {
-        key: _drawn(table.pop(key), parse_rate, chance) for key in ("uplink", "downlink") if key in table
+        key: _drawn(table.pop(key), parse_rate, chance)
+        for key in ("uplink", "downlink")
+        if key in table
     }
     if drawn:
         values["downlink"] = max(values.get("downlink", 0.0), DOWN_OVER_UP * values["uplink"])

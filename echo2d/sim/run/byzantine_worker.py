@@ -30,9 +30,13 @@ def forged(result: SampleFinished, chance: random.Random) -> SampleFinished:
         replace(result, spans=(*result.spans[:-1], replace(last, end=last.end + 1))),
         replace(result, spans=(replace(first, start=1), *result.spans[1:])),
         replace(result, spans=(replace(first, digest=FORGED), *result.spans[1:])),
-        replace(result, spans=(*result.spans[:-1], replace(last, version=Version(last.version + 1)))),
+        replace(
+            result, spans=(*result.spans[:-1], replace(last, version=Version(last.version + 1)))
+        ),
         replace(result, spans=()),
-        replace(result, spans=(*result.spans, VersionSpan(count, count, last.version, last.digest))),
+        replace(
+            result, spans=(*result.spans, VersionSpan(count, count, last.version, last.digest))
+        ),
         replace(result, logprobs=pack_logprobs([float("nan")] * count)),
         replace(result, logprobs=pack_logprobs([0.5] * count)),
         replace(result, logprobs=result.logprobs[:-4]),
@@ -63,16 +67,33 @@ def forged_progress(progress: LeaseProgress, chance: random.Random) -> LeaseProg
 
 
 def lie(
-    result: SampleFinished, chance: random.Random, foreign: Sequence[LeaseGranted], plan: PlanEdges | None
+    result: SampleFinished,
+    chance: random.Random,
+    foreign: Sequence[LeaseGranted],
+    plan: PlanEdges | None,
 ) -> list[ToCoordinator]:
     """What to say instead of this result; `foreign`: leases of anybody; `plan`: the newest one."""
-    kind = chance.choice(["forged", "foreign", "twice", "contradiction", "sabotage", "boast", "accusation", "nothing"])
+    kind = chance.choice(
+        [
+            "forged",
+            "foreign",
+            "twice",
+            "contradiction",
+            "sabotage",
+            "boast",
+            "accusation",
+            "nothing",
+        ]
+    )
     other = chance.choice(foreign)
     match kind:
         case "forged":
             return [forged(result, chance), forged(result, chance)]
         case "foreign":
-            return [replace(result, lease=other.lease, attempt=other.attempt, sample=s) for s in other.samples]
+            return [
+                replace(result, lease=other.lease, attempt=other.attempt, sample=s)
+                for s in other.samples
+            ]
         case "twice":
             return [result, result]
         case "contradiction":

@@ -16,7 +16,14 @@ from dataclasses import dataclass, field
 from echo2d.core.base.ids import PeerId, SessionId
 from echo2d.core.cluster.events import PeerConnected, PeerDisconnected, PeerSaid
 from echo2d.core.coordinator.events import CoordinatorEvent
-from echo2d.core.protocol.control_messages import Heartbeat, Hello, Refused, ToCoordinator, ToPeer, Welcome
+from echo2d.core.protocol.control_messages import (
+    Heartbeat,
+    Hello,
+    Refused,
+    ToCoordinator,
+    ToPeer,
+    Welcome,
+)
 from echo2d.sim.kernel.virtual_clock import Clock
 from echo2d.sim.run.process import Process
 
@@ -61,7 +68,9 @@ class SimPeer(Process, ABC):
     closed: nobody can dial it.
     """
 
-    def __init__(self, clock: Clock, chance: random.Random, control: "Control", number: int, latency_s: float) -> None:
+    def __init__(
+        self, clock: Clock, chance: random.Random, control: "Control", number: int, latency_s: float
+    ) -> None:
         super().__init__(clock)
         self.number = number
         self.peer = PeerId(f"{number:032x}")
@@ -214,7 +223,9 @@ class Control:
         peer.blocked_until = max(peer.blocked_until, self._clock.now + seconds)
         for session in self._of(peer):
             self._clock.after(self._random.uniform(0.0, PING_S), self._impatient_peer, session)
-            self._clock.after(self._random.uniform(0.0, SILENCE_S), self._impatient_coordinator, session)
+            self._clock.after(
+                self._random.uniform(0.0, SILENCE_S), self._impatient_coordinator, session
+            )
 
     def coordinator_died(self) -> None:
         for session in self._sessions.values():
@@ -263,7 +274,9 @@ class Control:
             session.up.dead = True
             self._clock.after(self._random.uniform(0.0, NOTICE_S), self._ended_above, session)
         else:
-            session.up.in_order = max(session.up.in_order, self._clock.now + self._random.uniform(0.0, NOTICE_S))
+            session.up.in_order = max(
+                session.up.in_order, self._clock.now + self._random.uniform(0.0, NOTICE_S)
+            )
             self._transmit(session, session.up, ENDED)
 
     def _notice_at_peer(self, session: SimSession) -> None:

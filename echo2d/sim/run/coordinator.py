@@ -27,7 +27,13 @@ from echo2d.core.cluster.events import (
 )
 from echo2d.core.cluster.reachability import DIAL_BACK_S
 from echo2d.core.cluster.rules import RunRules
-from echo2d.core.coordinator.events import CoordinatorAction, CoordinatorEvent, DeadlinePassed, Reply, RequestGone
+from echo2d.core.coordinator.events import (
+    CoordinatorAction,
+    CoordinatorEvent,
+    DeadlinePassed,
+    Reply,
+    RequestGone,
+)
 from echo2d.core.coordinator.state import PLAN_SECRET_BYTES, CoordinatorState
 from echo2d.core.gateway.events import CallRefused, ChoiceGrew
 from echo2d.core.protocol.control_messages import LeaseGranted, Refused, SignedRoot, ToPeer
@@ -63,7 +69,13 @@ class SimCoordinator(Process):
         died: Callable[[], None],
     ) -> None:
         super().__init__(clock)
-        self._random, self._rules, self._judge, self._noted, self._died = chance, rules, judge, noted, died
+        self._random, self._rules, self._judge, self._noted, self._died = (
+            chance,
+            rules,
+            judge,
+            noted,
+            died,
+        )
         self._granted = granted
         self.control: Control
         self.rewards_fail = 0
@@ -73,13 +85,17 @@ class SimCoordinator(Process):
         self._calls: dict[RequestId, OnReply] = {}
         self._requests = 0
         self._turns = 0
-        self._barred: list[PeerId] = []  # peers whose credential is void, as far as this process was told
+        self._barred: list[
+            PeerId
+        ] = []  # peers whose credential is void, as far as this process was told
 
     def start(self) -> None:
         self.begin(skew_s=self._random.uniform(0.0, 1e5))
         self._judge.restarted()
         secret = self._random.randbytes(PLAN_SECRET_BYTES)
-        self.state = CoordinatorState(self._rules, self._judge.ledger.recover(), plan_secret=secret, now=self.now)
+        self.state = CoordinatorState(
+            self._rules, self._judge.ledger.recover(), plan_secret=secret, now=self.now
+        )
         self.state.check()
         self._judge.compare(self.state)
         self.set_alarm()
@@ -106,7 +122,13 @@ class SimCoordinator(Process):
     def woken(self) -> None:
         self._turn_soon()
 
-    def ask(self, make: Callable[[RequestId], CoordinatorEvent], answered: OnReply, *, after_s: float = CALL_S) -> None:
+    def ask(
+        self,
+        make: Callable[[RequestId], CoordinatorEvent],
+        answered: OnReply,
+        *,
+        after_s: float = CALL_S,
+    ) -> None:
         """A call of the learner; `after_s`: until it becomes an event, also if the caller is gone by then."""
         if not self.up:
             answered(None)
@@ -204,7 +226,11 @@ class SimCoordinator(Process):
                 if answered is not None:
                     self.clock.after(CALL_S, answered, action)
             case DrawPrompt(cursor):
-                self.later(self._random.uniform(0.001, 0.1), self.emit, PromptDrawn(cursor, prompt_of(cursor)))
+                self.later(
+                    self._random.uniform(0.001, 0.1),
+                    self.emit,
+                    PromptDrawn(cursor, prompt_of(cursor)),
+                )
             case ScoreSample():
                 self.later(self._random.uniform(0.001, 0.5), self._score, action)
             case StopRun(reason):
@@ -235,7 +261,11 @@ class SimCoordinator(Process):
             self.rewards_fail -= 1
             self.emit(SampleScored(action.group, action.sample, None, "crashed"))
         else:
-            self.emit(SampleScored(action.group, action.sample, reward_of(action.cursor, action.sample), ""))
+            self.emit(
+                SampleScored(
+                    action.group, action.sample, reward_of(action.cursor, action.sample), ""
+                )
+            )
 
 
 def prompt_of(cursor: int) -> bytes:

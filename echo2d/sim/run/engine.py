@@ -58,7 +58,9 @@ class SimEngine:
         self._emit, self._read = emit, read
         self.loaded: VersionKey | None = None
         self._running: dict[tuple[LeaseId, int], set[int]] = {}
-        self._held: list[tuple[LeaseGranted, int, int, int, int]] | None = None  # what is to be written later
+        self._held: list[tuple[LeaseGranted, int, int, int, int]] | None = (
+            None  # what is to be written later
+        )
 
     def start(self, lease: LeaseGranted) -> None:
         self._running[lease.lease, lease.attempt] = set(lease.samples)
@@ -99,7 +101,9 @@ class SimEngine:
             self._emit(GenerationFailed(*key, "the engine died"))
             return
         first = len(lease.prompt) // 4
-        tokens = tuple(mark(self.loaded, lease.group, sample, first + at) for at in range(start, stop))
+        tokens = tuple(
+            mark(self.loaded, lease.group, sample, first + at) for at in range(start, stop)
+        )
         span = LabelSpan(start, stop, version_label(self.loaded.version, self.loaded.digest))
         finish: Finish | None = "stop" if stop == end else None
         if finish:
@@ -126,5 +130,7 @@ class SimEngine:
         if outcome in ("done", "memory"):
             self._emit(EngineRefitted(order.version, order.digest, 0.1, outcome == "done"))
             return
-        label = None if self.loaded is None else version_label(self.loaded.version, self.loaded.digest)
+        label = (
+            None if self.loaded is None else version_label(self.loaded.version, self.loaded.digest)
+        )
         self._emit(EngineRefitFailed(order.version, order.digest, "the engine died", label))

@@ -120,7 +120,9 @@ def _rules(rng: random.Random, max_new_tokens: int) -> RunRules:
 
 def _workers(rng: random.Random) -> tuple[WorkerSpec, ...]:
     """The first is a good one with slots and is there from the start."""
-    first = WorkerSpec(rng.randint(2, 6), rng.uniform(0.001, 0.05), rng.uniform(0.02, 0.3), 0.0, 0.05, 0.0, "")
+    first = WorkerSpec(
+        rng.randint(2, 6), rng.uniform(0.001, 0.05), rng.uniform(0.02, 0.3), 0.0, 0.05, 0.0, ""
+    )
     return (first, *(_worker(rng) for _ in range(rng.randint(0, 3))))
 
 

@@ -30,7 +30,13 @@ from echo2d.core.coordinator.events import (
     SessionAsked,
 )
 from echo2d.core.coordinator.state import CoordinatorState
-from echo2d.core.protocol.control_messages import EncodeVersion, HeldLease, LeaseGranted, SampleAnswered, VersionKey
+from echo2d.core.protocol.control_messages import (
+    EncodeVersion,
+    HeldLease,
+    LeaseGranted,
+    SampleAnswered,
+    VersionKey,
+)
 from echo2d.core.protocol.trajectory import (
     BatchBody,
     TrajectoryRecord,
@@ -68,18 +74,24 @@ class InvariantChecker:
         self._rules, self._honest = rules, honest
         self._asked: dict[RequestId, CoordinatorEvent] = {}
         self._granted: dict[HeldLease, tuple[PeerId, LeaseGranted]] = {}
-        self._writers: dict[tuple[GroupId, int], set[PeerId]] = defaultdict(set)  # who may have written for a sample
+        self._writers: dict[tuple[GroupId, int], set[PeerId]] = defaultdict(
+            set
+        )  # who may have written for a sample
         self._kept: set[tuple[HeldLease, int]] = set()
         self._step_of: dict[GroupId, int] = {}  # of every group that was ever frozen
         self._trained_in: dict[GroupId, int] = {}  # of every group of a committed batch
         self._refused: set[GroupId] = set()  # by the learner
         self.barred: set[PeerId] = set()
         self.steps_committed = self.newest_step = 0
-        self.handed_over = self.joined = 0  # leases that go on from somebody's output, results of such
+        self.handed_over = self.joined = (
+            0  # leases that go on from somebody's output, results of such
+        )
         self.outlived = 0  # results under leases of an earlier coordinator process
         self._before: frozenset[HeldLease] = frozenset()
         self._facts: dict[FormId, FormFacts] = {}  # of every form that was signed
-        self.forms: Counter[str] = Counter()  # what the seed was told to make, by kind; for a few peers only: "aside"
+        self.forms: Counter[str] = (
+            Counter()
+        )  # what the seed was told to make, by kind; for a few peers only: "aside"
 
     def restarted(self) -> None:
         """Another coordinator process begins."""
@@ -88,8 +100,12 @@ class InvariantChecker:
     def compare(self, state: CoordinatorState) -> None:
         """The machine holds exactly what is durable; called where nothing waits to be written."""
         groups, ledger = state.status()["groups"], self.ledger
-        in_batches = {group for frozen in ledger.frozen.values() for group in frozen.groups} & ledger.groups.keys()
-        assert groups["buffered"] + groups["in_flight"] == len(ledger.groups) - len(in_batches), "a group got lost"
+        in_batches = {
+            group for frozen in ledger.frozen.values() for group in frozen.groups
+        } & ledger.groups.keys()
+        assert groups["buffered"] + groups["in_flight"] == len(ledger.groups) - len(in_batches), (
+            "a group got lost"
+        )
 
     # --- what becomes durable
 
@@ -101,13 +117,17 @@ class InvariantChecker:
             case VersionPublished():
                 self._check_published(record)
             case PromptTaken(_, cursor):
-                assert cursor not in {stored.cursor for stored in self.ledger.groups.values()}, "a prompt twice"
+                assert cursor not in {stored.cursor for stored in self.ledger.groups.values()}, (
+                    "a prompt twice"
+                )
             case LeaseGiven():
                 self._check_given(record)
             case SampleKept(group, lease, attempt, kept):
                 self._check_kept(group, HeldLease(lease, attempt), kept)
             case SampleRewarded(group, sample, reward):
-                assert reward == reward_of(self.ledger.groups[group].cursor, sample), "a reward nobody gave"
+                assert reward == reward_of(self.ledger.groups[group].cursor, sample), (
+                    "a reward nobody gave"
+                )
             case GroupDropped():
                 self._check_dropped(record)
             case BatchFrozen():
@@ -136,20 +156,32 @@ class InvariantChecker:
         stored = self.ledger.groups[record.group]
         assert not {each.sample for each in stored.record.trajectories} & set(record.samples)
         assert len(record.samples) == 1 or not record.base.length
-        revoked = [VersionKey(span.version, span.digest) in self.ledger.revoked for span in record.base.spans]
+        revoked = [
+            VersionKey(span.version, span.digest) in self.ledger.revoked
+            for span in record.base.spans
+        ]
         assert not any(revoked), "I1: somebody is to go on from a revoked version"
-        tokens, logprobs = unpack_tokens(record.base.tokens).tolist(), unpack_logprobs(record.base.logprobs).tolist()
+        tokens, logprobs = (
+            unpack_tokens(record.base.tokens).tolist(),
+            unpack_logprobs(record.base.logprobs).tolist(),
+        )
         assert len(tokens) == len(logprobs) < self._rules.max_new_tokens
-        assert all(0 <= token < VOCAB and token not in self._rules.stop_token_ids for token in tokens)
+        assert all(
+            0 <= token < VOCAB and token not in self._rules.stop_token_ids for token in tokens
+        )
         assert all(math.isfinite(logprob) and logprob <= 1e-4 for logprob in logprobs)
 
     def _check_kept(self, group: GroupId, key: HeldLease, kept: TrajectoryRecord) -> None:
         """I2, I7, and everything a result must be."""
         worker, lease = self._granted[key]
         prompt = self.ledger.groups[group].record.prompt
-        assert (worker, lease.group) == (kept.worker, group), "I7: a result for somebody else's lease"
+        assert (worker, lease.group) == (kept.worker, group), (
+            "I7: a result for somebody else's lease"
+        )
         assert kept.sample in lease.samples
-        assert (prompt + kept.tokens).startswith(lease.prompt), "I2: not what the worker was to go on from"
+        assert (prompt + kept.tokens).startswith(lease.prompt), (
+            "I2: not what the worker was to go on from"
+        )
         self.joined += lease.prompt != prompt
         self.outlived += key in self._before
         assert kept.worker not in self.barred, "I7: a result of a peer whose credential is void"
@@ -163,13 +195,19 @@ class InvariantChecker:
         assert versions == sorted(versions), "an older version went on from a newer one"
         honest = all(map(self._honest, self._writers[group, kept.sample]))
         first = len(prompt) // 4
-        published = {VersionKey(each.version, each.digest) for each in self.ledger.published.values()}
+        published = {
+            VersionKey(each.version, each.digest) for each in self.ledger.published.values()
+        }
         for span in kept.spans:
             version = VersionKey(span.version, span.digest)
             assert version in published - self.ledger.revoked, "I1: a token of no version"
             wrote = tokens[span.start : span.end].tolist()
-            signed = [mark(version, group, kept.sample, first + at) for at in range(span.start, span.end)]
-            assert not honest or wrote == signed, "I2: a span names a version that did not write this here"
+            signed = [
+                mark(version, group, kept.sample, first + at) for at in range(span.start, span.end)
+            ]
+            assert not honest or wrote == signed, (
+                "I2: a span names a version that did not write this here"
+            )
         assert math.isnan(kept.reward)
         self._kept.add((key, kept.sample))
 
@@ -181,26 +219,36 @@ class InvariantChecker:
         rewards = [each.reward for each in stored.record.trajectories]
         match reason:
             case "revoked":
-                assert any(VersionKey(span.version, span.digest) in self.ledger.revoked for span in spans)
+                assert any(
+                    VersionKey(span.version, span.digest) in self.ledger.revoked for span in spans
+                )
             case "filtered":
                 assert self._rules.filter_zero_variance
                 assert len(rewards) == self._rules.group_size > 1
                 assert len(set(rewards)) == 1
             case "refused":
-                void = [VersionKey(span.version, span.digest) in self.ledger.revoked for span in spans]
+                void = [
+                    VersionKey(span.version, span.digest) in self.ledger.revoked for span in spans
+                ]
                 assert record.group in self._refused or any(void)
             case _:
                 assert reason in ("stale", "reward", "lease", "result"), reason
-        assert record.group not in self._trained_in or reason == "refused", "a committed group is dropped"
+        assert record.group not in self._trained_in or reason == "refused", (
+            "a committed group is dropped"
+        )
 
     def _check_frozen(self, record: BatchFrozen) -> None:
         """I1, I4, I5."""
         step, groups, size, ledger = record.step, record.groups, self._rules.group_size, self.ledger
         before = ledger.frozen.get(step)
-        assert before is None or record.refusals > before.refusals, "I4: a batch changed that was not refused"
+        assert before is None or record.refusals > before.refusals, (
+            "I4: a batch changed that was not refused"
+        )
         assert step - 1 in ledger.frozen or step - 1 <= max(ledger.checkpoint, ledger.resume_step)
         assert len(set(groups)) == len(groups) == self._rules.trajectories_per_step // size
-        held = {group for each in ledger.frozen.values() if each.step != step for group in each.groups}
+        held = {
+            group for each in ledger.frozen.values() if each.step != step for group in each.groups
+        }
         assert not held & set(groups), "I4: a group in two batches"
         for group in groups:
             assert self._step_of.setdefault(group, step) == step, "I4: a group in two batches"
@@ -211,7 +259,9 @@ class InvariantChecker:
 
     def _check_group(self, group: GroupId, step: int, *, fresh: bool) -> None:
         trajectories = self.ledger.groups[group].record.trajectories
-        assert [each.sample for each in trajectories] == list(range(self._rules.group_size)), "I5: not whole"
+        assert [each.sample for each in trajectories] == list(range(self._rules.group_size)), (
+            "I5: not whole"
+        )
         assert not any(math.isnan(each.reward) for each in trajectories), "I5: not scored"
         spans = [span for each in trajectories for span in each.spans]
         ages = [step - 1 - span.version for span in spans]
@@ -226,7 +276,9 @@ class InvariantChecker:
         assert frozen.digest == record.digest, "I4: what is committed is not what was frozen"
         assert record.epoch == self.ledger.epoch
         for group in frozen.groups:
-            assert self._trained_in.setdefault(group, record.step) == record.step, "I4: trained twice"
+            assert self._trained_in.setdefault(group, record.step) == record.step, (
+                "I4: trained twice"
+            )
         self.steps_committed += 1
         self.newest_step = max(self.newest_step, record.step)
 
@@ -251,14 +303,20 @@ class InvariantChecker:
         """I4: nothing is acknowledged that is not durable."""
         match action:
             case Send(_, SampleAnswered(lease, attempt, sample, accepted)) if accepted:
-                assert (HeldLease(lease, attempt), sample) in self._kept, "I4: an accepted result is not durable"
+                assert (HeldLease(lease, attempt), sample) in self._kept, (
+                    "I4: an accepted result is not durable"
+                )
             case Send(_, EncodeVersion() as order):
                 self.forms[f"{order.kind} aside" if order.aside else order.kind] += 1
             case SendRoot(_, root):
                 facts = Root.decode(root).facts
-                assert self._facts.setdefault(facts.form, facts) == facts, "I3: two forms under one name"
+                assert self._facts.setdefault(facts.form, facts) == facts, (
+                    "I3: two forms under one name"
+                )
                 known = {record.digest for record in self.ledger.published.values()}
-                assert facts.base_digest is None or facts.base_digest in known, "a delta from nobody's version"
+                assert facts.base_digest is None or facts.base_digest in known, (
+                    "a delta from nobody's version"
+                )
             case Reply(request, status):
                 event = self._asked.pop(request, None)
                 assert event is not None, "answered twice"
@@ -272,7 +330,10 @@ class InvariantChecker:
         match event:
             case SessionAsked(_, step):
                 assert isinstance(body, dict)
-                assert body["epoch"] < ledger.epoch or (body["epoch"], step) == (ledger.epoch, ledger.resume_step)
+                assert body["epoch"] < ledger.epoch or (body["epoch"], step) == (
+                    ledger.epoch,
+                    ledger.resume_step,
+                )
             case PublishAsked(version=version, digest=digest):
                 assert isinstance(body, dict)
                 record = ledger.published[body["publish_seq"]]

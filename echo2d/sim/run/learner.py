@@ -119,7 +119,9 @@ class SimLearner(Process):
         call.reply, call.broken = None, False
         boot = self.boots
         self._coordinator.ask(
-            call.make, lambda reply: self.call(boot, self._answered, call, reply), after_s=call.after_s
+            call.make,
+            lambda reply: self.call(boot, self._answered, call, reply),
+            after_s=call.after_s,
         )
         return call
 
@@ -138,7 +140,9 @@ class SimLearner(Process):
             yield RETRY_S * call.broken
             self._ask(call)
 
-    def _call(self, make: MakeEvent, after_s: float = CALL_S) -> Generator[float | ApiCall, None, Reply]:
+    def _call(
+        self, make: MakeEvent, after_s: float = CALL_S
+    ) -> Generator[float | ApiCall, None, Reply]:
         return (yield from self._wait(self._ask(ApiCall(make, after_s))))
 
     def _judged(self, reply: Reply) -> Reply:
@@ -186,15 +190,21 @@ class SimLearner(Process):
             assert self.saved[-1].step > checkpoint.step, f"nothing to resume from: {reply.body!r}"
             checkpoint = self.saved[-1]
 
-    def _publish(self, epoch: Epoch, step: int, weights: Digest) -> Generator[float | ApiCall, None, None]:
+    def _publish(
+        self, epoch: Epoch, step: int, weights: Digest
+    ) -> Generator[float | ApiCall, None, None]:
         path = f"versions/{epoch}-{step}"
         copy_s = self._random.uniform(*COPY_S)
-        yield from self._call(lambda number: PublishAsked(number, epoch, Version(step), weights, path, 2000), copy_s)
+        yield from self._call(
+            lambda number: PublishAsked(number, epoch, Version(step), weights, path, 2000), copy_s
+        )
 
     def _ask_batch(self, epoch: Epoch, step: int) -> ApiCall:
         return self._ask(ApiCall(lambda number: BatchAsked(number, epoch, step)))
 
-    def _take(self, epoch: Epoch, asked: ApiCall) -> Generator[float | ApiCall, None, tuple[BatchBody, Digest]]:
+    def _take(
+        self, epoch: Epoch, asked: ApiCall
+    ) -> Generator[float | ApiCall, None, tuple[BatchBody, Digest]]:
         """The batch, after refusing what it does not like."""
         while True:
             reply = yield from self._wait(asked)
@@ -216,12 +226,20 @@ class SimLearner(Process):
         assert len(batch.groups) == self._rules.trajectories_per_step // size
         for group in batch.groups:
             assert len(group.trajectories) == size
-            ages = [batch.step - 1 - span.version for each in group.trajectories for span in each.spans]
+            ages = [
+                batch.step - 1 - span.version for each in group.trajectories for span in each.spans
+            ]
             assert min(ages) >= 0
-            assert counts(ages) <= self._rules.staleness_max, "I1: a token too old reached the learner"
+            assert counts(ages) <= self._rules.staleness_max, (
+                "I1: a token too old reached the learner"
+            )
 
-    def _commit(self, epoch: Epoch, step: int, digest: Digest) -> Generator[float | ApiCall, None, int]:
-        reply = yield from self._call(lambda number: CommitAsked(number, epoch, step, digest, self._train_s))
+    def _commit(
+        self, epoch: Epoch, step: int, digest: Digest
+    ) -> Generator[float | ApiCall, None, int]:
+        reply = yield from self._call(
+            lambda number: CommitAsked(number, epoch, step, digest, self._train_s)
+        )
         assert isinstance(reply.body, dict)
         every: int = reply.body["publish_every"]
         return every

@@ -55,7 +55,11 @@ class MemoryLedger:
                 self.revoked.add(VersionKey(version, digest))
                 keys = {(p.version, p.digest): seq for seq, p in self.published.items()}
                 self.void.add(keys[version, digest])
-                self.void |= {s for s, p in self.published.items() if (p.version, p.digest) == (version, digest)}
+                self.void |= {
+                    s
+                    for s, p in self.published.items()
+                    if (p.version, p.digest) == (version, digest)
+                }
             case PromptTaken(group, cursor, prompt):
                 assert group not in self.groups
                 self.groups[group] = StoredGroup(GroupRecord(group, prompt, ()), cursor)
@@ -66,14 +70,23 @@ class MemoryLedger:
                 self.given[record.key] = record
             case SampleKept(group, lease, attempt, kept, fingerprint):
                 stored = self.groups[group]
-                self.answered[group, kept.sample] = AcceptedResult(HeldLease(lease, attempt), kept.sample, fingerprint)
+                self.answered[group, kept.sample] = AcceptedResult(
+                    HeldLease(lease, attempt), kept.sample, fingerprint
+                )
                 assert kept.sample not in {each.sample for each in stored.record.trajectories}
                 both = sorted((*stored.record.trajectories, kept), key=lambda each: each.sample)
-                self.groups[group] = replace(stored, record=replace(stored.record, trajectories=tuple(both)))
+                self.groups[group] = replace(
+                    stored, record=replace(stored.record, trajectories=tuple(both))
+                )
             case SampleRewarded(group, sample, reward):
                 stored = self.groups[group]
-                scored = [replace(t, reward=reward) if t.sample == sample else t for t in stored.record.trajectories]
-                self.groups[group] = replace(stored, record=replace(stored.record, trajectories=tuple(scored)))
+                scored = [
+                    replace(t, reward=reward) if t.sample == sample else t
+                    for t in stored.record.trajectories
+                ]
+                self.groups[group] = replace(
+                    stored, record=replace(stored.record, trajectories=tuple(scored))
+                )
             case GroupDropped(group):
                 del self.groups[group]
                 self._forget_work()
@@ -107,7 +120,9 @@ class MemoryLedger:
             epoch=self.epoch,
             resume_step=self.resume_step,
             publish_seq=PublishSeq(max(self.published, default=0)),
-            published=tuple(self.published[seq] for seq in sorted(self.published.keys() - self.void)),
+            published=tuple(
+                self.published[seq] for seq in sorted(self.published.keys() - self.void)
+            ),
             next_cursor=self.next_cursor,
             next_group=GroupId(self.next_group),
             groups=tuple(self.groups[group] for group in sorted(self.groups)),

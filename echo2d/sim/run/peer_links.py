@@ -56,7 +56,9 @@ class SimPeerLinks:
         self._peers: dict[PeerId, Relaying] = {}
         self._expected: dict[tuple[PeerId, PeerId], EdgePeer] = {}
         self._ways: dict[tuple[PeerId, PeerId], _Way] = {}
-        self._unnoticed: set[tuple[PeerId, PeerId]] = set()  # (who does not know yet, that its link to whom broke)
+        self._unnoticed: set[tuple[PeerId, PeerId]] = (
+            set()
+        )  # (who does not know yet, that its link to whom broke)
 
     def add(self, peer: Relaying) -> None:
         self._peers[peer.peer] = peer
@@ -68,7 +70,9 @@ class SimPeerLinks:
             case relay_events.SendFrame():
                 self._send_frame(source, action)
             case relay_events.OpenStream(peer, stream, form, plan, generation, stripe, sequence):
-                asked = relay_events.StreamAsked(me, stream, form, plan, generation, stripe, sequence)
+                asked = relay_events.StreamAsked(
+                    me, stream, form, plan, generation, stripe, sequence
+                )
                 self._send(me, peer, asked)
             case relay_events.CloseStream(peer, stream, reason):
                 if (peer, me) in self._ways:
@@ -107,7 +111,9 @@ class SimPeerLinks:
 
     # --- inside
 
-    def _send(self, me: PeerId, peer: PeerId, event: relay_events.RelayEvent, delay_s: float = 0.02) -> None:
+    def _send(
+        self, me: PeerId, peer: PeerId, event: relay_events.RelayEvent, delay_s: float = 0.02
+    ) -> None:
         way = self._ways.get((me, peer))
         if way is not None:
             way.in_order = max(way.in_order, self._clock.now + delay_s)
@@ -145,7 +151,9 @@ class SimPeerLinks:
         if is_table(frame) and not sent.header_only:
             way.target.relayed(relay_events.TableHeld(form, SEGMENT, SIZES))
         if sent.stream not in way.repairs:
-            verified = relay_events.FrameVerified(source, sent.stream, form, frame, sent.sequence, sent.header_only)
+            verified = relay_events.FrameVerified(
+                source, sent.stream, form, frame, sent.sequence, sent.header_only
+            )
             way.target.relayed(verified)
         elif sent.header_only:
             way.target.relayed(relay_events.RepairRefused(source, form, frame))

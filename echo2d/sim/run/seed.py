@@ -42,7 +42,13 @@ class SimSeed(SimPeer):
     """Process number 0. failures: how many of the next encodings fail."""
 
     def __init__(
-        self, clock: Clock, chance: random.Random, control: Control, links: SimPeerLinks, run_id: RunId, noted: Noted
+        self,
+        clock: Clock,
+        chance: random.Random,
+        control: Control,
+        links: SimPeerLinks,
+        run_id: RunId,
+        noted: Noted,
     ) -> None:
         super().__init__(clock, chance, control, 0, 0.001)
         self._links, self._run_id, self._noted = links, run_id, noted
@@ -133,7 +139,11 @@ class SimSeed(SimPeer):
     # --- its control link
 
     def hello(self) -> Hello:
-        whole = tuple(form for form, said in self._said.items() if any(isinstance(m, FormEncoded) for m in said))
+        whole = tuple(
+            form
+            for form, said in self._said.items()
+            if any(isinstance(m, FormEncoded) for m in said)
+        )
         address = Address("10.0.0.1", 1)
         boot_id = f"seed-{self.boots}"
         return Hello(

@@ -78,7 +78,9 @@ class Slots:
     def standing(self) -> tuple[Standing, ...]:
         """The current one last."""
         order = sorted(SLOTS, key=lambda path: path == self._current)
-        return tuple(Standing(key, path) for path in order if (key := self._holds[path]) is not None)
+        return tuple(
+            Standing(key, path) for path in order if (key := self._holds[path]) is not None
+        )
 
     @property
     def current(self) -> VersionKey | None:
@@ -257,7 +259,12 @@ class SimWorker(SimPeer):
         words: list[ToCoordinator] = [message]
         if isinstance(message, SampleFinished) and self.lies and self.chance.random() < self.lies:
             words = lie(message, self.chance, self._granted, self._plan)
-        if isinstance(message, LeaseProgress) and message.samples and self.lies and self.chance.random() < self.lies:
+        if (
+            isinstance(message, LeaseProgress)
+            and message.samples
+            and self.lies
+            and self.chance.random() < self.lies
+        ):
             words = [forged_progress(message, self.chance)]
         for word in words:
             self.say(word)
@@ -269,7 +276,9 @@ class SimWorker(SimPeer):
 
     def _index(self, root: Root) -> None:
         known = self._roots.get(root.form)
-        if known is None or known.totals is None:  # another coordinator process repeats the first root
+        if (
+            known is None or known.totals is None
+        ):  # another coordinator process repeats the first root
             self._roots[root.form] = root
         if root.form in self._disk:
             self._inbox.extend(held(root.form))

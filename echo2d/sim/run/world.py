@@ -28,9 +28,8 @@ from echo2d.sim.run.seed import SimSeed
 from echo2d.sim.run.worker import SimWorker
 
 STEPS_AFTER = 3  # train steps that show that the run goes on
-LIMIT_S = (
-    400.0  # of virtual time for them: a hung engine's leases are given back after 120 s, stuck ones taken after 180 s
-)
+# Virtual time for them: a hung engine's leases are given back after 120 s, stuck ones are taken after 180 s.
+LIMIT_S = 400.0
 EVENTS_MAX = 100_000  # of one schedule; more is a machine that spins
 _STAMP = struct.Struct("<dhI")
 
@@ -72,15 +71,25 @@ class SimulatedRun:
         self._refused: dict[int, int] = {}  # how often, by step
         self.judge = InvariantChecker(schedule.rules, lambda peer: peer not in self._lying)
         self.coordinator = SimCoordinator(
-            self._clock, self._random, schedule.rules, self.judge, self._noted, self._leases, self._kill_coordinator
+            self._clock,
+            self._random,
+            schedule.rules,
+            self.judge,
+            self._noted,
+            self._leases,
+            self._kill_coordinator,
         )
         self._control = Control(self._clock, self._random, self.coordinator)
         self._control.emit = self.coordinator.emit
         self.coordinator.control = self._control
         self._links = SimPeerLinks(self._clock, self._random)
         run_id = schedule.rules.run_id
-        self._seed = SimSeed(self._clock, self._random, self._control, self._links, run_id, self._noted)
-        self.workers = [self._worker(number, spec) for number, spec in enumerate(schedule.workers, 1)]
+        self._seed = SimSeed(
+            self._clock, self._random, self._control, self._links, run_id, self._noted
+        )
+        self.workers = [
+            self._worker(number, spec) for number, spec in enumerate(schedule.workers, 1)
+        ]
         self._learner = self._new_learner([Checkpoint(0, BASE)])
 
     def run(self) -> RunOutcome:
@@ -88,7 +97,9 @@ class SimulatedRun:
         try:
             return self._run()
         except BaseException as error:
-            error.add_note(f"rng_seed={self._schedule.rng_seed} at {self._clock.now:.3f} s of virtual time")
+            error.add_note(
+                f"rng_seed={self._schedule.rng_seed} at {self._clock.now:.3f} s of virtual time"
+            )
             raise
 
     def _run(self) -> RunOutcome:
@@ -105,7 +116,9 @@ class SimulatedRun:
         target = self.judge.newest_step + STEPS_AFTER
         while self.judge.newest_step < target:
             if not self._clock.step(schedule.heal_s + LIMIT_S):
-                raise RunStuckError(f"step {self.judge.newest_step} of {target}: {self.coordinator.state.status()}")
+                raise RunStuckError(
+                    f"step {self.judge.newest_step} of {target}: {self.coordinator.state.status()}"
+                )
         self._check_all()
         after_s = self._clock.now - schedule.heal_s
         epochs = self.judge.ledger.epoch
@@ -177,7 +190,9 @@ class SimulatedRun:
 
     def _restart_worker(self, number: int) -> None:
         """Its supervisor does."""
-        self._clock.after(self._random.uniform(0.2, 10.0), self._start_worker, self.workers[number - 1])
+        self._clock.after(
+            self._random.uniform(0.2, 10.0), self._start_worker, self.workers[number - 1]
+        )
 
     def _start_learner(self, learner: SimLearner) -> None:
         if not learner.up and not learner.fenced and learner is self._learner:

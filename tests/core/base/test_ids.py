@@ -16,7 +16,9 @@ from echo2d.core.base.ids import (
 )
 
 
-@pytest.mark.parametrize(("segment", "index"), [(0, 0), (0, 1), (3, FRAME_INDEX_MAX), (SEGMENTS_MAX - 1, 5)])
+@pytest.mark.parametrize(
+    ("segment", "index"), [(0, 0), (0, 1), (3, FRAME_INDEX_MAX), (SEGMENTS_MAX - 1, 5)]
+)
 def test_frame_ids_take_apart(segment: int, index: int) -> None:
     frame = frame_id(SegmentId(segment), index)
     assert (segment_of(frame), index_of(frame), is_table(frame)) == (segment, index, index == 0)
@@ -24,4 +26,7 @@ def test_frame_ids_take_apart(segment: int, index: int) -> None:
 
 
 def test_label_is_version_and_digest() -> None:
-    assert version_label(Version(12), Digest(bytes.fromhex("abcdef0123456789" * 4))) == "12-abcdef012345"
+    assert (
+        version_label(Version(12), Digest(bytes.fromhex("abcdef0123456789" * 4)))
+        == "12-abcdef012345"
+    )

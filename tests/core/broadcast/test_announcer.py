@@ -28,7 +28,10 @@ def test_roots_and_plans_go_to_everyone() -> None:
     for peer in world.peers.values():
         assert len(messages(peer, PlanEdges)) == 1
     secrets = {
-        edge.secret: None for peer in world.peers.values() for part in messages(peer, PlanEdges) for edge in part.peers
+        edge.secret: None
+        for peer in world.peers.values()
+        for part in messages(peer, PlanEdges)
+        for edge in part.peers
     }
     assert len(secrets) == 2  # one per edge, the same at both ends
 
@@ -42,7 +45,9 @@ def test_a_large_swarm_is_told_in_turns() -> None:
         world.now = max(world.now, due)
         world.handle(DeadlinePassed())
         world.state.check()
-    assert [len(messages(peer, PlanEdges)) for peer in world.peers.values()] == [1] * (2 * TOLD_MAX + 1)
+    assert [len(messages(peer, PlanEdges)) for peer in world.peers.values()] == [1] * (
+        2 * TOLD_MAX + 1
+    )
 
 
 def test_a_seed_that_comes_late_gets_its_order_then() -> None:
@@ -54,12 +59,18 @@ def test_a_seed_that_comes_late_gets_its_order_then() -> None:
     world.drain()
     whole = replace(seed.hello(), forms=(form_of(world),))
     seed.session = SessionId(99)
-    world.handle(PeerConnected(seed.session, seed.peer, whole))  # the same daemon, with the form: nothing to do again
+    world.handle(
+        PeerConnected(seed.session, seed.peer, whole)
+    )  # the same daemon, with the form: nothing to do again
     assert len(messages(seed, EncodeVersion)) == 1
-    world.connect("seed", kind="seed", slots=0, boot_id="next")  # another one: its sequence numbers start anew
+    world.connect(
+        "seed", kind="seed", slots=0, boot_id="next"
+    )  # another one: its sequence numbers start anew
     assert len(messages(seed, EncodeVersion)) == 2
     world.now += 60.0
-    world.connect("seed", kind="seed", slots=0, boot_id="next")  # the order may have gone to a session that was over
+    world.connect(
+        "seed", kind="seed", slots=0, boot_id="next"
+    )  # the order may have gone to a session that was over
     assert len(messages(seed, EncodeVersion)) == 3
     plans = [part.plan for part in messages(seed, PlanEdges)]
     assert plans[-1] > plans[0]
@@ -70,7 +81,10 @@ def test_a_newcomer_gets_the_newest_root_pages_and_a_place() -> None:
     world.drain()
     late = world.connect("late")
     assert messages(late, PlanEdges)
-    assert any(isinstance(action, SendRoot) and action.sessions == (late.session,) for action in world.actions)
+    assert any(
+        isinstance(action, SendRoot) and action.sessions == (late.session,)
+        for action in world.actions
+    )
     world.say(late, SegmentsWanted(form_of(world), SegmentId(0)))
     page: SegmentPage = messages(late, SegmentPage)[0]
     assert len(page.digests) == 1

@@ -21,7 +21,9 @@ def test_a_broken_edge_mends_the_plan_once() -> None:
     world = published("a", "b", "c")
     world.drain()
     edges = {name: messages(world.peers[name], PlanEdges)[-1] for name in ("a", "b", "c")}
-    child = next(name for name, part in edges.items() if part.stripes[0].parent not in (None, "seed"))
+    child = next(
+        name for name, part in edges.items() if part.stripes[0].parent not in (None, "seed")
+    )
     parent = edges[child].stripes[0].parent
     assert parent is not None
     report = EdgeBroken(edges[child].plan, edges[child].generation, parent, "reset")
@@ -51,7 +53,9 @@ def test_accused_relays_become_leaves() -> None:
     edges = {name: messages(world.peers[name], PlanEdges)[-1] for name in ("a", "b")}
     parent = next(name for name, part in edges.items() if part.stripes[0].children)
     child = edges[parent].stripes[0].children[0]
-    world.say(world.peers[child], FrameAccused(form_of(world), FrameId(1), world.peers[parent].peer))
+    world.say(
+        world.peers[child], FrameAccused(form_of(world), FrameId(1), world.peers[parent].peer)
+    )
     assert messages(world.peers[parent], PlanEdges)[-1].stripes[0].children == ()
 
 
@@ -92,7 +96,10 @@ def test_who_accuses_all_its_parents_becomes_a_leaf_itself() -> None:
     assert (after.children, after.parent != before.parent or not before.children) == ((), True)
     assert transmission.repairs == ALONE_MAX + 1
     assert transmission.plan is not None
-    assert {one.peer for one in transmission.plan.peers if one.receive_only} == {*accused, liar.peer}
+    assert {one.peer for one in transmission.plan.peers if one.receive_only} == {
+        *accused,
+        liar.peer,
+    }
 
 
 def test_a_relay_that_two_peers_accuse_is_quarantined_and_passes_nothing_on() -> None:

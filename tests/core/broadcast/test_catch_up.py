@@ -36,7 +36,9 @@ def test_a_catch_up_goes_on_while_newer_versions_spread() -> None:
         publish_step(world, step)
         world.work()
     assert world.state.status()["newest_version"]["version"] == 7
-    assert not any(message.form == full.form for message in messages(world.peers["seed"], ForgetForm))
+    assert not any(
+        message.form == full.form for message in messages(world.peers["seed"], ForgetForm)
+    )
     assert DeleteVersion(full.path) not in world.done
     world.say(late, VersionVerified(full.form, Version(2), version_digest(2)))
     assert (taken_order(world).version, taken_order(world).base_path) == (7, full.path)
@@ -49,7 +51,9 @@ def test_who_lacks_some_of_the_base_takes_the_full_form() -> None:
     publish_step(world, 3)
     world.work()
     world.slow = set()
-    world.say(world.peers["a"], ApplyFailed(form_of(world), "1 chunks are damaged", lacks_base=True))
+    world.say(
+        world.peers["a"], ApplyFailed(form_of(world), "1 chunks are damaged", lacks_base=True)
+    )
     assert (taken_order(world).version, taken_order(world).kind) == (3, "full")
     world.work()
     assert world.peers["a"].serving == version_key(3)
@@ -145,7 +149,9 @@ def test_who_fails_while_a_newer_version_is_there_takes_that() -> None:
 
 
 def test_catch_ups_end_when_the_disk_has_no_room_for_their_copies() -> None:
-    world = running("a", "b", steps=2, disk_bytes_max=5500)  # the newest, its base, the next, its upload, one more
+    world = running(
+        "a", "b", steps=2, disk_bytes_max=5500
+    )  # the newest, its base, the next, its upload, one more
     world.slow = {"late"}
     late = newcomer(world, "late")
     full = taken_order(world)

@@ -34,7 +34,9 @@ def test_a_version_is_a_delta_from_what_the_workers_have() -> None:
 
 
 @pytest.mark.parametrize(("behind", "base"), [(1, 2), (2, 2), (3, None)])
-def test_the_base_is_the_newest_version_that_half_of_the_workers_have(behind: int, base: int | None) -> None:
+def test_the_base_is_the_newest_version_that_half_of_the_workers_have(
+    behind: int, base: int | None
+) -> None:
     world = running("a", "b", steps=2)
     for number in range(behind):
         newcomer(world, f"late-{number}")
@@ -69,10 +71,14 @@ def test_a_newcomer_takes_the_full_form_and_then_deltas() -> None:
     assert [part.form for part in messages(late, PlanEdges)] == [order.form, delta]
     assert late.serving == version_key(2)
     helped = [
-        name for name in ("a", "b") if order.form in [part.form for part in messages(world.peers[name], PlanEdges)]
+        name
+        for name in ("a", "b")
+        if order.form in [part.form for part in messages(world.peers[name], PlanEdges)]
     ]
     assert len(helped) == HELPERS_MAX, "who has the version helps"
-    assert messages(world.peers["seed"], ForgetForm)[-1].form == order.form != delta, "nobody takes it any more"
+    assert messages(world.peers["seed"], ForgetForm)[-1].form == order.form != delta, (
+        "nobody takes it any more"
+    )
     publish_step(world, 3)
     world.work()
     assert bases(world)[-1] == "versions/1-2"
@@ -80,7 +86,9 @@ def test_a_newcomer_takes_the_full_form_and_then_deltas() -> None:
 
 
 @pytest.mark.parametrize(("stands", "base"), [(2, "versions/1-2"), (1, "versions/1-1"), (0, None)])
-def test_who_is_behind_takes_a_delta_from_its_own_version_if_that_is_kept(stands: int, base: str | None) -> None:
+def test_who_is_behind_takes_a_delta_from_its_own_version_if_that_is_kept(
+    stands: int, base: str | None
+) -> None:
     world = running("a", "b", steps=4)
     late = newcomer(world, "late", stands)
     assert taken_order(world).base_path == base
@@ -90,27 +98,45 @@ def test_who_is_behind_takes_a_delta_from_its_own_version_if_that_is_kept(stands
 
 def test_who_is_further_behind_takes_deltas_that_are_kept_composed() -> None:
     world = running("a", "b", steps=6)
-    kept = [KeptDelta(version_digest(step), version_digest(step + 1), 10 + step) for step in range(1, 6)]
+    kept = [
+        KeptDelta(version_digest(step), version_digest(step + 1), 10 + step) for step in range(1, 6)
+    ]
     world.say(world.peers["seed"], DeltasKept(tuple(kept)))
     late = newcomer(world, "late", 1)
     order = taken_order(world)
-    assert (order.kind, order.base_path) == ("composed", None), "of version 1 there is no copy any more"
+    assert (order.kind, order.base_path) == ("composed", None), (
+        "of version 1 there is no copy any more"
+    )
     assert order.via == tuple(version_digest(step) for step in range(2, 6))
     facts = FormFacts.decode(order.facts)
-    assert (facts.kind, facts.base_digest, facts.form) == ("composed", version_digest(1), order.form)
-    notes = [action.text for action in world.actions if isinstance(action, Note) and action.kind == "catch_up"]
-    assert notes == ["version 6 goes to late as a delta from version 1, composed of 5, at most 0.0 MB"]
+    assert (facts.kind, facts.base_digest, facts.form) == (
+        "composed",
+        version_digest(1),
+        order.form,
+    )
+    notes = [
+        action.text
+        for action in world.actions
+        if isinstance(action, Note) and action.kind == "catch_up"
+    ]
+    assert notes == [
+        "version 6 goes to late as a delta from version 1, composed of 5, at most 0.0 MB"
+    ]
     world.work()
     assert late.serving == version_key(6)
 
 
 def record(version: int) -> VersionPublished:
     key = version_key(version)
-    return VersionPublished(PublishSeq(version), Epoch(1), key.version, key.digest, f"versions/{version}", 1000)
+    return VersionPublished(
+        PublishSeq(version), Epoch(1), key.version, key.digest, f"versions/{version}", 1000
+    )
 
 
 def kept(*steps: tuple[int, int, int]) -> list[KeptDelta]:
-    return [KeptDelta(version_digest(base), version_digest(made), size) for base, made, size in steps]
+    return [
+        KeptDelta(version_digest(base), version_digest(made), size) for base, made, size in steps
+    ]
 
 
 CHAIN = kept((1, 2, 10), (2, 3, 20), (3, 4, 30))
@@ -160,6 +186,10 @@ def test_others_that_are_behind_share_the_forms_under_way() -> None:
     world = running("a", "b", "c", "d", "e", steps=4)
     for number, stands in enumerate([1, 1, 2, 0, None, None]):
         newcomer(world, f"late-{number}", stands)
-    assert [order.base_path for order in orders(world) if order.aside] == ["versions/1-1", "versions/1-2", None]
+    assert [order.base_path for order in orders(world) if order.aside] == [
+        "versions/1-1",
+        "versions/1-2",
+        None,
+    ]
     world.work()
     assert {worker["serving"]["version"] for worker in world.state.status()["workers"]} == {4}

@@ -10,7 +10,15 @@ from echo2d.core.protocol.control_messages import (
     Heartbeat,
     SegmentEncoded,
 )
-from tests.support.coordinator_world import World, form_of, messages, publish_step, rules, train, version_digest
+from tests.support.coordinator_world import (
+    World,
+    form_of,
+    messages,
+    publish_step,
+    rules,
+    train,
+    version_digest,
+)
 from tests.support.publishing import broadcast, deliver_seed, publish_again, published
 
 

@@ -20,25 +20,35 @@ from tests.support.publishing import deliver_seed, publish_again, published
 
 
 @pytest.mark.parametrize("bytes_min", [0, 1 << 20])
-def test_an_uplink_is_what_the_children_of_a_plan_measured(bytes_min: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_uplink_is_what_the_children_of_a_plan_measured(
+    bytes_min: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Known to the next plan, unless the version was too small to tell; what is said of others than a parent is not."""
     monkeypatch.setattr(plan_updates, "MEASURED_BYTES_MIN", bytes_min)
     world = published("a", "b", kind="star")
     deliver_seed(world)
     seed, stranger = world.peers["seed"].peer, world.peers["b"].peer
     for name, rate in (("a", 3 * MB), ("b", MB)):
-        samples = (LinkSample(seed, rate, 1.0), LinkSample(stranger, 10**9, 1.0), LinkSample(seed, 1, math.inf))
+        samples = (
+            LinkSample(seed, rate, 1.0),
+            LinkSample(stranger, 10**9, 1.0),
+            LinkSample(seed, 1, math.inf),
+        )
         world.say(world.peers[name], TransferReport(form_of(world), 450, samples, 0))
     backlogs = tuple(Backlog(world.peers[name].peer, 1.0) for name in "ab")
     world.say(world.peers["seed"], TransferReport(form_of(world), 900, (), 900, backlogs))
     world.drain()
     publish_again(world)
     world.drain()
-    assert [peer.uplink for peer in world.state._members if peer.kind == "seed"] == [None if bytes_min else 4 * MB]
+    assert [peer.uplink for peer in world.state._members if peer.kind == "seed"] == [
+        None if bytes_min else 4 * MB
+    ]
     paces = {edge.pace for edge in messages(world.peers["seed"], PlanEdges)[-1].peers}
     assert paces == {None if bytes_min else PACE * 2 * MB}
     world.crash()
-    assert [peer.uplink for peer in world.state._members if peer.kind == "seed"] == [None if bytes_min else 4 * MB]
+    assert [peer.uplink for peer in world.state._members if peer.kind == "seed"] == [
+        None if bytes_min else 4 * MB
+    ]
     assert {worker["uplink"] for worker in world.state.status()["workers"]} == {None}
 
 
@@ -51,7 +61,8 @@ def report_chain(world: World, rates: dict[str, float]) -> None:
         links = (LinkSample(parent, round(rates[parent] * LEARN_S), LEARN_S),)
         world.say(world.peers[child], TransferReport(transmission.form, 450, links, 0))
         world.say(
-            world.peers[parent], TransferReport(transmission.form, 450, (), 450, (Backlog(PeerId(child), LEARN_S),))
+            world.peers[parent],
+            TransferReport(transmission.form, 450, (), 450, (Backlog(PeerId(child), LEARN_S),)),
         )
 
 
@@ -64,7 +75,9 @@ def test_a_plan_made_by_guess_is_made_again_when_the_first_bytes_show_that_it_is
     deliver_seed(world)
     first = {name: messages(peer, PlanEdges)[-1] for name, peer in world.peers.items()}
     culprit = next(name for name in "abc" if first[name].stripes[0].parent == "seed")
-    report_chain(world, {name: 1000.0 if slow and name == culprit else 10.0 * MB for name in world.peers})
+    report_chain(
+        world, {name: 1000.0 if slow and name == culprit else 10.0 * MB for name in world.peers}
+    )
     world.drain()
     world.pass_time(LEARN_S)
     told = {name: messages(peer, PlanEdges) for name, peer in world.peers.items()}

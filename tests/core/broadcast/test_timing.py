@@ -79,7 +79,14 @@ def test_what_a_version_took_from_those_who_had_it_before_a_late_one_came_counts
         measurements.holds(worker, 4, 0, now=0.0)
     for number in (1, 2):
         timings.started(seq(number), {A, B, C}, now=0.0)
-    for worker, number, still_s in ((A, 1, 12.0), (B, 1, 6.0), (A, 2, 12.0), (C, 1, 90.0), (C, 2, 6.0), (B, 2, 6.0)):
+    for worker, number, still_s in (
+        (A, 1, 12.0),
+        (B, 1, 6.0),
+        (A, 2, 12.0),
+        (C, 1, 90.0),
+        (C, 2, 6.0),
+        (B, 2, 6.0),
+    ):
         measurements.stood_still(worker, still_s, now=100.0)
         timings.served(worker, seq(number), now=100.0)
     assert list(statistics.still_s) == [36.0, 8.0]

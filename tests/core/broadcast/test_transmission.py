@@ -18,14 +18,18 @@ RECORD = VersionPublished(PublishSeq(5), Epoch(1), KEY.version, KEY.digest, "v/3
 
 
 def peer(name: str, kind: PeerKind = "worker") -> Peer:
-    return Peer(PeerId(name), name, kind, "boot", 4, Address("h", 1), SessionId(1), 0.0, reachable=True)
+    return Peer(
+        PeerId(name), name, kind, "boot", 4, Address("h", 1), SessionId(1), 0.0, reachable=True
+    )
 
 
 SEED = peer("seed", "seed")
 
 
 def transmission() -> Transmission:
-    return Transmission.start(RECORD, RULES, lambda one, other: edge_secret(bytes(32), one, other), now=0.0)
+    return Transmission.start(
+        RECORD, RULES, lambda one, other: edge_secret(bytes(32), one, other), now=0.0
+    )
 
 
 def segment(each: Transmission, number: int, fill: int = 1) -> SegmentEncoded:
@@ -53,7 +57,9 @@ def test_roots_follow_the_segments_and_convince_a_receiver() -> None:
     index.accept_root(roots[-1])
     page = each.page(SegmentId(1))
     index.accept_page(page.start, page.digests)
-    assert [index.table_digest(SegmentId(number)) for number in range(3)] == list(each.writer.segments)
+    assert [index.table_digest(SegmentId(number)) for number in range(3)] == list(
+        each.writer.segments
+    )
     assert index.totals == each.totals
     assert each.page(SegmentId(9)).digests == ()
 
@@ -88,7 +94,9 @@ def test_a_form_of_other_bytes_or_length_is_not_believed() -> None:
 @pytest.mark.parametrize("shape", ["star", "chain", "auto"])
 def test_everyone_gets_a_place(shape: str) -> None:
     each = transmission()
-    edges = each.make_plan(PlanId(7), rules(shape=shape, chains=2), SEED, [peer("a"), peer("b"), peer("c")])
+    edges = each.make_plan(
+        PlanId(7), rules(shape=shape, chains=2), SEED, [peer("a"), peer("b"), peer("c")]
+    )
     assert set(edges) == {"seed", "a", "b", "c"}
     assert all((part.plan, part.form) == (7, each.form) for part in edges.values())
     each.check()
@@ -97,7 +105,9 @@ def test_everyone_gets_a_place(shape: str) -> None:
 def test_many_are_told_in_turns_those_who_pass_on_first() -> None:
     each = transmission()
     names = [f"p{number:03}" for number in range(3 * TOLD_MAX)]
-    first = each.make_plan(PlanId(7), rules(shape="chain", chains=1), SEED, [peer(name) for name in names])
+    first = each.make_plan(
+        PlanId(7), rules(shape="chain", chains=1), SEED, [peer(name) for name in names]
+    )
     assert list(first) == sorted(["seed", *names[: TOLD_MAX - 1]])
     gone = PeerId(names[-2])
     mended = each.remove(gone)
@@ -113,7 +123,9 @@ def test_a_plan_that_suits_keeps_its_trees_for_the_next_version() -> None:
     last = transmission()
     last.make_plan(PlanId(7), rules(shape="auto"), SEED, [peer(name) for name in "abc"])
     each = transmission()
-    edges = each.make_plan(PlanId(8), rules(shape="auto"), SEED, [peer(name) for name in "cba"], last.plan)
+    edges = each.make_plan(
+        PlanId(8), rules(shape="auto"), SEED, [peer(name) for name in "cba"], last.plan
+    )
     assert last.plan is not None
     assert each.plan is not None
     assert each.plan.stripes == last.plan.stripes
@@ -134,7 +146,9 @@ def test_newcomers_losses_and_returns() -> None:
     assert each.remove(PeerId("a")) == {}
     assert each.remove(PeerId("seed")) == {}
     each.check()
-    again = each.admit(peer("b"), renewed=True)  # it may be dialled elsewhere now: its neighbours hear of it
+    again = each.admit(
+        peer("b"), renewed=True
+    )  # it may be dialled elsewhere now: its neighbours hear of it
     neighbours = {edge.peer for edge in again[PeerId("b")].peers}
     assert neighbours <= set(again)
     each.check()

@@ -11,11 +11,15 @@ from echo2d.core.capacity.worker_cost import WorkerOffer
 RULES = ActivationRules(review_s=10.0, cool_down_s=20.0)
 
 
-def fleet(count: int, usd_per_h: float = 1.0, mu: float = 1.0, name: str = "w") -> list[WorkerOffer]:
+def fleet(
+    count: int, usd_per_h: float = 1.0, mu: float = 1.0, name: str = "w"
+) -> list[WorkerOffer]:
     return [WorkerOffer(f"{name}{index}", mu, usd_per_h) for index in range(count)]
 
 
-def settled(offers: list[WorkerOffer], mu_min: float | None, rules: ActivationRules = RULES) -> Activation:
+def settled(
+    offers: list[WorkerOffer], mu_min: float | None, rules: ActivationRules = RULES
+) -> Activation:
     activation = Activation()
     activation.decide(rules, offers, mu_min, now=0.0)
     activation.check()
@@ -31,7 +35,9 @@ def test_who_comes_late_is_taken_at_once_while_there_are_too_few() -> None:
     activation = settled(fleet(1), 4.0)
     assert activation.decide(RULES, fleet(3), 4.0, now=0.1).activate == ("w1", "w2")
     assert len(activation.decide(RULES, fleet(9), 4.0, now=0.2).activate) == 2
-    assert activation.decide(RULES, fleet(9), 8.0, now=0.3) == Decision()  # not before the next review, and more
+    assert (
+        activation.decide(RULES, fleet(9), 8.0, now=0.3) == Decision()
+    )  # not before the next review, and more
 
 
 def test_a_lost_worker_is_replaced_at_once() -> None:
@@ -48,7 +54,14 @@ def test_a_loss_is_made_good_up_to_what_there_was() -> None:
     assert (len(lost.activate), len(activation.active)) == (1, 5)
     for review in range(1, PATIENCE):
         assert activation.decide(RULES, fleet(9)[1:], 6.0, now=50.0 + 10 * review) == Decision()
-        assert len(activation.decide(RULES, fleet(9)[1 + review :], 6.0, now=51.0 + 10 * review).activate) == 1
+        assert (
+            len(
+                activation.decide(
+                    RULES, fleet(9)[1 + review :], 6.0, now=51.0 + 10 * review
+                ).activate
+            )
+            == 1
+        )
     assert len(activation.decide(RULES, fleet(9)[1:], 6.0, now=200.0).activate) == 2
     assert activation.changes == 1
 
@@ -59,7 +72,9 @@ def test_a_dear_set_is_left_although_somebody_is_lost_again_and_again() -> None:
     for review in range(1, PATIENCE):
         assert activation.decide(RULES, [*dear, *cheap], 4.0, now=30.0 * review) == Decision()
         dear = dear[1:]
-        assert len(activation.decide(RULES, [*dear, *cheap], 4.0, now=30.0 * review + 1).activate) == 1
+        assert (
+            len(activation.decide(RULES, [*dear, *cheap], 4.0, now=30.0 * review + 1).activate) == 1
+        )
     assert activation.decide(RULES, [*dear, *cheap], 4.0, now=200.0).deactivate
     assert {name[0] for name in activation.active} == {"w"}
 
@@ -83,7 +98,10 @@ def test_more_than_enough_goes_one_by_one_dearest_first() -> None:
     offers = [*fleet(4, 2.0, name="dear"), *fleet(4)]
     activation = settled(offers, 7.0)
     rules = replace(RULES, cool_down_s=0.0)
-    decisions = [activation.decide(rules, offers, 6.1, now=10.0 * review) for review in range(1, 1 + PATIENCE)]
+    decisions = [
+        activation.decide(rules, offers, 6.1, now=10.0 * review)
+        for review in range(1, 1 + PATIENCE)
+    ]
     assert decisions[-1].deactivate == ("dear3",)
     assert decisions[:-1] == [Decision()] * (PATIENCE - 1)
 
@@ -92,7 +110,9 @@ def test_a_much_cheaper_set_takes_over_and_a_little_cheaper_one_does_not() -> No
     activation = settled(fleet(5, 2.0, name="dear"), 4.0)
     dear = fleet(5, 2.0, name="dear")
     for review in range(1, 20):
-        assert activation.decide(RULES, [*dear, *fleet(5, 1.85)], 4.0, now=10.0 * review) == Decision()
+        assert (
+            activation.decide(RULES, [*dear, *fleet(5, 1.85)], 4.0, now=10.0 * review) == Decision()
+        )
     for review in range(20, 20 + PATIENCE):
         decision = activation.decide(RULES, [*dear, *fleet(5, 1.0)], 4.0, now=10.0 * review)
     assert (len(decision.activate), len(decision.deactivate)) == (5, 5)
@@ -101,12 +121,19 @@ def test_a_much_cheaper_set_takes_over_and_a_little_cheaper_one_does_not() -> No
 def test_nothing_changes_during_the_cool_down_or_for_who_is_held() -> None:
     rules = replace(RULES, cool_down_s=100.0)
     activation = settled(fleet(9), 4.0, rules)
-    assert [activation.decide(rules, fleet(9), 6.0, now=10.0 * review) for review in range(1, 10)] == [Decision()] * 9
+    assert [
+        activation.decide(rules, fleet(9), 6.0, now=10.0 * review) for review in range(1, 10)
+    ] == [Decision()] * 9
     assert activation.decide(rules, fleet(9), 6.0, now=100.0).activate
     held = replace(RULES, hold_s=1000.0)
     activation = settled(fleet(9), 6.0, held)
-    assert [activation.decide(held, fleet(9), 2.0, now=10.0 * review) for review in range(1, 99)] == [Decision()] * 98
-    later = [activation.decide(held, fleet(9), 2.0, now=1000.0 + 10 * review) for review in range(PATIENCE)]
+    assert [
+        activation.decide(held, fleet(9), 2.0, now=10.0 * review) for review in range(1, 99)
+    ] == [Decision()] * 98
+    later = [
+        activation.decide(held, fleet(9), 2.0, now=1000.0 + 10 * review)
+        for review in range(PATIENCE)
+    ]
     assert later[-1].deactivate
 
 
@@ -120,7 +147,10 @@ def test_a_moment_in_which_nothing_is_enough_moves_nobody() -> None:
     for review in range(1, 31):
         mu_min = None if review % PATIENCE else 4.0
         assert activation.decide(RULES, fleet(9), mu_min, now=10.0 * review) == Decision()
-    lasting = [activation.decide(RULES, fleet(9), None, now=1000.0 + 10.0 * review) for review in range(PATIENCE)]
+    lasting = [
+        activation.decide(RULES, fleet(9), None, now=1000.0 + 10.0 * review)
+        for review in range(PATIENCE)
+    ]
     assert [len(decision.activate) for decision in lasting] == [0] * (PATIENCE - 1) + [4]
 
 
@@ -136,8 +166,12 @@ def test_nobody_goes_for_the_sake_of_a_guess() -> None:
     dear = fleet(5, 2.0, name="dear")
     activation = settled(dear, 4.0)
     lie = WorkerOffer("lie", 100.0, 1.0, guessed=True)
-    decisions = [activation.decide(RULES, [*dear, lie], 4.0, now=10.0 * review) for review in range(1, 9)]
-    assert [(each.activate, each.deactivate) for each in decisions if each != Decision()] == [(("lie",), ())]
+    decisions = [
+        activation.decide(RULES, [*dear, lie], 4.0, now=10.0 * review) for review in range(1, 9)
+    ]
+    assert [(each.activate, each.deactivate) for each in decisions if each != Decision()] == [
+        (("lie",), ())
+    ]
     shown = replace(lie, mu=0.1, guessed=False)
     for review in range(9, 30):
         activation.decide(RULES, [*dear, shown], 4.0, now=10.0 * review)
@@ -171,9 +205,12 @@ def test_noise_moves_hardly_anybody(rng_seed: int, smoothing: float) -> None:
     for period in range(120):
         seen = [(1 - smoothing) * one + smoothing * chance.uniform(0.7, 1.3) for one in seen]
         offers = [
-            WorkerOffer(f"w{index}", mu, price) for index, (mu, price) in enumerate(zip(seen, prices, strict=True))
+            WorkerOffer(f"w{index}", mu, price)
+            for index, (mu, price) in enumerate(zip(seen, prices, strict=True))
         ]
-        decision = activation.decide(replace(RULES, cool_down_s=30.0), offers, 10.0, now=10.0 * period)
+        decision = activation.decide(
+            replace(RULES, cool_down_s=30.0), offers, 10.0, now=10.0 * period
+        )
         activation.check()
         if period >= 20:
             changes.append(bool(decision.activate or decision.deactivate))
@@ -182,11 +219,16 @@ def test_noise_moves_hardly_anybody(rng_seed: int, smoothing: float) -> None:
 
 def test_workers_that_cost_nothing_may_be_too_many() -> None:
     activation = settled(fleet(9, usd_per_h=0.0), 4.0)
-    decisions = [activation.decide(RULES, fleet(9, usd_per_h=0.0), 2.0, now=10.0 * review) for review in range(1, 9)]
+    decisions = [
+        activation.decide(RULES, fleet(9, usd_per_h=0.0), 2.0, now=10.0 * review)
+        for review in range(1, 9)
+    ]
     assert any(decision.deactivate for decision in decisions)
 
 
-def test_too_little_is_found_although_somebody_is_lost_more_often_than_a_change_needs_to_show() -> None:
+def test_too_little_is_found_although_somebody_is_lost_more_often_than_a_change_needs_to_show() -> (
+    None
+):
     rules = replace(RULES, cool_down_s=20.0)
     here = fleet(40)
     activation = settled(here, 4.0, rules)
@@ -220,4 +262,8 @@ def test_who_shows_nothing_keeps_nobody_dear_at_work() -> None:
     assert len(activation.active) == 15
     for review in range(1, 9):
         activation.decide(RULES, here, 4.0, now=10.0 * review)
-    assert {offer.name for offer in fleet(5)} <= activation.active.keys() <= {*(f"w{n}" for n in range(5)), "idle"}
+    assert (
+        {offer.name for offer in fleet(5)}
+        <= activation.active.keys()
+        <= {*(f"w{n}" for n in range(5)), "idle"}
+    )

@@ -8,24 +8,42 @@ import pytest
 from echo2d.core.capacity.bottleneck import Situation, bottleneck
 from echo2d.core.capacity.model import Demand
 
-DEMAND = Demand(100.0, 256, 4, 3, 60.0, "exclusive")  # needs 3.2/s; with broadcasts that take no time 2.56/s
+DEMAND = Demand(
+    100.0, 256, 4, 3, 60.0, "exclusive"
+)  # needs 3.2/s; with broadcasts that take no time 2.56/s
 BUSY = Situation(0.01, DEMAND, 3.5, active=7, standby=2, rewards=0.0, unscored=0, missing=4)
 
 
 @pytest.mark.parametrize(
     ("change", "kind", "words"),
     [
-        ({}, "learner", "it waits 1.0% of its time; 7 workers make 12,600 trajectories/h, it needs 11,520"),
+        (
+            {},
+            "learner",
+            "it waits 1.0% of its time; 7 workers make 12,600 trajectories/h, it needs 11,520",
+        ),
         ({"bubble": None}, "unknown", "has not done two train steps"),
-        ({"bubble": 0.3, "mu_pool": 2.0}, "rollout", "waits 30.0% .* make 7,200 .* 2 workers stand by"),
+        (
+            {"bubble": 0.3, "mu_pool": 2.0},
+            "rollout",
+            "waits 30.0% .* make 7,200 .* 2 workers stand by",
+        ),
         (
             {"bubble": 0.1, "mu_pool": 2.8},
             "dissemination",
             "takes 60 s, a refit 0 s, kappa = 3 train steps 300 s, S = 4",
         ),
-        ({"bubble": 0.1, "rewards": 0.7, "unscored": 4}, "reward", "70% of that for rewards alone; now 4 groups lack"),
+        (
+            {"bubble": 0.1, "rewards": 0.7, "unscored": 4},
+            "reward",
+            "70% of that for rewards alone; now 4 groups lack",
+        ),
         ({"bubble": 0.1, "rewards": 0.2, "unscored": 4}, "rollout", "7 workers .*enough by now"),
-        ({"bubble": 0.1, "unscored": 4, "demand": None}, "rollout", "what it needs is not measured yet"),
+        (
+            {"bubble": 0.1, "unscored": 4, "demand": None},
+            "rollout",
+            "what it needs is not measured yet",
+        ),
         (
             {"bubble": 0.5, "demand": replace(DEMAND, mode="background", pause_s=290.0)},
             "dissemination",
@@ -37,7 +55,12 @@ BUSY = Situation(0.01, DEMAND, 3.5, active=7, standby=2, rewards=0.0, unscored=0
             r"no number would be enough \(data would be too old: .* S = 7",
         ),
         (
-            {"bubble": 0.5, "demand": replace(DEMAND, t_bcast_s=10.0, t_gen_s=220.0), "active": 1, "standby": 1},
+            {
+                "bubble": 0.5,
+                "demand": replace(DEMAND, t_bcast_s=10.0, t_gen_s=220.0),
+                "active": 1,
+                "standby": 1,
+            },
             "rollout",
             "1 worker makes .*no number would be enough .* 1 worker stands by",
         ),

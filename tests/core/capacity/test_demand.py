@@ -7,7 +7,9 @@ from echo2d.core.capacity.measurements import Measurements
 from echo2d.core.capacity.model import mu_min
 from echo2d.core.capacity.prices import Price
 
-RULES = CapacityRules(100, 4, 1)  # with T = 10 s, kappa = 1 and quick broadcasts 10 trajectories/s are needed
+RULES = CapacityRules(
+    100, 4, 1
+)  # with T = 10 s, kappa = 1 and quick broadcasts 10 trajectories/s are needed
 
 
 SAID = Assumptions(10.0, 0.0)
@@ -18,7 +20,10 @@ def capacity_planner(said: Assumptions = SAID, rules: CapacityRules = RULES) -> 
 
 
 def fleet(count: int, usd_per_h: float = 1.0, name: str = "w", **more: bool) -> list[Candidate]:
-    return [Candidate(f"{name}{number}", 2.0, Price(usd_per_h=usd_per_h), **more) for number in range(count)]
+    return [
+        Candidate(f"{name}{number}", 2.0, Price(usd_per_h=usd_per_h), **more)
+        for number in range(count)
+    ]
 
 
 def test_nothing_is_too_much_before_it_is_known() -> None:
@@ -27,14 +32,21 @@ def test_nothing_is_too_much_before_it_is_known() -> None:
     assert len(unknown.review(fleet(9), 1, now=0.0).activate) == 9
     assert unknown.shortfall(fleet(9), 1) is None
     facts = unknown.facts(unknown.offers(fleet(9), None), {"w1"}, 1)
-    assert (facts["mu_min"], facts["feasible"], facts["mu_pool"]) == (None, None, pytest.approx(1.98))
+    assert (facts["mu_min"], facts["feasible"], facts["mu_pool"]) == (
+        None,
+        None,
+        pytest.approx(1.98),
+    )
 
 
 def test_the_cheapest_that_are_enough_and_what_is_short() -> None:
     known = capacity_planner()
     candidates = [*fleet(6, 2.0, "dear"), *fleet(6)]
     decision = known.review(candidates, 1, now=0.0)
-    assert sorted(decision.activate) == [*(f"w{number}" for number in range(6))] or len(decision.activate) == 6
+    assert (
+        sorted(decision.activate) == [*(f"w{number}" for number in range(6))]
+        or len(decision.activate) == 6
+    )
     assert known.shortfall(fleet(3), 1) == pytest.approx(11.0 - 3 * 1.98)
     assert known.shortfall(fleet(9), 1) == pytest.approx(11.0 - 9 * 1.98)
 
@@ -66,12 +78,16 @@ def test_what_is_shown_and_short_is_counted_as_decisions_count_it() -> None:
 
 def test_who_will_be_taken_away_does_not_count() -> None:
     known = capacity_planner()
-    assert known.shortfall([*fleet(3), *fleet(3, name="x", leaving=True)], 1) == pytest.approx(11.0 - 3 * 1.98)
+    assert known.shortfall([*fleet(3), *fleet(3, name="x", leaving=True)], 1) == pytest.approx(
+        11.0 - 3 * 1.98
+    )
 
 
 def test_what_workers_say_makes_nothing_short_beyond_five_times_what_the_learner_takes() -> None:
     """Boxes are rented for it: one stolen worker's token must not be worth the whole budget an hour."""
-    slow = capacity_planner(Assumptions(10.0, 19.9))  # broadcasts that almost nothing can make up for
+    slow = capacity_planner(
+        Assumptions(10.0, 19.9)
+    )  # broadcasts that almost nothing can make up for
     demand = slow.demand(1)
     assert demand is not None
     assert (mu_min(demand) or 0.0) > 400.0
@@ -81,7 +97,9 @@ def test_what_workers_say_makes_nothing_short_beyond_five_times_what_the_learner
     assert wasteful.shortfall(fleet(30), 1) == pytest.approx(50.0 - 30 * 2.0)
 
 
-def test_what_is_measured_takes_the_place_of_what_was_said_and_what_is_thrown_away_does_not_count() -> None:
+def test_what_is_measured_takes_the_place_of_what_was_said_and_what_is_thrown_away_does_not_count() -> (
+    None
+):
     known = capacity_planner()
     for _ in range(4):
         known.measurements.t_train.add(20.0)
@@ -92,7 +110,9 @@ def test_what_is_measured_takes_the_place_of_what_was_said_and_what_is_thrown_aw
     assert known.offers(fleet(1), None)[0].counts == pytest.approx(1.0, rel=0.05)
 
 
-def test_workers_that_stop_for_a_version_lose_what_was_measured_and_before_that_all_of_a_broadcast() -> None:
+def test_workers_that_stop_for_a_version_lose_what_was_measured_and_before_that_all_of_a_broadcast() -> (
+    None
+):
     stopping = capacity_planner(Assumptions(10.0, 4.0), CapacityRules(100, 4, 1, mode="exclusive"))
     before = stopping.demand(1)
     measurements = stopping.measurements
@@ -104,10 +124,16 @@ def test_workers_that_stop_for_a_version_lose_what_was_measured_and_before_that_
     assert before is not None
     assert after is not None
     assert (before.lost_s, after.lost_s, after.t_bcast_s) == (4.0, 1.0, 4.0)
-    assert stopping.facts([], (), 1)["estimates"]["still_s"] == {"value": 1.0, "sd": 0.0, "samples": 4}
+    assert stopping.facts([], (), 1)["estimates"]["still_s"] == {
+        "value": 1.0,
+        "sd": 0.0,
+        "samples": 4,
+    }
 
 
-def test_without_cost_the_order_has_nothing_to_do_with_prices_and_does_not_hang_on_who_else_is_here() -> None:
+def test_without_cost_the_order_has_nothing_to_do_with_prices_and_does_not_hang_on_who_else_is_here() -> (
+    None
+):
     known = capacity_planner(rules=CapacityRules(100, 4, 1, by_cost=False))
     candidates = [*fleet(20, 2.0, "dear"), *fleet(20)]
     names = [offer.name for offer in known.offers(candidates, None)]

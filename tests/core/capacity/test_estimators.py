@@ -37,7 +37,9 @@ def test_an_outlier_hardly_moves_it(at: int) -> None:
 
 
 def test_a_change_is_followed() -> None:
-    samples = [10.0 + 0.1 * (index % 3) for index in range(20)] + [20.0 + 0.1 * (index % 3) for index in range(30)]
+    samples = [10.0 + 0.1 * (index % 3) for index in range(20)] + [
+        20.0 + 0.1 * (index % 3) for index in range(30)
+    ]
     assert value(smoothed(*samples)) == pytest.approx(20.1, rel=0.03)
 
 

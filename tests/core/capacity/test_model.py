@@ -5,7 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from echo2d.core.capacity.model import Demand, DisseminationMode, bubble, judge, mu_min, period_s, share_of_bcast
+from echo2d.core.capacity.model import (
+    Demand,
+    DisseminationMode,
+    bubble,
+    judge,
+    mu_min,
+    period_s,
+    share_of_bcast,
+)
 
 PAPER = Demand(100.0, 256, 4, 3, 60.0, "exclusive")
 OURS = replace(PAPER, mode="background", pause_s=5.0)
@@ -27,7 +35,11 @@ def test_workers_that_stop_later_than_the_publish_lose_less() -> None:
     assert replace(late, t_bcast_s=20.0).lost_s == 15.0
     assert mu_min(replace(late, t_bcast_s=301.0)) is None
     assert replace(OURS, still_share=0.5).lost_s == 5.0
-    assert (share_of_bcast(None, 60.0), share_of_bcast(61.0, 60.0), share_of_bcast(1.0, 0.0)) == (1.0, 1.0, 1.0)
+    assert (share_of_bcast(None, 60.0), share_of_bcast(61.0, 60.0), share_of_bcast(1.0, 0.0)) == (
+        1.0,
+        1.0,
+        1.0,
+    )
 
 
 def test_without_overlap_a_step_is_the_sum_of_its_parts() -> None:
@@ -51,8 +63,14 @@ def test_no_workers_no_progress() -> None:
 def test_why_not_names_the_numbers_and_what_would_do() -> None:
     stuck = judge(replace(PAPER, t_bcast_s=300.0))
     assert stuck.mu_min is None
-    assert "a broadcast takes 300.0 s, as long as kappa = 3 train steps (300.0 s) or longer" in stuck.why_not
-    assert [change.text for change in stuck.changes] == ["S = 7 with kappa = 4", "T_bcast = 199.0 s"]
+    assert (
+        "a broadcast takes 300.0 s, as long as kappa = 3 train steps (300.0 s) or longer"
+        in stuck.why_not
+    )
+    assert [change.text for change in stuck.changes] == [
+        "S = 7 with kappa = 4",
+        "T_bcast = 199.0 s",
+    ]
     small = judge(PAPER, 3.0)
     assert "all workers together make 10,800 trajectories/h" in small.why_not
     assert "R = 218" in [change.text for change in small.changes]
@@ -63,24 +81,47 @@ def test_what_cannot_be_helped_is_said() -> None:
     hopeless = judge(Demand(1.0, 256, 0, 1, 0.0, "background", pause_s=1000.0), 0.0)
     assert hopeless.changes == ()
     assert hopeless.why_not.endswith("no single change would do")
-    late = judge(replace(PAPER, mode="background", staleness_max=2), 0.5)  # late, and too little at any S
+    late = judge(
+        replace(PAPER, mode="background", staleness_max=2), 0.5
+    )  # late, and too little at any S
     assert "data would be too old" in late.why_not
-    assert "make 1,800 trajectories/h; the learner needs 9,216 at the very least: no single" in late.why_not
+    assert (
+        "make 1,800 trajectories/h; the learner needs 9,216 at the very least: no single"
+        in late.why_not
+    )
 
 
-FRESH = ((4, 3, 60.0), (2, 1, 80.0), (1, 1, 40.0), (6, 6, 50.0), (4, 3, 150.0), (7, 1, 250.0))  # S, kappa, T_bcast
-CASES = [("exclusive", *FRESH[0], 1.0), ("exclusive", *FRESH[0], 0.5), *(("background", *each, 1.0) for each in FRESH)]
+FRESH = (
+    (4, 3, 60.0),
+    (2, 1, 80.0),
+    (1, 1, 40.0),
+    (6, 6, 50.0),
+    (4, 3, 150.0),
+    (7, 1, 250.0),
+)  # S, kappa, T_bcast
+CASES = [
+    ("exclusive", *FRESH[0], 1.0),
+    ("exclusive", *FRESH[0], 0.5),
+    *(("background", *each, 1.0) for each in FRESH),
+]
 
 
 @pytest.mark.parametrize("share", [0.7, 0.9, 1.0, 1.1])
 @pytest.mark.parametrize(("mode", "bound", "kappa", "t_bcast_s", "still_share"), CASES)
 def test_a_fluid_run_agrees(
-    mode: DisseminationMode, share: float, bound: int, kappa: int, t_bcast_s: float, still_share: float
+    mode: DisseminationMode,
+    share: float,
+    bound: int,
+    kappa: int,
+    t_bcast_s: float,
+    still_share: float,
 ) -> None:
     demand = Demand(100.0, 256, bound, kappa, t_bcast_s, mode, pause_s=5.0, still_share=still_share)
     needed = mu_min(demand)
     assert needed is not None
-    assert Fluid(demand, share * needed).bubble() == pytest.approx(bubble(demand, share * needed), abs=0.01)
+    assert Fluid(demand, share * needed).bubble() == pytest.approx(
+        bubble(demand, share * needed), abs=0.01
+    )
 
 
 class Fluid:
@@ -110,7 +151,9 @@ class Fluid:
 
     def _generate(self, tick_s: float) -> None:
         exclusive = self.demand.mode == "exclusive"
-        lost_s = self.demand.still_share * self.demand.t_bcast_s if exclusive else self.demand.pause_s
+        lost_s = (
+            self.demand.still_share * self.demand.t_bcast_s if exclusive else self.demand.pause_s
+        )
         silent = self.spreading is not None and self.now >= self.spreading[0] - lost_s
         work = 0.0 if silent else self.mu * tick_s
         for step in range(self.trained + 1, self.serving + self.demand.staleness_max + 2):

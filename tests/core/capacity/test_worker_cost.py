@@ -7,7 +7,11 @@ import pytest
 
 from echo2d.core.capacity.worker_cost import EXACT_MAX, WorkerOffer, bandwidth_usd_per_h, choose
 
-A, B, C = WorkerOffer("a", 6 / 3600, 3.0), WorkerOffer("b", 6 / 3600, 3.1), WorkerOffer("c", 5 / 3600, 2.6)
+A, B, C = (
+    WorkerOffer("a", 6 / 3600, 3.0),
+    WorkerOffer("b", 6 / 3600, 3.1),
+    WorkerOffer("c", 5 / 3600, 2.6),
+)
 
 
 def test_the_worked_example() -> None:
@@ -21,10 +25,17 @@ def test_the_worked_example() -> None:
 
 def test_bandwidth_decides_where_it_is_metered() -> None:
     """16 GB in full at 0.02 usd/GB, 12 times an hour, costs more than the GPU; a delta of 3 % does not."""
-    common = {"publishes_per_h": 12.0, "copies_sent": 0.0, "usd_per_gb_down": 0.02, "usd_per_gb_up": 0.05}
+    common = {
+        "publishes_per_h": 12.0,
+        "copies_sent": 0.0,
+        "usd_per_gb_down": 0.02,
+        "usd_per_gb_up": 0.05,
+    }
     assert bandwidth_usd_per_h(wire_bytes=16e9, **common) == pytest.approx(3.84)
     assert bandwidth_usd_per_h(wire_bytes=0.03 * 16e9, **common) == pytest.approx(0.1152)
-    assert bandwidth_usd_per_h(wire_bytes=16e9, **{**common, "copies_sent": 1.0}) == pytest.approx(13.44)
+    assert bandwidth_usd_per_h(wire_bytes=16e9, **{**common, "copies_sent": 1.0}) == pytest.approx(
+        13.44
+    )
 
 
 def test_all_if_all_are_too_few() -> None:
@@ -57,7 +68,9 @@ def test_the_worst_cases_take_no_second(kind: str) -> None:
     offers = []
     for index in range(EXACT_MAX):
         mu = 1.0 if kind == "alike" else chance.uniform(0.5, 2.0)
-        offers.append(WorkerOffer(str(index), mu, mu if kind == "same rho" else chance.uniform(0.5, 2.0)))
+        offers.append(
+            WorkerOffer(str(index), mu, mu if kind == "same rho" else chance.uniform(0.5, 2.0))
+        )
     began = time.process_time()
     best = choose(offers, 20.0)
     assert time.process_time() - began < 5.0

@@ -40,13 +40,19 @@ class Club:
         self, name: str = "a", hello: Hello = HELLO, *, now: float = 0.0
     ) -> tuple[Joined | None, Sequence[CoordinatorAction]]:
         self.sessions += 1
-        result = self.members.connected(PeerConnected(SessionId(self.sessions), PeerId(name), hello), now=now)
+        result = self.members.connected(
+            PeerConnected(SessionId(self.sessions), PeerId(name), hello), now=now
+        )
         self.members.check()
         return result
 
 
 def refusals(actions: Sequence[CoordinatorAction]) -> list[tuple[int, str]]:
-    return [(a.session, a.message.reason) for a in actions if isinstance(a, Send) and isinstance(a.message, Refused)]
+    return [
+        (a.session, a.message.reason)
+        for a in actions
+        if isinstance(a, Send) and isinstance(a.message, Refused)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -157,7 +163,9 @@ def test_there_is_room_for_so_many_and_gone_ones_make_room() -> None:
     club = Club()
     for number in range(PEERS_MAX):
         club.sessions += 1
-        club.members.connected(PeerConnected(SessionId(club.sessions), PeerId(str(number)), HELLO), now=0.0)
+        club.members.connected(
+            PeerConnected(SessionId(club.sessions), PeerId(str(number)), HELLO), now=0.0
+        )
     assert refusals(club.hello("late")[1]) == [(PEERS_MAX + 1, "busy")]
     first = club.members.get(PeerId("0"))
     assert first is not None

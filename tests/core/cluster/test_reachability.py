@@ -9,7 +9,13 @@ import pytest
 from echo2d.core.base.ids import PeerId, SessionId
 from echo2d.core.cluster.events import DialBack, DialBackEnded, Note, PeerConnected, Send
 from echo2d.core.cluster.membership import Membership, Peer
-from echo2d.core.cluster.reachability import DIAL_BACK_EVERY_S, DIAL_BACK_S, DIALS_MAX, NO_ADDRESS, Reachability
+from echo2d.core.cluster.reachability import (
+    DIAL_BACK_EVERY_S,
+    DIAL_BACK_S,
+    DIALS_MAX,
+    NO_ADDRESS,
+    Reachability,
+)
 from echo2d.core.coordinator.events import CoordinatorAction
 from echo2d.core.protocol.control_messages import Address, DialledBack, Hello, PlanEdges
 from echo2d.core.protocol.peer_handshake import SECRET_BYTES
@@ -32,11 +38,15 @@ class Club:
         self.sessions += 1
         if self.sessions > 1:
             self.members.disconnected(SessionId(self.sessions - 1))
-        joined, _ = self.members.connected(PeerConnected(SessionId(self.sessions), PeerId("a"), hello), now=now)
+        joined, _ = self.members.connected(
+            PeerConnected(SessionId(self.sessions), PeerId("a"), hello), now=now
+        )
         assert joined is not None
         return self.checked(self.reachability.joined(joined.peer, now=now))
 
-    def ended(self, fault: str = "", *, now: float = 0.0, session: int | None = None) -> Sequence[CoordinatorAction]:
+    def ended(
+        self, fault: str = "", *, now: float = 0.0, session: int | None = None
+    ) -> Sequence[CoordinatorAction]:
         event = DialBackEnded(SessionId(self.sessions if session is None else session), fault)
         return self.checked(self.reachability.ended(event, now=now))
 
@@ -90,7 +100,9 @@ def test_who_does_not_answer_has_no_address_and_is_told_why() -> None:
     assert (club.peer.reachable, club.address()) == (False, None)
 
 
-@pytest.mark.parametrize("hello", [replace(ANSWERS, listen=None), HELLO, replace(ANSWERS, dial_back_secret=b"short")])
+@pytest.mark.parametrize(
+    "hello", [replace(ANSWERS, listen=None), HELLO, replace(ANSWERS, dial_back_secret=b"short")]
+)
 def test_without_an_address_or_a_secret_nothing_is_dialled(hello: Hello) -> None:
     club = Club()
     actions = club.hello(hello)
@@ -128,7 +140,9 @@ def test_many_are_dialled_in_turns() -> None:
     club = Club()
     count = 2 * DIALS_MAX + 1
     for number in range(count):
-        joined, _ = club.members.connected(PeerConnected(SessionId(number), PeerId(str(number)), ANSWERS), now=0.0)
+        joined, _ = club.members.connected(
+            PeerConnected(SessionId(number), PeerId(str(number)), ANSWERS), now=0.0
+        )
         assert joined is not None
         assert len(dialled(club.reachability.joined(joined.peer, now=0.0))) == 1
         club.ended(session=number)
@@ -187,7 +201,10 @@ def test_two_that_cannot_be_dialled_never_share_an_edge(shape: str) -> None:
     reachable = {worker["name"]: worker["reachable"] for worker in world.state.status()["workers"]}
     assert reachable == {name: name not in world.closed for name in "abcdef"}
     plans = {
-        name: message for name in "abcdef" for message in world.peers[name].inbox if isinstance(message, PlanEdges)
+        name: message
+        for name in "abcdef"
+        for message in world.peers[name].inbox
+        if isinstance(message, PlanEdges)
     }
     for name in world.closed:
         assert not world.closed & {edge.peer for edge in plans[name].peers}

@@ -3,12 +3,22 @@
 import pytest
 
 from echo2d.core.capacity.estimators import quantile
-from echo2d.core.cluster.statistics import FAULTS_MAX, VERSIONS_MEASURED_MAX, Statistics, publish_every_auto
+from echo2d.core.cluster.statistics import (
+    FAULTS_MAX,
+    VERSIONS_MEASURED_MAX,
+    Statistics,
+    publish_every_auto,
+)
 
 
 @pytest.mark.parametrize(
     ("values", "share", "found"),
-    [([], 0.5, None), ([3.0], 0.95, 3.0), ([1.0, 2.0], 0.5, 1.0), (list(map(float, range(1, 21))), 0.95, 19.0)],
+    [
+        ([], 0.5, None),
+        ([3.0], 0.95, 3.0),
+        ([1.0, 2.0], 0.5, 1.0),
+        (list(map(float, range(1, 21))), 0.95, 19.0),
+    ],
 )
 def test_quantile(values: list[float], share: float, found: float | None) -> None:
     assert quantile(values, share) == found
@@ -47,7 +57,10 @@ def test_faults_and_versions_are_bounded() -> None:
         statistics.seed_sent(number, 1.0)
     statistics.check()
     assert len(statistics.faults) == FAULTS_MAX
-    assert next(reversed(statistics.faults)) == ("lease", f"worker {2 * VERSIONS_MEASURED_MAX - 1} is gone")
+    assert next(reversed(statistics.faults)) == (
+        "lease",
+        f"worker {2 * VERSIONS_MEASURED_MAX - 1} is gone",
+    )
     assert statistics.fault_counts == {"lease": 2 * VERSIONS_MEASURED_MAX}
 
 

@@ -10,7 +10,9 @@ from tests.support.coordinator_world import version_digest, version_key
 
 def asked(version: int, *, epoch: int = 1, salt: int = 0) -> PublishAsked:
     path = f"v/{epoch}-{version}-{salt}"
-    return PublishAsked(RequestId(1), Epoch(epoch), Version(version), version_digest(version, salt), path, 10)
+    return PublishAsked(
+        RequestId(1), Epoch(epoch), Version(version), version_digest(version, salt), path, 10
+    )
 
 
 def published(*asks: PublishAsked) -> PublishedVersions:

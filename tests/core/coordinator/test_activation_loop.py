@@ -13,10 +13,19 @@ from echo2d.core.capacity.prices import NamedPrice, Price
 from echo2d.core.cluster.events import Note, PeerDisconnected, RemovalPlanned
 from echo2d.core.cluster.membership import HEARTBEATS_MISSED_MAX
 from echo2d.core.coordinator.activation_loop import SOON_S
-from echo2d.core.protocol.control_messages import Goodbye, Heartbeat, LeaseFailed, LeaseGranted, Leaving, RefitDone
+from echo2d.core.protocol.control_messages import (
+    Goodbye,
+    Heartbeat,
+    LeaseFailed,
+    LeaseGranted,
+    Leaving,
+    RefitDone,
+)
 from tests.support.coordinator_world import RULES, Peer, World, train, version_key
 
-AUTO = replace(RULES, activation="auto", prices=(NamedPrice("a", Price(0.1)), NamedPrice("*", Price(1.0))))
+AUTO = replace(
+    RULES, activation="auto", prices=(NamedPrice("a", Price(0.1)), NamedPrice("*", Price(1.0)))
+)
 T_TRAIN_S, T_BCAST_S = 10.0, 1.0
 
 
@@ -49,10 +58,14 @@ def settled(names: str = "abc", mode: Literal["all", "auto"] = "auto") -> World:
 
 def active(world: World) -> list[str]:
     workers = world.state.status(now=world.now)["workers"]
-    return [worker["name"] for worker in workers if worker["active"] and worker["state"] == "joined"]
+    return [
+        worker["name"] for worker in workers if worker["active"] and worker["state"] == "joined"
+    ]
 
 
-def test_workers_say_how_long_they_stopped_for_a_version_but_no_longer_than_it_was_on_its_way() -> None:
+def test_workers_say_how_long_they_stopped_for_a_version_but_no_longer_than_it_was_on_its_way() -> (
+    None
+):
     world = World(replace(RULES, mode="exclusive"))
     world.connect("seed", kind="seed")
     for name in "ab":
@@ -67,7 +80,12 @@ def test_workers_say_how_long_they_stopped_for_a_version_but_no_longer_than_it_w
         statistics.measurements.holds(peer.peer, 4, 4, now=world.now)
         assert peer.ready is not None
         peer.serving = peer.ready
-        world.say(peer, RefitDone(peer.serving.version, peer.serving.digest, 0.1, memory_ok=True, held_s=held_s))
+        world.say(
+            peer,
+            RefitDone(
+                peer.serving.version, peer.serving.digest, 0.1, memory_ok=True, held_s=held_s
+            ),
+        )
     assert list(statistics.still_s) == [pytest.approx(5.0)]
     assert statistics.measurements.still.samples
 
@@ -79,13 +97,18 @@ def test_nobody_stood_still_for_longer_than_since_the_version_before() -> None:
     world.connect("a")
     train(world, 3)
     world.drain()
-    statistics, liar = world.state._statistics, next(peer for peer in world.state._members if peer.name == "a")
+    statistics, liar = (
+        world.state._statistics,
+        next(peer for peer in world.state._members if peer.name == "a"),
+    )
     statistics.measurements.holds(liar.peer, 4, 4, now=world.now)
     assert liar.refitted_at is not None
     world.state._publishing.came_s = lambda peer, *, now: now  # type: ignore[method-assign]
     world.now, peer = liar.refitted_at + 7.0, world.peers["a"]
     assert peer.ready is not None
-    world.say(peer, RefitDone(peer.ready.version, peer.ready.digest, 0.1, memory_ok=True, held_s=1e9))
+    world.say(
+        peer, RefitDone(peer.ready.version, peer.ready.digest, 0.1, memory_ok=True, held_s=1e9)
+    )
     assert statistics.still_s[-1] == pytest.approx(7.0)
 
 
@@ -108,7 +131,10 @@ def test_the_cheapest_stays_and_who_stands_by_gets_no_leases() -> None:
     for name in ("seed", "a", "b", "c"):
         world.say(world.peers[name], Heartbeat(0))
     world.pass_time(40.0)
-    granted = {name: sum(isinstance(each, LeaseGranted) for each in world.peers[name].inbox) for name in "abc"}
+    granted = {
+        name: sum(isinstance(each, LeaseGranted) for each in world.peers[name].inbox)
+        for name in "abc"
+    }
     assert granted["b"] == granted["c"] == 0
 
 
@@ -170,7 +196,9 @@ def test_a_lease_that_crosses_a_notice_is_nobodys_fault() -> None:
         world.say(leaver, LeaseFailed(key.lease, key.attempt, "draining"))
     status = world.state.status(now=world.now)
     assert not status["faults"]
-    assert [worker["leases"] for worker in status["workers"] if worker["name"] == leaver.name] == [0]
+    assert [worker["leases"] for worker in status["workers"] if worker["name"] == leaver.name] == [
+        0
+    ]
     world.work()
     world.state.check()
 
@@ -216,7 +244,10 @@ def test_a_pause_that_nobody_can_have_made_is_none() -> None:
 def test_a_notice_is_noted_once() -> None:
     world = settled()
     notes = [world.say(world.peers["a"], Leaving("spot notice")) for _ in range(3)]
-    assert [sum(isinstance(action, Note) and action.kind == "leaving" for action in each) for each in notes] == [
+    assert [
+        sum(isinstance(action, Note) and action.kind == "leaving" for action in each)
+        for each in notes
+    ] == [
         1,
         0,
         0,
@@ -257,7 +288,9 @@ def test_whose_box_is_given_back_finishes_and_gets_nothing_new() -> None:
     assert active(world) != ["a"]
     peer.inbox.clear()
     world.work()
-    (row,) = (worker for worker in world.state.status(now=world.now)["workers"] if worker["name"] == "a")
+    (row,) = (
+        worker for worker in world.state.status(now=world.now)["workers"] if worker["name"] == "a"
+    )
     assert (row["leaving"], row["leased"], row["accepted"] > 0) == (True, 0, True)
     assert not any(isinstance(each, LeaseGranted) for each in peer.inbox)
     world.state.check()
@@ -271,7 +304,9 @@ def test_who_leaves_makes_nothing_that_could_be_had(mode: Literal["all", "auto"]
     world.say(world.peers["c"], Leaving("spot notice"))
     after = world.state.status(now=world.now)["provision"]
     assert after["mu_available"] == pytest.approx(before["mu_available"] * 2 / 3, rel=0.01)
-    assert after["mu_pool"] == pytest.approx(before["mu_pool"] * (1 if mode == "auto" else 2 / 3), rel=0.01)
+    assert after["mu_pool"] == pytest.approx(
+        before["mu_pool"] * (1 if mode == "auto" else 2 / 3), rel=0.01
+    )
     assert after["shortfall"] == pytest.approx(after["mu_target"] - after["mu_available"])
 
 

@@ -55,7 +55,9 @@ def test_a_silent_worker_and_when_its_leases_go_to_others() -> None:
     assert said(world) == ["a silent for 15 s: its 2 leases go to others in 0 s"]
     world.pass_time(1.0)
     beat(world, "b", "seed")
-    assert said(world) == [f"a silent for 16 s: it has no leases, and is given up at {GONE_S:.0f} s"]
+    assert said(world) == [
+        f"a silent for 16 s: it has no leases, and is given up at {GONE_S:.0f} s"
+    ]
     for _ in range(int(GONE_S) // 4):
         world.pass_time(4.0)
         beat(world, "b", "seed")
@@ -78,7 +80,9 @@ def test_versions_that_workers_do_not_serve() -> None:
     late = world.connect("late")
     assert said(world) == ["late serves no version yet"]
     world.say(late, RefitDone(Version(0), version_digest(0), 0.1, memory_ok=False))
-    assert said(world) == ["late has weights in its engine's memory that are not those of its version"]
+    assert said(world) == [
+        "late has weights in its engine's memory that are not those of its version"
+    ]
 
 
 def test_a_dissemination_bound_run_is_told_when_it_is_known() -> None:
@@ -86,14 +90,25 @@ def test_a_dissemination_bound_run_is_told_when_it_is_known() -> None:
     bound = {**status, "dissemination_bound": True, "t_bcast_s": [1.0] * BROADCASTS_MIN}
     assert alerts(bound) == []
     bound["t_bcast_s"].append(1.0)
-    assert alerts(bound) == ["a broadcast takes longer than S + 1 = 3 train steps: the learner waits for data"]
+    assert alerts(bound) == [
+        "a broadcast takes longer than S + 1 = 3 train steps: the learner waits for data"
+    ]
 
 
 def test_a_hundred_workers_do_not_fill_a_book() -> None:
     status = World().state.status()
-    worker = {"name": "x", "state": "joined", "alive": False, "silent_s": 7.0, "leases": 1, "leases_end_s": 8.0}
+    worker = {
+        "name": "x",
+        "state": "joined",
+        "alive": False,
+        "silent_s": 7.0,
+        "leases": 1,
+        "leases_end_s": 8.0,
+    }
     more = {"serving": None, "lag": None, "memory_ok": None, "quarantined": False, "leaving": False}
-    sentences = alerts({**status, "epoch": 1, "seed_alive": True, "workers": [{**worker, **more}] * 100})
+    sentences = alerts(
+        {**status, "epoch": 1, "seed_alive": True, "workers": [{**worker, **more}] * 100}
+    )
     assert len(sentences) == SENTENCES_MAX + 1
     assert sentences[1] == "x silent for 7 s: its lease goes to others in 8 s"
     assert sentences[-1] == "and 77 more like these"

@@ -16,7 +16,13 @@ from echo2d.core.coordinator.events import (
     RequestGone,
 )
 from echo2d.core.coordinator.learner_api import WAITING_MAX
-from echo2d.core.protocol.control_messages import HeldLease, LeaseCancelled, RefitDone, VersionKey, VersionsRevoked
+from echo2d.core.protocol.control_messages import (
+    HeldLease,
+    LeaseCancelled,
+    RefitDone,
+    VersionKey,
+    VersionsRevoked,
+)
 from echo2d.core.rollouts.events import BatchCommitted
 from echo2d.core.rollouts.staleness import REFUSALS_MAX
 from tests.support.coordinator_world import World, rules, train, version_digest, version_key
@@ -54,7 +60,11 @@ def test_a_session_tells_the_rules() -> None:
         "epoch": 1, "run_id": "run-1", "staleness_max": 2, "publish_every": 1, "trajectories_per_step": 4,
         "group_size": 2, "over_stale": "drop", "checkpoint": 0,
     }  # fmt: skip
-    assert world.publish(0).body == {"version": 0, "digest": version_digest(0).hex(), "publish_seq": 1}
+    assert world.publish(0).body == {
+        "version": 0,
+        "digest": version_digest(0).hex(),
+        "publish_seq": 1,
+    }
 
 
 def test_older_epochs_are_fenced_everywhere() -> None:
@@ -97,12 +107,21 @@ def test_a_new_epoch_revokes_what_lies_beyond_its_start() -> None:
     world.work()
     assert world.state.status()["groups"]["buffered"] > 0
     world.open_session(2)
-    revoked = [a.record for a in world.actions if isinstance(a, Persist) and isinstance(a.record, VersionRevoked)]
+    revoked = [
+        a.record
+        for a in world.actions
+        if isinstance(a, Persist) and isinstance(a.record, VersionRevoked)
+    ]
     assert sorted(record.version for record in revoked) == [3, 4]
     told = [m for m in world.peers["a"].inbox if isinstance(m, VersionsRevoked)]
     assert set(told[-1].versions) == {version_key(3), version_key(4)}
     assert world.state.status()["workers"][0]["serving"] is None
-    kept = [span.version for g in world.ledger.groups.values() for t in g.record.trajectories for span in t.spans]
+    kept = [
+        span.version
+        for g in world.ledger.groups.values()
+        for t in g.record.trajectories
+        for span in t.spans
+    ]
     frozen = {group for batch in world.ledger.frozen.values() for group in batch.groups}
     assert max(kept) == 3  # in the frozen batch of step 4
     assert all(
@@ -130,7 +149,11 @@ def test_resuming_at_a_later_step_commits_what_was_frozen() -> None:
     world = trained(2)
     batch_of(world, 3)
     world.open_session(3)
-    commits = [a.record for a in world.actions if isinstance(a, Persist) and isinstance(a.record, BatchCommitted)]
+    commits = [
+        a.record
+        for a in world.actions
+        if isinstance(a, Persist) and isinstance(a.record, BatchCommitted)
+    ]
     assert [(commit.step, commit.epoch) for commit in commits] == [(1, 2), (2, 2), (3, 2)]
     assert world.state.status()["committed_step"] == 3
 
@@ -158,7 +181,9 @@ def test_resuming_beyond_what_was_given_out_is_refused(beyond: int) -> None:
     batch_of(world, 5)
     assert error(world.open_session(5 + beyond)) == (409, "resume")
     assert world.ledger.epoch == 1
-    assert world.open_session(5).status == 200  # batch 5 was given out: somebody may have trained on it
+    assert (
+        world.open_session(5).status == 200
+    )  # batch 5 was given out: somebody may have trained on it
     assert world.open_session(2).status == 200
     assert world.open_session(5).status == 200  # and in no later epoch is that forgotten
     world.crash()
@@ -189,14 +214,22 @@ def test_other_bytes_of_the_first_version_revoke_those_of_before() -> None:
     world.open_session(4)
     frozen = world.ledger.frozen[5]
     assert world.publish(4, salt=1).status == 200
-    revoked = [a.record for a in world.actions if isinstance(a, Persist) and isinstance(a.record, VersionRevoked)]
+    revoked = [
+        a.record
+        for a in world.actions
+        if isinstance(a, Persist) and isinstance(a.record, VersionRevoked)
+    ]
     assert [VersionKey(record.version, record.digest) for record in revoked] == [version_key(4)]
     assert VersionsRevoked(Epoch(2), (version_key(4),)) in world.peers["a"].inbox
     held = {group for batch in world.ledger.frozen.values() for group in batch.groups}
     assert not any(
-        stored.record.uses([version_key(4)]) for number, stored in world.ledger.groups.items() if number not in held
+        stored.record.uses([version_key(4)])
+        for number, stored in world.ledger.groups.items()
+        if number not in held
     )
-    assert batch_of(world, 5).digest == frozen.digest  # as it is, with tokens of the revoked version
+    assert (
+        batch_of(world, 5).digest == frozen.digest
+    )  # as it is, with tokens of the revoked version
     assert serving(world) == version_key(4, 1)
 
 

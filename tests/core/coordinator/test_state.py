@@ -5,7 +5,13 @@ import math
 
 from echo2d.core.base.ids import Epoch, PublishSeq, SessionId
 from echo2d.core.cluster.events import CloseSession, PeerRevoked, PeerSaid, Send
-from echo2d.core.protocol.control_messages import Heartbeat, RefitDone, RefitFailed, Refused, Welcome
+from echo2d.core.protocol.control_messages import (
+    Heartbeat,
+    RefitDone,
+    RefitFailed,
+    Refused,
+    Welcome,
+)
 from tests.support.coordinator_world import World, rules, train, version_digest, version_key
 
 
@@ -44,7 +50,10 @@ def test_a_peer_that_breaks_the_protocol_is_closed() -> None:
     peer, key = world.peers["a"], version_key(0)
     actions = world.say(peer, RefitDone(key.version, key.digest, math.nan, memory_ok=None))
     assert CloseSession(peer.session) in actions
-    assert Send(peer.session, Refused("protocol", "a pause that is no duration", permanent=False)) in actions
+    assert (
+        Send(peer.session, Refused("protocol", "a pause that is no duration", permanent=False))
+        in actions
+    )
     again = world.connect("a")
     actions = world.say(again, RefitDone(key.version, key.digest, 0.1, memory_ok=None, held_s=-1.0))
     assert CloseSession(again.session) in actions
@@ -96,8 +105,14 @@ def test_the_status_is_plain_json() -> None:
     world = running()
     world.connect("r", kind="relay", slots=0)
     status = json.loads(json.dumps(world.state.status(), allow_nan=False))
-    assert status["groups"]["queued"] == status["groups"]["buffered"] + status["groups"]["in_flight"]
-    assert (status["newest_version"]["version"], status["committed_step"], status["open_step"]) == (2, 2, 3)
+    assert (
+        status["groups"]["queued"] == status["groups"]["buffered"] + status["groups"]["in_flight"]
+    )
+    assert (status["newest_version"]["version"], status["committed_step"], status["open_step"]) == (
+        2,
+        2,
+        3,
+    )
     assert status["staleness"] == {"0": 4, "1": 4}
     assert status["rewards"] == [[1, 0.5], [2, 0.5]]
     assert [relay["name"] for relay in status["relays"]] == ["r"]

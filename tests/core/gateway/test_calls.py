@@ -12,7 +12,14 @@ from echo2d.core.coordinator.events import CommitAsked
 from echo2d.core.gateway import scheduler
 from echo2d.core.gateway.call_choice import AVOID_S
 from echo2d.core.gateway.calls import FAILURES_MAX
-from echo2d.core.gateway.events import CallAsked, CallGone, CallId, CallRefused, ChoiceGrew, ChoiceStopped
+from echo2d.core.gateway.events import (
+    CallAsked,
+    CallGone,
+    CallId,
+    CallRefused,
+    ChoiceGrew,
+    ChoiceStopped,
+)
 from echo2d.core.gateway.open_calls import CHOICES_OF_CALLER_MAX, CHOICES_OPEN_MAX
 from echo2d.core.gateway.scheduler import GROUP_FIRST, PATIENCE_S, REPORT_S
 from echo2d.core.protocol.control_messages import (
@@ -28,7 +35,11 @@ from tests.core.rollouts.test_groups import answers, world_of
 from tests.support.coordinator_world import Peer, World, rules
 
 WAIT_S = 20.0
-IDLE: dict[str, Any] = {"staleness_max": 0, "group_size": 1, "trajectories_per_step": 1}  # the run needs one slot only
+IDLE: dict[str, Any] = {
+    "staleness_max": 0,
+    "group_size": 1,
+    "trajectories_per_step": 1,
+}  # the run needs one slot only
 
 
 def gateway_world(*slots: int, share: float = 1.0, **changes: Any) -> tuple[World, list[Peer]]:
@@ -36,7 +47,19 @@ def gateway_world(*slots: int, share: float = 1.0, **changes: Any) -> tuple[Worl
 
 
 def call(number: int, **changes: Any) -> CallAsked:
-    made = CallAsked(CallId(number), "app", pack_tokens([5, 6]), 1, 8, 0.7, 0.9, (1,), 3, Version(0), f"s{number}")
+    made = CallAsked(
+        CallId(number),
+        "app",
+        pack_tokens([5, 6]),
+        1,
+        8,
+        0.7,
+        0.9,
+        (1,),
+        3,
+        Version(0),
+        f"s{number}",
+    )
     return replace(made, **changes)
 
 
@@ -50,7 +73,11 @@ def key_of(lease: LeaseGranted) -> HeldLease:
 
 def told(world: World) -> list[tuple[list[int], str | None]]:
     """By the last event."""
-    return [(unpack_tokens(a.tokens).tolist(), a.finish) for a in world.actions if isinstance(a, ChoiceGrew)]
+    return [
+        (unpack_tokens(a.tokens).tolist(), a.finish)
+        for a in world.actions
+        if isinstance(a, ChoiceGrew)
+    ]
 
 
 def refused(world: World) -> list[tuple[str, int | None]]:
@@ -62,8 +89,18 @@ def test_a_call_is_a_lease_outside_of_the_run() -> None:
     queued = world.state.status()["groups"]
     world.handle(call(1))
     [lease] = of_calls(worker)
-    assert (lease.prompt, lease.samples, lease.max_new_tokens, lease.oldest) == (pack_tokens([5, 6]), (0,), 8, 0)
-    assert (lease.temperature, lease.top_p, lease.stop_token_ids, lease.rng_seed) == (0.7, 0.9, (1,), 3)
+    assert (lease.prompt, lease.samples, lease.max_new_tokens, lease.oldest) == (
+        pack_tokens([5, 6]),
+        (0,),
+        8,
+        0,
+    )
+    assert (lease.temperature, lease.top_p, lease.stop_token_ids, lease.rng_seed) == (
+        0.7,
+        0.9,
+        (1,),
+        3,
+    )
     assert lease.report_s == REPORT_S
     world.say(worker, worker.wrote(key_of(lease), 0, 7, 8))
     assert told(world) == [([7, 8], None)]
@@ -88,11 +125,15 @@ def test_the_run_goes_first_and_calls_keep_to_their_share() -> None:
     assert world.state.status()["gateway"]["waiting"] == 2
     world.handle(CallGone(CallId(0)))
     assert len(of_calls(worker)) == 3
-    assert [m.lease for m in worker.inbox if isinstance(m, LeaseCancelled)] == [of_calls(worker)[0].lease]
+    assert [m.lease for m in worker.inbox if isinstance(m, LeaseCancelled)] == [
+        of_calls(worker)[0].lease
+    ]
 
 
 def test_who_has_waited_for_long_goes_before_the_run() -> None:
-    world, (worker,) = gateway_world(1, staleness_max=8)  # one slot, and the run takes it whenever it is free
+    world, (worker,) = gateway_world(
+        1, staleness_max=8
+    )  # one slot, and the run takes it whenever it is free
     world.handle(call(1))
     for _ in range(3):
         world.say(worker, worker.finish(*worker.open[0]))
@@ -107,7 +148,9 @@ def test_who_has_waited_for_long_goes_before_the_run() -> None:
 
 def test_what_a_call_holds_is_not_there_for_the_run() -> None:
     """Groups that are larger than all workers together would wait for empty ones for ever."""
-    world, (worker,) = gateway_world(2, share=0.5, group_size=4, trajectories_per_step=4, staleness_max=8)
+    world, (worker,) = gateway_world(
+        2, share=0.5, group_size=4, trajectories_per_step=4, staleness_max=8
+    )
     world.handle(call(1))
     world.now += PATIENCE_S
     while not of_calls(worker):
@@ -163,7 +206,9 @@ def test_a_silent_worker_loses_the_call() -> None:
     world.handle(call(1))
     one, two = sorted(peers, key=lambda peer: not of_calls(peer))
     world.now += 14.0
-    world.say(two, LeaseFailed(of_calls(one)[0].lease, 0, "a lie"))  # nobody gives back another's lease
+    world.say(
+        two, LeaseFailed(of_calls(one)[0].lease, 0, "a lie")
+    )  # nobody gives back another's lease
     assert of_calls(two) == []
     world.pass_time(2.0)
     assert len(of_calls(two)) == 1
@@ -236,7 +281,9 @@ def test_a_call_whose_version_is_revoked_is_told_so() -> None:
     world.say(worker, worker.wrote(key_of(of_calls(worker)[0]), 0, 7))
     world.open_session(0)
     world.publish(0, salt=1)
-    assert refused(world) == [("revoked", None)] or world.state.status()["gateway"]["ended"] == {"revoked": 1}
+    assert refused(world) == [("revoked", None)] or world.state.status()["gateway"]["ended"] == {
+        "revoked": 1
+    }
 
 
 def test_choices_of_one_prompt_share_a_lease() -> None:
@@ -269,10 +316,14 @@ def test_a_stopped_choice_goes_and_the_others_go_on() -> None:
     world.handle(call(1, choices=2))
     [lease] = of_calls(worker)
     world.handle(ChoiceStopped(CallId(1), 0))
-    assert [a for a in world.actions if isinstance(a, Send)] == []  # its lease is another one's, too
+    assert [
+        a for a in world.actions if isinstance(a, Send)
+    ] == []  # its lease is another one's, too
     world.handle(ChoiceStopped(CallId(1), 0))  # again is nothing
     world.say(worker, worker.finish(key_of(lease), 1, tokens=(7, 1)))
-    assert LeaseCancelled(lease.lease, lease.attempt) in [a.message for a in world.actions if isinstance(a, Send)]
+    assert LeaseCancelled(lease.lease, lease.attempt) in [
+        a.message for a in world.actions if isinstance(a, Send)
+    ]
     assert world.state.status()["gateway"] == {
         "calls": 0, "waiting": 0, "running": 0, "ended": {"done": 1}, "tokens": 2, "handed_over": 0,
     }  # fmt: skip
@@ -339,7 +390,9 @@ def test_calls_end_with_the_process_and_their_leases_with_them() -> None:
     world.crash()
     assert lease not in worker.leases
     world.say(worker, worker.wrote(lease, 0, 7))
-    assert LeaseCancelled(lease.lease, lease.attempt) in [a.message for a in world.actions if isinstance(a, Send)]
+    assert LeaseCancelled(lease.lease, lease.attempt) in [
+        a.message for a in world.actions if isinstance(a, Send)
+    ]
 
 
 def test_without_a_version_there_is_nothing_to_say() -> None:

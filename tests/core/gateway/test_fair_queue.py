@@ -9,8 +9,12 @@ from tests.core.gateway.test_calls import call
 BOB = PeerId("b" * 32)
 
 
-def queued(queue: CallQueue, caller: str, number: int, choices: int = 1, now: float = 0.0) -> list[CallChoice]:
-    waiting = [CallChoice(call(number, caller=caller, choices=choices), index) for index in range(choices)]
+def queued(
+    queue: CallQueue, caller: str, number: int, choices: int = 1, now: float = 0.0
+) -> list[CallChoice]:
+    waiting = [
+        CallChoice(call(number, caller=caller, choices=choices), index) for index in range(choices)
+    ]
     for choice in waiting:
         queue.put(choice, now=now)
     queue.check()

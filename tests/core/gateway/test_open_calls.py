@@ -1,7 +1,12 @@
 """Calls that are open, and how many may be."""
 
 from echo2d.core.gateway.events import CallId
-from echo2d.core.gateway.open_calls import CHOICES_MAX, CHOICES_OF_CALLER_MAX, CHOICES_OPEN_MAX, OpenCalls
+from echo2d.core.gateway.open_calls import (
+    CHOICES_MAX,
+    CHOICES_OF_CALLER_MAX,
+    CHOICES_OPEN_MAX,
+    OpenCalls,
+)
 from tests.core.gateway.test_calls import call
 
 
@@ -9,7 +14,11 @@ def test_with_its_last_choice_a_call_is_done() -> None:
     calls = OpenCalls()
     first, second = calls.open(call(1, choices=2))
     calls.end(first)
-    assert (CallId(1) in calls, calls.get(CallId(1), 0), calls.get(CallId(1), 1)) == (True, None, second)
+    assert (CallId(1) in calls, calls.get(CallId(1), 0), calls.get(CallId(1), 1)) == (
+        True,
+        None,
+        second,
+    )
     calls.check()
     calls.end(second)
     assert (len(calls), calls.ended) == (0, {"done": 1})
@@ -30,7 +39,9 @@ def test_a_caller_has_its_share_of_what_may_be_open() -> None:
     for number in range(CHOICES_OF_CALLER_MAX // CHOICES_MAX):
         assert calls.too_many(call(number, caller="a", choices=CHOICES_MAX)) == ""
         calls.open(call(number, caller="a", choices=CHOICES_MAX))
-    assert calls.too_many(call(100, caller="a")).startswith(f"{CHOICES_OF_CALLER_MAX} choices of yours")
+    assert calls.too_many(call(100, caller="a")).startswith(
+        f"{CHOICES_OF_CALLER_MAX} choices of yours"
+    )
     for number in range(CHOICES_OF_CALLER_MAX // CHOICES_MAX):
         calls.open(call(200 + number, caller="b", choices=CHOICES_MAX))
     assert calls.too_many(call(300, caller="c")).startswith(f"{CHOICES_OPEN_MAX} choices are open")

@@ -21,7 +21,9 @@ from tests.support.coordinator_world import Peer, World
 def finish_one(world: World, worker: Peer, *, calls: bool) -> None:
     """Of the run's samples the oldest, or of the calls'."""
     mine = {key_of(lease) for lease in of_calls(worker)}
-    world.say(worker, worker.finish(*next(each for each in worker.open if (each[0] in mine) == calls)))
+    world.say(
+        worker, worker.finish(*next(each for each in worker.open if (each[0] in mine) == calls))
+    )
     world.drain()
 
 
@@ -74,7 +76,11 @@ def test_run_and_calls_take_turns_at_a_single_slot() -> None:
         before = len(of_calls(worker))
         world.now += 1.0
         world.handle(DeadlinePassed())
-        finish_one(world, worker, calls=bool(worker.leases.keys() & {key_of(lease) for lease in of_calls(worker)}))
+        finish_one(
+            world,
+            worker,
+            calls=bool(worker.leases.keys() & {key_of(lease) for lease in of_calls(worker)}),
+        )
         seen.append(len(of_calls(worker)) > before)
     assert seen.count(True) in (2, 3)
     assert "TrueTrue" not in "".join(map(str, seen))
@@ -89,7 +95,10 @@ def test_every_caller_is_served_in_the_end() -> None:
     numbers[60] = "caller 0"
     for _ in range(60):
         finish_one(world, worker, calls=True)
-    assert callers_of(worker, numbers) == [*(f"caller {number}" for number in range(60)), "caller 0"]
+    assert callers_of(worker, numbers) == [
+        *(f"caller {number}" for number in range(60)),
+        "caller 0",
+    ]
 
 
 def functions_called(what: Callable[[], Any]) -> int:
@@ -117,7 +126,9 @@ def costs(waiting: int, *, unserved: bool) -> dict[str, int]:
     if unserved:
         publish_next(world, worker)
     for number in range(waiting // 8):
-        world.handle(call(number, choices=8, caller=f"caller {number % 4}", min_version=Version(unserved)))
+        world.handle(
+            call(number, choices=8, caller=f"caller {number % 4}", min_version=Version(unserved))
+        )
     assert world.state.status()["gateway"]["waiting"] == waiting // 8 * 8
     one, last = of_calls(worker)[0], of_calls(worker)[-1]
     events: dict[str, CoordinatorEvent] = {
@@ -127,7 +138,11 @@ def costs(waiting: int, *, unserved: bool) -> dict[str, int]:
         **(
             {}
             if unserved
-            else {"a slot is free": PeerSaid(worker.session, worker.finish(key_of(last), 0, tokens=(7,)))}
+            else {
+                "a slot is free": PeerSaid(
+                    worker.session, worker.finish(key_of(last), 0, tokens=(7,))
+                )
+            }
         ),
     }
     spent = {

@@ -99,7 +99,9 @@ def test_a_refusal_is_read_by_the_end_that_dialled() -> None:
     alice, bob = an_end(ALICE, BOB, dials=True), an_end(BOB, PeerId("c" * 32), dials=False)
     with pytest.raises(PeerFault) as fault:
         feed(bob, alice.start())
-    assert feed(alice, bob.end(str(fault.value))) == [LinkEnded("no link with that peer is expected")]
+    assert feed(alice, bob.end(str(fault.value))) == [
+        LinkEnded("no link with that peer is expected")
+    ]
     assert alice.ended
 
 

@@ -29,7 +29,9 @@ ONE, TWO = FrameId(1), FrameId(2)
 def with_stripe(from_sequence: int = 0) -> tuple[PeerLink, PeerLink]:
     """Bob is Alice's child on his stream 2."""
     alice, bob = joined()
-    assert feed(alice, bob.open_stream(2, *STRIPE, from_sequence)) == [StreamOpened(2, *STRIPE, from_sequence)]
+    assert feed(alice, bob.open_stream(2, *STRIPE, from_sequence)) == [
+        StreamOpened(2, *STRIPE, from_sequence)
+    ]
     return alice, bob
 
 
@@ -42,7 +44,9 @@ def with_repair() -> tuple[PeerLink, PeerLink]:
 
 def test_frames_come_down_a_stripe_in_sequence() -> None:
     alice, bob = with_stripe(from_sequence=5)
-    data = wire(alice.send_frame(2, ONE, 5, memoryview(b"one"))) + wire(alice.send_frame(2, TWO, 6, None))
+    data = wire(alice.send_frame(2, ONE, 5, memoryview(b"one"))) + wire(
+        alice.send_frame(2, TWO, 6, None)
+    )
     assert feed(bob, data) == [
         FrameReceived(2, FORM, ONE, 5, memoryview(b"one")),
         FrameReceived(2, FORM, TWO, 6, None),
@@ -73,7 +77,10 @@ def test_the_largest_frame_goes_straight_into_its_own_buffer() -> None:
 def test_what_comes_behind_a_frame_takes_no_other_read() -> None:
     """The next header and more: the read says of how many bytes it is certain that they come."""
     alice, bob = with_stripe()
-    first, second = (wire(alice.send_frame(2, frame, n, memoryview(bytes(4000)))) for n, frame in enumerate((ONE, TWO)))
+    first, second = (
+        wire(alice.send_frame(2, frame, n, memoryview(bytes(4000))))
+        for n, frame in enumerate((ONE, TWO))
+    )
     assert feed(bob, first[:16]) == []
     assert bob.missing == 4000
     data = first[16:] + second[:100]
@@ -100,7 +107,9 @@ def test_a_frame_before_a_fault_is_heard() -> None:
 
 def test_small_frames_that_come_together_keep_little_more_than_themselves() -> None:
     alice, bob = with_stripe()
-    for event in feed(bob, b"".join(wire(alice.send_frame(2, ONE, n, memoryview(b"small"))) for n in range(100))):
+    for event in feed(
+        bob, b"".join(wire(alice.send_frame(2, ONE, n, memoryview(b"small"))) for n in range(100))
+    ):
         assert isinstance(event, FrameReceived)
         assert event.payload is not None
         assert memoryview(event.payload.obj).nbytes <= 6
@@ -116,7 +125,9 @@ def test_a_frame_out_of_place_is_refused_before_its_payload(stream: int, sequenc
 
 def test_frames_that_are_wanted_come_in_any_order() -> None:
     alice, bob = with_repair()
-    data = wire(bob.send_frame(1, TWO, 0, memoryview(b"two"))) + wire(bob.send_frame(1, ONE, 0, None))
+    data = wire(bob.send_frame(1, TWO, 0, memoryview(b"two"))) + wire(
+        bob.send_frame(1, ONE, 0, None)
+    )
     assert feed(alice, data) == [
         FrameReceived(1, FORM, TWO, 0, memoryview(b"two")),
         FrameReceived(1, FORM, ONE, 0, None),

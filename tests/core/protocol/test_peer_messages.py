@@ -60,8 +60,13 @@ def test_what_is_encoded_is_decoded(message: LinkMessage) -> None:
 
 
 def test_the_header_is_sixteen_little_endian_bytes() -> None:
-    assert frame_header(0x0102, FrameId(0x03040506), 0x0708090A, 0x00010000).hex() == "09000201060504030a09080700000100"
-    assert parse_header(frame_header(1, FRAME_7, 2, 0)) == Header(FRAME, WITHOUT_PAYLOAD, 1, 7, 2, 0)
+    assert (
+        frame_header(0x0102, FrameId(0x03040506), 0x0708090A, 0x00010000).hex()
+        == "09000201060504030a09080700000100"
+    )
+    assert parse_header(frame_header(1, FRAME_7, 2, 0)) == Header(
+        FRAME, WITHOUT_PAYLOAD, 1, 7, 2, 0
+    )
 
 
 @pytest.mark.parametrize(

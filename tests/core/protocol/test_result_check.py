@@ -6,7 +6,12 @@ from dataclasses import replace
 import pytest
 
 from echo2d.core.base.ids import LeaseId, Version
-from echo2d.core.protocol.control_messages import SampleAnswered, SampleFinished, VersionKey, VersionSpan
+from echo2d.core.protocol.control_messages import (
+    SampleAnswered,
+    SampleFinished,
+    VersionKey,
+    VersionSpan,
+)
 from echo2d.core.protocol.result_check import result_fault
 from echo2d.core.protocol.trajectory import pack_logprobs, pack_tokens
 from tests.core.rollouts.test_groups import world_of
@@ -20,7 +25,13 @@ def span(start: int, end: int, version: int = 2) -> VersionSpan:
 
 
 GOOD = SampleFinished(
-    LeaseId(1), 0, 0, pack_tokens([0, 5, 31]), pack_logprobs([-0.1, 0.0, 1e-4]), (span(0, 2), span(2, 3, 3)), "stop"
+    LeaseId(1),
+    0,
+    0,
+    pack_tokens([0, 5, 31]),
+    pack_logprobs([-0.1, 0.0, 1e-4]),
+    (span(0, 2), span(2, 3, 3)),
+    "stop",
 )
 
 
@@ -63,8 +74,15 @@ def test_a_bad_one(wrong: SampleFinished, says: str) -> None:
     "right",
     [
         replace(GOOD, tokens=pack_tokens([31, 0, 31])),
-        replace(GOOD, tokens=pack_tokens([1] * 4), logprobs=pack_logprobs([0.0] * 4), spans=(span(0, 4),)),
-        replace(GOOD, tokens=pack_tokens([1]), logprobs=pack_logprobs([-3e38]), spans=(span(0, 1),)),
+        replace(
+            GOOD,
+            tokens=pack_tokens([1] * 4),
+            logprobs=pack_logprobs([0.0] * 4),
+            spans=(span(0, 4),),
+        ),
+        replace(
+            GOOD, tokens=pack_tokens([1]), logprobs=pack_logprobs([-3e38]), spans=(span(0, 1),)
+        ),
         replace(GOOD, logprobs=pack_logprobs([1e-4, 1e-4, 1e-4])),
         replace(GOOD, spans=(span(0, 1), span(1, 2), span(2, 3))),
         replace(GOOD, finish="length"),
@@ -95,11 +113,15 @@ def answer_to(world: World, peer: Peer, result: SampleFinished) -> tuple[bool, s
     return answer.accepted, answer.reason
 
 
-@pytest.mark.parametrize("key", [version_key(1), version_key(7), version_key(0, 1)], ids=["not served", "none", "twin"])
+@pytest.mark.parametrize(
+    "key", [version_key(1), version_key(7), version_key(0, 1)], ids=["not served", "none", "twin"]
+)
 def test_a_span_names_what_the_run_knows_this_worker_served(key: VersionKey) -> None:
     world, peer, result = a_late_result()
     lie = replace(result, spans=(VersionSpan(0, 3, key.version, key.digest),))
-    assert answer_to(world, peer, lie)[1].endswith("is not published, revoked, or not acknowledged by this worker")
+    assert answer_to(world, peer, lie)[1].endswith(
+        "is not published, revoked, or not acknowledged by this worker"
+    )
 
 
 def test_a_span_of_a_revoked_version_is_refused() -> None:

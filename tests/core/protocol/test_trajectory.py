@@ -22,9 +22,13 @@ DIGEST = Digest(b"d" * 32)
 
 
 def trajectory(sample: int, *versions: int) -> TrajectoryRecord:
-    spans = tuple(VersionSpan(i, i + 1, Version(version), DIGEST) for i, version in enumerate(versions))
+    spans = tuple(
+        VersionSpan(i, i + 1, Version(version), DIGEST) for i, version in enumerate(versions)
+    )
     count = len(versions)
-    return TrajectoryRecord(sample, pack_tokens(range(count)), pack_logprobs([-0.5] * count), spans, 1.0, PeerId("w"))
+    return TrajectoryRecord(
+        sample, pack_tokens(range(count)), pack_logprobs([-0.5] * count), spans, 1.0, PeerId("w")
+    )
 
 
 GROUP = GroupRecord(GroupId(4), pack_tokens([1, 2]), (trajectory(0, 3, 3, 5), trajectory(1, 2, 4)))

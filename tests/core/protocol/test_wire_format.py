@@ -39,7 +39,11 @@ def described(hint: Any) -> str:
 
 def fields(cls: type) -> Iterator[str]:
     hints = typing.get_type_hints(cls)
-    names = [field.name for field in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else list(hints)
+    names = (
+        [field.name for field in dataclasses.fields(cls)]
+        if dataclasses.is_dataclass(cls)
+        else list(hints)
+    )
     return (f"{name} {described(hints[name])}" for name in names)
 
 
@@ -52,7 +56,9 @@ def wire_format() -> str:
         "to a peer": control_messages.TO_PEER.messages,
         "peer link": {number: cls for cls, number in peer_messages.TYPE_OF.items()},
     }
-    lines = [f"control link {control_messages.PROTOCOL_VERSION}, peer link {peer_handshake.LINK_PROTOCOL_VERSION}"]
+    lines = [
+        f"control link {control_messages.PROTOCOL_VERSION}, peer link {peer_handshake.LINK_PROTOCOL_VERSION}"
+    ]
     for link, table in links.items():
         lines += ["", link, *(f"  {tag}: {', '.join(fields(cls))}" for tag, cls in table.items())]
     return "\n".join(lines) + "\n"

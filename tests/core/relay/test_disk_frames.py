@@ -63,7 +63,9 @@ def test_the_root_binds_a_lost_frame_when_it_is_back(peer: Peer) -> None:
 
 def test_a_root_that_lost_a_frame_asks_a_child_that_has_it(root: Peer) -> None:
     root(HaveHeard(LEFT, FORM, FRAMES))
-    asked = [action for action in root(FramesLost(FORM, FRAMES[:1])) if isinstance(action, SendWant)]
+    asked = [
+        action for action in root(FramesLost(FORM, FRAMES[:1])) if isinstance(action, SendWant)
+    ]
     assert [(want.peer, want.frames) for want in asked] == [(LEFT, FRAMES[:1])]
 
 
@@ -96,7 +98,9 @@ def wanted_of(actions: list[RelayAction]) -> list[tuple[PeerId, tuple[FrameId, .
     return [(action.peer, action.frames) for action in actions if isinstance(action, SendWant)]
 
 
-def test_a_root_asks_the_children_that_were_sent_what_it_lost_one_after_the_other(root: Peer) -> None:
+def test_a_root_asks_the_children_that_were_sent_what_it_lost_one_after_the_other(
+    root: Peer,
+) -> None:
     assert FRAMES[0] in frames_to(LEFT, root.asked(LEFT, 2))
     first = wanted_of(root(FramesLost(FORM, FRAMES[:1])))
     assert first == [(LEFT, FRAMES[:1])]

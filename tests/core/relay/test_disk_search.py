@@ -20,7 +20,18 @@ from echo2d.core.relay.events import (
 from echo2d.core.relay.frame_repair import QUIET_S
 from echo2d.core.relay.relay import SEARCH_S, Relay
 from echo2d.core.relay.streams import LINK_S
-from tests.support.relay_peer import FORM, FRAMES, LEFT, ME, SIZES, TABLE, UP, Peer, frames_to, opened
+from tests.support.relay_peer import (
+    FORM,
+    FRAMES,
+    LEFT,
+    ME,
+    SIZES,
+    TABLE,
+    UP,
+    Peer,
+    frames_to,
+    opened,
+)
 
 
 @pytest.fixture

@@ -7,8 +7,15 @@ from echo2d.core.relay.events import RelayAction, RelayEvent
 
 
 def test_the_unions_are_complete() -> None:
-    local = {item for item in vars(relay_events).values() if getattr(item, "__module__", None) == relay_events.__name__}
-    assert {item for item in local if is_dataclass(item)} == {*RelayEvent.__args__, *RelayAction.__args__}
+    local = {
+        item
+        for item in vars(relay_events).values()
+        if getattr(item, "__module__", None) == relay_events.__name__
+    }
+    assert {item for item in local if is_dataclass(item)} == {
+        *RelayEvent.__args__,
+        *RelayAction.__args__,
+    }
 
 
 def test_all_are_frozen_and_have_slots() -> None:

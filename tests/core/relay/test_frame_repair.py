@@ -28,7 +28,13 @@ from echo2d.core.relay.events import (
     TableHeld,
     WantHeard,
 )
-from echo2d.core.relay.frame_repair import LATE_S, QUIET_S, REPAIR_S, WANT_FRAMES_MAX, WANTED_FRAMES_MAX
+from echo2d.core.relay.frame_repair import (
+    LATE_S,
+    QUIET_S,
+    REPAIR_S,
+    WANT_FRAMES_MAX,
+    WANTED_FRAMES_MAX,
+)
 from echo2d.core.relay.streams import LINK_S
 from echo2d.errors import PeerFault
 from tests.support.relay_peer import (
@@ -70,7 +76,11 @@ def test_a_peer_that_has_the_frame_is_asked_and_not_the_seed(peer: Peer) -> None
         peer(LinkUp(other))
     peer.comes(UP, 2, 0, TABLE)
     peer(HaveHeard(LEFT, FORM, FRAMES[:2]))
-    asked = {action.peer: action.frames for action in peer(LinkDown(UP, "reset")) if isinstance(action, SendWant)}
+    asked = {
+        action.peer: action.frames
+        for action in peer(LinkDown(UP, "reset"))
+        if isinstance(action, SendWant)
+    }
     assert asked == {LEFT: FRAMES[:2], RIGHT: FRAMES[2:]}
 
 
@@ -82,7 +92,9 @@ def test_a_frame_that_came_by_the_stripe_is_cancelled(bereft: Peer) -> None:
 def test_a_peer_that_does_not_hold_it_is_left_in_peace_for_a_while(bereft: Peer) -> None:
     assert bereft(RepairRefused(RIGHT, FORM, FRAMES[0])) == []
     assert bereft(RelayDeadlinePassed(), after=QUIET_S / 2) == []
-    assert bereft(RelayDeadlinePassed(), after=QUIET_S / 2) == [SendWant(RIGHT, 3, FORM, FRAMES[:1])]
+    assert bereft(RelayDeadlinePassed(), after=QUIET_S / 2) == [
+        SendWant(RIGHT, 3, FORM, FRAMES[:1])
+    ]
 
 
 def test_what_does_not_come_in_time_is_given_back(bereft: Peer) -> None:
@@ -113,7 +125,9 @@ def test_wants_end_when_cancelled_or_with_their_stream(root: Peer) -> None:
     root(CancelHeard(LEFT, FORM, FRAMES[:1]))
     root(StreamClosed(LEFT, 4, DONE))
     root(PeerReady(LEFT))
-    assert not any(isinstance(action, SendFrame) and action.stream == 4 for action in root(PeerReady(LEFT)))
+    assert not any(
+        isinstance(action, SendFrame) and action.stream == 4 for action in root(PeerReady(LEFT))
+    )
 
 
 def test_wants_are_bounded(root: Peer) -> None:
@@ -127,7 +141,12 @@ def test_wants_are_bounded(root: Peer) -> None:
 
 def test_late_events_of_a_link_that_is_gone_change_nothing(follower: Peer) -> None:
     follower(LinkDown(LEFT, "reset"))
-    for event in (PeerReady(LEFT), StreamClosed(LEFT, 2, ""), HaveHeard(LEFT, FORM, FRAMES), LinkDown(LEFT, "reset")):
+    for event in (
+        PeerReady(LEFT),
+        StreamClosed(LEFT, 2, ""),
+        HaveHeard(LEFT, FORM, FRAMES),
+        LinkDown(LEFT, "reset"),
+    ):
         assert follower(event) == []
     assert follower.asked(LEFT, 2) == []
 
@@ -177,7 +196,9 @@ def test_a_source_that_sends_keeps_what_it_was_asked_for(newcomer: Peer) -> None
     assert newcomer(RelayDeadlinePassed(), after=2.0) == []
 
 
-@pytest.mark.parametrize("event", [RepairRefused(LEFT, FORM, FRAMES[0]), FrameRejected(LEFT, 1, FORM, FRAMES[0])])
+@pytest.mark.parametrize(
+    "event", [RepairRefused(LEFT, FORM, FRAMES[0]), FrameRejected(LEFT, 1, FORM, FRAMES[0])]
+)
 def test_who_does_not_hold_everything_is_no_source(newcomer: Peer, event: RelayEvent) -> None:
     newcomer(LinkUp(RIGHT))
     assert opened(UP, 2) not in newcomer(event)
@@ -198,7 +219,9 @@ def test_who_follows_already_leaves_its_stripes_when_it_gets_sources(follower: P
         SendWant(RIGHT, 1, FORM, (TABLE,)),
     ]
     assert opened(UP, 4, generation=1) in follower(RepairRefused(RIGHT, FORM, TABLE))
-    assert follower.plan((UP, ()), generation=2, sources=(RIGHT,)) == [], "it said that it does not have it"
+    assert follower.plan((UP, ()), generation=2, sources=(RIGHT,)) == [], (
+        "it said that it does not have it"
+    )
 
 
 def test_without_a_word_from_any_source_the_stripes_are_taken(peer: Peer) -> None:

@@ -34,9 +34,15 @@ from tests.support.relay_peer import (
 def test_a_new_generation_moves_only_what_changed(follower: Peer) -> None:
     follower.comes(UP, 2, 0, TABLE)
     actions = follower.plan((RIGHT, (LEFT,)), generation=1)
-    assert actions[:2] == [ForgetPeer(UP), ExpectPeer(EdgePeer(RIGHT, None, dial=False, secret=bytes(32)))]
+    assert actions[:2] == [
+        ForgetPeer(UP),
+        ExpectPeer(EdgePeer(RIGHT, None, dial=False, secret=bytes(32))),
+    ]
     assert actions[2:] == [CloseStream(UP, 2, "not the parent any more")]
-    assert follower(LinkUp(RIGHT)) == [SendHave(RIGHT, FORM, (TABLE,)), opened(RIGHT, 1, first=1, generation=1)]
+    assert follower(LinkUp(RIGHT)) == [
+        SendHave(RIGHT, FORM, (TABLE,)),
+        opened(RIGHT, 1, first=1, generation=1),
+    ]
     assert frames_to(LEFT, follower.comes(RIGHT, 1, 1, FRAMES[0])) == [FRAMES[0]]
 
 
@@ -48,7 +54,9 @@ def test_an_older_generation_is_ignored(follower: Peer) -> None:
 def test_the_plan_of_a_restarted_coordinator_counts_whatever_its_number_is(follower: Peer) -> None:
     actions = follower.plan((RIGHT, ()), plan=0)
     assert CloseStream(UP, 2, "another plan") in actions
-    assert follower(LinkUp(RIGHT))[-1] == OpenStream(RIGHT, 1, FORM, PlanId(0), Generation(0), StripeId(0), 0)
+    assert follower(LinkUp(RIGHT))[-1] == OpenStream(
+        RIGHT, 1, FORM, PlanId(0), Generation(0), StripeId(0), 0
+    )
     assert follower.asked(LEFT, 6, plan=3) == [], "its plan may still be on its way here"
 
 

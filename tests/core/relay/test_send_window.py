@@ -16,7 +16,14 @@ from echo2d.core.relay.events import (
     TableHeld,
 )
 from echo2d.core.relay.relay import WATCH_S
-from echo2d.core.relay.send_window import PASS_EVERY, PASS_FRAMES_MIN, PASS_RATE_S, PASS_S, PASS_START_S, PASS_TRICKLE_S
+from echo2d.core.relay.send_window import (
+    PASS_EVERY,
+    PASS_FRAMES_MIN,
+    PASS_RATE_S,
+    PASS_S,
+    PASS_START_S,
+    PASS_TRICKLE_S,
+)
 from echo2d.core.relay.streams import STALL_S_MIN
 from echo2d.core.relay.stripes import LANE_FRAMES_MAX, LEAD_BYTES
 from echo2d.errors import PeerFault

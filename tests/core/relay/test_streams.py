@@ -68,13 +68,17 @@ def test_a_stripe_that_begins_without_its_table_is_the_parents_fault(follower: P
 
 def test_a_lost_parent_is_reported_and_asked_again_when_it_is_back(follower: Peer) -> None:
     follower.comes(UP, 2, 0, TABLE)
-    assert follower(LinkDown(UP, "reset")) == [ReportEdgeBroken(PlanId(1), Generation(0), UP, "reset")]
+    assert follower(LinkDown(UP, "reset")) == [
+        ReportEdgeBroken(PlanId(1), Generation(0), UP, "reset")
+    ]
     assert follower(LinkUp(UP)) == [SendHave(UP, FORM, (TABLE,)), opened(UP, 2, first=1)]
 
 
 def test_a_lost_child_is_reported_unless_it_has_everything(root: Peer) -> None:
     root.asked(LEFT, 2)
-    assert root(LinkDown(LEFT, "reset")) == [ReportEdgeBroken(PlanId(1), Generation(0), LEFT, "reset")]
+    assert root(LinkDown(LEFT, "reset")) == [
+        ReportEdgeBroken(PlanId(1), Generation(0), LEFT, "reset")
+    ]
     root.asked(RIGHT, 2)
     root(PeerReady(RIGHT))
     root(PeerReady(RIGHT))
@@ -87,7 +91,9 @@ def test_a_parent_that_stands_still_is_reported_once(follower: Peer) -> None:
         follower.comes(UP, 2, sequence, frame, after=0.1)
     expected_gap = GAP_START_S * GAP_DECAY**8
     assert follower(RelayDeadlinePassed(), after=STALL_GAPS * expected_gap - 0.01) == []
-    assert follower(RelayDeadlinePassed(), after=0.02) == [ReportEdgeBroken(PlanId(1), Generation(0), UP, "stalled")]
+    assert follower(RelayDeadlinePassed(), after=0.02) == [
+        ReportEdgeBroken(PlanId(1), Generation(0), UP, "stalled")
+    ]
     assert follower(RelayDeadlinePassed(), after=60.0) == []
 
 
@@ -108,7 +114,9 @@ def test_a_parent_that_sends_another_stripe_is_not_accused(peer: Peer) -> None:
 def test_a_parent_without_a_link_is_reported_in_time(peer: Peer) -> None:
     peer.plan((UP, ()))
     assert peer(RelayDeadlinePassed(), after=LINK_S - 0.1) == []
-    assert peer(RelayDeadlinePassed(), after=0.2) == [ReportEdgeBroken(PlanId(1), Generation(0), UP, "no link")]
+    assert peer(RelayDeadlinePassed(), after=0.2) == [
+        ReportEdgeBroken(PlanId(1), Generation(0), UP, "no link")
+    ]
 
 
 def test_a_parent_that_refuses_is_reported_and_asked_again_later(follower: Peer) -> None:
@@ -131,7 +139,12 @@ def test_a_parent_that_ends_a_stripe_without_its_frames_is_reported(follower: Pe
     follower.comes(UP, 2, 0, TABLE)
     follower(StreamClosed(UP, 2, DONE), after=60.0)
     refused = [RepairRefused(UP, FORM, frame) for frame in FRAMES]
-    assert not [action for event in refused for action in follower(event) if isinstance(action, ReportEdgeBroken)]
+    assert not [
+        action
+        for event in refused
+        for action in follower(event)
+        if isinstance(action, ReportEdgeBroken)
+    ]
     too_early = ReportEdgeBroken(PlanId(1), Generation(0), UP, "ended too early")
     assert too_early not in follower(RelayDeadlinePassed(), after=LINK_S - 0.1)
     assert too_early in follower(RelayDeadlinePassed(), after=0.2)
@@ -141,7 +154,9 @@ def test_a_parent_that_ends_a_stripe_without_its_frames_is_reported(follower: Pe
     assert too_early in follower(RelayDeadlinePassed(), after=0.2)
 
 
-def test_a_parent_whose_stripe_ended_is_not_to_blame_while_another_brings_frames(peer: Peer) -> None:
+def test_a_parent_whose_stripe_ended_is_not_to_blame_while_another_brings_frames(
+    peer: Peer,
+) -> None:
     peer.plan((UP, ()), (LEFT, ()))
     peer(LinkUp(UP))
     peer(LinkUp(LEFT))

@@ -39,8 +39,12 @@ from tests.support.relay_peer import (
 def test_the_root_binds_as_much_as_the_lane_takes(root: Peer) -> None:
     sent = root.asked(LEFT, 2)
     assert frames_to(LEFT, sent) == [TABLE, *FRAMES[: LANE_FRAMES_MAX - 1]]
-    assert [action.sequence for action in sent if isinstance(action, SendFrame)] == list(range(LANE_FRAMES_MAX))
-    assert frames_to(LEFT, root(PeerReady(LEFT))) == list(FRAMES[LANE_FRAMES_MAX - 1 : 2 * LANE_FRAMES_MAX - 1])
+    assert [action.sequence for action in sent if isinstance(action, SendFrame)] == list(
+        range(LANE_FRAMES_MAX)
+    )
+    assert frames_to(LEFT, root(PeerReady(LEFT))) == list(
+        FRAMES[LANE_FRAMES_MAX - 1 : 2 * LANE_FRAMES_MAX - 1]
+    )
 
 
 def test_a_slow_child_holds_up_nobody(root: Peer) -> None:
@@ -131,7 +135,10 @@ def test_no_stripe_gets_far_ahead(weighted: Peer) -> None:
 def test_a_stripe_that_stands_still_holds_up_nobody(weighted: Peer) -> None:
     """I6: the other takes over, and what was missed is not made up for."""
     while_ready(weighted, LEFT, weighted(FramesFound(FORM, MANY[:-4])))
-    assert while_ready(weighted, LEFT, weighted(RelayDeadlinePassed(), after=2 * STILL_S))[-1] == MANY[-5]
+    assert (
+        while_ready(weighted, LEFT, weighted(RelayDeadlinePassed(), after=2 * STILL_S))[-1]
+        == MANY[-5]
+    )
     weighted(PeerReady(RIGHT))
     sent = weighted(FramesFound(FORM, MANY[-4:]))
     assert len(frames_to(LEFT, sent)) == 3
@@ -149,7 +156,9 @@ def test_a_stripe_that_another_lane_of_the_link_is_behind_in_starves_nobody(peer
     peer.asked(LEFT, 4, 1)
     peer(FramesFound(FORM, MANY[30:]))
     sent = peer(PeerReady(LEFT))
-    assert [action.sequence for action in sent if isinstance(action, SendFrame) and action.stream == 4]
+    assert [
+        action.sequence for action in sent if isinstance(action, SendFrame) and action.stream == 4
+    ]
 
 
 def test_a_stripe_whose_link_is_still_being_opened_is_waited_for(peer: Peer) -> None:
@@ -177,7 +186,12 @@ def test_a_child_of_two_stripes_gets_as_much_of_each_as_others_do(peer: Peer) ->
 def test_a_child_that_holds_a_frame_gets_its_header(root: Peer) -> None:
     root(HaveHeard(LEFT, FORM, (TABLE, FRAMES[1])))
     sent = root.asked(LEFT, 2)
-    assert [action.header_only for action in sent if isinstance(action, SendFrame)] == [True, False, True, False]
+    assert [action.header_only for action in sent if isinstance(action, SendFrame)] == [
+        True,
+        False,
+        True,
+        False,
+    ]
 
 
 def test_a_root_that_lacks_frames_fetches_them_from_a_child(peer: Peer) -> None:
@@ -186,7 +200,10 @@ def test_a_root_that_lacks_frames_fetches_them_from_a_child(peer: Peer) -> None:
     peer(LinkUp(LEFT))
     peer(HaveHeard(LEFT, FORM, (FRAMES[-1],)))
     assert peer(RelayDeadlinePassed(), after=1.0) == [SendWant(LEFT, 1, FORM, (FRAMES[-1],))]
-    assert peer(RepairVerified(LEFT, FORM, FRAMES[-1])) == [CloseStream(LEFT, 1, DONE), FormArrived(FORM)]
+    assert peer(RepairVerified(LEFT, FORM, FRAMES[-1])) == [
+        CloseStream(LEFT, 1, DONE),
+        FormArrived(FORM),
+    ]
 
 
 def test_frames_are_passed_on_in_sequence_as_they_come(follower: Peer) -> None:

@@ -19,14 +19,24 @@ from echo2d.core.renting.events import (
 
 SMALL = RentOffer("cloud", "small", 0.5, 360.0, 8)  # 0.1/s
 LARGE = RentOffer("cloud", "large", 1.2, 1080.0, 8)  # 0.3/s
-TERMS = Terms("cloud", command_s=60.0, settle_s=0.0, list_every_s=1e9, billed_by_s=60.0, grace_s=600.0)
+TERMS = Terms(
+    "cloud", command_s=60.0, settle_s=0.0, list_every_s=1e9, billed_by_s=60.0, grace_s=600.0
+)
 SHORT = NeedMeasured(0.1, wanted=True, workers=1)
 
 
 def make(**changes: Any) -> Autoscaler:
     """Its provider's list has been read."""
-    rules = {"life_s": 7200.0, "idle_s": 300.0, "join_s": 900.0, "patience_s": 0.0, "budget": Budget(2.0, 20.0)}
-    renting = Autoscaler(RentRules("x-", **{**rules, **changes}), [TERMS], [SMALL, LARGE], [], now=0.0)
+    rules = {
+        "life_s": 7200.0,
+        "idle_s": 300.0,
+        "join_s": 900.0,
+        "patience_s": 0.0,
+        "budget": Budget(2.0, 20.0),
+    }
+    renting = Autoscaler(
+        RentRules("x-", **{**rules, **changes}), [TERMS], [SMALL, LARGE], [], now=0.0
+    )
     assert renting.handle(SHORT, now=0.0) == [List("cloud")]  # nothing before that
     renting.handle(Listed("cloud", 0.0, ()), now=0.0)
     return renting
@@ -40,13 +50,17 @@ def stops(actions: list[RentAction]) -> list[str]:
     return [action.rental.label for action in actions if isinstance(action, Stop)]
 
 
-def need(mu: float | None, *, wanted: bool = True, workers: int = 1, **serving: float) -> NeedMeasured:
+def need(
+    mu: float | None, *, wanted: bool = True, workers: int = 1, **serving: float
+) -> NeedMeasured:
     named = {Label(name.replace("_", "-")): idle_s for name, idle_s in serving.items()}
     return NeedMeasured(mu, wanted=wanted, workers=workers, serving=named)
 
 
 def test_a_row_is_kept_before_a_start() -> None:
-    renting = Autoscaler(RentRules("x-", Budget(2.0, 20.0), 7200.0, 300.0, 900.0, 0.0), [TERMS], [SMALL], [], now=0.0)
+    renting = Autoscaler(
+        RentRules("x-", Budget(2.0, 20.0), 7200.0, 300.0, 900.0, 0.0), [TERMS], [SMALL], [], now=0.0
+    )
     renting.handle(SHORT, now=0.0)
     kept, start = renting.handle(Listed("cloud", 0.0, ()), now=1.0)
     assert isinstance(kept, Keep)
@@ -85,9 +99,14 @@ def test_nobody_takes_what_is_made() -> None:
 
 def test_no_more_than_the_hour_allows() -> None:
     renting = make()
-    assert sorted(starts(renting.handle(need(9.0), now=1.0))) == ["large"]  # beside the small one: 1.7 of 2 usd/h
+    assert sorted(starts(renting.handle(need(9.0), now=1.0))) == [
+        "large"
+    ]  # beside the small one: 1.7 of 2 usd/h
     facts = renting.facts(now=1.0)
-    assert (facts["usd_per_h"], facts["why"]) == (1.7, "the usd/h left, and what can be had, are not enough")
+    assert (facts["usd_per_h"], facts["why"]) == (
+        1.7,
+        "the usd/h left, and what can be had, are not enough",
+    )
 
 
 def test_an_idle_box_goes_and_one_that_is_short_stays() -> None:
@@ -96,17 +115,29 @@ def test_an_idle_box_goes_and_one_that_is_short_stays() -> None:
     renting.handle(need(0.1, x_cloud_small_1=400.0), now=6.0)
     assert renting.live.keys() == {"x-cloud-small-1", "x-cloud-small-2"}
     actions = renting.handle(need(-0.1, x_cloud_small_1=300.0), now=7.0)
-    assert [action.rental.label for action in actions if isinstance(action, Stop)] == ["x-cloud-small-1"]
+    assert [action.rental.label for action in actions if isinstance(action, Stop)] == [
+        "x-cloud-small-1"
+    ]
 
 
 def test_what_is_there_for_noise_is_no_reason_to_rent_nor_to_keep_an_idle_box() -> None:
     """Else a box that stands by is given back, and the next one rented in its stead."""
     renting, label = make(patience_s=10.0), Label("x-cloud-small-1")
-    assert starts(renting.handle(NeedMeasured(0.04, wanted=True, workers=1, margin_mu=0.05), now=60.0)) == []
+    assert (
+        starts(renting.handle(NeedMeasured(0.04, wanted=True, workers=1, margin_mu=0.05), now=60.0))
+        == []
+    )
     renting.handle(NeedMeasured(0.06, wanted=True, workers=1, margin_mu=0.05), now=61.0)
-    assert starts(renting.handle(NeedMeasured(0.06, wanted=True, workers=1, margin_mu=0.05), now=72.0)) == ["small"]
+    assert starts(
+        renting.handle(NeedMeasured(0.06, wanted=True, workers=1, margin_mu=0.05), now=72.0)
+    ) == ["small"]
     renting.handle(StartEnded(label, ok=True), now=75.0)
-    idle: dict[str, Any] = {"wanted": True, "workers": 2, "serving": {label: 300.0}, "margin_mu": 0.05}
+    idle: dict[str, Any] = {
+        "wanted": True,
+        "workers": 2,
+        "serving": {label: 300.0},
+        "margin_mu": 0.05,
+    }
     assert stops(renting.handle(NeedMeasured(-0.06, mu={label: 0.12}, **idle), now=80.0)) == []
     assert stops(renting.handle(NeedMeasured(-0.06, mu={label: 0.10}, **idle), now=81.0)) == [label]
 
@@ -120,13 +151,17 @@ def test_of_several_idle_boxes_no_more_go_than_are_spare() -> None:
     both = NeedMeasured(-0.1, wanted=True, workers=2, serving=dict.fromkeys(labels, 300.0))
     assert len(labels) == 2
     assert len(stops(renting.handle(both, now=3.0))) == 1
-    assert stops(renting.handle(both, now=4.0)) == []  # the coordinator may not know yet that one of them goes
+    assert (
+        stops(renting.handle(both, now=4.0)) == []
+    )  # the coordinator may not know yet that one of them goes
 
 
 def test_a_start_that_failed_is_stopped_and_its_kind_left_alone() -> None:
     renting = make()
     actions = renting.handle(StartEnded(Label("x-cloud-small-1"), ok=False), now=5.0)
-    assert [action.rental.label for action in actions if isinstance(action, Stop)] == ["x-cloud-small-1"]
+    assert [action.rental.label for action in actions if isinstance(action, Stop)] == [
+        "x-cloud-small-1"
+    ]
     assert starts(actions) == ["large"]  # dearer, but it can be had
 
 
@@ -136,14 +171,18 @@ def test_a_box_that_never_serves_goes() -> None:
     for at in range(50, 900, 50):
         renting.handle(need(0.1), now=float(at))
     actions = renting.handle(need(0.1), now=900.0)
-    assert [action.rental.label for action in actions if isinstance(action, Stop)] == ["x-cloud-small-1"]
+    assert [action.rental.label for action in actions if isinstance(action, Stop)] == [
+        "x-cloud-small-1"
+    ]
 
 
 def test_who_stood_still_saw_nobody() -> None:
     renting = make()
     renting.handle(StartEnded(Label("x-cloud-small-1"), ok=True), now=5.0)
     renting.handle(need(0.1, x_cloud_small_1=0.0), now=10.0)
-    actions = renting.handle(need(0.1), now=5000.0)  # as after a suspend: its worker has not come back yet
+    actions = renting.handle(
+        need(0.1), now=5000.0
+    )  # as after a suspend: its worker has not come back yet
     assert not any(isinstance(action, Stop) for action in actions)
 
 
@@ -162,7 +201,11 @@ def test_a_budget_that_was_lowered_is_kept_at_once() -> None:
     renting.handle(need(9.0), now=1.0)
     kept = list(renting.live.values())
     again = Autoscaler(
-        RentRules("x-", Budget(1.3, 20.0), 7200.0, 300.0, 900.0, 0.0), [TERMS], [SMALL, LARGE], kept, now=9.0
+        RentRules("x-", Budget(1.3, 20.0), 7200.0, 300.0, 900.0, 0.0),
+        [TERMS],
+        [SMALL, LARGE],
+        kept,
+        now=9.0,
     )
     again.handle(Listed("cloud", 9.0, tuple(Instance(each.label, "i") for each in kept)), now=9.0)
     actions = again.handle(SHORT, now=80.0)
@@ -183,7 +226,9 @@ def test_closing_gives_everything_back() -> None:
 def test_a_box_that_goes_finishes_what_it_holds_and_gets_nothing_new() -> None:
     renting, label = make(drain_s=60.0), Label("x-cloud-small-1")
     renting.handle(StartEnded(label, ok=True), now=5.0)
-    busy = NeedMeasured(-0.1, wanted=True, workers=1, serving={label: 300.0}, holding=frozenset([label]))
+    busy = NeedMeasured(
+        -0.1, wanted=True, workers=1, serving={label: 300.0}, holding=frozenset([label])
+    )
     assert stops(renting.handle(busy, now=10.0)) == []
     assert renting.leaving == {label: "nothing was asked of it for 300 s"}
     assert renting.facts(now=10.0)["states"]["leaving"] == 1
@@ -194,7 +239,9 @@ def test_a_box_that_goes_finishes_what_it_holds_and_gets_nothing_new() -> None:
 def test_it_has_so_long_to_finish() -> None:
     renting, label = make(drain_s=60.0), Label("x-cloud-small-1")
     renting.handle(StartEnded(label, ok=True), now=5.0)
-    busy = NeedMeasured(-0.1, wanted=True, workers=1, serving={label: 300.0}, holding=frozenset([label]))
+    busy = NeedMeasured(
+        -0.1, wanted=True, workers=1, serving={label: 300.0}, holding=frozenset([label])
+    )
     renting.handle(busy, now=10.0)
     assert stops(renting.handle(busy, now=70.0)) == [label]
 
@@ -203,7 +250,9 @@ def test_who_finishes_before_its_time_ends_is_stopped_in_time() -> None:
     renting, label = make(drain_s=60.0), Label("x-cloud-small-1")
     renting.handle(StartEnded(label, ok=True), now=5.0)
     life_s = renting.live[label].life_s
-    busy = NeedMeasured(0.0, wanted=True, workers=1, serving={label: 0.0}, holding=frozenset([label]))
+    busy = NeedMeasured(
+        0.0, wanted=True, workers=1, serving={label: 0.0}, holding=frozenset([label])
+    )
     renting.handle(busy, now=life_s - 61)
     assert renting.leaving == {}
     assert stops(renting.handle(busy, now=life_s - 60)) == []

@@ -5,10 +5,21 @@ import pytest
 
 from echo2d.core.renting.boxes import BLIND_S, COMMANDS_MAX, KILL_S, RentedBoxes
 from echo2d.core.renting.budget import Budget, Label, RentOffer, Terms
-from echo2d.core.renting.events import Instance, Keep, RentAction, RentNote, RentRules, Retire, Start, Stop
+from echo2d.core.renting.events import (
+    Instance,
+    Keep,
+    RentAction,
+    RentNote,
+    RentRules,
+    Retire,
+    Start,
+    Stop,
+)
 
 OFFER = RentOffer("cloud", "box", 0.5, 360.0, 32)
-TERMS = Terms("cloud", command_s=60.0, settle_s=90.0, list_every_s=30.0, billed_by_s=60.0, grace_s=600.0)
+TERMS = Terms(
+    "cloud", command_s=60.0, settle_s=90.0, list_every_s=30.0, billed_by_s=60.0, grace_s=600.0
+)
 RULES = RentRules("x-", Budget(9.0, 100.0), 3600.0, 60.0, 60.0, 0.0)
 ONE = Label("x-cloud-box-1")
 
@@ -22,7 +33,9 @@ def started() -> RentedBoxes:
     return rented
 
 
-def show(rented: RentedBoxes, now: float, *lines: Instance, began_at: float | None = None) -> list[RentAction]:
+def show(
+    rented: RentedBoxes, now: float, *lines: Instance, began_at: float | None = None
+) -> list[RentAction]:
     actions = rented.listed("cloud", now if began_at is None else began_at, lines, now)
     rented.check()
     return actions
@@ -66,7 +79,12 @@ def test_what_comes_back_is_stopped_and_paid_for_all_along() -> None:
 
 def test_what_nobody_knows_is_stopped_and_its_number_is_not_used_again() -> None:
     rented = started()
-    show(rented, 1.0, Instance(Label("x-cloud-box-41"), "i-9"), Instance(Label("y-cloud-box-99"), "i-8"))
+    show(
+        rented,
+        1.0,
+        Instance(Label("x-cloud-box-41"), "i-9"),
+        Instance(Label("y-cloud-box-99"), "i-8"),
+    )
     assert rented.boxes[Label("x-cloud-box-41")].doomed == "nobody knows it"
     assert rented.next_number == 42
     assert len(rented.boxes) == 2  # another run's is none of ours
@@ -129,7 +147,9 @@ def test_a_list_that_never_shows_anything_is_not_believed() -> None:
 
 
 def test_who_gives_everything_back_believes_it() -> None:
-    rented = RentedBoxes(replace(RULES, closing=True), [TERMS], [OFFER], [started().boxes[ONE].rental], now=100.0)
+    rented = RentedBoxes(
+        replace(RULES, closing=True), [TERMS], [OFFER], [started().boxes[ONE].rental], now=100.0
+    )
     show(rented, 101.0)
     show(rented, 200.0)
     assert rented.gone.keys() == {ONE}
@@ -149,7 +169,11 @@ def test_what_it_should_have_shown_has_gone_when_its_time_is_over() -> None:
 def test_a_list_that_has_shown_boxes_is_believed_even_after_a_restart() -> None:
     rented = started()
     rented.ended(ONE, 50.0)
-    (kept,) = (action.rental for action in show(rented, 60.0, Instance(ONE, "i-1")) if isinstance(action, Keep))
+    (kept,) = (
+        action.rental
+        for action in show(rented, 60.0, Instance(ONE, "i-1"))
+        if isinstance(action, Keep)
+    )
     assert kept.seen
     again = RentedBoxes(RULES, [TERMS], [OFFER], [kept], now=1000.0)
     show(again, 1001.0)
@@ -161,7 +185,11 @@ def test_a_box_that_ended_while_nobody_looked_is_billed_to_its_time() -> None:
     """A coordinator that was away over the weekend: else the budget would be used up by nothing."""
     kept = started().boxes[ONE].rental
     rented = RentedBoxes(RULES, [TERMS], [OFFER], [kept], now=200_000.0)
-    assert rented.spent_usd(200_000.0) == rented.committed_usd(200_000.0) == pytest.approx(0.5 * 4200 / 3600)
+    assert (
+        rented.spent_usd(200_000.0)
+        == rented.committed_usd(200_000.0)
+        == pytest.approx(0.5 * 4200 / 3600)
+    )
     show(rented, 200_001.0, Instance(ONE, "i-1"))  # it has not ended
     assert rented.spent_usd(200_001.0) == pytest.approx(0.5 * 200_040 / 3600)
 

@@ -6,13 +6,17 @@ from echo2d.core.renting.events import Instance, RentRules
 from echo2d.core.renting.report import STATES, rent_facts
 
 OFFER = RentOffer("cloud", "box", 0.5, 360.0, 8)
-TERMS = Terms("cloud", command_s=60.0, settle_s=0.0, list_every_s=30.0, billed_by_s=60.0, grace_s=600.0)
+TERMS = Terms(
+    "cloud", command_s=60.0, settle_s=0.0, list_every_s=30.0, billed_by_s=60.0, grace_s=600.0
+)
 BUDGET = Budget(2.0, 10.0)
 ONE = Label("x-cloud-box-1")
 
 
 def started() -> RentedBoxes:
-    rented = RentedBoxes(RentRules("x-", BUDGET, 3600.0, 60.0, 60.0, 0.0), [TERMS], [OFFER], [], now=0.0)
+    rented = RentedBoxes(
+        RentRules("x-", BUDGET, 3600.0, 60.0, 60.0, 0.0), [TERMS], [OFFER], [], now=0.0
+    )
     rented.start(OFFER, 3000.0, 0.0)
     rented.ended(ONE, 1.0)
     return rented
@@ -45,7 +49,9 @@ def test_every_state_of_a_box() -> None:
 
 def test_what_a_person_should_know() -> None:
     rented = started()
-    assert rent_facts(rented, BUDGET, why="no money", now=2.0)["attention"] == ["renting: more is needed, but no money"]
+    assert rent_facts(rented, BUDGET, why="no money", now=2.0)["attention"] == [
+        "renting: more is needed, but no money"
+    ]
     rented.listed("cloud", 2.0, None, 2.0)
     (words,) = rent_facts(rented, BUDGET, why="", now=2.0)["attention"]
     assert "cannot be listed" in words

@@ -9,9 +9,13 @@ METERED = RentOffer("b", "metered", 0.35, 360.0, 6, usd_per_gb=0.1)
 NONE = RentOffer("b", "none", 0.1, 0.0, 6)
 
 
-def names(missing: float, usd_per_h: float = 100.0, gb_per_h: float = 0.0, **free: int) -> list[str]:
+def names(
+    missing: float, usd_per_h: float = 100.0, gb_per_h: float = 0.0, **free: int
+) -> list[str]:
     offers = {offer: free.get(offer.name, 0) for offer in (SMALL, LARGE, METERED, NONE)}
-    return [offer.name for offer in choose_boxes(missing, offers, usd_per_h, gb_per_h=gb_per_h).offers]
+    return [
+        offer.name for offer in choose_boxes(missing, offers, usd_per_h, gb_per_h=gb_per_h).offers
+    ]
 
 
 def test_the_cheapest_set_not_the_cheapest_trajectories() -> None:
@@ -29,7 +33,9 @@ def test_what_makes_nothing_is_not_taken() -> None:
     assert names(0.1, none=6) == []
 
 
-@pytest.mark.parametrize(("usd_per_h", "wanted"), [(0.3, []), (1.0, ["large"]), (1.3, ["large", "small"])])
+@pytest.mark.parametrize(
+    ("usd_per_h", "wanted"), [(0.3, []), (1.0, ["large"]), (1.3, ["large", "small"])]
+)
 def test_no_more_than_there_is_money_for(usd_per_h: float, wanted: list[str]) -> None:
     found = choose_boxes(2.0, {SMALL: 6, LARGE: 1}, usd_per_h)
     assert [offer.name for offer in found.offers] == wanted

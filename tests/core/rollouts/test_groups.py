@@ -19,7 +19,14 @@ from echo2d.core.protocol.control_messages import (
     VersionSpan,
 )
 from echo2d.core.protocol.trajectory import pack_tokens
-from echo2d.core.rollouts.events import GroupDropped, PromptDrawn, PromptTaken, SampleKept, SampleScored, ScoreSample
+from echo2d.core.rollouts.events import (
+    GroupDropped,
+    PromptDrawn,
+    PromptTaken,
+    SampleKept,
+    SampleScored,
+    ScoreSample,
+)
 from echo2d.core.rollouts.groups import BAD_RESULTS_MAX, LEASE_FAILURES_MAX
 from tests.support.coordinator_world import Peer, World, publish_step, rules, version_key
 
@@ -57,7 +64,9 @@ def test_a_result_is_kept_answered_and_scored() -> None:
     world, (worker,) = world_of(2)
     key, sample = worker.open[0]
     actions = world.say(worker, worker.finish(key, sample))
-    kept = next(a.record for a in actions if isinstance(a, Persist) and isinstance(a.record, SampleKept))
+    kept = next(
+        a.record for a in actions if isinstance(a, Persist) and isinstance(a.record, SampleKept)
+    )
     assert (kept.lease, kept.trajectory.worker) == (key.lease, worker.peer)
     assert answers(worker) == [(True, "")]
     assert any(isinstance(action, ScoreSample) for action in actions)
@@ -70,7 +79,11 @@ def test_the_first_accepted_result_wins() -> None:
     result = worker.finish(key, sample)
     for message in (result, result, replace(result, finish="length")):
         world.say(worker, message)
-    assert answers(worker) == [(True, ""), (True, ""), (False, "a different result was accepted before")]
+    assert answers(worker) == [
+        (True, ""),
+        (True, ""),
+        (False, "a different result was accepted before"),
+    ]
     assert sum(world.state.status()["results_refused"].values()) == 1
 
 
@@ -102,7 +115,10 @@ def test_a_span_names_only_what_its_worker_said_it_serves() -> None:
     publish_step(world, 1)
     version, digest = version_key(1).version, version_key(1).digest
     world.say(worker, replace(result, spans=(VersionSpan(0, 3, version, digest),)))
-    assert answers(worker)[-1] == (False, "version 1 is not published, revoked, or not acknowledged by this worker")
+    assert answers(worker)[-1] == (
+        False,
+        "version 1 is not published, revoked, or not acknowledged by this worker",
+    )
 
 
 def test_with_mask_the_last_result_tells_that_a_group_is_too_old() -> None:
@@ -194,7 +210,9 @@ def test_a_failed_reward_ends_its_group_and_is_said() -> None:
     actions = world.handle(world.pending.pop())
     assert dropped(world) == ["reward: crashed"]
     assert any(isinstance(action, Note) and action.kind == "reward" for action in actions)
-    assert any(isinstance(a, Persist) and isinstance(a.record, PromptTaken) for a in actions)  # a new prompt
+    assert any(
+        isinstance(a, Persist) and isinstance(a.record, PromptTaken) for a in actions
+    )  # a new prompt
 
 
 def test_a_reward_that_is_no_number_is_a_failed_one() -> None:
@@ -214,8 +232,14 @@ def test_groups_without_variance_are_filtered_so_often() -> None:
     status = world.state.status()
     assert status["groups_dropped"] == {"filtered": 8}  # 4 R = 16 trajectories
     assert status["trajectories"]["dropped"] == 16
-    kept = {each.length for stored in world.ledger.groups.values() for each in stored.record.trajectories}
-    assert [status["answer_tokens"]] == [{"filtered": length} for length in kept]  # all are as long as each other
+    kept = {
+        each.length
+        for stored in world.ledger.groups.values()
+        for each in stored.record.trajectories
+    }
+    assert [status["answer_tokens"]] == [
+        {"filtered": length} for length in kept
+    ]  # all are as long as each other
 
 
 def test_prompts_beyond_the_vocabulary_stop_the_run() -> None:

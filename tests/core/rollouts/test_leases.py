@@ -12,7 +12,9 @@ WORKER = PeerId("w")
 
 
 def start(leases: LeaseTable, *, now: float = 0.0, ended: Lease | None = None) -> Lease:
-    lease = leases.start(None if ended is None else ended.key, GroupId(1), WORKER, version_key(0), {0, 1, 2}, now=now)
+    lease = leases.start(
+        None if ended is None else ended.key, GroupId(1), WORKER, version_key(0), {0, 1, 2}, now=now
+    )
     leases.check()
     return lease
 
@@ -68,7 +70,12 @@ def test_an_attempt_from_before_a_restart_runs_on_under_its_name() -> None:
     leases = LeaseTable(2, silence_s=15.0)
     lease = leases.resume(given, [1, 2], now=50.0)
     leases.check()
-    assert (lease.key, lease.samples, lease.silent_at, leases.load(WORKER)) == (given.key, {1, 2}, 65.0, 2)
+    assert (lease.key, lease.samples, lease.silent_at, leases.load(WORKER)) == (
+        given.key,
+        {1, 2},
+        65.0,
+        2,
+    )
     assert leases.given(given.lease)
     leases.end(lease)
     assert leases.given(given.lease)

@@ -18,7 +18,13 @@ from echo2d.core.protocol.control_messages import (
     SampleDelta,
     VersionSpan,
 )
-from echo2d.core.protocol.trajectory import Partial, TrajectoryRecord, pack_logprobs, pack_tokens, unpack_tokens
+from echo2d.core.protocol.trajectory import (
+    Partial,
+    TrajectoryRecord,
+    pack_logprobs,
+    pack_tokens,
+    unpack_tokens,
+)
 from echo2d.core.rollouts.events import SampleKept, ScoreSample
 from echo2d.core.rollouts.group_table import OpenGroup, Waiting
 from echo2d.core.rollouts.leases import LeaseTable
@@ -54,7 +60,9 @@ def tokens_of(data: bytes) -> list[int]:
 
 
 def faults(world: World) -> list[str]:
-    return [fault["text"] for fault in world.state.status()["faults"] if fault["kind"] == "progress"]
+    return [
+        fault["text"] for fault in world.state.status()["faults"] if fault["kind"] == "progress"
+    ]
 
 
 def test_a_dying_workers_tokens_go_on_elsewhere() -> None:
@@ -65,14 +73,21 @@ def test_a_dying_workers_tokens_go_on_elsewhere() -> None:
     world.say(one, Goodbye("SIGTERM"))
     again = grants(two)[-1]
     assert tokens_of(again.prompt) == [*tokens_of(first.prompt), 7, 8, 9]
-    assert (again.lease, again.attempt, again.samples, again.max_new_tokens) == (first.lease, 1, (0,), 8 - 3)
+    assert (again.lease, again.attempt, again.samples, again.max_new_tokens) == (
+        first.lease,
+        1,
+        (0,),
+        8 - 3,
+    )
     world.say(two, two.finish(*two.open[0]))
     record = kept(world)
     assert tokens_of(record.tokens) == [7, 8, 9, 3, 4, 1]
     assert record.logprobs == pack_logprobs([-0.25] * 3 + [-0.5] * 3)
     assert record.spans == (VersionSpan(0, 6, *_parts(0)),)
     assert record.worker == two.peer
-    assert [action.tokens for action in world.actions if isinstance(action, ScoreSample)] == [record.tokens]
+    assert [action.tokens for action in world.actions if isinstance(action, ScoreSample)] == [
+        record.tokens
+    ]
     status = world.state.status()
     assert (status["tokens_accepted"], status["handed_over"]) == (6, {"partials": 1, "tokens": 3})
 
@@ -83,7 +98,9 @@ def _parts(version: int) -> tuple[Version, Digest]:
 
 def two_versions(**changes: object) -> tuple[World, Peer, Peer, HeldLease]:
     """`one` has tokens of version 0 under way, and serves it still; `two` serves version 1 and is full."""
-    world, (one, two) = world_of(1, 1, group_size=1, trajectories_per_step=1, **{"staleness_max": 1, **changes})
+    world, (one, two) = world_of(
+        1, 1, group_size=1, trajectories_per_step=1, **{"staleness_max": 1, **changes}
+    )
     key = next(iter(one.leases))
     world.say(one, one.wrote(key, 0, 7, 8))
     request = world.ask_batch(1)
@@ -182,13 +199,19 @@ def test_of_a_revoked_worker_no_more_is_taken() -> None:
 
 def test_what_is_told_again_from_the_first_token_replaces_what_was_told() -> None:
     world, one, two, key = two_workers()
-    for message in (one.wrote(key, 0, 7, 8), one.wrote(key, 0, 5, 6), one.wrote(key, 0, 7, start=2)):
+    for message in (
+        one.wrote(key, 0, 7, 8),
+        one.wrote(key, 0, 5, 6),
+        one.wrote(key, 0, 7, start=2),
+    ):
         world.say(one, message)
     world.say(one, Goodbye("SIGTERM"))
     assert tokens_of(grants(two)[-1].prompt)[3:] == [5, 6, 7]
 
 
-def delta(*tokens: int, start: int = 2, spans: tuple[VersionSpan, ...] | None = None) -> SampleDelta:
+def delta(
+    *tokens: int, start: int = 2, spans: tuple[VersionSpan, ...] | None = None
+) -> SampleDelta:
     whole = (VersionSpan(start, start + len(tokens), *_parts(0)),) if spans is None else spans
     return SampleDelta(0, pack_tokens(tokens), pack_logprobs([-0.25] * len(tokens)), whole)
 
@@ -200,7 +223,9 @@ BAD = {
     "spans short of it": delta(5, 6, spans=(VersionSpan(2, 3, *_parts(0)),)),
     "no spans": delta(5, spans=()),
     "a version never served": delta(5, spans=(VersionSpan(2, 3, *_parts(1)),)),
-    "a version of other bytes": delta(5, spans=(VersionSpan(2, 3, Version(0), version_digest(0, 1)),)),
+    "a version of other bytes": delta(
+        5, spans=(VersionSpan(2, 3, Version(0), version_digest(0, 1)),)
+    ),
     "too many tokens": delta(*range(2, 9)),
     "half a token": replace(delta(5), tokens=b"\1\0"),
     "a logprob too few": replace(delta(5, 6), logprobs=pack_logprobs([-0.5])),
@@ -237,7 +262,10 @@ def test_a_result_always_has_a_token_to_add() -> None:
     world, one, two, key = two_workers()
     world.say(one, one.wrote(key, 0, *range(2, 10)))
     world.say(one, Goodbye("SIGTERM"))
-    assert (tokens_of(grants(two)[-1].prompt)[3:], grants(two)[-1].max_new_tokens) == (list(range(2, 9)), 1)
+    assert (tokens_of(grants(two)[-1].prompt)[3:], grants(two)[-1].max_new_tokens) == (
+        list(range(2, 9)),
+        1,
+    )
     world.say(two, two.finish(*two.open[0], tokens=(5, 6)))
     answer = [message for message in two.inbox if isinstance(message, SampleAnswered)][-1]
     assert answer.reason == "2 tokens; 1 to 1 are allowed"
@@ -318,8 +346,12 @@ def test_every_hand_adds_its_tokens() -> None:
 
 def test_a_partial_that_is_too_old_is_forgotten() -> None:
     """Batch 4 is open and S = 1: what version 1 wrote cannot be of use any more, but where old tokens are masked."""
-    published = [VersionPublished(PublishSeq(n + 1), Epoch(1), *_parts(n), f"v{n}", 1) for n in range(3)]
-    recovered = replace(Recovered.nothing(), epoch=Epoch(1), published=tuple(published), checkpoint=3)
+    published = [
+        VersionPublished(PublishSeq(n + 1), Epoch(1), *_parts(n), f"v{n}", 1) for n in range(3)
+    ]
+    recovered = replace(
+        Recovered.nothing(), epoch=Epoch(1), published=tuple(published), checkpoint=3
+    )
     for over_stale, left in (("drop", [2]), ("mask", [1, 2, 3])):
         run = rules(staleness_max=1, over_stale=over_stale)
         partials = Partials(
@@ -332,8 +364,12 @@ def test_a_partial_that_is_too_old_is_forgotten() -> None:
         group = OpenGroup(GroupId(0), DrawnPrompt(0, pack_tokens([1])), {0, 1, 2, 3, 4, 5})
         spans = {1: [0], 2: [2], 3: [1, 2], 4: [2, 3]}  # version 3 is not published
         for sample, versions in spans.items():
-            written = tuple(VersionSpan(at, at + 1, *_parts(version)) for at, version in enumerate(versions))
-            group.partials[sample] = Waiting(Partial(b"1234" * len(versions), b"", written), until=30.0)
+            written = tuple(
+                VersionSpan(at, at + 1, *_parts(version)) for at, version in enumerate(versions)
+            )
+            group.partials[sample] = Waiting(
+                Partial(b"1234" * len(versions), b"", written), until=30.0
+            )
         assert partials.forget([group], now=29.0) == 30.0
         assert sorted(group.partials) == left
         assert partials.forget([group], now=30.0) is None
@@ -367,7 +403,10 @@ def test_one_death_is_one_failure_of_each_sample() -> None:
     """Whoever took over many samples of a group holds a lease for each."""
     world, (one, two) = world_of(16, 16, group_size=16, trajectories_per_step=16, staleness_max=0)
     one, two, key = owner_and_other(world, one, two)
-    world.say(one, LeaseProgress(key.lease, 0, tuple(replace(delta(5, start=0), sample=n) for n in range(16))))
+    world.say(
+        one,
+        LeaseProgress(key.lease, 0, tuple(replace(delta(5, start=0), sample=n) for n in range(16))),
+    )
     world.say(one, Goodbye("SIGTERM"))
     assert len(two.leases) == 16
     world.say(two, Goodbye("SIGTERM"))
@@ -380,7 +419,10 @@ def test_one_death_is_one_failure_of_each_sample() -> None:
 def test_failures_of_one_moment_are_one_rest() -> None:
     world, (one, two) = world_of(4, 4, group_size=4, trajectories_per_step=4, staleness_max=0)
     one, two, key = owner_and_other(world, one, two)
-    world.say(one, LeaseProgress(key.lease, 0, tuple(replace(delta(5, start=0), sample=n) for n in range(4))))
+    world.say(
+        one,
+        LeaseProgress(key.lease, 0, tuple(replace(delta(5, start=0), sample=n) for n in range(4))),
+    )
     world.say(one, Goodbye("SIGTERM"))
     for held in list(two.leases):
         two.forget(held)

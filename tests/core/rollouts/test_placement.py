@@ -12,7 +12,9 @@ class Rooms:
     """These rooms, best first."""
 
     def __init__(self, *sizes: tuple[int, int]) -> None:
-        self._rooms = [FreeSlots(PeerId(f"w{index}"), slots, free) for index, (slots, free) in enumerate(sizes)]
+        self._rooms = [
+            FreeSlots(PeerId(f"w{index}"), slots, free) for index, (slots, free) in enumerate(sizes)
+        ]
         self.slots, self.free = sum(slots for slots, _ in sizes), sum(free for _, free in sizes)
 
     def __iter__(self) -> Iterator[FreeSlots]:
@@ -38,6 +40,8 @@ class Rooms:
 )
 def test_place(sizes: list[tuple[int, int]], parts: dict[str, int]) -> None:
     placed = place(range(4), Rooms(*sizes))
-    assert sorted(sample for _, samples in placed for sample in samples) == (list(range(4)) if parts else [])
+    assert sorted(sample for _, samples in placed for sample in samples) == (
+        list(range(4)) if parts else []
+    )
     assert {worker: sum(len(s) for w, s in placed if w == worker) for worker, _ in placed} == parts
     assert all(len(samples) <= sizes[int(worker[1:])][0] for worker, samples in placed)

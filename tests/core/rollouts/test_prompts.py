@@ -12,7 +12,11 @@ def test_drawn_ahead_and_taken_in_order() -> None:
     prompts.drawn(7, b"7")
     prompts.drawn(99, b"?")  # never asked for
     prompts.check()
-    assert [prompts.take(), prompts.take(), prompts.take()] == [DrawnPrompt(7, b"7"), DrawnPrompt(8, b"8"), None]
+    assert [prompts.take(), prompts.take(), prompts.take()] == [
+        DrawnPrompt(7, b"7"),
+        DrawnPrompt(8, b"8"),
+        None,
+    ]
 
 
 def test_given_back_ones_come_first_and_count() -> None:

@@ -127,7 +127,9 @@ def test_what_is_generated_for_a_lease_that_somebody_else_has_is_called_off() ->
     world.connect(one.name, slots=2)
     world.say(one, result)
     world.say(one, LeaseProgress(key.lease, key.attempt, ()))
-    assert [message for message in one.inbox if isinstance(message, LeaseCancelled)][-1].attempt == 0
+    assert [message for message in one.inbox if isinstance(message, LeaseCancelled)][
+        -1
+    ].attempt == 0
     assert HeldLease(key.lease, 1) in two.leases, "it has the other sample"
 
 
@@ -155,7 +157,9 @@ def test_versions_served_while_the_link_was_down_count() -> None:
         world.drain()
     one.serving = version_key(2)
     result = one.finish(key, 0)
-    spans = tuple(VersionSpan(at, at + 1, version_key(at).version, version_key(at).digest) for at in range(3))
+    spans = tuple(
+        VersionSpan(at, at + 1, version_key(at).version, version_key(at).digest) for at in range(3)
+    )
     result = one.unanswered[key, 0] = replace(result, spans=spans)
     one.served = (version_key(0), version_key(1))
     world.connect(one.name, slots=2)
@@ -177,7 +181,9 @@ def test_the_first_accepted_result_of_a_sample_wins() -> None:
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_an_identical_repeat_is_acknowledged_and_a_different_one_refused_and_counted(restart: bool) -> None:
+def test_an_identical_repeat_is_acknowledged_and_a_different_one_refused_and_counted(
+    restart: bool,
+) -> None:
     world, (worker,) = world_of(2)
     key, _ = worker.open[0]
     result = worker.finish(key, 0)
@@ -228,7 +234,9 @@ def test_three_flips_a_minute_refuse_both() -> None:
 def world_messages(world: World, session: int) -> list[Refused]:
     """The refusals that the last event sent to a session that is over."""
     sent = [action for action in world.actions if getattr(action, "session", None) == session]
-    return [m for m in (getattr(action, "message", None) for action in sent) if isinstance(m, Refused)]
+    return [
+        m for m in (getattr(action, "message", None) for action in sent) if isinstance(m, Refused)
+    ]
 
 
 # --- silence

@@ -9,8 +9,15 @@ def test_slots_are_filled_with_whole_groups() -> None:
     world, (worker,) = world_of(5)
     assert [grant.samples for grant in grants(worker)] == [(0, 1), (0, 1)]
     first = grants(worker)[0]
-    assert (first.attempt, first.oldest, first.max_new_tokens, first.silence_s) == (0, 0, 8, SILENCE_S)
-    assert first.prompt == world.ledger.groups[first.group].record.prompt  # durable before it was sent
+    assert (first.attempt, first.oldest, first.max_new_tokens, first.silence_s) == (
+        0,
+        0,
+        8,
+        SILENCE_S,
+    )
+    assert (
+        first.prompt == world.ledger.groups[first.group].record.prompt
+    )  # durable before it was sent
 
 
 def test_admission_stops_at_the_gate() -> None:

@@ -23,7 +23,9 @@ from tests.support.coordinator_world import rules, version_digest, version_key
 
 def group(number: int, *versions: int) -> StoredGroup:
     """One trajectory, a token of each version."""
-    spans = tuple(VersionSpan(i, i + 1, Version(v), version_digest(v)) for i, v in enumerate(versions))
+    spans = tuple(
+        VersionSpan(i, i + 1, Version(v), version_digest(v)) for i, v in enumerate(versions)
+    )
     tokens, logprobs = pack_tokens(range(len(versions))), pack_logprobs([0.0] * len(versions))
     record = TrajectoryRecord(0, tokens, logprobs, spans, 1.0, PeerId("w"))
     return StoredGroup(GroupRecord(GroupId(number), pack_tokens([1]), (record,)), cursor=number)
@@ -44,7 +46,8 @@ def fill(staleness: Staleness, *groups: StoredGroup) -> None:
 
 
 @pytest.mark.parametrize(
-    ("in_flight", "step", "oldest"), [(0, 1, 0), (1, 1, 0), (2, 2, 0), (3, 2, 0), (4, 3, 1), (5, 3, 1), (6, 4, 2)]
+    ("in_flight", "step", "oldest"),
+    [(0, 1, 0), (1, 1, 0), (2, 2, 0), (3, 2, 0), (4, 3, 1), (5, 3, 1), (6, 4, 2)],
 )
 def test_admission_counts_groups(in_flight: int, step: int, oldest: int) -> None:
     assert gates().next_step(in_flight) == step

@@ -20,7 +20,9 @@ SERVED = (None, *VERSIONS, version_key(9))  # the last one is revoked
 
 
 def worker(name: str, *, slots: int = 4, serving: VersionKey | None = None) -> Peer:
-    return Peer(PeerId(name), name, "worker", "boot", slots, None, SessionId(1), 0.0, serving=serving)
+    return Peer(
+        PeerId(name), name, "worker", "boot", slots, None, SessionId(1), 0.0, serving=serving
+    )
 
 
 class Fleet:
@@ -46,7 +48,12 @@ class Fleet:
         ranked = []
         for peer in self.peers.values():
             record = None if peer.serving is None else VERSIONS.get(peer.serving)
-            if peer.alive and record is not None and record.version >= oldest and self.now >= peer.rest_until:
+            if (
+                peer.alive
+                and record is not None
+                and record.version >= oldest
+                and self.now >= peer.rest_until
+            ):
                 free = max(0, peer.slots - self.load[peer.peer])
                 ranked.append((-record.publish_seq, -free, peer.peer, peer.slots))
         return [FreeSlots(name, slots, -free) for _, free, name, slots in sorted(ranked)]
@@ -88,7 +95,12 @@ def test_it_agrees_with_sorting_all_workers() -> None:
         oldest, samples = rng.randrange(3), range(rng.randrange(1, 12))
         choice, rooms = fleet.choose(oldest), fleet.sorted_rooms(oldest)
         assert list(choice) == [room for room in rooms if room.free]
-        assert (choice.free, choice.slots) == (sum(r.free for r in rooms), sum(r.slots for r in rooms))
-        assert choice.with_free(len(samples)) == next((r for r in rooms if r.free >= len(samples)), None)
+        assert (choice.free, choice.slots) == (
+            sum(r.free for r in rooms),
+            sum(r.slots for r in rooms),
+        )
+        assert choice.with_free(len(samples)) == next(
+            (r for r in rooms if r.free >= len(samples)), None
+        )
         placed = [sample for _, part in place(samples, choice) for sample in part]
         assert placed in ([], list(samples))

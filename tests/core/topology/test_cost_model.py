@@ -5,7 +5,13 @@ from dataclasses import replace
 import pytest
 
 from echo2d.core.base.ids import PeerId
-from echo2d.core.topology.cost_model import LATENCY_GUESS_S, RATE_GUESS, bound_s, fill_in, predicted_s
+from echo2d.core.topology.cost_model import (
+    LATENCY_GUESS_S,
+    RATE_GUESS,
+    bound_s,
+    fill_in,
+    predicted_s,
+)
 from echo2d.core.topology.plan import Stripe, Tree
 from tests.support.plans import ABCD, JOB, MB, SEED, facts
 
@@ -22,14 +28,21 @@ def test_what_was_not_measured_counts_as_usual() -> None:
     assert fill_in(peers)[4].uplink == 4 * MB
     assert fill_in(peers)[4].downlink == 10 * MB
     (alone,) = fill_in([facts("x", None, None, latency_s=None)])
-    assert (alone.uplink, alone.downlink, alone.latency_s) == (RATE_GUESS, RATE_GUESS, LATENCY_GUESS_S)
+    assert (alone.uplink, alone.downlink, alone.latency_s) == (
+        RATE_GUESS,
+        RATE_GUESS,
+        LATENCY_GUESS_S,
+    )
 
 
 def test_downlinks_that_nobody_measured_are_no_obstacle() -> None:
     """All three could get 60 MB/s if they could take it in."""
     fast = [
         facts("seed", 100 * MB),
-        *(facts(name, uplink, None) for name, uplink in (("a", 60 * MB), ("b", 10 * MB), ("c", 10 * MB))),
+        *(
+            facts(name, uplink, None)
+            for name, uplink in (("a", 60 * MB), ("b", 10 * MB), ("c", 10 * MB))
+        ),
     ]
     assert [one.downlink for one in fill_in(fast)[1:]] == [60 * MB, 60 * MB, 60 * MB]
 

@@ -43,7 +43,10 @@ def test_the_parent_dials_a_child_that_has_an_address_if_it_has_none_itself() ->
 def test_of_two_peers_that_are_each_others_parents_one_dials() -> None:
     plan = plan_chains(ONE, JOB, SEED, ABCD[:2], 2)
     dials = [edges_for(plan, PeerId(name), secret).peers for name in "ab"]
-    assert [peer.dial for peers in dials for peer in peers if peer.peer in ("a", "b")] == [True, False]
+    assert [peer.dial for peers in dials for peer in peers if peer.peer in ("a", "b")] == [
+        True,
+        False,
+    ]
 
 
 def test_a_pace_is_shared_over_the_children_by_what_they_get() -> None:
@@ -53,7 +56,9 @@ def test_a_pace_is_shared_over_the_children_by_what_they_get() -> None:
     ))  # fmt: skip
     peers = (SEED, replace(facts("a"), pace=3.0 * MB), facts("b"), facts("c"))
     plan = replace(
-        plan_chains(ONE, JOB, SEED, peers[1:], 1), peers=peers, stripes=(Stripe(0.5, one), Stripe(0.5, other))
+        plan_chains(ONE, JOB, SEED, peers[1:], 1),
+        peers=peers,
+        stripes=(Stripe(0.5, one), Stripe(0.5, other)),
     )
     plan.check()
     told = {edge.peer: edge.pace for edge in edges_for(plan, PeerId("a"), secret).peers}

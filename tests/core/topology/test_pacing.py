@@ -18,7 +18,9 @@ PLANNED = {A: 6.0, B: 3.0, C: 1.0}
         ((), PLANNED),
     ],
 )
-def test_those_that_send_share_all_of_it(sending: tuple[PeerId, ...], paces: dict[PeerId, float]) -> None:
+def test_those_that_send_share_all_of_it(
+    sending: tuple[PeerId, ...], paces: dict[PeerId, float]
+) -> None:
     assert share_out(PLANNED, sending) == pytest.approx(paces)
 
 

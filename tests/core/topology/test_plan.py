@@ -30,4 +30,10 @@ def test_a_tree_is_walked_from_the_root() -> None:
 
 
 def test_what_each_peer_sends() -> None:
-    assert plan_chains(ONE, JOB, SEED, ABCD, 2).copies() == {"seed": 1.0, "a": 1.0, "b": 0.5, "c": 1.0, "d": 0.5}
+    assert plan_chains(ONE, JOB, SEED, ABCD, 2).copies() == {
+        "seed": 1.0,
+        "a": 1.0,
+        "b": 0.5,
+        "c": 1.0,
+        "d": 0.5,
+    }

@@ -8,7 +8,14 @@ import pytest
 from echo2d.core.base.ids import FormId, PeerId, PlanId
 from echo2d.core.protocol.control_messages import Address
 from echo2d.core.topology.plan import Job, Plan
-from echo2d.core.topology.planner import NEAR, SAME_JOB, plan_again, plan_auto, plan_chains, plan_star
+from echo2d.core.topology.planner import (
+    NEAR,
+    SAME_JOB,
+    plan_again,
+    plan_auto,
+    plan_chains,
+    plan_star,
+)
 from echo2d.core.topology.repair import join
 from tests.support.plans import ABCD, JOB, MB, ONE, SEED, facts, order
 
@@ -70,12 +77,20 @@ def test_peers_that_are_alike_pass_one_copy_on() -> None:
 
 def test_a_plan_stays_while_little_has_changed() -> None:
     last = plan_auto(ONE, JOB, SEED, ABCD)
-    faster = [replace(one, uplink=NEAR * 10 * MB, address=Address("elsewhere", 2)) for one in reversed(ABCD)]
+    faster = [
+        replace(one, uplink=NEAR * 10 * MB, address=Address("elsewhere", 2))
+        for one in reversed(ABCD)
+    ]
     larger = replace(JOB, form=FormId("e" * 32), wire_bytes=int(SAME_JOB * JOB.wire_bytes))
     plan = plan_again(last, PlanId(2), larger, SEED, faster)
     assert plan is not None
     plan.check()
-    assert (plan.plan_id, plan.job, plan.shape, plan.stripes) == (2, larger, last.shape, last.stripes)
+    assert (plan.plan_id, plan.job, plan.shape, plan.stripes) == (
+        2,
+        larger,
+        last.shape,
+        last.stripes,
+    )
     assert plan.predicted_s == pytest.approx(SAME_JOB * last.predicted_s, rel=0.01)
     assert {one.address for one in plan.peers[1:]} == {Address("elsewhere", 2)}
     even_faster = [replace(one, uplink=NEAR * NEAR * 10 * MB) for one in ABCD]
@@ -106,8 +121,13 @@ def mixed(count: int) -> list[float]:
     return [(2.5, 5, 12.5, 25, 62.5)[number * 7 % 5] * MB for number in range(count)]
 
 
-def planned(seed: float, uplinks: list[float], wire_bytes: int = 100 << 20, frame_bytes: int = 64 << 10) -> Plan:
-    peers = [facts(f"p{number}", uplink, 1000 * MB, latency_s=0.01) for number, uplink in enumerate(uplinks)]
+def planned(
+    seed: float, uplinks: list[float], wire_bytes: int = 100 << 20, frame_bytes: int = 64 << 10
+) -> Plan:
+    peers = [
+        facts(f"p{number}", uplink, 1000 * MB, latency_s=0.01)
+        for number, uplink in enumerate(uplinks)
+    ]
     job = Job(FormId("f" * 32), wire_bytes, frame_bytes)
     plan = plan_auto(ONE, job, facts("seed", seed, latency_s=0.01), peers)
     plan.check()
@@ -153,7 +173,9 @@ def test_peers_that_receive_slowly_are_leaves() -> None:
 
 
 def test_those_who_only_receive_are_leaves_too() -> None:
-    plan = plan_auto(ONE, JOB, SEED, [facts("a"), *(facts(name, receive_only=True) for name in "xyz")])
+    plan = plan_auto(
+        ONE, JOB, SEED, [facts("a"), *(facts(name, receive_only=True) for name in "xyz")]
+    )
     plan.check()
     assert set(plan.copies()) <= {"seed", "a"}
 
@@ -169,7 +191,9 @@ def test_half_of_the_peers_cannot_be_dialled(hidden: str) -> None:
 def test_noise_does_not_change_who_carries() -> None:
     """Links stay open between versions."""
     one, other = planned(12.5 * MB, [12.5 * MB] * 8), planned(12.5 * MB, [12.4 * MB, 12.6 * MB] * 4)
-    assert [stripe.tree.parents for stripe in one.stripes] == [stripe.tree.parents for stripe in other.stripes]
+    assert [stripe.tree.parents for stripe in one.stripes] == [
+        stripe.tree.parents for stripe in other.stripes
+    ]
 
 
 def test_the_same_facts_give_the_same_plan() -> None:

@@ -29,12 +29,19 @@ def test_a_newcomer_hangs_on_where_there_is_uplink_to_spare() -> None:
 
 
 @pytest.mark.parametrize("shape", ["star", "chain"])
-def test_a_newcomer_fetches_from_those_who_hold_everything_and_not_from_the_root(shape: str) -> None:
-    plan = plan_star(ONE, JOB, SEED, ABCD) if shape == "star" else plan_chains(ONE, JOB, SEED, ABCD, 1)
+def test_a_newcomer_fetches_from_those_who_hold_everything_and_not_from_the_root(
+    shape: str,
+) -> None:
+    plan = (
+        plan_star(ONE, JOB, SEED, ABCD) if shape == "star" else plan_chains(ONE, JOB, SEED, ABCD, 1)
+    )
     holders = {one.peer for one in ABCD}
     grown = join(join(plan, facts("e"), holders), facts("f"), holders)
     grown.check()
-    assert {peer: set(sources) for peer, sources in grown.sources.items()} == {"e": holders, "f": holders}
+    assert {peer: set(sources) for peer, sources in grown.sources.items()} == {
+        "e": holders,
+        "f": holders,
+    }
     assert grown.stripes[0].tree.parents[PeerId("e")] in holders
     assert changed_peers(join(plan, facts("e")), join(plan, facts("e"), holders)) >= holders | {"e"}
     assert repair(repair(grown, PeerId("a")), PeerId("f")).sources == {"e": ("b", "c", "d")}
@@ -56,7 +63,8 @@ def test_a_newcomer_has_so_many_sources_those_with_most_uplink_to_spare() -> Non
 def test_orphans_do_not_hang_on_a_newcomer_though_it_has_most_to_spare() -> None:
     """It lacks what was sent before it came; likewise whoever was made a leaf."""
     plan = join(
-        plan_auto(ONE, JOB, facts("seed", 40 * MB), [facts(name, 20 * MB) for name in "abcdef"]), facts("n", 90 * MB)
+        plan_auto(ONE, JOB, facts("seed", 40 * MB), [facts(name, 20 * MB) for name in "abcdef"]),
+        facts("n", 90 * MB),
     )
     for lost in "ab":
         plan = repair(plan, PeerId(lost))
@@ -77,7 +85,10 @@ def test_peers_that_nobody_can_dial_never_share_an_edge() -> None:
 
 
 def test_when_a_relay_is_lost_its_children_are_shared_out_and_the_seed_sends_no_more() -> None:
-    peers = [facts(name, uplink * MB) for name, uplink in zip("abcdef", (40, 20, 20, 10, 10, 10), strict=True)]
+    peers = [
+        facts(name, uplink * MB)
+        for name, uplink in zip("abcdef", (40, 20, 20, 10, 10, 10), strict=True)
+    ]
     plan = plan_auto(ONE, JOB, facts("seed", 40 * MB), peers)
     assert plan.shape == "relay"
     mended = repair(plan, PeerId("a"))

@@ -28,7 +28,11 @@ LONG_S = 2 * BEHIND_S
 
 
 def version(
-    rates: Rates, sender: PeerId, got: dict[PeerId, float], backlog: float = 1.0, seconds: float = LONG_S
+    rates: Rates,
+    sender: PeerId,
+    got: dict[PeerId, float],
+    backlog: float = 1.0,
+    seconds: float = LONG_S,
 ) -> None:
     """A version of which every receiver gets a whole copy from the sender, at these bytes/s."""
     rates.begin({(sender, receiver): 1.0 for receiver in got})
@@ -63,7 +67,14 @@ def test_a_link_is_measured_while_it_flows() -> None:
 
 def test_a_backlog_is_what_waits_from_one_look_to_the_next() -> None:
     meter = BacklogMeter()
-    for at, waits in ((5.0, False), (6.0, True), (8.0, True), (9.0, False), (9.5, False), (9.6, True)):
+    for at, waits in (
+        (5.0, False),
+        (6.0, True),
+        (8.0, True),
+        (9.0, False),
+        (9.5, False),
+        (9.6, True),
+    ):
         meter.look(at, waits=waits)
     assert meter.take() == pytest.approx(3.1)
     assert meter.take() == 0.0
@@ -94,7 +105,9 @@ def test_seconds_in_which_everybody_was_held_up_do_not_lower_a_rate(liars: int) 
     for second, share in enumerate((0.3, 1.0, 1.0, 0.5, 1.0, 1.02)):
         for number, receiver in enumerate(receivers):
             times = 100.0 if number < liars else 1.0
-            rates.received(A, receiver, round(times * share * 10_000), 1.0, now=second + 0.3 * number)
+            rates.received(
+                A, receiver, round(times * share * 10_000), 1.0, now=second + 0.3 * number
+            )
             rates.backlogged(A, receiver, 1.0)
     rates.judge()
     rates.check()
@@ -112,7 +125,9 @@ def test_what_is_not_in_the_plan_counts_for_nothing() -> None:
 
 def test_a_relay_with_nothing_to_pass_on_is_not_slow() -> None:
     """All links of a chain show the rate of the slowest one upstream."""
-    rates = Rates(PeerRate(peer, rate, held_up=True) for peer, rate in ((A, 100.0), (B, 50.0), (C, 100.0)))
+    rates = Rates(
+        PeerRate(peer, rate, held_up=True) for peer, rate in ((A, 100.0), (B, 50.0), (C, 100.0))
+    )
     for _ in range(2):
         rates.begin({(A, B): 1.0, (B, C): 1.0, (C, D): 1.0})
         for sender, receiver in ((A, B), (B, C), (C, D)):
@@ -146,9 +161,16 @@ def test_what_only_one_version_has_shown_is_not_believed() -> None:
 
 def test_least_rates_count_for_more_as_far_as_it_is_of_use() -> None:
     """A chain needs no more of its relays than the root can send. Of E nothing is known."""
-    rates = Rates([PeerRate(A, 100.0, held_up=True), *(PeerRate(peer, 20.0, held_up=False) for peer in (B, C, D))])
+    rates = Rates(
+        [
+            PeerRate(A, 100.0, held_up=True),
+            *(PeerRate(peer, 20.0, held_up=False) for peer in (B, C, D)),
+        ]
+    )
     assert rates.to_plan_with(A, [B, C, D, E]) == {A: 100.0, B: 40.0, C: 40.0, D: 40.0}
-    slow_root = Rates([PeerRate(A, 35.0, held_up=True), *(PeerRate(peer, 20.0, held_up=False) for peer in (B, C))])
+    slow_root = Rates(
+        [PeerRate(A, 35.0, held_up=True), *(PeerRate(peer, 20.0, held_up=False) for peer in (B, C))]
+    )
     assert slow_root.to_plan_with(A, [B, C]) == {A: 35.0, B: 35.0, C: 35.0}
     assert rates.to_plan_with(E, [A, B]) == {A: 100.0, B: 20.0}
 
@@ -226,7 +248,9 @@ def test_a_liar_does_not_matter_where_an_honest_report_comes_late() -> None:
     for second in range(8):
         rates.received(s, a, 1_000_000, 1.0, now=second + 0.5)
         if second % 2 == 0:
-            rates.received(s, b, 2_000_000, 2.0, now=second + 0.5)  # two reports in one window: jitter
+            rates.received(
+                s, b, 2_000_000, 2.0, now=second + 0.5
+            )  # two reports in one window: jitter
         rates.received(s, c, 1_000_000_000, 1.0, now=second + 0.5)
     rates.judge()
     assert rates.uplink(s) == pytest.approx(3_000_000, rel=0.2)
@@ -268,7 +292,9 @@ def test_one_sample_without_pace_that_is_near_is_enough_after_raising() -> None:
 
 
 @pytest.mark.parametrize(("second", "then"), [(100.0, 100.0), (40.0, 50.0), (60.0, 60.0)])
-def test_two_samples_in_a_row_lower_a_rate_and_the_second_is_without_pace(second: float, then: float) -> None:
+def test_two_samples_in_a_row_lower_a_rate_and_the_second_is_without_pace(
+    second: float, then: float
+) -> None:
     rates = known(100.0)
     held_up(rates, 50.0)
     assert (rates.uplink(A), rates.pace(A)) == (100.0, None)
@@ -297,7 +323,13 @@ def test_a_goodput_that_always_stays_behind_the_pace_does_not_shrink_it() -> Non
 
 
 def test_who_passes_nothing_on_is_tried_again_some_day() -> None:
-    rates = Rates([PeerRate(A, 100.0, held_up=True), PeerRate(B, 10.0, held_up=True), PeerRate(C, 100.0, held_up=True)])
+    rates = Rates(
+        [
+            PeerRate(A, 100.0, held_up=True),
+            PeerRate(B, 10.0, held_up=True),
+            PeerRate(C, 100.0, held_up=True),
+        ]
+    )
     version(rates, A, {B: 90.0})
     assert rates.uplink(B) == pytest.approx(10 * RAISE)
     version(rates, B, {A: 9.0})

@@ -10,7 +10,9 @@ from echo2d.core.weights.delta import ChunkMode, decode_chunk, encode_chunk
 from echo2d.errors import IntegrityFault
 
 RNG = np.random.default_rng(7)
-WORDS = (RNG.standard_normal(1 << 17).astype(np.float32).view(np.uint32) >> 16).astype("<u2").tobytes()
+WORDS = (
+    (RNG.standard_normal(1 << 17).astype(np.float32).view(np.uint32) >> 16).astype("<u2").tobytes()
+)
 
 
 def changed(share: float, *, by: Sequence[int] = (-1, 1)) -> bytes:
@@ -39,7 +41,9 @@ def test_an_unchanged_chunk_is_same() -> None:
         (1.0, ChunkMode.DENSE, 0.085),
     ],
 )
-def test_a_changed_chunk_takes_what_its_changes_take(share: float, mode: ChunkMode, most: float) -> None:
+def test_a_changed_chunk_takes_what_its_changes_take(
+    share: float, mode: ChunkMode, most: float
+) -> None:
     new = changed(share)
     encoded = encode_chunk(memoryview(new), memoryview(WORDS))
     assert encoded.mode == mode
@@ -50,7 +54,10 @@ def test_a_changed_chunk_takes_what_its_changes_take(share: float, mode: ChunkMo
 def test_one_odd_byte_is_sparse() -> None:
     encoded = encode_chunk(WORDS + b"a", WORDS + b"b")
     assert (encoded.mode, len(encoded.payload)) == (ChunkMode.SPARSE, 17)
-    assert decode_chunk(ChunkMode.SPARSE, encoded.payload, len(WORDS) + 1, WORDS + b"b") == WORDS + b"a"
+    assert (
+        decode_chunk(ChunkMode.SPARSE, encoded.payload, len(WORDS) + 1, WORDS + b"b")
+        == WORDS + b"a"
+    )
 
 
 def test_weights_are_full() -> None:

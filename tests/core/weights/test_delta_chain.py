@@ -51,7 +51,9 @@ def chain_of(contents: list[bytes]) -> list[tuple[ChunkRecord, bytes]]:
 
 def test_a_composed_record_is_the_one_that_the_base_would_give() -> None:
     contents = versions(5, 6, 0xFFFF, 9)
-    record, payload = compose_record(CHUNK, chain_of(contents), len(contents[0]), lambda: b"not read")
+    record, payload = compose_record(
+        CHUNK, chain_of(contents), len(contents[0]), lambda: b"not read"
+    )
     assert (record, payload) == encode_record(CHUNK, contents[-1], contents[0])
     assert record.mode == ChunkMode.SPARSE
     assert decode_record(record, payload, len(contents[0]), contents[0]) == contents[-1]

@@ -55,7 +55,12 @@ def test_the_sparse_layout_is_fixed() -> None:
     assert changes is not None
     assert changes.places.tolist() == [3, 4, 300, 556]
     data = encode_sparse(new, changes)
-    columns = [bytes([3, 0, 255, 40, 255, 0]), bytes([2 | 0 << 2 | 3 << 4 | 3 << 6]), bytes([4, 255]), b"\x57\x02"]
+    columns = [
+        bytes([3, 0, 255, 40, 255, 0]),
+        bytes([2 | 0 << 2 | 3 << 4 | 3 << 6]),
+        bytes([4, 255]),
+        b"\x57\x02",
+    ]
     assert plain(data, [6, 1, 2, 2]) == [*columns, b"\xab"]
     assert data == payload(*columns, last=b"\xab")
     assert decode_sparse(data, BASE + b"\0") == new
@@ -72,7 +77,9 @@ def test_the_dense_layout_is_fixed() -> None:
     assert decode_dense(data, BASE + b"\0") == new
 
 
-@pytest.mark.parametrize("by", [1, 2, 127, 128, 129, 0x7FFF, 0x8000, 0x8001, 0xFF80, 0xFFFE, 0xFFFF])
+@pytest.mark.parametrize(
+    "by", [1, 2, 127, 128, 129, 0x7FFF, 0x8000, 0x8001, 0xFF80, 0xFFFE, 0xFFFF]
+)
 def test_every_word_comes_back(by: int) -> None:
     """NaNs, infinities, both zeros, signs; densely and sparsely."""
     base = np.arange(1 << 16, dtype="<u2")
@@ -141,7 +148,9 @@ def test_wrong_sparse_payloads_are_refused(wrong: bytes) -> None:
 
 
 def test_the_last_word_can_be_reached() -> None:
-    assert decode_sparse(payload(b"\xff" * 3 + bytes([234]), ONE, b"", b""), BASE) == added([999], [1])
+    assert decode_sparse(payload(b"\xff" * 3 + bytes([234]), ONE, b"", b""), BASE) == added(
+        [999], [1]
+    )
     assert decode_sparse(payload(b"", b"", b"", b""), BASE) == BASE
 
 

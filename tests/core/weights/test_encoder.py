@@ -25,7 +25,9 @@ def test_a_segment_holds_sixty_four_mebibytes() -> None:
     builder = FormBuilder(facts(), (FileEntry("a.json", 10 * CHUNK_BYTES, 0),))
     segments: list[Segment] = []
     for chunk in range(10):
-        full = builder.add(ChunkRecord(ChunkId(chunk), ChunkMode.RAW, CHUNK_BYTES, NO_BASE, digest_of(b"")), ZEROS)
+        full = builder.add(
+            ChunkRecord(ChunkId(chunk), ChunkMode.RAW, CHUNK_BYTES, NO_BASE, digest_of(b"")), ZEROS
+        )
         segments += [] if full is None else [full]
         builder.check()
     segments.append(builder.finish())
@@ -44,7 +46,12 @@ def test_a_full_table_closes_a_segment() -> None:
     closed = [
         full
         for chunk in range(count)
-        if (full := builder.add(ChunkRecord(ChunkId(chunk), ChunkMode.SAME, 0, bytes(range(16)), digest_of(b"")), b""))
+        if (
+            full := builder.add(
+                ChunkRecord(ChunkId(chunk), ChunkMode.SAME, 0, bytes(range(16)), digest_of(b"")),
+                b"",
+            )
+        )
     ]
     builder.check()
     last = builder.finish()
@@ -58,7 +65,9 @@ def test_frames_carry_the_encoded_chunks() -> None:
     form = build_form(facts(), contents)
     (segment,) = form.segments
     carried = b"".join(bytes(payload) for _, payload in segment.frames(form.facts.frame_bytes))
-    assert carried == b"".join(encode_record(ChunkId(0), contents[path])[1] for path in sorted(contents))
+    assert carried == b"".join(
+        encode_record(ChunkId(0), contents[path])[1] for path in sorted(contents)
+    )
     for span, payload in segment.frames(form.facts.frame_bytes):
         assert (len(payload), digest_of(payload)) == (span.length, span.digest)
 
@@ -68,7 +77,9 @@ def test_totals_count_frames_and_tables() -> None:
     form = build_form(facts(), contents, segment_bytes=1000)
     totals = form.roots[-1].totals
     assert totals is not None
-    assert totals.wire_bytes == sum(each.table.wire_bytes + len(each.table.encode()) for each in form.segments)
+    assert totals.wire_bytes == sum(
+        each.table.wire_bytes + len(each.table.encode()) for each in form.segments
+    )
     assert totals.full_bytes == 9 * 50_000
     assert totals.snapshot == form.manifest.digest
     assert len(form.segments) > 1

@@ -6,7 +6,17 @@ import msgpack
 import pytest
 
 from echo2d.core.base.canonical import digest_of
-from echo2d.core.base.ids import FORM_ID_CHARS, ChunkId, Digest, Epoch, PublishSeq, RunId, SegmentId, Version, frame_id
+from echo2d.core.base.ids import (
+    FORM_ID_CHARS,
+    ChunkId,
+    Digest,
+    Epoch,
+    PublishSeq,
+    RunId,
+    SegmentId,
+    Version,
+    frame_id,
+)
 from echo2d.core.weights.delta import ChunkMode
 from echo2d.core.weights.encoding import (
     FRAME_BYTES_DEFAULT,
@@ -31,7 +41,9 @@ from tests.support.encodings import BASE_DIGEST, facts
 FILES = (FileEntry("config.json", 5, 0),)
 
 
-def record(chunk: int, wire_bytes: int, mode: ChunkMode = ChunkMode.RAW, base: bytes = NO_BASE) -> ChunkRecord:
+def record(
+    chunk: int, wire_bytes: int, mode: ChunkMode = ChunkMode.RAW, base: bytes = NO_BASE
+) -> ChunkRecord:
     return ChunkRecord(ChunkId(chunk), mode, wire_bytes, base, digest_of(b"chunk %d" % chunk))
 
 
@@ -114,7 +126,10 @@ def test_a_table_survives_encoding() -> None:
 
 def test_frames_do_not_cross_chunks() -> None:
     spans = frame_layout(TABLE, 65_536)
-    assert [(span.frame, span.chunk, span.offset_in_chunk, span.length, span.offset_in_segment) for span in spans] == [
+    assert [
+        (span.frame, span.chunk, span.offset_in_chunk, span.length, span.offset_in_segment)
+        for span in spans
+    ] == [
         (frame_id(SegmentId(2), 1), 7, 0, 65_536, 0),
         (frame_id(SegmentId(2), 2), 7, 65_536, 65_536, 65_536),
         (frame_id(SegmentId(2), 3), 7, 131_072, 18_928, 131_072),
@@ -139,7 +154,11 @@ def test_a_table_with_too_few_or_too_many_frames(count: int) -> None:
         {"records": (record(7, 0),)},
         {"records": (record(7, 1, ChunkMode.SAME),)},
         {"records": (record(7, 1, ChunkMode.FULL, b"b" * 16),)},
-        {"records": tuple(record(chunk, CHUNK_BYTES) for chunk in range(SEGMENT_BYTES_MAX // CHUNK_BYTES + 1))},
+        {
+            "records": tuple(
+                record(chunk, CHUNK_BYTES) for chunk in range(SEGMENT_BYTES_MAX // CHUNK_BYTES + 1)
+            )
+        },
         {"files": FILES},
         {"segment": SegmentId(0)},
         {"segment": SegmentId(0), "files": (FileEntry("evil.py", 5, 0),)},
@@ -152,7 +171,17 @@ def test_impossible_tables(change: dict[str, object]) -> None:
 
 def columns(**change: object) -> bytes:
     """An encoded table with some columns replaced."""
-    names = ["format", "segment", "first_chunk", "modes", "wire_bytes", "bases", "results", "frames", "files"]
+    names = [
+        "format",
+        "segment",
+        "first_chunk",
+        "modes",
+        "wire_bytes",
+        "bases",
+        "results",
+        "frames",
+        "files",
+    ]
     fields = dict(zip(names, msgpack.unpackb(TABLE.encode()), strict=True))
     packed: bytes = msgpack.packb(list((fields | change).values()))
     return packed

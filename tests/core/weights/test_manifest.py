@@ -34,7 +34,14 @@ MANIFEST = Manifest((CONFIG, WEIGHTS), digests(4))
 
 
 @pytest.mark.parametrize(
-    "path", ["config.json", "model-00001-of-00002.safetensors", "_a/tokenizer.model", "a.py.txt", "chat_template.jinja"]
+    "path",
+    [
+        "config.json",
+        "model-00001-of-00002.safetensors",
+        "_a/tokenizer.model",
+        "a.py.txt",
+        "chat_template.jinja",
+    ],
 )
 def test_allowed_names(path: str) -> None:
     check_path(path)
@@ -90,7 +97,9 @@ def test_a_long_header_is_cut_too() -> None:
 
 
 def test_the_worst_snapshot_stays_within_the_chunk_limit() -> None:
-    worst = [FileEntry(f"{index:05d}.safetensors", CHUNK_BYTES + 9, 8) for index in range(FILES_MAX)]
+    worst = [
+        FileEntry(f"{index:05d}.safetensors", CHUNK_BYTES + 9, 8) for index in range(FILES_MAX)
+    ]
     assert len(chunk_layout(worst)) == 3 * FILES_MAX <= CHUNKS_MAX
     largest = [FileEntry("a.safetensors", SNAPSHOT_BYTES_MAX, 8)]
     assert len(chunk_layout(largest)) <= CHUNKS_MAX

@@ -16,8 +16,14 @@ def header_of(tensors: object) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def tensor(start: int, stop: int, shape: list[Any] | None = None, dtype: str = "BF16") -> dict[str, Any]:
-    return {"dtype": dtype, "shape": [(stop - start) // 2] if shape is None else shape, "data_offsets": [start, stop]}
+def tensor(
+    start: int, stop: int, shape: list[Any] | None = None, dtype: str = "BF16"
+) -> dict[str, Any]:
+    return {
+        "dtype": dtype,
+        "shape": [(stop - start) // 2] if shape is None else shape,
+        "data_offsets": [start, stop],
+    }
 
 
 def check(header: bytes, data_bytes: int) -> None:
@@ -27,7 +33,13 @@ def check(header: bytes, data_bytes: int) -> None:
 
 
 def test_what_the_library_writes_is_right() -> None:
-    file = save({"b": np.zeros((3, 5), np.float32), "a": np.ones(7, np.int8), "empty": np.zeros((0, 4), np.float16)})
+    file = save(
+        {
+            "b": np.zeros((3, 5), np.float32),
+            "a": np.ones(7, np.int8),
+            "empty": np.zeros((0, 4), np.float16),
+        }
+    )
     length = header_bytes(file[:8], len(file))
     check_header(file[:length], len(file))
 

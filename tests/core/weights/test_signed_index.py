@@ -9,7 +9,13 @@ from echo2d.core.base.codec import INT_MAX
 from echo2d.core.base.ids import SEGMENTS_MAX, Digest, Epoch, PublishSeq, RunId, SegmentId, Version
 from echo2d.core.weights.encoder import RootWriter
 from echo2d.core.weights.encoding import FRAME_BYTES_MAX, RUN_ID_CHARS_MAX, FormFacts
-from echo2d.core.weights.signed_index import ROOT_BYTES_MAX, ROOT_SEGMENTS_MAX, FormTotals, Root, running_digest
+from echo2d.core.weights.signed_index import (
+    ROOT_BYTES_MAX,
+    ROOT_SEGMENTS_MAX,
+    FormTotals,
+    Root,
+    running_digest,
+)
 from echo2d.errors import IntegrityFault
 from tests.support.encodings import BASE_DIGEST, facts
 
@@ -23,7 +29,11 @@ ROOT = Root(facts(), SegmentId(3), tuple(digests(2)), running_digest(digests(5))
 
 
 def test_a_root_survives_encoding() -> None:
-    for root in (ROOT, replace(ROOT, totals=TOTALS), replace(ROOT, facts=facts("delta"), segments=())):
+    for root in (
+        ROOT,
+        replace(ROOT, totals=TOTALS),
+        replace(ROOT, facts=facts("delta"), segments=()),
+    ):
         assert Root.decode(root.signing_bytes()) == root
     assert ROOT.form == facts().form
     assert ROOT.segment_count == 5
@@ -62,7 +72,12 @@ def test_impossible_totals() -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"", ROOT.signing_bytes()[:-1], ROOT.signing_bytes() + b"\0", ROOT.signing_bytes().replace(b"root-1", b"root-2")],
+    [
+        b"",
+        ROOT.signing_bytes()[:-1],
+        ROOT.signing_bytes() + b"\0",
+        ROOT.signing_bytes().replace(b"root-1", b"root-2"),
+    ],
 )
 def test_damaged_roots_are_refused(data: bytes) -> None:
     with pytest.raises(IntegrityFault):
@@ -80,9 +95,15 @@ def test_roots_name_each_segment_once() -> None:
         writer.add(name)
     roots += writer.take(TOTALS)
     writer.check()
-    assert [(root.first_segment, root.segment_count) for root in roots] == [(0, 2), (2, 18), (18, 20)]
+    assert [(root.first_segment, root.segment_count) for root in roots] == [
+        (0, 2),
+        (2, 18),
+        (18, 20),
+    ]
     assert [name for root in roots for name in root.segments] == names == list(writer.segments)
-    assert [root.running for root in roots] == [running_digest(names[:count]) for count in (2, 18, 20)]
+    assert [root.running for root in roots] == [
+        running_digest(names[:count]) for count in (2, 18, 20)
+    ]
     assert [root.totals for root in roots] == [None, None, TOTALS]
 
 

@@ -15,7 +15,9 @@ from echo2d.errors import IntegrityFault
 from tests.support.encodings import BuiltForm, build_form, facts
 
 CONTENTS = {f"{index:02d}.txt": bytes(range(256)) * 40 for index in range(6)}
-FORM = build_form(facts(), CONTENTS, segment_bytes=6000)  # a chunk takes about 5.2 kB: one segment each
+FORM = build_form(
+    facts(), CONTENTS, segment_bytes=6000
+)  # a chunk takes about 5.2 kB: one segment each
 LAST = FORM.roots[-1]
 
 
@@ -42,10 +44,15 @@ def test_roots_and_tables_in_order() -> None:
         index.accept_table(number, segment.table.encode())
         index.check()
         assert index.length(frame_id(number, 0)) == len(segment.table.encode())
-        assert index.spans(number) == tuple(span for span, _ in segment.frames(FORM.facts.frame_bytes))
+        assert index.spans(number) == tuple(
+            span for span, _ in segment.frames(FORM.facts.frame_bytes)
+        )
         for span, payload in segment.frames(FORM.facts.frame_bytes):
             assert index.span(span.frame) == span
-            assert (index.digest(span.frame), index.length(span.frame)) == (digest_of(payload), len(payload))
+            assert (index.digest(span.frame), index.length(span.frame)) == (
+                digest_of(payload),
+                len(payload),
+            )
     assert index.complete
     assert index.manifest() == FORM.manifest
 
@@ -93,7 +100,9 @@ def test_a_page_may_not_contradict_a_signed_digest_nor_be_endless() -> None:
     with pytest.raises(IntegrityFault, match="too long"):
         index.accept_page(SegmentId(0), [digest_of(b"")] * (PAGE_SEGMENTS_MAX + 1))
     index.accept_page(SegmentId(0), FORM.digests)
-    assert index.table_digest(SegmentId(3)) is None, "what is beyond the newest root is not believed"
+    assert index.table_digest(SegmentId(3)) is None, (
+        "what is beyond the newest root is not believed"
+    )
     index.check()
 
 
@@ -118,7 +127,9 @@ def other(root: Root, *, running: Digest | None = None) -> Root:
         replace(FORM.roots[1], facts=replace(facts(), frame_bytes=1 << 20)),
         other(FORM.roots[0]),
         replace(FORM.roots[1], running=digest_of(b"lie")),
-        other(FORM.roots[2], running=running_digest([*FORM.digests[:2], digest_of(b"another lie")])),
+        other(
+            FORM.roots[2], running=running_digest([*FORM.digests[:2], digest_of(b"another lie")])
+        ),
     ],
 )
 def test_contradicting_roots_change_nothing(contradiction: Root) -> None:
@@ -165,7 +176,11 @@ def test_where_chunks_go() -> None:
     index = FormIndex(LAST)
     index.accept_page(SegmentId(0), FORM.digests)
     assert (index.files, index.chunk(ChunkId(0)), index.record(ChunkId(0))) == ((), None, None)
-    assert (index.chunk_spans(ChunkId(0)), index.spans(SegmentId(9)), index.table(SegmentId(0))) == ((), (), None)
+    assert (
+        index.chunk_spans(ChunkId(0)),
+        index.spans(SegmentId(9)),
+        index.table(SegmentId(0)),
+    ) == ((), (), None)
     complete(index)
     assert index.files == FORM.manifest.files
     assert index.chunk(ChunkId(2)) == Chunk("02.txt", 0, 10_240)
@@ -175,7 +190,10 @@ def test_where_chunks_go() -> None:
     assert (record.chunk, record.result) == (2, digest_of(CONTENTS["02.txt"]))
     assert [span.chunk for span in index.chunk_spans(ChunkId(2))] == [2]
     assert index.span(frame_id(SegmentId(0), 0)) is None
-    assert (index.digest(frame_id(SegmentId(0), 9)), index.length(frame_id(SegmentId(0), 9))) == (None, None)
+    assert (index.digest(frame_id(SegmentId(0), 9)), index.length(frame_id(SegmentId(0), 9))) == (
+        None,
+        None,
+    )
 
 
 def test_a_damaged_or_unsigned_table_is_refused() -> None:
@@ -230,12 +248,16 @@ def test_signed_tables_that_cannot_be(tables: list[SegmentTable]) -> None:
 
 def test_a_table_of_another_segment() -> None:
     wrong = table(1, record(1, 50))
-    index = FormIndex(Root(facts(), SegmentId(0), (wrong.digest,), running_digest([wrong.digest]), None))
+    index = FormIndex(
+        Root(facts(), SegmentId(0), (wrong.digest,), running_digest([wrong.digest]), None)
+    )
     with pytest.raises(IntegrityFault, match="another segment"):
         index.accept_table(SegmentId(0), wrong.encode())
 
 
-@pytest.mark.parametrize("change", [{"wire_bytes": 1}, {"full_bytes": 1}, {"snapshot": digest_of(b"other")}])
+@pytest.mark.parametrize(
+    "change", [{"wire_bytes": 1}, {"full_bytes": 1}, {"snapshot": digest_of(b"other")}]
+)
 def test_totals_that_do_not_add_up(change: dict[str, object]) -> None:
     assert LAST.totals is not None
     index = FormIndex(replace(LAST, totals=replace(LAST.totals, **change)))  # type: ignore[arg-type]
@@ -248,7 +270,9 @@ def test_totals_that_do_not_add_up(change: dict[str, object]) -> None:
 def test_too_few_chunks_make_no_manifest() -> None:
     short = table(0, record(0, 100))
     totals = FormTotals(100, 100, digest_of(b""))
-    index = FormIndex(Root(facts(), SegmentId(0), (short.digest,), running_digest([short.digest]), totals))
+    index = FormIndex(
+        Root(facts(), SegmentId(0), (short.digest,), running_digest([short.digest]), totals)
+    )
     index.accept_table(SegmentId(0), short.encode())
     with pytest.raises(IntegrityFault):
         index.manifest()

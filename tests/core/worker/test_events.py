@@ -18,5 +18,7 @@ def test_the_events_of_all_parts_come_in() -> None:
 
 def test_the_actions_of_all_parts_go_out_or_become_messages() -> None:
     became_messages = {"ReportEdgeBroken", "Accuse", "FormArrived", "FrameGone"}
-    assert names(worker_events.LeaseAction) | names(worker_events.VersionAction) <= names(worker_state.WorkerAction)
+    assert names(worker_events.LeaseAction) | names(worker_events.VersionAction) <= names(
+        worker_state.WorkerAction
+    )
     assert names(relay_events.RelayAction) - became_messages <= names(worker_state.WorkerAction)

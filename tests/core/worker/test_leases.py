@@ -47,7 +47,13 @@ def key(number: int = 1) -> HeldLease:
 
 
 def output(
-    tokens: int, *, start: int = 0, lease: int = 1, sample: int = 0, label: str = "1-a", finish: Finish | None = None
+    tokens: int,
+    *,
+    start: int = 0,
+    lease: int = 1,
+    sample: int = 0,
+    label: str = "1-a",
+    finish: Finish | None = None,
 ) -> SampleProgressed:
     spans = (LabelSpan(start, start + tokens, label),) if tokens else ()
     words = tuple(range(start, start + tokens))
@@ -59,7 +65,11 @@ def welcome(*kept: HeldLease) -> Welcome:
 
 
 def sent(actions: list[LeaseAction], kind: type) -> list[object]:
-    return [each.message for each in actions if isinstance(each, SendControl) and isinstance(each.message, kind)]
+    return [
+        each.message
+        for each in actions
+        if isinstance(each, SendControl) and isinstance(each.message, kind)
+    ]
 
 
 @pytest.fixture
@@ -74,7 +84,9 @@ def test_a_lease_starts_and_ends_with_its_results(leases: WorkerLeases) -> None:
     assert leases.granted(a_lease(), V1, now=0.0) == [StartGeneration(a_lease())]
     assert (leases.running, leases.held()) == (2, (key(),))
     assert leases.progressed(output(3), LABELS, now=1.0) == []
-    [first] = sent(leases.progressed(output(2, start=3, finish="stop"), LABELS, now=1.0), SampleFinished)
+    [first] = sent(
+        leases.progressed(output(2, start=3, finish="stop"), LABELS, now=1.0), SampleFinished
+    )
     assert isinstance(first, SampleFinished)
     assert unpack_tokens(first.tokens).tolist() == [0, 1, 2, 3, 4]
     assert first.spans == (VersionSpan(0, 5, *_parts(V1)),)
@@ -105,7 +117,9 @@ def _parts(version: VersionKey) -> tuple[Version, Digest]:
 def test_what_cannot_be_worked_on_is_given_back(
     leases: WorkerLeases, serving: VersionKey | None, lease: LeaseGranted, reason: str
 ) -> None:
-    assert leases.granted(lease, serving, now=0.0) == [SendControl(LeaseFailed(LeaseId(1), 1, reason))]
+    assert leases.granted(lease, serving, now=0.0) == [
+        SendControl(LeaseFailed(LeaseId(1), 1, reason))
+    ]
     assert leases.idle
 
 
@@ -134,12 +148,16 @@ def test_progress_tells_new_tokens_every_two_seconds(leases: WorkerLeases) -> No
     assert leases.wake_at() == PROGRESS_S
     [message] = sent(leases.report(now=PROGRESS_S), LeaseProgress)
     assert isinstance(message, LeaseProgress)
-    assert [(delta.sample, delta.spans) for delta in message.samples] == [(0, (VersionSpan(0, 3, *_parts(V1)),))]
+    assert [(delta.sample, delta.spans) for delta in message.samples] == [
+        (0, (VersionSpan(0, 3, *_parts(V1)),))
+    ]
     leases.progressed(output(2, start=3), LABELS, now=2.5)
     [message] = sent(leases.report(now=2 * PROGRESS_S), LeaseProgress)
     assert isinstance(message, LeaseProgress)
     assert message.samples[0].spans == (VersionSpan(3, 5, *_parts(V1)),)
-    assert sent(leases.report(now=3 * PROGRESS_S), LeaseProgress) == [LeaseProgress(LeaseId(1), 1, ())]
+    assert sent(leases.report(now=3 * PROGRESS_S), LeaseProgress) == [
+        LeaseProgress(LeaseId(1), 1, ())
+    ]
 
 
 def test_a_stuck_engine_does_not_keep_its_lease(leases: WorkerLeases) -> None:
@@ -163,7 +181,9 @@ def test_a_stuck_engine_does_not_keep_its_lease(leases: WorkerLeases) -> None:
         (output(1, start=2, sample=5), "an unknown sample"),
     ],
 )
-def test_output_that_makes_no_sense_ends_the_lease(leases: WorkerLeases, bad: SampleProgressed, word: str) -> None:
+def test_output_that_makes_no_sense_ends_the_lease(
+    leases: WorkerLeases, bad: SampleProgressed, word: str
+) -> None:
     leases.granted(a_lease(), V1, now=0.0)
     leases.progressed(output(2), LABELS, now=0.0)
     actions = leases.progressed(bad, LABELS, now=0.0)
@@ -194,13 +214,17 @@ def test_results_wait_until_their_version_is_confirmed(leases: WorkerLeases) -> 
 def test_results_of_a_refit_in_doubt_are_nobodys(leases: WorkerLeases) -> None:
     leases.granted(a_lease(samples=(0,)), V1, now=0.0)
     leases.progressed(output(1, label="2-b", finish="stop"), LABELS, now=0.0)
-    assert leases.doubted(V2, now=0.0) == [SendControl(LeaseFailed(LeaseId(1), 1, "a refit failed"))]
+    assert leases.doubted(V2, now=0.0) == [
+        SendControl(LeaseFailed(LeaseId(1), 1, "a refit failed"))
+    ]
     assert leases.idle
 
 
 def told(actions: list[LeaseAction], sample: int = 0) -> list[int]:
     """The tokens of this sample in progress messages."""
-    messages = [message for message in sent(actions, LeaseProgress) if isinstance(message, LeaseProgress)]
+    messages = [
+        message for message in sent(actions, LeaseProgress) if isinstance(message, LeaseProgress)
+    ]
     deltas = [delta for message in messages for delta in message.samples if delta.sample == sample]
     return [token for delta in deltas for token in unpack_tokens(delta.tokens).tolist()]
 
@@ -234,7 +258,10 @@ def test_what_a_lease_has_is_told_before_it_is_given_back(leases: WorkerLeases, 
     else:
         actions = leases.failed(key(), "engine fault", now=3.0)
     assert told(actions) == [2, 3, 4]
-    assert [type(each.message) for each in actions if isinstance(each, SendControl)] == [LeaseProgress, LeaseFailed]
+    assert [type(each.message) for each in actions if isinstance(each, SendControl)] == [
+        LeaseProgress,
+        LeaseFailed,
+    ]
 
 
 def test_of_a_revoked_version_nothing_is_told(leases: WorkerLeases) -> None:

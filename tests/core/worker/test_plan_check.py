@@ -27,7 +27,13 @@ def test_a_good_one() -> None:
     ("wrong", "says"),
     [
         (replace(GOOD, stripes=(PLACE, PLACE)), "the same"),
-        (replace(GOOD, stripes=tuple(replace(PLACE, stripe=StripeId(n)) for n in range(STRIPES_MAX + 1))), "too many"),
+        (
+            replace(
+                GOOD,
+                stripes=tuple(replace(PLACE, stripe=StripeId(n)) for n in range(STRIPES_MAX + 1)),
+            ),
+            "too many",
+        ),
         (replace(GOOD, peers=(PARENT, PARENT, CHILD)), "linked with"),
         (replace(GOOD, peers=(PARENT, CHILD, replace(CHILD, peer=ME))), "linked with"),
         (replace(GOOD, peers=(PARENT, replace(CHILD, secret=b"short"))), "linked with"),
@@ -36,13 +42,22 @@ def test_a_good_one() -> None:
             (replace(GOOD, peers=(PARENT, replace(CHILD, pace=p))), "linked with")
             for p in (0.0, -1.0, math.nan, math.inf)
         ),
-        (replace(GOOD, peers=(replace(PARENT, address=Address("169.254.169.254", 80)), CHILD)), "linked with"),
-        (replace(GOOD, peers=(replace(PARENT, address=Address("10.0.0.1", 1 << 40)), CHILD)), "linked with"),
+        (
+            replace(GOOD, peers=(replace(PARENT, address=Address("169.254.169.254", 80)), CHILD)),
+            "linked with",
+        ),
+        (
+            replace(GOOD, peers=(replace(PARENT, address=Address("10.0.0.1", 1 << 40)), CHILD)),
+            "linked with",
+        ),
         (replace(GOOD, stripes=(PLACE, StripeEdge(StripeId(1), 1.0, None, ()))), "begins here"),
         (replace(GOOD, peers=(PARENT,)), "impossible"),
         (replace(GOOD, sources=(PeerId("far"),)), "no peer of it"),
         (replace(GOOD, stripes=(replace(PLACE, parent=DOWN),)), "impossible"),
-        *((replace(GOOD, stripes=(replace(PLACE, weight=w),)), "impossible") for w in (0.0, -1.0, math.nan, math.inf)),
+        *(
+            (replace(GOOD, stripes=(replace(PLACE, weight=w),)), "impossible")
+            for w in (0.0, -1.0, math.nan, math.inf)
+        ),
     ],
 )
 def test_a_bad_one(wrong: PlanEdges, says: str) -> None:

@@ -76,7 +76,9 @@ from tests.support.worker import RUN, a_key, a_refit, a_refit_failure, a_root, a
 ME, PARENT = PeerId("b" * 32), PeerId("a" * 32)
 LABEL = version_label(a_key(0).version, a_key(0).digest)
 WELCOME = Welcome(ME, RUN, Epoch(1), PublishSeq(0), 2.0, (), ())
-LEASE = LeaseGranted(LeaseId(1), 1, GroupId(1), pack_tokens([3]), (4,), 8, 1.0, 1.0, (), Version(0), 15.0)
+LEASE = LeaseGranted(
+    LeaseId(1), 1, GroupId(1), pack_tokens([3]), (4,), 8, 1.0, 1.0, (), Version(0), 15.0
+)
 KEY = HeldLease(LeaseId(1), 1)
 
 
@@ -84,7 +86,9 @@ class Machine:
     """A WorkerState that is checked after every event."""
 
     def __init__(self, *, slots: int = 4, standing: Sequence[Standing] = ()) -> None:
-        self.state = WorkerState(Relay(ME), RUN, slots=slots, publish_seq=PublishSeq(0), standing=standing)
+        self.state = WorkerState(
+            Relay(ME), RUN, slots=slots, publish_seq=PublishSeq(0), standing=standing
+        )
         self.now = 0.0
 
     def on(self, *events: WorkerEvent) -> list[WorkerAction]:
@@ -112,16 +116,22 @@ def machine() -> Iterator[Machine]:
 
 def a_token(finish: bool = False, sample: int = 4) -> SampleProgressed:
     span = LabelSpan(0, 1, LABEL)
-    return SampleProgressed(LeaseId(1), 1, sample, (7,), (-1.0,), (span,), "stop" if finish else None)
+    return SampleProgressed(
+        LeaseId(1), 1, sample, (7,), (-1.0,), (span,), "stop" if finish else None
+    )
 
 
 def a_plan(form: FormId) -> PlanEdges:
     edge = StripeEdge(StripeId(0), 1.0, PARENT, ())
-    return PlanEdges(form, PlanId(1), Generation(1), (edge,), (EdgePeer(PARENT, None, False, bytes(32)),))
+    return PlanEdges(
+        form, PlanId(1), Generation(1), (edge,), (EdgePeer(PARENT, None, False, bytes(32)),)
+    )
 
 
 def test_a_lease_is_taken_for_the_version_served(machine: Machine) -> None:
-    assert machine.said(CoordinatorSaid(LEASE)) == [LeaseFailed(LeaseId(1), 1, "no version is served")]
+    assert machine.said(CoordinatorSaid(LEASE)) == [
+        LeaseFailed(LeaseId(1), 1, "no version is served")
+    ]
     machine.serve(0)
     assert machine.on(CoordinatorSaid(LEASE)) == [StartGeneration(LEASE)]
     [result] = machine.said(a_token(finish=True))
@@ -134,9 +144,13 @@ def test_a_lease_is_taken_for_the_version_served(machine: Machine) -> None:
 def test_cancelled_and_failed_leases_end(machine: Machine) -> None:
     machine.serve(0)
     machine.on(CoordinatorSaid(LEASE))
-    assert machine.on(CoordinatorSaid(LeaseCancelled(LeaseId(1), 1))) == [AbortGeneration(LeaseId(1), 1)]
+    assert machine.on(CoordinatorSaid(LeaseCancelled(LeaseId(1), 1))) == [
+        AbortGeneration(LeaseId(1), 1)
+    ]
     machine.on(CoordinatorSaid(LEASE))
-    assert machine.said(GenerationFailed(LeaseId(1), 1, "engine died")) == [LeaseFailed(LeaseId(1), 1, "engine died")]
+    assert machine.said(GenerationFailed(LeaseId(1), 1, "engine died")) == [
+        LeaseFailed(LeaseId(1), 1, "engine died")
+    ]
 
 
 def test_nothing_is_said_while_the_control_link_is_down(machine: Machine) -> None:
@@ -144,7 +158,12 @@ def test_nothing_is_said_while_the_control_link_is_down(machine: Machine) -> Non
     machine.on(CoordinatorSaid(LEASE), ControlDown())
     assert machine.said(a_token(finish=True)) == []
     hello = machine.state.hello(kind="worker", name="box", boot_id="b", listen=None, forms=())
-    assert (hello.leases, hello.serving, hello.holding, hello.slots) == ((KEY,), a_key(0), (a_key(0),), 4)
+    assert (hello.leases, hello.serving, hello.holding, hello.slots) == (
+        (KEY,),
+        a_key(0),
+        (a_key(0),),
+        4,
+    )
     kept = Welcome(ME, RUN, Epoch(1), PublishSeq(1), 2.0, (KEY,), ())
     assert [type(message) for message in machine.said(ControlUp(kept))] == [SampleFinished]
 
@@ -152,11 +171,16 @@ def test_nothing_is_said_while_the_control_link_is_down(machine: Machine) -> Non
 def test_what_is_served_after_the_hello_is_told_with_the_welcome() -> None:
     """The hello said that nothing is served, and nothing can be said before the welcome."""
     machine = Machine()
-    assert machine.state.hello(kind="worker", name="box", boot_id="b", listen=None, forms=()).serving is None
+    assert (
+        machine.state.hello(kind="worker", name="box", boot_id="b", listen=None, forms=()).serving
+        is None
+    )
     machine.serve(0)
     assert machine.said(ControlUp(WELCOME)) == [RefitDone(*_of(0), 0.25, True)]
     machine.on(ControlDown())
-    assert machine.state.hello(kind="worker", name="box", boot_id="b", listen=None, forms=()).serving == a_key(0)
+    assert machine.state.hello(
+        kind="worker", name="box", boot_id="b", listen=None, forms=()
+    ).serving == a_key(0)
     assert machine.said(ControlUp(WELCOME)) == []
 
 
@@ -193,7 +217,10 @@ def test_tokens_written_before_the_refit_is_confirmed_wait_for_it(machine: Machi
     label = version_label(a_key(1).version, a_key(1).digest)
     early = SampleProgressed(LeaseId(1), 1, 4, (7,), (-1.0,), (LabelSpan(0, 1, label),), "stop")
     assert machine.said(early) == []
-    assert [type(message).__name__ for message in machine.said(a_refit(1))] == ["RefitDone", "SampleFinished"]
+    assert [type(message).__name__ for message in machine.said(a_refit(1))] == [
+        "RefitDone",
+        "SampleFinished",
+    ]
 
 
 def test_a_form_arrives_through_the_relay_and_is_applied(machine: Machine) -> None:
@@ -204,7 +231,10 @@ def test_a_form_arrives_through_the_relay_and_is_applied(machine: Machine) -> No
     assert any(isinstance(action, relay_events.ExpectPeer) for action in actions)
     opened = machine.on(relay_events.LinkUp(PARENT))
     assert any(isinstance(action, relay_events.OpenStream) for action in opened)
-    machine.on(relay_events.TableHeld(root.form, SegmentId(0), (5,)), relay_events.FormComplete(root.form, 1))
+    machine.on(
+        relay_events.TableHeld(root.form, SegmentId(0), (5,)),
+        relay_events.FormComplete(root.form, 1),
+    )
     frames = (frame_id(SegmentId(0), 0), frame_id(SegmentId(0), 1))
     machine.on(relay_events.FramesFound(root.form, frames))
     assert VersionVerified(root.form, *_of(0)) in machine.said(a_snapshot(root))
@@ -213,7 +243,10 @@ def test_a_form_arrives_through_the_relay_and_is_applied(machine: Machine) -> No
 def test_a_relay_peer_says_verified_when_all_frames_are_there() -> None:
     machine, root = Machine(slots=0), a_root(0)
     machine.on(ControlUp(WELCOME), RootVerified(root), CoordinatorSaid(a_plan(root.form)))
-    machine.on(relay_events.TableHeld(root.form, SegmentId(0), (5,)), relay_events.FormComplete(root.form, 1))
+    machine.on(
+        relay_events.TableHeld(root.form, SegmentId(0), (5,)),
+        relay_events.FormComplete(root.form, 1),
+    )
     said = machine.said(relay_events.FramesFound(root.form, (frame_id(SegmentId(0), 1),)))
     assert said == [VersionVerified(root.form, *_of(0))]
 
@@ -238,7 +271,9 @@ def test_a_form_that_gave_way_to_another_is_not_waited_for(machine: Machine) -> 
     root = a_root(2)
     assert machine.on(RootVerified(root), CoordinatorSaid(a_plan(root.form)))
     assert DropForm(root.form) in machine.on(relay_events.FormForgotten(root.form))
-    assert ApplyForm(root.form) not in machine.on(ApplyCancelled(root.form), relay_events.RelayDeadlinePassed())
+    assert ApplyForm(root.form) not in machine.on(
+        ApplyCancelled(root.form), relay_events.RelayDeadlinePassed()
+    )
 
 
 def test_in_exclusive_mode_engines_stand_still_while_a_version_comes() -> None:
@@ -271,7 +306,9 @@ def test_a_refit_says_how_long_engines_were_held_for_it() -> None:
     machine.on(RootVerified(second))
     assert held_s(1, at=13.0) == 3.0
     machine.on(a_snapshot(second))
-    assert held_s(2, at=17.5) == 4.5, "they were not released in between, and none of it counts twice"
+    assert held_s(2, at=17.5) == 4.5, (
+        "they were not released in between, and none of it counts twice"
+    )
     machine.on(ControlUp(WELCOME), RootVerified(a_root(3)), a_snapshot(a_root(3)))
     assert held_s(3, at=20.0) == 0.0, "in background mode they are not held"
 
@@ -300,7 +337,9 @@ def test_engines_go_on_when_the_version_does_not_come(end: WorkerEvent) -> None:
 def test_a_drained_worker_leaves_when_all_is_answered(machine: Machine) -> None:
     machine.serve(0)
     machine.on(CoordinatorSaid(LEASE), CoordinatorSaid(Drain("maintenance")))
-    other = LeaseGranted(LeaseId(2), 1, GroupId(1), pack_tokens([3]), (4,), 8, 1.0, 1.0, (), Version(0), 15.0)
+    other = LeaseGranted(
+        LeaseId(2), 1, GroupId(1), pack_tokens([3]), (4,), 8, 1.0, 1.0, (), Version(0), 15.0
+    )
     assert machine.said(CoordinatorSaid(other)) == [LeaseFailed(LeaseId(2), 1, "draining")]
     machine.on(a_token(finish=True))
     assert machine.on(CoordinatorSaid(SampleAnswered(LeaseId(1), 1, 4, True, ""))) == [
@@ -325,4 +364,6 @@ def test_progress_is_due_two_seconds_after_a_grant(machine: Machine) -> None:
     machine.on(CoordinatorSaid(LEASE))
     assert machine.state.wake_at() == 2.0
     machine.now = 2.0
-    assert [type(message).__name__ for message in machine.said(relay_events.RelayDeadlinePassed())] == ["LeaseProgress"]
+    assert [
+        type(message).__name__ for message in machine.said(relay_events.RelayDeadlinePassed())
+    ] == ["LeaseProgress"]

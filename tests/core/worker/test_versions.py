@@ -6,7 +6,13 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from echo2d.core.base.ids import Digest, Epoch, PublishSeq, RunId, Version, version_label
-from echo2d.core.protocol.control_messages import ApplyFailed, RefitDone, RefitFailed, VersionKey, VersionVerified
+from echo2d.core.protocol.control_messages import (
+    ApplyFailed,
+    RefitDone,
+    RefitFailed,
+    VersionKey,
+    VersionVerified,
+)
 from echo2d.core.worker.events import (
     ApplyForm,
     CancelApply,
@@ -18,7 +24,13 @@ from echo2d.core.worker.events import (
     VersionAction,
     WorkerNote,
 )
-from echo2d.core.worker.versions import FORMS_MAX, REFIT_RETRY_S, REFIT_RETRY_S_MAX, REFIT_TRIES_MAX, WorkerVersions
+from echo2d.core.worker.versions import (
+    FORMS_MAX,
+    REFIT_RETRY_S,
+    REFIT_RETRY_S_MAX,
+    REFIT_TRIES_MAX,
+    WorkerVersions,
+)
 from tests.support.worker import (
     RUN,
     a_key,
@@ -31,7 +43,9 @@ from tests.support.worker import (
 )
 
 
-def make(*, engines: bool = True, seq: int = 0, standing: Sequence[Standing] = ()) -> WorkerVersions:
+def make(
+    *, engines: bool = True, seq: int = 0, standing: Sequence[Standing] = ()
+) -> WorkerVersions:
     return WorkerVersions(RUN, engines=engines, publish_seq=PublishSeq(seq), standing=standing)
 
 
@@ -43,11 +57,20 @@ def versions() -> Iterator[WorkerVersions]:
 
 
 def said(actions: Sequence[VersionAction], kind: type) -> list[object]:
-    return [each.message for each in actions if isinstance(each, SendControl) and isinstance(each.message, kind)]
+    return [
+        each.message
+        for each in actions
+        if isinstance(each, SendControl) and isinstance(each.message, kind)
+    ]
 
 
 def arrive(
-    versions: WorkerVersions, version: int, *, path: str = "slot", seq: int | None = None, epoch: int = 1
+    versions: WorkerVersions,
+    version: int,
+    *,
+    path: str = "slot",
+    seq: int | None = None,
+    epoch: int = 1,
 ) -> list[VersionAction]:
     """Root, plan, all frames, snapshot: all of it, without a refit's end."""
     root = a_root(version, seq=seq, epoch=epoch)
@@ -71,7 +94,9 @@ def test_a_version_is_indexed_applied_verified_and_served(versions: WorkerVersio
     assert versions.arrived(root.form, now=0.0) == []
     verified = SendControl(VersionVerified(root.form, *_parts(a_key(0))))
     assert versions.ready(a_snapshot(root), now=0.0) == [verified, an_order(0)]
-    assert versions.refitted(a_refit(0), now=1.0) == [SendControl(RefitDone(*_parts(a_key(0)), 0.25, True))]
+    assert versions.refitted(a_refit(0), now=1.0) == [
+        SendControl(RefitDone(*_parts(a_key(0)), 0.25, True))
+    ]
     assert (versions.serving, versions.holding()) == (a_key(0), (a_key(0),))
     assert versions.labels == {version_label(*_parts(a_key(0))): a_key(0)}
 
@@ -134,7 +159,9 @@ def test_applying_waits_while_a_refit_reads_the_spare_slot(versions: WorkerVersi
     assert actions[-2:] == [an_order(1, "b"), ApplyForm(root.form)]
 
 
-def test_applying_waits_for_a_refit_of_the_same_version_from_the_other_slot(versions: WorkerVersions) -> None:
+def test_applying_waits_for_a_refit_of_the_same_version_from_the_other_slot(
+    versions: WorkerVersions,
+) -> None:
     """A newer epoch published it again, and it was applied again before its root named it."""
     arrive(versions, 0, path="a")
     again, root = a_root(0, seq=2, epoch=2, whole=False), a_root(1, seq=3, epoch=2)
@@ -142,7 +169,9 @@ def test_applying_waits_for_a_refit_of_the_same_version_from_the_other_slot(vers
     assert versions.planned(again.form, now=0.0) == [ApplyForm(again.form)]
     versions.ready(a_snapshot(again, "b"), now=0.0)
     versions.announced(root, now=0.0)
-    assert versions.planned(root.form, now=0.0) == [], "the refit reads slot a, which is the spare one now"
+    assert versions.planned(root.form, now=0.0) == [], (
+        "the refit reads slot a, which is the spare one now"
+    )
     assert versions.refitted(a_refit(0), now=1.0)[-1] == ApplyForm(root.form)
 
 
@@ -166,12 +195,16 @@ def test_a_form_that_has_arrived_is_applied_first(versions: WorkerVersions) -> N
     assert ApplyForm(new.form) in versions.ready(a_snapshot(old), now=0.0)
 
 
-def test_a_rejected_form_is_reported_and_tried_again_with_the_next_plan(versions: WorkerVersions) -> None:
+def test_a_rejected_form_is_reported_and_tried_again_with_the_next_plan(
+    versions: WorkerVersions,
+) -> None:
     root = a_root(0)
     versions.announced(root, now=0.0)
     [order] = versions.planned(root.form, now=0.0)
     assert isinstance(order, ApplyForm)
-    assert versions.rejected(a_rejection(order), now=0.0) == [SendControl(ApplyFailed(root.form, "disk full"))]
+    assert versions.rejected(a_rejection(order), now=0.0) == [
+        SendControl(ApplyFailed(root.form, "disk full"))
+    ]
     assert versions.planned(root.form, now=0.0) == [ApplyForm(root.form)]
 
 
@@ -238,11 +271,15 @@ def test_a_refit_in_doubt_serves_nothing(versions: WorkerVersions) -> None:
     assert versions.serving is None
 
 
-def test_a_damaged_slot_is_applied_again_while_the_old_version_is_served(versions: WorkerVersions) -> None:
+def test_a_damaged_slot_is_applied_again_while_the_old_version_is_served(
+    versions: WorkerVersions,
+) -> None:
     serve(versions, 0)
     arrive(versions, 1, path="other")
     old = version_label(a_key(0).version, a_key(0).digest)
-    actions = versions.refit_failed(dataclasses.replace(a_refit_failure(1, old), damaged=True), now=1.0)
+    actions = versions.refit_failed(
+        dataclasses.replace(a_refit_failure(1, old), damaged=True), now=1.0
+    )
     [report] = said(actions, RefitFailed)
     assert isinstance(report, RefitFailed)
     assert report.serving == a_key(0) == versions.serving
@@ -259,11 +296,18 @@ def test_memory_that_is_not_the_snapshot_serves_nothing(versions: WorkerVersions
     assert versions.serving is None
 
 
-def test_a_revoked_version_is_not_served_until_it_is_published_again(versions: WorkerVersions) -> None:
+def test_a_revoked_version_is_not_served_until_it_is_published_again(
+    versions: WorkerVersions,
+) -> None:
     serve(versions, 3)
     [report] = said(versions.revoked(Epoch(2), [a_key(3)], now=1.0), RefitFailed)
     assert isinstance(report, RefitFailed)
-    assert (report.reason, versions.serving, versions.holding(), dict(versions.labels)) == ("revoked", None, (), {})
+    assert (report.reason, versions.serving, versions.holding(), dict(versions.labels)) == (
+        "revoked",
+        None,
+        (),
+        {},
+    )
     versions.check()
     note, _ = versions.announced(a_root(3, seq=9), now=1.0)
     assert note == WorkerNote("root refused: version 3 of epoch 1 is revoked")
@@ -274,8 +318,12 @@ def test_what_was_revoked_is_not_applied_again(versions: WorkerVersions) -> None
     """Told in the epoch that published them (they are forgotten by now), so their forms are not void."""
     for version in range(3):
         serve(versions, version)
-    assert versions.revoked(Epoch(1), [a_key(1), a_key(2)], now=1.0)[-1] == ApplyForm(a_root(0).form)
-    assert versions.ready(a_snapshot(a_root(0)), now=1.0)[-1] == an_order(0), "no slot for 2, then for 1, then for 0"
+    assert versions.revoked(Epoch(1), [a_key(1), a_key(2)], now=1.0)[-1] == ApplyForm(
+        a_root(0).form
+    )
+    assert versions.ready(a_snapshot(a_root(0)), now=1.0)[-1] == an_order(0), (
+        "no slot for 2, then for 1, then for 0"
+    )
     assert len(versions.refitted(a_refit(0), now=1.0)) == 1
 
 
@@ -291,7 +339,9 @@ def test_an_older_version_published_again_becomes_the_newest(versions: WorkerVer
     assert an_order(2, "b") in arrive(versions, 2, path="b", seq=9, epoch=2)
 
 
-def test_what_stands_in_the_spare_slot_becomes_current_when_it_is_published_again(versions: WorkerVersions) -> None:
+def test_what_stands_in_the_spare_slot_becomes_current_when_it_is_published_again(
+    versions: WorkerVersions,
+) -> None:
     """Only then is it said to stand: the next delta is made from it, and decoded on what is current."""
     arrive(versions, 4, path="a")
     versions.refitted(a_refit(4), now=0.0)
@@ -336,4 +386,6 @@ def test_a_version_whose_engine_died_is_loaded_again(versions: WorkerVersions) -
     assert versions.engine_lost("noticed again", now=10.0) == []
     assert versions.wake_at() == 10.0 + REFIT_RETRY_S
     assert versions.choose(now=10.0 + REFIT_RETRY_S) == [an_order(1)]
-    assert versions.engine_lost("while it is loaded", now=16.0) == [], "the refit under way will tell"
+    assert versions.engine_lost("while it is loaded", now=16.0) == [], (
+        "the refit under way will tell"
+    )

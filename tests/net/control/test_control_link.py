@@ -98,7 +98,9 @@ async def server() -> AsyncIterator[Coordinator]:
 
 
 @asynccontextmanager
-async def linked(url: str, owner: Owner, identity: Identity = IDENTITY) -> AsyncIterator[ControlLink]:
+async def linked(
+    url: str, owner: Owner, identity: Identity = IDENTITY
+) -> AsyncIterator[ControlLink]:
     link = ControlLink(url, identity, owner, rng=random.Random(1))
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(link.run())
@@ -152,7 +154,9 @@ async def test_leaving_sends_what_is_queued_first(server: Coordinator) -> None:
     link.send(Goodbye("nobody hears this"))
 
 
-async def test_the_coordinator_closes_after_its_last_words_and_the_peer_comes_back(server: Coordinator) -> None:
+async def test_the_coordinator_closes_after_its_last_words_and_the_peer_comes_back(
+    server: Coordinator,
+) -> None:
     owner = Owner(HELLO)
     async with linked(server.url, owner):
         session = await server.welcome()
@@ -217,7 +221,10 @@ async def test_a_permanent_refusal_after_the_hello_ends_the_link(server: Coordin
 
 async def test_a_wrong_signature_is_refused(server: Coordinator) -> None:
     headers = {PEER_HEADER: peer_id_of(public_bytes(PEER)), NONCE_HEADER: "00" * 32}
-    async with aiohttp.ClientSession() as http, http.ws_connect(f"{server.url}/v1/worker", headers=headers) as socket:
+    async with (
+        aiohttp.ClientSession() as http,
+        http.ws_connect(f"{server.url}/v1/worker", headers=headers) as socket,
+    ):
         await socket.receive_bytes()
         await socket.send_bytes(ANSWER.encode(ChallengeAnswer(bytes(64))))
         refused = TO_PEER.decode(await socket.receive_bytes())
@@ -227,7 +234,10 @@ async def test_a_wrong_signature_is_refused(server: Coordinator) -> None:
 
 async def test_a_nonce_is_needed(server: Coordinator) -> None:
     headers = {PEER_HEADER: peer_id_of(public_bytes(PEER)), NONCE_HEADER: "xyz"}
-    async with aiohttp.ClientSession() as http, http.ws_connect(f"{server.url}/v1/worker", headers=headers) as socket:
+    async with (
+        aiohttp.ClientSession() as http,
+        http.ws_connect(f"{server.url}/v1/worker", headers=headers) as socket,
+    ):
         assert TO_PEER.decode(await socket.receive_bytes()).reason == "protocol"
 
 
@@ -244,13 +254,17 @@ async def test_a_first_message_that_is_not_this_peers_hello_is_refused(
     assert server.events.empty()
 
 
-async def test_a_silent_handshake_is_closed(server: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_handshake_is_closed(
+    server: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(control_server, "HELLO_TIMEOUT_S", 0.05)
     async with raw_socket(server) as socket:
         assert (await socket.receive()).type is aiohttp.WSMsgType.CLOSE
 
 
-async def test_a_peer_that_goes_silent_is_closed(server: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_peer_that_goes_silent_is_closed(
+    server: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(control_server, "SILENCE_S_MAX", 0.2)
     async with raw_socket(server) as socket:
         await socket.send_bytes(TO_COORDINATOR.encode(HELLO))
@@ -260,7 +274,12 @@ async def test_a_peer_that_goes_silent_is_closed(server: Coordinator, monkeypatc
 
 @pytest.mark.parametrize(
     ("data", "words"),
-    [(b"\xc1", "malformed"), (b"\x91\xa3Nix", "unknown message"), ("text", "binary"), (bytes((4 << 20) + 1), "1009")],
+    [
+        (b"\xc1", "malformed"),
+        (b"\x91\xa3Nix", "unknown message"),
+        ("text", "binary"),
+        (bytes((4 << 20) + 1), "1009"),
+    ],
 )
 async def test_what_breaks_the_protocol_is_said_counted_and_closed(
     server: Coordinator, data: bytes | str, words: str
@@ -274,12 +293,18 @@ async def test_what_breaks_the_protocol_is_said_counted_and_closed(
         assert isinstance(disconnected, PeerDisconnected)
         assert disconnected.reason.startswith("protocol: ")
         message = await socket.receive()
-    said = str(TO_PEER.decode(message.data)) if message.type is aiohttp.WSMsgType.BINARY else str(message.data)
+    said = (
+        str(TO_PEER.decode(message.data))
+        if message.type is aiohttp.WSMsgType.BINARY
+        else str(message.data)
+    )
     assert words in said
     assert server.sessions.faults[IDENTITY.peer] == 1
 
 
-async def test_a_peer_that_does_not_read_is_given_up(server: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_peer_that_does_not_read_is_given_up(
+    server: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(send_buffer, "QUEUE_BYTES_MAX", 1000)
     async with raw_socket(server) as socket:
         await socket.send_bytes(TO_COORDINATOR.encode(HELLO))
@@ -310,10 +335,15 @@ async def test_a_peer_that_pings_and_does_not_read_is_given_up_too(
         assert gone == PeerDisconnected(session, "slow: it does not read what it is sent")
 
 
-async def test_too_many_peers_are_told_to_come_later(server: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_many_peers_are_told_to_come_later(
+    server: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(control_server, "SESSIONS_MAX", 0)
     headers = {PEER_HEADER: IDENTITY.peer, NONCE_HEADER: "00" * 32}
-    async with aiohttp.ClientSession() as http, http.ws_connect(f"{server.url}/v1/worker", headers=headers) as socket:
+    async with (
+        aiohttp.ClientSession() as http,
+        http.ws_connect(f"{server.url}/v1/worker", headers=headers) as socket,
+    ):
         assert TO_PEER.decode(await socket.receive_bytes()).reason == "busy"
 
 

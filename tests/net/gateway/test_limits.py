@@ -22,11 +22,17 @@ def test_open_requests_are_limited_for_each_and_for_all(monkeypatch: pytest.Monk
     with ExitStack() as stack:
         for _ in range(3):
             stack.enter_context(requests.one_of("a"))
-        with pytest.raises(CallRefusal, match="3 requests of yours are open; try again"), requests.one_of("a"):
+        with (
+            pytest.raises(CallRefusal, match="3 requests of yours are open; try again"),
+            requests.one_of("a"),
+        ):
             pass
         for _ in range(2):
             stack.enter_context(requests.one_of("b"))
-        with pytest.raises(CallRefusal, match="5 requests are open") as refused, requests.one_of("c"):
+        with (
+            pytest.raises(CallRefusal, match="5 requests are open") as refused,
+            requests.one_of("c"),
+        ):
             pass
         answer = error_response(refused.value.status, refused.value.code, refused.value.detail)
         assert (answer.status, answer.headers["Retry-After"]) == (429, "1")
@@ -57,7 +63,9 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
-async def test_prompts_are_rendered_a_few_at_a_time_and_few_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_prompts_are_rendered_a_few_at_a_time_and_few_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(limits, "RENDER_QUEUE_MAX", 3)
     desk, work = Desk(), Work()
     async with asyncio.TaskGroup() as tasks:

@@ -33,12 +33,17 @@ def bytes_tokenizer() -> Tokenizer:
 
 
 def texts(template: str | None = None, **config: Any) -> GatewayTokenizer:
-    files = {"tokenizer.json": bytes_tokenizer().to_str().encode(), "config.json": json.dumps(config).encode()}
+    files = {
+        "tokenizer.json": bytes_tokenizer().to_str().encode(),
+        "config.json": json.dumps(config).encode(),
+    }
     settings = {"chat_template": template, "bos_token": {"content": "<s>"}}
     return GatewayTokenizer({**files, "tokenizer_config.json": json.dumps(settings).encode()})
 
 
-def read(made: GatewayTokenizer, text: str, *stops: str, bundle: int = 1) -> tuple[list[str], bool, int]:
+def read(
+    made: GatewayTokenizer, text: str, *stops: str, bundle: int = 1
+) -> tuple[list[str], bool, int]:
     """What was handed out as the tokens of this text came, whether a stop ended it, and how many tokens it took."""
     reader, ids = Detokenizer(made, stops, special=False), made.encode(text, special=False)
     out, taken = [], 0
@@ -133,17 +138,30 @@ def test_half_a_character_at_the_end_is_told_as_such() -> None:
 def test_output_that_is_cut_names_its_own_tokens_only() -> None:
     made = texts()
     ids = made.encode("one END two", special=False)
-    spans = (VersionSpan(0, 3, Version(4), Digest(bytes(32))), VersionSpan(3, 11, Version(5), Digest(bytes(32))))
+    spans = (
+        VersionSpan(0, 3, Version(4), Digest(bytes(32))),
+        VersionSpan(3, 11, Version(5), Digest(bytes(32))),
+    )
     output = ChoiceOutput(0, made, ("END",), special=False)
-    step = output.take(ChoiceGrew(CallId(0), 0, pack_tokens(ids), pack_logprobs([-0.5] * 11), spans, "length"))
+    step = output.take(
+        ChoiceGrew(CallId(0), 0, pack_tokens(ids), pack_logprobs([-0.5] * 11), spans, "length")
+    )
     assert (step.finish, step.cut, output.text, len(output.tokens)) == ("stop", False, "one ", 7)
-    assert [(span["start"], span["end"], span["version"]) for span in output.spans] == [(0, 3, 4), (3, 7, 5)]
+    assert [(span["start"], span["end"], span["version"]) for span in output.spans] == [
+        (0, 3, 4),
+        (3, 7, 5),
+    ]
 
 
 def test_a_template_is_rendered_in_a_sandbox() -> None:
     plain = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if think %}?{% endif %}"
     messages = read_messages(
-        [{"role": "user", "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]}]
+        [
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}],
+            }
+        ]
     )
     assert texts(plain).render(messages, {"think": True, "bos_token": "x"}) == "<s>[user]hi?"
     for template in (
@@ -171,7 +189,10 @@ def test_a_template_is_rendered_in_a_sandbox() -> None:
 
 
 def test_a_template_that_is_no_text_is_a_fault_of_chat_only() -> None:
-    files = {"tokenizer.json": bytes_tokenizer().to_str().encode(), "chat_template.jinja": b"\xff{{ messages }}"}
+    files = {
+        "tokenizer.json": bytes_tokenizer().to_str().encode(),
+        "chat_template.jinja": b"\xff{{ messages }}",
+    }
     made = GatewayTokenizer(files)
     assert made.encode("a", special=False)
     with pytest.raises(CallRefusal, match="chat template"):
@@ -198,7 +219,9 @@ def test_what_is_wrong_is_refused_by_name(body: dict[str, Any]) -> None:
 
 def test_neutral_values_and_nulls_are_fine() -> None:
     ask = read_ask(
-        {"temperature": 0, "presence_penalty": 0.0, "tools": None, "user": "x", "top_k": -1}, NONE, logprobs=True
+        {"temperature": 0, "presence_penalty": 0.0, "tools": None, "user": "x", "top_k": -1},
+        NONE,
+        logprobs=True,
     )
     assert (ask.temperature, ask.choices, ask.max_new_tokens, ask.logprobs) == (0.0, 1, None, True)
 

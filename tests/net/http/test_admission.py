@@ -30,7 +30,9 @@ LIMIT_S = 20.0
 FEW = 16  # strangers of one address
 SILENT = b""
 HALF_A_HEADER = b"GET /v1/status HTTP/1.1\r\nHost: x\r\nX-Slow: "
-HALF_A_BODY = b"POST /v1/enrol HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer x\r\nContent-Length: 99\r\n\r\n{"
+HALF_A_BODY = (
+    b"POST /v1/enrol HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer x\r\nContent-Length: 99\r\n\r\n{"
+)
 A_PAGE = b"GET /page HTTP/1.1\r\nHost: x\r\n\r\n"
 A_CALL = b"GET /call HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -42,8 +44,12 @@ class Stranger:
         self.reader, self._writer = reader, writer
 
     @staticmethod
-    async def come(stack: AsyncExitStack, port: int, said: bytes = SILENT, address: str = "127.0.0.1") -> "Stranger":
-        stranger = Stranger(*await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0)))
+    async def come(
+        stack: AsyncExitStack, port: int, said: bytes = SILENT, address: str = "127.0.0.1"
+    ) -> "Stranger":
+        stranger = Stranger(
+            *await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0))
+        )
         stack.callback(stranger._writer.close)
         stranger._writer.write(said)
         return stranger
@@ -115,13 +121,17 @@ async def test_strangers_keep_nobody_out(tmp_path: Path) -> None:
         identity, owner = await enrolled(run_dir, opened), Owner(HELLO)
         strangers = [await Stranger.come(stack, port) for _ in range(2 * FEW)]
         async with asyncio.TaskGroup() as tasks, learner(run_dir, opened) as client:
-            linked = tasks.create_task(ControlLink(opened.url, identity, owner, rng=random.Random(1)).run())
+            linked = tasks.create_task(
+                ControlLink(opened.url, identity, owner, rng=random.Random(1)).run()
+            )
             await asyncio.wait_for(owner.heard.get(), LIMIT_S)
             assert (await client.open_session(0)).epoch == 1
             strangers += [await Stranger.come(stack, port) for _ in range(2 * FEW)]
             await asyncio.gather(*(each.closed() for each in strangers[: 3 * FEW]))
             assert len((await client.status())["workers"]) == 1
-            assert list(opened.coordinator.sessions._open) == [0], "the first link is the only one ever"
+            assert list(opened.coordinator.sessions._open) == [0], (
+                "the first link is the only one ever"
+            )
             assert not linked.done()
             linked.cancel()
 
@@ -143,7 +153,10 @@ async def test_of_too_many_the_oldest_goes_whatever_it_said() -> None:
 @pytest.mark.usefixtures("few")
 async def test_of_too_many_addresses_the_oldest_goes() -> None:
     async with guarded() as (port, door, stack):
-        first, *_ = [await Stranger.come(stack, port, address=f"127.0.1.{number}") for number in range(1, 2 * FEW + 1)]
+        first, *_ = [
+            await Stranger.come(stack, port, address=f"127.0.1.{number}")
+            for number in range(1, 2 * FEW + 1)
+        ]
         await Stranger.come(stack, port, address="127.0.2.1")
         await first.closed()
         assert len(door) == 2 * FEW

@@ -18,7 +18,13 @@ from echo2d.config import CoordinatorConfig
 from echo2d.net.learner_api import routes as learner_api_routes
 from echo2d.net.security.auth import read_token_file
 from echo2d.runtime.coordinator.main import Opened, core_machine
-from tests.support.fuzz import INTERESTING_FLOATS, INTERESTING_INTS, INTERESTING_TEXTS, Fuzz, damaged
+from tests.support.fuzz import (
+    INTERESTING_FLOATS,
+    INTERESTING_INTS,
+    INTERESTING_TEXTS,
+    Fuzz,
+    damaged,
+)
 from tests.support.scripted_core import learner, make_config, make_snapshot, serving
 
 ANSWER_S = 20.0
@@ -42,9 +48,17 @@ class Request:
 
     def encode(self) -> bytes:
         body = (
-            b"" if self.body is None else self.body if isinstance(self.body, bytes) else json.dumps(self.body).encode()
+            b""
+            if self.body is None
+            else self.body
+            if isinstance(self.body, bytes)
+            else json.dumps(self.body).encode()
         )
-        lines = [f"{self.method} {self.path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}"]
+        lines = [
+            f"{self.method} {self.path} HTTP/1.1",
+            "Host: localhost",
+            f"Content-Length: {len(body)}",
+        ]
         lines += [f"{name}: {value}" for name, value in self.headers]
         return "\r\n".join([*lines, "", ""]).encode("latin-1", "replace") + body
 
@@ -66,8 +80,15 @@ class Connection:
         async with asyncio.timeout(ANSWER_S):
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
             status = int(head[0].split(" ")[1])
-            headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:-2])}
-            length = 0 if request.method == "HEAD" or status in NO_BODY else int(headers.get("content-length", "0"))
+            headers = {
+                name.lower(): value
+                for name, _, value in (line.partition(": ") for line in head[1:-2])
+            }
+            length = (
+                0
+                if request.method == "HEAD" or status in NO_BODY
+                else int(headers.get("content-length", "0"))
+            )
             body = await reader.readexactly(length)
         if headers.get("connection") == "close" or is_from_the_parser(status, headers):
             await self.close()
@@ -90,7 +111,9 @@ def good_requests(bearer: str, out: Path) -> list[Request]:
         Request("POST", "/v1/versions", {"version": 0, "epoch": 1, "upload": True}),
         Request("PUT", "/v1/versions/0/files/sub/model.safetensors?epoch=1", b"x" * 40),
         Request("GET", "/v1/batches/1?epoch=1"),
-        Request("POST", "/v1/batches/1/commit", {"batch_digest": digest, "epoch": 1, "t_train_s": 1.0}),
+        Request(
+            "POST", "/v1/batches/1/commit", {"batch_digest": digest, "epoch": 1, "t_train_s": 1.0}
+        ),
         Request("POST", "/v1/batches/1/refuse", {"groups": [1], "reasons": ["stale"], "epoch": 1}),
         Request("POST", "/v1/learner/checkpoint", {"step": 0, "epoch": 1}),
         *(Request("GET", path) for path in ("/v1/status", "/metrics", "/", "/v1/worker")),
@@ -101,8 +124,14 @@ def good_requests(bearer: str, out: Path) -> list[Request]:
 
 
 def a_value(rng: random.Random) -> Any:
-    scalars = (rng.choice(INTERESTING_INTS), rng.choice(INTERESTING_FLOATS), rng.choice(INTERESTING_TEXTS))
-    return rng.choice((*scalars, None, True, -1, 1 << 80, "\ud800", [], {}, [1, "\ud800"], "ab" * 32, "\x00"))
+    scalars = (
+        rng.choice(INTERESTING_INTS),
+        rng.choice(INTERESTING_FLOATS),
+        rng.choice(INTERESTING_TEXTS),
+    )
+    return rng.choice(
+        (*scalars, None, True, -1, 1 << 80, "\ud800", [], {}, [1, "\ud800"], "ab" * 32, "\x00")
+    )
 
 
 def spoil(rng: random.Random, good: Request) -> Request:
@@ -119,16 +148,41 @@ def spoil(rng: random.Random, good: Request) -> Request:
                 name = rng.choice(sorted(wrong.body))
                 wrong.body = {**wrong.body, name: a_value(rng)}
             case 4 if isinstance(wrong.body, dict):
-                wrong.body = damaged(rng, json.dumps(wrong.body).encode(), [b"NaN", b'"\\ud800"', b"[" * 64, b"1e999"])
+                wrong.body = damaged(
+                    rng,
+                    json.dumps(wrong.body).encode(),
+                    [b"NaN", b'"\\ud800"', b"[" * 64, b"1e999"],
+                )
             case _:
                 wrong.body = rng.choice(
-                    (b"", b"\xff", b"[]", b"{}", b"null", b"9" * 5000, json.dumps(a_value(rng)).encode())
+                    (
+                        b"",
+                        b"\xff",
+                        b"[]",
+                        b"{}",
+                        b"null",
+                        b"9" * 5000,
+                        json.dumps(a_value(rng)).encode(),
+                    )
                 )
     return wrong
 
 
 def spoiled_path(rng: random.Random, path: str) -> str:
-    pieces = ("..", "%2e%2e", "%00", "%ff", "//", "?epoch=", "&epoch=2", "9" * 30, "-1", "%E2%80%AE", "x" * 300, "#")
+    pieces = (
+        "..",
+        "%2e%2e",
+        "%00",
+        "%ff",
+        "//",
+        "?epoch=",
+        "&epoch=2",
+        "9" * 30,
+        "-1",
+        "%E2%80%AE",
+        "x" * 300,
+        "#",
+    )
     at = rng.randrange(1, len(path) + 1)
     return path[:at] + rng.choice(pieces) + path[at + rng.choice((0, 1, 3)) :]
 
@@ -186,26 +240,49 @@ async def test_any_request(fuzz: Fuzz, config: CoordinatorConfig, tmp_path: Path
 
 def good_calls(bearer: str) -> list[Request]:
     """With every field that is read; "logprobs" is of another kind for each endpoint."""
-    common: dict[str, Any] = {"max_tokens": 3, "temperature": 0.5, "top_p": 0.9, "n": 2, "stop": ["x"], "seed": 1}
+    common: dict[str, Any] = {
+        "max_tokens": 3,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "n": 2,
+        "stop": ["x"],
+        "seed": 1,
+    }
     sampling = {**common, "stop_token_ids": [3], "skip_special_tokens": False}
     asked = {"model": "policy", "user": "me", "stream_options": {"include_usage": True}, **sampling}
-    chat = {"messages": [{"role": "user", "content": "12"}], "chat_template_kwargs": {"think": True}, "logprobs": True}
+    chat = {
+        "messages": [{"role": "user", "content": "12"}],
+        "chat_template_kwargs": {"think": True},
+        "logprobs": True,
+    }
     made = [
         Request("GET", "/v1/models"),
         Request("POST", "/v1/chat/completions", {**asked, **chat, "stream": False}),
-        Request("POST", "/v1/completions", {**asked, "prompt": "12>", "logprobs": 0, "stream": True}),
+        Request(
+            "POST", "/v1/completions", {**asked, "prompt": "12>", "logprobs": 0, "stream": True}
+        ),
         Request("POST", "/v1/completions", {"model": "policy", "prompt": [2, 3]}),
-        Request("POST", "/inference/v1/generate", {"model": "policy", "token_ids": [2], "sampling_params": sampling}),
+        Request(
+            "POST",
+            "/inference/v1/generate",
+            {"model": "policy", "token_ids": [2], "sampling_params": sampling},
+        ),
     ]
     for request in made:
-        request.headers = [("Authorization", f"Bearer {bearer}"), ("X-Session-ID", "s"), ("X-Echo2d-Min-Version", "0")]
+        request.headers = [
+            ("Authorization", f"Bearer {bearer}"),
+            ("X-Session-ID", "s"),
+            ("X-Echo2d-Min-Version", "0"),
+        ]
     return made
 
 
 async def test_any_call_of_the_gateway(fuzz: Fuzz, tmp_path: Path) -> None:
     """There is no worker: what is in order is told so after a moment."""
     template = tmp_path / "chat.jinja"
-    await asyncio.to_thread(template.write_text, "{{ messages[0].content + messages[0].name | default('>') }}")
+    await asyncio.to_thread(
+        template.write_text, "{{ messages[0].content + messages[0].name | default('>') }}"
+    )
     gateway = {"gateway.enabled": True, "gateway.chat_template": template, "gateway.wait_s": 0.01}
     config, rng = make_config(tmp_path, **gateway), fuzz.rng
     async with attacked(config) as (opened, connection):
@@ -231,7 +308,13 @@ async def test_what_is_not_http_ends_its_own_connection_only(config: Coordinator
         whole = Request("POST", "/v1/learner/session", {"resume_step": 0}).encode()
         for _ in range(50):
             reader, writer = await asyncio.open_connection("127.0.0.1", connection._port)
-            writer.write(damaged(rng, whole, [b"Transfer-Encoding: chunked\r\n", b"\x16\x03\x01", b"GET http://x/"]))
+            writer.write(
+                damaged(
+                    rng,
+                    whole,
+                    [b"Transfer-Encoding: chunked\r\n", b"\x16\x03\x01", b"GET http://x/"],
+                )
+            )
             writer.write_eof()
             with suppress(ConnectionError):
                 async with asyncio.timeout(ANSWER_S):

@@ -56,7 +56,9 @@ class Backend:
         assert proof == enrol_proof(KEY, secret)
         return PeerId(public_key.hex()[:8]), "a certificate"
 
-    async def ask(self, make: Callable[[RequestId], CoordinatorEvent], *, timeout_s: float) -> Reply | None:
+    async def ask(
+        self, make: Callable[[RequestId], CoordinatorEvent], *, timeout_s: float
+    ) -> Reply | None:
         self.asked.append(make(RequestId(7)))
         if self.reply is None:
             try:
@@ -72,7 +74,9 @@ class Backend:
         self.published.append((epoch, version, path))
         return self.reply
 
-    async def upload(self, epoch: Epoch, version: Version, name: str, data: AsyncIterator[bytes]) -> int:
+    async def upload(
+        self, epoch: Epoch, version: Version, name: str, data: AsyncIterator[bytes]
+    ) -> int:
         content = b"".join([part async for part in data])
         self.uploaded.append((epoch, version, name, content))
         return len(content)
@@ -92,10 +96,14 @@ class Client:
     def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
         self.http, self.url = http, url
 
-    async def __call__(self, method: str, path: str, secret: str | None = "L", **options: Any) -> tuple[int, Any]:
+    async def __call__(
+        self, method: str, path: str, secret: str | None = "L", **options: Any
+    ) -> tuple[int, Any]:
         headers = {"Authorization": f"Bearer {secret}"} if secret else {}
         headers |= options.pop("headers", {})
-        async with self.http.request(method, self.url + path, headers=headers, **options) as response:
+        async with self.http.request(
+            method, self.url + path, headers=headers, **options
+        ) as response:
             if response.content_type == "application/json":
                 return response.status, await response.json()
             return response.status, await response.read()
@@ -120,7 +128,11 @@ async def call(backend: Backend) -> AsyncIterator[Client]:
     ("path", "body", "event"),
     [
         ("/v1/learner/session", {"resume_step": 5}, SessionAsked(RequestId(7), 5)),
-        ("/v1/learner/checkpoint", {"step": 4, "epoch": 2}, CheckpointAsked(RequestId(7), Epoch(2), 4)),
+        (
+            "/v1/learner/checkpoint",
+            {"step": 4, "epoch": 2},
+            CheckpointAsked(RequestId(7), Epoch(2), 4),
+        ),
         (
             "/v1/batches/3/commit",
             {"batch_digest": DIGEST.hex(), "epoch": 2, "t_train_s": 1},
@@ -140,7 +152,9 @@ async def test_learner_calls_become_events(
     assert backend.asked == [event]
     assert (await call("POST", path, json={**body, "more": 1}))[0] == 400
     for name in body:
-        status, answer = await call("POST", path, json={key: value for key, value in body.items() if key != name})
+        status, answer = await call(
+            "POST", path, json={key: value for key, value in body.items() if key != name}
+        )
         assert (status, answer["error"]) == (400, "malformed")
         assert name in answer["detail"]
     assert (await call("POST", path, secret="V", json=body))[0] == 403
@@ -166,7 +180,9 @@ async def test_integers_are_integers(call: Client, backend: Backend, value: Any)
         ("t_train_s", 10**400),
     ],
 )
-async def test_digests_and_seconds_are_checked(call: Client, backend: Backend, field: str, value: Any) -> None:
+async def test_digests_and_seconds_are_checked(
+    call: Client, backend: Backend, field: str, value: Any
+) -> None:
     body = {"batch_digest": DIGEST.hex(), "epoch": 2, "t_train_s": 1.0, field: value}
     status, answer = await call("POST", "/v1/batches/3/commit", json=body)
     assert (status, backend.asked) == (400, [])
@@ -186,7 +202,9 @@ async def test_what_is_no_json_object_is_refused(call: Client, data: bytes) -> N
 
 async def test_large_bodies_are_refused(call: Client) -> None:
     status, answer = await call(
-        "POST", "/v1/learner/session", data=io.BytesIO(b" " * (learner_api_routes.BODY_BYTES_MAX + 1))
+        "POST",
+        "/v1/learner/session",
+        data=io.BytesIO(b" " * (learner_api_routes.BODY_BYTES_MAX + 1)),
     )
     assert (status, answer["error"]) == (413, "too_large")
 
@@ -226,7 +244,9 @@ async def test_a_batch_is_bytes_with_their_digest(call: Client, backend: Backend
 async def test_a_caller_revoked_during_a_long_poll_gets_no_batch(
     call: Client, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def revoked(make: Callable[[RequestId], CoordinatorEvent], *, timeout_s: float) -> Awaitable[Reply | None]:
+    def revoked(
+        make: Callable[[RequestId], CoordinatorEvent], *, timeout_s: float
+    ) -> Awaitable[Reply | None]:
         monkeypatch.delitem(ROLES, "L")
         return ask(make, timeout_s=timeout_s)
 
@@ -235,7 +255,9 @@ async def test_a_caller_revoked_during_a_long_poll_gets_no_batch(
     assert (await call("GET", "/v1/batches/4?epoch=2"))[0] == 401
 
 
-async def test_a_long_poll_ends_with_nothing(call: Client, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_long_poll_ends_with_nothing(
+    call: Client, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(learner_api_routes, "LONG_POLL_S", 0.01)
     backend.reply = None
     assert await call("GET", "/v1/batches/3?epoch=2") == (204, b"")
@@ -248,7 +270,9 @@ async def test_a_caller_that_hangs_up_is_noticed(call: Client, backend: Backend)
     await backend.gone.wait()
 
 
-@pytest.mark.parametrize("path", ["/v1/batches/3", "/v1/batches/x?epoch=1", "/v1/batches/3?epoch=-1"])
+@pytest.mark.parametrize(
+    "path", ["/v1/batches/3", "/v1/batches/x?epoch=1", "/v1/batches/3?epoch=-1"]
+)
 async def test_batches_need_step_and_epoch(call: Client, path: str) -> None:
     assert (await call("GET", path))[0] == 400
 
@@ -273,7 +297,13 @@ async def test_versions_are_published_by_path_or_upload(call: Client, backend: B
     assert (await call("POST", "/v1/versions", json={**common, "path": "/x"}))[0] == 200
     assert (await call("POST", "/v1/versions", json={**common, "upload": True}))[0] == 200
     assert backend.published == [(2, 1, "/x"), (2, 1, None)]
-    for wrong in ({}, {"path": 3}, {"upload": False}, {"path": "/x", "upload": True}, {"upload": 1}):
+    for wrong in (
+        {},
+        {"path": 3},
+        {"upload": False},
+        {"path": "/x", "upload": True},
+        {"upload": 1},
+    ):
         assert (await call("POST", "/v1/versions", json={**common, **wrong}))[0] == 400
     assert len(backend.published) == 2
 
@@ -286,7 +316,9 @@ async def test_a_bad_snapshot_is_one_clear_line(
     call: Client, backend: Backend, fault: Exception, status: int, code: str
 ) -> None:
     backend.fault = fault
-    found, answer = await call("POST", "/v1/versions", json={"version": 1, "epoch": 2, "path": "/x"})
+    found, answer = await call(
+        "POST", "/v1/versions", json={"version": 1, "epoch": 2, "path": "/x"}
+    )
     assert (found, answer) == (status, {"error": code, "detail": str(fault)})
 
 
@@ -351,6 +383,8 @@ async def test_who_is_fenced_need_not_send_its_bytes(call: Client, backend: Back
     fenced = {"error": "fenced", "detail": "epoch 3 is in force"}
     backend.reply = Reply(RequestId(7), 409, {**fenced, "epoch": 3})
     assert await call("PUT", "/v1/versions/4/files/a.json?epoch=2", data=b"{}") == (409, fenced)
-    assert await call("POST", "/v1/versions", json={"version": 4, "epoch": 2, "path": "/out/4"}) == (409, fenced)
+    assert await call(
+        "POST", "/v1/versions", json={"version": 4, "epoch": 2, "path": "/out/4"}
+    ) == (409, fenced)
     assert backend.asked == [EpochAsked(RequestId(7), Epoch(2))] * 2
     assert (backend.uploaded, backend.published) == ([], [])

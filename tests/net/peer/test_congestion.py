@@ -11,7 +11,8 @@ from echo2d.net.peer.congestion import QUIET_S, RENEW_S, Congestion
 
 AVAILABLE = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 pytestmark = pytest.mark.skipif(
-    not AVAILABLE.exists() or "bbr" not in AVAILABLE.read_text().split(), reason="this kernel has no bbr"
+    not AVAILABLE.exists() or "bbr" not in AVAILABLE.read_text().split(),
+    reason="this kernel has no bbr",
 )
 
 

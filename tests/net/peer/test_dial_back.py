@@ -14,7 +14,13 @@ import pytest
 
 from echo2d.core.base.ids import PeerId, SessionId
 from echo2d.core.cluster.events import DialBack
-from echo2d.core.protocol.control_messages import Address, DialledBack, EdgeBroken, Heartbeat, VersionVerified
+from echo2d.core.protocol.control_messages import (
+    Address,
+    DialledBack,
+    EdgeBroken,
+    Heartbeat,
+    VersionVerified,
+)
 from echo2d.core.protocol.peer_handshake import DIAL_BACK, SECRET_BYTES
 from echo2d.core.topology.token_bucket import BURST_S, HEADERS
 from echo2d.net.control.client import ControlLink
@@ -22,7 +28,18 @@ from echo2d.net.peer import dial_back as dial_back_module
 from echo2d.net.peer.dial_back import dial_back
 from echo2d.net.peer.links import PeerLinks
 from echo2d.runtime.coordinator.main import core_machine
-from tests.net.peer.test_links import ALICE, BOB, CAROL, HOST, Feeder, Peer, Taker, a_pair, listening, within
+from tests.net.peer.test_links import (
+    ALICE,
+    BOB,
+    CAROL,
+    HOST,
+    Feeder,
+    Peer,
+    Taker,
+    a_pair,
+    listening,
+    within,
+)
 from tests.net.security import test_tls_links
 from tests.support.control_link import Owner
 from tests.support.fake_coordinator import CoordinatorDouble
@@ -94,15 +111,21 @@ async def test_a_port_that_says_something_else_is_not_believed() -> None:
 
 
 @pytest.mark.parametrize("tls", ["off", "on"])
-async def test_a_coordinator_dials_back_whoever_says_hello_and_shows_it(tls: str, tmp_path: Path) -> None:
+async def test_a_coordinator_dials_back_whoever_says_hello_and_shows_it(
+    tls: str, tmp_path: Path
+) -> None:
     config = make_config(tmp_path, **{"coordinator.tls": tls})
     async with serving(config, core_machine) as opened, asyncio.TaskGroup() as tasks:
         identity = await enrolled(config.run.run_dir, opened)
-        links = PeerLinks(run_id=identity.run_id, me=identity.peer, on_event=fail, on_ready=fail, tls=identity.tls)
+        links = PeerLinks(
+            run_id=identity.run_id, me=identity.peer, on_event=fail, on_ready=fail, tls=identity.tls
+        )
         links.expect(DIAL_BACK, MINE)
         hello = replace(HELLO, listen=Address(*await links.listen(HOST, 0)), dial_back_secret=MINE)
         owner = Owner(hello)
-        running = tasks.create_task(ControlLink(opened.url, identity, owner, rng=random.Random(1)).run())
+        running = tasks.create_task(
+            ControlLink(opened.url, identity, owner, rng=random.Random(1)).run()
+        )
         while not isinstance(heard := await owner.heard.get(), DialledBack):
             pass
         assert heard == DialledBack("")
@@ -113,8 +136,14 @@ async def test_a_coordinator_dials_back_whoever_says_hello_and_shows_it(tls: str
 
 async def test_under_tls_it_also_shows_the_peers_certificate() -> None:
     coordinator = await asyncio.to_thread(test_tls_links.RUN.coordinator)
-    for tls, fault in ((test_tls_links.ALICE_TLS, ""), (test_tls_links.BOB_TLS, "certificate"), (None, "TLS")):
-        links = PeerLinks(run_id=RUN, me=test_tls_links.ALICE, on_event=fail, on_ready=fail, tls=tls)
+    for tls, fault in (
+        (test_tls_links.ALICE_TLS, ""),
+        (test_tls_links.BOB_TLS, "certificate"),
+        (None, "TLS"),
+    ):
+        links = PeerLinks(
+            run_id=RUN, me=test_tls_links.ALICE, on_event=fail, on_ready=fail, tls=tls
+        )
         links.expect(DIAL_BACK, MINE)
         address = await links.listen(HOST, 0)
         order = DialBack(SessionId(1), test_tls_links.ALICE, Address(*address), MINE)
@@ -136,7 +165,10 @@ async def test_a_worker_answers_for_itself_alone_and_tells_its_owner_once(
     double: CoordinatorDouble, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    async with a_worker(double, tmp_path / "one"), a_worker(double, tmp_path / "two", advertise="127.0.0.9:7"):
+    async with (
+        a_worker(double, tmp_path / "one"),
+        a_worker(double, tmp_path / "two", advertise="127.0.0.9:7"),
+    ):
         names = await double.peers(2)
         one, two = (double.hellos[names[name]] for name in ("one", "two"))
         assert two.listen == Address("127.0.0.9", 7)
@@ -161,7 +193,11 @@ async def test_who_receives_only_sends_nothing_whatever_the_plan_says(
     double: CoordinatorDouble, tmp_path: Path
 ) -> None:
     options: dict[str, Any] = {"receive_only": True, "uplink_limit": "100mbit"}
-    async with a_seed(double), a_worker(double, tmp_path / "one", **options), a_worker(double, tmp_path / "two"):
+    async with (
+        a_seed(double),
+        a_worker(double, tmp_path / "one", **options),
+        a_worker(double, tmp_path / "two"),
+    ):
         names = await double.peers(3)
         hello = double.hellos[names["one"]]
         assert (hello.receive_only, hello.uplink_limit) == (True, 12_500_000)
@@ -180,7 +216,9 @@ async def test_all_links_together_send_no_more_than_the_owner_allows() -> None:
     def ready(peer: PeerId) -> None:
         links[peer].pump()
 
-    alice.links = PeerLinks(run_id=RUN, me=ALICE, on_event=alice._on_event, on_ready=ready, uplink_limit=rate)
+    alice.links = PeerLinks(
+        run_id=RUN, me=ALICE, on_event=alice._on_event, on_ready=ready, uplink_limit=rate
+    )
     for other in (BOB, CAROL):
         alice.links.expect(other, SECRET)
         links[other] = Feeder(alice, other, payloads)

@@ -61,7 +61,9 @@ class Peer:
             tls=TLS_OF[me] if self.with_tls else None,
         )
         self.events: asyncio.Queue[tuple[PeerId, LinkEvent]] = asyncio.Queue()
-        self.react: Callable[[PeerId, LinkEvent], None] = lambda peer, event: self.events.put_nowait((peer, event))
+        self.react: Callable[[PeerId, LinkEvent], None] = lambda peer, event: (
+            self.events.put_nowait((peer, event))
+        )
         self.pump: Callable[[], None] = lambda: None
         self.address = (HOST, 0)
         for other in others:
@@ -123,7 +125,9 @@ class Feeder:
     def pump(self) -> None:
         while self.next < len(self.payloads) and self.links.can_send(self.child):
             payload = memoryview(self.payloads[self.next])
-            assert self.links.send_frame(self.child, self.stream, FrameId(self.next), self.next, payload)
+            assert self.links.send_frame(
+                self.child, self.stream, FrameId(self.next), self.next, payload
+            )
             self.next += 1
 
 
@@ -163,7 +167,9 @@ class Taker:
             return
         while self.queue and self.stream and self.links.can_send(self.child):
             frame = self.queue.pop(0)
-            assert self.links.send_frame(self.child, self.stream, frame.frame, frame.sequence, frame.payload)
+            assert self.links.send_frame(
+                self.child, self.stream, frame.frame, frame.sequence, frame.payload
+            )
 
 
 def random_payloads(count: int) -> tuple[list[bytes], list[bytes]]:
@@ -179,7 +185,9 @@ async def test_frames_pass_through_a_relay_unchanged() -> None:
     Feeder(alice, BOB, payloads)
     relay, leaf = Taker(bob, ALICE, 200, child=CAROL), Taker(carol, BOB, 200)
     async with listening(alice, bob, carol):
-        await bob.links.dial(ALICE, *alice.address)  # a child dials its parent, and a parent its child
+        await bob.links.dial(
+            ALICE, *alice.address
+        )  # a child dials its parent, and a parent its child
         await bob.links.dial(CAROL, *carol.address)
         await within(leaf.done.wait())
     assert leaf.digests == relay.digests == digests
@@ -230,7 +238,9 @@ async def test_both_may_dial_at_once_and_one_link_stays() -> None:
                 heard.set()
 
         bob.react = react
-        await asyncio.gather(bob.links.dial(ALICE, *alice.address), alice.links.dial(BOB, *bob.address))
+        await asyncio.gather(
+            bob.links.dial(ALICE, *alice.address), alice.links.dial(BOB, *bob.address)
+        )
         alice.links.have(BOB, FORM, [FrameId(1)])
         await within(heard.wait())
         assert alice.links._live[BOB].dialled
@@ -238,7 +248,9 @@ async def test_both_may_dial_at_once_and_one_link_stays() -> None:
         assert opened_less_ended(alice) == opened_less_ended(bob) == 1
 
 
-async def test_a_settled_link_gives_way_to_a_peer_that_dials_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_settled_link_gives_way_to_a_peer_that_dials_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with a_pair() as (alice, bob):
         bob.links._live.clear()  # as after a power cut that Alice has not noticed
         await bob.links.dial(ALICE, *alice.address)
@@ -281,7 +293,9 @@ async def test_who_cannot_be_reached_is_a_fault_of_the_peer() -> None:
         await Peer(BOB, ALICE).links.dial(ALICE, HOST, port)
 
 
-@pytest.mark.parametrize(("host", "port"), [("x" * 300, 1), ("...", 1), ("a\0b", 1), (HOST, 70000), (HOST, 10**18)])
+@pytest.mark.parametrize(
+    ("host", "port"), [("x" * 300, 1), ("...", 1), ("a\0b", 1), (HOST, 70000), (HOST, 10**18)]
+)
 def test_an_impossible_address_is_a_fault_of_the_peer(host: str, port: int) -> None:
     """A peer says where it listens; whoever is to dial it lives on."""
 
@@ -293,13 +307,17 @@ def test_an_impossible_address_is_a_fault_of_the_peer(host: str, port: int) -> N
     uvloop.run(dial())
 
 
-async def test_a_peer_that_accepts_and_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_peer_that_accepts_and_says_nothing_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(peer_links, "HANDSHAKE_S", 0.05)
     with socket.create_server((HOST, 0)) as listener, pytest.raises(PeerFault, match="no answer"):
         await Peer(BOB, ALICE).links.dial(ALICE, HOST, listener.getsockname()[1])
 
 
-@pytest.mark.parametrize("noise", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x02\x00" * 4, bytes(64)])
+@pytest.mark.parametrize(
+    "noise", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x02\x00" * 4, bytes(64)]
+)
 async def test_noise_is_cut_off_at_once(noise: bytes) -> None:
     alice = Peer(ALICE, BOB)
     async with listening(alice):
@@ -395,7 +413,11 @@ async def test_a_peer_that_breaks_the_protocol_reads_why() -> None:
     async with a_pair() as (alice, bob):
         connection = bob.links._live[ALICE]
         connection.write(bytes(16))
-        assert (await alice.next(LinkEnded)).reason == (await bob.next(LinkEnded)).reason == "unknown message type 0"
+        assert (
+            (await alice.next(LinkEnded)).reason
+            == (await bob.next(LinkEnded)).reason
+            == "unknown message type 0"
+        )
 
 
 async def test_a_peer_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -423,7 +445,11 @@ async def test_a_peer_that_keeps_ended_streams_is_dropped() -> None:
 async def test_forgetting_a_peer_ends_its_link_for_good() -> None:
     async with a_pair() as (alice, bob):
         alice.links.forget(BOB)
-        assert await alice.next(LinkEnded) == await bob.next(LinkEnded) == LinkEnded("no longer expected")
+        assert (
+            await alice.next(LinkEnded)
+            == await bob.next(LinkEnded)
+            == LinkEnded("no longer expected")
+        )
         assert not alice.links.can_send(BOB)
         with pytest.raises(PeerFault):
             await bob.links.dial(ALICE, *alice.address)
@@ -435,7 +461,10 @@ async def test_the_kernel_is_told_how_long_silence_may_last() -> None:
         assert connection.transport is not None
         sock = connection.transport.get_extra_info("socket")
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == peer_connection.SILENCE_S * 1000
+        assert (
+            sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+            == peer_connection.SILENCE_S * 1000
+        )
 
 
 async def test_a_pace_holds_on_every_link_to_the_peer_and_shows_as_a_backlog() -> None:
@@ -476,7 +505,9 @@ def pace_of(peer: Peer) -> int:
     (connection,) = peer.links._live.values()
     assert connection.transport is not None
     sock = connection.transport.get_extra_info("socket")
-    return int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, peer_connection.SO_MAX_PACING_RATE, 8), sys.byteorder)
+    return int.from_bytes(
+        sock.getsockopt(socket.SOL_SOCKET, peer_connection.SO_MAX_PACING_RATE, 8), sys.byteorder
+    )
 
 
 async def test_a_system_that_cannot_pace_is_no_fault(
@@ -542,7 +573,8 @@ ALL = [(scenario, *way) for scenario in SCENARIOS for way in WAYS]
 
 
 @pytest.mark.parametrize(
-    ("scenario", "loop", "with_tls"), [*ALL, (test_of_too_many_strangers_the_oldest_goes, uvloop, False)]
+    ("scenario", "loop", "with_tls"),
+    [*ALL, (test_of_too_many_strangers_the_oldest_goes, uvloop, False)],
 )
 def test_all_the_same(
     scenario: Callable[[], Coroutine[None, None, None]],

@@ -8,7 +8,9 @@ from echo2d.errors import IntegrityFault, OperatorFault
 from echo2d.net.security import auth
 from echo2d.net.security.auth import TokenFile
 
-RUN, OTHER_RUN, PEER, OTHER_PEER = (Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in range(4))
+RUN, OTHER_RUN, PEER, OTHER_PEER = (
+    Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in range(4)
+)
 RUN_KEY, PEER_KEY = auth.public_bytes(RUN), auth.public_bytes(PEER)
 NONCE = b"n" * auth.NONCE_BYTES
 TOKEN = TokenFile("box", "worker", "s3cret", RUN_KEY.hex(), "http://127.0.0.1:1")
@@ -65,7 +67,15 @@ def test_keys_and_token_files_are_private_and_come_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"name": 1, "role": "worker", "secret": "", "run_key": ""}', "\xff", "[" * 9000]
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"name": 1, "role": "worker", "secret": "", "run_key": ""}',
+        "\xff",
+        "[" * 9000,
+    ],
 )
 def test_what_is_no_token_file_is_said(tmp_path: Path, text: str) -> None:
     (tmp_path / "token").write_text(text)
@@ -73,7 +83,9 @@ def test_what_is_no_token_file_is_said(tmp_path: Path, text: str) -> None:
         auth.read_token_file(tmp_path / "token")
 
 
-def test_a_token_file_that_others_can_read_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_token_file_that_others_can_read_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     auth.write_token_file(tmp_path / "token", TOKEN)
     auth.read_token_file(tmp_path / "token")
     assert caplog.messages == []
@@ -92,7 +104,9 @@ def test_missing_and_broken_files_are_said(tmp_path: Path) -> None:
         auth.write_token_file(tmp_path / "no" / "folder", TOKEN)
 
 
-def test_a_key_that_somebody_else_makes_meanwhile_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_that_somebody_else_makes_meanwhile_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     theirs: list[Ed25519PrivateKey] = []
     write = auth.write_private
 

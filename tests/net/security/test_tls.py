@@ -12,12 +12,16 @@ from echo2d.errors import OperatorFault
 from echo2d.net.security.auth import peer_id_of, public_bytes
 from echo2d.net.security.tls import COORDINATOR, Authority, Tls, in_words
 
-RUN_KEY, OTHER_RUN_KEY, ALICE_KEY, BOB_KEY = (Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in range(4))
+RUN_KEY, OTHER_RUN_KEY, ALICE_KEY, BOB_KEY = (
+    Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in range(4)
+)
 RUN, OTHER_RUN = Authority(RUN_KEY), Authority(OTHER_RUN_KEY)
 ALICE, BOB = (peer_id_of(public_bytes(key)) for key in (ALICE_KEY, BOB_KEY))
 
 
-def an_end(key: Ed25519PrivateKey, trusts: Authority = RUN, *, certified_by: Authority = RUN) -> Tls:
+def an_end(
+    key: Ed25519PrivateKey, trusts: Authority = RUN, *, certified_by: Authority = RUN
+) -> Tls:
     tls = Tls(trusts.certificate)
     tls.present(key, certified_by.certify_peer(public_bytes(key)))
     return tls
@@ -47,9 +51,13 @@ def faults(dialler: Tls, listener: Tls, expected: str) -> tuple[str, str]:
 
 def test_members_of_a_run_and_its_coordinator_find_each_other() -> None:
     assert faults(an_end(ALICE_KEY), an_end(BOB_KEY), BOB) == ("", "")
-    again = Authority(RUN_KEY)  # the coordinator was started again, the token files are those of before
+    again = Authority(
+        RUN_KEY
+    )  # the coordinator was started again, the token files are those of before
     assert faults(an_end(ALICE_KEY), again.coordinator(), COORDINATOR) == ("", "")
-    assert faults(Tls(RUN.certificate), RUN.coordinator(), COORDINATOR) == ("", ""), "as one that is to enrol"
+    assert faults(Tls(RUN.certificate), RUN.coordinator(), COORDINATOR) == ("", ""), (
+        "as one that is to enrol"
+    )
 
 
 @pytest.mark.parametrize(
@@ -62,7 +70,9 @@ def test_members_of_a_run_and_its_coordinator_find_each_other() -> None:
         (an_end(ALICE_KEY, OTHER_RUN), RUN.coordinator(), COORDINATOR, "certificate"),
     ],
 )
-def test_who_dials_somebody_else_notices(dialler: Tls, listener: Tls, expected: str, words: str) -> None:
+def test_who_dials_somebody_else_notices(
+    dialler: Tls, listener: Tls, expected: str, words: str
+) -> None:
     mine, theirs = faults(dialler, listener, expected)
     assert mine.startswith("its certificate is not of who is expected in this run")
     assert words in mine
@@ -73,7 +83,10 @@ def test_who_dials_somebody_else_notices(dialler: Tls, listener: Tls, expected: 
     ("dialler", "words"),
     [
         (Tls(RUN.certificate), "it shows no certificate"),
-        (an_end(ALICE_KEY, certified_by=OTHER_RUN), "its certificate is not of who is expected in this run"),
+        (
+            an_end(ALICE_KEY, certified_by=OTHER_RUN),
+            "its certificate is not of who is expected in this run",
+        ),
     ],
 )
 def test_who_has_no_certificate_of_this_run_is_refused_by_peers(dialler: Tls, words: str) -> None:
@@ -100,7 +113,9 @@ def test_a_peer_certifies_nobody() -> None:
     forged = builder.sign(ALICE_KEY, None).public_bytes(Encoding.PEM).decode()
     tls = Tls(RUN.certificate)
     tls.present(ALICE_KEY, forged + certified)
-    assert faults(Tls(RUN.certificate), tls, COORDINATOR)[0].startswith("its certificate is not of who is expected")
+    assert faults(Tls(RUN.certificate), tls, COORDINATOR)[0].startswith(
+        "its certificate is not of who is expected"
+    )
 
 
 def test_clocks_do_not_matter() -> None:

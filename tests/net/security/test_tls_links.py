@@ -18,7 +18,12 @@ from safetensors.numpy import save_file
 from echo2d.client import AsyncCoordinator
 from echo2d.config import CoordinatorConfig
 from echo2d.core.base.ids import PeerId
-from echo2d.core.protocol.control_messages import PROTOCOL_VERSION, Hello, RefitDone, VersionVerified
+from echo2d.core.protocol.control_messages import (
+    PROTOCOL_VERSION,
+    Hello,
+    RefitDone,
+    VersionVerified,
+)
 from echo2d.core.protocol.peer_messages import LinkEnded, LinkEvent, LinkOpened
 from echo2d.errors import OperatorFault, PeerFault
 from echo2d.net.control import client as control_client
@@ -38,8 +43,12 @@ from tests.support.peer_link import SECRET
 
 HOST = "127.0.0.1"
 HELLO = Hello(PROTOCOL_VERSION, None, "worker", "box", "boot", 4, None, None, (), (), ())
-RUN, OTHER_RUN = (Authority(Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32)) for n in range(2))
-ALICE_KEY, BOB_KEY, CAROL_KEY = (Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in range(2, 5))
+RUN, OTHER_RUN = (
+    Authority(Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32)) for n in range(2)
+)
+ALICE_KEY, BOB_KEY, CAROL_KEY = (
+    Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in range(2, 5)
+)
 ALICE, BOB = peer_id_of(public_bytes(ALICE_KEY)), peer_id_of(public_bytes(BOB_KEY))
 
 
@@ -69,7 +78,9 @@ async def test_a_version_travels_over_tls_alone(
         for name in ("one", "two"):
             done = await double.until_said(RefitDone, names[name])
             assert (done.version, done.digest) == (0, digest)
-            assert double.said(VersionVerified, names[name]) == [VersionVerified(facts.form, facts.version, digest)]
+            assert double.said(VersionVerified, names[name]) == [
+                VersionVerified(facts.form, facts.version, digest)
+            ]
     assert plain == []
     assert sum(message.startswith("link_opened ") for message in caplog.messages) == 4
 
@@ -143,14 +154,18 @@ async def test_a_learner_and_a_worker_are_served_and_a_revoked_one_is_not(
     assert opened.url.startswith("https://")
     snapshot = tmp_path / "out" / "0"
     await asyncio.to_thread(make_snapshot, snapshot)
-    async with AsyncCoordinator(opened.url, token_file=tmp_path / "run" / "tokens" / "learner.token") as learner:
+    async with AsyncCoordinator(
+        opened.url, token_file=tmp_path / "run" / "tokens" / "learner.token"
+    ) as learner:
         await learner.open_session(0)
         assert (await learner.publish(0, snapshot)).version == 0
     identity = Identity.of(opened.url, token, CAROL_KEY)
     await enrol(opened.url, token, identity, rng=random.Random(1), patience_s=1.0)
     owner = Owner(HELLO)
     async with asyncio.TaskGroup() as tasks:
-        ending = tasks.create_task(refusal(ControlLink(opened.url, identity, owner, rng=random.Random(1)).run()))
+        ending = tasks.create_task(
+            refusal(ControlLink(opened.url, identity, owner, rng=random.Random(1)).run())
+        )
         await owner.heard.get()
         await asyncio.to_thread(revoke_token, tmp_path / "run", "box")
         assert "revoked" in await ending
@@ -171,8 +186,12 @@ async def test_a_control_link_needs_its_peers_certificate(opened: Opened, token:
         await enrol(opened.url, token, mine, rng=random.Random(1), patience_s=1.0)
         tls = Tls(token.authority)
         if key is not None:  # of a peer too, but of another one
-            await asyncio.to_thread(tls.present, key, opened.coordinator._run.authority.certify_peer(public_bytes(key)))
-        link = ControlLink(opened.url, Identity(BOB_KEY, mine.run_key, tls), Owner(HELLO), rng=random.Random(1))
+            await asyncio.to_thread(
+                tls.present, key, opened.coordinator._run.authority.certify_peer(public_bytes(key))
+            )
+        link = ControlLink(
+            opened.url, Identity(BOB_KEY, mine.run_key, tls), Owner(HELLO), rng=random.Random(1)
+        )
         assert "does not show the peer's certificate" in await refusal(link.run())
 
 
@@ -180,23 +199,37 @@ async def test_one_line_for_whoever_dials_the_wrong_coordinator(
     opened: Opened, token: TokenFile, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    stranger = TokenFile("box", "worker", token.secret, token.run_key, authority=OTHER_RUN.certificate)
+    stranger = TokenFile(
+        "box", "worker", token.secret, token.run_key, authority=OTHER_RUN.certificate
+    )
     for url, given, words in [
         (opened.url, stranger, "its certificate is not of who is expected in this run"),
-        (opened.url.replace("https:", "http:"), replace(token, url=""), "if it speaks TLS, its URL is https://"),
+        (
+            opened.url.replace("https:", "http:"),
+            replace(token, url=""),
+            "if it speaks TLS, its URL is https://",
+        ),
     ]:
         identity = Identity.of(url, given, BOB_KEY)
-        assert words in await refusal(enrol(url, given, identity, rng=random.Random(1), patience_s=0.0))
+        assert words in await refusal(
+            enrol(url, given, identity, rng=random.Random(1), patience_s=0.0)
+        )
     assert "handshake refused: it speaks HTTP without TLS" in caplog.messages
     async with CoordinatorDouble.serving(tmp_path / "plain") as double:
         url = double.url.replace("http:", "https:")
         identity = Identity.of(url, token, BOB_KEY)
-        assert "does not speak TLS" in await refusal(enrol(url, token, identity, rng=random.Random(1), patience_s=9.0))
+        assert "does not speak TLS" in await refusal(
+            enrol(url, token, identity, rng=random.Random(1), patience_s=9.0)
+        )
         link = ControlLink(url, identity, Owner(HELLO), rng=random.Random(1))
         async with aiohttp.ClientSession() as http:
-            with pytest.raises(control_client._Lost, match="does not speak TLS"):  # it may have been said by anybody
+            with pytest.raises(
+                control_client._Lost, match="does not speak TLS"
+            ):  # it may have been said by anybody
                 await link._once(http)
-        async with AsyncCoordinator(url, token_file=tmp_path / "run" / "tokens" / "learner.token") as learner:
+        async with AsyncCoordinator(
+            url, token_file=tmp_path / "run" / "tokens" / "learner.token"
+        ) as learner:
             assert "does not speak TLS" in await refusal(learner.open_session(0))
 
 
@@ -206,11 +239,15 @@ async def test_a_certificate_of_another_run_is_refused_at_once(
     caplog.set_level(logging.INFO)
     tls = Tls(token.authority)
     await asyncio.to_thread(tls.present, BOB_KEY, OTHER_RUN.certify_peer(public_bytes(BOB_KEY)))
-    link = ControlLink(opened.url, Identity(BOB_KEY, bytes(32), tls), Owner(HELLO), rng=random.Random(1))
+    link = ControlLink(
+        opened.url, Identity(BOB_KEY, bytes(32), tls), Owner(HELLO), rng=random.Random(1)
+    )
     async with aiohttp.ClientSession() as http, asyncio.timeout(20):
         with pytest.raises(control_client._Lost):
             await link._once(http)
-    assert any("handshake refused: its certificate is not" in message for message in caplog.messages)
+    assert any(
+        "handshake refused: its certificate is not" in message for message in caplog.messages
+    )
 
 
 # --- peer links -----------------------------------------------------------------------------------------------------
@@ -229,7 +266,13 @@ FOREIGN_TLS, BARE_TLS = make_tls(BOB_KEY, OTHER_RUN), Tls(RUN.certificate)
 def links(
     me: PeerId, other: PeerId, tls: Tls | None, opened: Callable[[LinkEvent], None] = lambda _: None
 ) -> PeerLinks:
-    found = PeerLinks(run_id=RUN_ID, me=me, on_event=lambda _, event: opened(event), on_ready=lambda _: None, tls=tls)
+    found = PeerLinks(
+        run_id=RUN_ID,
+        me=me,
+        on_event=lambda _, event: opened(event),
+        on_ready=lambda _: None,
+        tls=tls,
+    )
     found.expect(other, SECRET)
     return found
 
@@ -246,12 +289,19 @@ def links(
     ids=["no certificate", "another run's", "another peer's", "plain", "to plain"],
 )
 async def test_who_is_not_the_peer_of_the_edge_opens_no_link(
-    alice_tls: Tls | None, bob_tls: Tls | None, words: str, logged: str, caplog: pytest.LogCaptureFixture
+    alice_tls: Tls | None,
+    bob_tls: Tls | None,
+    words: str,
+    logged: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Bob knows the secret and dials Alice."""
     caplog.set_level(logging.INFO)
     events: list[LinkEvent] = []
-    alice, bob = links(ALICE, BOB, alice_tls, events.append), links(BOB, ALICE, bob_tls, events.append)
+    alice, bob = (
+        links(ALICE, BOB, alice_tls, events.append),
+        links(BOB, ALICE, bob_tls, events.append),
+    )
     address = await alice.listen(HOST, 0)
     try:
         assert words in await refusal(bob.dial(ALICE, *address))
@@ -265,7 +315,10 @@ async def test_a_peer_that_says_it_is_another_one_opens_no_link() -> None:
     """Carol has the secret of Alice and Bob, and no certificate but her own."""
     at_alice: list[LinkEvent] = []
     at_carol: asyncio.Queue[LinkEvent] = asyncio.Queue()
-    alice, carol = links(ALICE, BOB, ALICE_TLS, at_alice.append), links(BOB, ALICE, CAROL_TLS, at_carol.put_nowait)
+    alice, carol = (
+        links(ALICE, BOB, ALICE_TLS, at_alice.append),
+        links(BOB, ALICE, CAROL_TLS, at_carol.put_nowait),
+    )
     try:
         await carol.dial(ALICE, *await alice.listen(HOST, 0))
         async with asyncio.timeout(20):

@@ -17,12 +17,25 @@ from echo2d.core.protocol.control_messages import (
     VersionKey,
     VersionSpan,
 )
-from echo2d.core.protocol.trajectory import pack_logprobs, pack_tokens, unpack_logprobs, unpack_tokens
+from echo2d.core.protocol.trajectory import (
+    pack_logprobs,
+    pack_tokens,
+    unpack_logprobs,
+    unpack_tokens,
+)
 from echo2d.errors import PeerFault
 
-KEYS = st.builds(VersionKey, st.integers(0, 1 << 40).map(Version), st.binary(min_size=32, max_size=32).map(Digest))
+KEYS = st.builds(
+    VersionKey,
+    st.integers(0, 1 << 40).map(Version),
+    st.binary(min_size=32, max_size=32).map(Digest),
+)
 SPANS = st.builds(
-    VersionSpan, st.integers(0, 99), st.integers(0, 99), st.integers(0, 9).map(Version), st.just(Digest(b"d" * 32))
+    VersionSpan,
+    st.integers(0, 99),
+    st.integers(0, 99),
+    st.integers(0, 9).map(Version),
+    st.just(Digest(b"d" * 32)),
 )
 HELLOS = st.builds(
     Hello,
@@ -31,7 +44,9 @@ HELLOS = st.builds(
     listen=st.none() | st.builds(Address, st.text(max_size=9), st.integers(0, 65535)),
     serving=st.none() | KEYS,
     holding=st.lists(KEYS, max_size=3).map(tuple),
-    leases=st.lists(st.builds(HeldLease, st.integers(0, 9), st.integers(0, 9)), max_size=3).map(tuple),
+    leases=st.lists(st.builds(HeldLease, st.integers(0, 9), st.integers(0, 9)), max_size=3).map(
+        tuple
+    ),
 )
 RESULTS = st.builds(
     SampleFinished,
@@ -41,8 +56,15 @@ RESULTS = st.builds(
     spans=st.lists(SPANS, max_size=3).map(tuple),
 )
 JSON_LIKE = st.recursive(
-    st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 63) - 1) | st.floats() | st.text() | st.binary(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers(-(1 << 63), (1 << 63) - 1)
+    | st.floats()
+    | st.text()
+    | st.binary(),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
     max_leaves=12,
 )
 
@@ -72,7 +94,9 @@ def test_any_fields(tag: str, fields: list[object]) -> None:
         assert codec.decode(codec.encode(message)) == message
 
 
-@given(st.lists(st.integers(-(1 << 31), (1 << 31) - 1)), st.lists(st.floats(width=32, allow_nan=False)))
+@given(
+    st.lists(st.integers(-(1 << 31), (1 << 31) - 1)), st.lists(st.floats(width=32, allow_nan=False))
+)
 def test_token_arrays_survive(tokens: list[int], logprobs: list[float]) -> None:
     assert unpack_tokens(pack_tokens(tokens)).tolist() == tokens
     assert unpack_logprobs(pack_logprobs(logprobs)).tolist() == logprobs

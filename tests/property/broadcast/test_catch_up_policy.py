@@ -36,7 +36,8 @@ class Play:
         self.versions = PublishedVersions([], PublishSeq(0))
         self.catch_ups = CatchUpPolicy(self.versions, self.begin)
         self.peers = [
-            Peer(PeerId(f"p{number}"), "p", "worker", "b", 1, None, SessionId(number), 0.0) for number in range(PEERS)
+            Peer(PeerId(f"p{number}"), "p", "worker", "b", 1, None, SessionId(number), 0.0)
+            for number in range(PEERS)
         ]
         self.records: list[VersionPublished] = []
         self.main: Transmission | None = None
@@ -44,13 +45,21 @@ class Play:
 
     def begin(self, record: VersionPublished, way: DeltaRoute) -> Transmission:
         if way.via is not None:
-            assert shortest_chain(self.catch_ups.deltas, key_of(way.base).digest, record.digest) if way.base else False
-        return Transmission.start(record, RULES, lambda one, other: b"", now=0.0, base=way.base, via=way.via)
+            assert (
+                shortest_chain(self.catch_ups.deltas, key_of(way.base).digest, record.digest)
+                if way.base
+                else False
+            )
+        return Transmission.start(
+            record, RULES, lambda one, other: b"", now=0.0, base=way.base, via=way.via
+        )
 
     def publish(self) -> None:
         number = len(self.records)
         key = version_key(number)
-        record = VersionPublished(PublishSeq(number + 1), Epoch(1), key.version, key.digest, f"v/{number}", 1000)
+        record = VersionPublished(
+            PublishSeq(number + 1), Epoch(1), key.version, key.digest, f"v/{number}", 1000
+        )
         self.versions._take(record)
         self.records.append(record)
         older = [each for each in self.versions.copies() if each is not record]
@@ -58,7 +67,10 @@ class Play:
         assert base is None or 2 * sum(peer.stands == key_of(base) for peer in self.peers) >= PEERS
         self.main = self.begin(record, DeltaRoute(100, base))
         if base is not None:
-            self.catch_ups.deltas = (*self.catch_ups.deltas, KeptDelta(base.digest, record.digest, 10))[-8:]
+            self.catch_ups.deltas = (
+                *self.catch_ups.deltas,
+                KeptDelta(base.digest, record.digest, 10),
+            )[-8:]
         kept = [*self.catch_ups.paths(), *([] if base is None else [base.path])]
         self.versions.surplus(kept, bases=3, bytes_max=1 << 40)
         for peer in self.peers:
@@ -110,5 +122,9 @@ def test_every_peer_has_a_form_that_it_can_use_or_waits(played: list[Step]) -> N
         if what not in ("leave", "give up", "end", "publish"):
             taken = play.catch_ups.takes(peer.peer)
             usable = taken is not None and (taken.base is None or peer.stands == key_of(taken.base))
-            assert usable or play.catch_ups.is_settled(peer, play.main) or peer.peer in play.catch_ups.waiting()
+            assert (
+                usable
+                or play.catch_ups.is_settled(peer, play.main)
+                or peer.peer in play.catch_ups.waiting()
+            )
             assert taken is None or peer.stands != key_of(taken.record), "it has that"

@@ -11,9 +11,15 @@ ROUND = st.tuples(NAMES, NAMES, st.one_of(st.none(), st.floats(0.1, 12.0)), st.f
 
 
 @settings(max_examples=80)
-@given(st.lists(ROUND, max_size=30), st.lists(st.floats(0.2, 3.0), min_size=12, max_size=12), st.booleans())
+@given(
+    st.lists(ROUND, max_size=30),
+    st.lists(st.floats(0.2, 3.0), min_size=12, max_size=12),
+    st.booleans(),
+)
 def test_losses_are_made_good_and_nobody_moves_too_soon(
-    rounds: list[tuple[list[int], list[int], float | None, float]], prices: list[float], by_cost: bool
+    rounds: list[tuple[list[int], list[int], float | None, float]],
+    prices: list[float],
+    by_cost: bool,
 ) -> None:
     rules = ActivationRules(review_s=10.0, cool_down_s=20.0, hold_s=40.0, by_cost=by_cost)
     made = {str(name): 0.5 + prices[-1 - name] / 2 for name in range(12)}
@@ -34,7 +40,9 @@ def test_losses_are_made_good_and_nobody_moves_too_soon(
             assert now >= changed_at + rules.cool_down_s
             assert not lost
             changed_at = now
-        assert all(name in gone or now >= since[name] + rules.hold_s for name in decision.deactivate)
+        assert all(
+            name in gone or now >= since[name] + rules.hold_s for name in decision.deactivate
+        )
         if lost:
             pool = sum(made[name] for name in activation.active)
             target = rules.gamma * mu_min if mu_min is not None else float("inf")

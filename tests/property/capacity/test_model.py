@@ -60,10 +60,15 @@ def test_changes_are_enough_and_minimal(demand: Demand, available: float) -> Non
         match change.text.split(" ")[0]:
             case "S":
                 less = replace(change.demand, staleness_max=change.demand.staleness_max - 1)
-                assert less.staleness_max == demand.staleness_max or not judge(less, available).feasible
+                assert (
+                    less.staleness_max == demand.staleness_max
+                    or not judge(less, available).feasible
+                )
             case "R":
                 more = change.demand.trajectories_per_step + demand.group_size
                 assert not judge(replace(demand, trajectories_per_step=more), available).feasible
             case "T_bcast":
-                slower = replace(demand, t_bcast_s=min(demand.t_bcast_s, change.demand.t_bcast_s * 1.02 + 1e-3))
+                slower = replace(
+                    demand, t_bcast_s=min(demand.t_bcast_s, change.demand.t_bcast_s * 1.02 + 1e-3)
+                )
                 assert not judge(slower, available).feasible

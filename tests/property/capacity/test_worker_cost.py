@@ -21,8 +21,12 @@ def offers(low: int, high: int) -> st.SearchStrategy[list[WorkerOffer]]:
 def test_nothing_is_cheaper(candidates: list[WorkerOffer], share: float) -> None:
     target = share * sum(offer.counts for offer in candidates)
     best = choose(candidates, target)
-    sets = [taken for size in range(len(candidates) + 1) for taken in combinations(candidates, size)]
-    enough = [taken for taken in sets if sum(offer.counts for offer in taken) >= target * (1 - SLACK)]
+    sets = [
+        taken for size in range(len(candidates) + 1) for taken in combinations(candidates, size)
+    ]
+    enough = [
+        taken for taken in sets if sum(offer.counts for offer in taken) >= target * (1 - SLACK)
+    ]
     assert best.enough == bool(enough)
     if enough:
         cheapest = min(sum(offer.usd_per_h for offer in taken) for taken in enough)
@@ -39,5 +43,7 @@ def test_at_most_one_worker_over_the_bound(candidates: list[WorkerOffer], share:
     best = choose(candidates, target)
     assert best.enough
     assert best.mu >= target * (1 - 2 * SLACK)
-    assert best.usd_per_h <= best.bound_usd_per_h + max(offer.usd_per_h for offer in candidates) + 1e-6
+    assert (
+        best.usd_per_h <= best.bound_usd_per_h + max(offer.usd_per_h for offer in candidates) + 1e-6
+    )
     assert len({offer.name for offer in best.offers}) == len(best.offers)

@@ -37,7 +37,12 @@ class Hostile:
     def __init__(self, rng: random.Random) -> None:
         self.rng, self.refused, self.heard = rng, 0, 0
         self.world = World()
-        for name, kind, slots in (("seed", "seed", 0), ("a", "worker", 4), ("b", "worker", 2), ("evil", "worker", 4)):
+        for name, kind, slots in (
+            ("seed", "seed", 0),
+            ("a", "worker", 4),
+            ("b", "worker", 2),
+            ("evil", "worker", 4),
+        ):
             self.world.connect(name, kind=kind, slots=slots)  # type: ignore[arg-type]  # the literals above
         self.world.open_session(0)
         self.world.publish(0)
@@ -47,8 +52,15 @@ class Hostile:
     def pools(self) -> dict[str, Any]:
         """What the fields of a message may name in this state; the private parts are what an insider could know."""
         world, evil = self.world, self.world.peers["evil"]
-        leases = [m for peer in world.peers.values() for m in peer.inbox[-40:] if isinstance(m, LeaseGranted)]
-        plans = [m for peer in world.peers.values() for m in peer.inbox[-40:] if isinstance(m, PlanEdges)]
+        leases = [
+            m
+            for peer in world.peers.values()
+            for m in peer.inbox[-40:]
+            if isinstance(m, LeaseGranted)
+        ]
+        plans = [
+            m for peer in world.peers.values() for m in peer.inbox[-40:] if isinstance(m, PlanEdges)
+        ]
         keys = [version_key(step, salt) for step in range(self.step + 2) for salt in (0, 1)]
         return {
             "lease": [each.lease for each in leases],
@@ -82,7 +94,9 @@ class Hostile:
             self.world.connect(peer.name, kind=peer.kind, boot_id=rng.choice("bcd"))
 
     def hello(self, peer: Peer, hello: Hello) -> None:
-        if (hello.kind == "seed") != (peer.kind == "seed"):  # the session refuses it: it knows the credential's role
+        if (hello.kind == "seed") != (
+            peer.kind == "seed"
+        ):  # the session refuses it: it knows the credential's role
             self.refused += 1
             return
         self.world.now += rng_pause(self.rng)
@@ -146,7 +160,9 @@ class Hostile:
         world.pending = [event for event in world.pending if not isinstance(event, PeerSaid)]
         world.pass_time(200.0)
         for name in ("seed", "a", "b"):
-            world.connect(name, kind="seed" if name == "seed" else "worker", slots=4, boot_id="last")
+            world.connect(
+                name, kind="seed" if name == "seed" else "worker", slots=4, boot_id="last"
+            )
         train(world, 3, start=self.step)
 
 
@@ -166,6 +182,10 @@ def test_any_message_in_any_state(fuzz: Fuzz) -> None:
         if number % WORLD_MESSAGES == WORLD_MESSAGES - 1:
             assert hostile.world.stopped is None
             hostile.recovers()
-            refused, heard, hostile = refused + hostile.refused, heard + hostile.heard, Hostile(fuzz.rng)
+            refused, heard, hostile = (
+                refused + hostile.refused,
+                heard + hostile.heard,
+                Hostile(fuzz.rng),
+            )
     hostile.recovers()
     assert min(refused + hostile.refused, heard + hostile.heard) > len(fuzz.share(0.25)) // 10

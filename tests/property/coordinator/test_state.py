@@ -13,7 +13,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from echo2d.core.base.ids import RequestId
 from echo2d.core.cluster.events import PeerDisconnected, PeerRevoked, RemovalPlanned
 from echo2d.core.coordinator.events import DeadlinePassed, Reply, RequestGone
-from echo2d.core.protocol.control_messages import Goodbye, Heartbeat, HeldLease, LeaseFailed, LeaseProgress
+from echo2d.core.protocol.control_messages import (
+    Goodbye,
+    Heartbeat,
+    HeldLease,
+    LeaseFailed,
+    LeaseProgress,
+)
 from tests.support.coordinator_world import Peer, World, rules, train
 
 NAMES = ("a", "b", "c")
@@ -21,7 +27,13 @@ KINDS = ("good", "bad", "twice", "changed", "stranger")
 
 
 CASES = [(s, k, mode) for s in range(5) for k in range(1, s + 2) for mode in ("drop", "mask")]
-SIZES = [(4, 2, 4), (8, 4, 3), (6, 1, 2), (8, 4, 16), (3, 3, 1)]  # R, group size, slots of each of two workers
+SIZES = [
+    (4, 2, 4),
+    (8, 4, 3),
+    (6, 1, 2),
+    (8, 4, 16),
+    (3, 3, 1),
+]  # R, group size, slots of each of two workers
 
 
 @pytest.mark.parametrize("number", range(len(CASES)))
@@ -66,7 +78,9 @@ class Machine(RuleBasedStateMachine):
         over_stale=st.sampled_from(["drop", "mask"]),
         variance=st.booleans(),
     )
-    def begin(self, staleness: int, kappa: int, sizes: tuple[int, int], over_stale: str, variance: bool) -> None:
+    def begin(
+        self, staleness: int, kappa: int, sizes: tuple[int, int], over_stale: str, variance: bool
+    ) -> None:
         self.kappa = min(kappa, staleness + 1)
         self.world = World(
             rules(
@@ -125,7 +139,11 @@ class Machine(RuleBasedStateMachine):
     @rule(again=st.booleans())
     def learner_commits(self, *, again: bool) -> None:
         reply = self.taken(self.step + 1)
-        if reply is None or reply.digest is None or reply.digest != self.world.digests[self.step + 1]:
+        if (
+            reply is None
+            or reply.digest is None
+            or reply.digest != self.world.digests[self.step + 1]
+        ):
             return
         for _ in range(1 + again):
             assert self.world.commit(self.step + 1, reply.digest).status == 200
@@ -212,7 +230,9 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data(), kinds=st.lists(st.sampled_from(KINDS), min_size=2, max_size=8))
     def generates(self, data: st.DataObject, kinds: list[str]) -> None:
         for kind in kinds:
-            able = [peer for peer in self.world.peers.values() if peer.open and peer.serving is not None]
+            able = [
+                peer for peer in self.world.peers.values() if peer.open and peer.serving is not None
+            ]
             if able:
                 peer = data.draw(st.sampled_from(able))
                 key, sample = data.draw(st.sampled_from(peer.open))
@@ -229,11 +249,15 @@ class Machine(RuleBasedStateMachine):
 
     @rule(data=st.data(), tokens=st.integers(1, 8), begins=st.booleans())
     def writes(self, data: st.DataObject, tokens: int, begins: bool) -> None:
-        able = [peer for peer in self.world.peers.values() if peer.open and peer.serving is not None]
+        able = [
+            peer for peer in self.world.peers.values() if peer.open and peer.serving is not None
+        ]
         if able:
             peer = data.draw(st.sampled_from(able))
             key, sample = data.draw(st.sampled_from(peer.open))
-            self.world.say(peer, peer.wrote(key, sample, *[5] * tokens, start=0 if begins else tokens))
+            self.world.say(
+                peer, peer.wrote(key, sample, *[5] * tokens, start=0 if begins else tokens)
+            )
 
     @rule(data=st.data())
     def reports(self, data: st.DataObject) -> None:

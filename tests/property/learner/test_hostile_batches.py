@@ -19,7 +19,11 @@ versions = st.integers(STEP - 1 - STALENESS, STEP - 1)
 
 
 def made(length: int, cut: int, old: int, new: int) -> Trajectory:
-    edges = [(0, cut, min(old, new)), (cut, length, max(old, new))] if 0 < cut < length else [(0, length, old)]
+    edges = (
+        [(0, cut, min(old, new)), (cut, length, max(old, new))]
+        if 0 < cut < length
+        else [(0, length, old)]
+    )
     return Trajectory(
         tokens=np.arange(length, dtype=np.int32) % VOCAB,
         logprobs=np.full(length, -0.5, dtype=np.float32),
@@ -36,7 +40,10 @@ batches = st.lists(groups, min_size=GROUPS, max_size=GROUPS).map(
         STEP,
         1,
         "digest",
-        tuple(Group(index, np.array([1, 2], dtype=np.int32), each) for index, each in enumerate(members)),
+        tuple(
+            Group(index, np.array([1, 2], dtype=np.int32), each)
+            for index, each in enumerate(members)
+        ),
     )
 )
 
@@ -78,7 +85,9 @@ ATTACKS: dict[str, Callable[[Trajectory], Trajectory]] = {
 
 
 def with_group(batch: Batch, index: int, group: Group) -> Batch:
-    return dataclasses.replace(batch, groups=(*batch.groups[:index], group, *batch.groups[index + 1 :]))
+    return dataclasses.replace(
+        batch, groups=(*batch.groups[:index], group, *batch.groups[index + 1 :])
+    )
 
 
 @given(batches)
@@ -118,11 +127,16 @@ def test_an_attack_on_a_group_has_it_refused(batch: Batch, index: int, data: st.
         dataclasses.replace(group, group_id=other.group_id),
     )
     attacked = data.draw(st.sampled_from(attacks))
-    assert list(faults(with_group(batch, index, attacked), STEP, RULES, Trained())) == [attacked.group_id]
+    assert list(faults(with_group(batch, index, attacked), STEP, RULES, Trained())) == [
+        attacked.group_id
+    ]
 
 
 @given(batches)
 def test_a_batch_of_another_step_or_size_ends_the_learner(batch: Batch) -> None:
-    for wrong in (dataclasses.replace(batch, step=STEP + 1), dataclasses.replace(batch, groups=batch.groups[1:])):
+    for wrong in (
+        dataclasses.replace(batch, step=STEP + 1),
+        dataclasses.replace(batch, groups=batch.groups[1:]),
+    ):
         with pytest.raises(PeerFault, match="asked for batch 20 of 4 groups; got batch"):
             faults(wrong, STEP, RULES, Trained())

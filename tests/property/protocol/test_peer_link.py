@@ -31,7 +31,12 @@ PAYLOADS = st.none() | st.binary(min_size=1, max_size=300)
 def conversation() -> tuple[PeerLink, bytes]:
     """Bob, just joined, and what Alice then sends him: frames of both kinds and every message."""
     alice, bob = joined()
-    feed(alice, bob.open_stream(2, *STRIPE, 0) + bob.want(4, FORM, [FrameId(9)]) + bob.open_stream(6, *STRIPE, 0))
+    feed(
+        alice,
+        bob.open_stream(2, *STRIPE, 0)
+        + bob.want(4, FORM, [FrameId(9)])
+        + bob.open_stream(6, *STRIPE, 0),
+    )
     said = [
         *alice.send_frame(2, FrameId(1), 0, memoryview(b"payload" * 20)),
         alice.have(FORM, [FrameId(1), FrameId(2), FrameId(9)]),
@@ -98,7 +103,10 @@ class TwoEnds(RuleBasedStateMachine):
         super().__init__()
         self.ends = joined()
         self.wires = (bytearray(), bytearray())  # towards Alice, towards Bob
-        self.said: tuple[list[LinkEvent], list[LinkEvent]] = ([], [])  # that Alice must hear, that Bob must hear
+        self.said: tuple[list[LinkEvent], list[LinkEvent]] = (
+            [],
+            [],
+        )  # that Alice must hear, that Bob must hear
         self.heard: tuple[list[LinkEvent], list[LinkEvent]] = ([], [])
         self.next_stream = [1, 2]
         self.stripes: dict[tuple[int, int], int] = {}  # (receiver, stream): next sequence
@@ -122,11 +130,19 @@ class TwoEnds(RuleBasedStateMachine):
     @rule(end=st.integers(0, 1), frames=FRAMES)
     def open_repair(self, end: int, frames: list[FrameId]) -> None:
         stream = self.new_stream(end)
-        self.say(end, self.ends[end].want(stream, FORM, frames), FramesWanted(stream, FORM, tuple(frames)))
+        self.say(
+            end,
+            self.ends[end].want(stream, FORM, frames),
+            FramesWanted(stream, FORM, tuple(frames)),
+        )
 
     @rule(end=st.integers(0, 1), stream=st.integers(1, 12), frames=FRAMES)
     def want_more(self, end: int, stream: int, frames: list[FrameId]) -> None:
-        if stream < self.next_stream[end] and (end, stream) not in self.stripes and stream % 2 != end:
+        if (
+            stream < self.next_stream[end]
+            and (end, stream) not in self.stripes
+            and stream % 2 != end
+        ):
             data = self.ends[end].want(stream, FORM, frames)
             if data:
                 self.say(end, data, FramesWanted(stream, FORM, tuple(frames)))
@@ -137,8 +153,12 @@ class TwoEnds(RuleBasedStateMachine):
         self.say(end, data, FramesHeld(FORM, runs_of(frames)), FramesCancelled(FORM, tuple(frames)))
 
     @rule(end=st.integers(0, 1), choice=st.integers(0, 50), frame=FRAMES, payload=PAYLOADS)
-    def send_frame(self, end: int, choice: int, frame: list[FrameId], payload: bytes | None) -> None:
-        streams = [stream for stream in range(1, max(self.next_stream)) if self.ends[end].serves(stream)]
+    def send_frame(
+        self, end: int, choice: int, frame: list[FrameId], payload: bytes | None
+    ) -> None:
+        streams = [
+            stream for stream in range(1, max(self.next_stream)) if self.ends[end].serves(stream)
+        ]
         if not streams:
             return
         stream = streams[choice % len(streams)]

@@ -27,7 +27,9 @@ class Books(RuleBasedStateMachine):
         table = frame_id(SegmentId(segment), 0)
         assert self.transfer.learn(SegmentId(segment), sizes) == (table not in self.held)
         if table not in self.held:
-            self.sizes.update({frame_id(SegmentId(segment), i): size for i, size in enumerate([0, *sizes])})
+            self.sizes.update(
+                {frame_id(SegmentId(segment), i): size for i, size in enumerate([0, *sizes])}
+            )
             self.held.add(table)
             self.asked.pop(table, None)
 
@@ -54,7 +56,9 @@ class Books(RuleBasedStateMachine):
     @rule(now=st.floats(0, 9))
     def give_back(self, now: float) -> None:
         late = self.transfer.overdue(now)
-        assert dict(late) == {frame: peer for frame, (peer, until) in self.asked.items() if until <= now}
+        assert dict(late) == {
+            frame: peer for frame, (peer, until) in self.asked.items() if until <= now
+        }
         for frame, peer in late:
             assert self.transfer.give_back(frame, peer)
             del self.asked[frame]

@@ -80,7 +80,9 @@ class World(RuleBasedStateMachine):
         drain_s=st.sampled_from([0.0, 60.0, 3600.0]),
         blind=st.sampled_from(["", "", "", "a", "b"]),
     )
-    def begin(self, usd_per_h: float, lasts_h: float, life_h: float, drain_s: float = 0.0, blind: str = "") -> None:
+    def begin(
+        self, usd_per_h: float, lasts_h: float, life_h: float, drain_s: float = 0.0, blind: str = ""
+    ) -> None:
         """blind: a provider whose lists never show anything."""
         self.blind = blind
         budget = Budget(usd_per_h, usd_per_h * lasts_h)  # so that both ends of it are reached
@@ -111,7 +113,9 @@ class World(RuleBasedStateMachine):
 
     def start_process(self) -> None:
         clock, before = self.kept_clock
-        horizon = max((row.until for row in self.rows.values() if row.gone_at is None), default=-math.inf)
+        horizon = max(
+            (row.until for row in self.rows.values() if row.gone_at is None), default=-math.inf
+        )
         self.clock_base = rent_time(clock, before, self.moment(), horizon=horizon)
         self.process_began = self.moment().since_boot_s
         self.due = []
@@ -156,16 +160,26 @@ class World(RuleBasedStateMachine):
         return limit + rng.random() * KILL_S if rng.random() < 0.2 else rng.random() * limit
 
     def started(self, rental: Rental, rng: random.Random) -> None:
-        takes, made, said = self.ends_in(rental.provider, rng), rng.random() < 0.75, rng.random() < 0.8
+        takes, made, said = (
+            self.ends_in(rental.provider, rng),
+            rng.random() < 0.75,
+            rng.random() < 0.8,
+        )
         if rental.provider == self.blind:  # else nobody could know of anything
             takes, said = min(takes, self.terms(rental.provider).command_s), made
         assert rental.usd_per_h == PRICES[rental.provider, rental.offer]
         if made:
             began = self.true + rng.random() * takes
             by_itself = self.true + rental.life_s + rental.grace_s
-            ended = min(by_itself, began + rng.expovariate(1 / 7200) if rng.random() < 0.4 else by_itself)
+            ended = min(
+                by_itself, began + rng.expovariate(1 / 7200) if rng.random() < 0.4 else by_itself
+            )
             name = "same" if rng.random() < 0.1 else str(len(self.machines))
-            self.machines.append(Machine(rental, len(self.machines), f"id-{name}", self.true, began, max(began, ended)))
+            self.machines.append(
+                Machine(
+                    rental, len(self.machines), f"id-{name}", self.true, began, max(began, ended)
+                )
+            )
         ok = said and takes <= self.terms(rental.provider).command_s
         self.due.append(Due(self.true + takes, StartEnded(rental.label, ok=ok)))
 
@@ -173,7 +187,9 @@ class World(RuleBasedStateMachine):
         takes = self.ends_in(rental.provider, rng)
         for machine in self.machines:
             if machine.rental.label == rental.label and rng.random() < 0.6:
-                machine.ended = min(machine.ended, max(machine.began, self.true + rng.random() * takes))
+                machine.ended = min(
+                    machine.ended, max(machine.began, self.true + rng.random() * takes)
+                )
         self.due.append(Due(self.true + takes, StopEnded(rental.label, ok=rng.random() < 0.7)))
 
     def listed(self, provider: str, rng: random.Random) -> None:
@@ -185,9 +201,13 @@ class World(RuleBasedStateMachine):
         at = self.true - rng.random() * settle_s * (rng.random() < 0.5)
         read = rng.random() < 0.8 and takes <= self.terms(provider).command_s
         if provider == self.blind:
-            self.due.append(Due(self.true + takes, Listed(provider, self.now, () if read else None)))
+            self.due.append(
+                Due(self.true + takes, Listed(provider, self.now, () if read else None))
+            )
             return
-        lines = [Instance(Label("other-7"), "x"), Instance(Label("run-a-x-9"), "y")][: rng.choice([1] * 40 + [0, 2])]
+        lines = [Instance(Label("other-7"), "x"), Instance(Label("run-a-x-9"), "y")][
+            : rng.choice([1] * 40 + [0, 2])
+        ]
         for machine in self.machines:
             if read and machine.rental.provider == provider and machine.began <= at < machine.ended:
                 if machine.shown and self.true >= machine.hidden_until and rng.random() < 0.1:
@@ -196,13 +216,17 @@ class World(RuleBasedStateMachine):
                     machine.shown = True
                     lines += [Instance(machine.rental.label, machine.id)] * rng.choice([1, 1, 2])
         rng.shuffle(lines)
-        self.due.append(Due(self.true + takes, Listed(provider, self.now, tuple(lines) if read else None)))
+        self.due.append(
+            Due(self.true + takes, Listed(provider, self.now, tuple(lines) if read else None))
+        )
 
     # --- what happens
 
     @rule(shortfall=st.none() | st.floats(0, 3.0), wanted=st.booleans(), workers=st.integers(0, 3))
     def need_changes(self, shortfall: float | None, wanted: bool, workers: int) -> None:
-        self.need = NeedMeasured(shortfall, wanted=wanted or (shortfall or 0) > 0.1, workers=workers)
+        self.need = NeedMeasured(
+            shortfall, wanted=wanted or (shortfall or 0) > 0.1, workers=workers
+        )
 
     @rule(seconds=st.floats(600, 8000), seed=SEEDS)
     def time_passes(self, seconds: float, seed: int) -> None:
@@ -212,7 +236,11 @@ class World(RuleBasedStateMachine):
             if self.due and self.due[0].at <= self.true:
                 self.feed(self.due.pop(0).event, rng)
                 continue
-            step = min(end - self.true, rng.uniform(5, 60), self.due[0].at - self.true if self.due else math.inf)
+            step = min(
+                end - self.true,
+                rng.uniform(5, 60),
+                self.due[0].at - self.true if self.due else math.inf,
+            )
             self.true += max(step, 1e-3)
             serving = {
                 machine.rental.label: rng.choice([0.0, 0.0, 500.0])
@@ -220,7 +248,9 @@ class World(RuleBasedStateMachine):
                 if machine.began + 100 < self.true < machine.ended and machine.number % 4
             }
             holding = frozenset(label for label, idle_s in serving.items() if not idle_s)
-            need = NeedMeasured(self.need.shortfall_mu, self.need.wanted, self.need.workers, serving, holding)
+            need = NeedMeasured(
+                self.need.shortfall_mu, self.need.wanted, self.need.workers, serving, holding
+            )
             self.feed(need, rng)
             self.within_budget()
 
@@ -285,7 +315,9 @@ class World(RuleBasedStateMachine):
         self.cut = None
         for _ in range(400):
             self.time_passes(200.0, 0)
-            if not self.renting.live and not any(self.true < machine.ended for machine in self.machines):
+            if not self.renting.live and not any(
+                self.true < machine.ended for machine in self.machines
+            ):
                 break
         else:
             raise AssertionError(self.renting.facts(now=self.now))

@@ -7,7 +7,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from echo2d.core.cluster.events import PeerDisconnected
-from echo2d.core.protocol.control_messages import Heartbeat, LeaseFailed, LeaseGranted, LeaseProgress, SampleAnswered
+from echo2d.core.protocol.control_messages import (
+    Heartbeat,
+    LeaseFailed,
+    LeaseGranted,
+    LeaseProgress,
+    SampleAnswered,
+)
 from echo2d.core.rollouts.leases import STUCK_S
 from tests.support.coordinator_world import Peer, World, rules
 
@@ -18,7 +24,9 @@ class Machine(RuleBasedStateMachine):
     """Workers on version 0 and one batch after the other; only the paths of groups vary."""
 
     @initialize(
-        group_size=st.integers(1, 4), slots=st.lists(st.integers(1, 6), min_size=3, max_size=3), bound=st.integers(0, 2)
+        group_size=st.integers(1, 4),
+        slots=st.lists(st.integers(1, 6), min_size=3, max_size=3),
+        bound=st.integers(0, 2),
     )
     def begin(self, group_size: int, slots: list[int], bound: int) -> None:
         self.world = World(
@@ -56,7 +64,9 @@ class Machine(RuleBasedStateMachine):
         peer = self.peer(data)
         if peer.open and peer.serving is not None:
             key, sample = data.draw(st.sampled_from(peer.open))
-            self.world.say(peer, peer.wrote(key, sample, *[5] * tokens, start=0 if begins else tokens))
+            self.world.say(
+                peer, peer.wrote(key, sample, *[5] * tokens, start=0 if begins else tokens)
+            )
 
     @rule(data=st.data())
     def something_is_scored(self, data: st.DataObject) -> None:
@@ -109,7 +119,11 @@ class Machine(RuleBasedStateMachine):
         inboxes = [message for peer in self.world.peers.values() for message in peer.inbox]
         attempts = Counter((m.lease, m.attempt) for m in inboxes if isinstance(m, LeaseGranted))
         assert all(count == 1 for count in attempts.values())
-        accepted = {(m.lease, m.attempt, m.sample) for m in inboxes if isinstance(m, SampleAnswered) and m.accepted}
+        accepted = {
+            (m.lease, m.attempt, m.sample)
+            for m in inboxes
+            if isinstance(m, SampleAnswered) and m.accepted
+        }
         assert accepted <= {(key.lease, key.attempt, sample) for key, sample in self.world.kept}
 
     def teardown(self) -> None:

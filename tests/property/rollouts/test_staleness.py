@@ -7,13 +7,21 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from echo2d.core.base.ids import Digest, GroupId, PeerId, Version
 from echo2d.core.coordinator.events import Recovered
 from echo2d.core.protocol.control_messages import VersionSpan
-from echo2d.core.protocol.trajectory import GroupRecord, StoredGroup, TrajectoryRecord, pack_logprobs, pack_tokens
+from echo2d.core.protocol.trajectory import (
+    GroupRecord,
+    StoredGroup,
+    TrajectoryRecord,
+    pack_logprobs,
+    pack_tokens,
+)
 from echo2d.core.rollouts.staleness import REFUSALS_MAX, Staleness
 from tests.support.coordinator_world import rules, version_digest, version_key
 
 
 def group(number: int, versions: list[int]) -> StoredGroup:
-    spans = tuple(VersionSpan(i, i + 1, Version(v), version_digest(v)) for i, v in enumerate(sorted(versions)))
+    spans = tuple(
+        VersionSpan(i, i + 1, Version(v), version_digest(v)) for i, v in enumerate(sorted(versions))
+    )
     tokens, logprobs = pack_tokens(range(len(versions))), pack_logprobs([0.0] * len(versions))
     record = TrajectoryRecord(0, tokens, logprobs, spans, 1.0, PeerId("w"))
     return StoredGroup(GroupRecord(GroupId(number), pack_tokens([1]), (record,)), cursor=number)
@@ -22,10 +30,14 @@ def group(number: int, versions: list[int]) -> StoredGroup:
 class Machine(RuleBasedStateMachine):
     """Groups of arbitrary token versions, and a learner that asks, commits, refuses, resumes."""
 
-    @initialize(bound=st.integers(0, 3), per_step=st.integers(1, 3), mode=st.sampled_from(["drop", "mask"]))
+    @initialize(
+        bound=st.integers(0, 3), per_step=st.integers(1, 3), mode=st.sampled_from(["drop", "mask"])
+    )
     def begin(self, bound: int, per_step: int, mode: str) -> None:
         self.bound, self.per_step, self.mask = bound, per_step, mode == "mask"
-        the_rules = rules(staleness_max=bound, trajectories_per_step=per_step, group_size=1, over_stale=mode)
+        the_rules = rules(
+            staleness_max=bound, trajectories_per_step=per_step, group_size=1, over_stale=mode
+        )
         self.staleness = Staleness(the_rules, Recovered.nothing())
         self.step_of: dict[GroupId, int] = {}
         self.bytes: dict[int, Digest | None] = {}
@@ -39,10 +51,14 @@ class Machine(RuleBasedStateMachine):
     def groups_complete(self, offsets: list[int], count: int) -> None:
         for _ in range(count):
             self.number += 1
-            stored = group(self.number, [max(0, self.staleness.committed + offset) for offset in offsets])
+            stored = group(
+                self.number, [max(0, self.staleness.committed + offset) for offset in offsets]
+            )
             taken = self.staleness.admit(stored)
             last = self.staleness.open_step + 10
-            assert taken == any(self.admissible(stored, step) for step in range(self.staleness.open_step, last))
+            assert taken == any(
+                self.admissible(stored, step) for step in range(self.staleness.open_step, last)
+            )
 
     @rule(ahead=st.integers(1, 2))
     def freezes(self, ahead: int) -> None:
@@ -93,7 +109,9 @@ class Machine(RuleBasedStateMachine):
         """Monotone; the formula where nothing lies beyond n; and the newest weights can always fill batch n."""
         step = self.staleness.next_step(in_flight)
         assert self.staleness.open_step <= step <= self.staleness.next_step(in_flight + 1)
-        if max(self.staleness._batches, default=0) <= self.staleness.open_step:  # full or refused into
+        if (
+            max(self.staleness._batches, default=0) <= self.staleness.open_step
+        ):  # full or refused into
             held = self.staleness.queued(in_flight)
             assert step == self.staleness.open_step + held // self.per_step
         assert self.staleness.oldest_start(in_flight) == max(0, step - 1 - self.bound)

@@ -15,7 +15,13 @@ from echo2d.core.broadcast.events import RatesMeasured
 from echo2d.core.cluster.events import VersionPublished, VersionRevoked
 from echo2d.core.coordinator.events import CheckpointKept, CoordinatorRecord, EpochOpened, Recovered
 from echo2d.core.protocol.control_messages import HeldLease, VersionKey, VersionSpan
-from echo2d.core.protocol.trajectory import NOTHING, GroupRecord, Partial, StoredGroup, TrajectoryRecord
+from echo2d.core.protocol.trajectory import (
+    NOTHING,
+    GroupRecord,
+    Partial,
+    StoredGroup,
+    TrajectoryRecord,
+)
 from echo2d.core.rollouts.events import (
     AcceptedResult,
     BatchCommitted,
@@ -54,7 +60,9 @@ class LedgerMachine(RuleBasedStateMachine):
         self.waiting.append(record)
         self.model = replace(self.model, **changes)  # type: ignore[arg-type]
 
-    def change_groups(self, change: Callable[[StoredGroup], StoredGroup | None]) -> tuple[StoredGroup, ...]:
+    def change_groups(
+        self, change: Callable[[StoredGroup], StoredGroup | None]
+    ) -> tuple[StoredGroup, ...]:
         return tuple(kept for stored in self.model.groups if (kept := change(stored)) is not None)
 
     @rule(resume_step=SMALL)
@@ -70,7 +78,11 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(version=SMALL, digest=DIGESTS)
     def revoke(self, version: int, digest: Digest) -> None:
-        published = tuple(item for item in self.model.published if (item.version, item.digest) != (version, digest))
+        published = tuple(
+            item
+            for item in self.model.published
+            if (item.version, item.digest) != (version, digest)
+        )
         self.put(VersionRevoked(self.model.epoch, Version(version), digest), published=published)
 
     @rule(skipped=SMALL, prompt=TOKENS)
@@ -87,37 +99,56 @@ class LedgerMachine(RuleBasedStateMachine):
     def keep_sample(self, data: st.DataObject, lease: int, digest: Digest, tokens: bytes) -> None:
         record = data.draw(st.sampled_from(self.model.groups)).record
         kept = TrajectoryRecord(
-            len(record.trajectories), tokens, tokens, (VersionSpan(0, 1, Version(1), digest),), math.nan, PeerId("p")
+            len(record.trajectories),
+            tokens,
+            tokens,
+            (VersionSpan(0, 1, Version(1), digest),),
+            math.nan,
+            PeerId("p"),
         )
         fingerprint = b"%d" % len(self.answered)
-        self.answered.append((record.group, AcceptedResult(HeldLease(LeaseId(lease), 0), kept.sample, fingerprint)))
+        self.answered.append(
+            (record.group, AcceptedResult(HeldLease(LeaseId(lease), 0), kept.sample, fingerprint))
+        )
         grown = replace(record, trajectories=(*record.trajectories, replace(kept, reward=UNSCORED)))
         self.put(
             SampleKept(record.group, LeaseId(lease), 0, kept, fingerprint),
-            groups=self.change_groups(lambda s: replace(s, record=grown) if s.record.group == record.group else s),
+            groups=self.change_groups(
+                lambda s: replace(s, record=grown) if s.record.group == record.group else s
+            ),
         )
 
     @precondition(lambda self: self.model.groups)
     @rule(data=st.data(), lease=SMALL, digest=DIGESTS, tokens=TOKENS)
     def give_lease(self, data: st.DataObject, lease: int, digest: Digest, tokens: bytes) -> None:
         group = data.draw(st.sampled_from(self.model.groups)).record.group
-        base = Partial(tokens, tokens, (VersionSpan(0, 2, Version(1), digest),)) if len(tokens) == 8 else NOTHING
+        base = (
+            Partial(tokens, tokens, (VersionSpan(0, 2, Version(1), digest),))
+            if len(tokens) == 8
+            else NOTHING
+        )
         served = VersionKey(Version(2), digest)
-        given = LeaseGiven(group, LeaseId(lease), len(self.given), PeerId("p"), (3, 1), served, base)
+        given = LeaseGiven(
+            group, LeaseId(lease), len(self.given), PeerId("p"), (3, 1), served, base
+        )
         self.given.append(given)
         self.put(given)
 
     @precondition(lambda self: any(stored.record.trajectories for stored in self.model.groups))
     @rule(data=st.data(), reward=st.floats(allow_nan=False))
     def score(self, data: st.DataObject, reward: float) -> None:
-        record = data.draw(st.sampled_from([s.record for s in self.model.groups if s.record.trajectories]))
+        record = data.draw(
+            st.sampled_from([s.record for s in self.model.groups if s.record.trajectories])
+        )
         index = data.draw(st.integers(0, len(record.trajectories) - 1))
         scored = list(record.trajectories)
         scored[index] = replace(scored[index], reward=reward)
         changed = replace(record, trajectories=tuple(scored))
         self.put(
             SampleRewarded(record.group, index, reward),
-            groups=self.change_groups(lambda s: replace(s, record=changed) if s.record.group == record.group else s),
+            groups=self.change_groups(
+                lambda s: replace(s, record=changed) if s.record.group == record.group else s
+            ),
         )
 
     @precondition(lambda self: self.model.groups)
@@ -132,7 +163,9 @@ class LedgerMachine(RuleBasedStateMachine):
         step = self.model.checkpoint + ahead
         others = [batch for batch in self.model.frozen if batch.step != step]
         used = {group for batch in others for group in batch.groups}
-        free = [stored.record.group for stored in self.model.groups if stored.record.group not in used]
+        free = [
+            stored.record.group for stored in self.model.groups if stored.record.group not in used
+        ]
         record = BatchFrozen(step, digest, tuple(free[: data.draw(SMALL)]), ahead)
         self.put(record, frozen=tuple(sorted([*others, record], key=lambda batch: batch.step)))
 
@@ -142,7 +175,11 @@ class LedgerMachine(RuleBasedStateMachine):
         others = [commit for commit in self.model.committed if commit.step != record.step]
         self.put(record, committed=tuple(sorted([*others, record], key=lambda commit: commit.step)))
 
-    @rule(peers=st.lists(st.sampled_from("abc"), unique=True), rate=st.floats(1, 1e9), held_up=st.booleans())
+    @rule(
+        peers=st.lists(st.sampled_from("abc"), unique=True),
+        rate=st.floats(1, 1e9),
+        held_up=st.booleans(),
+    )
     def measure(self, peers: list[str], rate: float, held_up: bool) -> None:
         measured = tuple(PeerRate(PeerId(peer), rate, held_up) for peer in peers)
         others = tuple(each for each in self.model.rates if each.peer not in peers)
@@ -151,7 +188,9 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(ahead=st.integers(0, 2))
     def checkpoint(self, ahead: int) -> None:
         step = self.model.checkpoint + ahead
-        gone = {group for batch in self.model.frozen if batch.step <= step for group in batch.groups}
+        gone = {
+            group for batch in self.model.frozen if batch.step <= step for group in batch.groups
+        }
         self.put(
             CheckpointKept(step, self.model.epoch),
             checkpoint=step,
@@ -182,7 +221,10 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 def without_nan(stored: StoredGroup) -> StoredGroup:
-    plain = (replace(kept, reward=UNSCORED) if math.isnan(kept.reward) else kept for kept in stored.record.trajectories)
+    plain = (
+        replace(kept, reward=UNSCORED) if math.isnan(kept.reward) else kept
+        for kept in stored.record.trajectories
+    )
     return replace(stored, record=replace(stored.record, trajectories=tuple(plain)))
 
 

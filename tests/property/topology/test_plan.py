@@ -21,7 +21,9 @@ RATES = st.one_of(st.none(), st.floats(1e5, 1e9))
 def peer_facts(draw: st.DrawFn, name: str) -> PeerFacts:
     address = Address(name, 1) if draw(st.booleans()) else None
     only, latency = draw(st.integers(0, 4)) == 0, draw(st.one_of(st.none(), st.floats(0.0, 0.5)))
-    return PeerFacts(PeerId(name), draw(RATES), draw(RATES), address, receive_only=only, latency_s=latency)
+    return PeerFacts(
+        PeerId(name), draw(RATES), draw(RATES), address, receive_only=only, latency_s=latency
+    )
 
 
 @st.composite
@@ -39,14 +41,18 @@ def plans(draw: st.DrawFn) -> Plan:
 
 @settings(max_examples=60, deadline=None)
 @given(plans(), st.lists(st.integers(0, 30), max_size=8), st.data())
-def test_plans_stay_whole_through_repairs_and_newcomers(plan: Plan, steps: list[int], data: st.DataObject) -> None:
+def test_plans_stay_whole_through_repairs_and_newcomers(
+    plan: Plan, steps: list[int], data: st.DataObject
+) -> None:
     plan.check()
     assert plan.predicted_s >= plan.bound_s * (1 - 1e-9)
     for number, step in enumerate(steps):
         before = plan
         if step % 2 or len(plan.peers) == 1:
             holders = (
-                data.draw(st.sets(st.sampled_from([one.peer for one in plan.peers[1:]]))) if plan.peers[1:] else ()
+                data.draw(st.sets(st.sampled_from([one.peer for one in plan.peers[1:]])))
+                if plan.peers[1:]
+                else ()
             )
             plan = join(plan, data.draw(peer_facts(f"new{number}")), holders)
         else:
@@ -67,7 +73,9 @@ def test_both_ends_know_the_edge_its_secret_and_who_dials(plan: Plan) -> None:
             assert edge.dial != back.dial
             assert (edge.address is not None) == edge.dial
         for stripe in mine.stripes:
-            assert all(told[child].stripes[stripe.stripe].parent == peer for child in stripe.children)
+            assert all(
+                told[child].stripes[stripe.stripe].parent == peer for child in stripe.children
+            )
 
 
 def assert_only_these_changed(before: Plan, after: Plan, changed: set[PeerId]) -> None:
@@ -100,4 +108,6 @@ def test_the_plan_is_near_the_bound(count: int, seed_uplink: float, data: st.Dat
     assert plan.predicted_s <= 1.25 * plan.bound_s
     for facts in peers:
         assert facts.uplink is not None
-        assert plan.copies().get(facts.peer, 0.0) * wire <= facts.uplink * plan.predicted_s * (1 + 1e-9)
+        assert plan.copies().get(facts.peer, 0.0) * wire <= facts.uplink * plan.predicted_s * (
+            1 + 1e-9
+        )

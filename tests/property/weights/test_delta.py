@@ -7,11 +7,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echo2d.core.weights.delta import ChunkMode, decode_chunk, encode_chunk
-from echo2d.core.weights.delta_words import decode_dense, decode_sparse, encode_dense, encode_sparse, find_changes
+from echo2d.core.weights.delta_words import (
+    decode_dense,
+    decode_sparse,
+    encode_dense,
+    encode_sparse,
+    find_changes,
+)
 from echo2d.errors import IntegrityFault
 
-chunks = st.binary(max_size=600) | st.builds(bytes.__mul__, st.binary(max_size=5), st.integers(0, 400))
-words = st.integers(0, 0xFFFF) | st.sampled_from([0, 0x8000, 0x7F80, 0xFF80, 0x7FC1, 0xFFFF, 0x7C01])  # NaNs of both
+chunks = st.binary(max_size=600) | st.builds(
+    bytes.__mul__, st.binary(max_size=5), st.integers(0, 400)
+)
+words = st.integers(0, 0xFFFF) | st.sampled_from(
+    [0, 0x8000, 0x7F80, 0xFF80, 0x7FC1, 0xFFFF, 0x7C01]
+)  # NaNs of both
 
 
 @st.composite
@@ -20,7 +30,9 @@ def pairs(draw: st.DrawFn) -> tuple[bytes, bytes]:
     base = bytearray(draw(chunks))
     new = bytearray(base)
     places = st.integers(0, max(0, len(base) // 2 - 1))
-    for place, word in draw(st.dictionaries(places, words, max_size=draw(st.sampled_from([2, 20, 300])))).items():
+    for place, word in draw(
+        st.dictionaries(places, words, max_size=draw(st.sampled_from([2, 20, 300])))
+    ).items():
         new[2 * place : 2 * place + 2] = word.to_bytes(2, "little")[: len(base) - 2 * place]
     step, by = draw(st.integers(1, 20)), draw(words)
     view = np.frombuffer(new, "<u2", count=len(new) // 2)[::step]
@@ -55,7 +67,9 @@ def test_an_equal_base_costs_nothing(new: bytes) -> None:
 
 
 @given(sides=pairs(), raw_len=st.integers(0, 2000), mode=st.sampled_from(ChunkMode), data=st.data())
-def test_damaged_payloads(sides: tuple[bytes, bytes], raw_len: int, mode: ChunkMode, data: st.DataObject) -> None:
+def test_damaged_payloads(
+    sides: tuple[bytes, bytes], raw_len: int, mode: ChunkMode, data: st.DataObject
+) -> None:
     encoded = encode_chunk(*sides)
     payload = bytearray(encoded.payload)
     for _ in range(data.draw(st.integers(0, 3))):

@@ -59,13 +59,20 @@ def test_a_chain_of_deltas_is_one_delta(
     raw_len = len(versions[0])
     one = compose_chunks(chain, raw_len)
     if one is None:
-        assert all(each.mode in (ChunkMode.SAME, ChunkMode.SPARSE, ChunkMode.DENSE) for each in chain)
+        assert all(
+            each.mode in (ChunkMode.SAME, ChunkMode.SPARSE, ChunkMode.DENSE) for each in chain
+        )
         direct = encode_chunk(versions[-1], versions[0])
-        assert direct.mode in (ChunkMode.RAW, ChunkMode.FULL), "the difference is too large, however it is made"
+        assert direct.mode in (ChunkMode.RAW, ChunkMode.FULL), (
+            "the difference is too large, however it is made"
+        )
         return
     base_needed = one.mode not in (ChunkMode.RAW, ChunkMode.FULL)
     assert base_needed == all(each.mode not in (ChunkMode.RAW, ChunkMode.FULL) for each in chain)
-    assert bytes(decode_chunk(one.mode, one.payload, raw_len, versions[0] if base_needed else None)) == versions[-1]
+    assert (
+        bytes(decode_chunk(one.mode, one.payload, raw_len, versions[0] if base_needed else None))
+        == versions[-1]
+    )
     assert len(one.payload) <= raw_len
     if base_needed and raw_len % 2 == 0 and len(chain) > 1:
         direct = encode_chunk(versions[-1], versions[0])

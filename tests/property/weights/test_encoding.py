@@ -25,7 +25,9 @@ bodies = st.binary(min_size=1, max_size=30) | st.builds(
 def forms(draw: st.DrawFn) -> tuple[BuiltForm, dict[str, bytes], dict[str, bytes]]:
     """A form, the bytes it encodes, and the bytes of its base."""
     contents = {f"{name:02d}.txt": draw(bodies) for name in draw(names)}
-    base = {path: body if draw(st.booleans()) else bytes(len(body)) for path, body in contents.items()}
+    base = {
+        path: body if draw(st.booleans()) else bytes(len(body)) for path, body in contents.items()
+    }
     kind = draw(st.sampled_from(["full", "delta"]))
     segment_bytes = draw(st.integers(1, 200_000))
     made = build_form(
@@ -38,12 +40,18 @@ def forms(draw: st.DrawFn) -> tuple[BuiltForm, dict[str, bytes], dict[str, bytes
 
 
 @given(forms())
-def test_frames_cover_each_segment_exactly(made: tuple[BuiltForm, dict[str, bytes], dict[str, bytes]]) -> None:
+def test_frames_cover_each_segment_exactly(
+    made: tuple[BuiltForm, dict[str, bytes], dict[str, bytes]],
+) -> None:
     form = made[0]
     for segment in form.segments:
         position = 0
         for index, (span, payload) in enumerate(segment.frames(form.facts.frame_bytes), 1):
-            assert (span.offset_in_segment, len(payload), span.frame & 0xFFFFF) == (position, span.length, index)
+            assert (span.offset_in_segment, len(payload), span.frame & 0xFFFFF) == (
+                position,
+                span.length,
+                index,
+            )
             assert not is_table(span.frame)
             position += span.length
         assert position == segment.table.wire_bytes
@@ -51,7 +59,9 @@ def test_frames_cover_each_segment_exactly(made: tuple[BuiltForm, dict[str, byte
 
 
 @given(forms())
-def test_decoding_gives_the_files_back(made: tuple[BuiltForm, dict[str, bytes], dict[str, bytes]]) -> None:
+def test_decoding_gives_the_files_back(
+    made: tuple[BuiltForm, dict[str, bytes], dict[str, bytes]],
+) -> None:
     form, contents, base = made
     digests = []
     for segment in form.segments:
@@ -68,7 +78,11 @@ def test_decoding_gives_the_files_back(made: tuple[BuiltForm, dict[str, bytes], 
 def test_damaged_tables_and_roots_raise_only_integrity_faults(
     made: tuple[BuiltForm, dict[str, bytes], dict[str, bytes]], data: st.DataObject
 ) -> None:
-    for original in (made[0].segments[0].table.encode(), made[0].roots[-1].signing_bytes(), made[0].manifest.encode()):
+    for original in (
+        made[0].segments[0].table.encode(),
+        made[0].roots[-1].signing_bytes(),
+        made[0].manifest.encode(),
+    ):
         damaged = bytearray(original)
         for _ in range(data.draw(st.integers(1, 3))):
             damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
@@ -88,7 +102,9 @@ class Receiver(RuleBasedStateMachine):
     """Roots, pages, tables and lies in any order."""
 
     @initialize(made=forms(), data=st.data())
-    def begin(self, made: tuple[BuiltForm, dict[str, bytes], dict[str, bytes]], data: st.DataObject) -> None:
+    def begin(
+        self, made: tuple[BuiltForm, dict[str, bytes], dict[str, bytes]], data: st.DataObject
+    ) -> None:
         self.form = made[0]
         self.index = FormIndex(data.draw(st.sampled_from(self.form.roots)))
 
@@ -101,7 +117,9 @@ class Receiver(RuleBasedStateMachine):
         """The true digests, unless false ones had been claimed before: then all claims fall."""
         start = data.draw(st.integers(0, len(self.form.digests)))
         with contextlib.suppress(IntegrityFault):
-            self.index.accept_page(SegmentId(start), self.form.digests[start : start + data.draw(st.integers(0, 5))])
+            self.index.accept_page(
+                SegmentId(start), self.form.digests[start : start + data.draw(st.integers(0, 5))]
+            )
 
     @rule(start=st.integers(0, 12), lie=st.binary(max_size=2))
     def false_page(self, start: int, lie: bytes) -> None:

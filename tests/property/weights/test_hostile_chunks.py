@@ -48,8 +48,14 @@ def _sent(rng: np.random.Generator) -> Iterator[Sent]:
         base = values.astype("<u2")
         new = base.copy()
         places = np.flatnonzero(rng.random(WORDS) < share)
-        new[places] += rng.choice(np.array([1, -1, 1, -1, 1, -1, 3, -40, 20_000]), places.size).astype(np.uint16)
-        sides = (new.tobytes(), base.tobytes()) if number < 8 else (new.tobytes() + b"a", base.tobytes() + b"b")
+        new[places] += rng.choice(
+            np.array([1, -1, 1, -1, 1, -1, 3, -40, 20_000]), places.size
+        ).astype(np.uint16)
+        sides = (
+            (new.tobytes(), base.tobytes())
+            if number < 8
+            else (new.tobytes() + b"a", base.tobytes() + b"b")
+        )
         yield Sent(*encode_record(ChunkId(number), *sides), base=sides[1], new=sides[0])
         if share in (0.02, 1.0):
             yield Sent(*encode_record(ChunkId(number), sides[0]), base=sides[1], new=sides[0])
@@ -83,12 +89,17 @@ def test_a_wrong_chunk_is_a_fault_or_is_right(fuzz: Fuzz, sent: list[Sent]) -> N
             assert received(record, payload, raw_len, base) == right.new
         except IntegrityFault:
             refused += 1
-        assert tracemalloc.get_traced_memory()[1] - before < SCRATCH_MAX * max(raw_len, 2 * WORDS) + SCRATCH_LEAST
+        assert (
+            tracemalloc.get_traced_memory()[1] - before
+            < SCRATCH_MAX * max(raw_len, 2 * WORDS) + SCRATCH_LEAST
+        )
     tracemalloc.stop()
     assert 0.8 * len(fuzz.share(1.0)) < refused < len(fuzz.share(1.0))
 
 
-def spoiled(rng: random.Random, right: Sent, sent: list[Sent]) -> tuple[ChunkRecord, bytes, int, bytes | None]:
+def spoiled(
+    rng: random.Random, right: Sent, sent: list[Sent]
+) -> tuple[ChunkRecord, bytes, int, bytes | None]:
     """Record, payload, length and base, one or more of them wrong; the promised result stays."""
     record, payload, raw_len, base = right.record, right.payload, len(right.new), right.base
     other = rng.choice(sent)
@@ -98,12 +109,27 @@ def spoiled(rng: random.Random, right: Sent, sent: list[Sent]) -> tuple[ChunkRec
         case 1:  # replayed as the chunk it was, for this one's place
             return replace(other.record, result=record.result), other.payload, raw_len, base
         case 2:
-            return replace(record, mode=rng.choice(list(ChunkMode))), damaged(rng, payload), raw_len, base
+            return (
+                replace(record, mode=rng.choice(list(ChunkMode))),
+                damaged(rng, payload),
+                raw_len,
+                base,
+            )
         case 3:
-            return record, payload, rng.choice((0, 1, raw_len - 1, raw_len + 1, 2 * raw_len, 64 << 10)), base
+            return (
+                record,
+                payload,
+                rng.choice((0, 1, raw_len - 1, raw_len + 1, 2 * raw_len, 64 << 10)),
+                base,
+            )
         case 4:
             bases = (None, damaged(rng, base), other.base, right.new, b"")
-            return replace(record, base=rng.choice((record.base, NO_BASE))), payload, raw_len, rng.choice(bases)
+            return (
+                replace(record, base=rng.choice((record.base, NO_BASE))),
+                payload,
+                raw_len,
+                rng.choice(bases),
+            )
         case 5:
             return record, bombed(rng, record.mode, payload), raw_len, base
         case _:
@@ -113,10 +139,14 @@ def spoiled(rng: random.Random, right: Sent, sent: list[Sent]) -> tuple[ChunkRec
 def bombed(rng: random.Random, mode: ChunkMode, payload: bytes) -> bytes:
     """One of its columns is a bomb; lengths are as they should be."""
     columns = {ChunkMode.FULL: 1, ChunkMode.SPARSE: 4, ChunkMode.DENSE: 3}.get(mode, 1)
-    lengths = [int.from_bytes(payload[4 * each : 4 * each + 4], "little") for each in range(columns)]
+    lengths = [
+        int.from_bytes(payload[4 * each : 4 * each + 4], "little") for each in range(columns)
+    ]
     at, start, frames = rng.randrange(columns), 4 * columns, []
     for length in lengths:
         frames.append(payload[start : start + length])
         start += length
     frames[at] = rng.choice(BOMBS)
-    return b"".join([*(len(frame).to_bytes(4, "little") for frame in frames), *frames, payload[start:]])
+    return b"".join(
+        [*(len(frame).to_bytes(4, "little") for frame in frames), *frames, payload[start:]]
+    )

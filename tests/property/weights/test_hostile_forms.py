@@ -56,7 +56,11 @@ def test_an_unsigned_root_is_no_root(fuzz: Fuzz, built: BuiltForm) -> None:
     for _ in fuzz.share(0.005):
         root = fuzz.rng.choice(built.roots).signing_bytes()
         with pytest.raises(IntegrityFault):
-            verify_root(fuzz.rng.randbytes(32), damaged(fuzz.rng, root), fuzz.rng.randbytes(fuzz.rng.choice((0, 64))))
+            verify_root(
+                fuzz.rng.randbytes(32),
+                damaged(fuzz.rng, root),
+                fuzz.rng.randbytes(fuzz.rng.choice((0, 64))),
+            )
 
 
 def test_an_index_grows_by_what_is_right_only(fuzz: Fuzz, built: BuiltForm) -> None:
@@ -85,7 +89,10 @@ def test_an_index_grows_by_what_is_right_only(fuzz: Fuzz, built: BuiltForm) -> N
 
 def feed_page(index: FormIndex, built: BuiltForm, rng: random.Random) -> None:
     start = rng.randrange(len(built.segments))
-    digests = [digest if rng.random() < 0.9 else Digest(rng.randbytes(32)) for digest in built.digests[start:]]
+    digests = [
+        digest if rng.random() < 0.9 else Digest(rng.randbytes(32))
+        for digest in built.digests[start:]
+    ]
     data = TO_PEER.encode(SegmentPage(built.facts.form, SegmentId(start), tuple(digests)))
     page = TO_PEER.decode(damaged(rng, data) if rng.random() < 0.3 else data)
     if isinstance(page, SegmentPage):
@@ -93,7 +100,10 @@ def feed_page(index: FormIndex, built: BuiltForm, rng: random.Random) -> None:
 
 
 def test_token_files(fuzz: Fuzz, tmp_path: Path) -> None:
-    path, token = tmp_path / "t", TokenFile("box", "worker", "secret", "ab" * 32, "http://127.0.0.1:1")
+    path, token = (
+        tmp_path / "t",
+        TokenFile("box", "worker", "secret", "ab" * 32, "http://127.0.0.1:1"),
+    )
     write_token_file(path, token)
     right, read = path.read_bytes(), 0
     for _ in fuzz.share(0.025):

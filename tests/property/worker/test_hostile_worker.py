@@ -6,8 +6,26 @@ The worker obeys, refuses with a note or gives the lease back; `check()` after e
 import random
 from typing import Any, get_args
 
-from echo2d.core.base.ids import Epoch, Generation, GroupId, LeaseId, PeerId, PlanId, PublishSeq, Version, version_label
-from echo2d.core.protocol.control_messages import TO_PEER, Finish, HeldLease, LeaseGranted, PlanEdges, ToPeer, Welcome
+from echo2d.core.base.ids import (
+    Epoch,
+    Generation,
+    GroupId,
+    LeaseId,
+    PeerId,
+    PlanId,
+    PublishSeq,
+    Version,
+    version_label,
+)
+from echo2d.core.protocol.control_messages import (
+    TO_PEER,
+    Finish,
+    HeldLease,
+    LeaseGranted,
+    PlanEdges,
+    ToPeer,
+    Welcome,
+)
 from echo2d.core.protocol.trajectory import pack_tokens
 from echo2d.core.relay import events as relay_events
 from echo2d.core.relay.relay import Relay
@@ -72,7 +90,9 @@ class Hostile:
     def perform(self, action: WorkerAction) -> None:
         match action:
             case StartGeneration(lease):
-                self.generating[HeldLease(lease.lease, lease.attempt)] = dict.fromkeys(lease.samples, 0)
+                self.generating[HeldLease(lease.lease, lease.attempt)] = dict.fromkeys(
+                    lease.samples, 0
+                )
             case AbortGeneration(lease, attempt):
                 self.generating.pop(HeldLease(lease, attempt), None)
             case ApplyForm():
@@ -163,7 +183,11 @@ class Hostile:
 
     def message(self) -> ToPeer | None:
         rng = self.rng
-        made = self.a_lease() if rng.random() < 0.2 else Invent(rng, self.pools()).message(rng.choice(KINDS))
+        made = (
+            self.a_lease()
+            if rng.random() < 0.2
+            else Invent(rng, self.pools()).message(rng.choice(KINDS))
+        )
         data = TO_PEER.encode(made)
         self.corpus = [*self.corpus[-50:], data]
         if rng.random() < 0.4:

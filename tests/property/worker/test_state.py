@@ -69,7 +69,9 @@ VERSIONS = st.integers(0, 3)
 class WorkerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.state = WorkerState(Relay(ME), RUN, slots=SLOTS, publish_seq=PublishSeq(0), standing=())
+        self.state = WorkerState(
+            Relay(ME), RUN, slots=SLOTS, publish_seq=PublishSeq(0), standing=()
+        )
         self.now = 0.0
         self.up = False
         self.seq = self.epoch = 1
@@ -81,7 +83,9 @@ class WorkerMachine(RuleBasedStateMachine):
         self.label: str | None = None  # what the engine has loaded
         self.done: set[VersionKey] = set()
         self.revoked: dict[VersionKey, int] = {}  # publishes of earlier epochs are void
-        self.generating: dict[HeldLease, dict[int, int]] = {}  # tokens written, by unfinished sample
+        self.generating: dict[
+            HeldLease, dict[int, int]
+        ] = {}  # tokens written, by unfinished sample
         self.unanswered: dict[tuple[HeldLease, int], SampleFinished] = {}
 
     def on(self, event: WorkerEvent) -> None:
@@ -137,7 +141,9 @@ class WorkerMachine(RuleBasedStateMachine):
             self.done.add(hello.serving)
         self.up = True
         kept = tuple(key for key in hello.leases if key.lease % 2)
-        self.generating = {key: samples for key, samples in self.generating.items() if key in hello.leases}
+        self.generating = {
+            key: samples for key, samples in self.generating.items() if key in hello.leases
+        }
         self.on(ControlUp(Welcome(ME, RUN, Epoch(self.epoch), PublishSeq(self.seq), 2.0, kept, ())))
 
     @rule()
@@ -166,7 +172,11 @@ class WorkerMachine(RuleBasedStateMachine):
     def plan(self, data: st.DataObject) -> None:
         form = data.draw(st.sampled_from(sorted(self.roots)))
         self.plans += 1
-        self.on(CoordinatorSaid(PlanEdges(self.roots[form].form, PlanId(self.plans), Generation(1), (), ())))
+        self.on(
+            CoordinatorSaid(
+                PlanEdges(self.roots[form].form, PlanId(self.plans), Generation(1), (), ())
+            )
+        )
 
     @rule(data=st.data())
     @precondition(lambda self: self.roots)
@@ -234,7 +244,11 @@ class WorkerMachine(RuleBasedStateMachine):
         else:
             damaged = outcome == "damaged"
             self.label = self.label if damaged or outcome == "kept" else None
-            self.on(EngineRefitFailed(order.version, order.digest, "engine died", self.label, damaged=damaged))
+            self.on(
+                EngineRefitFailed(
+                    order.version, order.digest, "engine died", self.label, damaged=damaged
+                )
+            )
 
     @rule()
     @precondition(lambda self: self.label is not None)
@@ -263,7 +277,11 @@ class WorkerMachine(RuleBasedStateMachine):
         if not samples:
             del self.generating[key]
         span = LabelSpan(at, at + 1, self.label)
-        self.on(SampleProgressed(key.lease, key.attempt, sample, (7,), (-1.0,), (span,), "length" if finish else None))
+        self.on(
+            SampleProgressed(
+                key.lease, key.attempt, sample, (7,), (-1.0,), (span,), "length" if finish else None
+            )
+        )
 
     @rule(data=st.data())
     @precondition(lambda self: self.generating)

@@ -54,7 +54,19 @@ class Box:
     link: ControlLink = field(init=False)
 
     def hello(self) -> Hello:
-        return Hello(PROTOCOL_VERSION, None, "worker", self.shown or self.name, "boot", 4, None, None, (), (), ())
+        return Hello(
+            PROTOCOL_VERSION,
+            None,
+            "worker",
+            self.shown or self.name,
+            "boot",
+            4,
+            None,
+            None,
+            (),
+            (),
+            (),
+        )
 
     def heartbeat(self) -> Heartbeat:
         return Heartbeat(0)
@@ -101,15 +113,29 @@ def finished(lease: LeaseGranted, sample: int, digest: Digest) -> SampleFinished
     tokens = right if sample % 2 == 0 else (*right[1:-1], right[0], right[-1])[1:]
     spans = (VersionSpan(0, len(tokens), Version(0), digest),)
     logprobs = pack_logprobs([-1.0] * len(tokens))
-    return SampleFinished(lease.lease, lease.attempt, sample, pack_tokens(tokens), logprobs, spans, "stop")
+    return SampleFinished(
+        lease.lease, lease.attempt, sample, pack_tokens(tokens), logprobs, spans, "stop"
+    )
 
 
 LIES: dict[str, tuple[Lie, str]] = {
-    "nan": (lambda said: replace(said, logprobs=pack_logprobs([math.nan] * (len(said.tokens) // 4))), "logprob"),
-    "certain": (lambda said: replace(said, logprobs=pack_logprobs([0.5] * (len(said.tokens) // 4))), "logprob"),
+    "nan": (
+        lambda said: replace(said, logprobs=pack_logprobs([math.nan] * (len(said.tokens) // 4))),
+        "logprob",
+    ),
+    "certain": (
+        lambda said: replace(said, logprobs=pack_logprobs([0.5] * (len(said.tokens) // 4))),
+        "logprob",
+    ),
     "few-logprobs": (lambda said: replace(said, logprobs=said.logprobs[4:]), "logprobs for"),
-    "beyond": (lambda said: replace(said, tokens=pack_tokens([17]) + said.tokens[4:]), "beyond the vocabulary"),
-    "negative": (lambda said: replace(said, tokens=pack_tokens([-1]) + said.tokens[4:]), "beyond the vocabulary"),
+    "beyond": (
+        lambda said: replace(said, tokens=pack_tokens([17]) + said.tokens[4:]),
+        "beyond the vocabulary",
+    ),
+    "negative": (
+        lambda said: replace(said, tokens=pack_tokens([-1]) + said.tokens[4:]),
+        "beyond the vocabulary",
+    ),
     "endless": (lambda said: replace(said, tokens=said.tokens * 2000), "are allowed"),
     "half-a-token": (lambda said: replace(said, tokens=said.tokens + b"x"), "bytes"),
     "no-spans": (lambda said: replace(said, spans=()), "spans"),
@@ -121,7 +147,9 @@ LIES: dict[str, tuple[Lie, str]] = {
 }
 
 
-async def test_lies_about_results_are_refused_and_the_batch_is_made_of_others(tmp_path: Path) -> None:
+async def test_lies_about_results_are_refused_and_the_batch_is_made_of_others(
+    tmp_path: Path,
+) -> None:
     config = make_config(tmp_path)
     run_dir = config.run.run_dir
     snapshot = await asyncio.to_thread(make_snapshot, tmp_path / "out" / "0")
@@ -137,7 +165,10 @@ async def test_lies_about_results_are_refused_and_the_batch_is_made_of_others(tm
                 told: SampleAnswered = await liar.hears(SampleAnswered)
                 assert not told.accepted, name
                 assert reason in told.reason, name
-        async with joined(opened, run_dir, "honest") as honest, joined(opened, run_dir, "thief") as thief:
+        async with (
+            joined(opened, run_dir, "honest") as honest,
+            joined(opened, run_dir, "thief") as thief,
+        ):
             honest.link.send(done)
             lease = await honest.hears(LeaseGranted)
             thief.link.send(finished(lease, lease.samples[0], digest))
@@ -146,7 +177,9 @@ async def test_lies_about_results_are_refused_and_the_batch_is_made_of_others(tm
         assert sum((await client.status())["results_refused"].values()) >= len(LIES)
 
 
-async def _deliver(honest: Box, lease: LeaseGranted, digest: Digest, client: AsyncCoordinator) -> None:
+async def _deliver(
+    honest: Box, lease: LeaseGranted, digest: Digest, client: AsyncCoordinator
+) -> None:
     """The honest box answers all its leases until the batch is full; nobody else has a part in it."""
     taking = asyncio.ensure_future(client.take_batch(1))
     while not taking.done():
@@ -187,7 +220,9 @@ async def test_what_breaks_the_protocol_is_said_and_ends_one_link_only(tmp_path:
         assert all(any(words in fault["text"] for fault in faults) for words in cases)
 
 
-async def test_a_flood_of_results_under_a_forged_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_flood_of_results_under_a_forged_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = make_config(tmp_path)
     async with (
         serving(config, core_machine) as opened,

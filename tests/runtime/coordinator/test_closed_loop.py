@@ -34,15 +34,25 @@ async def test_those_that_are_too_many_stand_by_and_step_in(tmp_path: Path) -> N
         AsyncExitStack() as cheapest,
     ):
         for name, stack in (("one", cheapest), ("two", others), ("three", others)):
-            await stack.enter_async_context(a_worker(run, tmp_path / name, paced(3 * NEEDED), slots=4))
+            await stack.enter_async_context(
+                a_worker(run, tmp_path / name, paced(3 * NEEDED), slots=4)
+            )
         await run.until(lambda _: run.active() == {"one"} and len(run.workers()) == 3)
-        await run.until(lambda _: not any(run.workers()[name]["leases"] for name in ("two", "three")))
+        await run.until(
+            lambda _: not any(run.workers()[name]["leases"] for name in ("two", "three"))
+        )
         before = run.workers()
         facts = await run.go_on(4)
         for name in ("two", "three"):
             row = run.workers()[name]
-            assert (row["leases"], row["leased"], row["accepted"]) == (0, 0, before[name]["accepted"])
-            assert row["serving"]["version"] > before[name]["serving"]["version"], "it receives versions all the same"
+            assert (row["leases"], row["leased"], row["accepted"]) == (
+                0,
+                0,
+                before[name]["accepted"],
+            )
+            assert row["serving"]["version"] > before[name]["serving"]["version"], (
+                "it receives versions all the same"
+            )
         assert run.workers()["one"]["accepted"] > before["one"]["accepted"]
         assert facts["provision"]["mu_min"] == pytest.approx(NEEDED, rel=0.2)
         assert facts["provision"]["shortfall"] < 0
@@ -91,7 +101,9 @@ class Watched(FakeEngine):
         self.story.append("released")
         await super().release()
 
-    async def refit(self, snapshot: Path, label: str, base: AdapterBase | None = None) -> RefitReport:
+    async def refit(
+        self, snapshot: Path, label: str, base: AdapterBase | None = None
+    ) -> RefitReport:
         report = await super().refit(snapshot, label, base)
         self.story.append("refitted")
         return report
@@ -127,15 +139,22 @@ async def test_without_p2p_nobody_but_the_seed_sends(tmp_path: Path) -> None:
         a_worker(run, tmp_path / "one", paced(100.0)) as one,
         a_worker(run, tmp_path / "two", paced(100.0)) as two,
     ):
-        await run.until(lambda _: all(row["serving"] and row["lag"] <= 1 for row in run.workers().values()))
-        facts = await run.until(lambda facts: run.steps >= 4 and max(facts["seed_copies"].values(), default=0.0) > 1.9)
+        await run.until(
+            lambda _: all(row["serving"] and row["lag"] <= 1 for row in run.workers().values())
+        )
+        facts = await run.until(
+            lambda facts: run.steps >= 4 and max(facts["seed_copies"].values(), default=0.0) > 1.9
+        )
         assert len(run.workers()) == 2
         assert sum(run.seed._receiver._sent.values()) > 0
         assert [sum(worker._receiver._sent.values()) for worker in (one, two)] == [0, 0]
         assert max(facts["seed_copies"].values()) < 2.1, "each version once to each of the two"
 
 
-SLOW_TASK: dict[str, Any] = {"task.name": "tests.support.slow_task:SlowTask", "task.options": {"reward_s": 0.05}}
+SLOW_TASK: dict[str, Any] = {
+    "task.name": "tests.support.slow_task:SlowTask",
+    "task.options": {"reward_s": 0.05},
+}
 
 
 @pytest.mark.parametrize(
@@ -148,7 +167,12 @@ SLOW_TASK: dict[str, Any] = {"task.name": "tests.support.slow_task:SlowTask", "t
     ],
 )
 async def test_the_sentence_names_what_the_run_waits_for(
-    kind: str, t_train_s: float, pace: float, refit_s: float, changes: dict[str, Any], tmp_path: Path
+    kind: str,
+    t_train_s: float,
+    pace: float,
+    refit_s: float,
+    changes: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
     async with (
         a_run(tmp_path, changes, t_train_s=t_train_s) as run,
@@ -163,7 +187,9 @@ async def test_the_sentence_names_what_the_run_waits_for(
         if kind != "reward":
             assert f"1 worker makes {3600 * found['mu_pool']:,.0f} trajectories/h" in text
         if kind in ("learner", "rollout"):
-            assert 0 < found["mu_pool"] < 1.4 * pace, "a machine that has much else to do makes it less"
+            assert 0 < found["mu_pool"] < 1.4 * pace, (
+                "a machine that has much else to do makes it less"
+            )
         if found["mu_min"] is not None and kind != "reward":
             assert f"it needs {3600 * found['mu_min']:,.0f}" in text
         if kind == "dissemination":

@@ -54,7 +54,9 @@ class Site:
 
     async def worker(self, name: str, **engine: Any) -> Worker:
         made = FakeEngine(vocab_size=17, **engine)
-        return await self._stack.enter_async_context(a_worker(self, self.directory / name, made, name=name))
+        return await self._stack.enter_async_context(
+            a_worker(self, self.directory / name, made, name=name)
+        )
 
     async def secret(self, name: str = "user", role: str = "gateway") -> str:
         path = await asyncio.to_thread(self.token, self.directory / f"{name}.token", name, role)
@@ -62,12 +64,18 @@ class Site:
         return found
 
     async def client(self) -> openai.AsyncOpenAI:
-        client = openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=await self.secret(), max_retries=0)
+        client = openai.AsyncOpenAI(
+            base_url=f"{self.url}/v1", api_key=await self.secret(), max_retries=0
+        )
         return await self._stack.enter_async_context(client)
 
     async def serve(self, workers: int) -> None:
         """So many of them serve version 0."""
-        await until(lambda: sum(bool(row["serving"]) for row in self.coordinator.status()["workers"]) >= workers)
+        await until(
+            lambda: (
+                sum(bool(row["serving"]) for row in self.coordinator.status()["workers"]) >= workers
+            )
+        )
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -115,7 +123,12 @@ async def until(holds: Callable[[], bool]) -> None:
 async def a_site(directory: Path, template: str = TEMPLATE, **changes: Any) -> AsyncIterator[Site]:
     path = directory / "chat.jinja"
     await asyncio.to_thread(path.write_text, template)
-    gateway = {"gateway.enabled": True, "gateway.chat_template": path, "gateway.share": 0.5, **changes}
+    gateway = {
+        "gateway.enabled": True,
+        "gateway.chat_template": path,
+        "gateway.share": 0.5,
+        **changes,
+    }
     config = make_config(directory, **gateway)
     async with AsyncExitStack() as stack:
         opened = await stack.enter_async_context(open_coordinator(config, make_machine=checked))
@@ -161,7 +174,11 @@ async def test_the_official_client_works_unmodified(site: Site) -> None:
     ask: Any = {"model": "policy", "messages": ASK, "seed": seed, "max_tokens": 12}
     said = await client.chat.completions.create(**ask, logprobs=True)
     [choice] = said.choices
-    assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", text, "length")
+    assert (choice.message.role, choice.message.content, choice.finish_reason) == (
+        "assistant",
+        text,
+        "length",
+    )
     assert (said.usage.prompt_tokens, said.usage.completion_tokens) == (5, 12)
     assert spans_of(choice) == [(0, 12, 0)]
     assert [each.token for each in choice.logprobs.content] == list(text)
@@ -169,9 +186,14 @@ async def test_the_official_client_works_unmodified(site: Site) -> None:
     stop = text[3:5]
     cut = await client.chat.completions.create(**ask, stop=stop)
     assert cut.choices[0].message.content == text[: text.index(stop)]
-    assert (cut.choices[0].finish_reason, cut.usage.completion_tokens) == ("stop", text.index(stop) + 2)
+    assert (cut.choices[0].finish_reason, cut.usage.completion_tokens) == (
+        "stop",
+        text.index(stop) + 2,
+    )
 
-    several = await client.completions.create(model="policy", prompt="3141>", n=3, max_tokens=4, seed=seed, logprobs=0)
+    several = await client.completions.create(
+        model="policy", prompt="3141>", n=3, max_tokens=4, seed=seed, logprobs=0
+    )
     assert [choice.index for choice in several.choices] == [0, 1, 2]
     assert several.choices[0].text == text[:4]
     assert several.choices[0].logprobs is not None
@@ -221,12 +243,20 @@ async def test_the_training_client_of_verifiers_gets_its_shape(site: Site) -> No
         "cache_salt": "0",
     }  # fmt: skip
     url = f"{site.url}/inference/v1/generate"
-    answer = await client.post(url, cast_to=dict[str, Any], body=body, options={"headers": {"X-Session-ID": "trace"}})
+    answer = await client.post(
+        url, cast_to=dict[str, Any], body=body, options={"headers": {"X-Session-ID": "trace"}}
+    )
     [choice] = answer["choices"]
     content = choice["logprobs"]["content"]
-    assert [entry["token"] for entry in content] == [f"token_id:{token}" for token in choice["token_ids"]]
+    assert [entry["token"] for entry in content] == [
+        f"token_id:{token}" for token in choice["token_ids"]
+    ]
     assert all(-9999.0 < entry["logprob"] <= 0 for entry in content)
-    assert choice["version_spans"][0]["end"] == len(choice["token_ids"]) == answer["usage"]["completion_tokens"]
+    assert (
+        choice["version_spans"][0]["end"]
+        == len(choice["token_ids"])
+        == answer["usage"]["completion_tokens"]
+    )
     assert (answer["request_id"][:4], answer["prompt_token_ids"]) == ("gen-", None)
     assert choice["finish_reason"] in ("stop", "length")
 
@@ -246,7 +276,11 @@ async def test_what_cannot_be_had_is_said_in_openais_words(site: Site) -> None:
         ({"stop": [""]}, "stop: expected texts"),
     ]
     for change, words in changes:
-        known = {key: value for key, value in {**ask, **change}.items() if key not in ("top_k", "nonsense")}
+        known = {
+            key: value
+            for key, value in {**ask, **change}.items()
+            if key not in ("top_k", "nonsense")
+        }
         extra = {key: value for key, value in change.items() if key not in known}
         with pytest.raises(openai.BadRequestError, match=words):
             await client.completions.create(**known, extra_body=extra)
@@ -269,7 +303,9 @@ async def test_what_cannot_be_had_is_said_in_openais_words(site: Site) -> None:
             (b"x", {"Content-Encoding": "gzip"}, 415, "encoded"),
             (io.BytesIO(bytes(1 << 21)), {}, 413, "too_large"),
         ]:
-            async with http.post(f"{site.url}/v1/completions", data=body, headers=headers) as response:
+            async with http.post(
+                f"{site.url}/v1/completions", data=body, headers=headers
+            ) as response:
                 assert (response.status, (await response.json())["error"]["code"]) == (status, code)
 
 
@@ -296,7 +332,13 @@ async def test_who_hangs_up_or_is_revoked_holds_no_slot(site: Site) -> None:
     client = await site.client()
     await site.serve(1)
     seed, _ = plain(site, ASK_TOKENS, 40)
-    ask: Any = {"model": "policy", "prompt": ASK_TOKENS, "max_tokens": 40, "seed": seed, "stream": True}
+    ask: Any = {
+        "model": "policy",
+        "prompt": ASK_TOKENS,
+        "max_tokens": 40,
+        "seed": seed,
+        "stream": True,
+    }
     stream = await client.completions.create(**ask)
     await anext(aiter(stream))
     await stream.close()
@@ -319,7 +361,9 @@ async def test_who_does_not_read_is_given_up(site: Site, monkeypatch: pytest.Mon
     monkeypatch.setattr(runtime_gateway, "UNREAD_BYTES_MAX", 600)
     await site.worker("box")
     await site.serve(1)
-    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {await site.secret()}"}) as http:
+    async with aiohttp.ClientSession(
+        headers={"Authorization": f"Bearer {await site.secret()}"}
+    ) as http:
         body = {"model": "policy", "prompt": [6, 14], "max_tokens": 4, "n": 8, "stream": True}
         async with http.post(f"{site.url}/v1/completions", json=body) as response:
             assert response.status == 200
@@ -333,8 +377,13 @@ async def test_who_does_not_read_is_given_up(site: Site, monkeypatch: pytest.Mon
 
 async def test_what_makes_no_prompt_is_refused(site: Site) -> None:
     """400 in every case, never 500."""
-    url, chat = f"{site.url}/v1/chat/completions", b'{"model": "policy", "messages": [{"role": "user", "content": '
-    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {await site.secret()}"}) as http:
+    url, chat = (
+        f"{site.url}/v1/chat/completions",
+        b'{"model": "policy", "messages": [{"role": "user", "content": ',
+    )
+    async with aiohttp.ClientSession(
+        headers={"Authorization": f"Bearer {await site.secret()}"}
+    ) as http:
         for rest in [
             b'"\\ud800"}]}',
             b'"x"}], "chat_template_kwargs": []}',
@@ -351,7 +400,9 @@ async def test_a_template_that_makes_nothing_is_refused(tmp_path: Path) -> None:
     async with a_site(tmp_path, template="{{ messages[0].name }}") as site:
         client = await site.client()
         with pytest.raises(openai.BadRequestError, match="makes no tokens"):
-            await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "1"}])
+            await client.chat.completions.create(
+                model="policy", messages=[{"role": "user", "content": "1"}]
+            )
 
 
 async def test_a_call_that_waits_for_too_long_is_told_to_come_back(tmp_path: Path) -> None:

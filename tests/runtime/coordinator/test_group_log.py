@@ -49,7 +49,9 @@ def test_a_group_from_its_lease_to_its_train_step(lines: Callable[[str], list[st
     assert [line.split()[0] for line in story if "sample=1" not in line] == [
         "admitted", "leased", "accepted", "scored", "buffered", "frozen",
     ]  # fmt: skip
-    assert re.fullmatch(r"leased group=0 lease=[0-9a-f]+\.0 attempt=0 worker=a samples=0,1", story[1])
+    assert re.fullmatch(
+        r"leased group=0 lease=[0-9a-f]+\.0 attempt=0 worker=a samples=0,1", story[1]
+    )
     frozen = re.fullmatch(r"frozen step=1 digest=([0-9a-f]{12}) group=0 group=1", story[-1])
     assert frozen is not None
     assert lines("committed") == [f"committed step=1 epoch=1 digest={frozen[1]} t_train_s=1.0"]
@@ -65,7 +67,10 @@ def test_a_group_that_is_dropped_says_why(lines: Callable[[str], list[str]]) -> 
             world.deliver()
         world.step_workers()
     story = lines("group=0")
-    assert story[-2:] == ["reward group=0 sample 0 of group 0: crashed", "dropped group=0 reward: crashed"]
+    assert story[-2:] == [
+        "reward group=0 sample 0 of group 0: crashed",
+        "dropped group=0 reward: crashed",
+    ]
 
 
 def test_a_refused_result_names_the_group_of_its_lease(lines: Callable[[str], list[str]]) -> None:
@@ -83,7 +88,9 @@ def test_a_refused_result_names_the_group_of_its_lease(lines: Callable[[str], li
     assert lines("refused")[1] == "refused lease=0.7 attempt=0 sample=0 worker=a no such lease"
 
 
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch, lines: Callable[[str], list[str]]) -> None:
+def test_what_is_remembered_is_bounded(
+    monkeypatch: pytest.MonkeyPatch, lines: Callable[[str], list[str]]
+) -> None:
     monkeypatch.setattr("echo2d.runtime.coordinator.group_log.LEASES_MAX", 2)
     world = running()
     train(world, 3)

@@ -16,20 +16,41 @@ from echo2d.errors import OperatorFault
 from echo2d.net.security.auth import read_token_file
 from echo2d.runtime.coordinator.main import core_machine
 from echo2d.runtime.run_dir.version_files import VersionFiles
-from tests.support.scripted_core import Script, config, learner, make_snapshot, names, run_dir, script, serving
+from tests.support.scripted_core import (
+    Script,
+    config,
+    learner,
+    make_snapshot,
+    names,
+    run_dir,
+    script,
+    serving,
+)
 
 __all__ = ["config", "run_dir", "script"]
 
 
 def published(event: PublishAsked) -> list[CoordinatorAction]:
     record = VersionPublished(
-        PublishSeq(event.request + 1), event.epoch, event.version, event.digest, event.path, event.full_bytes
+        PublishSeq(event.request + 1),
+        event.epoch,
+        event.version,
+        event.digest,
+        event.path,
+        event.full_bytes,
     )
-    return [Persist(record), Reply(event.request, 200, {"version": event.version, "digest": event.digest.hex()})]
+    return [
+        Persist(record),
+        Reply(event.request, 200, {"version": event.version, "digest": event.digest.hex()}),
+    ]
 
 
 async def test_a_published_version_is_kept_until_the_core_lets_it_go(
-    config: CoordinatorConfig, script: Script, tmp_path: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+    config: CoordinatorConfig,
+    script: Script,
+    tmp_path: Path,
+    run_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     deleted, delete = threading.Event(), VersionFiles.delete
 
@@ -46,7 +67,10 @@ async def test_a_published_version_is_kept_until_the_core_lets_it_go(
         assert answered.digest == event.digest.hex()
         kept = run_dir / event.path
         assert names(kept) == names(snapshot)
-        script.on[CheckpointAsked] = lambda asked: [DeleteVersion(event.path), Reply(asked.request, 200, {})]
+        script.on[CheckpointAsked] = lambda asked: [
+            DeleteVersion(event.path),
+            Reply(asked.request, 200, {}),
+        ]
         await client.checkpoint(0)
         assert await asyncio.to_thread(deleted.wait, 10.0)
         assert not kept.exists()
@@ -83,7 +107,11 @@ async def test_what_cannot_be_published_is_one_line(
 
 
 async def test_a_learner_elsewhere_publishes_by_upload(
-    config: CoordinatorConfig, script: Script, tmp_path: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+    config: CoordinatorConfig,
+    script: Script,
+    tmp_path: Path,
+    run_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("echo2d.client.is_loopback", lambda host: False)
     script.on[PublishAsked] = published
@@ -118,8 +146,12 @@ async def test_a_learner_publishes_to_the_real_core_across_a_restart(
         assert len(names(run_dir / "versions")) == 1
         assert (await client.open_session(0)).epoch == 2
         async with aiohttp.ClientSession() as http:
-            secret = (await asyncio.to_thread(read_token_file, run_dir / "tokens" / "viewer.token")).secret
-            async with http.get(f"{opened.url}/metrics", headers={"Authorization": f"Bearer {secret}"}) as response:
+            secret = (
+                await asyncio.to_thread(read_token_file, run_dir / "tokens" / "viewer.token")
+            ).secret
+            async with http.get(
+                f"{opened.url}/metrics", headers={"Authorization": f"Bearer {secret}"}
+            ) as response:
                 text = await response.text()
         assert 'echo2d_events_total{kind="SessionAsked"} 1.0' in text
         assert "echo2d_epoch 2.0" in text
@@ -147,8 +179,13 @@ async def test_bytes_of_a_fenced_learner_are_not_taken(
         assert (await new.publish(0, snapshot)).version == 0
 
 
-async def test_a_learner_of_another_run_is_told_so(config: CoordinatorConfig, run_dir: Path) -> None:
+async def test_a_learner_of_another_run_is_told_so(
+    config: CoordinatorConfig, run_dir: Path
+) -> None:
     async with serving(config, core_machine) as opened, learner(run_dir, opened) as client:
-        with pytest.raises(OperatorFault, match="cannot resume: this run has come to step 0; step 9 must be another"):
+        with pytest.raises(
+            OperatorFault,
+            match="cannot resume: this run has come to step 0; step 9 must be another",
+        ):
             await client.open_session(9)
         assert (await client.status())["epoch"] == 0

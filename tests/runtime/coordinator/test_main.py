@@ -38,14 +38,27 @@ from echo2d.runtime.coordinator.main import open_coordinator, run_coordinator
 from echo2d.runtime.process.mailbox import EVENTS_PER_TURN_MAX
 from echo2d.runtime.run_dir.credentials import find_coordinator
 from echo2d.tasks.sort_digits import answer
-from tests.support.scripted_core import Script, config, learner, make_config, run_dir, script, serving
+from tests.support.scripted_core import (
+    Script,
+    config,
+    learner,
+    make_config,
+    run_dir,
+    script,
+    serving,
+)
 
 __all__ = ["config", "run_dir", "script"]
 
 
-async def asks_for_a_session(config: CoordinatorConfig, script: Script, fault: type[Fault], words: str) -> None:
+async def asks_for_a_session(
+    config: CoordinatorConfig, script: Script, fault: type[Fault], words: str
+) -> None:
     """Serves until it has ended by itself; the caller was told `fault`."""
-    async with serving(config, script.make) as opened, learner(config.run.run_dir, opened) as client:
+    async with (
+        serving(config, script.make) as opened,
+        learner(config.run.run_dir, opened) as client,
+    ):
         with pytest.raises(fault, match=words):
             await client.open_session(0)
 
@@ -61,15 +74,26 @@ async def test_rules_and_what_was_recovered_reach_the_core(
         rules = script.rules
         assert rules is not None
         assert (rules.stop_token_ids, rules.vocab_size, rules.publish_every) == ((1,), 17, None)
-        found = await asyncio.to_thread(lambda: json.loads((run_dir / "coordinator.json").read_text()))
-        assert (found["url"], found["pid"], found["run_id"]) == (opened.url, os.getpid(), rules.run_id)
-        assert await asyncio.to_thread(find_coordinator, run_dir) == (opened.url, run_dir / "tokens" / "viewer.token")
+        found = await asyncio.to_thread(
+            lambda: json.loads((run_dir / "coordinator.json").read_text())
+        )
+        assert (found["url"], found["pid"], found["run_id"]) == (
+            opened.url,
+            os.getpid(),
+            rules.run_id,
+        )
+        assert await asyncio.to_thread(find_coordinator, run_dir) == (
+            opened.url,
+            run_dir / "tokens" / "viewer.token",
+        )
     assert not (run_dir / "coordinator.json").exists()
     with pytest.raises(OperatorFault, match="no coordinator runs in"):
         find_coordinator(run_dir)
 
 
-async def test_what_is_answered_is_durable(config: CoordinatorConfig, script: Script, run_dir: Path) -> None:
+async def test_what_is_answered_is_durable(
+    config: CoordinatorConfig, script: Script, run_dir: Path
+) -> None:
     opened_epoch = EpochOpened(Epoch(3), 7)
     script.on[SessionAsked] = lambda event: [
         Reply(event.request, 409, {"error": "order", "detail": "x"}),
@@ -84,7 +108,9 @@ async def test_what_is_answered_is_durable(config: CoordinatorConfig, script: Sc
         assert (again.recovered.epoch, again.recovered.resume_step) == (3, 7)
 
 
-async def test_a_failing_ledger_ends_the_run_unanswered(config: CoordinatorConfig, script: Script) -> None:
+async def test_a_failing_ledger_ends_the_run_unanswered(
+    config: CoordinatorConfig, script: Script
+) -> None:
     script.on[SessionAsked] = lambda event: [
         Persist(EpochOpened(Epoch(1), 0)),
         Persist(EpochOpened(Epoch(1), 0)),
@@ -138,8 +164,13 @@ def test_a_late_deadline_lets_in_first_what_waits_in_sockets(
                 tasks.create_task(hand_over(ours, lambda: mailbox.put(said)))
                 await mailbox.put(said)
                 assert await script.hears(PeerRevoked) == said
-                theirs.send(b"x")  # in the socket, and unread, when the loop finds that its deadline has long passed
-                script.wake, script.on[DeadlinePassed] = time.monotonic() - 2 * coordinator_loop.LATE_S, passed
+                theirs.send(
+                    b"x"
+                )  # in the socket, and unread, when the loop finds that its deadline has long passed
+                script.wake, script.on[DeadlinePassed] = (
+                    time.monotonic() - 2 * coordinator_loop.LATE_S,
+                    passed,
+                )
                 mailbox.wake()
                 assert [await script.heard.get() for _ in range(2)] == [said, DeadlinePassed()]
 
@@ -152,7 +183,9 @@ async def hand_over(link: socket.socket, put: Callable[[], Awaitable[None]]) -> 
     await put()
 
 
-async def test_prompts_are_drawn_and_outputs_scored(config: CoordinatorConfig, script: Script) -> None:
+async def test_prompts_are_drawn_and_outputs_scored(
+    config: CoordinatorConfig, script: Script
+) -> None:
     def drawn(event: PromptDrawn) -> list[CoordinatorAction]:
         right = pack_tokens(answer(unpack_tokens(event.tokens).tolist()))
         return [
@@ -166,15 +199,22 @@ async def test_prompts_are_drawn_and_outputs_scored(config: CoordinatorConfig, s
     async with serving(config, script.make):
         await script.hears(DeadlinePassed)
         script.wake = None
-        scored = sorted([await script.hears(SampleScored) for _ in range(2)], key=lambda event: event.sample)
-        assert scored == [SampleScored(GroupId(1), 0, 1.0, ""), SampleScored(GroupId(1), 1, 0.0, "")]
+        scored = sorted(
+            [await script.hears(SampleScored) for _ in range(2)], key=lambda event: event.sample
+        )
+        assert scored == [
+            SampleScored(GroupId(1), 0, 1.0, ""),
+            SampleScored(GroupId(1), 1, 0.0, ""),
+        ]
 
 
 @pytest.mark.parametrize("killed", [(0,), (1,), (0, 1)], ids=["task", "guard", "both"])
 async def test_a_prompt_whose_process_is_killed_comes_all_the_same(
     killed: tuple[int, ...], script: Script, tmp_path: Path
 ) -> None:
-    with tempfile.TemporaryDirectory() as name:  # a task process of another user gets there, not into `tmp_path`
+    with (
+        tempfile.TemporaryDirectory() as name
+    ):  # a task process of another user gets there, not into `tmp_path`
         fifo = Path(name) / "draw-5"
         await asyncio.to_thread(Path(name).chmod, 0o777)
         os.mkfifo(fifo)
@@ -185,7 +225,10 @@ async def test_a_prompt_whose_process_is_killed_comes_all_the_same(
             return [DrawPrompt(5)]
 
         script.wake, script.on[DeadlinePassed] = 0.0, draw
-        task = {"task.name": "tests.support.nasty_task:NastyTask", "task.options": {"directory": name}}
+        task = {
+            "task.name": "tests.support.nasty_task:NastyTask",
+            "task.options": {"directory": name},
+        }
         async with serving(make_config(tmp_path, **task, **{"task.timeout_s": 600.0}), script.make):
             processes = (await asyncio.to_thread(fifo.read_text)).split()
             await asyncio.to_thread(fifo.unlink)
@@ -204,13 +247,19 @@ async def opens(config: CoordinatorConfig) -> str:
     return str(caught.value)
 
 
-async def test_what_cannot_start_says_why(config: CoordinatorConfig, script: Script, tmp_path: Path) -> None:
+async def test_what_cannot_start_says_why(
+    config: CoordinatorConfig, script: Script, tmp_path: Path
+) -> None:
     async with serving(config, script.make) as opened:
         port = int(opened.url.rpartition(":")[2])
         assert "in use: another coordinator" in await opens(config)
         other = {"run.run_dir": str(tmp_path / "other")}
-        assert "coordinator.port" in await opens(make_config(tmp_path, **other, **{"coordinator.port": port}))
-        assert f"link.port: {port}" in await opens(make_config(tmp_path, **other, **{"link.port": port}))
+        assert "coordinator.port" in await opens(
+            make_config(tmp_path, **other, **{"coordinator.port": port})
+        )
+        assert f"link.port: {port}" in await opens(
+            make_config(tmp_path, **other, **{"link.port": port})
+        )
     assert "can dial" in await opens(make_config(tmp_path, **{"link.host": "0.0.0.0"}))
     assert "link.host" in await opens(make_config(tmp_path, **{"link.host": "198.51.100.1"}))
     assert "task nothing" in await opens(make_config(tmp_path, **{"task.name": "nothing"}))
@@ -218,7 +267,9 @@ async def test_what_cannot_start_says_why(config: CoordinatorConfig, script: Scr
     assert "vocab_size" in await opens(make_config(tmp_path, **model))
     (tmp_path / "config.json").write_text('{"vocab_size": "many"}')
     assert "'many'" in await opens(make_config(tmp_path, **model))
-    assert "cannot listen" in await opens(make_config(tmp_path, **{"coordinator.host": "127.0.0.1.nowhere"}))
+    assert "cannot listen" in await opens(
+        make_config(tmp_path, **{"coordinator.host": "127.0.0.1.nowhere"})
+    )
 
 
 async def test_a_stopping_coordinator_does_not_wait_for_long_polls(
@@ -239,11 +290,16 @@ async def test_what_has_come_before_the_stop_is_committed_and_answered(
     config: CoordinatorConfig, script: Script, run_dir: Path
 ) -> None:
     """Also if it is more than one turn takes."""
-    script.on[SessionAsked] = lambda event: [Persist(EpochOpened(Epoch(3), 7)), Reply(event.request, 200, {})]
+    script.on[SessionAsked] = lambda event: [
+        Persist(EpochOpened(Epoch(3), 7)),
+        Reply(event.request, 200, {}),
+    ]
     async with serving(config, script.make) as opened, asyncio.TaskGroup() as tasks:
         for _ in range(EVENTS_PER_TURN_MAX):
             await opened.coordinator._mailbox.put(PeerRevoked(PeerId("box")))
-        last = tasks.create_task(opened.coordinator.ask(lambda request: SessionAsked(request, 7), timeout_s=20.0))
+        last = tasks.create_task(
+            opened.coordinator.ask(lambda request: SessionAsked(request, 7), timeout_s=20.0)
+        )
         await asyncio.sleep(0)
         opened.coordinator.stop("SIGTERM")
         answer = await last
@@ -254,7 +310,9 @@ async def test_what_has_come_before_the_stop_is_committed_and_answered(
         assert again.recovered.epoch == 3
 
 
-async def test_a_caller_that_hangs_up_is_not_answered(config: CoordinatorConfig, script: Script, run_dir: Path) -> None:
+async def test_a_caller_that_hangs_up_is_not_answered(
+    config: CoordinatorConfig, script: Script, run_dir: Path
+) -> None:
     async with serving(config, script.make) as opened, learner(run_dir, opened) as client:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):

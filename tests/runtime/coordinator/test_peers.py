@@ -10,7 +10,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from echo2d.config import CoordinatorConfig
 from echo2d.core.base.ids import Epoch, PublishSeq
 from echo2d.core.broadcast.events import SendRoot
-from echo2d.core.cluster.events import CloseSession, PeerConnected, PeerDisconnected, PeerRevoked, Send
+from echo2d.core.cluster.events import (
+    CloseSession,
+    PeerConnected,
+    PeerDisconnected,
+    PeerRevoked,
+    Send,
+)
 from echo2d.core.coordinator.events import CoordinatorAction
 from echo2d.core.protocol.control_messages import Drain, SignedRoot, Welcome
 from echo2d.errors import OperatorFault
@@ -19,7 +25,16 @@ from echo2d.net.security.auth import TokenFile, verify_root
 from echo2d.runtime.coordinator import loop as coordinator_loop
 from echo2d.runtime.run_dir.credentials import list_tokens, revoke_token
 from tests.support.control_link import Owner
-from tests.support.scripted_core import HELLO, Script, config, enrolled, run_dir, script, serving, worker_token
+from tests.support.scripted_core import (
+    HELLO,
+    Script,
+    config,
+    enrolled,
+    run_dir,
+    script,
+    serving,
+    worker_token,
+)
 
 __all__ = ["config", "run_dir", "script"]
 
@@ -38,7 +53,11 @@ async def test_a_worker_enrols_is_spoken_to_and_revoked(
     def connected(event: PeerConnected) -> list[CoordinatorAction]:
         assert script.rules is not None
         welcome = Welcome(event.peer, script.rules.run_id, Epoch(1), PublishSeq(0), 60.0, (), ())
-        return [Send(event.session, welcome), SendRoot((event.session,), b"root"), Send(event.session, Drain("x"))]
+        return [
+            Send(event.session, welcome),
+            SendRoot((event.session,), b"root"),
+            Send(event.session, Drain("x")),
+        ]
 
     script.on[PeerConnected] = connected
     async with serving(config, script.make) as opened:
@@ -49,7 +68,9 @@ async def test_a_worker_enrols_is_spoken_to_and_revoked(
         assert caught.group_contains(OperatorFault, match="was revoked")
 
 
-async def follow(link: ControlLink, script: Script, owner: Owner, identity: Identity, run_dir: Path) -> None:
+async def follow(
+    link: ControlLink, script: Script, owner: Owner, identity: Identity, run_dir: Path
+) -> None:
     """Runs the link until it gives up, having been welcomed and revoked."""
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(link.run())
@@ -66,7 +87,9 @@ async def follow(link: ControlLink, script: Script, owner: Owner, identity: Iden
 
 
 @pytest.mark.usefixtures("fast_reload")
-async def test_enrolment_is_refused_in_one_line(config: CoordinatorConfig, script: Script, run_dir: Path) -> None:
+async def test_enrolment_is_refused_in_one_line(
+    config: CoordinatorConfig, script: Script, run_dir: Path
+) -> None:
     async with serving(config, script.make) as opened:
         token = await asyncio.to_thread(worker_token, run_dir, opened.url)
         identity = Identity.of(opened.url, token, Ed25519PrivateKey.generate())
@@ -80,5 +103,7 @@ async def test_enrolment_is_refused_in_one_line(config: CoordinatorConfig, scrip
             with pytest.raises(OperatorFault, match=words):
                 await enrol(url, given, identity, rng=random.Random(1), patience_s=0.0)
     rows = await asyncio.to_thread(list_tokens, run_dir)
-    assert [(row["name"], row["state"]) for row in rows] == [(n, "valid") for n in ("box", "own-learner", "own-viewer")]
+    assert [(row["name"], row["state"]) for row in rows] == [
+        (n, "valid") for n in ("box", "own-learner", "own-viewer")
+    ]
     assert 3590 < rows[0]["expires_in_s"] <= 3600

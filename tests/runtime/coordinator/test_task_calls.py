@@ -28,7 +28,9 @@ class Pool:
         return self.failures.pop(0) if self.failures else self.make(index)
 
     async def reward(self, prompt: Prompt, output: list[int]) -> Score | TaskFailed:
-        return self.failures.pop(0) if self.failures else Score(float(len(output) + prompt.tokens[0]))
+        return (
+            self.failures.pop(0) if self.failures else Score(float(len(output) + prompt.tokens[0]))
+        )
 
 
 @pytest.fixture
@@ -67,7 +69,9 @@ async def test_a_lost_prompt_is_an_error_of_that_sample(plane: TaskCalls, pool: 
     assert await plane.score(score(7)) == SampleScored(GroupId(1), 0, None, "timeout: 10 s passed")
 
 
-async def test_a_failed_prompt_is_tried_again(plane: TaskCalls, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_prompt_is_tried_again(
+    plane: TaskCalls, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(task_calls, "RETRY_S_MIN", 0.001)
     pool.failures = [BROKEN, BROKEN]
     assert await plane.draw(DrawPrompt(7)) == PromptDrawn(7, pack_tokens([7]))
@@ -82,7 +86,9 @@ async def test_prompts_outside_the_vocabulary_are_failures(
     assert (await plane.score(score(0))).reward is None
 
 
-async def test_old_prompts_are_forgotten(plane: TaskCalls, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_old_prompts_are_forgotten(
+    plane: TaskCalls, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(task_calls, "PROMPTS_KEPT_MAX", 2)
     for cursor in (0, 1, 2, 0, 2):
         await plane.draw(DrawPrompt(cursor))

@@ -68,7 +68,9 @@ async def rot(peer: Seed | Worker, facts: FormFacts, frame: FrameId) -> None:
 # --- restarts
 
 
-async def test_a_restarted_peer_fetches_no_frame_again(double: CoordinatorDouble, tmp_path: Path) -> None:
+async def test_a_restarted_peer_fetches_no_frame_again(
+    double: CoordinatorDouble, tmp_path: Path
+) -> None:
     async with a_seed(double) as seed:
         async with a_worker(double, tmp_path / "one", relay_only=True):
             names = await double.peers(2)
@@ -85,7 +87,9 @@ async def test_a_restarted_peer_fetches_no_frame_again(double: CoordinatorDouble
             assert sent(seed, facts.form) == before
 
 
-async def test_a_frame_that_comes_though_it_is_held_is_counted(double: CoordinatorDouble, tmp_path: Path) -> None:
+async def test_a_frame_that_comes_though_it_is_held_is_counted(
+    double: CoordinatorDouble, tmp_path: Path
+) -> None:
     async with a_seed(double), a_worker(double, tmp_path / "one", relay_only=True) as one:
         names = await double.peers(2)
         facts, _ = await spread(double, 0, names["seed"], names["one"])
@@ -153,7 +157,9 @@ async def test_a_frame_that_rots_at_a_relay_comes_again_and_nobody_notices(
         assert not double.said(EdgeBroken)
 
 
-async def test_a_frame_that_rots_at_the_seed_is_made_again(double: CoordinatorDouble, tmp_path: Path) -> None:
+async def test_a_frame_that_rots_at_the_seed_is_made_again(
+    double: CoordinatorDouble, tmp_path: Path
+) -> None:
     async with a_seed(double) as seed:
         names = await double.peers(1)
         facts, _ = await spread(double, 0, names["seed"])
@@ -168,7 +174,9 @@ async def test_a_frame_that_rots_at_the_seed_is_made_again(double: CoordinatorDo
         assert not double.said(EdgeBroken)
 
 
-async def test_frames_whose_file_is_gone_at_the_seed_are_made_again(double: CoordinatorDouble, tmp_path: Path) -> None:
+async def test_frames_whose_file_is_gone_at_the_seed_are_made_again(
+    double: CoordinatorDouble, tmp_path: Path
+) -> None:
     async with a_seed(double) as seed:
         names = await double.peers(1)
         facts, digest = await spread(double, 0, names["seed"])
@@ -246,7 +254,9 @@ async def test_a_frame_that_rots_before_it_is_applied_comes_again(
 ) -> None:
     hold, rotten = FrameHoldings._hold, FrameId(3)
 
-    def hold_and_rot(self: FrameHoldings, form: FormId, frame: FrameId, payload: memoryview) -> None:
+    def hold_and_rot(
+        self: FrameHoldings, form: FormId, frame: FrameId, payload: memoryview
+    ) -> None:
         if frame == rotten and "seed" not in str(self._store._root) and not self._damage.counts:
             index = self.index(form)
             assert index is not None
@@ -284,7 +294,9 @@ async def test_a_disk_that_damages_everything_is_given_up(
 # --- a base model
 
 
-async def test_a_version_that_is_here_already_is_not_fetched(double: CoordinatorDouble, tmp_path: Path) -> None:
+async def test_a_version_that_is_here_already_is_not_fetched(
+    double: CoordinatorDouble, tmp_path: Path
+) -> None:
     path, _ = await a_model(double, 0, folder="base")
     await asyncio.to_thread(shutil.copytree, path, tmp_path / "base")
     async with (
@@ -299,13 +311,17 @@ async def test_a_version_that_is_here_already_is_not_fetched(double: Coordinator
             assert (done.digest, done.memory_ok) == (digest, True)
         whole = set(books(seed).held(facts.form))
         assert sent(seed, facts.form) == bytes_of(seed, facts.form, set(filter(is_table, whole)))
-        assert sent(one, facts.form) == bytes_of(seed, facts.form, whole), "it serves what it did not fetch"
+        assert sent(one, facts.form) == bytes_of(seed, facts.form, whole), (
+            "it serves what it did not fetch"
+        )
         assert sent(two, facts.form) == 0
         await spread(double, 1, names["seed"], names["one"], names["two"])
         assert (await double.until_said(RefitDone, names["two"], count=2)).version == 1
 
 
-async def test_only_what_differs_from_the_base_model_is_fetched(double: CoordinatorDouble, tmp_path: Path) -> None:
+async def test_only_what_differs_from_the_base_model_is_fetched(
+    double: CoordinatorDouble, tmp_path: Path
+) -> None:
     path, _ = await a_model(double, 0, folder="base")
     await asyncio.to_thread(shutil.copytree, path, tmp_path / "cache")
     (tmp_path / "base").mkdir()

@@ -30,11 +30,16 @@ sys.exit(lifecycle.run_daemon(program))
 ENDS = ("await stopped.wait()", "return 0")
 NEVER = ("await asyncio.Event().wait()", "return 0")
 BLOCKED = ("await stopped.wait(); time.sleep(3600)", "return 0")
-THREAD = ("await stopped.wait()", "asyncio.get_running_loop().run_in_executor(None, time.sleep, 3600); return 0")
+THREAD = (
+    "await stopped.wait()",
+    "asyncio.get_running_loop().run_in_executor(None, time.sleep, 3600); return 0",
+)
 
 
 def started(parts: tuple[str, str], bound_s: float = BOUND_S) -> subprocess.Popen[str]:
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM % (bound_s, *parts)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM % (bound_s, *parts)], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     return process
@@ -58,7 +63,9 @@ def test_it_may_have_as_many_files_open_as_the_system_allows() -> None:
     few = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, {hard}));"
     said = "import resource; print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
     program = few + PROGRAM % (BOUND_S, "pass", f"{said}; return 0")
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout.split("\n")[1] == f"{min(FILES_MAX, hard)} {hard}"
 
 

@@ -66,10 +66,22 @@ def test_a_flood_of_one_kind_does_not_hide_another(caplog: pytest.LogCaptureFixt
 
 def test_text_and_json_say_the_same(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    say(logging.getLogger("echo2d.test"), logging.INFO, "frozen", 'for\n"good"', step=3, group=[1, 2], reason=None)
+    say(
+        logging.getLogger("echo2d.test"),
+        logging.INFO,
+        "frozen",
+        'for\n"good"',
+        step=3,
+        group=[1, 2],
+        reason=None,
+    )
     say(logging.getLogger("echo2d.test"), logging.DEBUG, "unseen")
     (made,) = caplog.records
-    assert OneLine(FORMAT).format(made).endswith('area=echo2d.test frozen step=3 group=1 group=2 for "good"')
+    assert (
+        OneLine(FORMAT)
+        .format(made)
+        .endswith('area=echo2d.test frozen step=3 group=1 group=2 for "good"')
+    )
     line = JsonLine().format(made)
     assert "\n" not in line
     found = json.loads(line)
@@ -88,7 +100,9 @@ def test_a_traceback_is_in_its_line() -> None:
     try:
         int("x")
     except ValueError:
-        made = logging.LogRecord("echo2d.test", logging.ERROR, __file__, 1, "failed", (), sys.exc_info())
+        made = logging.LogRecord(
+            "echo2d.test", logging.ERROR, __file__, 1, "failed", (), sys.exc_info()
+        )
     assert "ValueError: invalid literal" in json.loads(JsonLine().format(made))["traceback"]
 
 

@@ -12,7 +12,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from echo2d.core.base.ids import Digest, LeaseId, PeerId, Version
 from echo2d.core.gateway.events import CallAsked, CallId
-from echo2d.core.worker.events import EngineRefitFailed, EngineRefitted, GenerationFailed, SampleProgressed
+from echo2d.core.worker.events import (
+    EngineRefitFailed,
+    EngineRefitted,
+    GenerationFailed,
+    SampleProgressed,
+)
 from echo2d.runtime.coordinator.metrics import CoordinatorMetrics
 from echo2d.runtime.process import prometheus as metrics_module
 from echo2d.runtime.process.prometheus import LoopMetrics
@@ -22,9 +27,22 @@ from tests.support.paths import REPO
 
 DOCUMENT = (REPO / "docs" / "metrics.md").read_text()
 ROWS = re.findall(r"^\| `(\w+)`(?: \((.*?)\))? \| (\w+) \| (.*) \|$", DOCUMENT, re.MULTILINE)
-RENTING = {"usd_per_h": 1.5, "spent_usd": 3.0, "set_aside_usd": 2.0, "left_usd": 15.0, "states": {"serving": 3}}
+RENTING = {
+    "usd_per_h": 1.5,
+    "spent_usd": 3.0,
+    "set_aside_usd": 2.0,
+    "left_usd": 15.0,
+    "states": {"serving": 3},
+}
 SHELL = {"peer_faults": 2, "renting": RENTING}
-WORKER = {"connected": True, "running": 3, "links": 2, "slots": 4, "serving_version": 7, "publish_seq": 8}
+WORKER = {
+    "connected": True,
+    "running": 3,
+    "links": 2,
+    "slots": 4,
+    "serving_version": 7,
+    "publish_seq": 8,
+}
 DIGEST = Digest(bytes(32))
 
 
@@ -35,7 +53,9 @@ def trained() -> dict[str, Any]:
     world.connect("a")
     train(world, 3)
     world.drain()
-    world.handle(CallAsked(CallId(0), "app", b"\1\0\0\0", 1, 8, 1.0, 1.0, (), None, Version(99), ""))
+    world.handle(
+        CallAsked(CallId(0), "app", b"\1\0\0\0", 1, 8, 1.0, 1.0, (), None, Version(99), "")
+    )
     statistics = world.state._statistics
     statistics.measurements.settle(1.0, {PeerId("a"): 1.0}, now=world.now)
     statistics.fault("lease", "x")
@@ -81,7 +101,10 @@ def test_the_document_has_them_all(tmp_path: Path) -> None:
     worker = WorkerMetrics()
     worker.handled(EngineRefitFailed(Version(1), DIGEST, "x", None))
     ours = described(made.render(trained())) | described(worker.render(WORKER))
-    documented = {(name, ", ".join(sorted(labels.split(", "))), kind, text) for name, labels, kind, text in ROWS}
+    documented = {
+        (name, ", ".join(sorted(labels.split(", "))), kind, text)
+        for name, labels, kind, text in ROWS
+    }
     assert ours == documented
     assert len(ROWS) == len(set(ROWS))
 
@@ -106,7 +129,11 @@ def test_what_a_run_looks_like(tmp_path: Path) -> None:
     assert seen["echo2d_peers{kind=worker,state=joined}"] == 1
     assert seen["echo2d_trajectories_trained_total"] == 12
     assert seen["echo2d_trained_staleness_steps_bucket{le=0.0}"] == 4
-    assert seen["echo2d_trained_staleness_steps_bucket{le=2.0}"] == seen["echo2d_trained_staleness_steps_count"] == 12
+    assert (
+        seen["echo2d_trained_staleness_steps_bucket{le=2.0}"]
+        == seen["echo2d_trained_staleness_steps_count"]
+        == 12
+    )
     assert seen["echo2d_trained_staleness_steps_sum"] == 0 + 4 + 8
     assert seen["echo2d_faults_total{kind=lease}"] == 1
     assert seen["echo2d_groups_dropped_total{reason=stale}"] == 1
@@ -121,7 +148,9 @@ def test_what_is_not_known_has_no_sample(tmp_path: Path) -> None:
     seen = values(coordinator(tmp_path).render({**World().state.status(), **SHELL}))
     assert "echo2d_newest_version" not in seen
     assert not any(name.startswith("echo2d_recent_") for name in seen)
-    assert "echo2d_serving_version" not in values(WorkerMetrics().render({**WORKER, "serving_version": None}))
+    assert "echo2d_serving_version" not in values(
+        WorkerMetrics().render({**WORKER, "serving_version": None})
+    )
 
 
 def test_what_a_worker_counts() -> None:
@@ -148,7 +177,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_module, "KERNEL_TICKS", 1)
 
 
-async def watched(made: LoopMetrics, path: Path, holds: Callable[[dict[str, float]], bool]) -> dict[str, float]:
+async def watched(
+    made: LoopMetrics, path: Path, holds: Callable[[dict[str, float]], bool]
+) -> dict[str, float]:
     async with asyncio.timeout(10.0), asyncio.TaskGroup() as tasks:
         watching = tasks.create_task(made.watch(path))
         while not holds(seen := values(made.render(trained()))):
@@ -162,7 +193,9 @@ async def test_the_loop_and_the_disk_are_measured(tmp_path: Path) -> None:
     made = coordinator(tmp_path)
     await asyncio.to_thread((tmp_path / "ledger.sqlite").write_bytes, b"x" * 100)
     await asyncio.to_thread((tmp_path / "ledger.sqlite-wal").write_bytes, b"x" * 11)
-    seen = await watched(made, tmp_path, lambda seen: seen["echo2d_event_loop_delay_seconds_count"] > 2)
+    seen = await watched(
+        made, tmp_path, lambda seen: seen["echo2d_event_loop_delay_seconds_count"] > 2
+    )
     assert seen["echo2d_disk_free_bytes"] > 1e6
     assert seen["echo2d_ledger_bytes"] == 111
     assert seen["process_resident_memory_bytes"] > 0
@@ -171,6 +204,8 @@ async def test_the_loop_and_the_disk_are_measured(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("quick")
 async def test_a_disk_that_is_gone_is_no_number(tmp_path: Path) -> None:
     seen = await watched(
-        coordinator(tmp_path), tmp_path / "gone", lambda seen: seen["echo2d_event_loop_delay_seconds_count"] > 1
+        coordinator(tmp_path),
+        tmp_path / "gone",
+        lambda seen: seen["echo2d_event_loop_delay_seconds_count"] > 1,
     )
     assert seen["echo2d_disk_free_bytes"] != seen["echo2d_disk_free_bytes"]

@@ -4,7 +4,13 @@ from typing import Any
 
 import pytest
 
-from echo2d.core.capacity.demand import NEED_MAX, Assumptions, Candidate, CapacityPlanner, CapacityRules
+from echo2d.core.capacity.demand import (
+    NEED_MAX,
+    Assumptions,
+    Candidate,
+    CapacityPlanner,
+    CapacityRules,
+)
 from echo2d.core.capacity.measurements import Measurements
 from echo2d.core.capacity.prices import Price
 from echo2d.runtime.renting.demand import margin_of, shortfall_of
@@ -15,7 +21,9 @@ def facts(t_bcast_s: float) -> dict[str, Any]:
     known = CapacityPlanner(CapacityRules(100, 4, 1), Measurements(1), Assumptions(10.0, t_bcast_s))
     here = [Candidate("w", 2.0, Price())]
     shortfall = known.shortfall(here, 1)
-    return {"provision": {**known.facts(known.offers(here, None), ["w"], 1), "shortfall": shortfall}}
+    return {
+        "provision": {**known.facts(known.offers(here, None), ["w"], 1), "shortfall": shortfall}
+    }
 
 
 def test_what_is_there_for_noise_is_what_gamma_adds() -> None:

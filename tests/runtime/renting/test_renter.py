@@ -17,7 +17,13 @@ from echo2d.core.base.ids import PeerId
 from echo2d.errors import StoreFault
 from echo2d.net.security.auth import enrol_proof, public_bytes, read_token_file
 from echo2d.runtime.renting import renter
-from echo2d.runtime.renting.renter import Renter, boxes_left_alone, open_renter, rented, rented_lines
+from echo2d.runtime.renting.renter import (
+    Renter,
+    boxes_left_alone,
+    open_renter,
+    rented,
+    rented_lines,
+)
 from echo2d.runtime.run_dir.credentials import AccessTable, RunDirectory
 
 CLOUD = """
@@ -83,7 +89,9 @@ class Site:
 
     @asynccontextmanager
     async def renting(self) -> AsyncIterator[Renter]:
-        async with open_renter(self.config, self.run, self.access, url="http://127.0.0.1:1") as renter:
+        async with open_renter(
+            self.config, self.run, self.access, url="http://127.0.0.1:1"
+        ) as renter:
             task = asyncio.ensure_future(renter.rent(lambda: self.status, self.plan_removal))
             try:
                 yield renter
@@ -161,12 +169,16 @@ async def test_what_the_book_does_not_take_is_not_started(site: Site) -> None:
 async def test_a_credential_that_a_command_complains_of_is_not_logged(
     site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
-    site.cloud(start='sed -n \'s/.*"secret": *"\\([^"]*\\)".*/bad token \\1/p\' $ECHO2D_TOKEN_FILE >&2; exit 1;')
+    site.cloud(
+        start='sed -n \'s/.*"secret": *"\\([^"]*\\)".*/bad token \\1/p\' $ECHO2D_TOKEN_FILE >&2; exit 1;'
+    )
     with caplog.at_level(logging.INFO):
         async with site.renting() as renter:
             await until(lambda: "failed" in caplog.text and not renter.facts()["boxes"])
     assert "(secret)" in caplog.text
-    assert [record for record in caplog.records if " why=nothing can be measured" in record.getMessage()]
+    assert [
+        record for record in caplog.records if " why=nothing can be measured" in record.getMessage()
+    ]
 
 
 async def test_a_box_that_was_started_as_the_coordinator_died_is_found_again(site: Site) -> None:
@@ -182,18 +194,24 @@ async def test_a_box_that_was_started_as_the_coordinator_died_is_found_again(sit
 
 
 async def test_where_lists_show_nothing_one_box_is_started_and_no_more(site: Site) -> None:
-    (site.root / "cloud.sh").write_text((site.root / "cloud.sh").read_text().replace("printf", "true"))
+    (site.root / "cloud.sh").write_text(
+        (site.root / "cloud.sh").read_text().replace("printf", "true")
+    )
     async with site.renting() as renter:
         await until(lambda: any("does not list" in words for words in renter.facts()["attention"]))
         assert len(site.there()) == 1
 
 
-async def test_who_only_looks_makes_nothing_and_a_coordinator_without_rent_warns(site: Site) -> None:
+async def test_who_only_looks_makes_nothing_and_a_coordinator_without_rent_warns(
+    site: Site,
+) -> None:
     async with site.renting() as renter:
         await until(lambda: renter.facts()["states"]["seen"] == 1)
     assert await asyncio.to_thread(boxes_left_alone, site.config) == "1 boxes, 0.5 usd/h"
     lines = rented_lines(await asyncio.to_thread(rented, site.config))
     assert lines[0] == "spent 0.01 of 10 usd; 1 boxes may be there, 0.5 usd/h"
     elsewhere = replace(site.config, run=replace(site.config.run, run_dir=site.root / "elsewhere"))
-    assert rented_lines(await asyncio.to_thread(rented, elsewhere)) == ["spent 0.00 of 10 usd; nothing is there"]
+    assert rented_lines(await asyncio.to_thread(rented, elsewhere)) == [
+        "spent 0.00 of 10 usd; nothing is there"
+    ]
     assert not (site.root / "elsewhere").exists()

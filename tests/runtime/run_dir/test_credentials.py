@@ -5,7 +5,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from echo2d.core.base.ids import PeerId
 from echo2d.errors import OperatorFault
-from echo2d.net.security.auth import Denied, TokenFile, enrol_proof, peer_id_of, public_bytes, read_token_file
+from echo2d.net.security.auth import (
+    Denied,
+    TokenFile,
+    enrol_proof,
+    peer_id_of,
+    public_bytes,
+    read_token_file,
+)
 from echo2d.runtime.run_dir import credentials as run_dir_credentials
 from echo2d.runtime.run_dir.credentials import (
     AccessTable,
@@ -29,7 +36,9 @@ def table(run: RunDirectory) -> AccessTable:
     return AccessTable(run)
 
 
-def enrol(table: AccessTable, token: TokenFile, key: Ed25519PrivateKey, *, now_s: float = 0.0) -> PeerId:
+def enrol(
+    table: AccessTable, token: TokenFile, key: Ed25519PrivateKey, *, now_s: float = 0.0
+) -> PeerId:
     return table.enrol(token.secret, public_bytes(key), enrol_proof(key, token.secret), now_s=now_s)
 
 
@@ -46,7 +55,9 @@ def test_a_directory_that_cannot_be_made_is_said(tmp_path: Path) -> None:
         RunDirectory(tmp_path / "file" / "run")
 
 
-def test_a_secret_tells_name_and_role_and_is_not_stored(table: AccessTable, run: RunDirectory) -> None:
+def test_a_secret_tells_name_and_role_and_is_not_stored(
+    table: AccessTable, run: RunDirectory
+) -> None:
     token = table.create("lea", "learner")
     caller = table.caller(token.secret, now_s=0.0)
     assert (caller.name, caller.role) == ("lea", "learner")
@@ -81,7 +92,9 @@ def test_only_workers_with_a_proof_enrol(table: AccessTable) -> None:
         enrol(table, table.create("lea", "learner"), KEYS[0])
     token = table.create("box", "worker")
     with pytest.raises(Denied, match="possession"):
-        table.enrol(token.secret, public_bytes(KEYS[0]), enrol_proof(KEYS[1], token.secret), now_s=0.0)
+        table.enrol(
+            token.secret, public_bytes(KEYS[0]), enrol_proof(KEYS[1], token.secret), now_s=0.0
+        )
     with pytest.raises(Denied, match="not enrolled"):
         table.peer(PeerId("x"), now_s=0.0)
 
@@ -89,12 +102,17 @@ def test_only_workers_with_a_proof_enrol(table: AccessTable) -> None:
 def test_expiry_ends_access_and_the_peers(table: AccessTable) -> None:
     token = table.create("box", "worker", expires_at=100.0)
     peer = enrol(table, token, KEYS[0], now_s=99.0)
-    for call in (lambda: table.caller(token.secret, now_s=100.0), lambda: table.peer(peer, now_s=100.0)):
+    for call in (
+        lambda: table.caller(token.secret, now_s=100.0),
+        lambda: table.peer(peer, now_s=100.0),
+    ):
         with pytest.raises(Denied, match="expired"):
             call()
 
 
-def test_another_process_revokes_and_a_new_token_takes_the_peer_over(table: AccessTable, run: RunDirectory) -> None:
+def test_another_process_revokes_and_a_new_token_takes_the_peer_over(
+    table: AccessTable, run: RunDirectory
+) -> None:
     token = table.create("box", "worker")
     peer = enrol(table, token, KEYS[0])
     other = AccessTable(run)
@@ -126,7 +144,12 @@ def test_the_seed_is_known_by_its_key_alone(table: AccessTable) -> None:
 
 
 def test_durations() -> None:
-    assert [parse_duration_s(text) for text in ("30d", "1.5h", "10m", "45s")] == [2592000.0, 5400.0, 600.0, 45.0]
+    assert [parse_duration_s(text) for text in ("30d", "1.5h", "10m", "45s")] == [
+        2592000.0,
+        5400.0,
+        600.0,
+        45.0,
+    ]
     for text in ("", "30", "d", "-1d", "1w"):
         with pytest.raises(OperatorFault, match="duration"):
             parse_duration_s(text)
@@ -134,7 +157,9 @@ def test_durations() -> None:
         parse_duration_s("9" * 20 + "d")
 
 
-def test_a_token_whose_file_cannot_be_written_was_never_created(run: RunDirectory, tmp_path: Path) -> None:
+def test_a_token_whose_file_cannot_be_written_was_never_created(
+    run: RunDirectory, tmp_path: Path
+) -> None:
     def create(out: Path, url: str = "http://127.0.0.1:7700") -> None:
         create_token(run.path, "box", role="worker", url=url, out=out, max_workers=1, expires="1h")
 
@@ -162,7 +187,9 @@ def test_a_hosts_own_token_is_kept_made_again_when_lost_and_in_nobodys_way(
         table.caller(first.secret, now_s=0.0)
 
 
-def test_a_run_enrols_so_many_peers_and_no_more(table: AccessTable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_enrols_so_many_peers_and_no_more(
+    table: AccessTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(run_dir_credentials, "ENROLLED_MAX", 1)
     token = table.create("box", "worker")
     first = enrol(table, token, KEYS[0])
@@ -173,5 +200,7 @@ def test_a_run_enrols_so_many_peers_and_no_more(table: AccessTable, monkeypatch:
 
 def test_a_damaged_table_is_the_operators(run: RunDirectory) -> None:
     (run.path / "access.sqlite").write_bytes(b"no database at all, whatever its name says" * 100)
-    with pytest.raises(OperatorFault, match=r"cannot open the access table .*: file is not a database"):
+    with pytest.raises(
+        OperatorFault, match=r"cannot open the access table .*: file is not a database"
+    ):
         AccessTable(run)

@@ -29,7 +29,8 @@ class Access:
             raise self.fault
         self.commits.append(len(asked))
         return [
-            PeerId(each.public_key.hex()) if each.secret == "s" else Denied(401, "credential", "") for each in asked
+            PeerId(each.public_key.hex()) if each.secret == "s" else Denied(401, "credential", "")
+            for each in asked
         ]
 
 
@@ -44,10 +45,14 @@ async def test_those_who_wait_share_a_transaction() -> None:
     async with asyncio.TaskGroup() as tasks:
         first = tasks.create_task(enrolments.enrol(enrolment(0)))
         await asyncio.to_thread(access.entered.wait)
-        others = [tasks.create_task(enrolments.enrol(enrolment(number))) for number in range(1, count)]
+        others = [
+            tasks.create_task(enrolments.enrol(enrolment(number))) for number in range(1, count)
+        ]
         await asyncio.sleep(0)
         access.go_on.set()
-    assert [task.result() for task in (first, *others)] == [enrolment(n).public_key.hex() for n in range(count)]
+    assert [task.result() for task in (first, *others)] == [
+        enrolment(n).public_key.hex() for n in range(count)
+    ]
     assert access.commits == [1, ENROLMENTS_MAX, 2]
 
 
@@ -56,7 +61,9 @@ async def test_each_gets_its_own_answer() -> None:
     access.go_on.set()
     enrolments = Enrolments(access)
     good, bad = await asyncio.gather(
-        enrolments.enrol(enrolment(1)), enrolments.enrol(enrolment(2, "stolen")), return_exceptions=True
+        enrolments.enrol(enrolment(1)),
+        enrolments.enrol(enrolment(2, "stolen")),
+        return_exceptions=True,
     )
     assert good == enrolment(1).public_key.hex()
     assert isinstance(bad, Denied)

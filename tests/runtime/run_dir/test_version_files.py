@@ -55,15 +55,26 @@ def test_each_publish_is_a_directory_of_its_own_with_the_same_digest(
     assert (first.digest, first.full_bytes) == (second.digest, second.full_bytes)
     assert first.full_bytes == sum(file.stat().st_size for file in source.iterdir())
     files.delete(first.path)
-    assert [path.name for path in (run_dir / "versions").iterdir()] == [second.path.removeprefix("versions/")]
+    assert [path.name for path in (run_dir / "versions").iterdir()] == [
+        second.path.removeprefix("versions/")
+    ]
 
 
-def test_only_directories_inside_the_root_are_taken(files: VersionFiles, root: Path, tmp_path: Path) -> None:
+def test_only_directories_inside_the_root_are_taken(
+    files: VersionFiles, root: Path, tmp_path: Path
+) -> None:
     source = make_snapshot(root / "0")
     outside = make_snapshot(tmp_path / "elsewhere")
     (root / "link").symlink_to(outside)
     (root / "inner").symlink_to(root)
-    for path in (outside, root, Path("0"), root / "0" / ".." / "0", root / "link", root / "inner" / "0"):
+    for path in (
+        outside,
+        root,
+        Path("0"),
+        root / "0" / ".." / "0",
+        root / "link",
+        root / "inner" / "0",
+    ):
         with pytest.raises(OperatorFault, match=r"inside the snapshot root|symbolic link"):
             files.adopt(Epoch(1), Version(0), str(path))
     with pytest.raises(OperatorFault, match="File name too long"):
@@ -74,7 +85,9 @@ def test_only_directories_inside_the_root_are_taken(files: VersionFiles, root: P
     assert files.adopt(Epoch(1), Version(0), str(source)).full_bytes > 0
 
 
-def test_a_start_deletes_what_no_version_needs(files: VersionFiles, root: Path, run_dir: Path) -> None:
+def test_a_start_deletes_what_no_version_needs(
+    files: VersionFiles, root: Path, run_dir: Path
+) -> None:
     source = str(make_snapshot(root / "0"))
     kept, left = (files.adopt(Epoch(1), Version(0), source) for _ in range(2))
     (run_dir / "versions" / "0-half.new").mkdir()
@@ -84,20 +97,27 @@ def test_a_start_deletes_what_no_version_needs(files: VersionFiles, root: Path, 
     assert len(list((run_dir / "versions").iterdir())) == 1
 
 
-async def test_uploaded_files_become_a_version(files: VersionFiles, root: Path, run_dir: Path) -> None:
+async def test_uploaded_files_become_a_version(
+    files: VersionFiles, root: Path, run_dir: Path
+) -> None:
     source = make_snapshot(root / "0")
     for name in FILES:
         data = await asyncio.to_thread((source / name).read_bytes)
         for content in (b"an earlier try", data):
             assert await files.upload(Epoch(2), Version(5), name, parts(content)) == len(content)
     uploaded = await asyncio.to_thread(files.adopt, Epoch(2), Version(5), None)
-    assert uploaded.digest == (await asyncio.to_thread(files.adopt, Epoch(2), Version(5), str(source))).digest
+    assert (
+        uploaded.digest
+        == (await asyncio.to_thread(files.adopt, Epoch(2), Version(5), str(source))).digest
+    )
     assert list((run_dir / "uploads").iterdir()) == []
     with pytest.raises(OperatorFault):
         await asyncio.to_thread(files.adopt, Epoch(2), Version(5), None)
 
 
-@pytest.mark.parametrize("name", ["../x.json", "/x.json", "a/b/c.json", "model.bin", ".json", "a/../x.json", ""])
+@pytest.mark.parametrize(
+    "name", ["../x.json", "/x.json", "a/b/c.json", "model.bin", ".json", "a/../x.json", ""]
+)
 async def test_forbidden_names_are_refused(files: VersionFiles, run_dir: Path, name: str) -> None:
     with pytest.raises(OperatorFault, match="forbidden file"):
         await files.upload(Epoch(1), Version(0), name, parts(b"x"))
@@ -113,13 +133,18 @@ async def test_uploads_outlive_a_restart_but_for_what_was_half_written(
     assert [path.name for path in (run_dir / "uploads" / "1-0").iterdir()] == ["config.json"]
 
 
-async def test_uploads_are_bounded(files: VersionFiles, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_uploads_are_bounded(
+    files: VersionFiles, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(version_files, "UPLOAD_BYTES_MAX", 2500)
     await files.upload(Epoch(1), Version(0), "a.json", parts(bytes(2000)))
     with pytest.raises(OperatorFault, match="at most 2500 bytes"):
         await files.upload(Epoch(1), Version(0), "b.json", parts(bytes(2000)))
     await files.upload(Epoch(1), Version(0), "sub/b.json", parts(bytes(500)))
-    assert sorted(path.name for path in (run_dir / "uploads" / "1-0").iterdir()) == ["a.json", "sub"]
+    assert sorted(path.name for path in (run_dir / "uploads" / "1-0").iterdir()) == [
+        "a.json",
+        "sub",
+    ]
     for version in range(1, 10):
         await files.upload(Epoch(1), Version(version), "a.json", parts(b"x"))
     assert len(list((run_dir / "uploads").iterdir())) == version_files.UPLOADS_MAX
@@ -137,7 +162,10 @@ def test_versions_and_uploads_share_a_limit(root: Path, run_dir: Path) -> None:
     files = VersionFiles(run_dir, root, disk_bytes_max=2 * size + 10)
     files.prepare(())
     first, _ = (files.adopt(Epoch(1), Version(number), str(source)) for number in (1, 2))
-    with pytest.raises(StoreFault, match=rf"disk_bytes_max = {2 * size + 10}: {2 * size} bytes are used, {size} more"):
+    with pytest.raises(
+        StoreFault,
+        match=rf"disk_bytes_max = {2 * size + 10}: {2 * size} bytes are used, {size} more",
+    ):
         files.adopt(Epoch(1), Version(3), str(source))
     with pytest.raises(StoreFault, match="10 bytes are left"):
         asyncio.run(files.upload(Epoch(1), Version(3), "config.json", parts(bytes(11))))

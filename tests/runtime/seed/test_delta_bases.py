@@ -57,7 +57,11 @@ def digest(path: Path) -> Digest:
 
 def facts_of(new: Path, base: Path, kind: FormKind = "delta") -> FormFacts:
     version = int(new.name)
-    return replace(facts("delta", version=version, publish_seq=version + 1), kind=kind, base_digest=digest(base))
+    return replace(
+        facts("delta", version=version, publish_seq=version + 1),
+        kind=kind,
+        base_digest=digest(base),
+    )
 
 
 def encoded(encoder: Encoder) -> list[Segment]:
@@ -78,7 +82,12 @@ def keep(store: DeltaStore, new: Path, old: Path) -> FormFacts:
     segments = encoded(encoder)
     for segment in segments:
         store.put(form, segment)
-    store.finish(form, [segment.table.digest for segment in segments], encoder.manifest(), encoder.totals().wire_bytes)
+    store.finish(
+        form,
+        [segment.table.digest for segment in segments],
+        encoder.manifest(),
+        encoder.totals().wire_bytes,
+    )
     store.check()
     return form
 
@@ -90,14 +99,18 @@ def keep_all(store: DeltaStore, run: list[Path]) -> None:
 
 def composed(store: DeltaStore, run: list[Path]) -> Encoder:
     """Of the deltas from the first version to the last, without a copy of the first."""
-    base = BaseChain.open(store, digest(run[0]), [digest(each) for each in run[1:-1]], digest(run[-1]))
+    base = BaseChain.open(
+        store, digest(run[0]), [digest(each) for each in run[1:-1]], digest(run[-1])
+    )
     return Encoder(facts_of(run[-1], run[0], "composed"), run[-1], base)
 
 
 def decoded(segments: list[Segment], base: Path, new: Path) -> None:
     """What they make of the base is the new version, every byte."""
     layout, theirs = chunk_layout(scan_snapshot(new)), set(chunk_layout(scan_snapshot(base)))
-    chunks = [each for part in segments for each in zip(part.table.records, part.payloads, strict=True)]
+    chunks = [
+        each for part in segments for each in zip(part.table.records, part.payloads, strict=True)
+    ]
     assert len(chunks) == len(layout)
     for (record, payload), place in zip(chunks, layout, strict=True):
         old = read_chunk(base, place) if place in theirs else None
@@ -106,7 +119,9 @@ def decoded(segments: list[Segment], base: Path, new: Path) -> None:
         assert digest_of(data) == record.result
 
 
-def test_kept_deltas_compose_to_the_delta_that_the_base_would_give(run: list[Path], tmp_path: Path) -> None:
+def test_kept_deltas_compose_to_the_delta_that_the_base_would_give(
+    run: list[Path], tmp_path: Path
+) -> None:
     store = DeltaStore(tmp_path / "deltas", ROOM)
     keep_all(store, run)
     assert [(kept.base, kept.made) for kept in store.kept()] == [
@@ -117,11 +132,15 @@ def test_kept_deltas_compose_to_the_delta_that_the_base_would_give(run: list[Pat
     decoded(segments, run[0], run[-1])
     assert encoder.totals().snapshot == digest(run[-1])
     _, direct = delta(run[-1], run[0])
-    assert [segment.payloads for segment in segments] == [segment.payloads for segment in encoded(direct)]
+    assert [segment.payloads for segment in segments] == [
+        segment.payloads for segment in encoded(direct)
+    ]
     assert wire_bytes(segments) < sum(kept.wire_bytes for kept in store.kept())
 
 
-def test_they_are_there_after_a_restart_but_not_what_was_not_finished(run: list[Path], tmp_path: Path) -> None:
+def test_they_are_there_after_a_restart_but_not_what_was_not_finished(
+    run: list[Path], tmp_path: Path
+) -> None:
     before = DeltaStore(tmp_path / "deltas", ROOM)
     keep_all(before, run[:4])
     form, encoder = delta(run[4], run[3])
@@ -129,7 +148,9 @@ def test_they_are_there_after_a_restart_but_not_what_was_not_finished(run: list[
         before.put(form, segment)
     assert len(list((tmp_path / "deltas" / "frames").iterdir())) == 4
     keep(before, run[2], run[0])
-    assert not list((tmp_path / "deltas" / "frames").glob(f"{form.form}*")), "it will not be finished any more"
+    assert not list((tmp_path / "deltas" / "frames").glob(f"{form.form}*")), (
+        "it will not be finished any more"
+    )
     for segment in delta(run[4], run[3])[1].segments():
         before.put(form, segment)
     after = DeltaStore(tmp_path / "deltas", ROOM)
@@ -161,10 +182,15 @@ def test_what_is_damaged_of_them_is_not_used(
     modes = [record.mode for segment in segments for record in segment.table.records]
     assert ChunkMode.FULL in modes
     assert ChunkMode.SPARSE in modes, "the rest still as delta"
-    assert len([record for record in caplog.records if "a kept delta is damaged" in record.message]) == 1
+    assert (
+        len([record for record in caplog.records if "a kept delta is damaged" in record.message])
+        == 1
+    )
 
 
-def test_the_oldest_make_room(run: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_make_room(
+    run: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = DeltaStore(tmp_path / "deltas", ROOM)
     keep(store, run[1], run[0])
     room = int(2.5 * store.kept()[0].wire_bytes)
@@ -183,12 +209,16 @@ def test_the_oldest_make_room(run: list[Path], tmp_path: Path, monkeypatch: pyte
     assert [kept.made for kept in store.kept()] == [digest(run[3]), digest(run[4])]
 
 
-def test_a_chunk_without_a_partner_in_the_base_goes_by_itself(run: list[Path], tmp_path: Path) -> None:
+def test_a_chunk_without_a_partner_in_the_base_goes_by_itself(
+    run: list[Path], tmp_path: Path
+) -> None:
     """Another header: the chunks behind it lie elsewhere; and a new file."""
     header = run[1] / "model-0.safetensors"
     data = header.read_bytes()
     text = data[8 : 8 + int.from_bytes(data[:8], "little")].replace(b"layer.0", b"layers.00")
-    header.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + int.from_bytes(data[:8], "little") :])
+    header.write_bytes(
+        len(text).to_bytes(8, "little") + text + data[8 + int.from_bytes(data[:8], "little") :]
+    )
     (run[1] / "added.json").write_text("{}")
     for step in (2, 3, 4):
         (run[step] / "added.json").write_text("{}")
@@ -201,10 +231,15 @@ def test_a_chunk_without_a_partner_in_the_base_goes_by_itself(run: list[Path], t
     modes = {
         place: record.mode
         for place, record in zip(
-            places, [record for segment in segments for record in segment.table.records], strict=True
+            places,
+            [record for segment in segments for record in segment.table.records],
+            strict=True,
         )
     }
-    assert {mode for place, mode in modes.items() if place.path == header.name} <= {ChunkMode.RAW, ChunkMode.FULL}
+    assert {mode for place, mode in modes.items() if place.path == header.name} <= {
+        ChunkMode.RAW,
+        ChunkMode.FULL,
+    }
     assert ChunkMode.SPARSE in modes.values(), "the other file as a delta"
 
 
@@ -227,10 +262,21 @@ def test_a_damaged_base_is_found_before_anybody_gets_it(
         segments = encoded(Encoder(form, run[1], BaseCopy(base, manifest.digest, before.sums())))
     records = [record for segment in segments for record in segment.table.records]
     places = chunk_layout(scan_snapshot(run[1]))
-    spoilt = [record for record, place in zip(records, places, strict=True) if place.path == shard.name]
+    spoilt = [
+        record for record, place in zip(records, places, strict=True) if place.path == shard.name
+    ]
     assert [record.mode for record in spoilt if record.mode != ChunkMode.SAME] == [ChunkMode.FULL]
     assert ChunkMode.SPARSE in [record.mode for record in records]
-    assert len([record for record in caplog.records if "is damaged, chunks go in full" in record.message]) == 1
+    assert (
+        len(
+            [
+                record
+                for record in caplog.records
+                if "is damaged, chunks go in full" in record.message
+            ]
+        )
+        == 1
+    )
     shard.unlink()
     assert encoded(Encoder(form, run[1], BaseCopy(base, manifest.digest, before.sums())))
     with pytest.raises(BaseLost):

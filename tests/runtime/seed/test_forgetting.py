@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 
 from echo2d.core.base.ids import FormId, PeerId
-from echo2d.core.protocol.control_messages import EncodeVersion, ForgetForm, FormEncoded, SegmentEncoded
+from echo2d.core.protocol.control_messages import (
+    EncodeVersion,
+    ForgetForm,
+    FormEncoded,
+    SegmentEncoded,
+)
 from echo2d.core.weights.encoder import Segment
 from echo2d.core.weights.encoding import FormFacts, FrameSpan
 from echo2d.runtime.seed.encoder import Base, Encoder
@@ -54,7 +59,9 @@ class Several(Encoder):
 
 
 @pytest.fixture
-async def double(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[CoordinatorDouble]:
+async def double(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[CoordinatorDouble]:
     monkeypatch.setattr("echo2d.runtime.seed.main.Encoder", Several)
     async with CoordinatorDouble.serving(tmp_path / "run") as double:
         yield double
@@ -102,7 +109,9 @@ async def test_a_form_forgotten_while_its_last_segment_is_written_ends_quietly(
     gate, put = Gate(), FrameStore.put_verified
     written: list[FormId] = []
 
-    def slow(self: FrameStore, form: FormId, frames: Iterable[tuple[FrameSpan, memoryview]]) -> None:
+    def slow(
+        self: FrameStore, form: FormId, frames: Iterable[tuple[FrameSpan, memoryview]]
+    ) -> None:
         put(self, form, frames)
         written.append(form)
         if len(written) == SEGMENTS:

@@ -85,7 +85,9 @@ async def test_an_order_that_is_repeated_is_answered_again(double: CoordinatorDo
         ({"facts": b"\xc0"}, ""),
     ],
 )
-async def test_what_cannot_be_encoded_is_said(double: CoordinatorDouble, change: dict[str, object], word: str) -> None:
+async def test_what_cannot_be_encoded_is_said(
+    double: CoordinatorDouble, change: dict[str, object], word: str
+) -> None:
     async with a_seed(double):
         [seed] = (await double.peers(1)).values()
         order = await an_order(double, 0)
@@ -136,7 +138,9 @@ def test_a_delta_form_needs_only_what_changed(tmp_path: Path) -> None:
     model = write_snapshot(tmp_path / "model", weight_bytes=1 << 20, rng_seed=1)
     (model / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"], "x": 1}')
     facts = dataclasses.replace(
-        CoordinatorDouble(tmp_path / "run").facts(1, 2), kind="delta", base_digest=build_manifest(base).digest
+        CoordinatorDouble(tmp_path / "run").facts(1, 2),
+        kind="delta",
+        base_digest=build_manifest(base).digest,
     )
     delta = Encoder(facts, model, BaseCopy(base, build_manifest(base).digest, None))
     wire_bytes = sum(segment.table.wire_bytes for segment in delta.segments())
@@ -163,11 +167,15 @@ def delta_order(
 ) -> EncodeVersion:
     """Blocking. Of a version in `new`; composed forms need no copy of the base."""
     digests = {path: build_manifest(path).digest for path in (base, new, *via)}
-    facts = dataclasses.replace(double.facts(version, version + 1), kind=kind, base_digest=digests[base])
+    facts = dataclasses.replace(
+        double.facts(version, version + 1), kind=kind, base_digest=digests[base]
+    )
     double.start_form(facts)
     order = double.order(facts, digests[new], new)
     path = str(base.relative_to(double.run.path)) if kind == "delta" else None
-    return dataclasses.replace(order, kind=kind, base_path=path, via=tuple(digests[path] for path in via))
+    return dataclasses.replace(
+        order, kind=kind, base_path=path, via=tuple(digests[path] for path in via)
+    )
 
 
 async def test_deltas_that_were_for_all_are_composed_for_who_is_behind(
@@ -186,13 +194,20 @@ async def test_deltas_that_were_for_all_are_composed_for_who_is_behind(
             paths = [path]
             for version in (1, 2):
                 paths.append(await asyncio.to_thread(next_step, paths[-1]))
-                double.send(peers["seed"], await asyncio.to_thread(delta_order, double, version, *paths[-2:]))
+                double.send(
+                    peers["seed"],
+                    await asyncio.to_thread(delta_order, double, version, *paths[-2:]),
+                )
                 await double.until_said(DeltasKept, count=version + 1)
         composed = await asyncio.to_thread(
-            functools.partial(delta_order, double, 2, paths[0], paths[2], kind="composed", via=[paths[1]])
+            functools.partial(
+                delta_order, double, 2, paths[0], paths[2], kind="composed", via=[paths[1]]
+            )
         )
         lost = await asyncio.to_thread(
-            functools.partial(delta_order, double, 2, paths[1], paths[2], kind="composed", via=[paths[0]])
+            functools.partial(
+                delta_order, double, 2, paths[1], paths[2], kind="composed", via=[paths[0]]
+            )
         )
         for gone in paths[:2]:
             await asyncio.to_thread(shutil.rmtree, gone)
@@ -229,7 +244,9 @@ async def test_a_base_that_is_not_what_was_published_is_said(double: Coordinator
 async def test_the_process_joins_and_ends_with_its_parent(double: CoordinatorDouble) -> None:
     key = Ed25519PrivateKey.generate()
     double.access.admit_seed(public_bytes(key))
-    handover = SeedHandover.make(double.url, key, run=double.run, link_host="127.0.0.1", link_port=0)
+    handover = SeedHandover.make(
+        double.url, key, run=double.run, link_host="127.0.0.1", link_port=0
+    )
 
     async with asyncio.TaskGroup() as tasks:
         supervisor = tasks.create_task(supervise_seed(handover, rng=random.Random(1)))
@@ -240,7 +257,9 @@ async def test_the_process_joins_and_ends_with_its_parent(double: CoordinatorDou
 
 
 def test_by_hand_it_is_the_operators_mistake() -> None:
-    ended = subprocess.run([sys.executable, "-m", SEED_MODULE], input=b"", capture_output=True, timeout=30, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-m", SEED_MODULE], input=b"", capture_output=True, timeout=30, check=False
+    )
     assert ended.returncode == 2
     assert b"started by `echo2d coordinate`" in ended.stderr
     assert b"Traceback" not in ended.stderr

@@ -25,7 +25,9 @@ KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
 
 @pytest.fixture
 def handover(tmp_path: Path) -> SeedHandover:
-    return SeedHandover.make("http://127.0.0.1:1", KEY, run=RunDirectory(tmp_path), link_host="127.0.0.1", link_port=0)
+    return SeedHandover.make(
+        "http://127.0.0.1:1", KEY, run=RunDirectory(tmp_path), link_host="127.0.0.1", link_port=0
+    )
 
 
 @pytest.fixture
@@ -63,7 +65,9 @@ def test_a_seed_started_by_hand_says_so(monkeypatch: pytest.MonkeyPatch) -> None
             receive_handover(io.BytesIO(line))
 
 
-def test_a_seed_whose_parent_has_gone_ends(handover: SeedHandover, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_seed_whose_parent_has_gone_ends(
+    handover: SeedHandover, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(supervisor, "PR_SET_PDEATHSIG", -1)
     orphan = replace(handover, parent_pid=os.getpid())
     with pytest.raises(OperatorFault, match="coordinator has ended"):

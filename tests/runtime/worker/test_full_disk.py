@@ -29,7 +29,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(path)], check=True)
 
 
-async def test_a_version_that_does_not_fit_costs_only_itself(small_disk: Path, tmp_path: Path) -> None:
+async def test_a_version_that_does_not_fit_costs_only_itself(
+    small_disk: Path, tmp_path: Path
+) -> None:
     async with CoordinatorDouble.serving(tmp_path / "run") as double:
         await asyncio.to_thread(double.token, small_disk / "worker.token", "one")
         async with a_seed(double), a_worker(double, small_disk):
@@ -53,7 +55,10 @@ def bytes_below(folder: Path) -> int:
 
 async def test_older_versions_make_room_within_the_share_of_the_disk(tmp_path: Path) -> None:
     async with CoordinatorDouble.serving(tmp_path / "run") as double:
-        async with a_seed(double), a_worker(double, tmp_path / "one", disk_bytes_max=SHARE_BYTES) as worker:
+        async with (
+            a_seed(double),
+            a_worker(double, tmp_path / "one", disk_bytes_max=SHARE_BYTES) as worker,
+        ):
             names = await double.peers(2)
             chain = (names["seed"], names["one"])
             forms = []

@@ -51,7 +51,10 @@ class Shift:
     async def until(self, count: int) -> None:
         """So many samples have finished, or leases failed."""
         async with asyncio.timeout(10):
-            while sum(isinstance(e, GenerationFailed) or e.finish is not None for e in self.events) < count:
+            while (
+                sum(isinstance(e, GenerationFailed) or e.finish is not None for e in self.events)
+                < count
+            ):
                 self._changed.clear()
                 await self._changed.wait()
 
@@ -101,7 +104,9 @@ async def test_an_aborted_lease_says_nothing_more(engine: FakeEngine) -> None:
     assert (await engine.load()).running == 0
 
 
-async def test_work_goes_to_the_engine_with_the_most_room(engine: FakeEngine, tmp_path: Path) -> None:
+async def test_work_goes_to_the_engine_with_the_most_room(
+    engine: FakeEngine, tmp_path: Path
+) -> None:
     other = FakeEngine()
     await other.start()
     await other.refit(tmp_path / "model", "other")
@@ -138,10 +143,15 @@ async def test_an_engine_that_still_serves_is_not_lost(engine: FakeEngine) -> No
     [
         ((), "the engine ended without finishing samples [0, 1]"),
         ((SampleOutput(0, (), (), (), "abort"),), "the engine aborted the request"),
-        ((SampleOutput(7, (), (), (), "stop"),), "the engine reported sample 7, which is not running"),
+        (
+            (SampleOutput(7, (), (), (), "stop"),),
+            "the engine reported sample 7, which is not running",
+        ),
     ],
 )
-async def test_an_engine_that_misbehaves_fails_the_lease_once(deltas: tuple[SampleOutput, ...], reason: str) -> None:
+async def test_an_engine_that_misbehaves_fails_the_lease_once(
+    deltas: tuple[SampleOutput, ...], reason: str
+) -> None:
     async with a_shift(Broken(*deltas)) as shift:
         shift.rollouts.start(a_lease(1))
         await shift.until(1)

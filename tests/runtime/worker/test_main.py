@@ -65,14 +65,22 @@ async def running(double: CoordinatorDouble, peer: PeerId) -> None:
     await double.until(lambda: any(beat.running for beat in double.said(Heartbeat, peer)))
 
 
-async def test_a_version_travels_down_the_chain_and_writes_tokens(double: CoordinatorDouble, tmp_path: Path) -> None:
-    async with a_seed(double), a_worker(double, tmp_path / "one"), a_worker(double, tmp_path / "two"):
+async def test_a_version_travels_down_the_chain_and_writes_tokens(
+    double: CoordinatorDouble, tmp_path: Path
+) -> None:
+    async with (
+        a_seed(double),
+        a_worker(double, tmp_path / "one"),
+        a_worker(double, tmp_path / "two"),
+    ):
         names = await double.peers(3)
         facts, digest = await spread(double, 0, names["seed"], names["one"], names["two"])
         for name in ("one", "two"):
             done = await double.until_said(RefitDone, names[name])
             assert (done.version, done.digest, done.memory_ok) == (0, digest, True)
-            assert double.said(VersionVerified, names[name]) == [VersionVerified(facts.form, facts.version, digest)]
+            assert double.said(VersionVerified, names[name]) == [
+                VersionVerified(facts.form, facts.version, digest)
+            ]
         double.send(names["two"], double.lease(7))
         await double.until(lambda: len(double.said(SampleFinished)) == 2)
         for result in double.said(SampleFinished, names["two"]):
@@ -82,7 +90,9 @@ async def test_a_version_travels_down_the_chain_and_writes_tokens(double: Coordi
         assert 0 < sent.sent_bytes < 1.1 * sent.payload_bytes, "the seed sends each byte about once"
 
 
-async def test_striped_chains_with_a_relay_peer_in_them(double: CoordinatorDouble, tmp_path: Path) -> None:
+async def test_striped_chains_with_a_relay_peer_in_them(
+    double: CoordinatorDouble, tmp_path: Path
+) -> None:
     async with (
         a_seed(double),
         a_worker(double, tmp_path / "one", relay_only=True),
@@ -103,21 +113,31 @@ async def test_striped_chains_with_a_relay_peer_in_them(double: CoordinatorDoubl
         assert double.said(EdgeBroken) == []
 
 
-async def test_a_newcomer_fetches_from_those_who_have_the_version(double: CoordinatorDouble, tmp_path: Path) -> None:
-    async with a_seed(double), a_worker(double, tmp_path / "one"), a_worker(double, tmp_path / "two"):
+async def test_a_newcomer_fetches_from_those_who_have_the_version(
+    double: CoordinatorDouble, tmp_path: Path
+) -> None:
+    async with (
+        a_seed(double),
+        a_worker(double, tmp_path / "one"),
+        a_worker(double, tmp_path / "two"),
+    ):
         chain = [(await double.peers(3))[name] for name in ("seed", "one", "two")]
         facts, digest = await spread_striped(double, 0, chain, weight_bytes=4 << 20)
         await double.until_said(VersionVerified, count=2)
         async with a_worker(double, tmp_path / "three"):
             three = (await double.peers(4))["three"]
             double.chains(facts.form, [(*chain, three)], 2, sources=chain[1:])
-            assert await double.until_said(VersionVerified, three) == VersionVerified(facts.form, facts.version, digest)
+            assert await double.until_said(VersionVerified, three) == VersionVerified(
+                facts.form, facts.version, digest
+            )
             report = await double.until_said(TransferReport, three)
             assert {sample.peer for sample in report.links} == set(chain[1:])
             assert double.said(EdgeBroken, three) == []
 
 
-async def test_a_delta_form_is_applied_to_the_version_held(double: CoordinatorDouble, tmp_path: Path) -> None:
+async def test_a_delta_form_is_applied_to_the_version_held(
+    double: CoordinatorDouble, tmp_path: Path
+) -> None:
     async with a_seed(double), a_worker(double, tmp_path / "one"):
         names = await double.peers(2)
         chain = [names["seed"], names["one"]]
@@ -134,7 +154,9 @@ async def spread_delta(
 ) -> tuple[FormFacts, Digest, Path]:
     """Publish version 0 with another config.json as version 1, a delta from version 0 or another one."""
     path, _ = await a_model(double, 0, folder="1")
-    await asyncio.to_thread((path / "config.json").write_text, '{"architectures": ["Qwen3ForCausalLM"], "x": 1}')
+    await asyncio.to_thread(
+        (path / "config.json").write_text, '{"architectures": ["Qwen3ForCausalLM"], "x": 1}'
+    )
     digest = (await asyncio.to_thread(build_manifest, path)).digest
     facts = dataclasses.replace(double.facts(1, 2), kind="delta", base_digest=base)
     double.start_form(facts)
@@ -161,7 +183,10 @@ async def test_of_a_base_that_rotted_only_the_damaged_chunk_is_fetched_in_full(
         _, digest, path = await spread_delta(double, base, *chain)
         await double.until_said(VersionVerified, names["two"], count=2)
         failed = await double.until_said(ApplyFailed, names["one"])
-        assert (failed.lacks_base, failed.reason) == (True, "1 chunks are deltas from bytes that are damaged here")
+        assert (failed.lacks_base, failed.reason) == (
+            True,
+            "1 chunks are deltas from bytes that are damaged here",
+        )
 
         full = double.facts(1, 2)
         double.start_form(full)
@@ -171,11 +196,17 @@ async def test_of_a_base_that_rotted_only_the_damaged_chunk_is_fetched_in_full(
         done = await double.until_said(RefitDone, names["one"], count=2)
         assert (done.digest, done.memory_ok) == (digest, True)
         wire_bytes = (await double.until_said(FormEncoded, count=3)).wire_bytes
-        assert seed._receiver._sent.get(full.form, 0) < 0.1 * wire_bytes, "who has the version makes its frames"
-        assert 0.4 * wire_bytes < two._receiver._sent[full.form] < 0.6 * wire_bytes, "one shard of two"
+        assert seed._receiver._sent.get(full.form, 0) < 0.1 * wire_bytes, (
+            "who has the version makes its frames"
+        )
+        assert 0.4 * wire_bytes < two._receiver._sent[full.form] < 0.6 * wire_bytes, (
+            "one shard of two"
+        )
 
 
-async def test_a_delta_from_another_version_touches_nothing(double: CoordinatorDouble, tmp_path: Path) -> None:
+async def test_a_delta_from_another_version_touches_nothing(
+    double: CoordinatorDouble, tmp_path: Path
+) -> None:
     async with a_seed(double), a_worker(double, tmp_path / "one") as one:
         names = await double.peers(2)
         chain = [names["seed"], names["one"]]
@@ -185,9 +216,14 @@ async def test_a_delta_from_another_version_touches_nothing(double: CoordinatorD
         _, other = await a_model(double, 9, folder="other")
         await spread_delta(double, other, *chain, base_path="versions/other")
         failed = await double.until_said(ApplyFailed)
-        assert (failed.lacks_base, failed.reason) == (True, "the base of the delta does not stand here")
+        assert (failed.lacks_base, failed.reason) == (
+            True,
+            "the base of the delta does not stand here",
+        )
         assert await asyncio.to_thread(one._slots.current) == slot
-        assert not (await asyncio.to_thread(one._slots.directories))[1].exists(), "the spare slot was not begun"
+        assert not (await asyncio.to_thread(one._slots.directories))[1].exists(), (
+            "the spare slot was not begun"
+        )
 
 
 async def test_versions_follow_each_other(double: CoordinatorDouble, tmp_path: Path) -> None:
@@ -204,11 +240,15 @@ async def test_a_slot_that_rots_before_its_refit_is_never_loaded_and_written_aga
 ) -> None:
     refit, rotten = EngineRefits.refit, Version(1)
 
-    async def rot_and_refit(self: EngineRefits, order: RefitEngines) -> EngineRefitted | EngineRefitFailed:
+    async def rot_and_refit(
+        self: EngineRefits, order: RefitEngines
+    ) -> EngineRefitted | EngineRefitFailed:
         if order.version == rotten and not double.said(RefitFailed):
             path = Path(order.path) / "model-1.safetensors"
             await asyncio.to_thread(write_at, path, b"rot", 3000)
-            await asyncio.to_thread(os.utime, path, (0, 0))  # clocks of files may tick too slowly for a test
+            await asyncio.to_thread(
+                os.utime, path, (0, 0)
+            )  # clocks of files may tick too slowly for a test
         return await refit(self, order)
 
     monkeypatch.setattr(EngineRefits, "refit", rot_and_refit)
@@ -218,7 +258,10 @@ async def test_a_slot_that_rots_before_its_refit_is_never_loaded_and_written_aga
         await double.until_said(RefitDone)
         facts, new = await spread(double, 1, names["seed"], names["one"])
         failed = await double.until_said(RefitFailed)
-        assert (failed.serving, "is damaged" in failed.reason) == (VersionKey(Version(0), old), True)
+        assert (failed.serving, "is damaged" in failed.reason) == (
+            VersionKey(Version(0), old),
+            True,
+        )
         sent = seed._receiver._sent[facts.form]
         done = await double.until_said(RefitDone, count=2)
         assert (done.version, done.digest, done.memory_ok) == (1, new, True)
@@ -234,7 +277,9 @@ async def test_a_chunk_that_rots_in_the_current_slot_is_not_copied_into_the_next
         await spread(double, 0, names["seed"], names["one"])
         await double.until_said(RefitDone)
         [path] = one._state._versions._standing.values()
-        await asyncio.to_thread(write_at, Path(path) / "config.json", b"rot", 0)  # the same in all versions
+        await asyncio.to_thread(
+            write_at, Path(path) / "config.json", b"rot", 0
+        )  # the same in all versions
         _, digest = await spread(double, 1, names["seed"], names["one"])
         done = await double.until_said(RefitDone, count=2)
         assert (done.version, done.digest) == (1, digest)
@@ -262,7 +307,9 @@ async def test_leases_outlive_the_control_link(double: CoordinatorDouble, tmp_pa
         assert len(unpack_tokens(result.tokens)) == 30
 
 
-async def test_an_unanswered_result_is_sent_again(double: CoordinatorDouble, tmp_path: Path) -> None:
+async def test_an_unanswered_result_is_sent_again(
+    double: CoordinatorDouble, tmp_path: Path
+) -> None:
     async with a_seed(double), a_worker(double, tmp_path / "one"):
         names = await double.peers(2)
         one = names["one"]
@@ -278,7 +325,9 @@ async def test_an_unanswered_result_is_sent_again(double: CoordinatorDouble, tmp
         assert first == second
 
 
-async def test_a_restarted_worker_needs_no_transfer(double: CoordinatorDouble, tmp_path: Path) -> None:
+async def test_a_restarted_worker_needs_no_transfer(
+    double: CoordinatorDouble, tmp_path: Path
+) -> None:
     async with a_seed(double), a_worker(double, tmp_path / "two"):
         async with a_worker(double, tmp_path / "one"):
             names = await double.peers(3)
@@ -304,10 +353,18 @@ async def test_a_lying_peer_is_accused_and_nothing_of_its_frame_is_used(
     def lie(self: FrameHoldings, form: FormId, frame: FrameId) -> memoryview | None:
         payload = honest(self, form, frame)
         lies = payload is not None and "one" in str(self._store._root) and frame == 3
-        return memoryview(bytes([payload[0] ^ 1]) + bytes(payload[1:])) if lies and payload else payload
+        return (
+            memoryview(bytes([payload[0] ^ 1]) + bytes(payload[1:]))
+            if lies and payload
+            else payload
+        )
 
     monkeypatch.setattr(FrameHoldings, "in_memory", lie)
-    async with a_seed(double), a_worker(double, tmp_path / "one"), a_worker(double, tmp_path / "two"):
+    async with (
+        a_seed(double),
+        a_worker(double, tmp_path / "one"),
+        a_worker(double, tmp_path / "two"),
+    ):
         names = await double.peers(3)
         facts, _ = await spread(double, 0, names["seed"], names["one"], names["two"])
         accused = await double.until_said(FrameAccused, names["two"])
@@ -320,13 +377,17 @@ async def test_a_lying_peer_is_accused_and_nothing_of_its_frame_is_used(
         await double.until_said(RefitDone, names["two"])
 
 
-async def test_roots_that_are_not_signed_or_too_old_are_refused(double: CoordinatorDouble, tmp_path: Path) -> None:
+async def test_roots_that_are_not_signed_or_too_old_are_refused(
+    double: CoordinatorDouble, tmp_path: Path
+) -> None:
     async with a_seed(double), a_worker(double, tmp_path / "one"):
         names = await double.peers(2)
         one = names["one"]
         await spread(double, 5, names["seed"], one)
         await double.until_said(RefitDone, one)
-        kept = json.loads(await asyncio.to_thread((tmp_path / "one" / "state" / "accepted.json").read_text))
+        kept = json.loads(
+            await asyncio.to_thread((tmp_path / "one" / "state" / "accepted.json").read_text)
+        )
         assert kept == {"run_id": double.run.run_id, "publish_seq": 6}
         path, digest = await a_model(double, 6)
         facts = double.facts(6, 7)
@@ -365,7 +426,10 @@ async def test_a_full_disk_is_reported_and_costs_nothing_else(
             patched.setattr(FrameStore, "put_verified", full_after(1))
             facts, _ = await spread(double, 1, names["seed"], one)
             failed = await double.until_said(ApplyFailed, one)
-            assert (failed.form, failed.reason.endswith("No space left on device")) == (facts.form, True)
+            assert (failed.form, failed.reason.endswith("No space left on device")) == (
+                facts.form,
+                True,
+            )
             double.send(one, double.lease(1, samples=1))
             result = await double.until_said(SampleFinished, one)
             assert result.spans[0].version == 0
@@ -391,10 +455,15 @@ async def test_a_form_that_cannot_even_begin_is_reported(
             patched.setattr(FrameStore, "begin", full)
             facts, _ = await spread(double, 0, names["seed"], one)
             failed = await double.until_said(ApplyFailed, one)
-            assert (failed.form, failed.reason.endswith("No space left on device")) == (facts.form, True)
+            assert (failed.form, failed.reason.endswith("No space left on device")) == (
+                facts.form,
+                True,
+            )
             double.send(one, double.roots[-1])
             await double.until_said(ApplyFailed, one, count=2)
-        for plan in range(2, 12):  # told again, as a coordinator does, for one telling may meet the failure before it
+        for plan in range(
+            2, 12
+        ):  # told again, as a coordinator does, for one telling may meet the failure before it
             double.send(one, double.roots[-1])
             double.chains(facts.form, [(names["seed"], one)], plan=plan)
             with contextlib.suppress(TimeoutError):
@@ -403,7 +472,9 @@ async def test_a_form_that_cannot_even_begin_is_reported(
         await double.until_said(RefitDone, one)
 
 
-async def test_a_stopped_worker_gives_back_and_says_goodbye(double: CoordinatorDouble, tmp_path: Path) -> None:
+async def test_a_stopped_worker_gives_back_and_says_goodbye(
+    double: CoordinatorDouble, tmp_path: Path
+) -> None:
     engine = FakeEngine(tokens_per_s=20.0, answer_tokens=(99, 99))
     async with a_seed(double), a_worker(double, tmp_path / "one", engine) as worker:
         names = await double.peers(2)
@@ -418,9 +489,15 @@ async def test_a_stopped_worker_gives_back_and_says_goodbye(double: CoordinatorD
         assert double.said(LeaseFailed, one)[0].reason == "SIGTERM"
 
 
-async def test_what_a_stopped_worker_has_goes_on_at_another_one(double: CoordinatorDouble, tmp_path: Path) -> None:
+async def test_what_a_stopped_worker_has_goes_on_at_another_one(
+    double: CoordinatorDouble, tmp_path: Path
+) -> None:
     engine = FakeEngine(tokens_per_s=50.0, answer_tokens=(500, 500))
-    async with a_seed(double), a_worker(double, tmp_path / "one", engine) as worker, a_worker(double, tmp_path / "two"):
+    async with (
+        a_seed(double),
+        a_worker(double, tmp_path / "one", engine) as worker,
+        a_worker(double, tmp_path / "two"),
+    ):
         names = await double.peers(3)
         one, two = names["one"], names["two"]
         await spread(double, 0, names["seed"], one, two)
@@ -428,37 +505,53 @@ async def test_what_a_stopped_worker_has_goes_on_at_another_one(double: Coordina
             await double.until_said(RefitDone, peer)
         lease = double.lease(3, samples=1, tokens=500)
         double.send(one, lease)
-        await double.until(lambda: any(progress.samples for progress in double.said(LeaseProgress, one)))
+        await double.until(
+            lambda: any(progress.samples for progress in double.said(LeaseProgress, one))
+        )
         heard = len(double.said(Heartbeat, one))
         await double.until_said(Heartbeat, one, count=heard + 2)  # tokens that are not told yet
         worker.stop("SIGTERM")
         await double.until_said(Goodbye, one)
         last, failed, _ = [message for peer, message in double.messages if peer == one][-3:]
         assert (type(last), type(failed)) == (LeaseProgress, LeaseFailed)
-        deltas = [delta for progress in double.said(LeaseProgress, one) for delta in progress.samples]
+        deltas = [
+            delta for progress in double.said(LeaseProgress, one) for delta in progress.samples
+        ]
         spans = [span for delta in deltas for span in delta.spans]
         assert [span.start for span in spans] == [0, *(span.end for span in spans[:-1])]
         begun = b"".join(delta.tokens for delta in deltas)
         assert len(begun) == 4 * spans[-1].end
 
-        double.send(two, dataclasses.replace(lease, attempt=2, prompt=lease.prompt + begun, max_new_tokens=8))
+        double.send(
+            two,
+            dataclasses.replace(lease, attempt=2, prompt=lease.prompt + begun, max_new_tokens=8),
+        )
         result = await double.until_said(SampleFinished, two)
         assert 0 < len(unpack_tokens(result.tokens)) <= 8
 
 
-async def test_a_revoked_version_is_served_no_more(double: CoordinatorDouble, tmp_path: Path) -> None:
+async def test_a_revoked_version_is_served_no_more(
+    double: CoordinatorDouble, tmp_path: Path
+) -> None:
     async with a_seed(double), a_worker(double, tmp_path / "one"):
         names = await double.peers(2)
         one: PeerId = names["one"]
         facts, digest = await spread(double, 0, names["seed"], one)
         await double.until_said(RefitDone, one)
-        double.send(one, VersionsRevoked(double.facts(0, 1, epoch=2).epoch, (VersionKey(facts.version, digest),)))
+        double.send(
+            one,
+            VersionsRevoked(
+                double.facts(0, 1, epoch=2).epoch, (VersionKey(facts.version, digest),)
+            ),
+        )
         double.send(one, double.lease(3))
         failed = await double.until_said(LeaseFailed, one)
         assert failed.reason == "no version is served"
 
 
-async def test_a_revoked_token_ends_the_worker_with_one_line(double: CoordinatorDouble, tmp_path: Path) -> None:
+async def test_a_revoked_token_ends_the_worker_with_one_line(
+    double: CoordinatorDouble, tmp_path: Path
+) -> None:
     config = await config_of(double, tmp_path / "one")
     await asyncio.to_thread(double.access.revoke, "one")
     with pytest.raises(OperatorFault, match="token one was revoked"):
@@ -478,7 +571,10 @@ async def test_the_daemon_serves_until_sigterm(
         names = await double.peers(2)
         await spread(double, 0, names["seed"], names["one"])
         await double.until_said(RefitDone)
-        async with aiohttp.ClientSession() as http, http.get(f"http://127.0.0.1:{port}/metrics") as answer:
+        async with (
+            aiohttp.ClientSession() as http,
+            http.get(f"http://127.0.0.1:{port}/metrics") as answer,
+        ):
             assert "echo2d_serving_version 0.0" in await answer.text()
         os.kill(os.getpid(), signal.SIGTERM)
         await double.until_said(Goodbye)
@@ -486,10 +582,14 @@ async def test_the_daemon_serves_until_sigterm(
         assert await daemon == 0
     listen = double.hellos[names["one"]].listen
     assert listen is not None
-    assert any(message.endswith(f" listen={listen.host}:{listen.port}") for message in caplog.messages)
+    assert any(
+        message.endswith(f" listen={listen.host}:{listen.port}") for message in caplog.messages
+    )
 
 
-async def test_a_session_refused_for_good_ends_the_daemon(double: CoordinatorDouble, tmp_path: Path) -> None:
+async def test_a_session_refused_for_good_ends_the_daemon(
+    double: CoordinatorDouble, tmp_path: Path
+) -> None:
     config = await config_of(double, tmp_path / "one")
     async with asyncio.TaskGroup() as tasks:
         daemon = tasks.create_task(_fault_of(config))

@@ -29,9 +29,13 @@ class DurableWorld(World):
         self.disk.close()
         self.disk = Ledger.open(self._path)
         recovered = self.disk.recover()
-        assert repr(recovered) == repr(self.ledger.recover())  # a reward that is NaN is not equal to itself
+        assert repr(recovered) == repr(
+            self.ledger.recover()
+        )  # a reward that is NaN is not equal to itself
         self._boots += 1
-        return CoordinatorState(self.rules, recovered, plan_secret=self._boots.to_bytes(32, "big"), now=self.now)
+        return CoordinatorState(
+            self.rules, recovered, plan_secret=self._boots.to_bytes(32, "big"), now=self.now
+        )
 
     def _persist(self, record: CoordinatorRecord) -> None:
         super()._persist(record)
@@ -54,7 +58,9 @@ def world(tmp_path: Path) -> Iterator[DurableWorld]:
     made.disk.close()
 
 
-@pytest.mark.parametrize("killed", ["never", "before", "after the session", "after the publish", "in the replay"])
+@pytest.mark.parametrize(
+    "killed", ["never", "before", "after the session", "after the publish", "in the replay"]
+)
 @pytest.mark.parametrize("step", [0, 3, STEPS])
 def test_the_same_batches_are_trained_again_whenever_the_coordinator_dies(
     world: DurableWorld, step: int, killed: str
@@ -92,7 +98,9 @@ def test_what_is_revoked_stays_so(world: DurableWorld, *, crash: bool) -> None:
     frozen = {group for batch in world.ledger.frozen.values() for group in batch.groups}
     assert world.ledger.revoked == revoked
     assert not any(
-        stored.record.uses(revoked) for number, stored in world.ledger.groups.items() if number not in frozen
+        stored.record.uses(revoked)
+        for number, stored in world.ledger.groups.items()
+        if number not in frozen
     )
     published = {(each.version, each.publish_seq) for each in world.disk.recover().published}
     assert published == {(0, 1), (1, 2), (2, 3), (3, 4), (3, STEPS + 2)}
@@ -107,7 +115,9 @@ def test_what_is_revoked_stays_so(world: DurableWorld, *, crash: bool) -> None:
 
 
 @pytest.mark.parametrize("crash", [False, True])
-def test_one_may_go_back_to_the_last_durable_checkpoint(world: DurableWorld, *, crash: bool) -> None:
+def test_one_may_go_back_to_the_last_durable_checkpoint(
+    world: DurableWorld, *, crash: bool
+) -> None:
     world.checkpoint(2)
     if crash:
         world.crash()

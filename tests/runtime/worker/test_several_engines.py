@@ -34,11 +34,15 @@ from tests.support.peer import a_seed, a_worker, config_of, spread
 
 LOGPROB_ERROR_MAX = 1e-3
 TABLE_BYTES = 1000  # of a tiny form, headers included
-PACE = 100.0  # tokens per second of one engine: a lease without an end goes on until the test is over
+PACE = (
+    100.0  # tokens per second of one engine: a lease without an end goes on until the test is over
+)
 PROMPT = [5, 6, 7]  # of the double's leases
 
 MakeEngine = Callable[[], Engine]
-Logprobs = Callable[[int, str, list[int]], list[float]]  # version, its label, output -> of each output token
+Logprobs = Callable[
+    [int, str, list[int]], list[float]
+]  # version, its label, output -> of each output token
 
 
 def fake_engine(*outcomes: RefitOutcome) -> FakeEngine:
@@ -54,7 +58,10 @@ def fake_engine(*outcomes: RefitOutcome) -> FakeEngine:
 
 def fake_logprobs(version: int, label: str, output: list[int]) -> list[float]:
     context = [*PROMPT, *output]
-    return [fake_logprob(label, context[:place], context[place]) for place in range(len(PROMPT), len(context))]
+    return [
+        fake_logprob(label, context[:place], context[place])
+        for place in range(len(PROMPT), len(context))
+    ]
 
 
 @pytest.fixture
@@ -78,7 +85,9 @@ def kind_of(harness: Harness) -> tuple[MakeEngine, Logprobs]:
     )
 
 
-async def publish(double: CoordinatorDouble, harness: Harness, version: int, seed: PeerId, worker: PeerId) -> Digest:
+async def publish(
+    double: CoordinatorDouble, harness: Harness, version: int, seed: PeerId, worker: PeerId
+) -> Digest:
     path = double.run.path / "versions" / str(version)
     await asyncio.to_thread(lambda: shutil.copytree(harness.snapshot(version), path))
     await asyncio.to_thread((path / "tokenizer.json").write_text, "{}")
@@ -110,7 +119,9 @@ class Told:
                 key = (message.lease, delta.sample)
                 self.tokens[key] += unpack_tokens(delta.tokens).tolist()
                 self.logprobs[key] += unpack_logprobs(delta.logprobs).tolist()
-                self.versions[key] += [span.version for span in delta.spans for _ in range(span.start, span.end)]
+                self.versions[key] += [
+                    span.version for span in delta.spans for _ in range(span.start, span.end)
+                ]
 
 
 @pytest.mark.timeout(120)
@@ -131,11 +142,16 @@ async def test_one_download_two_engines_and_true_spans_across_a_refit(
         assert (await double.until_said(RefitDone, box, count=2)).memory_ok
         samples = {(lease, sample) for lease in (1, 2) for sample in (0, 1)}
         await double.until(
-            lambda: {key for key, wrote in told(double).versions.items() if {0, 1} <= set(wrote)} == samples,
+            lambda: (
+                {key for key, wrote in told(double).versions.items() if {0, 1} <= set(wrote)}
+                == samples
+            ),
             timeout_s=60.0,
         )
         sent = [report for report in double.said(TransferReport, seed) if report.payload_bytes]
-        assert sent[-1].sent_bytes < 1.1 * sent[-1].payload_bytes + TABLE_BYTES, "the engines share one download"
+        assert sent[-1].sent_bytes < 1.1 * sent[-1].payload_bytes + TABLE_BYTES, (
+            "the engines share one download"
+        )
     labels = [version_label(double.facts(v, 0).version, digest) for v, digest in enumerate(digests)]
     for key, output in told(double).tokens.items():
         written_by = told(double).versions[key]
@@ -144,8 +160,14 @@ async def test_one_download_two_engines_and_true_spans_across_a_refit(
         for version, label in enumerate(labels):
             truth = logprobs(version, label, output)
             errors = [abs(a - b) for a, b in zip(truth, told(double).logprobs[key], strict=True)]
-            assert max(e for e, by in zip(errors, written_by, strict=True) if by == version) < LOGPROB_ERROR_MAX
-            assert max(e for e, by in zip(errors, written_by, strict=True) if by != version) > LOGPROB_ERROR_MAX
+            assert (
+                max(e for e, by in zip(errors, written_by, strict=True) if by == version)
+                < LOGPROB_ERROR_MAX
+            )
+            assert (
+                max(e for e, by in zip(errors, written_by, strict=True) if by != version)
+                > LOGPROB_ERROR_MAX
+            )
 
 
 def told(double: CoordinatorDouble) -> Told:
@@ -154,10 +176,19 @@ def told(double: CoordinatorDouble) -> Told:
 
 @pytest.mark.parametrize(
     ("first", "second", "served"),
-    [("done", "fails", None), ("done", "doubtful", None), ("doubtful", "done", None), ("fails", "done", 0)],
+    [
+        ("done", "fails", None),
+        ("done", "doubtful", None),
+        ("doubtful", "done", None),
+        ("fails", "done", 0),
+    ],
 )
 async def test_an_engine_that_fails_never_makes_a_mixture(
-    double: CoordinatorDouble, tmp_path: Path, first: RefitOutcome, second: RefitOutcome, served: int | None
+    double: CoordinatorDouble,
+    tmp_path: Path,
+    first: RefitOutcome,
+    second: RefitOutcome,
+    served: int | None,
 ) -> None:
     engines = [fake_engine("done", first), fake_engine("done", second)]
     async with a_seed(double), a_worker(double, tmp_path / "box", *engines):
@@ -173,7 +204,9 @@ async def test_an_engine_that_fails_never_makes_a_mixture(
         assert (None if failed.serving is None else failed.serving.version) == served
         double.send(box, double.lease(3, samples=1))
         if served is None:  # what runs goes back, nothing new is begun
-            await double.until(lambda: {each.lease for each in double.said(LeaseFailed)} == {1, 2, 3})
+            await double.until(
+                lambda: {each.lease for each in double.said(LeaseFailed)} == {1, 2, 3}
+            )
             assert double.said(SampleFinished) == []
         else:  # the other engine was not asked: both go on as if nothing had been
             result = await double.until_said(SampleFinished, box)
@@ -188,9 +221,13 @@ async def test_an_engine_that_fails_never_makes_a_mixture(
 
 
 async def test_slots_and_pace_are_of_how_many(double: CoordinatorDouble, tmp_path: Path) -> None:
-    config = dataclasses.replace(await config_of(double, tmp_path / "box"), engines=3, tokens_per_s_max=30.0, slots=5)
+    config = dataclasses.replace(
+        await config_of(double, tmp_path / "box"), engines=3, tokens_per_s_max=30.0, slots=5
+    )
     engines = await asyncio.to_thread(make_engines, config)
-    assert [isinstance(engine, FakeEngine) and engine._tokens_per_s for engine in engines] == [10.0] * 3
+    assert [isinstance(engine, FakeEngine) and engine._tokens_per_s for engine in engines] == [
+        10.0
+    ] * 3
     async with a_worker(double, tmp_path / "box", *engines):
         names = await double.peers(1)
         assert double.hellos[names["box"]].slots == 3 * 16, "of the worker's config"
@@ -215,13 +252,19 @@ def test_each_engine_has_its_gpu(
 
 
 @pytest.mark.parametrize(("device", "gpus"), [("auto", 1), ("cuda", 0), ("cuda:0", 8)])
-def test_too_few_gpus_are_the_operators_mistake(monkeypatch: pytest.MonkeyPatch, device: str, gpus: int) -> None:
+def test_too_few_gpus_are_the_operators_mistake(
+    monkeypatch: pytest.MonkeyPatch, device: str, gpus: int
+) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     with pytest.raises(OperatorFault, match="2 on device"):
         devices_of(device, 2)
 
 
-@pytest.mark.parametrize(("engines", "threads", "each"), [(1, 0, None), (1, 3, 3), (2, 6, 3), (4, 2, 1)])
-def test_engines_share_the_threads(tmp_path: Path, engines: int, threads: int, each: int | None) -> None:
+@pytest.mark.parametrize(
+    ("engines", "threads", "each"), [(1, 0, None), (1, 3, 3), (2, 6, 3), (4, 2, 1)]
+)
+def test_engines_share_the_threads(
+    tmp_path: Path, engines: int, threads: int, each: int | None
+) -> None:
     where = WorkerConfig(url="http://127.0.0.1:1", token_file=tmp_path, state_dir=tmp_path)
     assert threads_each(dataclasses.replace(where, engines=engines, threads=threads)) == each

@@ -22,8 +22,14 @@ from echo2d.store.frames import FrameStore
 from echo2d.store.slots import SlotStore
 from tests.support.encodings import BuiltForm, build_form, facts
 
-OLD, NEW = ({"a.json": random.Random(seed).randbytes(150_000), "b.json": b"in both versions"} for seed in (1, 2))
-NEAR = {**OLD, "a.json": bytes(each ^ (place % 997 == 0) for place, each in enumerate(OLD["a.json"]))}
+OLD, NEW = (
+    {"a.json": random.Random(seed).randbytes(150_000), "b.json": b"in both versions"}
+    for seed in (1, 2)
+)
+NEAR = {
+    **OLD,
+    "a.json": bytes(each ^ (place % 997 == 0) for place, each in enumerate(OLD["a.json"])),
+}
 FIRST = build_form(facts(version=1, publish_seq=1), OLD)
 SECOND = build_form(facts(version=2, publish_seq=2), NEW)
 
@@ -35,7 +41,9 @@ class Peer:
         budget = DiskBudget(4 << 20)
         self.store = FrameStore(path / "frames", budget)
         self.events: asyncio.Queue[relay_events.RelayEvent] = asyncio.Queue()
-        nobody: dict[str, Any] = {name: lambda *_: None for name in ("ask", "fail", "serving", "base")}
+        nobody: dict[str, Any] = {
+            name: lambda *_: None for name in ("ask", "fail", "serving", "base")
+        }
         self.holdings = FrameHoldings(self.store, emit=self.events.put_nowait, **nobody)
         self.applier = SnapshotBuilder(SlotStore(path / "slots", budget), self.store, self.holdings)
 
@@ -43,12 +51,18 @@ class Peer:
         for root in form.roots:
             await self.holdings.accept_root(root)
         for segment in form.segments:
-            await self.holdings.put_table(form.facts.form, segment.table.segment, segment.table.encode())
+            await self.holdings.put_table(
+                form.facts.form, segment.table.segment, segment.table.encode()
+            )
         await self.put(form, *(span for span, _ in form.segments[0].frames(form.facts.frame_bytes)))
 
     async def put(self, form: BuiltForm, *spans: FrameSpan) -> None:
-        payloads = {span.frame: payload for span, payload in form.segments[0].frames(form.facts.frame_bytes)}
-        bad = await self.holdings.put_frames(form.facts.form, [(span.frame, payloads[span.frame]) for span in spans])
+        payloads = {
+            span.frame: payload for span, payload in form.segments[0].frames(form.facts.frame_bytes)
+        }
+        bad = await self.holdings.put_frames(
+            form.facts.form, [(span.frame, payloads[span.frame]) for span in spans]
+        )
         assert not bad
 
 
@@ -89,12 +103,16 @@ async def test_what_stands_in_the_spare_slot_is_taken_again(peer: Peer, tmp_path
     again = build_form(facts(version=1, publish_seq=3), OLD)
     await peer.holdings.accept_root(again.roots[0])
     done = await peer.applier.apply(again.facts.form, again.manifest.digest)
-    assert done == SnapshotReady(again.facts.form, again.facts.version, FIRST.manifest.digest, paths[0])
+    assert done == SnapshotReady(
+        again.facts.form, again.facts.version, FIRST.manifest.digest, paths[0]
+    )
     store = await asyncio.to_thread(SlotStore, tmp_path / "slots", DiskBudget(4 << 20))
     current = await asyncio.to_thread(store.current)
     assert current is not None
     assert current.manifest == FIRST.manifest
-    last = build_form(facts(version=2, publish_seq=4), NEW)  # and the other slot is the spare one now
+    last = build_form(
+        facts(version=2, publish_seq=4), NEW
+    )  # and the other slot is the spare one now
     await peer.receive(last)
     done = await peer.applier.apply(last.facts.form)
     assert isinstance(done, SnapshotReady)
@@ -118,10 +136,14 @@ async def test_what_is_damaged_in_the_spare_slot_is_written_again(peer: Peer) ->
 
 
 @pytest.mark.parametrize("what", ["frames", "slots"])
-async def test_what_is_read_wrongly_once_is_read_again(peer: Peer, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+async def test_what_is_read_wrongly_once_is_read_again(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
     """The disk is right: a version that is not taken would not be tried again for long."""
     delta = build_form(
-        replace(facts("delta", version=2, publish_seq=2), base_digest=FIRST.manifest.digest), NEAR, base=OLD
+        replace(facts("delta", version=2, publish_seq=2), base_digest=FIRST.manifest.digest),
+        NEAR,
+        base=OLD,
     )
     await peer.receive(FIRST)
     assert isinstance(await peer.applier.apply(FIRST.facts.form), SnapshotReady)
@@ -130,7 +152,12 @@ async def test_what_is_read_wrongly_once_is_read_again(peer: Peer, monkeypatch: 
     read_at, read_into = disk.read_at, disk.read_into
 
     def is_wrong(path: Path, length: int) -> bool:
-        now = bool(wrong) and wrong[0] in path.parts and length > 100 and path.suffix in (".frames", ".json")
+        now = (
+            bool(wrong)
+            and wrong[0] in path.parts
+            and length > 100
+            and path.suffix in (".frames", ".json")
+        )
         if now:
             wrong.clear()
         return now
