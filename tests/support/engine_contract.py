@@ -294,8 +294,8 @@ class EngineContract:
                 await harness.check(engine)
                 for output in outputs:
                     await output.until(
-                        lambda sample, version=version: label(version) in sample.labels
-                    )  # type: ignore[misc]
+                        lambda sample, wanted=label(version): wanted in sample.labels  # type: ignore[misc]
+                    )
         for output in outputs:
             assert output.finishes() == ["abort"] * 2
             for sample in output.samples:
