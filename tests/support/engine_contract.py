@@ -292,10 +292,9 @@ class EngineContract:
             for version in (1, 2, 3):
                 await engine.refit(harness.snapshot(version), label(version))
                 await harness.check(engine)
+                wanted = label(version)
                 for output in outputs:
-                    await output.until(
-                        lambda sample, wanted=label(version): wanted in sample.labels  # type: ignore[misc]
-                    )
+                    await output.until(lambda sample, wanted=wanted: wanted in sample.labels)  # type: ignore[misc]
         for output in outputs:
             assert output.finishes() == ["abort"] * 2
             for sample in output.samples:
