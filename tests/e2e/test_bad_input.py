@@ -14,9 +14,9 @@ import pytest
 from echo2d.client import Coordinator, Fenced, PeerFault
 from echo2d.demo.tiny_model import make_tiny_model
 from echo2d.store.ledger import Ledger
-from tests.e2e.test_by_hand import START_S, Site, poll, run, site
+from tests.support.polling import START_S, poll
+from tests.support.programs import Site, run
 
-__all__ = ["site"]
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
 

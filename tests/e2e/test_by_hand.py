@@ -6,98 +6,15 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
-from echo2d.bench.lab.processes import Program, Programs, wait_for
-from echo2d.demo.run import CONFIG, LEARNER
-from echo2d.demo.tiny_model import make_tiny_model
-from echo2d.runtime.run_dir.credentials import create_token
+from tests.support.polling import START_S, poll
+from tests.support.programs import Site, run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
-START_S = 60.0
 LOOPBACK = "127.0.0.1"
-
-
-class Site:
-    """One learner host and its boxes, all on this machine."""
-
-    learner_table = LEARNER
-
-    def __init__(self, directory: Path, model: Path, programs: Programs) -> None:
-        self.directory = directory
-        self.run_dir = directory / "coordinator"
-        self.config = directory / "run.toml"
-        self.programs = programs
-        self.facts = {
-            "run": directory,
-            "model": model,
-            "staleness": 1,
-            "kappa": 1,
-            "seed": 0,
-            "delta": "true",
-        }
-        (directory / "snapshots").mkdir()
-        self.config.write_text(CONFIG.format(**self.facts).replace("= 256", "= 32"))
-
-    def coordinate(self, name: str = "coordinator", *options: str) -> Program:
-        return self.programs.start(
-            name, "-m", "echo2d", "coordinate", "--config", str(self.config), *options
-        )
-
-    def url(self) -> str:
-        announced = wait_for(self.run_dir / "coordinator.json", self.programs, START_S)
-        return str(json.loads(announced)["url"])
-
-    def join(self, name: str, *options: str) -> Program:
-        out = self.directory / f"{name}.token"
-        create_token(
-            self.run_dir, name, role="worker", url=self.url(), out=out, max_workers=1, expires="1d"
-        )
-        state = f"--state-dir={self.directory / name}"
-        return self.programs.start(
-            name, "-m", "echo2d", "join", self.url(), f"--token-file={out}", state, *options
-        )
-
-    def learn(self, steps: int, *options: str) -> Program:
-        text = self.config.read_text().partition("\n[learner]")[0]
-        self.config.write_text(
-            text + self.learner_table.format(**self.facts, steps=steps, url=self.url())
-        )
-        return self.programs.start(
-            f"learner-{steps}", "-m", "learner", "--config", str(self.config), *options
-        )
-
-    def status(self) -> dict[str, object]:
-        facts: dict[str, object] = json.loads(run("status", f"--run-dir={self.run_dir}", "--json"))
-        return facts
-
-
-def run(*arguments: str, code: int = 0) -> str:
-    """stdout of an `echo2d` command that ends; of one that fails, its stderr."""
-    done = subprocess.run(
-        [sys.executable, "-m", "echo2d", *arguments], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == code, done.stderr
-    return done.stderr if code else done.stdout
-
-
-def poll(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + START_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    model = make_tiny_model(Path.home() / ".cache" / "echo2d")
-    with Programs(tmp_path / "logs") as programs:
-        yield Site(tmp_path, model, programs)
 
 
 def test_a_run_by_hand_and_its_resumption(site: Site) -> None:

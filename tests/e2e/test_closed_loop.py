@@ -15,7 +15,7 @@ from echo2d.bench.coordinator.fake_learner import FakeLearner
 from echo2d.bench.lab.processes import Program, Programs, wait_for
 from echo2d.client import Coordinator
 from echo2d.runtime.run_dir.credentials import create_token
-from tests.e2e.test_by_hand import poll
+from tests.support.polling import poll
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 WAIT_S = 60.0

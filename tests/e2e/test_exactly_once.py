@@ -4,8 +4,6 @@ Lives are forks of this process, so that a start costs no import of torch; what 
 The batches come from a recording: they do not depend on what the learner does.
 """
 
-import dataclasses
-import json
 import os
 import random
 import signal
@@ -17,12 +15,12 @@ from typing import Any, cast
 import pytest
 import torch
 
-from echo2d.client import Batch, Coordinator, NotResumable, Published, Session
+from echo2d.client import Coordinator
 from learner.batch_prefetch import BatchPrefetch
 from learner.config import LearnerConfig
 from learner.train import Learner
 from tests.support.learner import config_in, make_base, record, rows_of, throwing_dice
-from tests.support.scripted_coordinator import GROUP_SIZE, GROUPS
+from tests.support.recording import Recording
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -30,48 +28,6 @@ STEPS = 60  # more than all lives that are killed come to
 KILLS = 10
 LIFE_S_MAX = 60.0
 LOSS_ERROR_MAX = 1e-6
-
-
-class Recording:
-    """The learner's side of a coordinator, whose state is a file of lines that outlives a kill."""
-
-    run_id = "run"
-
-    def __init__(self, path: Path, batches: list[Batch]) -> None:
-        self._path = path
-        self._batches = batches
-
-    def lines(self) -> list[list[Any]]:
-        return (
-            [json.loads(line) for line in self._path.read_text().splitlines()]
-            if self._path.exists()
-            else []
-        )
-
-    def _say(self, *facts: Any) -> None:
-        with self._path.open("a") as file:
-            file.write(json.dumps(facts) + "\n")
-
-    def open_session(self, resume_step: int) -> Session:
-        durable = max((line[1] for line in self.lines() if line[0] == "checkpoint"), default=0)
-        if resume_step < durable:
-            raise NotResumable(f"batches up to step {durable} are deleted")
-        self._epoch = 1 + sum(line[0] == "session" for line in self.lines())
-        self._say("session", resume_step)
-        return Session(self._epoch, self.run_id, 2, 1, GROUPS * GROUP_SIZE, GROUP_SIZE)
-
-    def publish(self, version: int, directory: Path) -> Published:
-        return Published(version, "00")
-
-    def take_batch(self, step: int) -> Batch:
-        return dataclasses.replace(self._batches[step - 1], epoch=self._epoch)
-
-    def commit(self, batch: Batch, *, t_train_s: float) -> int:
-        self._say("commit", batch.step, batch.digest)
-        return 4
-
-    def checkpoint(self, step: int) -> None:
-        self._say("checkpoint", step)
 
 
 def config_of(directory: Path, base: Path) -> LearnerConfig:

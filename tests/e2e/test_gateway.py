@@ -10,9 +10,9 @@ import pytest
 
 from echo2d.client import Coordinator
 from echo2d.runtime.run_dir.credentials import create_token
-from tests.e2e.test_by_hand import Site, poll, site
+from tests.support.polling import poll
+from tests.support.programs import Site
 
-__all__ = ["site"]
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
 GATEWAY = """

@@ -18,8 +18,9 @@ from echo2d.bench.lab.processes import Programs
 from echo2d.client import Coordinator
 from echo2d.demo.run import CONFIG
 from echo2d.tasks.sort_digits import write_tokenizer
-from tests.e2e.test_by_hand import START_S, Site, poll
 from tests.support.engine_harness import load_model, save_random_model, score, tiny_config
+from tests.support.polling import START_S, poll
+from tests.support.programs import Site
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 TOKENS = 480

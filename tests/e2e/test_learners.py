@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.test_by_hand import START_S, Site, poll, site
+from tests.support.polling import START_S, poll
+from tests.support.programs import Site
 
-__all__ = ["site"]
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from tests.e2e.test_by_hand import START_S, Site, poll, site
 from tests.support.paths import REPO
+from tests.support.polling import START_S, poll
+from tests.support.programs import Site
 
-__all__ = ["site"]
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 EXAMPLE = REPO / "examples" / "own_loop.py"
@@ -19,17 +19,10 @@ def test_a_loop_of_plain_torch_trains_and_publishes(site: Site) -> None:
     arguments = [site.url(), token, site.facts["model"], site.directory / "snapshots", STEPS]
     own = site.programs.start("own", str(EXAMPLE), *map(str, arguments))
     assert own.wait(3 * START_S) == 0, own.tail()
-    poll(lambda: serving(site) == STEPS)
+    poll(lambda: site.serving() == STEPS)
     facts = site.status()
     assert (facts["committed_step"], facts["versions_published"]) == (STEPS, STEPS + 1)
     assert not list((site.directory / "snapshots").iterdir())
-
-
-def serving(site: Site) -> int | None:
-    workers = site.status()["workers"]
-    assert isinstance(workers, list)
-    now = workers[0]["serving"]
-    return None if now is None else int(now["version"])
 
 
 def test_it_is_as_short_as_it_says() -> None:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,19 +15,15 @@ from safetensors.torch import load_file
 
 from echo2d.client import Batch
 from learner.config import LearnerConfig
-from tests.e2e.test_by_hand import poll
-from tests.support.learner import config_in, learn, make_base, record, rows_of, write_config
+from tests.support.learner import make_base, record, rows_of, write_config
 from tests.support.paths import REPO
-from tests.support.recorded_learner import Source
+from tests.support.polling import poll
+from tests.support.ranks import LOSS_ERROR_MAX, RANKS, SCRIPT, STEPS, alone, config_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
-RANKS = 2
-STEPS = 6
-LOSS_ERROR_MAX = 1e-5  # absolute, of losses around 0.1: sums of float32 in another order, twelve optimizer steps long
 NORM_ERROR_MAX = 1e-3  # relative
 WEIGHT_ERROR_MAX = 2e-3  # absolute, of bfloat16 weights that moved by 1e-3 a step
-SCRIPT = REPO / "tests" / "support" / "recorded_learner.py"
 
 
 @pytest.fixture(scope="module")
@@ -39,22 +34,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def batches(base: Path) -> list[Batch]:
     return record(base, STEPS)
-
-
-def config_of(directory: Path, base: Path, **changes: Any) -> LearnerConfig:
-    """Rows of a batch that do not come out even, so that one rank has less to do."""
-    choices: dict[str, Any] = {
-        "optimizer_steps": 2,
-        "proximal": "recomputed",
-        "kl_coef": 0.05,
-        "warmup_steps": 0,
-    }
-    uneven = {"steps": STEPS, "checkpoint_every": 2, "micro_batch_tokens": 60, **choices, **changes}
-    return config_in(directory, base, **uneven)
-
-
-def alone(directory: Path, config: LearnerConfig, batches: list[Batch]) -> None:
-    learn(config, Source(directory, batches), resume=True)
 
 
 def together(

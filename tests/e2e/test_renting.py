@@ -13,8 +13,8 @@ import pytest
 
 from echo2d.bench.coordinator.fake_learner import FakeLearner
 from echo2d.bench.lab.processes import Program, Programs, wait_for
-from tests.e2e.test_by_hand import poll
 from tests.support.paths import REPO
+from tests.support.polling import poll
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 WAIT_S = 60.0

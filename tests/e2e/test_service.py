@@ -16,10 +16,10 @@ import pytest
 from echo2d.bench.lab.processes import Program, Programs
 from echo2d.client import Coordinator
 from echo2d.runtime.process.lifecycle import STOP_S_MAX
-from tests.e2e.test_by_hand import START_S, Site, poll, run, site
+from tests.support.polling import START_S, poll
+from tests.support.programs import Site, run
 from tests.support.service import ServiceManager
 
-__all__ = ["site"]
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
 WATCHDOG_S = 0.5

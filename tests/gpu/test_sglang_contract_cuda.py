@@ -14,10 +14,10 @@ import torch
 from echo2d.engines.base import Engine
 from echo2d.engines.sglang.process import Launch, ServerProcess
 from echo2d.engines.sglang.server import Running
-from tests.sglang.conftest import FLAGS, until_ready
 from tests.support.engine_contract import EngineContract
 from tests.support.engine_harness import Harness, save_random_model, tiny_config
 from tests.support.sglang_harness import SglangHarness
+from tests.support.sglang_servers import FLAGS, until_ready
 
 # The head size of the tiny model is too small for the fast kernels; float32 is what its truth is computed in.
 CUDA_FLAGS = (

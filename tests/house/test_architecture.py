@@ -186,6 +186,21 @@ def environment_faults(path: str, tree: ast.AST) -> Iterator[str]:
             yield f"{path}:{node.lineno}: os.{node.attr} is read by the config alone"
 
 
+def shared_test_faults(path: str, tree: ast.AST) -> Iterator[str]:
+    """What several tests need lies in tests/support: a test file may change without regard to others."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            modules = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        else:
+            continue
+        for module in modules:
+            last = module.rpartition(".")[2]
+            if module.startswith("tests.") and last.startswith(("test_", "conftest")):
+                yield f"{path}:{node.lineno}: imports {module}; move what it needs to tests/support"
+
+
 @pytest.mark.parametrize("path", list(sources()), ids=lambda path: str(path.relative_to(REPO)))
 def test_house_rules(path: Path) -> None:
     tree = ast.parse(path.read_text())
@@ -195,6 +210,15 @@ def test_house_rules(path: Path) -> None:
         faults += core_faults(name, path.parts[-2], tree)
     if name not in {"echo2d/config.py", "learner/config.py"}:
         faults += environment_faults(name, tree)
+    assert faults == []
+
+
+def test_no_test_file_imports_another() -> None:
+    faults = [
+        fault
+        for path in sorted((REPO / "tests").rglob("*.py"))
+        for fault in shared_test_faults(str(path.relative_to(REPO)), ast.parse(path.read_text()))
+    ]
     assert faults == []
 
 
@@ -243,6 +267,20 @@ PLANTED_IN_CORE = [
     ("capacity", "from echo2d.core.cluster.membership import Peer"),
     ("base", "from echo2d.core.protocol import trajectory"),
 ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from tests.e2e.test_by_hand import Site",
+        "from tests.net.security import test_tls_links",
+        "import tests.core.rollouts.test_groups",
+        "from tests.sim.conftest import Play",
+        "from tests.sim import conftest",
+    ],
+)
+def test_a_planted_import_of_a_test_file_is_found(line: str) -> None:
+    assert list(shared_test_faults("tests/x.py", ast.parse(line)))
 
 
 @pytest.mark.parametrize(("package", "line"), PLANTED_IN_CORE)

@@ -11,11 +11,11 @@ from echo2d.bench.lab.processes import Program
 from echo2d.client import Batch
 from echo2d.sim.kernel.scenario import MBIT, PeerSpec
 from learner.config import LearnerConfig
-from tests.e2e.test_by_hand import poll
-from tests.e2e.test_ranks import LOSS_ERROR_MAX, SCRIPT, alone, config_of
-from tests.lab.conftest import MakeLab
+from tests.support.lab import MakeLab
 from tests.support.learner import make_base, record, rows_of, write_config
 from tests.support.paths import REPO
+from tests.support.polling import poll
+from tests.support.ranks import LOSS_ERROR_MAX, SCRIPT, alone, config_of
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
 

@@ -22,7 +22,7 @@ import pytest
 from echo2d.bench.lab.netlab import Lab, LinkCounts, why_not
 from echo2d.errors import OperatorFault
 from echo2d.sim.kernel.scenario import MBIT, PeerSpec
-from tests.lab.conftest import MakeLab
+from tests.support.lab import MakeLab
 
 pytestmark = pytest.mark.lab
 

@@ -2,38 +2,13 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 
-from echo2d.client import Batch, Group, PeerFault, Span, Trajectory
-from learner.batches import TRAINED_MAX, BatchRules, Trained, faults, staleness, staleness_histogram
-
-RULES = BatchRules(staleness_max=2, groups=2, group_size=2, vocab_size=17)
-STEP = 8
-
-
-def trajectory(
-    length: int = 3, *, spans: list[tuple[int, int, int]] | None = None, **fields: Any
-) -> Trajectory:
-    made = Trajectory(
-        tokens=np.arange(1, length + 1, dtype=np.int32),
-        logprobs=np.linspace(-1.0, 0.0, length, dtype=np.float32),
-        spans=tuple(
-            Span(*span, digest="00") for span in ([(0, length, 7)] if spans is None else spans)
-        ),
-        reward=1.0,
-        worker="w",
-    )
-    return dataclasses.replace(made, **fields)
-
-
-def batch_of(*members: Trajectory, prompt: tuple[int, ...] = (3, 4)) -> Batch:
-    """Group 10 is right, group 11 has these members."""
-    tokens = np.array(prompt, dtype=np.int32)
-    good = Group(10, np.array([5], dtype=np.int32), (trajectory(), trajectory(2, reward=0.0)))
-    return Batch(step=STEP, epoch=1, digest="d", groups=(good, Group(11, tokens, members)))
+from echo2d.client import PeerFault, Trajectory
+from learner.batches import TRAINED_MAX, Trained, faults, staleness, staleness_histogram
+from tests.support.batches import MASKS, RULES, STEP, TOO_OLD, batch_of, trajectory
 
 
 def test_a_good_batch_has_no_faults() -> None:
@@ -119,10 +94,6 @@ def test_staleness_counts_from_the_oldest_span() -> None:
     mixed = trajectory(spans=[(0, 1, 5), (1, 3, 7)])
     assert staleness(mixed, STEP) == 2
     assert staleness_histogram(batch_of(trajectory(), mixed)) == {0: 3, 2: 1}
-
-
-MASKS = dataclasses.replace(RULES, masks=True)
-TOO_OLD, OLD, NEW = STEP - 4, STEP - 3, STEP - 1  # the bound is 2
 
 
 def test_a_group_without_one_fresh_token_is_no_group_even_with_masks() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learner.packing import Answer, MicroBatch, answers_of, micro_batches, parts
-from tests.learner.test_batches import MASKS, NEW, OLD, RULES, STEP, TOO_OLD, batch_of, trajectory
+from tests.support.batches import MASKS, NEW, OLD, RULES, STEP, TOO_OLD, batch_of, trajectory
 
 
 def answers(*lengths: int, prompt: int = 1) -> list[Answer]:

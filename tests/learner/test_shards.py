@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from echo2d.client import Coordinator, Published, StoreFault
 from learner.publish import Publisher, SnapshotWriter
 from learner.ranks import Ranks
-from tests.learner.test_train import wait_for
 from tests.support.full_disk import files_up_to
+from tests.support.polling import poll
 
 
 class Taken:
@@ -89,7 +89,7 @@ def test_a_disk_that_refuses_is_told_without_waiting_for_the_next_version(
     with files_up_to(100):
         publisher.begin(1, 7, weights)
         going = publisher._going
-        wait_for(lambda: going is not None and going.done())
+        poll(lambda: going is not None and going.done())
     with pytest.raises(
         StoreFault, match=r"cannot write the snapshot .*epoch-1-version-7: File too large"
     ):

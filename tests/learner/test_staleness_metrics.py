@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from learner.staleness_metrics import add_up, answers_by_staleness, by_staleness, overall, tally
-from tests.learner.test_batches import STEP, batch_of, trajectory
+from tests.support.batches import STEP, batch_of, trajectory
 
 
 def test_sums_of_micro_batches_are_the_steps() -> None:

@@ -5,8 +5,7 @@ import dataclasses
 import os
 import shutil
 import signal
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -38,6 +37,7 @@ from learner.ranks import Ranks
 from learner.train import Learner
 from tests.support.full_disk import files_up_to
 from tests.support.learner import config_in, learn, make_base, throwing_dice, write_config
+from tests.support.polling import poll
 from tests.support.scripted_coordinator import GROUP_SIZE, GROUPS, ScriptedCoordinator
 
 STEPS = 4
@@ -308,7 +308,7 @@ def test_killed_and_resumed_is_the_same_as_straight(
 
     def kill(step: int) -> None:
         if step == killed_at:
-            wait_for(
+            poll(
                 lambda: (
                     not last
                     or (other.out_dir / "checkpoints" / f"step-{last:08d}-epoch-1").exists()
@@ -334,13 +334,6 @@ def test_killed_and_resumed_is_the_same_as_straight(
             coordinator.published(6) / name
         ).read_bytes()
     assert _same(*(checkpointed(each) for each in (config, other)))
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30.0
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def checkpointed(config: LearnerConfig) -> dict[str, Any]:

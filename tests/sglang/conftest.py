@@ -1,23 +1,19 @@
 """Real SGLang servers on the CPU for these tests: started once, two at most, each used by one engine at a time."""
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-from echo2d.engines.sglang.http_client import SglangClient
-from echo2d.engines.sglang.process import Launch, ServerProcess
+from echo2d.engines.sglang.process import ServerProcess
 from echo2d.engines.sglang.server import Running
 from tests.support.engine_harness import save_random_model, tiny_config
 from tests.support.paths import REPO
+from tests.support.sglang_servers import launch, until_ready
 
-PYTHON = REPO / "tools" / "sglang_cpu" / "python"
 READY = REPO / ".cache" / "sglang" / "ready"
-FLAGS = ("--dtype", "float32", "--max-total-tokens", "400000", "--max-running-requests", "64")
-START_S_MAX = 900.0  # half a minute on a machine that does nothing else
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -29,10 +25,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(
                     pytest.mark.skip(reason="no SGLang here: `make sglang-test` installs it")
                 )
-
-
-def launch(folder: Path, *flags: str) -> Launch:
-    return Launch(PYTHON, (*FLAGS, *flags), folder, dict(os.environ))
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -51,14 +43,3 @@ async def servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[lis
     finally:
         for process in processes:
             await process.stop()
-
-
-async def until_ready(process: ServerProcess) -> None:
-    server = SglangClient(process.url, api_key=process.api_key, admin_key=process.admin_key)
-    try:
-        async with asyncio.timeout(START_S_MAX):
-            while not await server.ready():
-                assert not process.ended, process.log.read_text()
-                await asyncio.sleep(0.5)
-    finally:
-        await server.close()

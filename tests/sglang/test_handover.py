@@ -8,10 +8,10 @@ from pathlib import Path
 from echo2d.core.protocol.control_messages import LeaseProgress, RefitDone
 from echo2d.engines.sglang.server import Running
 from echo2d.store.snapshots import build_manifest
-from tests.runtime.worker.test_several_engines import Told
 from tests.support.engine_harness import CONTEXT_MAX
 from tests.support.fake_coordinator import CoordinatorDouble
 from tests.support.peer import a_seed, a_worker
+from tests.support.progress import ReportedSamples
 from tests.support.sglang_harness import SglangHarness
 
 LEASES, SAMPLES, BEFORE_S = 4, 4, 14.0
@@ -46,7 +46,7 @@ async def test_most_tokens_of_a_killed_worker_survive(
             )  # progress is told every two seconds; this is what is measured
             made = [sample for call in engine._calls.values() for sample in call.outputs]
             written = sum(len(sample.output) for sample in made)
-        told = Told(double.said(LeaseProgress))
+        told = ReportedSamples(double.said(LeaseProgress))
     survived = sum(map(len, told.tokens.values()))
     print(json.dumps({"written": written, "survived": survived, "share": survived / written}))  # noqa: T201
     assert len(made) == len(told.tokens) == LEASES * SAMPLES

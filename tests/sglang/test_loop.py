@@ -10,7 +10,7 @@ from echo2d.client import Coordinator
 from echo2d.demo.run import CACHE
 from echo2d.demo.tiny_model import make_tiny_model
 from echo2d.runtime.run_dir.credentials import create_token
-from tests.sglang.conftest import FLAGS, PYTHON
+from tests.support.sglang_servers import FLAGS, PYTHON
 
 STEPS, WORKERS = 5, 2
 ROUND_S = 500.0  # servers start in half a minute on a machine that does nothing else

@@ -17,7 +17,6 @@ from echo2d.engines.sglang.engine import SglangEngine
 from echo2d.engines.sglang.http_client import SglangClient
 from echo2d.engines.sglang.server import Running
 from echo2d.errors import EngineFault
-from tests.sglang.conftest import launch
 from tests.support.engine_contract import (
     BREAKS,
     ENDLESS,
@@ -30,6 +29,7 @@ from tests.support.engine_contract import (
 from tests.support.engine_harness import VOCAB_SIZE, label
 from tests.support.quiet_machine import OTHERS_MAX, Others, children
 from tests.support.sglang_harness import SglangHarness
+from tests.support.sglang_servers import launch
 
 REFITS, REQUESTS = 20, 64
 TOKENS = 4000  # of each request at most: none ends before the last refit

@@ -8,7 +8,7 @@ import pytest
 
 from echo2d.sim.broadcast.world import BroadcastStuckError, World
 from echo2d.sim.kernel.scenario import MBIT, PeerCrash, PeerSpec, Scenario
-from tests.sim.conftest import Play, random_scenario, troubled
+from tests.support.scenarios import Play, random_scenario, troubled
 
 MIB = 1 << 20
 LINK = PeerSpec()

@@ -4,8 +4,8 @@ import pytest
 
 from echo2d.sim.broadcast.world import CHECK_EVERY_LONG
 from echo2d.sim.kernel.scenario_file import load_scenario
-from tests.sim.conftest import Play
 from tests.support.paths import REPO
+from tests.support.scenarios import Play
 
 MIXED = REPO / "scenarios" / "mixed.toml"
 

@@ -25,8 +25,9 @@ from echo2d.demo.chaos import KINDS, VictimKind, kill_process, start_again
 from echo2d.demo.results import read_rows
 from echo2d.demo.run import LEARNER
 from echo2d.store.ledger import Ledger, _unpack_spans
-from tests.e2e.test_by_hand import START_S, Site
 from tests.support.connection_tap import Tap
+from tests.support.polling import START_S
+from tests.support.programs import Site
 
 STEPS = 8
 GROUPS = 4  # of each batch

@@ -3,3 +3,6 @@
 from pathlib import Path
 
 REPO = Path(__file__).parents[2]
+
+# `make trl-example` installs Hugging Face TRL here.
+TRL_ENVIRONMENT = REPO / ".cache" / "trl"

@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import learner.__main__ as program
 from echo2d.client import Batch, Published
-from tests.e2e.test_exactly_once import Recording
+from tests.support.recording import Recording
 
 
 class Source(Recording):

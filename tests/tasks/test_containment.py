@@ -17,7 +17,7 @@ from echo2d.runtime.run_dir.credentials import RunDirectory
 from echo2d.tasks.base import Prompt
 from echo2d.tasks.pool import TASK_UIDS, Limits, Score, TaskPool
 from echo2d.tasks.process import TaskFailed
-from tests.tasks.test_pool import is_running
+from tests.support.processes import is_running
 
 ESCAPING = "tests.support.escaping_task:EscapingTask"
 TIMEOUT_S = 3.0

@@ -16,6 +16,7 @@ from echo2d.tasks.pool import PIPELINED_MAX, TASK_UIDS, Limits, Score, TaskPool
 from echo2d.tasks.pool_child import MESSAGE_BYTES_MAX
 from echo2d.tasks.process import TaskFailed
 from echo2d.tasks.sort_digits import SortDigits, answer
+from tests.support.processes import is_running
 
 NASTY = "tests.support.nasty_task:NastyTask"
 TIMEOUT_S = 600.0  # no test waits for it: what is to die of something else has the time for it on a busy machine
@@ -98,13 +99,6 @@ async def test_what_a_reward_forked_is_killed(nasty: TaskPool, directory: Path) 
     async with asyncio.timeout(5):
         while any(map(is_running, pids)):  # noqa: ASYNC110 - a process that is not our child has no event
             await asyncio.sleep(0.01)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 async def test_printing_a_little_in_every_call_is_fine(nasty: TaskPool, directory: Path) -> None:

@@ -1,15 +1,16 @@
-"""What needs Hugging Face TRL, which lives in an environment of its own (`make trl-example`).
+"""Tests that need Hugging Face TRL, which has an environment of its own (`make trl-example` installs it).
 
-Nothing skips here: who asks for these tests without that environment is told, and fails.
+They never skip: without that environment they fail and say how to install it.
 """
 
 from pathlib import Path
 
 import pytest
 
-from tests.support.paths import REPO
+from tests.support.paths import TRL_ENVIRONMENT
+from tests.support.programs import site
 
-ENVIRONMENT = REPO / ".cache" / "trl"
+__all__ = ["site"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -21,4 +22,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def environment() -> None:
-    assert (ENVIRONMENT / "ready").exists(), "no TRL here: `make trl-example` installs it"
+    assert (TRL_ENVIRONMENT / "ready").exists(), "no TRL here: `make trl-example` installs it"

@@ -5,12 +5,9 @@ import subprocess
 
 import pytest
 
-from tests.e2e.test_by_hand import Site, poll, site
-from tests.e2e.test_own_loop import serving
-from tests.support.paths import REPO
-from tests.trl.conftest import ENVIRONMENT
-
-__all__ = ["site"]
+from tests.support.paths import REPO, TRL_ENVIRONMENT
+from tests.support.polling import poll
+from tests.support.programs import Site
 
 STEPS = 6
 TRAIN_S = 1200.0
@@ -21,7 +18,7 @@ def test_trl_trains_on_batches_of_the_coordinator(site: Site) -> None:
     site.join("box", "--threads=1")
     token = site.run_dir / "tokens" / "learner.token"
     arguments = [site.url(), token, site.facts["model"], site.directory / "snapshots", STEPS]
-    command = [ENVIRONMENT / "venv" / "bin" / "python", "-m", "examples.trl_grpo", *arguments]
+    command = [TRL_ENVIRONMENT / "venv" / "bin" / "python", "-m", "examples.trl_grpo", *arguments]
     ended = subprocess.run(
         list(map(str, command)),
         cwd=REPO,
@@ -37,7 +34,7 @@ def test_trl_trains_on_batches_of_the_coordinator(site: Site) -> None:
     assert len(rows) == STEPS, ended.stdout
     assert any(float(row["clip_ratio/region_mean"]) for row in rows)  # old data are known to be old
     rewards = [float(row["reward"]) for row in rows]
-    poll(lambda: serving(site) == STEPS)
+    poll(lambda: site.serving() == STEPS)
     facts = site.status()
     assert (facts["committed_step"], facts["versions_published"]) == (STEPS, STEPS + 1)
     assert facts["rewards"] == [

@@ -20,13 +20,11 @@ from echo2d.core.cluster.membership import (
     Membership,
 )
 from echo2d.core.coordinator.events import CoordinatorAction
-from echo2d.core.protocol.control_messages import PROTOCOL_VERSION, Address, Hello, Refused
+from echo2d.core.protocol.control_messages import Hello, Refused
 from tests.support.coordinator_world import version_key
+from tests.support.hello import HELLO
 
 SILENCE_S = HEARTBEATS_MISSED_MAX * 2.0
-HELLO = Hello(
-    PROTOCOL_VERSION, RunId("r"), "worker", "box", "boot", 4, Address("h", 1), None, (), (), ()
-)  # fmt: skip
 
 
 class Club:

@@ -19,8 +19,8 @@ from echo2d.core.cluster.reachability import (
 from echo2d.core.coordinator.events import CoordinatorAction
 from echo2d.core.protocol.control_messages import Address, DialledBack, Hello, PlanEdges
 from echo2d.core.protocol.peer_handshake import SECRET_BYTES
-from tests.core.cluster.test_membership import HELLO
 from tests.support.coordinator_world import World, rules
+from tests.support.hello import HELLO
 
 SECRET = bytes(SECRET_BYTES)
 ANSWERS = replace(HELLO, dial_back_secret=SECRET)

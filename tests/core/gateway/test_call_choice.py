@@ -8,7 +8,7 @@ from echo2d.core.base.ids import Digest, PeerId, Version
 from echo2d.core.gateway.call_choice import AVOID_S, CallChoice
 from echo2d.core.protocol.control_messages import SampleDelta, VersionSpan
 from echo2d.core.protocol.trajectory import Partial
-from tests.core.gateway.test_calls import call, gateway_world, key_of, of_calls
+from tests.support.gateway import call, gateway_world, key_of, of_calls
 
 WORKER = PeerId("b" * 32)
 

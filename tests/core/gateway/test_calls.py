@@ -1,8 +1,5 @@
 """The gateway's calls, through the whole machine, as callers and workers see them."""
 
-from dataclasses import replace
-from typing import Any
-
 import pytest
 
 from echo2d.core.base.ids import Version
@@ -13,7 +10,6 @@ from echo2d.core.gateway import scheduler
 from echo2d.core.gateway.call_choice import AVOID_S
 from echo2d.core.gateway.calls import FAILURES_MAX
 from echo2d.core.gateway.events import (
-    CallAsked,
     CallGone,
     CallId,
     CallRefused,
@@ -24,51 +20,14 @@ from echo2d.core.gateway.open_calls import CHOICES_OF_CALLER_MAX, CHOICES_OPEN_M
 from echo2d.core.gateway.scheduler import GROUP_FIRST, PATIENCE_S, REPORT_S
 from echo2d.core.protocol.control_messages import (
     Goodbye,
-    HeldLease,
     LeaseCancelled,
     LeaseFailed,
-    LeaseGranted,
     SampleAnswered,
 )
 from echo2d.core.protocol.trajectory import pack_tokens, unpack_tokens
-from tests.core.rollouts.test_groups import answers, world_of
-from tests.support.coordinator_world import Peer, World, rules
-
-WAIT_S = 20.0
-IDLE: dict[str, Any] = {
-    "staleness_max": 0,
-    "group_size": 1,
-    "trajectories_per_step": 1,
-}  # the run needs one slot only
-
-
-def gateway_world(*slots: int, share: float = 1.0, **changes: Any) -> tuple[World, list[Peer]]:
-    return world_of(*slots, gateway=GatewayRules(share, WAIT_S), **{**IDLE, **changes})
-
-
-def call(number: int, **changes: Any) -> CallAsked:
-    made = CallAsked(
-        CallId(number),
-        "app",
-        pack_tokens([5, 6]),
-        1,
-        8,
-        0.7,
-        0.9,
-        (1,),
-        3,
-        Version(0),
-        f"s{number}",
-    )
-    return replace(made, **changes)
-
-
-def of_calls(peer: Peer) -> list[LeaseGranted]:
-    return [m for m in peer.inbox if isinstance(m, LeaseGranted) and m.group >= GROUP_FIRST]
-
-
-def key_of(lease: LeaseGranted) -> HeldLease:
-    return HeldLease(lease.lease, lease.attempt)
+from tests.support.coordinator_world import World, rules
+from tests.support.gateway import WAIT_S, call, gateway_world, key_of, of_calls
+from tests.support.rollouts import answers
 
 
 def told(world: World) -> list[tuple[list[int], str | None]]:

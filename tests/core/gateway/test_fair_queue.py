@@ -4,7 +4,7 @@ from echo2d.core.base.ids import PeerId
 from echo2d.core.gateway.call_choice import AVOID_S, CallChoice
 from echo2d.core.gateway.fair_queue import CallQueue
 from echo2d.core.protocol.trajectory import Partial
-from tests.core.gateway.test_calls import call
+from tests.support.gateway import call
 
 BOB = PeerId("b" * 32)
 

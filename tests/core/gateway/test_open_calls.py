@@ -7,7 +7,7 @@ from echo2d.core.gateway.open_calls import (
     CHOICES_OPEN_MAX,
     OpenCalls,
 )
-from tests.core.gateway.test_calls import call
+from tests.support.gateway import call
 
 
 def test_with_its_last_choice_a_call_is_done() -> None:

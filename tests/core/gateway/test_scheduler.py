@@ -14,8 +14,8 @@ from echo2d.core.coordinator.events import CoordinatorEvent, DeadlinePassed
 from echo2d.core.coordinator.state import CoordinatorState
 from echo2d.core.gateway.scheduler import PATIENCE_S
 from echo2d.core.protocol.control_messages import Heartbeat
-from tests.core.gateway.test_calls import call, gateway_world, key_of, of_calls
 from tests.support.coordinator_world import Peer, World
+from tests.support.gateway import call, gateway_world, key_of, of_calls
 
 
 def finish_one(world: World, worker: Peer, *, calls: bool) -> None:

@@ -14,8 +14,8 @@ from echo2d.core.protocol.control_messages import (
 )
 from echo2d.core.protocol.result_check import result_fault
 from echo2d.core.protocol.trajectory import pack_logprobs, pack_tokens
-from tests.core.rollouts.test_groups import world_of
 from tests.support.coordinator_world import Peer, World, version_digest, version_key
+from tests.support.rollouts import world_of
 
 KNOWN = {version_key(2), version_key(3)}
 

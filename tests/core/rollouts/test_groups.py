@@ -13,14 +13,11 @@ from echo2d.core.protocol.control_messages import (
     HeldLease,
     LeaseCancelled,
     LeaseFailed,
-    LeaseGranted,
     LeaseProgress,
-    SampleAnswered,
     VersionSpan,
 )
 from echo2d.core.protocol.trajectory import pack_tokens
 from echo2d.core.rollouts.events import (
-    GroupDropped,
     PromptDrawn,
     PromptTaken,
     SampleKept,
@@ -28,36 +25,8 @@ from echo2d.core.rollouts.events import (
     ScoreSample,
 )
 from echo2d.core.rollouts.groups import BAD_RESULTS_MAX, LEASE_FAILURES_MAX
-from tests.support.coordinator_world import Peer, World, publish_step, rules, version_key
-
-SILENCE_S = 15.0
-
-
-def world_of(*slots: int, **changes: object) -> tuple[World, list[Peer]]:
-    """Workers that serve version 0, with groups waiting to be generated."""
-    world = World(rules(**changes))
-    world.connect("seed", kind="seed", slots=0)
-    world.open_session()
-    workers = [world.connect(f"w{number}", slots=count) for number, count in enumerate(slots)]
-    world.publish(0)
-    world.drain()
-    for worker in workers:
-        world.refit(worker)
-    return world, workers
-
-
-def grants(peer: Peer) -> list[LeaseGranted]:
-    return [message for message in peer.inbox if isinstance(message, LeaseGranted)]
-
-
-def answers(peer: Peer) -> list[tuple[bool, str]]:
-    return [(m.accepted, m.reason) for m in peer.inbox if isinstance(m, SampleAnswered)]
-
-
-def dropped(world: World) -> list[str]:
-    return [
-        a.record.reason for a in world.actions if isinstance(a, Persist) and isinstance(a.record, GroupDropped)
-    ]  # fmt: skip
+from tests.support.coordinator_world import World, publish_step, rules, version_key
+from tests.support.rollouts import SILENCE_S, answers, dropped, grants, world_of
 
 
 def test_a_result_is_kept_answered_and_scored() -> None:

@@ -31,8 +31,8 @@ from echo2d.core.rollouts.leases import LeaseTable
 from echo2d.core.rollouts.partials import FRUITLESS_MAX, PARTIAL_WAIT_S, Partials
 from echo2d.core.rollouts.prompts import DrawnPrompt
 from echo2d.core.rollouts.staleness import Staleness
-from tests.core.rollouts.test_groups import dropped, grants, world_of
 from tests.support.coordinator_world import Peer, World, rules, version_digest
+from tests.support.rollouts import dropped, grants, world_of
 
 ONE_GROUP = {"staleness_max": 0, "group_size": 1, "trajectories_per_step": 1}
 

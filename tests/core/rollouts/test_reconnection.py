@@ -23,8 +23,8 @@ from echo2d.core.protocol.control_messages import (
 )
 from echo2d.core.protocol.trajectory import unpack_tokens
 from echo2d.core.rollouts.leases import STUCK_S
-from tests.core.rollouts.test_groups import SILENCE_S, answers, dropped, grants, world_of
 from tests.support.coordinator_world import Peer, World, publish_step, version_key
+from tests.support.rollouts import SILENCE_S, answers, dropped, grants, world_of
 
 ONE_STEP = {"staleness_max": 0, "trajectories_per_step": 2}
 

@@ -1,8 +1,8 @@
 """Granting: who gets which samples; each through the whole machine, as workers see it. With tokens: `test_partials`."""
 
 from echo2d.core.rollouts.events import PromptDrawn
-from tests.core.rollouts.test_groups import SILENCE_S, grants, world_of
 from tests.support.coordinator_world import World, rules
+from tests.support.rollouts import SILENCE_S, grants, world_of
 
 
 def test_slots_are_filled_with_whole_groups() -> None:

@@ -28,7 +28,10 @@ from echo2d.net.peer import dial_back as dial_back_module
 from echo2d.net.peer.dial_back import dial_back
 from echo2d.net.peer.links import PeerLinks
 from echo2d.runtime.coordinator.main import core_machine
-from tests.net.peer.test_links import (
+from tests.support import tls_peers
+from tests.support.control_link import Owner
+from tests.support.fake_coordinator import CoordinatorDouble
+from tests.support.live_links import (
     ALICE,
     BOB,
     CAROL,
@@ -40,9 +43,6 @@ from tests.net.peer.test_links import (
     listening,
     within,
 )
-from tests.net.security import test_tls_links
-from tests.support.control_link import Owner
-from tests.support.fake_coordinator import CoordinatorDouble
 from tests.support.peer import a_seed, a_worker, spread
 from tests.support.peer_link import RUN, SECRET
 from tests.support.scripted_core import HELLO, enrolled, make_config, serving
@@ -135,18 +135,16 @@ async def test_a_coordinator_dials_back_whoever_says_hello_and_shows_it(
 
 
 async def test_under_tls_it_also_shows_the_peers_certificate() -> None:
-    coordinator = await asyncio.to_thread(test_tls_links.RUN.coordinator)
+    coordinator = await asyncio.to_thread(tls_peers.RUN.coordinator)
     for tls, fault in (
-        (test_tls_links.ALICE_TLS, ""),
-        (test_tls_links.BOB_TLS, "certificate"),
+        (tls_peers.ALICE_TLS, ""),
+        (tls_peers.BOB_TLS, "certificate"),
         (None, "TLS"),
     ):
-        links = PeerLinks(
-            run_id=RUN, me=test_tls_links.ALICE, on_event=fail, on_ready=fail, tls=tls
-        )
+        links = PeerLinks(run_id=RUN, me=tls_peers.ALICE, on_event=fail, on_ready=fail, tls=tls)
         links.expect(DIAL_BACK, MINE)
         address = await links.listen(HOST, 0)
-        order = DialBack(SessionId(1), test_tls_links.ALICE, Address(*address), MINE)
+        order = DialBack(SessionId(1), tls_peers.ALICE, Address(*address), MINE)
         assert fault in await dial_back(order, RUN, coordinator)
         await links.close("test over")
 

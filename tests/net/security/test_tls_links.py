@@ -12,7 +12,6 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from safetensors.numpy import save_file
 
 from echo2d.client import AsyncCoordinator
@@ -30,8 +29,8 @@ from echo2d.net.control import client as control_client
 from echo2d.net.control.client import ControlLink, Identity, enrol
 from echo2d.net.peer import links as peer_links
 from echo2d.net.peer.links import PeerLinks
-from echo2d.net.security.auth import TokenFile, peer_id_of, public_bytes, read_token_file
-from echo2d.net.security.tls import GIVEN_UP, Authority, Tls
+from echo2d.net.security.auth import TokenFile, public_bytes, read_token_file
+from echo2d.net.security.tls import GIVEN_UP, Tls
 from echo2d.runtime.coordinator import loop as coordinator_loop
 from echo2d.runtime.coordinator.main import Opened, core_machine, open_coordinator
 from echo2d.runtime.run_dir.credentials import create_token, revoke_token
@@ -40,16 +39,21 @@ from tests.support.fake_coordinator import CoordinatorDouble
 from tests.support.peer import a_seed, a_worker, spread
 from tests.support.peer_link import RUN as RUN_ID
 from tests.support.peer_link import SECRET
+from tests.support.tls_peers import (
+    ALICE,
+    ALICE_TLS,
+    BARE_TLS,
+    BOB,
+    BOB_KEY,
+    BOB_TLS,
+    CAROL_KEY,
+    CAROL_TLS,
+    FOREIGN_TLS,
+    OTHER_RUN,
+)
 
 HOST = "127.0.0.1"
 HELLO = Hello(PROTOCOL_VERSION, None, "worker", "box", "boot", 4, None, None, (), (), ())
-RUN, OTHER_RUN = (
-    Authority(Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32)) for n in range(2)
-)
-ALICE_KEY, BOB_KEY, CAROL_KEY = (
-    Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in range(2, 5)
-)
-ALICE, BOB = peer_id_of(public_bytes(ALICE_KEY)), peer_id_of(public_bytes(BOB_KEY))
 
 
 async def test_a_version_travels_over_tls_alone(
@@ -251,16 +255,6 @@ async def test_a_certificate_of_another_run_is_refused_at_once(
 
 
 # --- peer links -----------------------------------------------------------------------------------------------------
-
-
-def make_tls(key: Ed25519PrivateKey, authority: Authority) -> Tls:
-    tls = Tls(RUN.certificate)
-    tls.present(key, authority.certify_peer(public_bytes(key)))
-    return tls
-
-
-ALICE_TLS, BOB_TLS, CAROL_TLS = (make_tls(key, RUN) for key in (ALICE_KEY, BOB_KEY, CAROL_KEY))
-FOREIGN_TLS, BARE_TLS = make_tls(BOB_KEY, OTHER_RUN), Tls(RUN.certificate)
 
 
 def links(

@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 import shutil
-from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -21,7 +20,6 @@ from echo2d.core.protocol.control_messages import (
     SampleFinished,
     TransferReport,
 )
-from echo2d.core.protocol.trajectory import unpack_logprobs, unpack_tokens
 from echo2d.engines.base import Engine
 from echo2d.engines.fake import FakeEngine, RefitOutcome, fake_logprob
 from echo2d.engines.torch_engine import TorchEngine, devices_of
@@ -31,6 +29,7 @@ from echo2d.store.snapshots import build_manifest
 from tests.support.engine_harness import CONTEXT_MAX, VOCAB_SIZE, FakeHarness, Harness, TorchHarness
 from tests.support.fake_coordinator import CoordinatorDouble
 from tests.support.peer import a_seed, a_worker, config_of, spread
+from tests.support.progress import ReportedSamples
 
 LOGPROB_ERROR_MAX = 1e-3
 TABLE_BYTES = 1000  # of a tiny form, headers included
@@ -107,23 +106,6 @@ async def both_busy(double: CoordinatorDouble, engines: list[Engine]) -> None:
         await double.until_said(Heartbeat, count=beats)
 
 
-class Told:
-    """What progress messages say of each sample, put together."""
-
-    def __init__(self, messages: list[LeaseProgress]) -> None:
-        self.tokens: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
-        self.logprobs: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
-        self.versions: defaultdict[tuple[int, int], list[int]] = defaultdict(list)  # of each token
-        for message in messages:
-            for delta in message.samples:
-                key = (message.lease, delta.sample)
-                self.tokens[key] += unpack_tokens(delta.tokens).tolist()
-                self.logprobs[key] += unpack_logprobs(delta.logprobs).tolist()
-                self.versions[key] += [
-                    span.version for span in delta.spans for _ in range(span.start, span.end)
-                ]
-
-
 @pytest.mark.timeout(120)
 async def test_one_download_two_engines_and_true_spans_across_a_refit(
     double: CoordinatorDouble, tmp_path: Path, harness: Harness
@@ -170,8 +152,8 @@ async def test_one_download_two_engines_and_true_spans_across_a_refit(
             )
 
 
-def told(double: CoordinatorDouble) -> Told:
-    return Told(double.said(LeaseProgress))
+def told(double: CoordinatorDouble) -> ReportedSamples:
+    return ReportedSamples(double.said(LeaseProgress))
 
 
 @pytest.mark.parametrize(

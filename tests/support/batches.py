@@ -1,0 +1,38 @@
+"""Batches as the learner takes them from the coordinator, for one train step."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from echo2d.client import Batch, Group, Span, Trajectory
+from learner.batches import BatchRules
+
+RULES = BatchRules(staleness_max=2, groups=2, group_size=2, vocab_size=17)
+STEP = 8
+
+
+def trajectory(
+    length: int = 3, *, spans: list[tuple[int, int, int]] | None = None, **fields: Any
+) -> Trajectory:
+    made = Trajectory(
+        tokens=np.arange(1, length + 1, dtype=np.int32),
+        logprobs=np.linspace(-1.0, 0.0, length, dtype=np.float32),
+        spans=tuple(
+            Span(*span, digest="00") for span in ([(0, length, 7)] if spans is None else spans)
+        ),
+        reward=1.0,
+        worker="w",
+    )
+    return dataclasses.replace(made, **fields)
+
+
+def batch_of(*members: Trajectory, prompt: tuple[int, ...] = (3, 4)) -> Batch:
+    """Group 10 is right, group 11 has these members."""
+    tokens = np.array(prompt, dtype=np.int32)
+    good = Group(10, np.array([5], dtype=np.int32), (trajectory(), trajectory(2, reward=0.0)))
+    return Batch(step=STEP, epoch=1, digest="d", groups=(good, Group(11, tokens, members)))
+
+
+MASKS = dataclasses.replace(RULES, masks=True)
+TOO_OLD, OLD, NEW = STEP - 4, STEP - 3, STEP - 1  # the bound is 2

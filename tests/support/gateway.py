@@ -1,0 +1,49 @@
+"""A world whose gateway is enabled, and calls to it."""
+
+from dataclasses import replace
+from typing import Any
+
+from echo2d.core.base.ids import Version
+from echo2d.core.cluster.rules import GatewayRules
+from echo2d.core.gateway.events import CallAsked, CallId
+from echo2d.core.gateway.scheduler import GROUP_FIRST
+from echo2d.core.protocol.control_messages import HeldLease, LeaseGranted
+from echo2d.core.protocol.trajectory import pack_tokens
+from tests.support.coordinator_world import Peer, World
+from tests.support.rollouts import world_of
+
+WAIT_S = 20.0
+IDLE: dict[str, Any] = {
+    "staleness_max": 0,
+    "group_size": 1,
+    "trajectories_per_step": 1,
+}  # the run needs one slot only
+
+
+def gateway_world(*slots: int, share: float = 1.0, **changes: Any) -> tuple[World, list[Peer]]:
+    return world_of(*slots, gateway=GatewayRules(share, WAIT_S), **{**IDLE, **changes})
+
+
+def call(number: int, **changes: Any) -> CallAsked:
+    made = CallAsked(
+        CallId(number),
+        "app",
+        pack_tokens([5, 6]),
+        1,
+        8,
+        0.7,
+        0.9,
+        (1,),
+        3,
+        Version(0),
+        f"s{number}",
+    )
+    return replace(made, **changes)
+
+
+def of_calls(peer: Peer) -> list[LeaseGranted]:
+    return [m for m in peer.inbox if isinstance(m, LeaseGranted) and m.group >= GROUP_FIRST]
+
+
+def key_of(lease: LeaseGranted) -> HeldLease:
+    return HeldLease(lease.lease, lease.attempt)

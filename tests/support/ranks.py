@@ -1,0 +1,33 @@
+"""Learners on recorded batches: one process, or several ranks that torchrun starts."""
+
+from pathlib import Path
+from typing import Any
+
+from echo2d.client import Batch
+from learner.config import LearnerConfig
+from tests.support.learner import config_in, learn
+from tests.support.paths import REPO
+from tests.support.recorded_learner import Source
+
+RANKS = 2
+STEPS = 6
+# Absolute, for losses around 0.1: ranks add float32 numbers in another order, over twelve optimizer steps.
+LOSS_ERROR_MAX = 1e-5
+SCRIPT = REPO / "tests" / "support" / "recorded_learner.py"
+
+
+def config_of(directory: Path, base: Path, **changes: Any) -> LearnerConfig:
+    """A config under which the rows of a batch do not divide evenly: one rank has less to do."""
+    choices: dict[str, Any] = {
+        "optimizer_steps": 2,
+        "proximal": "recomputed",
+        "kl_coef": 0.05,
+        "warmup_steps": 0,
+    }
+    uneven = {"steps": STEPS, "checkpoint_every": 2, "micro_batch_tokens": 60, **choices, **changes}
+    return config_in(directory, base, **uneven)
+
+
+def alone(directory: Path, config: LearnerConfig, batches: list[Batch]) -> None:
+    """Train in this process, resumed from the newest checkpoint."""
+    learn(config, Source(directory, batches), resume=True)
