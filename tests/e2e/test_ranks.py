@@ -18,7 +18,7 @@ from learner.config import LearnerConfig
 from tests.support.learner import make_base, record, rows_of, write_config
 from tests.support.paths import REPO
 from tests.support.polling import poll
-from tests.support.ranks import LOSS_ERROR_MAX, RANKS, SCRIPT, STEPS, alone, config_of
+from tests.support.ranks import LOSS_ERROR_MAX, PROGRAM, RANKS, STEPS, alone, config_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -50,7 +50,7 @@ def together(
         f"--nproc-per-node={RANKS}",
     ]
     return subprocess.run(
-        [*torchrun, str(SCRIPT), str(directory), "--config", str(path), "--resume"],
+        [*torchrun, *PROGRAM, str(directory), "--config", str(path), "--resume"],
         env={**os.environ, "PYTHONPATH": str(REPO)},  # it needs this test's neighbours
         capture_output=True,
         text=True,

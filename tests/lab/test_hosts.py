@@ -15,7 +15,7 @@ from tests.support.lab import MakeLab
 from tests.support.learner import make_base, record, rows_of, write_config
 from tests.support.paths import REPO
 from tests.support.polling import poll
-from tests.support.ranks import LOSS_ERROR_MAX, SCRIPT, alone, config_of
+from tests.support.ranks import LOSS_ERROR_MAX, PROGRAM, alone, config_of
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
 
@@ -44,7 +44,7 @@ def start_hosts(
     """A rank on each. Names of hosts mean nothing here: each is told its address, and who keeps the store."""
     (directory / "batches.pickle").write_bytes(pickle.dumps(batches))
     arguments = [
-        str(SCRIPT),
+        *PROGRAM,
         str(directory),
         "--config",
         str(write_config(directory / "run.toml", config)),

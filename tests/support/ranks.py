@@ -6,14 +6,14 @@ from typing import Any
 from echo2d.client import Batch
 from learner.config import LearnerConfig
 from tests.support.learner import config_in, learn
-from tests.support.paths import REPO
 from tests.support.recorded_learner import Source
 
 RANKS = 2
 STEPS = 6
 # Absolute, for losses around 0.1: ranks add float32 numbers in another order, over twelve optimizer steps.
 LOSS_ERROR_MAX = 1e-5
-SCRIPT = REPO / "tests" / "support" / "recorded_learner.py"
+# As a module, not as a file: a file's folder comes first on sys.path, and tests/support has a learner.py.
+PROGRAM = ("--module", "tests.support.recorded_learner")
 
 
 def config_of(directory: Path, base: Path, **changes: Any) -> LearnerConfig:
