@@ -18,15 +18,11 @@ LR, CLIP, STD_FLOOR = 1e-5, 0.2, 1e-4
 def too_old(batch: Batch, session: Session) -> dict[int, str]:
     """The groups that must not be trained (bounded staleness is the trainer's to keep, too), and why."""
     oldest = batch.step - 1 - session.staleness_max
-    spans = (
-        (group.group_id, span)
+    return {
+        group.group_id: f"version {span.version}"
         for group in batch.groups
         for each in group.trajectories
         for span in each.spans
-    )
-    return {
-        group: f"version {span.version}"
-        for group, span in spans
         if not oldest <= span.version < batch.step
     }
 
@@ -37,16 +33,13 @@ def loss_of(model: Any, group: Group) -> torch.Tensor:
     advantages = (rewards - rewards.mean()) / (rewards.std(correction=0) + STD_FLOOR)
     losses = []
     for each, advantage in zip(group.trajectories, advantages, strict=True):
-        prompt, answer = (
-            torch.from_numpy(group.prompt.copy()).long(),
-            torch.from_numpy(each.tokens.copy()).long(),
-        )
+        prompt = torch.from_numpy(group.prompt.copy()).long()
+        answer = torch.from_numpy(each.tokens.copy()).long()
         logits = model(input_ids=torch.cat([prompt, answer])[None]).logits[0, len(prompt) - 1 : -1]
         logprobs = logits.float().log_softmax(-1).gather(1, answer[:, None])[:, 0]
         ratio = (logprobs - torch.from_numpy(each.logprobs.copy())).exp()
-        losses.append(
-            -torch.minimum(ratio * advantage, ratio.clamp(1 - CLIP, 1 + CLIP) * advantage).sum()
-        )
+        clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
+        losses.append(-torch.minimum(ratio * advantage, clipped * advantage).sum())
     return torch.stack(losses).sum()
 
 
