@@ -15,10 +15,9 @@ from echo2d.bench.coordinator.fake_learner import FakeLearner
 from echo2d.bench.lab.processes import Program, Programs, wait_for
 from echo2d.client import Coordinator
 from echo2d.runtime.run_dir.credentials import create_token
-from tests.support.polling import poll
+from tests.support.polling import START_S, poll
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
-WAIT_S = 60.0
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 T_TRAIN_S, PER_STEP, TOKENS = 0.4, 8, 8
 NEEDED = PER_STEP / T_TRAIN_S  # trajectories/s
 PLAN_KEYS = {
@@ -71,7 +70,7 @@ class Site:
         command = ("coordinate", f"--config={root / 'run.toml'}", *flags)
         self.coordinator = programs.start("coordinator", "-m", "echo2d", *command)
         self.url = str(
-            json.loads(wait_for(self.run_dir / "coordinator.json", programs, WAIT_S))["url"]
+            json.loads(wait_for(self.run_dir / "coordinator.json", programs, START_S))["url"]
         )
         self.viewer = Coordinator(self.url, token_file=self.run_dir / "tokens" / "viewer.token")
 
@@ -156,7 +155,7 @@ def test_spares_stand_by_a_notice_is_followed_and_plans_are_made_of_what_was_mea
     assert "learner-bound" in shown
 
     os.kill(programs[active].pid, signal.SIGUSR1)
-    assert programs[active].wait(WAIT_S) == 0
+    assert programs[active].wait(START_S) == 0
     poll(lambda: len(site.active()) == 1)
     assert active not in site.active()
     steps = learner.steps

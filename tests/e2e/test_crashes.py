@@ -31,7 +31,7 @@ def site(tmp_path: Path) -> Iterator[CrashSite]:
 
 
 @pytest.mark.e2e
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("points", "workers"),
     [(SEED_WORKER, 2), (TASK_COORDINATOR_LEARNER, 1)],
@@ -43,7 +43,7 @@ def test_a_run_survives(site: CrashSite, points: tuple[Point, ...], workers: int
 
 
 @pytest.mark.e2e
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_learner_and_coordinator_die_by_themselves_and_together(site: CrashSite) -> None:
     """At drawn moments: no step is missing, none has two digests, and what is trained again is the same batch."""
     rng_seed = random.randrange(1 << 32)
@@ -65,7 +65,7 @@ def test_learner_and_coordinator_die_by_themselves_and_together(site: CrashSite)
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("number", range(SOAK_POINTS))
 def test_a_run_survives_at_any_moment(site: CrashSite, number: int, soak_from: int) -> None:
     rng_seed = soak_from + number

@@ -11,7 +11,7 @@ import pytest
 
 from echo2d.demo.chaos import KINDS
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 STEPS = 6
 
 

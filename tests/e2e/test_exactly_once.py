@@ -22,7 +22,7 @@ from learner.train import Learner
 from tests.support.learner import config_in, make_base, record, rows_of, throwing_dice
 from tests.support.recording import Recording
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 STEPS = 60  # more than all lives that are killed come to
 KILLS = 10

@@ -5,7 +5,7 @@ import uvloop
 
 from echo2d.bench.broadcast.tls_cost import measure
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize("with_tls", [False, True])

@@ -20,7 +20,7 @@ from tests.support.paths import REPO
 from tests.support.polling import poll
 from tests.support.ranks import LOSS_ERROR_MAX, PROGRAM, RANKS, STEPS, alone, config_of
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 NORM_ERROR_MAX = 1e-3  # relative
 WEIGHT_ERROR_MAX = 2e-3  # absolute, of bfloat16 weights that moved by 1e-3 a step

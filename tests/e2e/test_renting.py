@@ -14,10 +14,9 @@ import pytest
 from echo2d.bench.coordinator.fake_learner import FakeLearner
 from echo2d.bench.lab.processes import Program, Programs, wait_for
 from tests.support.paths import REPO
-from tests.support.polling import poll
+from tests.support.polling import START_S, poll
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
-WAIT_S = 60.0
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 SCRIPT = REPO / "examples" / "local_boxes.py"
 CONFIG = """
 [run]
@@ -86,7 +85,7 @@ class Site:
 
     def url(self) -> str:
         return str(
-            json.loads(wait_for(self.root / "run" / "coordinator.json", self.programs, WAIT_S))[
+            json.loads(wait_for(self.root / "run" / "coordinator.json", self.programs, START_S))[
                 "url"
             ]
         )
@@ -132,7 +131,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
             check=True,
         )
     for process in site.planted:
-        process.wait(WAIT_S)
+        process.wait(START_S)
 
 
 def test_a_box_is_rented_used_found_again_and_given_back(site: Site) -> None:
@@ -211,5 +210,5 @@ def test_a_box_whose_time_ends_finishes_what_it_holds(
 def test_nothing_is_rented_without_a_budget(site: Site) -> None:
     site.config.write_text(site.config.read_text().replace("usd_total = 2.0", ""))
     coordinator = site.coordinate("coordinator", "--rent")
-    assert coordinator.wait(WAIT_S) == 2
+    assert coordinator.wait(START_S) == 2
     assert "rent.usd_total" in coordinator.tail()

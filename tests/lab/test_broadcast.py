@@ -13,7 +13,7 @@ import pytest
 from echo2d.bench.lab.daemons import write_snapshot
 from echo2d.bench.lab.netlab import why_not
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
 PEERS = 4
 SLOW_MACHINE = 8.0  # times the bound
 

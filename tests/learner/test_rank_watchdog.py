@@ -11,9 +11,9 @@ from torch._C._distributed_c10d import HashStore
 from learner.__main__ import _OneLine
 from learner.config import Place
 from learner.rank_watchdog import LAST_WORD, LOOKS, RankWatchdog
+from tests.support.polling import HANG_S
 
 SILENCE_S = 0.4
-WAIT_S = 20.0
 
 Lost = queue.SimpleQueue[str]
 
@@ -57,8 +57,8 @@ def test_who_counts_is_there_and_who_stands_still_is_lost(store: HashStore) -> N
     heard(store, 1)
     assert lost[0].empty()
     still.hang.set()
-    assert lost[0].get(timeout=WAIT_S) == f"nothing was heard of rank 1 for {SILENCE_S:g} s"
-    assert lost[1].get(timeout=WAIT_S) == f"nothing was heard of rank 0 for {SILENCE_S:g} s", (
+    assert lost[0].get(timeout=HANG_S) == f"nothing was heard of rank 1 for {SILENCE_S:g} s"
+    assert lost[1].get(timeout=HANG_S) == f"nothing was heard of rank 0 for {SILENCE_S:g} s", (
         "its store is gone"
     )
     still.answer.set()
@@ -73,7 +73,7 @@ def test_who_has_not_come_yet_is_not_missed(store: HashStore) -> None:
     heard(store, 0)
     assert lost.empty()
     store.set(LAST_WORD, "1: no such device")
-    assert lost.get(timeout=WAIT_S)
+    assert lost.get(timeout=HANG_S)
     first.leave()
 
 
@@ -92,7 +92,7 @@ def test_after_a_last_word_all_end(store: HashStore) -> None:
     both = [watchdog(store, rank, lost[rank]) for rank in range(2)]
     heard(store, 0)
     store.set(LAST_WORD, "1: no room")
-    assert all(each.get(timeout=WAIT_S) for each in lost)
+    assert all(each.get(timeout=HANG_S) for each in lost)
     for each in both:
         each.leave()
 
@@ -110,7 +110,7 @@ def test_who_has_had_its_own_last_word_has_time_to_save_as_long_as_the_others_ar
     heard(store, 1)
     assert all(each.empty() for each in lost)
     still.hang.set()
-    assert lost[0].get(timeout=WAIT_S) == f"nothing was heard of rank 1 for {SILENCE_S:g} s"
+    assert lost[0].get(timeout=HANG_S) == f"nothing was heard of rank 1 for {SILENCE_S:g} s"
     still.answer.set()
     first.leave()
     second.leave()

@@ -17,6 +17,7 @@ from echo2d.providers import exec as exec_module
 from echo2d.providers.base import BoxOrder
 from echo2d.providers.exec import Commands, ExecProvider, read_instance, run_command
 from echo2d.store.rentals import RentalStore
+from tests.support.polling import HANG_S
 
 PATH = {"PATH": "/usr/bin:/bin"}
 RENTAL = Rental(Label("x-a-b-1"), "a", "b", 0.5, 60.0, 10.0, 3600.0, 600.0)
@@ -71,16 +72,16 @@ async def test_a_list_is_read_whole_or_not_at_all() -> None:
 
 async def test_a_command_that_fails_says_its_last_words() -> None:
     with pytest.raises(ProviderFault, match="ended with 3: no capacity"):
-        await run_command(shell("echo no capacity >&2; exit 3"), PATH, timeout_s=20.0)
+        await run_command(shell("echo no capacity >&2; exit 3"), PATH, timeout_s=HANG_S)
     with pytest.raises(ProviderFault):
-        await run_command(("/no/such/command",), PATH, timeout_s=20.0)
+        await run_command(("/no/such/command",), PATH, timeout_s=HANG_S)
 
 
 async def test_a_command_that_hangs_is_killed_with_its_group(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     with pytest.raises(ProviderFault, match="took longer"):
         await run_command(shell(f"sleep 600 & echo $! > {pid}; wait"), PATH, timeout_s=0.5)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + HANG_S
     while runs(pid):
         assert time.monotonic() < deadline
 
@@ -89,17 +90,17 @@ async def test_what_it_leaves_running_keeps_nobody_waiting(tmp_path: Path) -> No
     """Although that holds its output open; and it stays."""
     pid = tmp_path / "pid"
     assert (
-        await run_command(shell(f"sleep 600 & echo $! > {pid}; echo made"), PATH, timeout_s=20.0)
+        await run_command(shell(f"sleep 600 & echo $! > {pid}; echo made"), PATH, timeout_s=HANG_S)
         == "made\n"
     )
     assert runs(pid)
-    await run_command(("kill", pid.read_text().strip()), PATH, timeout_s=20.0)
+    await run_command(("kill", pid.read_text().strip()), PATH, timeout_s=HANG_S)
 
 
 async def test_so_much_output_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exec_module, "OUTPUT_BYTES_MAX", 1000)
     with pytest.raises(ProviderFault, match="more than 1000 bytes"):
-        await run_command(shell("head -c 300000 /dev/zero"), PATH, timeout_s=20.0)
+        await run_command(shell("head -c 300000 /dev/zero"), PATH, timeout_s=HANG_S)
 
 
 async def test_who_prints_without_end_is_ended() -> None:

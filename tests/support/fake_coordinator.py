@@ -54,6 +54,7 @@ from echo2d.core.weights.signed_index import FormTotals, Root
 from echo2d.net.control.server import Sessions
 from echo2d.net.security.auth import Denied, peer_id_of, sign_root, write_token_file
 from echo2d.runtime.run_dir.credentials import AccessTable, RunDirectory
+from tests.support.polling import HANG_S
 
 M = TypeVar("M")
 
@@ -128,7 +129,7 @@ class CoordinatorDouble:
             if isinstance(message, kind) and peer in (None, who)
         ]
 
-    async def until(self, holds: Callable[[], bool], *, timeout_s: float = 20.0) -> None:
+    async def until(self, holds: Callable[[], bool], *, timeout_s: float = HANG_S) -> None:
         async with asyncio.timeout(timeout_s):
             while not holds():
                 self._changed.clear()

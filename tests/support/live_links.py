@@ -21,6 +21,7 @@ from echo2d.net.peer.links import PeerLinks
 from echo2d.net.security.auth import peer_id_of, public_bytes
 from echo2d.net.security.tls import Authority, Tls
 from tests.support.peer_link import RUN, SECRET, STRIPE
+from tests.support.polling import HANG_S
 
 KEYS = [Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32) for number in range(4)]
 KEY_OF = {peer_id_of(public_bytes(key)): key for key in KEYS}
@@ -61,7 +62,7 @@ class Peer:
 
     async def next(self, kind: type[E_]) -> E_:
         """The next event, which must be of this kind."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_S):
             _, event = await self.events.get()
         assert isinstance(event, kind), event
         return event
@@ -90,7 +91,7 @@ async def a_pair() -> AsyncIterator[tuple[Peer, Peer]]:
 
 
 async def within(awaitable: Awaitable[object]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HANG_S):
         await awaitable
 
 

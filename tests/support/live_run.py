@@ -26,10 +26,10 @@ from echo2d.runtime.coordinator.loop import Machine
 from echo2d.runtime.coordinator.main import Opened, core_machine, open_coordinator
 from echo2d.runtime.run_dir.credentials import create_token
 from echo2d.runtime.seed.main import Seed
+from tests.support.polling import HANG_S
 
 TOKENS, VOCAB = 8, 512  # of each trajectory, all alike: as few as a fake engine makes
 HEARTBEAT_S = 0.2  # a killed worker is missed after three
-PATIENCE_S = 45.0  # machines that others use may stand still for a while
 LOOK_S = 0.02
 Facts = dict[str, Any]
 
@@ -98,7 +98,7 @@ class Run:
 
     async def until(self, holds: Callable[[Facts], bool]) -> Facts:
         """The first status of which that is so."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(HANG_S):
             while not holds(facts := self.status()):  # noqa: ASYNC110 - it tells nobody
                 await asyncio.sleep(LOOK_S)
         return facts
@@ -110,7 +110,7 @@ class Run:
 
     async def learn(self, t_train_s: float) -> None:
         token = self.opened.run.path / "tokens" / "learner.token"
-        async with AsyncCoordinator(self.url, token_file=token, timeout_s=PATIENCE_S) as client:
+        async with AsyncCoordinator(self.url, token_file=token, timeout_s=HANG_S) as client:
             await client.open_session(0)
             await self._publish(client, 0)
             while True:

@@ -16,9 +16,9 @@ import torch
 from echo2d.client import Batch, Group, NotResumable, Published, Session, Span, Trajectory
 from echo2d.tasks.sort_digits import EOS, SortDigits, answer
 from learner.model import answer_logprobs, load_model
+from tests.support.polling import HANG_S
 
 GROUPS = GROUP_SIZE = 4
-WAIT_S_MAX = 30.0
 
 Change = Callable[[Batch], Batch]
 
@@ -86,7 +86,7 @@ class ScriptedCoordinator:
         with self._changed:
             if step not in self._batches:
                 assert self._changed.wait_for(
-                    lambda: max(self._versions) >= step - 1 - self.lag, WAIT_S_MAX
+                    lambda: max(self._versions) >= step - 1 - self.lag, HANG_S
                 )
                 version = min(
                     version for version in self._versions if version >= step - 1 - self.lag

@@ -27,6 +27,7 @@ from echo2d.net.security.auth import TokenFile, load_or_make_key, read_token_fil
 from echo2d.runtime.coordinator.main import MakeMachine, Opened, open_coordinator
 from echo2d.runtime.run_dir.credentials import create_token
 from echo2d.tasks.sort_digits import write_tokenizer
+from tests.support.polling import HANG_S
 
 
 class Script:
@@ -97,7 +98,7 @@ async def serving(config: CoordinatorConfig, make_machine: MakeMachine) -> Async
 @asynccontextmanager
 async def learner(run_dir: Path, opened: Opened) -> AsyncIterator[AsyncCoordinator]:
     token_file = run_dir / "tokens" / "learner.token"
-    async with AsyncCoordinator(opened.url, token_file=token_file, timeout_s=5.0) as made:
+    async with AsyncCoordinator(opened.url, token_file=token_file, timeout_s=HANG_S) as made:
         yield made
 
 

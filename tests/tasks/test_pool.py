@@ -16,6 +16,7 @@ from echo2d.tasks.pool import PIPELINED_MAX, TASK_UIDS, Limits, Score, TaskPool
 from echo2d.tasks.pool_child import MESSAGE_BYTES_MAX
 from echo2d.tasks.process import TaskFailed
 from echo2d.tasks.sort_digits import SortDigits, answer
+from tests.support.polling import HANG_S
 from tests.support.processes import is_running
 
 NASTY = "tests.support.nasty_task:NastyTask"
@@ -96,7 +97,7 @@ async def test_what_a_reward_forked_is_killed(nasty: TaskPool, directory: Path) 
     await nasty.reward(ask("fork"), [1])
     pids = [int(line) for line in (directory / "pids").read_text().split()]
     assert len(pids) == 2
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANG_S):
         while any(map(is_running, pids)):  # noqa: ASYNC110 - a process that is not our child has no event
             await asyncio.sleep(0.01)
 

@@ -14,6 +14,7 @@ from echo2d.errors import OperatorFault
 from echo2d.runtime.coordinator.main import core_machine
 from echo2d.runtime.run_dir.credentials import find_coordinator
 from echo2d.views.watch import Asker, Away, Screen, status_once, watch
+from tests.support.polling import HANG_S
 from tests.support.scripted_core import make_config, serving
 
 INTERVAL_S = 0.01
@@ -35,7 +36,7 @@ class Noted(Screen):
         self.seen.put_nowait(reason)
 
     async def next(self, kind: type) -> Mapping[str, Any] | str:
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(HANG_S):
             while not isinstance(found := await self.seen.get(), kind):
                 pass
             return found

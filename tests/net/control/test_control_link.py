@@ -45,6 +45,7 @@ from echo2d.net.security.auth import (
     public_bytes,
 )
 from tests.support.control_link import Owner
+from tests.support.polling import HANG_S
 
 RUN, PEER, STRANGER = (Ed25519PrivateKey.from_private_bytes(bytes([n]) * 32) for n in range(3))
 IDENTITY = Identity(PEER, public_bytes(RUN))
@@ -329,7 +330,7 @@ async def test_a_peer_that_pings_and_does_not_read_is_given_up_too(
         server.sessions.send(Drain("x" * (16 << 20)), session)
         for _ in range(1000):
             await socket.ping(b"x" * 125)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_S):
             gone = await server.events.get()
         socket._conn.transport.resume_reading()
         assert gone == PeerDisconnected(session, "slow: it does not read what it is sent")

@@ -13,6 +13,7 @@ from echo2d.net.gateway import limits
 from echo2d.net.gateway.errors import CallRefusal, error_response
 from echo2d.net.gateway.limits import RENDERING_MAX, Desk, OpenRequests
 from echo2d.runtime.coordinator.gateway import UNREAD_BYTES_MAX, _Call
+from tests.support.polling import HANG_S
 
 
 def test_open_requests_are_limited_for_each_and_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +59,7 @@ class Work:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HANG_S):
         while not holds():  # noqa: ASYNC110 - nobody is told
             await asyncio.sleep(0)
 

@@ -24,9 +24,9 @@ from echo2d.net.http.admission import (
 from echo2d.net.learner_api.routes import make_runner
 from echo2d.runtime.coordinator.main import core_machine
 from tests.support.control_link import Owner
+from tests.support.polling import HANG_S
 from tests.support.scripted_core import HELLO, enrolled, learner, make_config, serving
 
-LIMIT_S = 20.0
 FEW = 16  # strangers of one address
 SILENT = b""
 HALF_A_HEADER = b"GET /v1/status HTTP/1.1\r\nHost: x\r\nX-Slow: "
@@ -55,13 +55,13 @@ class Stranger:
         return stranger
 
     async def closed(self) -> None:
-        async with asyncio.timeout(LIMIT_S):
+        async with asyncio.timeout(HANG_S):
             with suppress(ConnectionError):
                 while await self.reader.read(1 << 16):
                     pass
 
     async def answered(self) -> None:
-        async with asyncio.timeout(LIMIT_S):
+        async with asyncio.timeout(HANG_S):
             await self.reader.readuntil(b"fine")
 
     async def is_open(self) -> bool:
@@ -124,7 +124,7 @@ async def test_strangers_keep_nobody_out(tmp_path: Path) -> None:
             linked = tasks.create_task(
                 ControlLink(opened.url, identity, owner, rng=random.Random(1)).run()
             )
-            await asyncio.wait_for(owner.heard.get(), LIMIT_S)
+            await asyncio.wait_for(owner.heard.get(), HANG_S)
             assert (await client.open_session(0)).epoch == 1
             strangers += [await Stranger.come(stack, port) for _ in range(2 * FEW)]
             await asyncio.gather(*(each.closed() for each in strangers[: 3 * FEW]))

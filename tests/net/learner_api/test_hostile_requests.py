@@ -25,9 +25,9 @@ from tests.support.fuzz import (
     Fuzz,
     damaged,
 )
+from tests.support.polling import HANG_S
 from tests.support.scripted_core import learner, make_config, make_snapshot, serving
 
-ANSWER_S = 20.0
 NO_BODY = (204, 304)
 METHODS = ("GET", "POST", "PUT", "HEAD", "DELETE", "PATCH", "OPTIONS", "BREW")
 HEADERS = (
@@ -77,7 +77,7 @@ class Connection:
             self.opened += 1
         reader, writer = self._streams
         writer.write(request.encode())
-        async with asyncio.timeout(ANSWER_S):
+        async with asyncio.timeout(HANG_S):
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
             status = int(head[0].split(" ")[1])
             headers = {
@@ -317,7 +317,7 @@ async def test_what_is_not_http_ends_its_own_connection_only(config: Coordinator
             )
             writer.write_eof()
             with suppress(ConnectionError):
-                async with asyncio.timeout(ANSWER_S):
+                async with asyncio.timeout(HANG_S):
                     answer = await reader.read()
                 assert not answer.startswith(b"HTTP/1.1 5"), answer
             writer.close()

@@ -39,6 +39,7 @@ from tests.support.fake_coordinator import CoordinatorDouble
 from tests.support.peer import a_seed, a_worker, spread
 from tests.support.peer_link import RUN as RUN_ID
 from tests.support.peer_link import SECRET
+from tests.support.polling import HANG_S
 from tests.support.tls_peers import (
     ALICE,
     ALICE_TLS,
@@ -146,7 +147,7 @@ async def token(opened: Opened, tmp_path: Path) -> TokenFile:
 async def refusal(meeting: Awaitable[object]) -> str:
     """The one line that it ends with."""
     with pytest.raises((OperatorFault, PeerFault)) as caught:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_S):
             await meeting
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -246,7 +247,7 @@ async def test_a_certificate_of_another_run_is_refused_at_once(
     link = ControlLink(
         opened.url, Identity(BOB_KEY, bytes(32), tls), Owner(HELLO), rng=random.Random(1)
     )
-    async with aiohttp.ClientSession() as http, asyncio.timeout(20):
+    async with aiohttp.ClientSession() as http, asyncio.timeout(HANG_S):
         with pytest.raises(control_client._Lost):
             await link._once(http)
     assert any(
@@ -315,7 +316,7 @@ async def test_a_peer_that_says_it_is_another_one_opens_no_link() -> None:
     )
     try:
         await carol.dial(ALICE, *await alice.listen(HOST, 0))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_S):
             assert await at_carol.get() == LinkOpened(ALICE)
             assert await at_carol.get() == LinkEnded("the certificate is not that of the peer")
         assert at_alice == []
@@ -330,7 +331,7 @@ async def test_silence_hangs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "no answer" in await refusal(bob.dial(ALICE, HOST, silent.getsockname()[1]))
     try:
         reader, writer = await asyncio.open_connection(*await alice.listen(HOST, 0))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_S):
             assert await reader.read() == b""
         writer.close()
     finally:
@@ -338,6 +339,6 @@ async def test_silence_hangs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def close(*ends: PeerLinks) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HANG_S):
         for end in ends:
             await end.close("test over")

@@ -30,13 +30,16 @@ from echo2d.runtime.seed.main import Seed
 from echo2d.runtime.worker.main import Worker
 from echo2d.tasks.sort_digits import VOCABULARY
 from tests.support.peer import a_worker
+from tests.support.polling import HANG_S
 from tests.support.scripted_core import learner, make_config, make_snapshot
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}>"
 ASK = [{"role": "user", "content": "3141"}]
 ASK_TOKENS = [6, 4, 7, 4, 14]
 PACE = 2000.0  # tokens a second of an engine whose caller is to see them come
-SLOW = 200.0  # and of one that has not finished before something happens to it; the run takes most of it
+# Tokens a second of an engine that must not finish before something happens to it: the run takes most of them, so that
+# an answer of 40 tokens takes 20 s.
+SLOW = 20.0
 
 
 class Site:
@@ -46,6 +49,7 @@ class Site:
         self.url = opened.url
         self.directory = directory
         self.coordinator = opened.coordinator
+        self.engines: dict[str, FakeEngine] = {}
         self._stack = stack
 
     def token(self, path: Path, name: str, role: str = "worker") -> Path:
@@ -53,7 +57,7 @@ class Site:
         return path
 
     async def worker(self, name: str, **engine: Any) -> Worker:
-        made = FakeEngine(vocab_size=17, **engine)
+        made = self.engines[name] = FakeEngine(vocab_size=17, **engine)
         return await self._stack.enter_async_context(
             a_worker(self, self.directory / name, made, name=name)
         )
@@ -114,7 +118,7 @@ def checked(rules: RunRules, recovered: Recovered) -> Machine:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30.0):
+    async with asyncio.timeout(HANG_S):
         while not holds():
             await asyncio.to_thread(os.sched_yield)
 
@@ -318,6 +322,8 @@ async def test_a_worker_that_leaves_hands_its_callers_over(site: Site) -> None:
     ask: Any = {"model": "policy", "prompt": ASK_TOKENS, "max_tokens": 40, "seed": seed}
     chunks = aiter(await client.completions.create(**ask, stream=True))
     told = [(await anext(chunks)).choices[0]]
+    # However long the second worker takes to come, the first one has not finished.
+    await site.engines["one"].hold()
     await site.worker("two", **long)
     await site.serve(2)
     first.stop("the test says so")
@@ -428,7 +434,7 @@ async def test_calls_are_recorded(site: Site) -> None:
 async def records_of(site: Site) -> list[dict[str, Any]]:
     """Once there are any."""
     path = site.directory / "run" / "gateway.jsonl"
-    async with asyncio.timeout(30.0):
+    async with asyncio.timeout(HANG_S):
         while not await asyncio.to_thread(lambda: path.exists() and path.stat().st_size):
             pass
     return [json.loads(line) for line in (await asyncio.to_thread(path.read_text)).splitlines()]

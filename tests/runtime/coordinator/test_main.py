@@ -38,6 +38,7 @@ from echo2d.runtime.coordinator.main import open_coordinator, run_coordinator
 from echo2d.runtime.process.mailbox import EVENTS_PER_TURN_MAX
 from echo2d.runtime.run_dir.credentials import find_coordinator
 from echo2d.tasks.sort_digits import answer
+from tests.support.polling import HANG_S
 from tests.support.scripted_core import (
     Script,
     config,
@@ -298,7 +299,7 @@ async def test_what_has_come_before_the_stop_is_committed_and_answered(
         for _ in range(EVENTS_PER_TURN_MAX):
             await opened.coordinator._mailbox.put(PeerRevoked(PeerId("box")))
         last = tasks.create_task(
-            opened.coordinator.ask(lambda request: SessionAsked(request, 7), timeout_s=20.0)
+            opened.coordinator.ask(lambda request: SessionAsked(request, 7), timeout_s=HANG_S)
         )
         await asyncio.sleep(0)
         opened.coordinator.stop("SIGTERM")

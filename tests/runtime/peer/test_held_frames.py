@@ -29,6 +29,7 @@ from echo2d.runtime.worker.main import Worker
 from echo2d.store.disk import write_at
 from tests.support.fake_coordinator import CoordinatorDouble
 from tests.support.peer import a_model, a_seed, a_worker, spread, spread_striped
+from tests.support.polling import HANG_S
 
 FIRST = SegmentId(0)
 
@@ -121,7 +122,7 @@ async def test_a_restart_in_the_middle_of_a_form(
             chain = [names["seed"], names["one"]]
             facts, _ = await spread_striped(double, 0, chain, weight_bytes=4 << 20)
             await double.until(lambda: len(books(worker).held(facts.form)) >= half - 1)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(HANG_S):
                 while len(books(worker).held(facts.form)) < half:
                     await books(worker).changed()
         await double.until(lambda: len(double.connected) == 1)

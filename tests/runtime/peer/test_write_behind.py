@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, suppress
 from echo2d.core.base.ids import ChunkId, Digest, FormId, FrameId
 from echo2d.core.weights.encoding import FrameSpan
 from echo2d.runtime.peer.write_behind import UNWRITTEN_BYTES_MAX, WRITE_BYTES, Frames, WriteBehind
+from tests.support.polling import HANG_S
 
 FORM, OTHER = FormId("a" * 32), FormId("b" * 32)
 FRAME_BYTES = 64 << 10
@@ -33,7 +34,7 @@ class Disk:
             self.behind.put(form, span, memoryview(bytes([frame % 256]) * FRAME_BYTES))
 
     async def until_writes(self, count: int) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANG_S):
             while len(self.writes) < count:
                 self.changed.clear()
                 await self.changed.wait()

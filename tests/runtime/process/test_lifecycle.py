@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from echo2d.runtime.process.lifecycle import FILES_MAX
+from tests.support.polling import HANG_S
 
 BOUND_S = 0.5  # in place of STOP_S_MAX and EXIT_S_MAX
-START_S = 30.0
 
 PROGRAM = """
 import asyncio, sys, time
@@ -54,7 +54,7 @@ def started(parts: tuple[str, str], bound_s: float = BOUND_S) -> subprocess.Pope
 def test_one_signal(parts: tuple[str, str], code: int, number: signal.Signals) -> None:
     process = started(parts)
     process.send_signal(number)
-    out, _ = process.communicate(timeout=START_S)
+    out, _ = process.communicate(timeout=HANG_S)
     assert (out, process.returncode) == (f"{number.name}\n", code)
 
 
@@ -71,10 +71,10 @@ def test_it_may_have_as_many_files_open_as_the_system_allows() -> None:
 
 @pytest.mark.parametrize("parts", [NEVER, BLOCKED], ids=["it waits for ever", "the loop hangs"])
 def test_a_second_signal(parts: tuple[str, str]) -> None:
-    process = started(parts, bound_s=2 * START_S)
+    process = started(parts, bound_s=2 * HANG_S)
     process.send_signal(signal.SIGINT)
     assert process.stdout is not None
     assert process.stdout.readline() == "SIGINT\n"
     process.send_signal(signal.SIGTERM)
-    assert process.wait(START_S) == -signal.SIGTERM
+    assert process.wait(HANG_S) == -signal.SIGTERM
     process.stdout.close()

@@ -24,6 +24,7 @@ from echo2d.runtime.process.prometheus import LoopMetrics
 from echo2d.runtime.worker.metrics import WorkerMetrics
 from tests.support.coordinator_world import World, train
 from tests.support.paths import REPO
+from tests.support.polling import HANG_S
 
 DOCUMENT = (REPO / "docs" / "metrics.md").read_text()
 ROWS = re.findall(r"^\| `(\w+)`(?: \((.*?)\))? \| (\w+) \| (.*) \|$", DOCUMENT, re.MULTILINE)
@@ -180,7 +181,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 async def watched(
     made: LoopMetrics, path: Path, holds: Callable[[dict[str, float]], bool]
 ) -> dict[str, float]:
-    async with asyncio.timeout(10.0), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(HANG_S), asyncio.TaskGroup() as tasks:
         watching = tasks.create_task(made.watch(path))
         while not holds(seen := values(made.render(trained()))):
             await asyncio.to_thread(os.sched_yield)

@@ -25,6 +25,7 @@ from echo2d.runtime.renting.renter import (
     rented_lines,
 )
 from echo2d.runtime.run_dir.credentials import AccessTable, RunDirectory
+from tests.support.polling import HANG_S
 
 CLOUD = """
 case $1 in
@@ -55,7 +56,7 @@ kind = "exec"
 start = ["sh", "{root}/cloud.sh", "start"]
 stop = ["sh", "{root}/cloud.sh", "stop"]
 list = ["sh", "{root}/cloud.sh", "list"]
-timeout_s = 20.0
+timeout_s = 120.0
 settle_s = 0.1
 list_every_s = 0.1
 [[provider.offer]]
@@ -97,6 +98,7 @@ class Site:
                 yield renter
             finally:
                 task.cancel()
+                (self.root / "over").touch()
                 await asyncio.gather(task, return_exceptions=True)
 
     async def plan_removal(self, peer: PeerId, why: str) -> None:
@@ -134,7 +136,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30.0):
+    async with asyncio.timeout(HANG_S):
         while not condition():  # noqa: ASYNC110 - what processes do, nothing tells
             await asyncio.sleep(0.02)
 
@@ -183,7 +185,7 @@ async def test_a_credential_that_a_command_complains_of_is_not_logged(
 
 async def test_a_box_that_was_started_as_the_coordinator_died_is_found_again(site: Site) -> None:
     """After the row, before or after the command: the next one cannot know which."""
-    site.cloud(start="sleep 30;")
+    site.cloud(start=f"until [ -e {site.root}/over ]; do sleep 0.02; done;")
     async with site.renting() as renter:
         await until(lambda: renter.facts()["states"]["starting"] == 1)
     (left,) = await site.book()

@@ -21,8 +21,8 @@ from echo2d.runtime.seed.main import Seed
 from echo2d.store.frames import FrameStore
 from tests.support.fake_coordinator import CoordinatorDouble
 from tests.support.peer import a_model, a_seed
+from tests.support.polling import HANG_S
 
-WAIT_S = 20.0
 SEGMENTS = 5
 
 
@@ -34,10 +34,10 @@ class Gate:
 
     def stop(self) -> None:
         self._reached.set()
-        self._open.wait(WAIT_S)
+        self._open.wait(HANG_S)
 
     async def reached(self) -> None:
-        assert await asyncio.to_thread(self._reached.wait, WAIT_S)
+        assert await asyncio.to_thread(self._reached.wait, HANG_S)
 
     def open(self) -> None:
         self._open.set()
@@ -68,7 +68,7 @@ async def double(
 
 
 async def forgotten(seed: Seed, form: FormId) -> None:
-    async with asyncio.timeout(WAIT_S):
+    async with asyncio.timeout(HANG_S):
         while form in seed._orders:  # noqa: ASYNC110 - it tells nobody
             await asyncio.sleep(0.01)
 

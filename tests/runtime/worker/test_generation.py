@@ -15,6 +15,7 @@ from echo2d.core.worker.events import EngineLost, GenerationFailed, SampleProgre
 from echo2d.engines.base import Engine, GenerateRequest, SampleOutput
 from echo2d.engines.fake import FakeEngine
 from echo2d.runtime.worker.generation import LeaseRunner
+from tests.support.polling import HANG_S
 from tests.support.snapshots import write_snapshot
 
 LABEL = "0-abc"
@@ -50,7 +51,7 @@ class Shift:
 
     async def until(self, count: int) -> None:
         """So many samples have finished, or leases failed."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANG_S):
             while (
                 sum(isinstance(e, GenerationFailed) or e.finish is not None for e in self.events)
                 < count
