@@ -7,6 +7,7 @@ Tests that take the fixture `fuzz` run twice: with 20,000 messages (all of them 
 """
 
 import random
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +28,16 @@ FUZZ_MESSAGES = 20_000
 SOAK_MESSAGES = 1_000_000
 SOAK_TIMEOUT_S = 3600
 FUZZ_SEED = 2602
+
+
+def pytest_configure() -> None:
+    """Let the programs that tests start be interrupted, also in `make test &`.
+
+    A shell without job control starts a background job with SIGINT ignored, and a program inherits that from whoever
+    starts it. A handler is not inherited: the programs get SIGINT's default, while this process goes on as before.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, lambda *_: None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
