@@ -21,7 +21,8 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/pytest --numprocesses 2 $(ARGS)
-	$(BIN)/pytest -m e2e $(ARGS)
+	$(BIN)/pytest -m "e2e and alone" $(ARGS)
+	$(BIN)/pytest -m "e2e and not alone" --numprocesses 2 --dist worksteal $(ARGS)
 
 lab: $(READY)
 	$(BIN)/pytest -m lab $(ARGS)

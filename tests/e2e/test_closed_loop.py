@@ -17,7 +17,7 @@ from echo2d.client import Coordinator
 from echo2d.runtime.run_dir.credentials import create_token
 from tests.support.polling import START_S, poll
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.timeout(900)]
 T_TRAIN_S, PER_STEP, TOKENS = 0.4, 8, 8
 NEEDED = PER_STEP / T_TRAIN_S  # trajectories/s
 PLAN_KEYS = {
