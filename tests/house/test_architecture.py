@@ -25,12 +25,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     **{shell: {"core", "errors"} for shell in SHELLS},
     "sim": {"core", "quantities", "config_tables", "errors"},
     "runtime": {"adapters", "core", "config", "config_renting", "sd_notify", "errors"} | SHELLS,
-    "client": {"adapters", "core", "net", "config_tables", "sd_notify", "errors"},
+    "client": {"adapters", "core", "net", "errors"},
     "views": {"client", "core", "sim", "errors"},
     "demo": {"views", "bench", "core", "config", "errors", "client", "runtime"} | SHELLS,
     "bench": {"views", "demo", "core", "config", "errors", "client", "runtime", "sim"} | SHELLS,
     "cli": {"config", "quantities", "runtime", "client", "sim", "bench", "demo", "views", "errors"},
-    "learner": {"client"},
+    "learner": {"client", "config_tables", "sd_notify"},
     "tools": {
         "config",
         "runtime",
@@ -231,6 +231,8 @@ PLANTED = [
     ("net", "import torch"),
     ("learner", "import echo2d.core.base.ids"),
     ("learner", "from echo2d import core"),
+    ("learner", "from echo2d.config import WorkerConfig"),
+    ("client", "from echo2d.config_tables import Table"),
     ("tools", "import tests.support.full_disk"),
     ("cli", "import echo2d.core.base.ids"),
 ]
