@@ -16,6 +16,7 @@ from echo2d.config_renting import ProviderConfig, RentTable, print_providers, re
 from echo2d.config_tables import Table, key, print_tables, read_toml, table_of
 from echo2d.errors import OperatorFault
 from echo2d.quantities import parse_rate
+from echo2d.registry import SHAPES
 from echo2d.sd_notify import Notifier
 
 STALENESS_MAX = 64  # more is off-policy training by another name, and buffers grow with it
@@ -110,9 +111,7 @@ class TaskTable(Table):
 class DisseminationTable(Table):
     TABLE: ClassVar[str] = "dissemination"
 
-    shape: Literal["auto", "star", "chain"] = key(
-        "how versions spread; auto: relay trees by uplink", "auto"
-    )
+    shape: str = key("how versions spread; auto: relay trees by uplink", "auto", choices=SHAPES)
     chains: int = key("stripes of the chain shape", 1, low=1, high=16)
     mode: Literal["background", "exclusive"] = key(
         "whether workers generate while a version comes (background), or stop for it (exclusive, as in ECHO-2)",

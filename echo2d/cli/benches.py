@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from echo2d.cli.parts import DIRECTORY, FILE
+from echo2d.registry import SHAPES
 
 
 @click.group()
@@ -38,7 +39,7 @@ def bench() -> None:
 @click.option("--bytes", "size", default="64MiB", show_default=True, help="Of a version.")
 @click.option(
     "--shape",
-    type=click.Choice(["auto", "star", "chain"]),
+    type=click.Choice(list(SHAPES)),
     default="auto",
     show_default=True,
     help="Plans.",
@@ -159,7 +160,7 @@ def bench_broadcast(
 )
 @click.option(
     "--shape",
-    type=click.Choice(["auto", "star", "chain"]),
+    type=click.Choice(list(SHAPES)),
     default="auto",
     show_default=True,
     help="dissemination.shape: how the versions are planned.",

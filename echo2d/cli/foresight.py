@@ -12,6 +12,7 @@ import click
 
 from echo2d.cli.parts import FILE, coordinator_at
 from echo2d.errors import Fault, OperatorFault
+from echo2d.registry import SHAPES
 
 if TYPE_CHECKING:
     from echo2d.sim.fleet.spec import FleetSpec
@@ -111,9 +112,7 @@ def _fleet(scenario: Path | None, live: str | None, token_file: Path | None) -> 
 @click.option(
     "--bytes", "size", help="Of a broadcast's version, instead of the file's: 80MB, 1GiB."
 )
-@click.option(
-    "--shape", type=click.Choice(["auto", "star", "chain"]), help="Of a broadcast's plan, likewise."
-)
+@click.option("--shape", type=click.Choice(list(SHAPES)), help="Of a broadcast's plan, likewise.")
 @click.option(
     "--hours",
     type=click.FloatRange(0, 8760, min_open=True),
