@@ -16,7 +16,7 @@ from echo2d.config_renting import ProviderConfig, RentTable, print_providers, re
 from echo2d.config_tables import Table, key, print_tables, read_toml, table_of
 from echo2d.errors import OperatorFault
 from echo2d.quantities import parse_rate
-from echo2d.registry import SHAPES
+from echo2d.registry import ENGINES, SHAPES
 from echo2d.sd_notify import Notifier
 
 STALENESS_MAX = 64  # more is off-policy training by another name, and buffers grow with it
@@ -221,7 +221,7 @@ class WorkerConfig(Table):
         "model directory here; what it holds is not fetched, and adapters need it", None
     )
     name: str = key("shown by status; empty: the host's name", "")
-    engine: Literal["torch", "sglang", "fake"] = key("what generates", "torch")
+    engine: str = key("what generates", "torch", choices=ENGINES)
     engine_python: Path | None = key(
         "of the environment that SGLang is in; its servers are started here", None
     )
@@ -279,14 +279,6 @@ class WorkerConfig(Table):
         if self.relay_only and self.receive_only:
             raise OperatorFault(
                 "worker.receive_only: of a worker with relay_only nobody would have anything"
-            )
-        if (
-            self.engine == "sglang"
-            and not self.relay_only
-            and (self.engine_python is None) == (self.engine_url == "")
-        ):
-            raise OperatorFault(
-                "worker.engine_python: SGLang needs either this or worker.engine_url"
             )
         _ = self.uplink_bytes_per_s_max, self.announced  # or a fault
 

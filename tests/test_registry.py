@@ -4,9 +4,9 @@ import pytest
 from click.testing import CliRunner
 
 from echo2d.cli import main
-from echo2d.registry import SHAPES, TASKS, load, one_of
+from echo2d.registry import ENGINES, SHAPES, TASKS, load, one_of
 
-ENTRIES = [*SHAPES.values(), *TASKS.values()]
+ENTRIES = [*ENGINES.values(), *SHAPES.values(), *TASKS.values()]
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
@@ -25,6 +25,11 @@ def test_every_entry_can_be_loaded(entry: str) -> None:
 def test_help_lists_the_names(command: tuple[str, ...], names: dict[str, object]) -> None:
     shown = CliRunner().invoke(main, [*command, "--help"]).output
     assert f"[{'|'.join(names)}]" in shown
+
+
+def test_help_of_join_lists_the_engines() -> None:
+    shown = " ".join(CliRunner().invoke(main, ["join", "--help"]).output.split())
+    assert one_of(ENGINES) in shown
 
 
 def test_names_in_a_sentence() -> None:

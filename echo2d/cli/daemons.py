@@ -9,6 +9,7 @@ import click
 
 from echo2d.cli.parts import DIRECTORY, FILE, log_options, serve
 from echo2d.errors import OperatorFault
+from echo2d.registry import ENGINES, one_of
 
 
 @click.command()
@@ -127,7 +128,7 @@ def rented(config: Path, *, stop: bool, within: float, as_json: bool) -> None:
     help="Model directory here: what it holds is not fetched; adapters need it.",
 )
 @click.option("--name", help="Shown by status; the host's name if left out.")
-@click.option("--engine", help="What generates: torch, sglang or fake.")
+@click.option("--engine", help=f"What generates: {one_of(ENGINES)}.")
 @click.option(
     "--engine-python",
     type=FILE,
