@@ -15,10 +15,11 @@ max = 8
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from echo2d.config_tables import Table, key, print_tables, table_of
 from echo2d.errors import OperatorFault
+from echo2d.registry import PROVIDERS
 
 USD_MAX = 1e6  # an hour, or 10^9 bytes: a mistake
 HOURS_MAX = 24.0 * 90
@@ -76,13 +77,16 @@ class ProviderTable(Table):
     TABLE: ClassVar[str] = "provider"
 
     name: str = key("lower-case letters and digits; part of each box's label")
-    kind: Literal["exec", "static"] = key(
-        "exec: the commands below; static: boxes that join by themselves"
+    kind: str = key(
+        "; ".join(f"{name}: {kind.meaning}" for name, kind in PROVIDERS.items()), choices=PROVIDERS
     )
     start: tuple[str, ...] = key("command that starts the box ECHO2D_LABEL (docs/renting.md)", ())
     stop: tuple[str, ...] = key("command that ends it", ())
     list: tuple[str, ...] = key(
         'command that prints {"label": ..., "id": ...} for every box, one a line', ()
+    )
+    options: dict[str, Any] = key(
+        "settings that only this kind has; exec and static have none", dict
     )
     timeout_s: float = key("seconds that a command may take", 300.0, above=0.0, high=3600.0)
     settle_s: float = key(
@@ -124,20 +128,28 @@ class ProviderConfig:
     table: ProviderTable
     offers: tuple[OfferTable, ...]
 
+    @property
+    def rents(self) -> bool:
+        """Whether it starts boxes that cost money; otherwise its boxes join by themselves."""
+        return PROVIDERS[self.table.kind].rents
+
     def __post_init__(self) -> None:
-        table = self.table
+        table, kind = self.table, PROVIDERS[self.table.kind]
         commands = {"start": table.start, "stop": table.stop, "list": table.list}
         for name, command in commands.items():
-            if (table.kind == "exec") != bool(command):
-                expected = "a command" if table.kind == "exec" else "nothing, of a static one"
+            if kind.commands != bool(command):
+                expected = "a command" if kind.commands else f"nothing for kind {table.kind!r}"
                 raise OperatorFault(f"provider.{name}: expected {expected}; found {list(command)}")
+        if table.options and not kind.options:
+            raise OperatorFault(
+                f"provider.options: kind {table.kind!r} has no settings of its own; "
+                f"found {', '.join(table.options)}"
+            )
         _require_name("provider.name", table.name, NAME)
         names = [offer.name for offer in self.offers]
         for offer in self.offers:
-            _require_name(
-                "provider.offer.name", offer.name, NAME if table.kind == "exec" else PATTERN
-            )
-            if table.kind == "exec" and not (offer.usd_per_h > 0 and offer.trajectories_per_h > 0):
+            _require_name("provider.offer.name", offer.name, NAME if self.rents else PATTERN)
+            if self.rents and not (offer.usd_per_h > 0 and offer.trajectories_per_h > 0):
                 raise OperatorFault(
                     f"provider.offer: expected usd_per_h and trajectories_per_h above 0 of {table.name}/{offer.name}"
                 )

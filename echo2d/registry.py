@@ -22,12 +22,14 @@ class ProviderKind:
     """rents: it starts and stops boxes that cost money; otherwise its boxes join by themselves.
 
     commands: the operator must give it the commands `start`, `stop` and `list`; otherwise it takes none.
+    options: it reads `provider.options`; otherwise they must be empty.
     """
 
     factory: str
     meaning: str
     rents: bool = True
     commands: bool = False
+    options: bool = False
 
 
 ENGINES: Mapping[str, str] = {

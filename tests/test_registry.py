@@ -4,9 +4,10 @@ import pytest
 from click.testing import CliRunner
 
 from echo2d.cli import main
-from echo2d.registry import ENGINES, SHAPES, TASKS, load, one_of
+from echo2d.registry import ENGINES, PROVIDERS, SHAPES, TASKS, load, one_of
 
-ENTRIES = [*ENGINES.values(), *SHAPES.values(), *TASKS.values()]
+FACTORIES = [kind.factory for kind in PROVIDERS.values()]
+ENTRIES = [*ENGINES.values(), *FACTORIES, *SHAPES.values(), *TASKS.values()]
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
