@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from echo2d.config import WorkerConfig
-from echo2d.engines.sglang.admission import SampleAdmission, ServerLoad, next_limit
+from echo2d.engines.server.admission import SampleAdmission, ServerLoad, next_limit
+from echo2d.engines.server.continuation import Continuation, Foreign, ReportedToken
+from echo2d.engines.server.process import Launch, ServerProcess, launches, require_arguments
+from echo2d.engines.server.process_guard import Log
 from echo2d.engines.sglang.compat import dialect_of
-from echo2d.engines.sglang.continuation import Continuation, Foreign, ReportedToken
 from echo2d.engines.sglang.engine import SglangEngine
-from echo2d.engines.sglang.process import Launch, ServerProcess, launches, require_arguments
-from echo2d.engines.sglang.process_guard import Log
 from echo2d.errors import EngineFault, OperatorFault
 from echo2d.runtime.worker.engine_refit import make_engines
 
@@ -264,7 +264,7 @@ def test_flags_that_are_ours(flag: str) -> None:
 
 
 def test_a_log_has_no_secrets_and_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("echo2d.engines.sglang.process_guard.LOG_BYTES_MAX", 100)
+    monkeypatch.setattr("echo2d.engines.server.process_guard.LOG_BYTES_MAX", 100)
     path = tmp_path / "server.log"
     log = Log(path, ["hidden"])
     log.write(b"api_key='hid")
@@ -295,7 +295,7 @@ def test_the_guard_ends_all_when_its_owner_is_gone(tmp_path: Path) -> None:
     told["keys"] = str(tmp_path / "keys-a.yaml")
     (tmp_path / "keys-a.yaml").touch()
     guard = subprocess.Popen(
-        [sys.executable, "-m", "echo2d.engines.sglang.process_guard"], stdin=subprocess.PIPE
+        [sys.executable, "-m", "echo2d.engines.server.process_guard"], stdin=subprocess.PIPE
     )
     assert guard.stdin is not None
     guard.stdin.write(json.dumps(told).encode() + b"\n")

@@ -12,7 +12,7 @@ import pytest_asyncio
 import torch
 
 from echo2d.engines.base import Engine
-from echo2d.engines.sglang.process import Launch, ServerProcess
+from echo2d.engines.server.process import Launch, ServerProcess
 from echo2d.engines.sglang.server import Running
 from tests.sglang.conftest import FLAGS, until_ready
 from tests.support.engine_contract import EngineContract

@@ -16,17 +16,17 @@ from echo2d.engines.base import (
     RefitReport,
     SampleOutput,
 )
-from echo2d.engines.sglang.admission import SampleAdmission
-from echo2d.engines.sglang.calls import GenerationCall, SampleState
-from echo2d.engines.sglang.files import limits_of
-from echo2d.engines.sglang.http_client import SglangClient
-from echo2d.engines.sglang.process import (
+from echo2d.engines.server.admission import SampleAdmission
+from echo2d.engines.server.calls import GenerationCall, SampleState
+from echo2d.engines.server.http_client import SglangClient
+from echo2d.engines.server.process import (
     Launch,
     ServerProcess,
     launches,
     require_arguments,
 )
-from echo2d.engines.sglang.sampling_loop import SamplingLoop
+from echo2d.engines.server.sampling_loop import SamplingLoop
+from echo2d.engines.sglang.files import limits_of
 from echo2d.engines.sglang.server import Running, Serving
 from echo2d.engines.sglang.weight_update import RefitMode
 from echo2d.engines.stream import SAMPLES_OPEN_MAX, RequestStream, check_request

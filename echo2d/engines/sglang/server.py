@@ -18,12 +18,12 @@ from pathlib import Path
 
 from echo2d.engines.base import RefitReport
 from echo2d.engines.layout import SnapshotLayout
+from echo2d.engines.server.admission import ServerLoad
+from echo2d.engines.server.http_client import SglangClient
+from echo2d.engines.server.process import Launch, ServerProcess
 from echo2d.engines.sglang import weight_update
-from echo2d.engines.sglang.admission import ServerLoad
 from echo2d.engines.sglang.compat import Dialect
 from echo2d.engines.sglang.files import list_files, read_model, require_unchanged
-from echo2d.engines.sglang.http_client import SglangClient
-from echo2d.engines.sglang.process import Launch, ServerProcess
 from echo2d.engines.sglang.weight_update import Doubtful, RefitMode, WeightUpdate
 from echo2d.errors import EngineFault
 

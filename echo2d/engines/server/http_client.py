@@ -10,9 +10,9 @@ from typing import Any
 
 import aiohttp
 
-from echo2d.engines.sglang.admission import ServerLoad
+from echo2d.engines.server.admission import ServerLoad
+from echo2d.engines.server.continuation import error_text
 from echo2d.engines.sglang.compat import Dialect, dialect_of
-from echo2d.engines.sglang.continuation import error_text
 from echo2d.errors import EngineFault
 
 CALL_S_MAX = (

@@ -102,7 +102,7 @@ class ServerProcess:
             self._guard = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "echo2d.engines.sglang.process_guard",
+                "echo2d.engines.server.process_guard",
                 stdin=asyncio.subprocess.PIPE,
                 env=dict(self._launch.environment),
                 start_new_session=True,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from echo2d.engines.base import FinishReason, GenerateRequest
-from echo2d.engines.sglang.continuation import ReportedToken
+from echo2d.engines.server.continuation import ReportedToken
 from echo2d.engines.stream import RequestStream, SampleBuffer
 
 

@@ -13,10 +13,10 @@ from contextlib import asynccontextmanager, suppress
 from itertools import count
 
 from echo2d.engines.base import FinishReason
-from echo2d.engines.sglang.admission import SampleAdmission
-from echo2d.engines.sglang.calls import GenerationCall, SampleState, request_body
-from echo2d.engines.sglang.continuation import Continuation, Foreign
-from echo2d.engines.sglang.http_client import Lost, SglangClient
+from echo2d.engines.server.admission import SampleAdmission
+from echo2d.engines.server.calls import GenerationCall, SampleState, request_body
+from echo2d.engines.server.continuation import Continuation, Foreign
+from echo2d.engines.server.http_client import Lost, SglangClient
 from echo2d.engines.sglang.server import Serving
 from echo2d.errors import EngineFault
 
