@@ -173,6 +173,15 @@ def core_faults(path: str, package: str, tree: ast.AST) -> Iterator[str]:
             yield f"{path}:{line}: core/{package} may not import core/{parts[2]}"
 
 
+def engine_faults(path: str, package: str, tree: ast.AST) -> Iterator[str]:
+    """Walls between engines; `package` is the folder or module below echo2d/engines."""
+    shared = {"base", "layout", "stream", "adapter", "server"}
+    for line, name in imports(tree):
+        parts = name.split(".")
+        if parts[:2] == ["echo2d", "engines"] and parts[2] not in shared | {package}:
+            yield f"{path}:{line}: engines/{package} may not import engines/{parts[2]}"
+
+
 def call_faults(path: str, here: str, tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name)):
@@ -207,6 +216,8 @@ def test_house_rules(path: Path) -> None:
     faults = [*import_faults(name, here, tree), *call_faults(name, here, tree)]
     if here == "core" and path.stem != "__init__":
         faults += core_faults(name, path.parts[-2], tree)
+    if here == "engines":
+        faults += engine_faults(name, Path(name).with_suffix("").parts[2], tree)
     if name not in {"echo2d/config.py", "learner/config.py"}:
         faults += environment_faults(name, tree)
     assert faults == []
@@ -264,6 +275,12 @@ PLANTED_IN_CORE = [
 @pytest.mark.parametrize(("package", "line"), PLANTED_IN_CORE)
 def test_a_planted_import_across_a_wall_is_found(package: str, line: str) -> None:
     assert list(core_faults("x.py", package, ast.parse(line)))
+
+
+def test_a_planted_import_of_another_engine_is_found() -> None:
+    line = ast.parse("from echo2d.engines.sglang.client import SglangClient")
+    assert list(engine_faults("x.py", "server", line))
+    assert not list(engine_faults("x.py", "sglang", line))
 
 
 def test_the_walls_of_the_core_have_no_cycle() -> None:

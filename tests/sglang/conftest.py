@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from echo2d.engines.server.http_client import SglangClient
-from echo2d.engines.server.process import Launch, ServerProcess
+from echo2d.engines.server.process import ServerProcess
+from echo2d.engines.sglang.client import SglangClient
+from echo2d.engines.sglang.launch import Launch
 from echo2d.engines.sglang.server import Running
 from tests.support.engine_harness import save_random_model, tiny_config
 from tests.support.paths import REPO

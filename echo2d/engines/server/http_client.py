@@ -1,18 +1,16 @@
-"""SGLang's HTTP: calls and streams, errors told apart by what they leave behind. Decides nothing.
+"""The HTTP of an inference server: calls and streams. Its errors say what a failed call may have left behind.
 
-Administration has connections of its own: behind hundreds of streams, a pause would wait for its turn.
+Administration has connections of its own: behind hundreds of streams, a pause would wait for its turn. A server's
+subclass adds its paths; nothing is decided here.
 """
 
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import aiohttp
 
-from echo2d.engines.server.admission import ServerLoad
-from echo2d.engines.server.continuation import error_text
-from echo2d.engines.sglang.compat import Dialect, dialect_of
 from echo2d.errors import EngineFault
 
 CALL_S_MAX = (
@@ -37,8 +35,10 @@ class Lost(EngineFault):
     """There is no answer: it may or may not have been done."""
 
 
-class SglangClient:
+class ServerClient:
     """One server at `url`. Keys are secrets: they go into headers and nowhere else."""
+
+    NAME: ClassVar[str]  # of the server's kind, in errors
 
     def __init__(self, url: str, *, api_key: str = "", admin_key: str = "") -> None:
         self.url = url.rstrip("/")
@@ -58,120 +58,51 @@ class SglangClient:
         await self._work.close()
         await self._admin.close()
 
-    async def ready(self) -> bool:
-        """Whether a server that starts takes requests. Not for later: while paused it would call itself sick for it."""
-        try:
-            await self.call("GET", "/health")
-        except EngineFault:
-            return False
-        return True
-
-    async def probe(self) -> Dialect:
-        """Only the version is kept of /server_info: it holds the keys."""
-        info = await self._facts("/server_info")
-        try:
-            paths = (await self.call("GET", "/openapi.json"))["paths"].keys()
-        except (ServerRefused, KeyError, AttributeError, TypeError):
-            paths = None
-        return dialect_of(str(info.get("version", "")), paths)
-
-    async def model(self) -> Mapping[str, Any]:
-        return await self._facts("/model_info")
-
-    async def load(self) -> ServerLoad:
-        """EngineFault also where the answer has no such numbers."""
-        answer = await self.call("GET", "/v1/loads?include=core")
-        try:
-            ranks = answer["loads"]
-            return ServerLoad(
-                sum(int(rank["num_running_reqs"]) for rank in ranks),
-                sum(int(rank["num_waiting_reqs"]) for rank in ranks),
-                max(float(rank["token_usage"]) for rank in ranks),
-                sum(int(rank["max_running_requests"]) for rank in ranks),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise ServerRefused(f"SGLang's load is not as expected: {error}") from error
-
-    async def pause(self, mode: str) -> None:
-        await self._order("/pause_generation", {"mode": mode})
-
-    async def resume(self) -> None:
-        await self._order("/continue_generation", {"torch_empty_cache": False})
-
-    async def abort_all(self) -> None:
-        await self._order("/abort_request", {"rid": "", "abort_all": True})
-
-    async def abort(self, rid: str) -> None:
-        """It must be as long as all others: SGLang aborts every request whose id begins with it."""
-        await self._order("/abort_request", {"rid": rid})
-
-    async def flush(self) -> None:
-        await self._order("/flush_cache?timeout=5", {})
-
-    async def relabel(self, label: str) -> None:
-        """Without `abort_all_requests` it would abort them."""
-        await self._order(
-            "/update_weight_version", {"new_version": label, "abort_all_requests": False}
-        )
-
-    async def update(self, body: Mapping[str, Any], *, timeout_s: float) -> tuple[bool, str]:
-        """What an update from disk says of itself. Lost: no answer."""
-        status, answer = await self._ask(
-            self._admin, "POST", "/update_weights_from_disk", body, timeout_s
-        )
-        told = answer if isinstance(answer, dict) else {}
-        return status == 200 and told.get("success") is True, error_text(
-            told.get("message", answer)
-        )
-
-    async def checksums(self) -> Mapping[str, str]:
-        """Of the weights in memory, by the server's names and its own hash; one rank only."""
-        status, answer = await self._ask(
-            self._admin, "POST", "/weights_checker", {"action": "checksum"}, CALL_S_MAX
-        )
-        if status != 200:
-            raise ServerRefused(f"SGLang /weights_checker: {status} {error_text(answer)}")
-        return dict(answer["ranks"][0]["checksums"])
-
-    async def stream(self, body: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
+    async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
         """The chunks of one request."""
         if self._work.closed:
-            raise Lost("SGLang /generate: its server was given up")
+            raise Lost(f"{self.NAME} {path}: its server was given up")
         try:
             silence = aiohttp.ClientTimeout(
                 total=None, sock_connect=CONNECT_S_MAX, sock_read=STREAM_S_MAX
             )
-            async with self._work.post(
-                self.url + "/generate", json=body, timeout=silence
-            ) as response:
+            async with self._work.post(self.url + path, json=body, timeout=silence) as response:
                 if response.status != 200:
                     raise ServerRefused(
-                        f"SGLang /generate: {response.status} {error_text(_decoded(await response.read()))}"
+                        f"{self.NAME} {path}: {response.status} {error_text(_decoded(await response.read()))}"
                     )
                 async for event in _events(response.content):
                     if event == b"[DONE]":
                         return
                     yield json.loads(event)
         except (aiohttp.ClientError, OSError, ValueError, RecursionError) as error:
-            raise Lost(f"SGLang /generate: {type(error).__name__} {error}"[:300]) from error
+            raise Lost(f"{self.NAME} {path}: {type(error).__name__} {error}"[:300]) from error
+
+    async def ask_admin(
+        self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float
+    ) -> tuple[int, Any]:
+        """The status and the body of an administrator's call. Lost: no answer."""
+        return await self._ask(self._admin, method, path, body, timeout_s)
 
     async def call(self, method: str, path: str) -> Any:
         """Of the kind that needs no administrator."""
         status, answer = await self._ask(self._work, method, path, None, CALL_S_MAX)
         if status != 200:
-            raise ServerRefused(f"SGLang {path}: {status} {error_text(answer)}")
+            raise ServerRefused(f"{self.NAME} {path}: {status} {error_text(answer)}")
         return answer
 
-    async def _facts(self, path: str) -> Mapping[str, Any]:
+    async def facts(self, path: str) -> Mapping[str, Any]:
         answer = await self.call("GET", path)
         if not isinstance(answer, dict):
-            raise ServerRefused(f"SGLang {path}: no JSON object; is this a SGLang server?")
+            raise ServerRefused(
+                f"{self.NAME} {path}: no JSON object; is this a {self.NAME} server?"
+            )
         return answer
 
-    async def _order(self, path: str, body: Mapping[str, Any]) -> None:
+    async def order(self, path: str, body: Mapping[str, Any]) -> None:
         status, answer = await self._ask(self._admin, "POST", path, body, CALL_S_MAX)
         if status != 200:
-            raise ServerRefused(f"SGLang {path}: {status} {error_text(answer)}")
+            raise ServerRefused(f"{self.NAME} {path}: {status} {error_text(answer)}")
 
     async def _ask(
         self,
@@ -182,7 +113,7 @@ class SglangClient:
         timeout_s: float,
     ) -> tuple[int, Any]:
         if session.closed:
-            raise Lost(f"SGLang {path}: its server was given up")
+            raise Lost(f"{self.NAME} {path}: its server was given up")
         try:
             async with (
                 asyncio.timeout(timeout_s),
@@ -193,12 +124,12 @@ class SglangClient:
                     more = await response.content.read(BODY_BYTES_MAX)
                     if len(answer) + len(more) > BODY_BYTES_MAX:
                         raise ServerRefused(
-                            f"SGLang {path}: an answer of more than {BODY_BYTES_MAX} bytes"
+                            f"{self.NAME} {path}: an answer of more than {BODY_BYTES_MAX} bytes"
                         )
                     answer += more
                 return response.status, _decoded(answer)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise Lost(f"SGLang {path}: {type(error).__name__} {error}"[:300]) from error
+            raise Lost(f"{self.NAME} {path}: {type(error).__name__} {error}"[:300]) from error
 
 
 def _bearer(key: str) -> dict[str, str]:
@@ -222,3 +153,10 @@ async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
             raise ValueError("an event without end")
         for event in events:
             yield event.removeprefix(b"data:").strip()
+
+
+def error_text(body: object) -> str:
+    """The reason in an error's body, in any of the shapes that servers use."""
+    error = body.get("error", body) if isinstance(body, dict) else body
+    text = error.get("message", error) if isinstance(error, dict) else error
+    return " ".join(str(text).split())[:300]

@@ -1,4 +1,7 @@
-"""SglangEngine: requests in, deltas out. What it serves is `serving`'s to say, how a sample is written `writing`'s."""
+"""SglangEngine: requests in, output out.
+
+Not here: which version is served (`server`), and how a sample is written (`engines/server/sampling_loop`).
+"""
 
 import asyncio
 import secrets
@@ -18,15 +21,12 @@ from echo2d.engines.base import (
 )
 from echo2d.engines.server.admission import SampleAdmission
 from echo2d.engines.server.calls import GenerationCall, SampleState
-from echo2d.engines.server.http_client import SglangClient
-from echo2d.engines.server.process import (
-    Launch,
-    ServerProcess,
-    launches,
-    require_arguments,
-)
+from echo2d.engines.server.process import ServerProcess
 from echo2d.engines.server.sampling_loop import SamplingLoop
+from echo2d.engines.sglang.client import SglangClient
 from echo2d.engines.sglang.files import limits_of
+from echo2d.engines.sglang.generate import read_chunk, request_body
+from echo2d.engines.sglang.launch import Launch, launches, require_arguments
 from echo2d.engines.sglang.server import Running, Serving
 from echo2d.engines.sglang.weight_update import RefitMode
 from echo2d.engines.stream import SAMPLES_OPEN_MAX, RequestStream, check_request
@@ -95,7 +95,7 @@ class SglangEngine:
         self._serving = Serving(
             where, refit_mode, nothing=self._abort_all, measured=self._room.look
         )
-        self._writing = SamplingLoop(self._serving, self._room)
+        self._writing = SamplingLoop(self._serving, self._room, body=request_body, read=read_chunk)
 
     @property
     def label(self) -> str | None:
