@@ -1,7 +1,9 @@
-"""TOML tables as frozen, checked dataclasses: each key with its default, unit, limits and sentence in one place.
+"""TOML tables as frozen, checked dataclasses.
 
-A program reads its own tables of a file that may serve several. Relative paths count from the working directory.
-Anything wrong is an OperatorFault that names `table.key`, what was expected and what was found.
+Each key is declared in one place with its default, unit, limits and meaning. A program reads its
+own tables of a file that may serve several programs. Relative paths count from the working
+directory. Any mistake is an OperatorFault that names `table.key`, what was expected and what was
+found.
 """
 
 import dataclasses
@@ -26,9 +28,10 @@ def key(
     choices: Collection[str] | None = None,
     **limits: float,
 ) -> Any:
-    """One key of a table, required without a default. Limits: `low` and `high` (inclusive), `above` (exclusive).
+    """One key of a table. A key without a default is required.
 
-    choices: the values that a key of type `str` may have, where a `Literal` cannot list them: a registry's names.
+    limits: `low` and `high` (inclusive), `above` (exclusive). choices: the values that a key of
+    type `str` may have; for a registry's names, which a `Literal` cannot list.
     """
     metadata = {"doc": doc, **({} if choices is None else {"choices": tuple(choices)}), **limits}
     if callable(default):
@@ -104,7 +107,7 @@ def _in_range(value: Any, limits: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """One TOML table; subclasses list its keys. Every instance is checked when it is made."""
+    """One TOML table. Subclasses declare its keys. Every instance is checked when it is made."""
 
     TABLE: ClassVar[str]
 
@@ -122,7 +125,7 @@ class Table:
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
-        """The table from parsed TOML, in which paths are text."""
+        """Make the table from parsed TOML, where paths are text."""
         hints = typing.get_type_hints(cls)
         keys = {item.name: item for item in dataclasses.fields(cls)}
         for name in values:
@@ -139,14 +142,14 @@ class Table:
 
 
 def _from_toml(hint: Any, value: Any) -> Any:
-    """TOML has neither paths nor pairs."""
+    """Convert what TOML cannot express: paths and tuples."""
     if (hint is Path or Path in typing.get_args(hint)) and type(value) is str:
         return Path(value).expanduser()
     return tuple(value) if typing.get_origin(hint) is tuple and type(value) is list else value
 
 
 def table_of(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A table of a parsed document; empty when it has none of this name."""
+    """The table of this name in a parsed document; empty if there is none."""
     table = document.get(name, {})
     if not isinstance(table, dict):
         raise OperatorFault(f"{name}: expected a table; found {table!r}")
@@ -183,7 +186,7 @@ def _key_lines(item: "dataclasses.Field[Any]", hint: Any) -> list[str]:
 
 
 def print_tables(*tables: type[Table]) -> str:
-    """The commented TOML of all keys with their defaults."""
+    """All keys with their defaults, as commented TOML."""
     blocks = []
     for table in tables:
         hints = typing.get_type_hints(table)
