@@ -14,8 +14,7 @@ unreachable for `timeout_s`. Faults: Fenced (a newer learner has the run), Opera
 NotResumable (a step that the run cannot go on at), PeerFault (the coordinator refused: its code and reason),
 IntegrityFault (a batch's bytes are not what its digest says).
 `AsyncCoordinator` is the same for asyncio. What is published may be a LoRA adapter as PEFT writes it, without its
-README.md, once `pin_base` has said there which base model it belongs to. `Table` and its kin read a trainer's own table
-of the run's TOML file; `Notifier` tells a service manager how the trainer is doing.
+README.md, once `pin_base` has said there which base model it belongs to.
 """
 
 import asyncio
@@ -38,7 +37,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echo2d.adapters import base_digest, pin_base
-from echo2d.config_tables import Table, key, print_tables, read_toml, table_of
 from echo2d.core.protocol.trajectory import (
     batch_digest,
     unpack_batch,
@@ -51,12 +49,11 @@ from echo2d.net.learner_api.routes import DIGEST_HEADER
 from echo2d.net.security.auth import read_token_file
 from echo2d.net.security.tls import Tls, in_words, is_for_good, to_coordinator
 from echo2d.net.security.urls import coordinator_url, is_loopback
-from echo2d.sd_notify import Notifier
 
 __all__ = [
-    "AsyncCoordinator", "Batch", "Coordinator", "Fenced", "Group", "IntegrityFault", "NotResumable", "Notifier",
-    "OperatorFault", "PeerFault", "Published", "Session", "Span", "StoreFault", "Table", "Trajectory", "Unanswered",
-    "Unreachable", "base_digest", "key", "pin_base", "print_tables", "read_batch", "read_toml", "table_of",
+    "AsyncCoordinator", "Batch", "Coordinator", "Fenced", "Group", "IntegrityFault", "NotResumable",
+    "OperatorFault", "PeerFault", "Published", "Session", "Span", "StoreFault", "Trajectory", "Unanswered",
+    "Unreachable", "base_digest", "pin_base", "read_batch",
 ]  # fmt: skip
 
 CONNECT_TIMEOUT_S = 10.0

@@ -1,7 +1,8 @@
-"""What the operator chose: TOML tables and a few flags, read into one frozen, checked object per process.
+"""The configuration of the coordinator and of a worker: TOML tables and a few flags.
 
-Every key stands in one place here, with its default, unit and sentence; `print_config` shows them all. One file may
-serve all programs of a host: each reads its own tables and ignores those of the others.
+Each process has one frozen config object, which is checked when it is read. Every key is declared
+once, here, with its default, unit and meaning; `print_config` shows them all. One file may serve
+all programs of a host: each program reads its own tables and ignores those of the others.
 """
 
 import ipaddress
@@ -16,17 +17,24 @@ from echo2d.config_renting import ProviderConfig, RentTable, print_providers, re
 from echo2d.config_tables import Table, key, print_tables, read_toml, table_of
 from echo2d.errors import OperatorFault
 from echo2d.quantities import parse_rate
+from echo2d.registry import ENGINES, SHAPES, TASKS
 from echo2d.sd_notify import Notifier
 
-STALENESS_MAX = 64  # more is off-policy training by another name, and buffers grow with it
-TRAJECTORIES_PER_STEP_MAX = 16384  # what a batch body of 1 GiB holds at 8k tokens
-NEW_TOKENS_MAX = 131072  # with logprobs 1 MiB on the control link, well below a message's 4 MiB
+# Data older than this is off-policy training by another name, and the buffers grow with it.
+STALENESS_MAX = 64
+# A batch body of 1 GiB holds this many trajectories of 8k tokens.
+TRAJECTORIES_PER_STEP_MAX = 16384
+# With logprobs this is 1 MiB on the control link, well below the 4 MiB of a message.
+NEW_TOKENS_MAX = 131072
 PORT_MAX = 65535
-DISK_BYTES_MAX = 256 << 30  # frames of four versions and two snapshots of a model of 50 GB
+# Frames of four versions and two snapshots of a 50 GB model.
+DISK_BYTES_MAX = 256 << 30
 ENGINES_MAX = 16  # GPUs of the largest boxes
-USD_MAX = 1e6  # an hour, or 10^9 bytes: a mistake
-PRICES_MAX = 256  # kinds of workers; each worker's name is compared with all of them
-UPLINK_LIMIT_MIN = 125e3  # bytes/s, 1mbit: with less, a frame takes seconds
+# More than this per hour, or per 10^9 bytes, is a typing mistake.
+USD_MAX = 1e6
+# Each worker's name is compared with every price.
+PRICES_MAX = 256
+UPLINK_LIMIT_MIN = 125e3  # bytes/s, 1mbit: below it, one frame takes seconds
 
 OTHER_TABLES = frozenset({"learner", "worker", "provider"})
 
@@ -35,13 +43,17 @@ OTHER_TABLES = frozenset({"learner", "worker", "provider"})
 class RunTable(Table):
     TABLE: ClassVar[str] = "run"
 
-    run_dir: Path = key("this run's key, tokens, ledger and versions (made with mode 0700)")
-    snapshot_root: Path = key("the learner publishes only directories inside this one")
+    run_dir: Path = key(
+        "directory of this run: its key, tokens, ledger and versions (created with mode 0700)"
+    )
+    snapshot_root: Path = key("the learner may publish only directories inside this one")
     base_model: Path | None = key(
-        "model directory that tells the vocabulary size, and whose adapters are taken", None
+        "model directory: gives the vocabulary size; LoRA adapters must belong to it", None
     )
     disk_bytes_max: int = key(
-        "bytes of versions and uploads here, and as many of frames", DISK_BYTES_MAX, low=1
+        "bytes that versions and uploads may take here; frames may take as many again",
+        DISK_BYTES_MAX,
+        low=1,
     )
 
 
@@ -49,15 +61,15 @@ class RunTable(Table):
 class ServeTable(Table):
     TABLE: ClassVar[str] = "coordinator"
 
-    host: str = key("address the API and the control links listen on", "127.0.0.1")
+    host: str = key("address on which the API and the control links listen", "127.0.0.1")
     port: int = key(
-        "TCP port of both; 0: any free one (see coordinator.json in run_dir)",
+        "TCP port of both; 0: any free port, written to coordinator.json in run_dir",
         7700,
         low=0,
         high=PORT_MAX,
     )
     tls: Literal["auto", "on", "off"] = key(
-        "on all connections; auto: if host or link.host is not loopback", "auto"
+        "TLS on all connections; auto: on if host or link.host is not loopback", "auto"
     )
 
 
@@ -66,7 +78,7 @@ class PolicyTable(Table):
     TABLE: ClassVar[str] = "policy"
 
     staleness_max: int = key(
-        "S: oldest data allowed in a gradient, in train steps", 2, low=0, high=STALENESS_MAX
+        "S: the oldest data allowed in a gradient, in train steps", 2, low=0, high=STALENESS_MAX
     )
     publish_every: int | Literal["auto"] = key(
         'kappa: train steps per publish, 1 to S + 1, or "auto"', "auto", low=1
@@ -77,7 +89,9 @@ class PolicyTable(Table):
     group_size: int = key(
         "trajectories per prompt; divides trajectories_per_step", 8, low=1, high=1024
     )
-    over_stale: Literal["drop", "mask"] = key("what happens to tokens beyond S", "drop")
+    over_stale: Literal["drop", "mask"] = key(
+        "groups with tokens older than S: drop them, or keep them and mask these tokens", "drop"
+    )
     filter_zero_variance: bool = key("replace groups whose rewards are all equal", True)
 
 
@@ -86,10 +100,12 @@ class SamplingTable(Table):
     TABLE: ClassVar[str] = "sampling"
 
     max_new_tokens: int = key("output tokens per trajectory", 1024, low=1, high=NEW_TOKENS_MAX)
-    temperature: float = key("of the sampling distribution", 1.0, above=0.0, high=10.0)
-    top_p: float = key("nucleus; 1.0 samples from the full vocabulary", 1.0, above=0.0, high=1.0)
+    temperature: float = key("temperature of the sampling distribution", 1.0, above=0.0, high=10.0)
+    top_p: float = key(
+        "nucleus sampling; 1.0 samples from the full vocabulary", 1.0, above=0.0, high=1.0
+    )
     vocab_size: int = key(
-        "token ids are below this; 0: read it from run.base_model", 0, low=0, high=1 << 24
+        "every token id is below this; 0: read it from run.base_model", 0, low=0, high=1 << 24
     )
 
 
@@ -97,12 +113,13 @@ class SamplingTable(Table):
 class TaskTable(Table):
     TABLE: ClassVar[str] = "task"
 
-    name: str = key("which task: a module of echo2d.tasks, or package.module:Class")
-    options: dict[str, Any] = key("keyword arguments of the task", dict)
+    name: str = key(f"a task of echo2d ({', '.join(TASKS)}), or yours as package.module:Class")
+    options: dict[str, Any] = key("keyword arguments of the task's class", dict)
     processes: int = key("processes that draw prompts and compute rewards", 2, low=1, high=256)
     timeout_s: float = key("seconds one prompt or reward may take", 10.0, above=0.0, high=3600.0)
     network: bool = key(
-        "whether the task may use the network (always, unless the coordinator runs as root)", False
+        "the task may use the network (false takes effect only if the coordinator runs as root)",
+        False,
     )
 
 
@@ -110,20 +127,21 @@ class TaskTable(Table):
 class DisseminationTable(Table):
     TABLE: ClassVar[str] = "dissemination"
 
-    shape: Literal["auto", "star", "chain"] = key(
-        "how versions spread; auto: relay trees by uplink", "auto"
+    shape: str = key(
+        "how versions spread; auto: relay trees chosen by measured uplinks", "auto", choices=SHAPES
     )
-    chains: int = key("stripes of the chain shape", 1, low=1, high=16)
+    chains: int = key("number of chains (stripes) of the chain shape", 1, low=1, high=16)
     mode: Literal["background", "exclusive"] = key(
-        "whether workers generate while a version comes (background), or stop for it (exclusive, as in ECHO-2)",
+        "background: workers generate while they receive a version; exclusive: they stop for it"
+        " (as in ECHO-2)",
         "background",
     )
     p2p: bool = key(
-        "workers pass versions on; false: this host sends every version to every worker, to compare",
+        "workers pass versions on; false: this host sends each version to each worker (to compare)",
         True,
     )
     delta: bool = key(
-        "send what differs from a version that most workers have; false: versions in full, always",
+        "send only the difference from a version that most workers have; false: always in full",
         True,
     )
 
@@ -133,33 +151,45 @@ class ActivationTable(Table):
     TABLE: ClassVar[str] = "activation"
 
     mode: Literal["all", "auto"] = key(
-        "who gets leases: all workers, or (auto) the cheapest that keep the learner busy; the others stand by",
+        "all: every worker gets leases; auto: only the cheapest workers that keep the learner busy",
         "all",
     )
     by_cost: bool = key(
-        "take the cheapest; false: in an order that has nothing to do with prices, to compare", True
+        "with auto, take the cheapest workers first; false: ignore prices (to compare)", True
     )
     gamma: float = key(
-        "throughput that is provided, over what the learner needs", 1.1, low=1.0, high=10.0
+        "with auto, provide this many times the throughput that the learner needs",
+        1.1,
+        low=1.0,
+        high=10.0,
     )
     learner_usd_per_h: float = key(
-        "of the learner's host, for `echo2d plan --live`", 0.0, low=0.0, high=USD_MAX
+        "usd per hour of the learner's host, for `echo2d plan --live`", 0.0, low=0.0, high=USD_MAX
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriceTable(Table):
-    """One [[price]]: of several, the first whose pattern fits a worker's name counts."""
+    """One [[price]]. The first one whose pattern fits a worker's name is that worker's price."""
 
     TABLE: ClassVar[str] = "price"
 
-    workers: str = key('names that it is of, such as "spot-*"')
-    usd_per_h: float = key("of one worker", 0.0, low=0.0, high=USD_MAX)
-    usd_per_gb_down: float = key("usd per 10^9 bytes that it receives", 0.0, low=0.0, high=USD_MAX)
-    usd_per_gb_up: float = key("usd per 10^9 bytes that it sends", 0.0, low=0.0, high=USD_MAX)
-    availability: float = key("share of the time that it is there", 1.0, above=0.0, high=1.0)
+    workers: str = key('pattern of the worker names that cost this, such as "spot-*"')
+    usd_per_h: float = key("usd per hour of one worker", 0.0, low=0.0, high=USD_MAX)
+    usd_per_gb_down: float = key(
+        "usd per 10^9 bytes that the worker receives", 0.0, low=0.0, high=USD_MAX
+    )
+    usd_per_gb_up: float = key(
+        "usd per 10^9 bytes that the worker sends", 0.0, low=0.0, high=USD_MAX
+    )
+    availability: float = key(
+        "share of the time in which the worker is available", 1.0, above=0.0, high=1.0
+    )
     trajectories_per_h: float = key(
-        "expected of one until it is measured; 0: as much as the others", 0.0, low=0.0
+        "trajectories per hour expected of one worker until it is measured;"
+        " 0: as many as the other workers make",
+        0.0,
+        low=0.0,
     )
 
 
@@ -167,18 +197,19 @@ class PriceTable(Table):
 class LinkTable(Table):
     TABLE: ClassVar[str] = "link"
 
-    host: str = key("address the seed's peer listener binds", "127.0.0.1")
+    host: str = key("address on which the seed listens for peers", "127.0.0.1")
     port: int = key(
-        "TCP port of the seed's peer listener; 0: any free one", 0, low=0, high=PORT_MAX
+        "TCP port on which the seed listens for peers; 0: any free port", 0, low=0, high=PORT_MAX
     )
     peer_networks: tuple[str, ...] = key(
-        "addresses or networks (10.8.0.0/16) that peers may announce besides the one their control link comes from",
+        "addresses or networks (10.8.0.0/16) that peers may announce, besides the address from"
+        " which their control link comes",
         (),
     )
 
     @property
     def networks(self) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
-        """Of `peer_networks`. OperatorFault: one is none."""
+        """`peer_networks`, parsed. OperatorFault: one of them is not an address or a network."""
         try:
             return tuple(map(ipaddress.ip_network, self.peer_networks))
         except ValueError as error:
@@ -192,146 +223,168 @@ class GatewayTable(Table):
     TABLE: ClassVar[str] = "gateway"
 
     enabled: bool = key(
-        "serve the policy to holders of a gateway token, as OpenAI's API (docs/gateway.md)", False
+        "serve the policy as an OpenAI-compatible API to holders of a gateway token"
+        " (docs/gateway.md)",
+        False,
     )
     share: float = key(
-        "of all slots that calls may hold at once; one in any case", 0.1, above=0.0, high=1.0
+        "share of all slots that calls may hold at once; at least one slot",
+        0.1,
+        above=0.0,
+        high=1.0,
     )
-    wait_s: float = key("seconds that a call may wait for a slot", 60.0, above=0.0, high=3600.0)
-    model: str = key("what the policy is called there", "policy")
-    max_new_tokens: int = key("output tokens per choice at most", 4096, low=1, high=NEW_TOKENS_MAX)
-    chat_template: Path | None = key("jinja file that takes the place of the snapshot's", None)
+    wait_s: float = key(
+        "seconds that a call may wait for a slot before it is refused", 60.0, above=0.0, high=3600.0
+    )
+    model: str = key("name of the model in the API", "policy")
+    max_new_tokens: int = key("most output tokens per choice", 4096, low=1, high=NEW_TOKENS_MAX)
+    chat_template: Path | None = key(
+        "jinja file to use instead of the snapshot's chat template", None
+    )
     record_bytes_max: int = key(
-        "bytes of records (run_dir/gateway.jsonl); 0: keep none", 256 << 20, low=0
+        "bytes of call records kept in run_dir/gateway.jsonl; 0: keep none", 256 << 20, low=0
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig(Table):
-    """Everything `echo2d join` needs: the [worker] table and flags."""
+    """The configuration of `echo2d join`: the [worker] table, which flags override."""
 
     TABLE: ClassVar[str] = "worker"
 
-    url: str = key("the coordinator, https://HOST:PORT; http:// means no TLS")
-    token_file: Path = key("made by `echo2d token create NAME --role worker`")
-    state_dir: Path = key("where this worker keeps its key, frames and snapshots")
+    url: str = key("URL of the coordinator, https://HOST:PORT; http:// means no TLS")
+    token_file: Path = key("token file, made by `echo2d token create NAME --role worker`")
+    state_dir: Path = key("directory in which this worker keeps its key, frames and snapshots")
     disk_bytes_max: int = key(
-        "bytes of frames and snapshots here; older frames make room", DISK_BYTES_MAX, low=1
+        "bytes that frames and snapshots may take; the oldest frames are evicted first",
+        DISK_BYTES_MAX,
+        low=1,
     )
     base_model: Path | None = key(
-        "model directory here; what it holds is not fetched, and adapters need it", None
+        "model directory on this box: its data are not fetched again; adapters need it", None
     )
-    name: str = key("shown by status; empty: the host's name", "")
-    engine: Literal["torch", "sglang", "fake"] = key("what generates", "torch")
+    name: str = key("name shown by `echo2d status`; empty: the host's name", "")
+    engine: str = key("the inference engine", "torch", choices=ENGINES)
     engine_python: Path | None = key(
-        "of the environment that SGLang is in; its servers are started here", None
+        "python of the environment in which SGLang is installed; its servers are started with it",
+        None,
     )
     engine_args: str = key(
-        "flags for the SGLang servers that are started, as on a command line", ""
+        "flags for the SGLang servers that are started, written as on a command line", ""
     )
     engine_url: str = key(
-        "SGLang servers that run, one per engine, with commas; empty: they are started here", ""
+        "URLs of running SGLang servers, one per engine, separated by commas;"
+        " empty: servers are started here",
+        "",
     )
     engine_key_file: Path | None = key(
-        "file with the API key of those, then their admin key, a line each", None
+        "file with the API key of the servers at engine_url, and their admin key on a second line",
+        None,
     )
     refit_mode: Literal["retract", "abort", "in_place"] = key(
-        "how SGLang pauses (docs/sglang.md)", "retract"
+        "how SGLang pauses for a new version (docs/sglang.md)", "retract"
     )
     engines: int = key(
-        "engines of this worker, one per GPU; they share one download", 1, low=1, high=ENGINES_MAX
+        "number of engines, one per GPU; they share one download", 1, low=1, high=ENGINES_MAX
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = key(
-        "of the torch engine; auto: by device", "auto"
+        "weights of the torch engine; auto: float32 on the CPU, bfloat16 on a GPU", "auto"
     )
     device: str = key(
-        "of the torch engines: auto, cpu, cuda (several: one each from cuda:0 on) or cuda:N", "auto"
+        "device of the torch engines: auto, cpu, cuda or cuda:N; several engines on cuda take"
+        " cuda:0, cuda:1 and so on",
+        "auto",
     )
-    slots: int = key("samples each engine runs at once", 16, low=1, high=4096)
+    slots: int = key("samples that each engine runs at once", 16, low=1, high=4096)
     tokens_per_s_max: float = key(
-        "tokens per second at most, all engines together; 0: no limit", 0.0, low=0.0
+        "most tokens per second, all engines together; 0: no limit", 0.0, low=0.0
     )
     threads: int = key(
         "CPU threads of all torch engines together; 0: torch decides", 0, low=0, high=1024
     )
-    relay_only: bool = key("forward versions, generate nothing", False)
-    receive_only: bool = key("pass no version on to other workers", False)
+    relay_only: bool = key("pass versions on and generate nothing", False)
+    receive_only: bool = key("receive versions and pass none on to other workers", False)
     usd_per_h: float = key(
-        "what this worker costs, where the run says nothing of it", 0.0, low=0.0, high=USD_MAX
+        "usd per hour of this worker, unless the run's config has a price for it",
+        0.0,
+        low=0.0,
+        high=USD_MAX,
     )
     uplink_limit: str = key(
-        "what is sent to other workers at most, such as 50mbit; empty: no limit", ""
+        "most that is sent to other workers, all together, such as 50mbit; empty: no limit", ""
     )
-    listen_host: str = key("address the peer listener binds", "127.0.0.1")
+    listen_host: str = key("address on which this worker listens for peers", "127.0.0.1")
     listen_port: int = key(
-        "TCP port of the peer listener; 0: any free one", 0, low=0, high=PORT_MAX
+        "TCP port on which it listens for peers; 0: any free port", 0, low=0, high=PORT_MAX
     )
     advertise: str = key(
-        "HOST:PORT where others reach it, in numbers (:PORT: at its public address); empty: there",
+        "HOST:PORT at which other peers reach this worker, the host as an IP address"
+        " (:PORT alone: its public address); empty: where it listens",
         "",
     )
-    no_tls: bool = key("allow addresses other than loopback although the URL is http://", False)
+    no_tls: bool = key(
+        "allow addresses beyond loopback without TLS, when the URL is http://", False
+    )
     metrics_port: int = key(
-        "serve Prometheus metrics on 127.0.0.1; 0: do not", 0, low=0, high=PORT_MAX
+        "TCP port on 127.0.0.1 that serves Prometheus metrics; 0: none", 0, low=0, high=PORT_MAX
     )
 
     def __post_init__(self) -> None:
         Table.__post_init__(self)
         if self.relay_only and self.receive_only:
             raise OperatorFault(
-                "worker.receive_only: of a worker with relay_only nobody would have anything"
+                "worker.receive_only: relay_only and receive_only cannot be combined: "
+                "the peer would do nothing"
             )
-        if (
-            self.engine == "sglang"
-            and not self.relay_only
-            and (self.engine_python is None) == (self.engine_url == "")
-        ):
-            raise OperatorFault(
-                "worker.engine_python: SGLang needs either this or worker.engine_url"
-            )
-        _ = self.uplink_bytes_per_s_max, self.announced  # or a fault
+        _ = self.uplink_bytes_per_s_max, self.announced  # raises if they are wrong
 
     @property
     def uplink_bytes_per_s_max(self) -> int | None:
-        """Of `uplink_limit`; None: no limit."""
+        """`uplink_limit` in bytes/s; None: no limit. OperatorFault: below UPLINK_LIMIT_MIN."""
         rate = parse_rate(self.uplink_limit) if self.uplink_limit else None
         if rate is not None and rate < UPLINK_LIMIT_MIN:
             raise OperatorFault(
-                f"worker.uplink_limit: expected at least 1mbit, or receive_only; found {self.uplink_limit!r}"
+                f"worker.uplink_limit: expected at least 1mbit, or receive_only; "
+                f"found {self.uplink_limit!r}"
             )
         return None if rate is None else int(rate)
 
     @property
     def announced(self) -> tuple[str, int] | None:
-        """Host and port of `advertise`; None: what it listens on."""
+        """Host and port of `advertise`; None: peers reach this worker where it listens.
+
+        Host 0.0.0.0 stands for the worker's public address, which the coordinator fills in.
+        """
         if not self.advertise:
             return None
         host, _, port = self.advertise.rpartition(":")
         with suppress(ValueError):
-            found = ipaddress.ip_address(host.strip("[]") or "0.0.0.0")  # noqa: S104 - said, not bound
+            # Nothing binds this address: it is sent to the coordinator.
+            found = ipaddress.ip_address(host.strip("[]") or "0.0.0.0")  # noqa: S104
             if 0 < int(port) <= PORT_MAX:
                 return str(found), int(port)
         raise OperatorFault(
-            f"worker.advertise: expected HOST:PORT in numbers, or :PORT; found {self.advertise!r}"
+            "worker.advertise: expected HOST:PORT with an IP address in numbers, or :PORT; "
+            f"found {self.advertise!r}"
         )
 
     @staticmethod
     def load(path: Path | None, overrides: Mapping[str, Any] | None = None) -> "WorkerConfig":
-        """From the file's [worker] table, flags (`{"url": ...}`, in TOML types) winning."""
+        """Read the file's [worker] table. `overrides` (`{"url": ...}`, in TOML types) win."""
         document = read_toml(path) if path is not None else {}
         values = table_of(document, WorkerConfig.TABLE)
         return WorkerConfig.read({**values, **(overrides or {})})
 
 
 _COORDINATOR_TABLES: tuple[type[Table], ...] = (
-    RunTable, ServeTable, PolicyTable, SamplingTable, TaskTable, DisseminationTable, ActivationTable, LinkTable,
-    GatewayTable, RentTable,
+    RunTable, ServeTable, PolicyTable, SamplingTable, TaskTable, DisseminationTable,
+    ActivationTable, LinkTable, GatewayTable, RentTable,
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorConfig:
-    """Everything `echo2d coordinate` needs."""
+    """The configuration of `echo2d coordinate`."""
 
     run: RunTable
     coordinator: ServeTable
@@ -347,34 +400,35 @@ class CoordinatorConfig:
     providers: tuple[ProviderConfig, ...] = ()
 
     def __post_init__(self) -> None:
-        _ = self.link.networks  # or a fault
+        _ = self.link.networks  # raises if they are wrong
         policy = self.policy
         kappa_max = policy.staleness_max + 1
         if policy.publish_every != "auto" and policy.publish_every > kappa_max:
             raise OperatorFault(
-                f"policy.publish_every: expected 1 to {kappa_max} (staleness_max + 1; more would deadlock); "
-                f"found {policy.publish_every}"
+                f"policy.publish_every: expected 1 to {kappa_max} (staleness_max + 1; more would "
+                f"deadlock); found {policy.publish_every}"
             )
         if policy.trajectories_per_step % policy.group_size:
             raise OperatorFault(
-                f"policy.group_size: expected a divisor of trajectories_per_step = {policy.trajectories_per_step}; "
-                f"found {policy.group_size}"
+                "policy.group_size: expected a divisor of trajectories_per_step = "
+                f"{policy.trajectories_per_step}; found {policy.group_size}"
             )
         if self.sampling.vocab_size == 0 and self.run.base_model is None:
             raise OperatorFault(
-                "sampling.vocab_size: expected at least 1, or run.base_model; found neither"
+                "sampling.vocab_size: expected at least 1, or run.base_model to read it from; "
+                "found neither"
             )
 
     @staticmethod
     def load(path: Path, overrides: Mapping[str, Any] | None = None) -> "CoordinatorConfig":
-        """From a TOML file, flags (`{"coordinator.port": 0}`, in TOML types) winning."""
+        """Read a TOML file. `overrides` (`{"coordinator.port": 0}`, in TOML types) win."""
         return CoordinatorConfig.read(read_toml(path), overrides)
 
     @staticmethod
     def read(
         document: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
     ) -> "CoordinatorConfig":
-        """From a parsed TOML document."""
+        """Read a parsed TOML document."""
         tables = {cls.TABLE: dict(table_of(document, cls.TABLE)) for cls in _COORDINATOR_TABLES}
         for name in document:
             if name not in tables and name not in OTHER_TABLES and name != PriceTable.TABLE:
@@ -392,7 +446,7 @@ class CoordinatorConfig:
 
 
 def _prices(document: Mapping[str, Any]) -> tuple[PriceTable, ...]:
-    """Of [[price]]."""
+    """All [[price]] tables of a parsed file."""
     rows = document.get(PriceTable.TABLE, [])
     if (
         not isinstance(rows, list)
@@ -400,29 +454,29 @@ def _prices(document: Mapping[str, Any]) -> tuple[PriceTable, ...]:
         or len(rows) > PRICES_MAX
     ):
         raise OperatorFault(
-            f"[[{PriceTable.TABLE}]]: expected at most {PRICES_MAX} tables with double brackets"
+            f"[[{PriceTable.TABLE}]]: expected at most {PRICES_MAX} tables, in double brackets"
         )
     return tuple(map(PriceTable.read, rows))
 
 
 def notifier() -> Notifier:
-    """Of whoever started this process and wants to be told how it is doing."""
+    """A notifier for the service manager that started this process, if there is one."""
     return Notifier(os.environ)
 
 
 def engine_environment() -> dict[str, str]:
-    """What servers that a worker starts are given of its own environment."""
+    """The environment variables for the servers that a worker starts."""
     return dict(os.environ)
 
 
 def command_environment() -> dict[str, str]:
-    """What a provider's commands are given of the coordinator's: all but the service manager's."""
+    """The environment variables for a provider's commands: all but the service manager's."""
     ours = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_FDS", "LISTEN_PID")
     return {name: value for name, value in os.environ.items() if name not in ours}
 
 
 def print_config() -> str:
-    """The commented TOML of every key of the coordinator and of a worker."""
+    """All keys of the coordinator and of a worker, as commented TOML with their defaults."""
     prices = "".join(
         f"# {line}\n" if line else "\n" for line in print_tables(PriceTable).splitlines()
     )

@@ -1,4 +1,4 @@
-"""What the operator says about renting: the [rent] table, and a [[provider]] for each place where boxes come from.
+"""The configuration of renting: the [rent] table, and a [[provider]] for each source of boxes.
 
 [[provider]]
 name = "aws"
@@ -15,20 +15,25 @@ max = 8
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from echo2d.config_tables import Table, key, print_tables, table_of
 from echo2d.errors import OperatorFault
+from echo2d.registry import PROVIDERS
 
-USD_MAX = 1e6  # an hour, or 10^9 bytes: a mistake
+# More than this per hour, or per 10^9 bytes, is a typing mistake.
+USD_MAX = 1e6
 HOURS_MAX = 24.0 * 90
 SECONDS_MAX = 86400.0
-DRAIN_S_MAX = 3600.0  # of a box that costs money: no trajectory takes longer
-RATE_MAX = 1e9  # trajectories an hour: a mistake
-BOXES_MAX = 512  # of one offer at a time: the largest fleet
+# No trajectory takes longer, and a draining box costs money.
+DRAIN_S_MAX = 3600.0
+# More trajectories per hour than this is a typing mistake.
+RATE_MAX = 1e9
+BOXES_MAX = 512  # of one offer at a time
 PROVIDERS_MAX = 16
-OFFERS_MAX = 64  # of all providers
-NAME = re.compile(r"[a-z][a-z0-9]{0,15}")  # it becomes part of a label
+OFFERS_MAX = 64  # of all providers together
+# A provider's name becomes part of each box's label.
+NAME = re.compile(r"[a-z][a-z0-9]{0,15}")
 PATTERN = re.compile(r"[A-Za-z0-9._*?-]{1,64}")
 
 
@@ -37,16 +42,24 @@ class RentTable(Table):
     TABLE: ClassVar[str] = "rent"
 
     usd_per_h: float | None = key(
-        "that all rented boxes may cost together", None, above=0.0, high=USD_MAX
+        "most that all rented boxes together may cost per hour, in usd; --rent needs it",
+        None,
+        above=0.0,
+        high=USD_MAX,
     )
     usd_total: float | None = key(
-        "that they may cost in the whole run", None, above=0.0, high=USD_MAX
+        "most that renting may cost in the whole run, in usd; --rent needs it",
+        None,
+        above=0.0,
+        high=USD_MAX,
     )
     url: str = key(
-        "how rented boxes reach the coordinator, https://HOST:PORT; empty: as this host does", ""
+        "URL at which rented boxes reach the coordinator, https://HOST:PORT; empty: the URL that"
+        " this host uses",
+        "",
     )
     life_h: float = key(
-        "hours that a box may live; it is told to end by itself then",
+        "hours that a box may live; it is told to end by itself after that",
         24.0,
         above=0.0,
         high=HOURS_MAX,
@@ -55,19 +68,22 @@ class RentTable(Table):
         "seconds without work after which a box is given back", 900.0, above=0.0, high=SECONDS_MAX
     )
     join_s: float = key(
-        "seconds in which a box has to serve a version, or again",
+        "seconds within which a new box must serve a version, or one that stopped must serve again",
         1800.0,
         above=0.0,
         high=SECONDS_MAX,
     )
     drain_s: float = key(
-        "seconds in which the worker of a box that goes may finish what it holds",
+        "seconds that the worker of a box to be given back has to finish what it holds",
         120.0,
         low=0.0,
         high=DRAIN_S_MAX,
     )
     patience_s: float = key(
-        "seconds that workers must have been too few", 60.0, low=0.0, high=SECONDS_MAX
+        "seconds for which there must be too few workers before a box is started",
+        60.0,
+        low=0.0,
+        high=SECONDS_MAX,
     )
 
 
@@ -76,24 +92,30 @@ class ProviderTable(Table):
     TABLE: ClassVar[str] = "provider"
 
     name: str = key("lower-case letters and digits; part of each box's label")
-    kind: Literal["exec", "static"] = key(
-        "exec: the commands below; static: boxes that join by themselves"
+    kind: str = key(
+        "; ".join(f"{name}: {kind.meaning}" for name, kind in PROVIDERS.items()), choices=PROVIDERS
     )
     start: tuple[str, ...] = key("command that starts the box ECHO2D_LABEL (docs/renting.md)", ())
-    stop: tuple[str, ...] = key("command that ends it", ())
+    stop: tuple[str, ...] = key("command that stops the box ECHO2D_LABEL", ())
     list: tuple[str, ...] = key(
-        'command that prints {"label": ..., "id": ...} for every box, one a line', ()
+        'command that prints {"label": ..., "id": ...} for every box, one per line', ()
+    )
+    options: dict[str, Any] = key(
+        "settings that only this kind has; exec and static take none", dict
     )
     timeout_s: float = key("seconds that a command may take", 300.0, above=0.0, high=3600.0)
     settle_s: float = key(
-        "after a command, seconds until lists show what it did", 120.0, low=0.0, high=3600.0
+        "seconds after a command until lists show what it did", 120.0, low=0.0, high=3600.0
     )
     list_every_s: float = key("seconds between two lists", 60.0, above=0.0, high=3600.0)
     billed_by_s: float = key(
-        "seconds that are billed in full once begun", 60.0, above=0.0, high=SECONDS_MAX
+        "billing period in seconds: each one begun is paid in full",
+        60.0,
+        above=0.0,
+        high=SECONDS_MAX,
     )
     grace_s: float = key(
-        "seconds billed at most beside a box's life: to begin, and to end",
+        "most seconds billed beside a box's life, while it starts and stops",
         900.0,
         low=0.0,
         high=SECONDS_MAX,
@@ -102,19 +124,31 @@ class ProviderTable(Table):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferTable(Table):
-    """A kind of box that a provider has; of a static one, what boxes cost whose worker has such a name."""
+    """A kind of box that a provider offers.
+
+    For a provider that does not rent: what boxes cost whose worker has such a name.
+    """
 
     TABLE: ClassVar[str] = "provider.offer"
 
-    name: str = key("lower-case letters and digits; of a static provider the workers' names: lab-*")
-    usd_per_h: float = key("of one box, with its disk and address", low=0.0, high=USD_MAX)
-    trajectories_per_h: float = key(
-        "of one, until it is measured; 0, of a static one: as the others", low=0.0, high=RATE_MAX
+    name: str = key("lower-case letters and digits; with static, a pattern of worker names: lab-*")
+    usd_per_h: float = key(
+        "usd per hour of one box, with its disk and address", low=0.0, high=USD_MAX
     )
-    max: int = key("boxes at a time", 1, low=1, high=BOXES_MAX)
-    availability: float = key("share of the time that one is there", 1.0, above=0.0, high=1.0)
-    usd_per_gb_down: float = key("usd per 10^9 bytes that it receives", 0.0, low=0.0, high=USD_MAX)
-    usd_per_gb_up: float = key("usd per 10^9 bytes that it sends", 0.0, low=0.0, high=USD_MAX)
+    trajectories_per_h: float = key(
+        "trajectories per hour expected of one box until it is measured; with static, 0 means:"
+        " as many as the other workers make",
+        low=0.0,
+        high=RATE_MAX,
+    )
+    max: int = key("most boxes at a time", 1, low=1, high=BOXES_MAX)
+    availability: float = key(
+        "share of the time in which a box is available", 1.0, above=0.0, high=1.0
+    )
+    usd_per_gb_down: float = key(
+        "usd per 10^9 bytes that a box receives", 0.0, low=0.0, high=USD_MAX
+    )
+    usd_per_gb_up: float = key("usd per 10^9 bytes that a box sends", 0.0, low=0.0, high=USD_MAX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,22 +158,31 @@ class ProviderConfig:
     table: ProviderTable
     offers: tuple[OfferTable, ...]
 
+    @property
+    def rents(self) -> bool:
+        """Whether it starts boxes that cost money; otherwise its boxes join by themselves."""
+        return PROVIDERS[self.table.kind].rents
+
     def __post_init__(self) -> None:
-        table = self.table
+        table, kind = self.table, PROVIDERS[self.table.kind]
         commands = {"start": table.start, "stop": table.stop, "list": table.list}
         for name, command in commands.items():
-            if (table.kind == "exec") != bool(command):
-                expected = "a command" if table.kind == "exec" else "nothing, of a static one"
+            if kind.commands != bool(command):
+                expected = "a command" if kind.commands else f"nothing for kind {table.kind!r}"
                 raise OperatorFault(f"provider.{name}: expected {expected}; found {list(command)}")
+        if table.options and not kind.options:
+            raise OperatorFault(
+                f"provider.options: kind {table.kind!r} has no settings of its own; "
+                f"found {', '.join(table.options)}"
+            )
         _require_name("provider.name", table.name, NAME)
         names = [offer.name for offer in self.offers]
         for offer in self.offers:
-            _require_name(
-                "provider.offer.name", offer.name, NAME if table.kind == "exec" else PATTERN
-            )
-            if table.kind == "exec" and not (offer.usd_per_h > 0 and offer.trajectories_per_h > 0):
+            _require_name("provider.offer.name", offer.name, NAME if self.rents else PATTERN)
+            if self.rents and not (offer.usd_per_h > 0 and offer.trajectories_per_h > 0):
                 raise OperatorFault(
-                    f"provider.offer: expected usd_per_h and trajectories_per_h above 0 of {table.name}/{offer.name}"
+                    "provider.offer: expected usd_per_h and trajectories_per_h above 0 of "
+                    f"{table.name}/{offer.name}"
                 )
         if not names or len(set(names)) < len(names):
             raise OperatorFault(
@@ -183,7 +226,7 @@ def _rows(document: Mapping[str, Any], name: str) -> "list[Mapping[str, Any]]":
 
 
 def print_providers() -> str:
-    """Their keys, as comments: without a section there is no provider."""
+    """The keys of [[provider]] and [[provider.offer]], commented out: each is one provider."""
     lines = print_tables(ProviderTable, OfferTable).splitlines()
     return "".join(f"# {_doubled(line)}\n" if line else "\n" for line in lines)
 

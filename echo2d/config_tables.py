@@ -1,7 +1,9 @@
-"""TOML tables as frozen, checked dataclasses: each key with its default, unit, limits and sentence in one place.
+"""TOML tables as frozen, checked dataclasses.
 
-A program reads its own tables of a file that may serve several. Relative paths count from the working directory.
-Anything wrong is an OperatorFault that names `table.key`, what was expected and what was found.
+Each key is declared in one place with its default, unit, limits and meaning. A program reads its
+own tables of a file that may serve several programs. Relative paths count from the working
+directory. Any mistake is an OperatorFault that names `table.key`, what was expected and what was
+found.
 """
 
 import dataclasses
@@ -9,7 +11,7 @@ import json
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, Union
@@ -19,9 +21,19 @@ from echo2d.errors import OperatorFault
 NUMBERS = (int, float)
 
 
-def key(doc: str, default: Any = dataclasses.MISSING, **limits: float) -> Any:
-    """One key of a table, required without a default. Limits: `low` and `high` (inclusive), `above` (exclusive)."""
-    metadata = {"doc": doc, **limits}
+def key(
+    doc: str,
+    default: Any = dataclasses.MISSING,
+    *,
+    choices: Collection[str] | None = None,
+    **limits: float,
+) -> Any:
+    """One key of a table. A key without a default is required.
+
+    limits: `low` and `high` (inclusive), `above` (exclusive). choices: the values that a key of
+    type `str` may have; for a registry's names, which a `Literal` cannot list.
+    """
+    metadata = {"doc": doc, **({} if choices is None else {"choices": tuple(choices)}), **limits}
     if callable(default):
         return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -61,10 +73,18 @@ def _describe(hint: Any) -> str:
     if origin in (Union, types.UnionType):
         return " or ".join(_describe(part) for part in parts if part is not type(None))
     if origin is Literal:
-        return " or ".join(f'"{choice}"' for choice in parts)
+        return _quoted(parts)
     if origin is tuple:
         return f"[{', '.join('...' if part is Ellipsis else _describe(part) for part in parts)}]"
     return _NAMES[origin or hint]
+
+
+def _quoted(choices: Collection[str]) -> str:
+    return " or ".join(f'"{choice}"' for choice in choices)
+
+
+def _expected(hint: Any, item: "dataclasses.Field[Any]") -> str:
+    return _quoted(item.metadata.get("choices", ())) or _describe(hint)
 
 
 def _range_text(limits: Mapping[str, Any]) -> str:
@@ -87,7 +107,7 @@ def _in_range(value: Any, limits: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """One TOML table; subclasses list its keys. Every instance is checked when it is made."""
+    """One TOML table. Subclasses declare its keys. Every instance is checked when it is made."""
 
     TABLE: ClassVar[str]
 
@@ -98,13 +118,14 @@ class Table:
 
     def _check(self, item: "dataclasses.Field[Any]", hint: Any) -> None:
         value = getattr(self, item.name)
-        if not _matches(hint, value) or not _in_range(value, item.metadata):
-            expected = ", ".join(filter(None, (_describe(hint), _range_text(item.metadata))))
+        choices = item.metadata.get("choices", (value,))
+        if not (_matches(hint, value) and value in choices and _in_range(value, item.metadata)):
+            expected = ", ".join(filter(None, (_expected(hint, item), _range_text(item.metadata))))
             raise OperatorFault(f"{self.TABLE}.{item.name}: expected {expected}; found {value!r}")
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> Self:
-        """The table from parsed TOML, in which paths are text."""
+        """Make the table from parsed TOML, where paths are text."""
         hints = typing.get_type_hints(cls)
         keys = {item.name: item for item in dataclasses.fields(cls)}
         for name in values:
@@ -115,20 +136,20 @@ class Table:
         for name, item in keys.items():
             if name not in values and item.default is item.default_factory is dataclasses.MISSING:
                 raise OperatorFault(
-                    f"{cls.TABLE}.{name}: expected {_describe(hints[name])}; found nothing"
+                    f"{cls.TABLE}.{name}: expected {_expected(hints[name], item)}; found nothing"
                 )
         return cls(**{name: _from_toml(hints[name], value) for name, value in values.items()})
 
 
 def _from_toml(hint: Any, value: Any) -> Any:
-    """TOML has neither paths nor pairs."""
+    """Convert what TOML cannot express: paths and tuples."""
     if (hint is Path or Path in typing.get_args(hint)) and type(value) is str:
         return Path(value).expanduser()
     return tuple(value) if typing.get_origin(hint) is tuple and type(value) is list else value
 
 
 def table_of(document: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A table of a parsed document; empty when it has none of this name."""
+    """The table of this name in a parsed document; empty if there is none."""
     table = document.get(name, {})
     if not isinstance(table, dict):
         raise OperatorFault(f"{name}: expected a table; found {table!r}")
@@ -150,8 +171,9 @@ def _toml(value: Any) -> str:
     return str(value) if isinstance(value, float) else json.dumps(value)
 
 
-def _key_lines(item: "dataclasses.Field[Any]") -> list[str]:
-    limits = _range_text(item.metadata)
+def _key_lines(item: "dataclasses.Field[Any]", hint: Any) -> list[str]:
+    listed = "choices" in item.metadata or typing.get_origin(hint) is Literal
+    limits = _expected(hint, item) if listed else _range_text(item.metadata)
     comment = f"# {item.metadata['doc']}" + (f" ({limits})" if limits else "")
     if item.default_factory is not dataclasses.MISSING:
         return [comment, f"{item.name} = {{}}"]
@@ -164,9 +186,11 @@ def _key_lines(item: "dataclasses.Field[Any]") -> list[str]:
 
 
 def print_tables(*tables: type[Table]) -> str:
-    """The commented TOML of all keys with their defaults."""
+    """All keys with their defaults, as commented TOML."""
     blocks = []
     for table in tables:
-        lines = [line for item in dataclasses.fields(table) for line in _key_lines(item)]
+        hints = typing.get_type_hints(table)
+        keys = dataclasses.fields(table)
+        lines = [line for item in keys for line in _key_lines(item, hints[item.name])]
         blocks.append("\n".join([f"[{table.TABLE}]", *lines, ""]))
     return "\n".join(blocks)

@@ -1,19 +1,20 @@
-"""The faults of echo2d: an error says whose fault it is, and that decides the reaction.
+"""The faults of echo2d. Each says whose fault it is, and that decides how the program reacts.
 
     Fault
      +-- OperatorFault    the person running this program: one clear line, exit code 2
      +-- PeerFault        another process broke the protocol: drop that peer
      +-- IntegrityFault   bytes do not verify: drop the chunk, blame its source
      +-- EngineFault      the engine could not do it: keep serving the old version
-     +-- ProviderFault    a command that rents boxes did not end well: believe what lists show, and nothing else
-     +-- StoreFault       this machine's disk could not do it (full, read-only): say so, try again later
+     +-- ProviderFault    a provider's command failed: trust only what the next list of boxes shows
+     +-- StoreFault       this machine's disk refused (full, read-only): say so, try again later
 
-Catch one of these only where you react to it; everything else is our own bug and ends the process.
+Catch a fault only where you react to it. Any other exception is a bug of echo2d and ends the
+process.
 """
 
 
-class Fault(Exception):  # noqa: N818 - faults, not errors: what matters is whose
-    """Base of all faults; its text is one line that a person can act on."""
+class Fault(Exception):  # noqa: N818 - "fault" is the house's word
+    """Base of all faults. Its text is one line that a person can act on."""
 
 
 class OperatorFault(Fault):
@@ -25,7 +26,7 @@ class PeerFault(Fault):
 
 
 class IntegrityFault(Fault):
-    """Bytes whose digest, signature or structure is not what was promised."""
+    """Bytes do not have the digest, the signature or the structure that was promised."""
 
 
 class EngineFault(Fault):
@@ -33,11 +34,14 @@ class EngineFault(Fault):
 
 
 class ProviderFault(Fault):
-    """A provider's command failed, hung or printed nonsense; what it did is not known."""
+    """A provider's command failed, hung or printed nonsense. What it did is unknown."""
 
 
 class StoreFault(Fault):
-    """The local disk refused (no space, I/O error); nothing half-written is believed. full: space would help."""
+    """The local disk refused (no space, I/O error). Nothing half-written is ever used.
+
+    full: the disk has no space left; freeing some would help.
+    """
 
     def __init__(self, text: str, *, full: bool = False) -> None:
         super().__init__(text)
@@ -45,6 +49,6 @@ class StoreFault(Fault):
 
 
 def first_fault(group: BaseExceptionGroup[Fault]) -> Fault:
-    """One of the faults in the group."""
+    """The first fault in a group, however deeply it is nested."""
     inner = group.exceptions[0]
     return first_fault(inner) if isinstance(inner, BaseExceptionGroup) else inner

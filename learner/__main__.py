@@ -26,8 +26,8 @@ from echo2d.client import (
     OperatorFault,
     PeerFault,
     StoreFault,
-    print_tables,
 )
+from echo2d.config_tables import print_tables
 from learner.batch_prefetch import BatchPrefetch
 from learner.config import LearnerConfig, Place, notifier, place
 

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
 
-from echo2d.client import Notifier, OperatorFault, Table, key, read_toml, table_of
+from echo2d.client import OperatorFault
+from echo2d.config_tables import Table, key, read_toml, table_of
+from echo2d.sd_notify import Notifier
 
 Mean = Literal["token", "sequence", "constant"]
 MEANS: dict[str, Mean] = {

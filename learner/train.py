@@ -24,13 +24,13 @@ from echo2d.client import (
     Batch,
     Coordinator,
     IntegrityFault,
-    Notifier,
     NotResumable,
     OperatorFault,
     Session,
     Unanswered,
     base_digest,
 )
+from echo2d.sd_notify import Notifier
 from learner.batch_prefetch import BatchPrefetch
 from learner.batches import BatchRules, Trained, faults
 from learner.checkpoint import OWN, Checkpoints

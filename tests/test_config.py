@@ -125,9 +125,12 @@ def test_what_an_owner_gives_of_the_uplink_and_where_a_worker_can_be_dialled() -
     [
         ({"uplink_limit": "50"}, "a rate such as 100mbit; found '50'"),
         ({"uplink_limit": "500kbit"}, "at least 1mbit, or receive_only; found '500kbit'"),
-        ({"receive_only": True, "relay_only": True}, "receive_only: of a worker with relay_only"),
+        (
+            {"receive_only": True, "relay_only": True},
+            "relay_only and receive_only cannot be combined",
+        ),
         *(
-            ({"advertise": said}, "expected HOST:PORT in numbers, or :PORT")
+            ({"advertise": said}, "expected HOST:PORT with an IP address in numbers")
             for said in ("203.0.113.9", "box:7701", ":", ":0", ":70000", "x", "fd00::5:7701x")
         ),
     ],

@@ -22,6 +22,7 @@ class Example(Table):
     ratio: float = key("share", 0.5, above=0.0, high=1.0)
     betas: tuple[float, float] = key("of AdamW", (0.9, 0.95), low=0.0, high=0.999)
     options: dict[str, Any] = key("anything", dict)
+    engine: str = key("which", "fast", choices={"fast": 1, "exact": 2})
 
 
 def test_a_table_is_read_into_its_types() -> None:
@@ -60,7 +61,11 @@ def test_a_table_is_read_into_its_types() -> None:
         ),
         (
             {"hom": "/x"},
-            "example.hom: unknown key; expected one of home, cache, kind, ratio, betas, options",
+            "example.hom: unknown key; expected one of home, cache, kind, ratio, betas, options, engine",
+        ),
+        (
+            {"home": "/x", "engine": "loud"},
+            'example.engine: expected "fast" or "exact"; found \'loud\'',
         ),
     ],
 )
@@ -93,3 +98,9 @@ def test_what_is_printed_can_be_read(table: type[Table]) -> None:
         if name in table.__dataclass_fields__
     }
     table.read({**printed, **known})
+
+
+def test_the_choices_are_printed() -> None:
+    lines = print_tables(Example).splitlines()
+    assert '# how ("star" or "chain")' in lines
+    assert '# which ("fast" or "exact")' in lines

@@ -1,6 +1,7 @@
-"""The `echo2d` command: parse, build the config, hand over. Heavy imports happen inside the commands (--help is fast).
+"""The `echo2d` command: parses arguments, builds the config and starts the program.
 
-Exit codes: 0 done, 1 failed while running, 2 the operator's mistake (one clear line, no traceback).
+Heavy imports happen inside the commands, so that --help is fast. Exit codes: 0 done, 1 failed while
+running, 2 the operator's mistake (one clear line, no traceback).
 """
 
 from typing import Any
@@ -17,7 +18,7 @@ from echo2d.errors import Fault, OperatorFault
 
 
 class Faultless(click.Group):
-    """Turns faults into one line on stderr and the exit code that says whose mistake it was."""
+    """Turns a fault into one line on stderr and the exit code that says whose mistake it was."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -33,7 +34,11 @@ class Faultless(click.Group):
 )
 @click.version_option(__version__, prog_name="echo2d")
 def main() -> None:
-    """RL post-training with one busy learner and rollouts from far-away GPU boxes."""
+    """RL post-training of LLMs: one busy learner, rollouts from GPU boxes anywhere.
+
+    `echo2d demo` shows all of it on this machine. For a run of your own, start `coordinate` on the
+    learner's host and `join` on each box.
+    """
 
 
 for command in (coordinate, join, status, plan, simulate, demo, token, rented, bench):

@@ -1,4 +1,4 @@
-"""`echo2d bench`: the real thing, measured under a bounded load."""
+"""`echo2d bench`: measures real daemons under a bounded load."""
 
 import sys
 from pathlib import Path
@@ -7,11 +7,12 @@ from typing import Any
 import click
 
 from echo2d.cli.parts import DIRECTORY, FILE
+from echo2d.registry import SHAPES
 
 
 @click.group()
 def bench() -> None:
-    """Measure the real thing under a bounded load."""
+    """Measure real daemons under a bounded load."""
 
 
 @bench.command("broadcast")
@@ -20,28 +21,32 @@ def bench() -> None:
     type=click.IntRange(1, 64),
     default=8,
     show_default=True,
-    help="Workers beside the seed.",
+    help="Number of workers besides the seed.",
 )
 @click.option(
-    "--uplink", default="100mbit", show_default=True, help="Of the seed and of every peer."
+    "--uplink", default="100mbit", show_default=True, help="Uplink of the seed and of every peer."
 )
-@click.option("--uplinks", help="SEED,P1,P2,... in Mbit/s, instead of --peers and --uplink.")
-@click.option("--downlink", help="Of every peer; the fastest uplink if left out.")
-@click.option("--rtt", default="50ms", show_default=True, help="Between any two.")
+@click.option(
+    "--uplinks", help="Uplinks SEED,P1,P2,... in Mbit/s, instead of --peers and --uplink."
+)
+@click.option("--downlink", help="Downlink of every peer. Default: the fastest uplink.")
+@click.option(
+    "--rtt", default="50ms", show_default=True, help="Round-trip time between any two peers."
+)
 @click.option(
     "--loss",
     type=click.FloatRange(0, 0.5),
     default=0.0,
     show_default=True,
-    help="Share of packets.",
+    help="Share of the packets that are lost.",
 )
-@click.option("--bytes", "size", default="64MiB", show_default=True, help="Of a version.")
+@click.option("--bytes", "size", default="64MiB", show_default=True, help="Size of a version.")
 @click.option(
     "--shape",
-    type=click.Choice(["auto", "star", "chain"]),
+    type=click.Choice(list(SHAPES)),
     default="auto",
     show_default=True,
-    help="Plans.",
+    help="Plan shape.",
 )
 @click.option(
     "--seed",
@@ -49,48 +54,68 @@ def bench() -> None:
     type=int,
     default=0,
     show_default=True,
-    help="Of the versions' random bytes.",
+    help="Random seed of the versions' bytes.",
 )
-@click.option("--scenario", type=FILE, help="TOML file instead of all the above.")
+@click.option("--scenario", type=FILE, help="TOML file that replaces all options above.")
 @click.option(
-    "--undialable", type=click.FloatRange(0, 1), default=0.0, help="Share of the peers behind NAT."
+    "--undialable",
+    type=click.FloatRange(0, 1),
+    default=0.0,
+    help="Share of the peers that are behind NAT.",
 )
 @click.option(
-    "--rounds", type=int, default=5, show_default=True, help="Warm ones, after a cold one."
+    "--rounds",
+    type=int,
+    default=5,
+    show_default=True,
+    help="Measured broadcasts with links up, after one from cold.",
 )
 @click.option(
     "--warm-up",
     type=int,
     default=4,
     show_default=True,
-    help="Rounds between them that do not count.",
+    help="Broadcasts between the cold one and these that do not count.",
 )
 @click.option(
-    "--queue", default="50ms", show_default=True, help="What is queued before a link at most."
+    "--queue",
+    default="50ms",
+    show_default=True,
+    help="Most traffic queued in front of a link, as a time.",
 )
 @click.option(
-    "--kill", type=float, help="SIGKILL for the busiest fast relay at this share of a version."
+    "--kill", type=float, help="Kill (SIGKILL) the busiest fast relay at this share of a version."
 )
-@click.option("--partition", type=float, help="Silence from it, likewise, instead.")
-@click.option("--corrupt", type=float, help="The share of its frames that it spoils.")
+@click.option(
+    "--partition",
+    type=float,
+    help="Cut the busiest fast relay off the network at this share of a version.",
+)
+@click.option(
+    "--corrupt", type=float, help="Share of the frames that the busiest fast relay corrupts."
+)
 @click.option(
     "--tls",
     is_flag=True,
-    help="On all connections, as off loopback; for comparison without, if left out.",
+    help="Use TLS on all connections, as beyond loopback. Default: none.",
 )
 @click.option(
     "--versions",
     type=DIRECTORY,
-    help="Real ones (tools/rl_updates.py), as deltas, repeated up to --bytes.",
+    help="Spread these real versions (tools/rl_updates.py) as deltas, repeated up to --bytes.",
 )
 @click.option(
-    "--against", default="", help="Also measure: star,libtorrent,aria2; after each warm round once."
+    "--against",
+    default="",
+    help="Also measure any of star,libtorrent,aria2, once after each warm round.",
 )
-@click.option("--run-dir", type=DIRECTORY, help="Kept with all logs; a temporary one if left out.")
+@click.option(
+    "--run-dir", type=DIRECTORY, help="Directory to keep, with all logs. Default: a temporary one."
+)
 @click.option(
     "--plot",
     type=FILE,
-    help="Also measure 2, 4, 8, ... peers, and draw T_verify (.png, .svg, .pdf).",
+    help="Also measure 2, 4, 8, ... peers and draw T_verify into this file (.png, .svg, .pdf).",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def bench_broadcast(
@@ -103,9 +128,10 @@ def bench_broadcast(
     plot: Path | None,
     **options: Any,
 ) -> None:
-    """Measure how long versions take to spread: real daemons, emulated links (Linux, root, cc).
+    """Measure how long versions take to spread.
 
-    Coordinator, seed and workers run in network namespaces of their own. Exit code 1: somebody has not verified.
+    Real coordinator, seed and workers run in network namespaces with emulated links; this needs
+    Linux, root and cc. Exit code 1: some worker did not verify a version.
     """
     from echo2d.bench.broadcast.plot import run_plot
     from echo2d.bench.broadcast.run import BroadcastBench, run_broadcast, with_undialable
@@ -131,46 +157,47 @@ def bench_broadcast(
     type=click.IntRange(1, 1000),
     default=1000,
     show_default=True,
-    help="Scripted workers that connect.",
+    help="Number of scripted workers that connect.",
 )
 @click.option(
     "--rate",
     type=click.FloatRange(0.1, 2000),
     default=200,
     show_default=True,
-    help="Trajectories per second of all.",
+    help="Trajectories per second, all workers together.",
 )
 @click.option(
     "--tokens",
     type=click.IntRange(1, 100_000),
     default=1000,
     show_default=True,
-    help="Of a trajectory.",
+    help="Output tokens of a trajectory.",
 )
 @click.option(
-    "--slots", type=click.IntRange(1, 256), default=4, show_default=True, help="Of a worker."
+    "--slots", type=click.IntRange(1, 256), default=4, show_default=True, help="Slots of a worker."
 )
 @click.option(
     "--seconds",
     type=click.FloatRange(1, 3600),
     default=60,
     show_default=True,
-    help="Time measured.",
+    help="Seconds to measure.",
 )
 @click.option(
     "--shape",
-    type=click.Choice(["auto", "star", "chain"]),
+    type=click.Choice(list(SHAPES)),
     default="auto",
     show_default=True,
-    help="dissemination.shape: how the versions are planned.",
+    help="Plan shape (dissemination.shape).",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def bench_coordinator(*, as_json: bool, **options: Any) -> None:
-    """Measure a real coordinator (own process, HTTP, WebSocket, SQLite, tasks) with scripted workers and learner.
+    """Measure how many workers a coordinator can lead on this host.
 
-    Lease latency: how long a slot of a worker stays empty, from its result being handed to the control link until the
-    LeaseGranted that fills it has come. Everything is on loopback, in a temporary directory. Exit code 1: the load was
-    not sustained.
+    A real coordinator (its own process, HTTP, WebSocket, SQLite, tasks) gets scripted workers and a
+    scripted learner, on loopback and in a temporary directory. Lease latency is how long a worker's
+    slot stays empty: from its result being handed to the control link until the LeaseGranted that
+    fills it has come. Exit code 1: the load was not sustained.
     """
     from echo2d.bench.coordinator.load import Load
     from echo2d.bench.coordinator.run import run_coordinator_bench
@@ -182,17 +209,24 @@ def bench_coordinator(*, as_json: bool, **options: Any) -> None:
 @click.argument("old", type=DIRECTORY)
 @click.argument("new", type=DIRECTORY)
 @click.option(
-    "--runs", type=int, default=5, show_default=True, help="In which the speeds are measured."
+    "--runs",
+    type=int,
+    default=5,
+    show_default=True,
+    help="Number of runs in which the speeds are measured.",
 )
-@click.option("--against", default="", help="Also encode as others do: xor,index-value,zstd.")
+@click.option("--against", default="", help="Also encode with any of xor,index-value,zstd.")
 @click.option(
-    "--out", type=DIRECTORY, help="Where NEW is built again, kept; a temporary folder if left out."
+    "--out",
+    type=DIRECTORY,
+    help="Directory to keep, in which NEW is rebuilt. Default: a temporary one.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def bench_delta(*, against: str, as_json: bool, **options: Any) -> None:
-    """Measure what it takes to send the snapshot NEW to who has OLD, and build it again from that.
+    """Measure the delta between two snapshots: its size, and the speed of encoding and applying it.
 
-    Exit code 1: what was built is not NEW, byte for byte.
+    NEW is encoded as a difference from OLD and rebuilt from it. Exit code 1: the rebuilt snapshot
+    is not NEW, byte for byte.
     """
     from echo2d.bench.delta.run import DeltaBench, run_delta_bench
 

@@ -1,4 +1,4 @@
-"""`echo2d coordinate`, `join`, `rented`: what runs for days, and what one of it has rented."""
+"""The daemons `echo2d coordinate` and `echo2d join`, and `echo2d rented` for rented boxes."""
 
 import json
 import sys
@@ -9,33 +9,38 @@ import click
 
 from echo2d.cli.parts import DIRECTORY, FILE, log_options, serve
 from echo2d.errors import OperatorFault
+from echo2d.registry import ENGINES, one_of
 
 
 @click.command()
-@click.option("--config", type=FILE, help="TOML file; see --print-config.")
+@click.option("--config", type=FILE, help="TOML file of the run; --print-config shows its keys.")
 @click.option(
     "--no-tls",
     is_flag=True,
-    help="No TLS beyond loopback: whoever is on the path reads and takes over.",
+    help="Use no TLS: anybody on the network path can read everything and take over.",
 )
-@click.option("--no-delta", is_flag=True, help="Send versions in full, whatever the workers have.")
+@click.option(
+    "--no-delta", is_flag=True, help="Send every version in full instead of as a difference."
+)
 @click.option(
     "--no-p2p",
     is_flag=True,
-    help="Send every version to every worker from here: workers pass nothing on.",
+    help="Send every version to every worker from this host; workers pass nothing on.",
 )
 @click.option(
     "--no-cost",
     is_flag=True,
-    help="Activate workers in an order that has nothing to do with their prices.",
+    help="Ignore prices when choosing which workers to activate.",
 )
 @click.option(
     "--rent",
     is_flag=True,
-    help="Rent boxes from [[provider]]s within the budget of [rent]. Costs money.",
+    help="Rent boxes from the config's [[provider]]s, within the budget of [rent]. Costs money.",
 )
 @click.option(
-    "--print-config", is_flag=True, help="Print every key with its default and meaning, and end."
+    "--print-config",
+    is_flag=True,
+    help="Print every config key with its default and meaning, and exit.",
 )
 @log_options
 def coordinate(
@@ -50,7 +55,12 @@ def coordinate(
     log_level: str,
     log_json: bool,
 ) -> None:
-    """Run the coordinator of a run: members, plans, leases, batches, the seed of every broadcast."""
+    """Run the coordinator: it leads the workers and serves the learner.
+
+    It accepts workers, leases prompts to them, collects their samples into batches for the learner,
+    and spreads every version that the learner publishes. Stop it with Ctrl-C or SIGTERM; started
+    again with the same config, it continues the run.
+    """
     from echo2d.config import CoordinatorConfig
     from echo2d.config import print_config as all_keys
 
@@ -59,7 +69,7 @@ def coordinate(
         return
     if config is None:
         raise OperatorFault(
-            "coordinate needs --config FILE (echo2d coordinate --print-config shows one)"
+            "coordinate needs --config FILE; echo2d coordinate --print-config prints a template"
         )
     left_out = {
         "dissemination.delta": no_delta,
@@ -80,24 +90,25 @@ def coordinate(
 
 
 @click.command()
-@click.option("--config", type=FILE, required=True, help="The coordinator's.")
+@click.option("--config", type=FILE, required=True, help="The coordinator's TOML file.")
 @click.option(
     "--stop",
     is_flag=True,
-    help="Stop all that the run has rented; no coordinator may run meanwhile.",
+    help="Stop all boxes that the run has rented. The coordinator must not be running.",
 )
 @click.option(
     "--within",
     type=click.FloatRange(1.0),
     default=900.0,
     show_default=True,
-    help="Seconds that --stop takes at most.",
+    help="Most seconds that --stop may take.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of lines.")
 def rented(config: Path, *, stop: bool, within: float, as_json: bool) -> None:
-    """Show what a run has rented and spent, by its own book; or give everything back.
+    """Show which boxes a run has rented and what it has spent, or stop them all.
 
-    Exit code 1: with --stop, something may still be there.
+    The figures come from the run's own records. Exit code 1: after --stop, some boxes may still be
+    running.
     """
     import asyncio
 
@@ -116,64 +127,91 @@ def rented(config: Path, *, stop: bool, within: float, as_json: bool) -> None:
 
 @click.command()
 @click.argument("url", required=False)
-@click.option("--token-file", type=FILE, help="Made by `echo2d token create NAME --role worker`.")
 @click.option(
-    "--state-dir", type=DIRECTORY, help="Where this worker keeps its key, frames and snapshots."
+    "--token-file", type=FILE, help="Token file, made by `echo2d token create NAME --role worker`."
 )
-@click.option("--config", type=FILE, help="TOML file whose [worker] table holds what flags do not.")
+@click.option(
+    "--state-dir", type=DIRECTORY, help="Directory for this worker's key, frames and snapshots."
+)
+@click.option("--config", type=FILE, help="TOML file with a [worker] table; flags override it.")
 @click.option(
     "--base-model",
     type=DIRECTORY,
-    help="Model directory here: what it holds is not fetched; adapters need it.",
+    help="Model directory on this box: its data are not fetched again; adapters need it.",
 )
-@click.option("--name", help="Shown by status; the host's name if left out.")
-@click.option("--engine", help="What generates: torch, sglang or fake.")
+@click.option("--name", help="Name shown by `echo2d status`. Default: the host's name.")
+@click.option("--engine", help=f"Inference engine: {one_of(ENGINES)}.")
 @click.option(
     "--engine-python",
     type=FILE,
-    help="Python of the environment that SGLang is in: start its servers.",
-)
-@click.option("--engine-args", metavar="FLAGS", help="For these servers, as on a command line.")
-@click.option(
-    "--engine-url", metavar="URL,...", help="SGLang servers that run already, one per engine."
+    help="Start SGLang servers with this python, in whose environment SGLang is installed.",
 )
 @click.option(
-    "--engine-key-file", type=FILE, help="Their API key, then their admin key, a line each."
+    "--engine-args", metavar="FLAGS", help="Flags for these servers, written as on a command line."
 )
 @click.option(
-    "--refit-mode", help="How SGLang pauses for a new version: retract, abort or in_place."
+    "--engine-url",
+    metavar="URL,...",
+    help="Use SGLang servers that are running already, one per engine.",
 )
 @click.option(
-    "--engines", type=int, help="Engines of this worker, one per GPU; they share one download."
-)
-@click.option("--slots", type=int, help="Samples each engine runs at once.")
-@click.option("--tokens-per-s-max", type=float, help="Generate at most so many tokens per second.")
-@click.option("--threads", type=int, help="CPU threads of all torch engines.")
-@click.option(
-    "--relay-only", is_flag=True, default=None, help="Forward versions, generate nothing."
+    "--engine-key-file",
+    type=FILE,
+    help="File with the API key of these servers, and their admin key on a second line.",
 )
 @click.option(
-    "--receive-only", is_flag=True, default=None, help="Pass nothing on to other workers."
+    "--refit-mode",
+    help="How SGLang pauses for a new version: retract, abort or in_place (docs/sglang.md).",
+)
+@click.option(
+    "--engines", type=int, help="Number of engines, one per GPU; they share one download."
+)
+@click.option("--slots", type=int, help="Samples that each engine runs at once.")
+@click.option(
+    "--tokens-per-s-max", type=float, help="Most tokens per second, all engines together."
+)
+@click.option("--threads", type=int, help="CPU threads of all torch engines together.")
+@click.option(
+    "--relay-only", is_flag=True, default=None, help="Pass versions on and generate nothing."
+)
+@click.option(
+    "--receive-only",
+    is_flag=True,
+    default=None,
+    help="Receive versions and pass none on to other workers.",
 )
 @click.option(
     "--usd-per-h",
     type=float,
-    help="What this worker costs, where the run's config says nothing of it.",
+    help="Usd per hour of this worker, unless the run's config has a price for it.",
 )
 @click.option(
-    "--uplink-limit", metavar="RATE", help="Send at most so much to other workers, such as 50mbit."
+    "--uplink-limit",
+    metavar="RATE",
+    help="Most that is sent to other workers, all together, such as 50mbit.",
 )
-@click.option("--listen-host", help="Address the peer listener binds.")
-@click.option("--listen-port", type=int, help="Port of the peer listener; 0: any free one.")
+@click.option("--listen-host", help="Address on which to listen for peers.")
 @click.option(
-    "--advertise", metavar="HOST:PORT", help="Where others reach it, if not where it listens (NAT)."
+    "--listen-port", type=int, help="Port on which to listen for peers; 0: any free port."
 )
 @click.option(
-    "--no-tls", is_flag=True, default=None, help="Go beyond loopback although the URL is http://."
+    "--advertise",
+    metavar="HOST:PORT",
+    help="Where peers reach this worker, if not where it listens (NAT).",
+)
+@click.option(
+    "--no-tls",
+    is_flag=True,
+    default=None,
+    help="Allow an http:// URL beyond loopback, without TLS.",
 )
 @log_options
 def join(config: Path | None, *, log_level: str, log_json: bool, **flags: Any) -> None:
-    """Join a run as a worker: receive versions, pass them on, make rollouts. URL is the coordinator's."""
+    """Run a worker: receive versions, pass them on and make rollouts.
+
+    URL is the coordinator's, https://HOST:PORT. URL, --token-file and --state-dir are required, as
+    flags or in the [worker] table of --config; `echo2d coordinate --print-config` shows its keys.
+    """
     from echo2d.config import WorkerConfig
 
     loaded = WorkerConfig.load(

@@ -12,6 +12,7 @@ import click
 
 from echo2d.cli.parts import FILE, coordinator_at
 from echo2d.errors import Fault, OperatorFault
+from echo2d.registry import SHAPES
 
 if TYPE_CHECKING:
     from echo2d.sim.fleet.spec import FleetSpec
@@ -22,23 +23,31 @@ if TYPE_CHECKING:
 @click.option(
     "--live",
     metavar="WHERE",
-    help="With what a coordinator has measured: its run directory, or URL.",
+    help="Use what a coordinator has measured: its run directory or its URL.",
 )
-@click.option("--token-file", type=FILE, help="For a URL: a learner, gateway or viewer token.")
+@click.option(
+    "--token-file",
+    type=FILE,
+    help="For a URL: a token file with the role learner, gateway or viewer.",
+)
 @click.option(
     "--no-p2p",
     is_flag=True,
-    help="As if the learner's host sent every version to every worker itself.",
+    help="Assume that the learner's host sends every version to every worker itself.",
 )
 @click.option(
-    "--no-cost", is_flag=True, help="As if workers were taken in random order, whatever they cost."
+    "--no-cost",
+    is_flag=True,
+    help="Assume that workers are taken in random order, whatever they cost.",
 )
-@click.option("--no-delta", is_flag=True, help="As if versions went out in full.")
+@click.option("--no-delta", is_flag=True, help="Assume that versions are sent in full.")
 @click.option(
-    "--seed", "rng_seed", type=int, default=0, show_default=True, help="Of the random order."
+    "--seed", "rng_seed", type=int, default=0, show_default=True, help="Random seed of that order."
 )
 @click.option(
-    "--plot", type=FILE, help="Also draw bubble and cost over throughput (.png, .svg, .pdf)."
+    "--plot",
+    type=FILE,
+    help="Also draw bubble and cost by throughput into this file (.png, .svg, .pdf).",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 def plan(
@@ -53,9 +62,10 @@ def plan(
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Say how many workers keep the learner busy, which ones, and what a step costs, before any money is spent.
+    """Predict how many workers keep the learner busy, which ones, and what a step costs.
 
-    Exit code 0 whether or not it is feasible: that is the answer.
+    SCENARIO is a TOML file with [[fleet]] tables (see scenarios/). Give either it or --live. The
+    exit code is 0 also if no choice of workers is enough.
     """
     from dataclasses import asdict
 
@@ -83,11 +93,11 @@ def plan(
 
 
 def _fleet(scenario: Path | None, live: str | None, token_file: Path | None) -> "FleetSpec":
-    """Of a file, or of a coordinator that runs."""
+    """The fleet of a file, or of a running coordinator."""
     from echo2d.sim.fleet.spec import load_fleet
 
     if (scenario is None) == (live is None):
-        raise OperatorFault("plan needs either a file or --live")
+        raise OperatorFault("plan needs either a scenario file or --live")
     if scenario is not None:
         return load_fleet(scenario)
     import asyncio
@@ -106,31 +116,39 @@ def _fleet(scenario: Path | None, live: str | None, token_file: Path | None) -> 
 @click.option(
     "--peers",
     type=click.IntRange(1, 10_000),
-    help="Of a broadcast, beside the seed, instead of the file's.",
+    help="Number of peers besides the seed; overrides the file. Broadcasts only.",
 )
 @click.option(
-    "--bytes", "size", help="Of a broadcast's version, instead of the file's: 80MB, 1GiB."
+    "--bytes",
+    "size",
+    help="Size of the version, such as 80MB or 1GiB; overrides the file. Broadcasts only.",
 )
 @click.option(
-    "--shape", type=click.Choice(["auto", "star", "chain"]), help="Of a broadcast's plan, likewise."
+    "--shape",
+    type=click.Choice(list(SHAPES)),
+    help="Plan shape; overrides the file. Broadcasts only.",
 )
 @click.option(
     "--hours",
     type=click.FloatRange(0, 8760, min_open=True),
-    help="Of a fleet, instead of the file's.",
+    help="Hours to simulate; overrides the file. Fleets only.",
 )
 @click.option(
     "--no-p2p",
     is_flag=True,
-    help="Of a fleet: the learner's host sends versions to everybody itself.",
+    help="The learner's host sends every version to every worker itself. Fleets only.",
 )
-@click.option("--no-cost", is_flag=True, help="Of a fleet: workers are taken in random order.")
-@click.option("--no-delta", is_flag=True, help="Of a fleet: versions go out in full.")
+@click.option(
+    "--no-cost",
+    is_flag=True,
+    help="Workers are taken in random order, whatever they cost. Fleets only.",
+)
+@click.option("--no-delta", is_flag=True, help="Versions are sent in full. Fleets only.")
 @click.option(
     "--json",
     "as_json",
     is_flag=True,
-    help="Print one JSON object instead of a line for each figure.",
+    help="Print one JSON object instead of one line per figure.",
 )
 def simulate(
     scenario: Path,
@@ -144,10 +162,11 @@ def simulate(
     no_delta: bool,
     as_json: bool,
 ) -> None:
-    """Play a fleet for hours, or one broadcast, in virtual time: whichever the TOML file describes.
+    """Simulate in virtual time: hours of a fleet, or one broadcast.
 
-    A fleet (a file with [[fleet]], see `echo2d plan`): the real leases, groups, gates, capacity and activation, with
-    workers that come and go. A broadcast (a file with [[peers]]): the real relays and planner on its links.
+    A file with [[fleet]] tables describes a fleet: the real leases, groups, staleness gates and
+    activation run with workers that come and go. A file with [[peers]] tables describes a
+    broadcast: the real relays and planner run on its links. Examples of both are in scenarios/.
     """
     import time
 

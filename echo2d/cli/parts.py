@@ -1,4 +1,4 @@
-"""What commands of `echo2d` share: types of arguments, how a daemon logs, serves and ends, where a coordinator is."""
+"""What the commands share: argument types, logging, running a daemon, finding a coordinator."""
 
 import gc
 import sys
@@ -16,15 +16,17 @@ DIRECTORY = click.Path(path_type=Path, file_okay=False)
 
 
 def log_options(command: Callable[..., None]) -> Callable[..., None]:
-    """How a daemon logs."""
+    """Adds the options --log-level and --log-json."""
     level = click.option(
         "--log-level",
         type=click.Choice(["debug", "info", "warning"]),
         default="info",
         show_default=True,
-        help="debug has a line for every sample.",
+        help="Least severity that is logged; debug logs every sample.",
     )
-    return level(click.option("--log-json", is_flag=True, help="One JSON object a line.")(command))
+    return level(
+        click.option("--log-json", is_flag=True, help="Log one JSON object per line.")(command)
+    )
 
 
 def serve(
@@ -39,7 +41,8 @@ def serve(
 
 
 def end(code: int) -> NoReturn:
-    """Without a search for garbage in all that was loaded: with torch that takes a second, and the process ends."""
+    """Exit the process with this code."""
+    # Without it, the last garbage collection takes a second where torch is loaded.
     gc.freeze()
     sys.exit(code)
 
@@ -47,14 +50,18 @@ def end(code: int) -> NoReturn:
 def coordinator_at(
     run_dir: Path | None, url: str | None, token_file: Path | None
 ) -> Callable[[], tuple[str, Path]]:
-    """Where to ask, each time anew: one that is started again may listen elsewhere."""
+    """A function that finds the coordinator's URL and a token file.
+
+    Call it before every request: a restarted coordinator may listen elsewhere. OperatorFault:
+    neither a run directory nor a URL with a token file was given.
+    """
     if run_dir is not None:
         from echo2d.runtime.run_dir.credentials import find_coordinator
 
         return partial(find_coordinator, run_dir)
     if url is None or token_file is None:
         raise OperatorFault(
-            "the coordinator's run directory is needed, or its URL and --token-file"
+            "expected the coordinator's run directory, or its URL together with --token-file"
         )
     at = (url, token_file)
     return lambda: at

@@ -1,4 +1,4 @@
-"""`echo2d token`: who may do what in a run."""
+"""`echo2d token`: the credentials of a run."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,10 @@ from echo2d.cli.parts import DIRECTORY, FILE
 
 @click.group()
 def token() -> None:
-    """Create, list and revoke credentials. Works on the run directory, whether or not a coordinator runs."""
+    """Create, list and revoke the credentials of a run.
+
+    These commands work on the run directory, whether or not the coordinator is running.
+    """
 
 
 @token.command("create")
@@ -23,21 +26,29 @@ def token() -> None:
     help="What the holder may do: join, train, generate, or look.",
 )
 @click.option(
-    "--run-dir", type=DIRECTORY, required=True, help="run.run_dir of the coordinator's config."
+    "--run-dir",
+    type=DIRECTORY,
+    required=True,
+    help="The run's directory: run.run_dir of its config.",
 )
 @click.option(
-    "--url", required=True, help="How the holder reaches the coordinator: https://HOST:PORT."
+    "--url",
+    required=True,
+    help="URL at which the holder reaches the coordinator: https://HOST:PORT.",
 )
-@click.option("--out", type=FILE, help="The token file to write; NAME.token if left out.")
+@click.option("--out", type=FILE, help="Token file to write. Default: NAME.token.")
 @click.option(
     "--max-workers",
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="Machines that may enrol with it.",
+    help="Number of machines that may join with it.",
 )
 @click.option(
-    "--expires", default="30d", show_default=True, help="From now: 90s, 12h, 30d or never."
+    "--expires",
+    default="30d",
+    show_default=True,
+    help="Lifetime, such as 90s, 12h or 30d; or never.",
 )
 def token_create(
     name: str, role: Any, run_dir: Path, url: str, out: Path | None, max_workers: int, expires: str
@@ -54,11 +65,14 @@ def token_create(
 
 @token.command("list")
 @click.option(
-    "--run-dir", type=DIRECTORY, required=True, help="run.run_dir of the coordinator's config."
+    "--run-dir",
+    type=DIRECTORY,
+    required=True,
+    help="The run's directory: run.run_dir of its config.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON array.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
 def token_list(run_dir: Path, *, as_json: bool) -> None:
-    """Show all credentials of a run; never their secrets."""
+    """Show all credentials of a run, without their secrets."""
     from echo2d.runtime.run_dir.credentials import list_tokens
 
     rows = list_tokens(run_dir)
@@ -72,10 +86,13 @@ def token_list(run_dir: Path, *, as_json: bool) -> None:
 @token.command("revoke")
 @click.argument("name")
 @click.option(
-    "--run-dir", type=DIRECTORY, required=True, help="run.run_dir of the coordinator's config."
+    "--run-dir",
+    type=DIRECTORY,
+    required=True,
+    help="The run's directory: run.run_dir of its config.",
 )
 def token_revoke(name: str, run_dir: Path) -> None:
-    """Revoke the credential NAME; its live sessions end within a second."""
+    """Revoke the credential NAME. Its open sessions end within a second."""
     from echo2d.runtime.run_dir.credentials import revoke_token
 
     revoke_token(run_dir, name)

@@ -1,4 +1,4 @@
-"""`echo2d status` and `echo2d demo`: looking at a run, of one's own or a small one."""
+"""`echo2d status` and `echo2d demo`: look at a run, or watch a small one on this machine."""
 
 import json
 from contextlib import suppress
@@ -11,22 +11,24 @@ from echo2d.cli.parts import DIRECTORY, FILE, coordinator_at, end
 
 
 @click.command()
-@click.option("--run-dir", type=DIRECTORY, help="Of a coordinator on this host.")
-@click.option("--url", help="Of a coordinator elsewhere; needs --token-file.")
-@click.option("--token-file", type=FILE, help="A learner, gateway or viewer token.")
+@click.option("--run-dir", type=DIRECTORY, help="Run directory of a coordinator on this host.")
+@click.option("--url", help="URL of a coordinator elsewhere; needs --token-file.")
+@click.option(
+    "--token-file", type=FILE, help="Token file with the role learner, gateway or viewer."
+)
 @click.option(
     "--json",
     "as_json",
     is_flag=True,
-    help="Everything, as one JSON object; with --watch one a line.",
+    help="Print everything as one JSON object; with --watch, one per line.",
 )
-@click.option("--watch", "again", is_flag=True, help="Show it again and again, until Ctrl-C.")
+@click.option("--watch", "again", is_flag=True, help="Refresh the display until Ctrl-C.")
 @click.option(
     "--interval",
     type=click.FloatRange(0.1, 3600.0),
     default=1.0,
     show_default=True,
-    help="Seconds between two looks of --watch.",
+    help="Seconds between two refreshes of --watch.",
 )
 def status(
     run_dir: Path | None,
@@ -37,7 +39,7 @@ def status(
     again: bool,
     interval: float,
 ) -> None:
-    """Show what a running coordinator is doing, and what is wrong."""
+    """Show what a running coordinator is doing, and its alerts."""
     import asyncio
 
     from echo2d.views.status import print_status
@@ -60,7 +62,7 @@ def status(
     "--steps",
     type=int,
     default=None,
-    help="Train steps; the accuracy bar holds for the default only.",
+    help="Train steps. The demo requires a final accuracy only with the default number.",
 )
 @click.option(
     "--workers",
@@ -70,28 +72,46 @@ def status(
     help="Worker daemons to start.",
 )
 @click.option(
-    "--staleness", type=click.IntRange(0), default=2, show_default=True, help="S, in train steps."
+    "--staleness",
+    type=click.IntRange(0),
+    default=2,
+    show_default=True,
+    help="S: the oldest data allowed in a gradient, in train steps.",
 )
 @click.option(
-    "--kappa", type=click.IntRange(1), default=1, show_default=True, help="Train steps per publish."
+    "--kappa",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Kappa: train steps per published version.",
 )
 @click.option(
-    "--seed", type=int, default=0, show_default=True, help="Of model, prompts and sampling."
+    "--seed",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Random seed of the model, the prompts and the sampling.",
 )
 @click.option(
     "--chaos",
     is_flag=True,
-    help="kill -9 workers again and again, and everything else at least once.",
+    help="Kill workers (kill -9) again and again, and every other process at least once.",
 )
 @click.option(
-    "--delta/--no-delta", default=True, help="Send versions as differences (default), or in full."
+    "--delta/--no-delta",
+    default=True,
+    help="Send versions as differences (the default), or in full.",
 )
 @click.option(
-    "--json", "as_json", is_flag=True, help="End with one JSON object instead of the table."
+    "--json", "as_json", is_flag=True, help="Print one JSON object at the end instead of the table."
 )
-@click.option("--run-dir", type=DIRECTORY, help="Kept with all logs; runs/demo-N if left out.")
+@click.option(
+    "--run-dir",
+    type=DIRECTORY,
+    help="Directory for the run and all its logs. Default: runs/demo-N.",
+)
 def demo(steps: int | None, **options: Any) -> None:
-    """Watch a small language model get better: coordinator, workers and learner on this machine."""
+    """Train a small language model with a coordinator, workers and a learner on this machine."""
     from echo2d.demo.run import STEPS, Demo, run_demo
 
     end(run_demo(Demo(steps=STEPS if steps is None else steps, **options)))

@@ -93,6 +93,36 @@ class EngineLoad:
     slots: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """What the operator chose for the engines of one worker; a factory of `registry.ENGINES` reads what concerns it.
+
+    count: engines to make, none started yet. slots: samples that each runs at once. tokens_per_s_max: of all engines
+    together; 0: no limit. threads: CPU threads of all together; 0: the engine decides. device, dtype: as in the
+    worker's config. folder: where an engine may keep logs. environment: what a server process is given of this one's.
+    python, arguments, url, key_file: how a server is started or reached. refit_mode: how it pauses for a new version.
+    """
+
+    count: int
+    slots: int
+    tokens_per_s_max: float
+    threads: int
+    device: str
+    dtype: str
+    folder: Path
+    environment: Mapping[str, str]
+    python: Path | None
+    arguments: str
+    url: str
+    key_file: Path | None
+    refit_mode: Literal["retract", "abort", "in_place"]
+
+    @property
+    def tokens_per_s_each(self) -> float | None:
+        """None: no limit."""
+        return self.tokens_per_s_max / self.count or None
+
+
 class Engine(Protocol):
     """All methods run on one event loop. `EngineFault` is the only fault that leaves them.
 

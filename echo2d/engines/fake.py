@@ -6,6 +6,7 @@ It reads a snapshot's layout like the real engines, and can be told to fail.
 """
 
 import asyncio
+import secrets
 from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -19,6 +20,7 @@ from blake3 import blake3
 from echo2d.engines.base import (
     AdapterBase,
     EngineLoad,
+    EngineOptions,
     FinishReason,
     GenerateRequest,
     RefitReport,
@@ -57,6 +59,17 @@ def _hash(what: str, tokens: Sequence[int]) -> int:
     return int.from_bytes(
         blake3(what.encode() + b"\0" + array("q", tokens).tobytes()).digest(8), "little"
     )
+
+
+def make_fake_engines(options: EngineOptions) -> "list[FakeEngine]":
+    return [
+        FakeEngine(
+            rng_seed=secrets.randbits(32),
+            tokens_per_s=options.tokens_per_s_each,
+            slots=options.slots,
+        )
+        for _ in range(options.count)
+    ]
 
 
 class FakeEngine:

@@ -4,9 +4,10 @@
 provider keeps it with the box (a tag, a name), and shows it in its list. Implementations: `static`, `exec`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from echo2d.core.renting.budget import Label
 from echo2d.core.renting.events import Instance
@@ -24,6 +25,24 @@ class BoxOrder:
     url: str
     token_file: Path
     life_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProviderOptions:
+    """What the operator chose for one provider; a factory of `registry.PROVIDERS` reads what concerns it.
+
+    start, stop, list: argument lists; empty for a kind that runs no commands. timeout_s: for one call of the provider.
+    options: the keys of `provider.options`, which only this kind understands. prefix: every label of this run begins
+    with it. environment: what commands are given of this process's own.
+    """
+
+    start: tuple[str, ...]
+    stop: tuple[str, ...]
+    list: tuple[str, ...]
+    timeout_s: float
+    options: Mapping[str, Any]
+    prefix: str
+    environment: Mapping[str, str]
 
 
 class Provider(Protocol):

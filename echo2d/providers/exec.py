@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from echo2d.core.renting.budget import Label
 from echo2d.core.renting.events import Instance
 from echo2d.errors import ProviderFault
-from echo2d.providers.base import BoxOrder
+from echo2d.providers.base import BoxOrder, ProviderOptions
 
 OUTPUT_BYTES_MAX = 4 << 20  # of stdout, and of stderr: a list of all boxes of a large account
 LINES_MAX = 20_000  # of a list: as many boxes as a run can have
@@ -49,6 +49,13 @@ class Commands:
     list: Sequence[str]
     timeout_s: float
     environment: Mapping[str, str]
+
+
+def make_exec_provider(options: ProviderOptions) -> "ExecProvider":
+    commands = Commands(
+        options.start, options.stop, options.list, options.timeout_s, options.environment
+    )
+    return ExecProvider(commands, options.prefix)
 
 
 class ExecProvider:

@@ -3,7 +3,11 @@
 from echo2d.core.renting.budget import Label
 from echo2d.core.renting.events import Instance
 from echo2d.errors import ProviderFault
-from echo2d.providers.base import BoxOrder
+from echo2d.providers.base import BoxOrder, ProviderOptions
+
+
+def make_static_provider(options: ProviderOptions) -> "StaticProvider":  # noqa: ARG001
+    return StaticProvider()
 
 
 class StaticProvider:

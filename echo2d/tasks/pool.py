@@ -53,7 +53,7 @@ class Limits:
 class TaskPool:
     """Prompts and rewards of one task, made by at most `processes` processes.
 
-    task: a name of `pool_child.TASKS`, or "module:Class" with a module that this interpreter can import.
+    task: a name in `registry.TASKS`, or "module:Class" with a module that this interpreter can import.
     options: keyword arguments of the class, plain values. timeout_s: of one call.
     uid: the user that runs the task; None means each process one of TASK_UIDS where we are root, else our own.
     """

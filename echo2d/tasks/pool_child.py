@@ -21,7 +21,6 @@ What this module imports is the start-up time of a task process, so it imports l
 
 import contextlib
 import ctypes
-import importlib
 import math
 import os
 import resource
@@ -34,9 +33,8 @@ from typing import Any
 
 import msgpack
 
+from echo2d.registry import TASKS, load
 from echo2d.tasks.base import Prompt, Task
-
-TASKS = {"sort_digits": "echo2d.tasks.sort_digits:SortDigits"}
 
 MESSAGE_BYTES_MAX = 1 << 20  # a prompt and an answer of 100,000 tokens each fit
 REASON_CHARS_MAX = 500  # enough for the text of an exception; it ends up in logs
@@ -203,8 +201,7 @@ def _packed(reply: TaskReply) -> bytes:
 
 
 def _import(task: str) -> Callable[..., Task]:
-    module, _, name = TASKS.get(task, task).partition(":")
-    make: Callable[..., Task] = getattr(importlib.import_module(module), name)
+    make: Callable[..., Task] = load(TASKS.get(task, task))
     return make
 
 

@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 
 from echo2d.config import WorkerConfig
-from echo2d.engines.sglang.admission import SampleAdmission, ServerLoad, next_limit
+from echo2d.engines.server.admission import SampleAdmission, ServerLoad, next_limit
+from echo2d.engines.server.continuation import Continuation, Foreign, ReportedToken, StreamChunk
+from echo2d.engines.server.process import ServerProcess
+from echo2d.engines.server.process_guard import Log
 from echo2d.engines.sglang.compat import dialect_of
-from echo2d.engines.sglang.continuation import Continuation, Foreign, ReportedToken
 from echo2d.engines.sglang.engine import SglangEngine
-from echo2d.engines.sglang.process import Launch, ServerProcess, launches, require_arguments
-from echo2d.engines.sglang.process_guard import Log
+from echo2d.engines.sglang.generate import read_chunk
+from echo2d.engines.sglang.launch import Launch, launches, require_arguments
 from echo2d.errors import EngineFault, OperatorFault
 from echo2d.runtime.worker.engine_refit import make_engines
 
@@ -70,6 +72,16 @@ def test_a_server_without_a_path_that_is_needed(path: str) -> None:
 
 
 def chunk(
+    *tokens: int,
+    end: int,
+    finish: Any = None,
+    spans: list[tuple[str, int, int]] | None = None,
+    logprobs: Any = None,
+) -> StreamChunk:
+    return read_chunk(body(*tokens, end=end, finish=finish, spans=spans, logprobs=logprobs))
+
+
+def body(
     *tokens: int,
     end: int,
     finish: Any = None,
@@ -164,22 +176,22 @@ BAD = {
     "no output": {"text": "x"},
     "no object": [1],
     "an error": {"error": {"message": "out of memory"}},
-    "a gap": chunk(7, end=9),
-    "no logprobs": chunk(5, end=1, logprobs=[]),
-    "other tokens": chunk(5, end=1, logprobs=[[-1.0, 6, None]]),
-    "an endless logprob": chunk(5, end=1, logprobs=[[float("-inf"), 5, None]]),
-    "no logprob": chunk(5, end=1, logprobs=[[None, 5, None]]),
-    "no versions": chunk(5, end=1, finish=LENGTH),
-    "versions with a gap": chunk(5, end=1, finish=LENGTH, spans=[("1-a", 1, 1)]),
-    "refused": chunk(end=0, finish={"type": "abort", "message": "too long", "status_code": 400}),
-    "another end": chunk(end=0, finish={"type": "eaten"}),
+    "a gap": body(7, end=9),
+    "no logprobs": body(5, end=1, logprobs=[]),
+    "other tokens": body(5, end=1, logprobs=[[-1.0, 6, None]]),
+    "an endless logprob": body(5, end=1, logprobs=[[float("-inf"), 5, None]]),
+    "no logprob": body(5, end=1, logprobs=[[None, 5, None]]),
+    "no versions": body(5, end=1, finish=LENGTH),
+    "versions with a gap": body(5, end=1, finish=LENGTH, spans=[("1-a", 1, 1)]),
+    "refused": body(end=0, finish={"type": "abort", "message": "too long", "status_code": 400}),
+    "another end": body(end=0, finish={"type": "eaten"}),
 }
 
 
 @pytest.mark.parametrize("body", BAD.values(), ids=BAD.keys())
 def test_what_is_no_output(body: Any) -> None:
     with pytest.raises(EngineFault):
-        Continuation("1-a").take(body, certain=True)
+        Continuation("1-a").take(read_chunk(body), certain=True)
 
 
 def test_another_version_wrote_what_was_given() -> None:
@@ -264,7 +276,7 @@ def test_flags_that_are_ours(flag: str) -> None:
 
 
 def test_a_log_has_no_secrets_and_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("echo2d.engines.sglang.process_guard.LOG_BYTES_MAX", 100)
+    monkeypatch.setattr("echo2d.engines.server.process_guard.LOG_BYTES_MAX", 100)
     path = tmp_path / "server.log"
     log = Log(path, ["hidden"])
     log.write(b"api_key='hid")
@@ -295,7 +307,7 @@ def test_the_guard_ends_all_when_its_owner_is_gone(tmp_path: Path) -> None:
     told["keys"] = str(tmp_path / "keys-a.yaml")
     (tmp_path / "keys-a.yaml").touch()
     guard = subprocess.Popen(
-        [sys.executable, "-m", "echo2d.engines.sglang.process_guard"], stdin=subprocess.PIPE
+        [sys.executable, "-m", "echo2d.engines.server.process_guard"], stdin=subprocess.PIPE
     )
     assert guard.stdin is not None
     guard.stdin.write(json.dumps(told).encode() + b"\n")

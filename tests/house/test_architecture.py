@@ -15,22 +15,36 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__init__": set(),
     "__main__": {"cli"},
     "errors": set(),
-    "core": {"errors"},
+    "registry": set(),
+    "core": {"registry", "errors"},
     "config_tables": {"errors"},
     "sd_notify": set(),
     "quantities": {"errors"},
     "adapters": {"core", "errors"},
-    "config_renting": {"config_tables", "errors"},
-    "config": {"config_tables", "config_renting", "sd_notify", "quantities", "errors"},
+    "config_renting": {"config_tables", "registry", "errors"},
+    "config": {"config_tables", "config_renting", "sd_notify", "quantities", "registry", "errors"},
     **{shell: {"core", "errors"} for shell in SHELLS},
-    "sim": {"core", "quantities", "config_tables", "errors"},
-    "runtime": {"adapters", "core", "config", "config_renting", "sd_notify", "errors"} | SHELLS,
-    "client": {"adapters", "core", "net", "config_tables", "sd_notify", "errors"},
+    "tasks": {"core", "registry", "errors"},
+    "sim": {"core", "quantities", "config_tables", "registry", "errors"},
+    "runtime": {"adapters", "core", "config", "config_renting", "sd_notify", "registry", "errors"}
+    | SHELLS,
+    "client": {"adapters", "core", "net", "errors"},
     "views": {"client", "core", "sim", "errors"},
     "demo": {"views", "bench", "core", "config", "errors", "client", "runtime"} | SHELLS,
     "bench": {"views", "demo", "core", "config", "errors", "client", "runtime", "sim"} | SHELLS,
-    "cli": {"config", "quantities", "runtime", "client", "sim", "bench", "demo", "views", "errors"},
-    "learner": {"client"},
+    "cli": {
+        "config",
+        "quantities",
+        "registry",
+        "runtime",
+        "client",
+        "sim",
+        "bench",
+        "demo",
+        "views",
+        "errors",
+    },
+    "learner": {"client", "config_tables", "sd_notify"},
     "tools": {
         "config",
         "runtime",
@@ -159,6 +173,15 @@ def core_faults(path: str, package: str, tree: ast.AST) -> Iterator[str]:
             yield f"{path}:{line}: core/{package} may not import core/{parts[2]}"
 
 
+def engine_faults(path: str, package: str, tree: ast.AST) -> Iterator[str]:
+    """Walls between engines; `package` is the folder or module below echo2d/engines."""
+    shared = {"base", "layout", "stream", "adapter", "server"}
+    for line, name in imports(tree):
+        parts = name.split(".")
+        if parts[:2] == ["echo2d", "engines"] and parts[2] not in shared | {package}:
+            yield f"{path}:{line}: engines/{package} may not import engines/{parts[2]}"
+
+
 def call_faults(path: str, here: str, tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name)):
@@ -208,6 +231,8 @@ def test_house_rules(path: Path) -> None:
     faults = [*import_faults(name, here, tree), *call_faults(name, here, tree)]
     if here == "core" and path.stem != "__init__":
         faults += core_faults(name, path.parts[-2], tree)
+    if here == "engines":
+        faults += engine_faults(name, Path(name).with_suffix("").parts[2], tree)
     if name not in {"echo2d/config.py", "learner/config.py"}:
         faults += environment_faults(name, tree)
     assert faults == []
@@ -255,6 +280,8 @@ PLANTED = [
     ("net", "import torch"),
     ("learner", "import echo2d.core.base.ids"),
     ("learner", "from echo2d import core"),
+    ("learner", "from echo2d.config import WorkerConfig"),
+    ("client", "from echo2d.config_tables import Table"),
     ("tools", "import tests.support.full_disk"),
     ("cli", "import echo2d.core.base.ids"),
 ]
@@ -286,6 +313,12 @@ def test_a_planted_import_of_a_test_file_is_found(line: str) -> None:
 @pytest.mark.parametrize(("package", "line"), PLANTED_IN_CORE)
 def test_a_planted_import_across_a_wall_is_found(package: str, line: str) -> None:
     assert list(core_faults("x.py", package, ast.parse(line)))
+
+
+def test_a_planted_import_of_another_engine_is_found() -> None:
+    line = ast.parse("from echo2d.engines.sglang.client import SglangClient")
+    assert list(engine_faults("x.py", "server", line))
+    assert not list(engine_faults("x.py", "sglang", line))
 
 
 def test_the_walls_of_the_core_have_no_cycle() -> None:

@@ -122,3 +122,10 @@ def test_unequal_uplinks() -> None:
 def test_bad_flags(wrong: dict[str, str]) -> None:
     with pytest.raises(OperatorFault, match="expected"):
         scenario_of(**{**FLAGS, **wrong})
+
+
+def test_a_shape_that_there_is_not(tmp_path: Path) -> None:
+    file = tmp_path / "scenario.toml"
+    file.write_text('bytes = "1MB"\nshape = "ring"\n[[peers]]\nuplink = "1mbit"\ncount = 2\n')
+    with pytest.raises(OperatorFault, match=r"shape: expected .*star.*; found 'ring'"):
+        load_scenario(file)

@@ -12,8 +12,9 @@ import pytest
 from safetensors.torch import load_file
 
 from echo2d.engines.base import Engine
+from echo2d.engines.server.http_client import Lost
+from echo2d.engines.sglang.client import SglangClient
 from echo2d.engines.sglang.engine import SglangEngine
-from echo2d.engines.sglang.http_client import Lost, SglangClient
 from echo2d.engines.sglang.server import Running
 from echo2d.engines.sglang.weight_update import RefitMode
 from echo2d.errors import EngineFault

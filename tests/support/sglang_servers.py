@@ -4,8 +4,9 @@ import asyncio
 import os
 from pathlib import Path
 
-from echo2d.engines.sglang.http_client import SglangClient
-from echo2d.engines.sglang.process import Launch, ServerProcess
+from echo2d.engines.server.process import ServerProcess
+from echo2d.engines.sglang.client import SglangClient
+from echo2d.engines.sglang.launch import Launch
 from tests.support.paths import REPO
 
 PYTHON = REPO / "tools" / "sglang_cpu" / "python"

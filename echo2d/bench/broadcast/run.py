@@ -42,7 +42,7 @@ from echo2d.bench.lab.real_versions import RealVersions
 from echo2d.core.base.ids import FormId, PeerId, PlanId
 from echo2d.core.protocol.control_messages import Address
 from echo2d.core.topology.plan import Job, PeerFacts, Plan
-from echo2d.core.topology.planner import plan_auto, plan_chains, plan_star
+from echo2d.core.topology.shapes import plan_shape
 from echo2d.core.weights.encoding import frame_bytes_for
 from echo2d.errors import Fault, OperatorFault
 from echo2d.sim.broadcast.world import World
@@ -255,11 +255,7 @@ def best_plan(scenario: Scenario, lost: frozenset[int] = frozenset()) -> Plan:
         for node, spec in enumerate(scenario.peers)
         if node not in lost
     )
-    if scenario.shape == "star":
-        return plan_star(PlanId(0), job, seed, peers)
-    if scenario.shape == "chain":
-        return plan_chains(PlanId(0), job, seed, peers, scenario.chains)
-    return plan_auto(PlanId(0), job, seed, peers)
+    return plan_shape(scenario.shape, PlanId(0), job, seed, peers, chains=scenario.chains)
 
 
 def _plan_for(wanted: BroadcastBench, wire_bytes: int) -> Plan:

@@ -24,14 +24,9 @@ from echo2d.core.protocol.control_messages import (
 )
 from echo2d.core.topology.edges import changed_peers, edges_for
 from echo2d.core.topology.plan import STRIPES_MAX, Job, PeerFacts, Plan
-from echo2d.core.topology.planner import (
-    is_much_better,
-    plan_again,
-    plan_auto,
-    plan_chains,
-    plan_star,
-)
+from echo2d.core.topology.planner import is_much_better, plan_again
 from echo2d.core.topology.repair import join, repair
+from echo2d.core.topology.shapes import plan_shape
 from echo2d.core.weights.encoder import RootWriter
 from echo2d.core.weights.encoding import FormFacts, frame_bytes_for
 from echo2d.core.weights.signed_index import PAGE_SEGMENTS_MAX, FormTotals, Root
@@ -234,11 +229,7 @@ class Transmission:
         again = None if last is None else plan_again(last, plan_id, job, root, others)
         if again is not None:
             return again
-        if rules.shape == "star":
-            return plan_star(plan_id, job, root, others)
-        if rules.shape == "chain":
-            return plan_chains(plan_id, job, root, others, chains)
-        return plan_auto(plan_id, job, root, others)
+        return plan_shape(rules.shape, plan_id, job, root, others, chains=chains)
 
     def _follow(self, plan: Plan) -> dict[PeerId, PlanEdges]:
         self.plan = plan

@@ -32,7 +32,7 @@ class RunRules:
     vocab_size: int
     over_stale: str  # "drop" | "mask"
     filter_zero_variance: bool
-    shape: str  # "auto" | "star" | "chain"
+    shape: str  # a name in `registry.SHAPES`
     chains: int
     mode: DisseminationMode = (
         "background"  # "exclusive": a worker generates nothing while a version is on its way to it

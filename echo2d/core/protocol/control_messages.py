@@ -1,21 +1,24 @@
-"""The control link: every message between the coordinator and a peer. The docstrings here are the protocol text.
+"""The control link: every message between the coordinator and a peer.
 
-One WebSocket per peer, dialled out by the peer; each message is one binary frame (`codec.Codec`, at most 4 MiB). The
-first message is the peer's `Hello`; the coordinator answers `Welcome` or `Refused` and nothing else comes before that.
+The docstrings here are the protocol text. Each peer opens one WebSocket to the coordinator, and
+each message is one binary frame (`codec.Codec`, at most 4 MiB). The first message is the peer's
+`Hello`; the coordinator answers with `Welcome` or `Refused` before anything else.
 
     peer -> coordinator                                     coordinator -> peer
     Hello                                                   Welcome | Refused
     Heartbeat                        every heartbeat_s
     SegmentEncoded, FormEncoded, EncodeFailed,
-    DeltasKept                                  (seed)      EncodeVersion, ForgetForm               (to the seed)
+    DeltasKept                              (seed only)     EncodeVersion, ForgetForm (to the seed)
     SegmentsWanted                                          SignedRoot, SegmentPage
     EdgeBroken, FrameAccused, TransferReport                PlanEdges
     VersionVerified, ApplyFailed, RefitDone, RefitFailed    VersionsRevoked
-    LeaseProgress, SampleFinished, LeaseFailed              LeaseGranted, LeaseCancelled, SampleAnswered
+    LeaseProgress, SampleFinished, LeaseFailed              LeaseGranted, LeaseCancelled,
+                                                            SampleAnswered
     Leaving, Goodbye                                        Drain, DialledBack
 
-Tokens travel as little-endian int32, logprobs as little-endian float32, both as bytes (`trajectory.pack_tokens`).
-Durations are seconds left or measured, never clock values. Versions are named together with their snapshot digest.
+Tokens travel as little-endian int32 and logprobs as little-endian float32, both as bytes
+(`trajectory.pack_tokens`). Durations are seconds left or seconds measured, never clock values.
+A version is always named together with its snapshot's digest.
 """
 
 from dataclasses import dataclass
@@ -42,7 +45,7 @@ from echo2d.core.weights.delta_chain import KeptDelta
 from echo2d.core.weights.encoding import FormKind
 
 PROTOCOL_VERSION = 1
-PROGRESS_S = 2.0  # a lease is reported at least so often (SYSTEM.md 9)
+PROGRESS_S = 2.0  # a worker reports on every lease at least this often
 
 PeerKind = Literal["worker", "relay", "seed"]
 Finish = Literal["stop", "length"]
@@ -51,19 +54,19 @@ RefusalReason = Literal[
 ]
 
 
-# --- parts ---------------------------------------------------------------------------------------------------------
+# --- parts ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a peer's link listener can be dialled."""
+    """Where other peers can connect to a peer."""
 
     host: str
     port: int
 
 
 class VersionKey(NamedTuple):
-    """A published version: which one, and which bytes exactly."""
+    """A published version: its number, and the digest of its exact bytes."""
 
     version: Version
     digest: Digest
@@ -71,7 +74,7 @@ class VersionKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class VersionSpan:
-    """Output tokens [start, end) of one sample were written by this version (I2: as the engine reported it)."""
+    """This version wrote output tokens [start, end) of a sample, as the engine reported (I2)."""
 
     start: int
     end: int
@@ -84,7 +87,7 @@ class VersionSpan:
 
 
 class HeldLease(NamedTuple):
-    """A lease attempt the peer is still working on."""
+    """A lease attempt that the peer is still working on."""
 
     lease: LeaseId
     attempt: int
@@ -92,7 +95,7 @@ class HeldLease(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SampleDelta:
-    """New output tokens of one sample since the last progress message, their logprobs and spans."""
+    """Output tokens of one sample since the last progress message, with logprobs and spans."""
 
     sample: int
     tokens: bytes
@@ -102,7 +105,10 @@ class SampleDelta:
 
 @dataclass(frozen=True, slots=True)
 class LinkSample:
-    """What this peer received over one link since the last report: payload bytes in `seconds` of transfer time."""
+    """What this peer received from `peer` since the last report.
+
+    payload_bytes arrived in `seconds` of transfer time.
+    """
 
     peer: PeerId
     payload_bytes: int
@@ -111,7 +117,10 @@ class LinkSample:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """For so long since the last report this peer had more to send to that one than their link took."""
+    """For how many seconds since the last report the link to `peer` was the limit.
+
+    In this time the sender had more frames waiting than the link took.
+    """
 
     peer: PeerId
     seconds: float
@@ -119,7 +128,7 @@ class Backlog:
 
 @dataclass(frozen=True, slots=True)
 class StripeEdge:
-    """This peer's place in one stripe's tree: its parent (None at the root) and its children."""
+    """This peer's place in the tree of one stripe: its parent (None at the root) and children."""
 
     stripe: StripeId
     weight: float
@@ -129,10 +138,11 @@ class StripeEdge:
 
 @dataclass(frozen=True, slots=True)
 class EdgePeer:
-    """A peer that this one shares an edge with, fetches frames from or gives them to, and how their link comes about.
+    """Another peer with which this one exchanges frames, and how they connect.
 
-    dial: this peer dials `address`; otherwise it waits to be dialled. secret: known to the two ends only. pace: bytes/s
-    that this peer sends to the other at most; None: as fast as it can.
+    dial: this peer connects to `address`; otherwise it waits for the other to connect. secret:
+    known to these two peers only. pace: most bytes/s that this peer sends to the other; None: as
+    fast as it can.
     """
 
     peer: PeerId
@@ -142,20 +152,23 @@ class EdgePeer:
     pace: float | None = None
 
 
-# --- peer -> coordinator -------------------------------------------------------------------------------------------
+# --- peer -> coordinator --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
     """The first message of a connection.
 
-    boot_id changes with every start of the daemon. slots: samples its engines run at once together (0 for relays).
-    serving: the version all its engines serve, None when they serve nothing or differ. holding: versions that stand
-    verified in its slots, the one that deltas can be made from last. forms: forms whose frames are all on its disk.
-    served: the versions that wrote for `leases` and were served by all its engines. receive_only: it passes nothing on.
-    uplink_limit: bytes/s that it sends to other peers at most, whatever a plan says. usd_per_h: what it costs, as its
-    owner says; the run's operator may know better. dial_back_secret: whoever answers
-    at `listen` proves to know it.
+    boot_id: changes with every start of the daemon. slots: samples that all its engines together
+    run at once (0 for relay peers). listen: where other peers can connect to it; None: nowhere.
+    serving: the version that all its engines serve; None: they serve nothing, or different
+    versions. holding: the versions that are verified in its slots; the one that deltas can be made
+    from comes last. leases: the attempts that it still works on. forms: the forms of which it has
+    every frame on disk. served: the versions that wrote tokens for `leases` and that all its
+    engines served. receive_only: it passes nothing on. uplink_limit: most bytes/s that it sends to
+    other peers, whatever a plan says. usd_per_h: its price as its owner states it; a price in the
+    run's config wins. dial_back_secret: the peer that answers at `listen` must prove that it knows
+    this.
     """
 
     protocol: int
@@ -178,28 +191,31 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Alive. running: samples now in the engines."""
+    """The peer is alive. running: samples that are in its engines now."""
 
     running: int
 
 
 @dataclass(frozen=True, slots=True)
 class Goodbye:
-    """The peer leaves on purpose; what it still holds may be given to others at once."""
+    """The peer leaves on purpose. The leases that it holds may go to other workers at once."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """The peer will be taken away soon (a spot notice): it takes no more leases, and says Goodbye when it has none."""
+    """The peer will lose its machine soon (a spot notice).
+
+    It takes no more leases, and sends Goodbye when it has none left.
+    """
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentEncoded:
-    """Seed only: segment number `segment` of the form is on its disk; `digest` is its table's."""
+    """Seed only: this segment of the form is on its disk. digest: of the segment's table."""
 
     form: FormId
     segment: SegmentId
@@ -208,7 +224,11 @@ class SegmentEncoded:
 
 @dataclass(frozen=True, slots=True)
 class FormEncoded:
-    """Seed only: all segments of the form are on its disk. wire_bytes: payload and tables."""
+    """Seed only: all segments of the form are on its disk.
+
+    wire_bytes: payload and tables of this form. full_bytes: of the full form. encode_s: seconds
+    that encoding took.
+    """
 
     form: FormId
     snapshot: Digest
@@ -220,7 +240,10 @@ class FormEncoded:
 
 @dataclass(frozen=True, slots=True)
 class EncodeFailed:
-    """Seed only: this form will not come. lacks_base: for what it is a delta from is not here, and will not be."""
+    """Seed only: the seed cannot make this form.
+
+    lacks_base: because the seed does not have the version that the form is a delta from.
+    """
 
     form: FormId
     reason: str
@@ -229,14 +252,20 @@ class EncodeFailed:
 
 @dataclass(frozen=True, slots=True)
 class DeltasKept:
-    """Seed only: the deltas that it can compose others of; after a Welcome, and whenever they change."""
+    """Seed only: the deltas from which it can compose other deltas.
+
+    Sent after a Welcome, and again whenever they change.
+    """
 
     deltas: tuple[KeptDelta, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentsWanted:
-    """A newcomer asks for the digests of segments [start, ...) of a form; answered by one SegmentPage."""
+    """Asks for the digests of the segments from `start` on; one SegmentPage is the answer.
+
+    A peer that joins in the middle of a form needs them.
+    """
 
     form: FormId
     start: SegmentId
@@ -244,7 +273,10 @@ class SegmentsWanted:
 
 @dataclass(frozen=True, slots=True)
 class EdgeBroken:
-    """The link to a parent or child of this plan is gone or stalled, after the peer's own attempts to mend it."""
+    """The link to a parent or child in this plan is lost or stalled.
+
+    The peer has tried to restore it before it sends this.
+    """
 
     plan: PlanId
     generation: Generation
@@ -254,7 +286,7 @@ class EdgeBroken:
 
 @dataclass(frozen=True, slots=True)
 class FrameAccused:
-    """`accused` sent a frame of this form whose digest is wrong."""
+    """The peer `accused` sent a frame of this form whose digest is wrong."""
 
     form: FormId
     frame: FrameId
@@ -263,10 +295,11 @@ class FrameAccused:
 
 @dataclass(frozen=True, slots=True)
 class TransferReport:
-    """Progress of the form that moves (about once a second while it does): frames verified so far, and links.
+    """Progress of a form while its frames arrive, about once a second.
 
-    backlogs: of the links that this peer sends over; without one it was never late, and its uplink not the limit.
-    duplicates: payload frames that came although they were held.
+    payload_bytes: verified so far. links: what arrived over each link since the last report.
+    backlogs: of the links over which this peer sends; with none, its uplink was never the limit.
+    duplicates: payload frames that arrived although the peer had them already.
     """
 
     form: FormId
@@ -279,7 +312,10 @@ class TransferReport:
 
 @dataclass(frozen=True, slots=True)
 class VersionVerified:
-    """The form's snapshot stands verified in a slot of this worker (a relay peer: all its frames are verified)."""
+    """The form's snapshot is verified in a slot of this worker.
+
+    A relay peer sends this when it has verified all frames of the form.
+    """
 
     form: FormId
     version: Version
@@ -288,9 +324,11 @@ class VersionVerified:
 
 @dataclass(frozen=True, slots=True)
 class ApplyFailed:
-    """The form arrived but could not become a snapshot here (disk full, ...); the old version stays.
+    """The form arrived but could not become a snapshot here (disk full, ...). The old version
+    stays.
 
-    lacks_base: because chunks that it is a delta from are not here; another form of the version would do.
+    lacks_base: because the worker lacks chunks that the form is a delta from; another form of the
+    version would do.
     """
 
     form: FormId
@@ -300,10 +338,12 @@ class ApplyFailed:
 
 @dataclass(frozen=True, slots=True)
 class RefitDone:
-    """Every engine of this worker now serves this version. pause_s: the longest time without generation.
+    """Every engine of this worker now serves this version.
 
-    memory_ok: the weights were read back out of the engines' memory and are those of the snapshot; None: not checked.
-    held_s: engines were held until now, since the version's first root or the refit before; 0: they were not.
+    pause_s: the longest time in which one of its engines generated nothing. memory_ok: the weights
+    were read back from the engines' memory and equal the snapshot's; None: not checked. held_s: for
+    how long the engines were held until now, since the version's first root or the refit before it;
+    0: they were not held.
     """
 
     version: Version
@@ -315,7 +355,7 @@ class RefitDone:
 
 @dataclass(frozen=True, slots=True)
 class RefitFailed:
-    """The refit did not happen; `serving` is what the engines serve now (None: nothing)."""
+    """The refit failed. serving: what the engines serve now; None: nothing."""
 
     version: Version
     digest: Digest
@@ -325,10 +365,12 @@ class RefitFailed:
 
 @dataclass(frozen=True, slots=True)
 class LeaseProgress:
-    """New tokens of a lease; renews it. At least every PROGRESS_S while the engine generates; may be empty.
+    """New tokens of a lease. It renews the lease, and may be empty.
 
-    Of each sample the tokens since the last message, from its first one again after a Welcome, as far as the versions
-    that wrote them are confirmed (see SampleFinished). If the lease ends unfinished, somebody else goes on from there.
+    A worker sends it at least every PROGRESS_S while the engine generates. It holds the tokens of
+    each sample since the last message (after a Welcome: since the sample's first token), as far as
+    the versions that wrote them are confirmed (see SampleFinished). If the lease ends before a
+    sample does, another worker continues from these tokens.
     """
 
     lease: LeaseId
@@ -338,9 +380,10 @@ class LeaseProgress:
 
 @dataclass(frozen=True, slots=True)
 class SampleFinished:
-    """One sample's whole output under this lease attempt. Sent until a SampleAnswered for it comes.
+    """The whole output of one sample under this lease attempt. Repeated until it is answered.
 
-    Every version in its spans is confirmed: all engines served it, and RefitDone or Hello.served said so before.
+    Every version in its spans is confirmed: all engines of the worker served it, and an earlier
+    RefitDone or Hello.served said so. The answer is a SampleAnswered.
     """
 
     lease: LeaseId
@@ -354,21 +397,23 @@ class SampleFinished:
 
 @dataclass(frozen=True, slots=True)
 class LeaseFailed:
-    """The peer gives the lease back (engine fault, shutting down, no usable version)."""
+    """The peer gives the lease back: an engine fault, a shutdown, or no usable version."""
 
     lease: LeaseId
     attempt: int
     reason: str
 
 
-# --- coordinator -> peer -------------------------------------------------------------------------------------------
+# --- coordinator -> peer --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The connection is accepted. keep / cancel answer Hello.leases. publish_seq: the newest ever published.
+    """The connection is accepted.
 
-    exclusive: engines generate nothing while a version that they do not serve yet is on its way.
+    keep, cancel: which of Hello.leases to continue and which to stop. publish_seq: of the newest
+    version ever published. exclusive: the engines generate nothing while a version that they do not
+    serve yet is on its way.
     """
 
     peer: PeerId
@@ -383,7 +428,7 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The connection is refused and closes. permanent: trying again with the same credential is of no use."""
+    """The connection is refused and closes. permanent: retrying with this credential is useless."""
 
     reason: RefusalReason
     detail: str
@@ -392,18 +437,19 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class DialledBack:
-    """The peer was dialled where its hello says that it listens. fault: why it did not answer; empty: it did."""
+    """The coordinator tried to connect to Hello.listen. fault: why it failed; empty: it worked."""
 
     fault: str
 
 
 @dataclass(frozen=True, slots=True)
 class EncodeVersion:
-    """To the seed: encode the snapshot in directory `path` (relative to the run directory) as this form.
+    """To the seed: encode the snapshot in directory `path` as this form.
 
-    facts: the form's `forms.FormFacts`, encoded; kind, version and frame_bytes say the same. base_path: the directory
-    of the base's snapshot, for delta forms. via: the snapshots between the base and this one, for composed forms.
-    aside: for a few peers; other forms do not wait for it.
+    path: relative to the run directory. facts: the form's encoded `FormFacts`; kind, version and
+    frame_bytes repeat parts of it. base_path: for a delta form, the directory of the base's
+    snapshot. via: for a composed delta, the snapshots between the base and this one. aside: only a
+    few peers need the form; other forms do not wait for it.
     """
 
     form: FormId
@@ -420,14 +466,17 @@ class EncodeVersion:
 
 @dataclass(frozen=True, slots=True)
 class ForgetForm:
-    """This form is of no further use; its frames may be deleted."""
+    """The form is no longer needed; the seed may delete its frames."""
 
     form: FormId
 
 
 @dataclass(frozen=True, slots=True)
 class SignedRoot:
-    """`root`: the signed bytes of a `weights/signed_index.Root`; `signature`: Ed25519 over them by the run's key."""
+    """A form's root. root: the bytes of a `weights/signed_index.Root`.
+
+    signature: Ed25519 over these bytes, by the run's key.
+    """
 
     root: bytes
     signature: bytes
@@ -435,7 +484,10 @@ class SignedRoot:
 
 @dataclass(frozen=True, slots=True)
 class SegmentPage:
-    """Digests of segments start, start + 1, ... of a form, to be checked against a signed running digest."""
+    """Digests of a form's segments start, start + 1 and so on.
+
+    The peer checks them against the running digest in a signed root.
+    """
 
     form: FormId
     start: SegmentId
@@ -444,10 +496,11 @@ class SegmentPage:
 
 @dataclass(frozen=True, slots=True)
 class PlanEdges:
-    """This peer's part of a plan: its place in each stripe, and the peers it shares an edge with.
+    """This peer's part of a plan: its place in each stripe, and the peers to which it connects.
 
-    Replaces the part of an earlier generation; edges that did not change go on undisturbed. sources: those of the peers
-    that hold the whole form, for this newcomer to fetch what it misses from. blind: nothing is known of any peer.
+    It replaces the part of an earlier generation; edges that did not change continue undisturbed.
+    sources: the peers among these that hold the whole form; this newcomer fetches what it missed
+    from them. blind: the plan was made without any measurement of any peer.
     """
 
     form: FormId
@@ -461,7 +514,7 @@ class PlanEdges:
 
 @dataclass(frozen=True, slots=True)
 class VersionsRevoked:
-    """A new epoch revoked these versions: serve none of them, drop leases that used them."""
+    """A new epoch revoked these versions: serve none of them, and drop leases that used them."""
 
     epoch: Epoch
     versions: tuple[VersionKey, ...]
@@ -469,13 +522,14 @@ class VersionsRevoked:
 
 @dataclass(frozen=True, slots=True)
 class LeaseGranted:
-    """One generation call: the samples with these indices (within their group) of one prompt.
+    """One generation call: samples of one prompt.
 
-    A prompt may end with output of an earlier attempt; then max_new_tokens is reduced by it, and the result is what
-    comes after it.
-    oldest: the oldest version that may write a token. silence_s: without a LeaseProgress or SampleFinished for so
-    long the lease goes to somebody else. report_s: progress is wanted so often, for somebody reads along. rng_seed: of
-    the first of the samples; None: the engine's choice.
+    samples: their indices within the group. The prompt may end with output of an earlier attempt;
+    then max_new_tokens is already reduced by it, and the result is only what comes after it.
+    oldest: the oldest version that may write a token. silence_s: without a LeaseProgress or
+    SampleFinished for this long, the lease goes to another worker. report_s: how often to report
+    progress; shorter when a client reads the tokens as they come. rng_seed: of the first sample;
+    None: the engine chooses.
     """
 
     lease: LeaseId
@@ -495,7 +549,7 @@ class LeaseGranted:
 
 @dataclass(frozen=True, slots=True)
 class LeaseCancelled:
-    """Stop working on this attempt; nothing more of it is wanted."""
+    """Stop working on this attempt; its results are no longer wanted."""
 
     lease: LeaseId
     attempt: int
@@ -503,7 +557,10 @@ class LeaseCancelled:
 
 @dataclass(frozen=True, slots=True)
 class SampleAnswered:
-    """A SampleFinished is durable (or an identical repeat), or refused; either way it need not be sent again."""
+    """The answer to a SampleFinished, which need not be sent again.
+
+    accepted: the sample is durable, also if it was an identical repeat; otherwise it was refused.
+    """
 
     lease: LeaseId
     attempt: int
@@ -514,22 +571,22 @@ class SampleAnswered:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Take no more leases, finish what is held; the peer may then say Goodbye."""
+    """Take no more leases and finish those held. Then the peer may send Goodbye."""
 
     reason: str
 
 
 ToCoordinator = (
-    Hello | Heartbeat | Leaving | Goodbye | SegmentEncoded | FormEncoded | EncodeFailed | DeltasKept | SegmentsWanted
-    | EdgeBroken | FrameAccused | TransferReport | VersionVerified | ApplyFailed | RefitDone | RefitFailed
-    | LeaseProgress | SampleFinished | LeaseFailed
+    Hello | Heartbeat | Leaving | Goodbye | SegmentEncoded | FormEncoded | EncodeFailed
+    | DeltasKept | SegmentsWanted | EdgeBroken | FrameAccused | TransferReport | VersionVerified
+    | ApplyFailed | RefitDone | RefitFailed | LeaseProgress | SampleFinished | LeaseFailed
 )  # fmt: skip
 ToPeer = (
-    Welcome | Refused | EncodeVersion | ForgetForm | SignedRoot | SegmentPage | PlanEdges | VersionsRevoked
-    | LeaseGranted | LeaseCancelled | SampleAnswered | Drain | DialledBack
+    Welcome | Refused | EncodeVersion | ForgetForm | SignedRoot | SegmentPage | PlanEdges
+    | VersionsRevoked | LeaseGranted | LeaseCancelled | SampleAnswered | Drain | DialledBack
 )  # fmt: skip
 
-# A tag is part of the protocol: it stays when a class is renamed.
+# The tags are part of the protocol: a tag stays when its class is renamed.
 TO_COORDINATOR = Codec(
     {
         "Hello": Hello,

@@ -10,12 +10,12 @@ Not here: making plans (`planner`), what they cost (`cost_model`), mending them 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
 
 from echo2d.core.base.ids import FormId, Generation, PeerId, PlanId
 from echo2d.core.protocol.control_messages import Address
 
-Shape = Literal["star", "chain", "relay"]
+# The shape of a plan in which only the root sends: a repair keeps it so.
+STAR = "star"
 
 STRIPES_MAX = (
     64  # of one plan: one tree per relay up to 40 peers; more stripes only divide the lanes
@@ -95,6 +95,7 @@ class Job:
 class Plan:
     """peers[0] is the root. predicted_s, bound_s: T_verify by the cost model, and no plan can be faster.
 
+    shape: what the planner calls these trees, for the status; "star", "chain" and "relay" are in use.
     joined: the peers that came, or got a new place, since the plan was made. sources: those who hold the whole form,
     for a newcomer that fetches it from them.
     """
@@ -102,7 +103,7 @@ class Plan:
     plan_id: PlanId
     generation: Generation
     job: Job
-    shape: Shape
+    shape: str
     peers: tuple[PeerFacts, ...]
     stripes: tuple[Stripe, ...]
     predicted_s: float

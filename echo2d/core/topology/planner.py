@@ -31,11 +31,11 @@ from echo2d.core.topology.cost_model import (
     uplink,
 )
 from echo2d.core.topology.plan import (
+    STAR,
     STRIPES_MAX,
     Job,
     PeerFacts,
     Plan,
-    Shape,
     Stripe,
     Tree,
     linkable,
@@ -61,9 +61,18 @@ SOONER = 0.7  # of the time: then a plan is worth breaking off another one that 
 SIMPLER = 1.02  # a plan of fewer stripes is taken if it is at most so much slower: fewer links to keep warm
 
 
-def plan_star(plan_id: PlanId, job: Job, seed: PeerFacts, peers: Sequence[PeerFacts]) -> Plan:
+# Star and auto ignore `chains`: all planners of `registry.SHAPES` are called alike.
+
+
+def plan_star(
+    plan_id: PlanId,
+    job: Job,
+    seed: PeerFacts,
+    peers: Sequence[PeerFacts],
+    chains: int = 1,  # noqa: ARG001
+) -> Plan:
     """One stripe, straight from the seed, which can be dialled, to everyone."""
-    return _plan(plan_id, job, "star", (seed, *peers), (Stripe(1.0, _star(seed, peers)),))
+    return _plan(plan_id, job, STAR, (seed, *peers), (Stripe(1.0, _star(seed, peers)),))
 
 
 def plan_chains(
@@ -91,7 +100,13 @@ def plan_chains(
     )
 
 
-def plan_auto(plan_id: PlanId, job: Job, seed: PeerFacts, peers: Sequence[PeerFacts]) -> Plan:
+def plan_auto(
+    plan_id: PlanId,
+    job: Job,
+    seed: PeerFacts,
+    peers: Sequence[PeerFacts],
+    chains: int = 1,  # noqa: ARG001
+) -> Plan:
     """The relay trees, or the star, that should be done first."""
     return min(_candidates(plan_id, job, seed, peers), key=_cost)
 
@@ -153,7 +168,7 @@ def _candidates(
     plan_id: PlanId, job: Job, seed: PeerFacts, peers: Sequence[PeerFacts]
 ) -> Iterator[Plan]:
     known = fill_in((seed, *peers))
-    yield _plan(plan_id, job, "star", (seed, *peers), (Stripe(1.0, _star(seed, peers)),), known)
+    yield _plan(plan_id, job, STAR, (seed, *peers), (Stripe(1.0, _star(seed, peers)),), known)
     swarm = _Swarm.of(job, known)
     built = BUILT_MAX if len(peers) <= LARGE_SWARM else LARGE_BUILT_MAX
     for choice in sorted(swarm.choices(), key=swarm.estimate)[:built]:
@@ -169,7 +184,7 @@ def _cost(plan: Plan) -> float:
 def _plan(
     plan_id: PlanId,
     job: Job,
-    shape: Shape,
+    shape: str,
     peers: tuple[PeerFacts, ...],
     stripes: tuple[Stripe, ...],
     known: tuple[PeerFacts, ...] = (),

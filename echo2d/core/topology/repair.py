@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from echo2d.core.base.ids import Generation, PeerId
 from echo2d.core.topology.cost_model import fill_in, uplink
-from echo2d.core.topology.plan import PeerFacts, Plan, Stripe, Tree, linkable
+from echo2d.core.topology.plan import STAR, PeerFacts, Plan, Stripe, Tree, linkable
 
 SOURCES_MAX = 8  # peers that a newcomer fetches from: fill a downlink of eight times their uplink
 
@@ -129,7 +129,7 @@ class _Spare:
             one for one in able if one != peer and linkable(self._facts[one], self._facts[peer])
         }
         parent = self._root
-        able = self._holders & able or able if self._shape != "star" else self._holders & able
+        able = self._holders & able or able if self._shape != STAR else self._holders & able
         if able:
             depths = stripe.tree.depths()
             joined, weight = self._joined, stripe.weight

@@ -1,23 +1,81 @@
-"""SglangEngine: requests in, deltas out. What it serves is `serving`'s to say, how a sample is written `writing`'s."""
+"""SglangEngine: requests in, output out.
+
+Not here: which version is served (`server`), and how a sample is written (`engines/server/sampling_loop`).
+"""
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Mapping
+import shlex
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from random import Random
 
-from echo2d.engines.base import AdapterBase, EngineLoad, GenerateRequest, RefitReport, SampleOutput
-from echo2d.engines.sglang.admission import SampleAdmission
-from echo2d.engines.sglang.calls import GenerationCall, SampleState
+from echo2d.engines.base import (
+    AdapterBase,
+    EngineLoad,
+    EngineOptions,
+    GenerateRequest,
+    RefitReport,
+    SampleOutput,
+)
+from echo2d.engines.server.admission import SampleAdmission
+from echo2d.engines.server.calls import GenerationCall, SampleState
+from echo2d.engines.server.process import ServerProcess
+from echo2d.engines.server.sampling_loop import SamplingLoop
+from echo2d.engines.sglang.client import SglangClient
 from echo2d.engines.sglang.files import limits_of
-from echo2d.engines.sglang.http_client import SglangClient
-from echo2d.engines.sglang.process import Launch, ServerProcess
-from echo2d.engines.sglang.sampling_loop import SamplingLoop
+from echo2d.engines.sglang.generate import read_chunk, request_body
+from echo2d.engines.sglang.launch import Launch, launches, require_arguments
 from echo2d.engines.sglang.server import Running, Serving
 from echo2d.engines.sglang.weight_update import RefitMode
 from echo2d.engines.stream import SAMPLES_OPEN_MAX, RequestStream, check_request
-from echo2d.errors import EngineFault
+from echo2d.errors import EngineFault, OperatorFault
+
+
+def make_sglang_engines(options: EngineOptions) -> "list[SglangEngine]":
+    """One engine for each server. OperatorFault: the options do not say which servers, or not in a usable way."""
+    if options.tokens_per_s_max:
+        raise OperatorFault(
+            "worker.tokens_per_s_max: SGLang has no pace; use --max-running-requests in engine_args"
+        )
+    return [
+        SglangEngine(where, slots=options.slots, refit_mode=options.refit_mode)
+        for where in _servers(options)
+    ]
+
+
+def _servers(options: EngineOptions) -> Sequence[Launch | Running]:
+    if (options.python is None) == (options.url == ""):
+        raise OperatorFault("worker.engine_python: SGLang needs either this or worker.engine_url")
+    if options.python is None:
+        urls = [url.strip() for url in options.url.split(",")]
+        if len(urls) != options.count or not all(
+            url.startswith(("http://", "https://")) for url in urls
+        ):
+            raise OperatorFault(
+                f"worker.engine_url: expected {options.count} http:// URLs; found {options.url!r}"
+            )
+        return [Running(url, *_keys(options.key_file)) for url in urls]
+    if not options.python.exists():
+        raise OperatorFault(f"worker.engine_python: {options.python} does not exist")
+    try:
+        arguments = shlex.split(options.arguments)
+    except ValueError as error:
+        raise OperatorFault(f"worker.engine_args: {error}") from error
+    require_arguments(arguments)
+    launch = Launch(options.python.absolute(), arguments, options.folder, options.environment)
+    return launches(launch, options.count)
+
+
+def _keys(file: Path | None) -> list[str]:
+    """The API key and the admin key, as far as the file holds them."""
+    if file is None:
+        return []
+    try:
+        return file.read_text().split()[:2]
+    except (OSError, UnicodeDecodeError) as error:
+        raise OperatorFault(f"worker.engine_key_file: cannot read {file}: {error}") from error
 
 
 class SglangEngine:
@@ -37,7 +95,7 @@ class SglangEngine:
         self._serving = Serving(
             where, refit_mode, nothing=self._abort_all, measured=self._room.look
         )
-        self._writing = SamplingLoop(self._serving, self._room)
+        self._writing = SamplingLoop(self._serving, self._room, body=request_body, read=read_chunk)
 
     @property
     def label(self) -> str | None:

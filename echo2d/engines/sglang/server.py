@@ -18,12 +18,13 @@ from pathlib import Path
 
 from echo2d.engines.base import RefitReport
 from echo2d.engines.layout import SnapshotLayout
+from echo2d.engines.server.admission import ServerLoad
+from echo2d.engines.server.process import ServerProcess
 from echo2d.engines.sglang import weight_update
-from echo2d.engines.sglang.admission import ServerLoad
+from echo2d.engines.sglang.client import SglangClient
 from echo2d.engines.sglang.compat import Dialect
 from echo2d.engines.sglang.files import list_files, read_model, require_unchanged
-from echo2d.engines.sglang.http_client import SglangClient
-from echo2d.engines.sglang.process import Launch, ServerProcess
+from echo2d.engines.sglang.launch import Launch
 from echo2d.engines.sglang.weight_update import Doubtful, RefitMode, WeightUpdate
 from echo2d.errors import EngineFault
 
@@ -78,6 +79,11 @@ class Serving:
     def quiet(self) -> bool:
         """No refit is under way, and it is not held."""
         return self._quiet.is_set()
+
+    @property
+    def cuts_requests(self) -> bool:
+        """A refit ends the requests that run."""
+        return self.mode != "in_place"
 
     def start(self) -> None:
         self._running = True
@@ -243,7 +249,7 @@ class Serving:
         return self.server
 
     async def _swap(self, server: SglangClient, order: WeightUpdate) -> RefitReport:
-        """See `swap.py`. Whatever ends it in the middle leaves nothing served."""
+        """See `weight_update`. Whatever ends it in the middle leaves nothing served."""
         assert self._dialect is not None
         began, done = _now(), False
         self._quiet.clear()

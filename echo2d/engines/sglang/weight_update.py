@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from echo2d.engines.server.http_client import Lost, ServerRefused
+from echo2d.engines.sglang.client import SglangClient
 from echo2d.engines.sglang.compat import Dialect
-from echo2d.engines.sglang.http_client import Lost, ServerRefused, SglangClient
 from echo2d.errors import EngineFault
 
 RefitMode = Literal["retract", "abort", "in_place"]

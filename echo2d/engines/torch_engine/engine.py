@@ -1,6 +1,8 @@
 """`TorchEngine`: the engine protocol on the event loop, in front of the thread that decodes."""
 
 import asyncio
+import os
+import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
@@ -11,7 +13,14 @@ from typing import Any, TypeVar
 
 import torch
 
-from echo2d.engines.base import AdapterBase, EngineLoad, GenerateRequest, RefitReport, SampleOutput
+from echo2d.engines.base import (
+    AdapterBase,
+    EngineLoad,
+    EngineOptions,
+    GenerateRequest,
+    RefitReport,
+    SampleOutput,
+)
 from echo2d.engines.stream import SAMPLES_OPEN_MAX, RequestStream, check_request
 from echo2d.engines.torch_engine.decoder import Decoder, DecoderOptions, DecoderOutput
 from echo2d.engines.torch_engine.policy import prepare
@@ -35,6 +44,30 @@ def devices_of(device: str, engines: int) -> list[str]:
             f"engines: {engines} on device {device!r} need a GPU each; there are {gpus}"
         )
     return [f"cuda:{number}" for number in range(engines)]
+
+
+def threads_each(options: EngineOptions) -> int | None:
+    """CPU threads of one engine; None: torch decides, for an engine that has the box for itself."""
+    if options.count == 1:
+        return options.threads or None
+    return max(1, (options.threads or len(os.sched_getaffinity(0))) // options.count)
+
+
+def make_torch_engines(options: EngineOptions) -> "list[TorchEngine]":
+    """OperatorFault: this machine lacks the devices, or torch the dtype."""
+    return [
+        TorchEngine(
+            device=device,
+            dtype=("float32" if device == "cpu" else "bfloat16")
+            if options.dtype == "auto"
+            else options.dtype,
+            slots_max=options.slots,
+            rng_seed=secrets.randbits(32),
+            tokens_per_s_max=options.tokens_per_s_each,
+            threads=threads_each(options),
+        )
+        for device in devices_of(options.device, options.count)
+    ]
 
 
 class TorchEngine:

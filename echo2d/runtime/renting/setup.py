@@ -3,14 +3,13 @@
 from collections.abc import Iterable
 
 from echo2d.config import CoordinatorConfig, command_environment
-from echo2d.config_renting import OfferTable, ProviderConfig
+from echo2d.config_renting import OfferTable, ProviderConfig, ProviderTable
 from echo2d.core.capacity.prices import NamedPrice, Price
 from echo2d.core.renting.budget import HOUR_S, Budget, Rental, RentOffer, Terms
 from echo2d.core.renting.events import RentRules
 from echo2d.errors import OperatorFault
-from echo2d.providers.base import Provider
-from echo2d.providers.exec import Commands, ExecProvider
-from echo2d.providers.static import StaticProvider
+from echo2d.providers.base import Provider, ProviderOptions
+from echo2d.registry import PROVIDERS, load, one_of
 
 PREFIX_CHARS = 8  # of the run's id: 32 bits tell the runs of an account apart
 
@@ -27,9 +26,10 @@ def rules_of(config: CoordinatorConfig, prefix: str, *, closing: bool = False) -
         raise OperatorFault(
             "--rent needs a budget: rent.usd_per_h and rent.usd_total; nothing was rented"
         )
-    if all(provider.table.kind == "static" for provider in config.providers):
+    if not any(provider.rents for provider in config.providers):
+        kinds = one_of({name: kind for name, kind in PROVIDERS.items() if kind.rents})
         raise OperatorFault(
-            '--rent needs a [[provider]] of kind "exec" (docs/renting.md); nothing was rented'
+            f"--rent needs a [[provider]] of kind {kinds} (docs/renting.md); nothing was rented"
         )
     budget = Budget(rent.usd_per_h, rent.usd_total)
     times = (rent.idle_s, rent.join_s, rent.patience_s, rent.drain_s)
@@ -49,8 +49,8 @@ def terms_of(provider: ProviderConfig) -> Terms:
 
 
 def offers_of(provider: ProviderConfig) -> list[RentOffer]:
-    """What it rents; nothing, of a static one."""
-    return [_offer(provider, each) for each in provider.offers if provider.table.kind == "exec"]
+    """The boxes that it can rent."""
+    return [_offer(provider, each) for each in provider.offers if provider.rents]
 
 
 def _offer(provider: ProviderConfig, each: OfferTable) -> RentOffer:
@@ -76,8 +76,7 @@ def prices_of(providers: Iterable[ProviderConfig], run_id: str) -> list[NamedPri
 
 
 def _price(provider: ProviderConfig, each: OfferTable, prefix: str) -> NamedPrice:
-    rented = provider.table.kind == "exec"
-    names = f"{prefix}{provider.table.name}-{each.name}-*" if rented else each.name
+    names = f"{prefix}{provider.table.name}-{each.name}-*" if provider.rents else each.name
     price = Price(
         each.usd_per_h,
         each.usd_per_gb_down,
@@ -90,10 +89,17 @@ def _price(provider: ProviderConfig, each: OfferTable, prefix: str) -> NamedPric
 
 def make_provider(config: ProviderConfig, prefix: str) -> Provider:
     table = config.table
-    if table.kind == "static":
-        return StaticProvider()
-    commands = Commands(table.start, table.stop, table.list, table.timeout_s, command_environment())
-    return ExecProvider(commands, prefix)
+    options = ProviderOptions(
+        start=table.start,
+        stop=table.stop,
+        list=table.list,
+        timeout_s=table.timeout_s,
+        options=table.options,
+        prefix=prefix,
+        environment=command_environment(),
+    )
+    provider: Provider = load(PROVIDERS[table.kind].factory)(options)
+    return provider
 
 
 def rent_plan(
@@ -109,11 +115,7 @@ def rent_plan(
         (offer for provider in config.providers for offer in offers_of(provider)),
         key=lambda offer: offer.usd_per_h / (offer.trajectories_per_h * offer.availability),
     )
-    commands = [
-        f"  {each.name}: start {list(each.start)} stop {list(each.stop)} list {list(each.list)}"
-        for each in (provider.table for provider in config.providers)
-        if each.kind == "exec"
-    ]
+    providers = [_how(provider.table) for provider in config.providers if provider.rents]
     lasts = f"{_duration(left_h)} at {budget.usd_per_h:g} usd/h"
     return [
         f"renting: at most {budget.usd_per_h:g} usd/h and {budget.usd_total:g} usd in all",
@@ -125,8 +127,17 @@ def rent_plan(
         "  nothing is started before a learner takes data and workers are too few; then, cheapest data first:",
         *_strangers(config, live),
         *map(_line, offers),
-        *commands,
+        *providers,
     ]
+
+
+def _how(table: ProviderTable) -> str:
+    """How this provider rents."""
+    if not PROVIDERS[table.kind].commands:
+        return f"  {table.name}: by kind {table.kind!r}, options {dict(table.options)}"
+    return (
+        f"  {table.name}: start {list(table.start)} stop {list(table.stop)} list {list(table.list)}"
+    )
 
 
 def _duration(hours: float) -> str:
@@ -134,7 +145,7 @@ def _duration(hours: float) -> str:
 
 
 def _strangers(config: CoordinatorConfig, live: Iterable[Rental]) -> list[str]:
-    names = {provider.table.name for provider in config.providers if provider.table.kind == "exec"}
+    names = {provider.table.name for provider in config.providers if provider.rents}
     gone = sorted({rental.provider for rental in live} - names)
     return [
         f"  boxes of {name} may be there, but it is no [[provider]] any more: stop them yourself"

@@ -12,8 +12,9 @@ from echo2d.core.cluster.quarantine import Quarantine
 from echo2d.core.relay.events import ReportEdgeBroken
 from echo2d.core.topology.edges import changed_peers, edge_secret
 from echo2d.core.topology.plan import Job, PeerFacts, Plan
-from echo2d.core.topology.planner import is_much_better, plan_auto, plan_chains, plan_star
+from echo2d.core.topology.planner import is_much_better
 from echo2d.core.topology.repair import join, repair
+from echo2d.core.topology.shapes import plan_shape
 
 
 class PlannerStub:
@@ -41,11 +42,7 @@ class PlannerStub:
 
     def _new_plan(self, seed: PeerFacts, peers: Sequence[PeerFacts]) -> Plan:
         number = PlanId(1 if self.plan is None else self.plan.plan_id + 1)
-        if self._shape == "star":
-            return plan_star(number, self._job, seed, peers)
-        if self._shape == "chain":
-            return plan_chains(number, self._job, seed, peers, self._chains)
-        return plan_auto(number, self._job, seed, peers)
+        return plan_shape(self._shape, number, self._job, seed, peers, chains=self._chains)
 
     def _follow(self, plan: Plan) -> set[PeerId]:
         self.plan = plan

@@ -6,9 +6,9 @@ seconds from the moment the publish is accepted.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 from echo2d.core.topology.plan import STRIPES_MAX
+from echo2d.registry import SHAPES
 
 SEGMENT_BYTES = 64 << 20  # payload of one segment
 TABLE_ROW_BYTES = 32  # of a segment's table, per frame
@@ -57,7 +57,7 @@ class Scenario:
     peers: tuple[PeerSpec, ...]
     wire_bytes: int
     frame_bytes: int = 256 << 10
-    shape: Literal["auto", "star", "chain"] = "auto"
+    shape: str = "auto"
     chains: int = 1
     faults: tuple[PeerCrash, ...] = ()
     churn: float = 0.0
@@ -71,6 +71,7 @@ class Scenario:
         assert len(self.peers) >= 2
         assert self.wire_bytes > 0
         assert 0 < self.frame_bytes <= SEGMENT_BYTES
+        assert self.shape in SHAPES
         assert 1 <= self.chains <= STRIPES_MAX
         assert all(
             peer.uplink > 0 and peer.downlink > 0 and 0 <= peer.loss < 1 for peer in self.peers

@@ -30,6 +30,7 @@ from typing import Any
 from echo2d.core.weights.encoding import frame_bytes_for
 from echo2d.errors import OperatorFault
 from echo2d.quantities import parse_bytes, parse_rate, parse_seconds
+from echo2d.registry import SHAPES, one_of
 from echo2d.sim.kernel.scenario import PeerCrash, PeerSpec, Scenario
 
 DOWN_OVER_UP = 2.0  # of a peer whose uplink is drawn
@@ -92,6 +93,8 @@ def _scenario(document: dict[str, Any]) -> Scenario:
     faults = [_fault(table) for table in document.pop("faults", [])]
     wire_bytes = parse_bytes(document.pop("bytes"))
     frame_bytes = parse_bytes(document.pop("frame_bytes", frame_bytes_for(wire_bytes)))
+    if document.get("shape", "auto") not in SHAPES:
+        raise OperatorFault(f"shape: expected {one_of(SHAPES)}; found {document['shape']!r}")
     if "limit" in document:
         document["limit_s"] = parse_seconds(document.pop("limit"))
     return Scenario(tuple(peers), wire_bytes, frame_bytes, faults=tuple(faults), **document)

@@ -10,6 +10,7 @@ from typing import Literal
 
 from echo2d.core.base.ids import RunId
 from echo2d.core.cluster.rules import RunRules
+from echo2d.registry import SHAPES
 from echo2d.sim.run.engine import STOP, VOCAB
 
 FaultKind = Literal[
@@ -113,7 +114,7 @@ def _rules(rng: random.Random, max_new_tokens: int) -> RunRules:
         vocab_size=VOCAB,
         over_stale=rng.choice(["drop", "drop", "mask"]),
         filter_zero_variance=rng.random() < 0.7,
-        shape=rng.choice(["auto", "star", "chain"]),
+        shape=rng.choice(list(SHAPES)),
         chains=rng.randint(1, 2),
     )
 

@@ -23,8 +23,9 @@ from echo2d.core.protocol.control_messages import (
 from echo2d.engines.base import Engine
 from echo2d.engines.fake import FakeEngine, RefitOutcome, fake_logprob
 from echo2d.engines.torch_engine import TorchEngine, devices_of
+from echo2d.engines.torch_engine.engine import threads_each
 from echo2d.errors import OperatorFault
-from echo2d.runtime.worker.engine_refit import make_engines, threads_each
+from echo2d.runtime.worker.engine_refit import engine_options, make_engines
 from echo2d.store.snapshots import build_manifest
 from tests.support.engine_harness import CONTEXT_MAX, VOCAB_SIZE, FakeHarness, Harness, TorchHarness
 from tests.support.fake_coordinator import CoordinatorDouble
@@ -249,4 +250,5 @@ def test_engines_share_the_threads(
     tmp_path: Path, engines: int, threads: int, each: int | None
 ) -> None:
     where = WorkerConfig(url="http://127.0.0.1:1", token_file=tmp_path, state_dir=tmp_path)
-    assert threads_each(dataclasses.replace(where, engines=engines, threads=threads)) == each
+    config = dataclasses.replace(where, engines=engines, threads=threads)
+    assert threads_each(engine_options(config)) == each

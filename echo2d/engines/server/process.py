@@ -1,4 +1,4 @@
-"""An SGLang server as a process of this worker, on loopback, with its own keys and a guard (`process_guard`).
+"""An inference server as a process of this worker: on loopback, with its own keys and a guard (`process_guard`).
 
 Its keys go through a file that only this user can read and that is gone once the server has read it: argv shows to all.
 """
@@ -9,73 +9,48 @@ import json
 import secrets
 import socket
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Mapping
 from pathlib import Path
+from typing import ClassVar, Protocol
 
-from echo2d.errors import EngineFault, OperatorFault
+from echo2d.errors import EngineFault
 
 HOST = "127.0.0.1"
 STOP_S_MAX = 4.5  # the guard gives the server 3 s, and kills it then
-STREAM_INTERVAL = 8  # tokens per chunk: each one costs both ends a message
 LOG_TAIL_BYTES = 4096
 
-OURS = {
-    "host", "port", "api-key", "admin-api-key", "model-path", "model", "config", "weight-version", "trust-remote-code",
-    "load-format", "skip-tokenizer-init", "incremental-streaming-output",
-}  # fmt: skip
-_TP = ("--tp", "--tp-size", "--tensor-parallel-size")
 
+class ServerLaunch(Protocol):
+    """How a server of some kind is started. folder: for its log. environment: what of this process's it is given."""
 
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """How a server is started. python: of the environment that SGLang is in. arguments: the operator's flags.
+    name: ClassVar[str]
 
-    folder: for its log. environment: what of this process's the server is given.
-    """
+    @property
+    def folder(self) -> Path: ...
 
-    python: Path
-    arguments: Sequence[str]
-    folder: Path
-    environment: Mapping[str, str]
+    @property
+    def environment(self) -> Mapping[str, str]: ...
 
+    def settings(self) -> Mapping[str, str]:
+        """Environment variables that the server is started with, besides `environment`."""
 
-def launches(base: Launch, count: int) -> list[Launch]:
-    """For `count` engines of one box: each has its folder and, on GPUs, those after the ones before it."""
-    flags = base.arguments
-    gpus = next((int(size) for flag, size in pairwise(flags) if flag in _TP and size.isdigit()), 1)
-    placed = count > 1 and "cpu" not in flags and "--base-gpu-id" not in flags
-    return [
-        Launch(
-            base.python,
-            [*flags, *(("--base-gpu-id", str(index * gpus)) if placed else ())],
-            base.folder / f"engine-{index}",
-            base.environment,
-        )
-        for index in range(count)
-    ]
+    def command(self, model: Path, label: str, *, host: str, port: int, keys: Path) -> list[str]:
+        """Its argument list. keys: the file with what `keys_text` returned."""
 
-
-def require_arguments(arguments: Sequence[str]) -> None:
-    """OperatorFault: a flag that is not the operator's to set."""
-    for argument in arguments:
-        name = argument.partition("=")[0].removeprefix("--").replace("_", "-")
-        if argument.startswith("--") and name in OURS:
-            raise OperatorFault(f"worker.engine_args: --{name} is set by echo2d")
+    def keys_text(self, api_key: str, admin_key: str) -> str:
+        """The keys as this server reads them from a file."""
 
 
 class ServerProcess:
     """One run of a server. `ended`: its guard has ended, and so has it."""
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: ServerLaunch) -> None:
         self._launch = launch
         self.api_key, self.admin_key = secrets.token_hex(16), secrets.token_hex(16)
         self.url = ""
         self._guard: asyncio.subprocess.Process | None = None
-        self._keys = (
-            launch.folder / f"keys-{secrets.token_hex(4)}.yaml"
-        )  # another server may just be ending
+        # A name of its own: the server before this one may just be ending, and deletes its file.
+        self._keys = launch.folder / f"keys-{secrets.token_hex(4)}.yaml"
         self._wanted = True
         self._starting = asyncio.Lock()
 
@@ -91,7 +66,7 @@ class ServerProcess:
         """Begin to start it. EngineFault: this machine cannot."""
         async with self._starting:
             if not self._wanted:
-                raise EngineFault("the SGLang server is not wanted any more")
+                raise EngineFault(f"the {self._launch.name} server is not wanted any more")
             await self._start(model, label)
 
     async def _start(self, model: Path, label: str) -> None:
@@ -102,7 +77,7 @@ class ServerProcess:
             self._guard = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "echo2d.engines.sglang.process_guard",
+                "echo2d.engines.server.process_guard",
                 stdin=asyncio.subprocess.PIPE,
                 env=dict(self._launch.environment),
                 start_new_session=True,
@@ -111,7 +86,9 @@ class ServerProcess:
             self._guard.stdin.write(json.dumps(self._told(model, label, port)).encode() + b"\n")
             await self._guard.stdin.drain()
         except OSError as error:
-            raise EngineFault(f"the SGLang server cannot be started: {error}") from error
+            raise EngineFault(
+                f"the {self._launch.name} server cannot be started: {error}"
+            ) from error
 
     async def started(self) -> None:
         """It has read its keys."""
@@ -150,23 +127,10 @@ class ServerProcess:
     def _write_keys(self) -> None:
         self._launch.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._keys.touch(mode=0o600)
-        self._keys.write_text(f"api-key: {self.api_key}\nadmin-api-key: {self.admin_key}\n")
+        self._keys.write_text(self._launch.keys_text(self.api_key, self.admin_key))
 
     def _told(self, model: Path, label: str, port: int) -> Mapping[str, object]:
-        argv = [
-            str(self._launch.python), "-m", "sglang.launch_server", "--config", str(self._keys),
-            "--model-path", str(model), "--weight-version", label, "--load-format", "auto",
-            "--host", HOST, "--port", str(port),
-            "--skip-tokenizer-init", "--skip-server-warmup",
-            "--incremental-streaming-output", "--stream-interval", str(STREAM_INTERVAL),
-            *self._launch.arguments,
-        ]  # fmt: skip
-        ours = {
-            "HF_HUB_OFFLINE": "1",
-            "TRANSFORMERS_OFFLINE": "1",
-            "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
-            "PYTHONUNBUFFERED": "1",
-        }
+        argv = self._launch.command(model, label, host=HOST, port=port, keys=self._keys)
         given = {
             name: value
             for name, value in self._launch.environment.items()
@@ -174,7 +138,7 @@ class ServerProcess:
         }
         return {
             "argv": argv,
-            "environment": given | ours,
+            "environment": given | dict(self._launch.settings()),
             "log": str(self.log),
             "keys": str(self._keys),
             "secrets": [self.api_key, self.admin_key],

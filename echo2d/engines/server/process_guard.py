@@ -1,4 +1,4 @@
-"""The process between a worker and its SGLang server: `python -m echo2d.engines.sglang.process_guard`.
+"""The process between a worker and its inference server: `python -m echo2d.engines.server.process_guard`.
 
 It starts the server in a process group of its own, keeps its log (without the keys, which the server prints), and ends
 the whole group when its own stdin closes: also when the worker was killed. Then the file with the keys goes, if the

@@ -1,11 +1,10 @@
-"""One generation call while it runs: its samples, what each has so far, and how it is asked of the server. No I/O."""
+"""One generation call while it runs: its samples, and what each has so far. No I/O."""
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Any
 
 from echo2d.engines.base import FinishReason, GenerateRequest
-from echo2d.engines.sglang.continuation import ReportedToken
+from echo2d.engines.server.continuation import ReportedToken
 from echo2d.engines.stream import RequestStream, SampleBuffer
 
 
@@ -52,26 +51,3 @@ class SampleState:
         if self.output and self.output[-1] in self.stop:
             return "stop"
         return None if self.room else "length"
-
-
-def request_body(rid: str, label: str, call: GenerationCall, sample: SampleState) -> dict[str, Any]:
-    request = call.request
-    return {
-        "rid": rid,
-        "input_ids": [*request.prompt, *sample.output],
-        "sampling_params": {
-            "max_new_tokens": sample.room,
-            "temperature": request.temperature,
-            "top_p": request.top_p,
-            "top_k": -1,
-            "stop_token_ids": sorted(sample.stop),
-            "no_stop_trim": True,
-            "skip_special_tokens": False,
-            "sampling_seed": ((call.seed + sample.index) * 1_000_003 + len(sample.output) * 7919)
-            & 0x7FFFFFFF,
-        },
-        "return_logprob": True,
-        "cache_salt": label,
-        "stream": True,
-        "no_logs": True,
-    }

@@ -8,16 +8,16 @@ wrote a token (`continuation`).
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from itertools import count
+from typing import Any, Protocol
 
 from echo2d.engines.base import FinishReason
-from echo2d.engines.sglang.admission import SampleAdmission
-from echo2d.engines.sglang.calls import GenerationCall, SampleState, request_body
-from echo2d.engines.sglang.continuation import Continuation, Foreign
-from echo2d.engines.sglang.http_client import Lost, SglangClient
-from echo2d.engines.sglang.server import Serving
+from echo2d.engines.server.admission import SampleAdmission, ServerLoad
+from echo2d.engines.server.calls import GenerationCall, SampleState
+from echo2d.engines.server.continuation import Continuation, Foreign, StreamChunk
+from echo2d.engines.server.http_client import Lost
 from echo2d.errors import EngineFault
 
 LOOK_S = 1.0  # between two looks at the server's load
@@ -26,12 +26,67 @@ PIECES_FRUITLESS_MAX = 64  # in a row for one sample: somebody else aborts what 
 log = logging.getLogger("echo2d.engines")
 
 
-class SamplingLoop:
-    """See the module docstring."""
+# The body of the request for one more piece of a sample: request id, label served, call, sample.
+RequestBody = Callable[[str, str, GenerationCall, SampleState], Mapping[str, Any]]
 
-    def __init__(self, serving: Serving, room: SampleAdmission) -> None:
+
+class GeneratingServer(Protocol):
+    """What the loop asks of a server; every method raises EngineFault, `Lost` where no answer came."""
+
+    def generate(self, body: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]: ...
+
+    async def abort(self, rid: str) -> None: ...
+
+    async def load(self) -> ServerLoad: ...
+
+
+class ServerVersions(Protocol):
+    """Which server there is, and which version it serves (label; None: nothing).
+
+    updates: how many were asked for. quiet: no refit is under way, and it is not held. cuts_requests: a refit ends the
+    requests that run.
+    """
+
+    @property
+    def server(self) -> GeneratingServer | None: ...
+
+    @property
+    def label(self) -> str | None: ...
+
+    @property
+    def updates(self) -> int: ...
+
+    @property
+    def quiet(self) -> bool: ...
+
+    @property
+    def cuts_requests(self) -> bool: ...
+
+    async def served(self) -> tuple[GeneratingServer, str]:
+        """The server and its label, once no refit is under way."""
+
+    async def examine(self, server: Any) -> None:
+        """A request was lost: find out whether the server is still what it was."""
+
+    async def doubt(self, reason: str) -> None:
+        """Nobody knows any more what the server's weights are: stop serving."""
+
+
+class SamplingLoop:
+    """body, read: how the server is asked for a sample, and what a chunk of its stream means."""
+
+    def __init__(
+        self,
+        serving: ServerVersions,
+        room: SampleAdmission,
+        *,
+        body: RequestBody,
+        read: Callable[[Mapping[str, Any]], StreamChunk],
+    ) -> None:
         self._serving = serving
         self._room = room
+        self._body = body
+        self._read = read
         self._looked_at = float("-inf")
         self._numbers = count()
         self._nonce = secrets.token_hex(6)
@@ -64,12 +119,12 @@ class SamplingLoop:
             return piece.finish
         sample.fruitless += 1
         if sample.fruitless > PIECES_FRUITLESS_MAX:
-            raise EngineFault("SGLang aborts every request at once")
+            raise EngineFault("the server aborts every request at once")
         return "abort" if call.aborted else sample.finish()
 
     async def _stream(
         self,
-        server: SglangClient,
+        server: GeneratingServer,
         call: GenerationCall,
         sample: SampleState,
         piece: Continuation,
@@ -81,9 +136,10 @@ class SamplingLoop:
         call.rids[sample.index] = rid
         told = False
         try:
-            async for chunk in server.stream(request_body(rid, piece.label, call, sample)):
+            async for chunk in server.generate(self._body(rid, piece.label, call, sample)):
                 tokens = piece.take(
-                    chunk, certain=(piece.label, updates) == (serving.label, serving.updates)
+                    self._read(chunk),
+                    certain=(piece.label, updates) == (serving.label, serving.updates),
                 )
                 sample.extend(tokens)
                 if piece.finish is not None:
@@ -94,7 +150,7 @@ class SamplingLoop:
                 if not told and (call.aborted or self._uncut(piece)):
                     told = True
                     await server.abort(rid)
-            raise Lost("SGLang ended a stream in the middle")  # noqa: TRY301 - as if the connection had broken
+            raise Lost("the server ended a stream in the middle")  # noqa: TRY301 - as if the connection had broken
         except Foreign as fault:
             if server is serving.server:
                 await serving.doubt(str(fault))
@@ -111,7 +167,7 @@ class SamplingLoop:
 
     def _uncut(self, piece: Continuation) -> bool:
         """It got past a refit: the server is asked to say now who wrote its tokens."""
-        return not piece.certain and self._serving.quiet and self._serving.mode != "in_place"
+        return not piece.certain and self._serving.quiet and self._serving.cuts_requests
 
     @asynccontextmanager
     async def _inside(self) -> AsyncIterator[None]:

@@ -1,0 +1,40 @@
+"""Makes a plan of the shape that the operator chose by name, from the planners listed in `registry.SHAPES`.
+
+Every planner is imported together with this module: a decision of the core never waits for an import.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from echo2d.core.base.ids import PlanId
+from echo2d.core.topology.plan import Job, PeerFacts, Plan
+from echo2d.registry import SHAPES, load
+
+
+class Planner(Protocol):
+    """Plans one broadcast of `job` from the seed to all peers.
+
+    The seed can be dialled. chains: the operator's `dissemination.chains`, 1 to STRIPES_MAX; most shapes ignore it.
+    The plan has generation 0 and passes `Plan.check`. Its own `shape` is shown in the status; it may differ from the
+    name under which the planner is registered.
+    """
+
+    def __call__(
+        self, plan_id: PlanId, job: Job, seed: PeerFacts, peers: Sequence[PeerFacts], chains: int, /
+    ) -> Plan: ...
+
+
+PLANNERS: Mapping[str, Planner] = {name: load(entry) for name, entry in SHAPES.items()}
+
+
+def plan_shape(
+    shape: str,
+    plan_id: PlanId,
+    job: Job,
+    seed: PeerFacts,
+    peers: Sequence[PeerFacts],
+    *,
+    chains: int = 1,
+) -> Plan:
+    """A plan of this shape, a name in `registry.SHAPES`."""
+    return PLANNERS[shape](plan_id, job, seed, peers, chains)

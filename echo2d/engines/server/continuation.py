@@ -1,0 +1,128 @@
+"""Follows the output of one request as it streams in: which tokens are new, and which version wrote each. Pure.
+
+A sample's output is made by one request, or by several when refits cut it; each is one `Continuation`. A server names
+the versions for good only in the last chunk of a request (`StreamChunk.spans`). A token is given out earlier only while
+it is *certain*: the request began under the version being served, and no update was asked for since, so no other
+version can have written it. All other tokens are held until the last chunk, whose spans must also confirm what was
+given out before (I2).
+
+A stream may be cumulative or incremental: `StreamChunk.end` says where a chunk ends. An aborted request may repeat
+tokens that do not add up; these are left out.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from echo2d.engines.base import EngineSpan, FinishReason
+from echo2d.errors import EngineFault
+
+
+class Foreign(EngineFault):
+    """A version that this engine did not load wrote tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamChunk:
+    """One chunk of a request's stream, whatever the server's dialect.
+
+    tokens: ids and logprobs (natural log) of the output tokens before `end`; None: they are not consistent. end: output
+    tokens of the request so far. finish: only in the last chunk. label: the version that the chunk claims to be of;
+    None: it claims nothing. spans: only in the last chunk, positions from the request's first output token; None: the
+    server does not say who wrote them. cached_tokens: of the prompt, not computed again.
+    """
+
+    tokens: Sequence[tuple[int, float]] | None
+    end: int
+    finish: FinishReason | None = None
+    label: str | None = None
+    spans: Sequence[EngineSpan] | None = None
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedToken:
+    token: int
+    logprob: float
+    label: str
+
+
+class Continuation:
+    """`label`: the version served when the request was sent. `finish`: None until the last chunk."""
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+        self.finish: FinishReason | None = None
+        self.certain = True  # once a token was uncertain, all after it are too
+        self.cached_tokens = 0
+        self._given = 0
+        self._held: list[tuple[int, float]] = []
+
+    def take(self, chunk: StreamChunk, *, certain: bool) -> list[ReportedToken]:
+        """The tokens that can be given out after this chunk.
+
+        EngineFault: the chunk contradicts those before it, or (Foreign) another version wrote tokens.
+        """
+        self.finish = chunk.finish
+        self.cached_tokens = chunk.cached_tokens or self.cached_tokens
+        self._held += self._fresh(chunk)
+        if self.finish is not None:
+            return self._settle(chunk.spans)
+        self.certain &= certain and chunk.label in (None, self.label)
+        if not self.certain or not self._held:
+            return []
+        return self._give([(len(self._held), self.label)])
+
+    def _fresh(self, chunk: StreamChunk) -> Sequence[tuple[int, float]]:
+        """The tokens of a chunk that were not there before."""
+        known = self._given + len(self._held)
+        begin = chunk.end - len(chunk.tokens or ())
+        if chunk.tokens is None or not 0 <= begin <= known:
+            if self.finish == "abort":
+                return []
+            found = "inconsistent" if chunk.tokens is None else len(chunk.tokens)
+            raise EngineFault(f"the server streamed {found} tokens up to {chunk.end} after {known}")
+        fresh = chunk.tokens[known - begin :]
+        if not all(math.isfinite(logprob) for _, logprob in fresh):
+            raise EngineFault("the server reported a logprob that is not finite")
+        return fresh
+
+    def _settle(self, spans: Sequence[EngineSpan] | None) -> list[ReportedToken]:
+        """The last chunk: the server's own word on who wrote what. Without it, what is held is dropped."""
+        if spans is None:
+            if self.finish != "abort":
+                raise EngineFault("the server did not say which version wrote a request's tokens")
+            self._held = []
+            return []
+        end, runs = 0, []
+        for span in spans:
+            if span.start != end or span.end < end:
+                raise EngineFault(
+                    f"the server reported versions that do not follow each other: {spans}"[:200]
+                )
+            end = span.end
+            if span.start < self._given and span.end > 0 and span.label != self.label:
+                raise Foreign(
+                    f"version {span.label!r} wrote tokens of {self.label}: somebody else updates it"
+                )
+            runs.append((end - self._given, span.label))
+        if end < self._given:
+            raise EngineFault(f"the server says who wrote {end} tokens of {self._given}")
+        self._held = self._held[: end - self._given]
+        return self._give(runs)
+
+    def _give(self, runs: Sequence[tuple[int, str]]) -> list[ReportedToken]:
+        """Everything held; runs: up to which of them, and under which label."""
+        given: list[ReportedToken] = []
+        for end, label in runs:
+            given += [
+                ReportedToken(token, logprob, label)
+                for token, logprob in self._held[len(given) : max(0, end)]
+            ]
+        self._given += len(given)
+        self._held = self._held[len(given) :]
+        return given
+
+    def check(self) -> None:
+        assert self._given >= 0
+        assert self.finish is None or not self._held

@@ -1,0 +1,162 @@
+"""The HTTP of an inference server: calls and streams. Its errors say what a failed call may have left behind.
+
+Administration has connections of its own: behind hundreds of streams, a pause would wait for its turn. A server's
+subclass adds its paths; nothing is decided here.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, ClassVar
+
+import aiohttp
+
+from echo2d.errors import EngineFault
+
+CALL_S_MAX = (
+    30.0  # of a call that has nothing to wait for; a busy scheduler answers between two batches
+)
+CONNECT_S_MAX = 10.0  # it is on this machine
+STREAM_S_MAX = 100.0  # between two chunks of a request: below the 120 s after which a worker gives a lease back
+BODY_BYTES_MAX = (
+    64 << 20
+)  # of an answer; /server_info and checksums of thousands of tensors are below a megabyte
+CHUNK_BYTES_MAX = (
+    64 << 20
+)  # of one event of a stream: a cumulative one repeats all tokens, 40 bytes each
+_EVENT_END = b"\n\n"
+
+
+class ServerRefused(EngineFault):
+    """The server answered, and it is no."""
+
+
+class Lost(EngineFault):
+    """There is no answer: it may or may not have been done."""
+
+
+class ServerClient:
+    """One server at `url`. Keys are secrets: they go into headers and nowhere else."""
+
+    NAME: ClassVar[str]  # of the server's kind, in errors
+
+    def __init__(self, url: str, *, api_key: str = "", admin_key: str = "") -> None:
+        self.url = url.rstrip("/")
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S_MAX)
+        self._work = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            headers=_bearer(api_key),
+            timeout=timeout,
+            trust_env=False,
+        )
+        admin = admin_key or api_key
+        self._admin = aiohttp.ClientSession(
+            headers=_bearer(admin), timeout=timeout, trust_env=False
+        )
+
+    async def close(self) -> None:
+        await self._work.close()
+        await self._admin.close()
+
+    async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
+        """The chunks of one request."""
+        if self._work.closed:
+            raise Lost(f"{self.NAME} {path}: its server was given up")
+        try:
+            silence = aiohttp.ClientTimeout(
+                total=None, sock_connect=CONNECT_S_MAX, sock_read=STREAM_S_MAX
+            )
+            async with self._work.post(self.url + path, json=body, timeout=silence) as response:
+                if response.status != 200:
+                    raise ServerRefused(
+                        f"{self.NAME} {path}: {response.status} {error_text(_decoded(await response.read()))}"
+                    )
+                async for event in _events(response.content):
+                    if event == b"[DONE]":
+                        return
+                    yield json.loads(event)
+        except (aiohttp.ClientError, OSError, ValueError, RecursionError) as error:
+            raise Lost(f"{self.NAME} {path}: {type(error).__name__} {error}"[:300]) from error
+
+    async def ask_admin(
+        self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float
+    ) -> tuple[int, Any]:
+        """The status and the body of an administrator's call. Lost: no answer."""
+        return await self._ask(self._admin, method, path, body, timeout_s)
+
+    async def call(self, method: str, path: str) -> Any:
+        """Of the kind that needs no administrator."""
+        status, answer = await self._ask(self._work, method, path, None, CALL_S_MAX)
+        if status != 200:
+            raise ServerRefused(f"{self.NAME} {path}: {status} {error_text(answer)}")
+        return answer
+
+    async def facts(self, path: str) -> Mapping[str, Any]:
+        answer = await self.call("GET", path)
+        if not isinstance(answer, dict):
+            raise ServerRefused(
+                f"{self.NAME} {path}: no JSON object; is this a {self.NAME} server?"
+            )
+        return answer
+
+    async def order(self, path: str, body: Mapping[str, Any]) -> None:
+        status, answer = await self._ask(self._admin, "POST", path, body, CALL_S_MAX)
+        if status != 200:
+            raise ServerRefused(f"{self.NAME} {path}: {status} {error_text(answer)}")
+
+    async def _ask(
+        self,
+        session: aiohttp.ClientSession,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        timeout_s: float,
+    ) -> tuple[int, Any]:
+        if session.closed:
+            raise Lost(f"{self.NAME} {path}: its server was given up")
+        try:
+            async with (
+                asyncio.timeout(timeout_s),
+                session.request(method, self.url + path, json=body) as response,
+            ):
+                answer = await response.content.read(BODY_BYTES_MAX)
+                while not response.content.at_eof():
+                    more = await response.content.read(BODY_BYTES_MAX)
+                    if len(answer) + len(more) > BODY_BYTES_MAX:
+                        raise ServerRefused(
+                            f"{self.NAME} {path}: an answer of more than {BODY_BYTES_MAX} bytes"
+                        )
+                    answer += more
+                return response.status, _decoded(answer)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise Lost(f"{self.NAME} {path}: {type(error).__name__} {error}"[:300]) from error
+
+
+def _bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def _decoded(body: bytes) -> Any:
+    """JSON, or the text."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return body.decode(errors="replace")
+
+
+async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """The data of each server-sent event."""
+    waiting = b""
+    async for received in content.iter_any():
+        *events, waiting = (waiting + received).split(_EVENT_END)
+        if len(waiting) > CHUNK_BYTES_MAX:
+            raise ValueError("an event without end")
+        for event in events:
+            yield event.removeprefix(b"data:").strip()
+
+
+def error_text(body: object) -> str:
+    """The reason in an error's body, in any of the shapes that servers use."""
+    error = body.get("error", body) if isinstance(body, dict) else body
+    text = error.get("message", error) if isinstance(error, dict) else error
+    return " ".join(str(text).split())[:300]

@@ -1,0 +1,90 @@
+"""SGLang's paths over HTTP, and what their answers mean. Decides nothing."""
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, ClassVar
+
+from echo2d.engines.server.admission import ServerLoad
+from echo2d.engines.server.http_client import CALL_S_MAX, ServerClient, ServerRefused, error_text
+from echo2d.engines.sglang.compat import Dialect, dialect_of
+from echo2d.errors import EngineFault
+
+
+class SglangClient(ServerClient):
+    NAME: ClassVar[str] = "SGLang"
+
+    def generate(self, body: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
+        """The chunks of one request."""
+        return self.stream("/generate", body)
+
+    async def ready(self) -> bool:
+        """Whether a server that starts takes requests. Not for later: while paused it would call itself sick for it."""
+        try:
+            await self.call("GET", "/health")
+        except EngineFault:
+            return False
+        return True
+
+    async def probe(self) -> Dialect:
+        """Only the version is kept of /server_info: it holds the keys."""
+        info = await self.facts("/server_info")
+        try:
+            paths = (await self.call("GET", "/openapi.json"))["paths"].keys()
+        except (ServerRefused, KeyError, AttributeError, TypeError):
+            paths = None
+        return dialect_of(str(info.get("version", "")), paths)
+
+    async def model(self) -> Mapping[str, Any]:
+        return await self.facts("/model_info")
+
+    async def load(self) -> ServerLoad:
+        """EngineFault also where the answer has no such numbers."""
+        answer = await self.call("GET", "/v1/loads?include=core")
+        try:
+            ranks = answer["loads"]
+            return ServerLoad(
+                sum(int(rank["num_running_reqs"]) for rank in ranks),
+                sum(int(rank["num_waiting_reqs"]) for rank in ranks),
+                max(float(rank["token_usage"]) for rank in ranks),
+                sum(int(rank["max_running_requests"]) for rank in ranks),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ServerRefused(f"SGLang's load is not as expected: {error}") from error
+
+    async def pause(self, mode: str) -> None:
+        await self.order("/pause_generation", {"mode": mode})
+
+    async def resume(self) -> None:
+        await self.order("/continue_generation", {"torch_empty_cache": False})
+
+    async def abort_all(self) -> None:
+        await self.order("/abort_request", {"rid": "", "abort_all": True})
+
+    async def abort(self, rid: str) -> None:
+        """It must be as long as all others: SGLang aborts every request whose id begins with it."""
+        await self.order("/abort_request", {"rid": rid})
+
+    async def flush(self) -> None:
+        await self.order("/flush_cache?timeout=5", {})
+
+    async def relabel(self, label: str) -> None:
+        """Without `abort_all_requests` it would abort them."""
+        await self.order(
+            "/update_weight_version", {"new_version": label, "abort_all_requests": False}
+        )
+
+    async def update(self, body: Mapping[str, Any], *, timeout_s: float) -> tuple[bool, str]:
+        """What an update from disk says of itself. Lost: no answer."""
+        status, answer = await self.ask_admin("POST", "/update_weights_from_disk", body, timeout_s)
+        told = answer if isinstance(answer, dict) else {}
+        return status == 200 and told.get("success") is True, error_text(
+            told.get("message", answer)
+        )
+
+    async def checksums(self) -> Mapping[str, str]:
+        """Of the weights in memory, by the server's names and its own hash; one rank only."""
+        status, answer = await self.ask_admin(
+            "POST", "/weights_checker", {"action": "checksum"}, CALL_S_MAX
+        )
+        if status != 200:
+            raise ServerRefused(f"SGLang /weights_checker: {status} {error_text(answer)}")
+        return dict(answer["ranks"][0]["checksums"])

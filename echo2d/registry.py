@@ -1,0 +1,72 @@
+"""The names that an operator can choose from, and where the code behind each one is.
+
+To add an engine, a provider, a plan shape or a task, write its module and add one line here. The config's checks,
+`--print-config`, `--help` and the programs read these tables.
+
+An entry is the text "module:attribute": reading the names imports nothing, and `load` imports the one that is needed.
+
+    ENGINES     factory: engines.base.EngineOptions -> list[Engine]
+    PROVIDERS   factory: providers.base.ProviderOptions -> Provider
+    SHAPES      planner: core.topology.shapes.Planner
+    TASKS       class:   tasks.base.Task
+"""
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderKind:
+    """rents: it starts and stops boxes that cost money; otherwise its boxes join by themselves.
+
+    commands: the operator must give it the commands `start`, `stop` and `list`; otherwise it takes none.
+    options: it reads `provider.options`; otherwise they must be empty.
+    """
+
+    factory: str
+    meaning: str
+    rents: bool = True
+    commands: bool = False
+    options: bool = False
+
+
+ENGINES: Mapping[str, str] = {
+    "torch": "echo2d.engines.torch_engine.engine:make_torch_engines",
+    "sglang": "echo2d.engines.sglang.engine:make_sglang_engines",
+    "fake": "echo2d.engines.fake:make_fake_engines",
+}
+
+PROVIDERS: Mapping[str, ProviderKind] = {
+    "exec": ProviderKind(
+        "echo2d.providers.exec:make_exec_provider", "runs the commands below", commands=True
+    ),
+    "static": ProviderKind(
+        "echo2d.providers.static:make_static_provider",
+        "its boxes join by themselves",
+        rents=False,
+    ),
+}
+
+SHAPES: Mapping[str, str] = {
+    "auto": "echo2d.core.topology.planner:plan_auto",
+    "star": "echo2d.core.topology.planner:plan_star",
+    "chain": "echo2d.core.topology.planner:plan_chains",
+}
+
+TASKS: Mapping[str, str] = {
+    "sort_digits": "echo2d.tasks.sort_digits:SortDigits",
+}
+
+
+def load(entry: str) -> Any:
+    """Import what "module:attribute" names. ImportError, AttributeError: there is no such module or attribute."""
+    module, _, attribute = entry.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def one_of(names: Mapping[str, object]) -> str:
+    """The names of a registry in a sentence, quoted: "a", "b" or "c"."""
+    *others, last = (f'"{name}"' for name in names)
+    return f"{', '.join(others)} or {last}" if others else last
