@@ -5,9 +5,9 @@ event only after the frame was verified and stored, and performs the actions of 
 
 Streams. A stream is named by (peer, stream number); whoever opens it chooses the number, in turn and anew on each link,
 as `link` does: the end with the smaller peer id 1, 3, 5 ..., the other 2, 4, 6 ... Frames travel from the end that was
-asked to the end that opened. Two kinds: a *stripe stream* (OpenStream) carries one stripe in sequence; a *repair
-stream* (SendWant, one per form and direction) carries single frames. A stream ends with CloseStream or StreamClosed,
-or silently with its link: LinkDown comes after the last event of a stream of that link.
+asked to the end that opened. Two kinds: a *stripe stream* (StreamOpened) carries one stripe in sequence; a *repair
+stream* (FramesWanted, one per form and direction) carries single frames. A stream ends with StreamEnded from either
+end, or silently with its link: LinkDown comes after the last event of a stream of that link.
 
 Flow control. Relay gives a link at most LANE_FRAMES_MAX frames for each stripe that it carries; then it waits for
 PeerReady, which the runtime reports whenever it was given frames and its send buffer has room again (at once, if the
@@ -16,8 +16,9 @@ buffer never filled). PeerReady means: none of the frames given so far counts an
 
 from dataclasses import dataclass
 
-from echo2d.core.base.ids import FormId, FrameId, Generation, PeerId, PlanId, SegmentId, StripeId
+from echo2d.core.base.ids import FormId, FrameId, Generation, PeerId, PlanId, SegmentId
 from echo2d.core.protocol.control_messages import EdgePeer, PlanEdges
+from echo2d.core.protocol.peer_messages import RelayMessage
 
 DONE = "done"  # the reason with which a parent closes a stripe stream after its last frame
 
@@ -47,28 +48,6 @@ class LinkDown:
     """The link is gone, and with it every stream on it."""
 
     peer: PeerId
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class StreamAsked:
-    """The peer wants this stripe of us, beginning at from_sequence."""
-
-    peer: PeerId
-    stream: int
-    form: FormId
-    plan: PlanId
-    generation: Generation
-    stripe: StripeId
-    from_sequence: int
-
-
-@dataclass(frozen=True, slots=True)
-class StreamClosed:
-    """The other end closed a stream, whichever end had opened it. reason DONE: the stripe has no more frames."""
-
-    peer: PeerId
-    stream: int
     reason: str
 
 
@@ -159,40 +138,11 @@ class RepairRefused:
 
 
 @dataclass(frozen=True, slots=True)
-class HaveHeard:
-    """The peer holds these frames; together with what it said before on this link."""
+class Heard:
+    """The peer says this. A frame of a stream that is lost at this end comes as StreamEnded, too."""
 
     peer: PeerId
-    form: FormId
-    frames: tuple[FrameId, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class WantHeard:
-    """The peer asks for single frames on a repair stream."""
-
-    peer: PeerId
-    stream: int
-    form: FormId
-    frames: tuple[FrameId, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CancelHeard:
-    """The peer does not want these frames any more."""
-
-    peer: PeerId
-    form: FormId
-    frames: tuple[FrameId, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PassedHeard:
-    """A child has passed on all of a stripe before this sequence number."""
-
-    peer: PeerId
-    stream: int
-    sequence: int
+    message: RelayMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,8 +167,7 @@ class RelayDeadlinePassed:
 RelayEvent = (
     FrameVerified | PeerReady | RepairVerified | RepairRefused | RelayDeadlinePassed
     | TableHeld | FramesFound | FramesLost | FormSearched | FormComplete
-    | PlanReceived | LinkUp | LinkDown | StreamAsked | StreamClosed | FrameRejected
-    | HaveHeard | WantHeard | CancelHeard | PassedHeard | FormForgotten
+    | PlanReceived | LinkUp | LinkDown | Heard | FrameRejected | FormForgotten
 )  # fmt: skip
 
 
@@ -240,25 +189,11 @@ class ForgetPeer:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenStream:
-    """Ask the parent for this stripe, beginning at from_sequence."""
+class Tell:
+    """Say this to the peer, after everything that was sent before on its stream."""
 
     peer: PeerId
-    stream: int
-    form: FormId
-    plan: PlanId
-    generation: Generation
-    stripe: StripeId
-    from_sequence: int
-
-
-@dataclass(frozen=True, slots=True)
-class CloseStream:
-    """Close this stream after what was sent on it before. Nothing is sent on it afterwards."""
-
-    peer: PeerId
-    stream: int
-    reason: str
+    message: RelayMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,43 +209,6 @@ class SendFrame:
     frame: FrameId
     sequence: int
     header_only: bool
-
-
-@dataclass(frozen=True, slots=True)
-class SendHave:
-    """Tell the peer that these frames are held here; at most link_messages.FRAMES_MAX of them."""
-
-    peer: PeerId
-    form: FormId
-    frames: tuple[FrameId, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SendWant:
-    """Ask the peer for single frames; the first on a new stream number opens that repair stream."""
-
-    peer: PeerId
-    stream: int
-    form: FormId
-    frames: tuple[FrameId, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SendCancel:
-    """Tell the peer that these frames of an earlier SendWant are not needed any more."""
-
-    peer: PeerId
-    form: FormId
-    frames: tuple[FrameId, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SendPassed:
-    """Tell the parent that all of a stripe before this sequence number was passed on here."""
-
-    peer: PeerId
-    stream: int
-    sequence: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +245,5 @@ class FrameGone:
     frame: FrameId
 
 
-LinkAction = (
-    SendFrame | OpenStream | CloseStream | SendHave | SendWant | SendCancel | SendPassed | ExpectPeer | ForgetPeer
-)  # fmt: skip
+LinkAction = SendFrame | Tell | ExpectPeer | ForgetPeer
 RelayAction = LinkAction | ReportEdgeBroken | Accuse | FormArrived | FrameGone

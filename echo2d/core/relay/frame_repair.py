@@ -8,11 +8,12 @@ newcomer with sources, who hold everything, takes no stripe before it has fetche
 Not here: finding out that a stripe is broken (`relay`). Duplicates are allowed: a stripe may bring what was asked too.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 
 from echo2d.core.base.ids import FormId, FrameId, PeerId
-from echo2d.core.relay.events import RelayAction, SendCancel, SendFrame, SendWant
+from echo2d.core.protocol.peer_messages import FramesCancelled, FramesHeld, FramesWanted
+from echo2d.core.relay.events import RelayAction, SendFrame, Tell
 from echo2d.core.relay.stripes import FIRST_TABLE, FORMS_MAX, FormState, LinkState
 from echo2d.errors import PeerFault
 
@@ -77,9 +78,8 @@ def ask_for_missing(
     if not wanted and spread.transfer.asked_count:
         wanted = _steal(spread, sources, now, out)
     for peer, frames in wanted.items():
-        out.append(
-            SendWant(peer, _repair_stream(links[peer], spread.form), spread.form, tuple(frames))
-        )
+        stream = _repair_stream(links[peer], spread.form)
+        out.append(Tell(peer, FramesWanted(stream, spread.form, tuple(frames))))
 
 
 def _steal(
@@ -100,7 +100,7 @@ def _steal(
         owed = transfer.asked_of(loaded)
         frames = [frame for frame in owed[(len(owed) + 1) // 2 :] if _is_known(idle, frame, spread)]
         if frames:
-            out.append(SendCancel(loaded, spread.form, tuple(frames)))
+            out.append(Tell(loaded, FramesCancelled(spread.form, tuple(frames))))
             for frame in frames:
                 transfer.give_back(frame, loaded)
                 transfer.ask(frame, idle.peer, now + REPAIR_S)
@@ -125,7 +125,7 @@ def give_back_overdue(
         late.setdefault(peer, []).append(frame)
     for peer, frames in late.items():
         links[peer].quiet_until = now + QUIET_S
-        out.append(SendCancel(peer, spread.form, tuple(frames)))
+        out.append(Tell(peer, FramesCancelled(spread.form, tuple(frames))))
 
 
 def cancel(
@@ -134,11 +134,12 @@ def cancel(
     """The frame is about to be held; sender: the peer that sent it as a repair. Another one need not send it."""
     asked = spread.transfer.asked_from(frame)
     if asked is not None and asked != sender:
-        out.append(SendCancel(asked, spread.form, (frame,)))
+        out.append(Tell(asked, FramesCancelled(spread.form, (frame,))))
 
 
-def note_have(link: LinkState, form: FormId, frames: tuple[FrameId, ...]) -> None:
+def note_held(link: LinkState, held: FramesHeld) -> None:
     """The peer says that it has these. PeerFault if it says too much."""
+    form, frames = held.form, held.frames()
     if len(link.has.get(form, ())) + len(frames) > HELD_FRAMES_MAX:
         raise PeerFault(f"says it holds more than {HELD_FRAMES_MAX} frames of a form")
     if form not in link.has and len(link.has) >= FORMS_MAX:
@@ -146,9 +147,9 @@ def note_have(link: LinkState, form: FormId, frames: tuple[FrameId, ...]) -> Non
     link.has.setdefault(form, set()).update(frames)
 
 
-def want(link: LinkState, stream: int, form: FormId, frames: Iterable[FrameId]) -> None:
+def note_wanted(link: LinkState, wanted: FramesWanted) -> None:
     """The peer wants these frames. PeerFault if it wants too many at a time."""
-    wants = [(stream, form, frame) for frame in frames]
+    wants = [(wanted.stream, wanted.form, frame) for frame in wanted.frames]
     if len(link.wants) + len(wants) > WANTED_FRAMES_MAX:
         raise PeerFault(f"wants more than {WANTED_FRAMES_MAX} frames at a time")
     link.wants.extend(wants)

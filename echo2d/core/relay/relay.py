@@ -23,12 +23,19 @@ from typing import assert_never
 
 from echo2d.core.base.ids import FormId, FrameId, PeerId
 from echo2d.core.protocol.control_messages import EdgePeer, PlanEdges, StripeEdge
+from echo2d.core.protocol.peer_messages import (
+    FramesCancelled,
+    FramesHeld,
+    FramesPassed,
+    FramesWanted,
+    RelayMessage,
+    StreamEnded,
+    StreamOpened,
+)
 from echo2d.core.relay.disk_frames import GONE_S, Finding, give_up_gone, searched, serve_lanes, take
 from echo2d.core.relay.events import (
     DONE,
     Accuse,
-    CancelHeard,
-    CloseStream,
     ExpectPeer,
     ForgetPeer,
     FormArrived,
@@ -39,10 +46,9 @@ from echo2d.core.relay.events import (
     FramesFound,
     FramesLost,
     FrameVerified,
-    HaveHeard,
+    Heard,
     LinkDown,
     LinkUp,
-    PassedHeard,
     PeerReady,
     PlanReceived,
     RelayAction,
@@ -51,10 +57,8 @@ from echo2d.core.relay.events import (
     RepairRefused,
     RepairVerified,
     ReportEdgeBroken,
-    StreamAsked,
-    StreamClosed,
     TableHeld,
-    WantHeard,
+    Tell,
 )
 from echo2d.core.relay.frame_repair import (
     QUIET_S,
@@ -64,8 +68,8 @@ from echo2d.core.relay.frame_repair import (
     cancel,
     give_back_overdue,
     needs_repair,
-    note_have,
-    want,
+    note_held,
+    note_wanted,
 )
 from echo2d.core.relay.frame_set import FrameSet
 from echo2d.core.relay.streams import (
@@ -130,16 +134,10 @@ class Relay:
                 self._on_frame(event, now)
             case PeerReady(peer):
                 self._on_ready(peer, now)
-            case PassedHeard():
-                self._on_passed(event, now)
-            case (
-                RepairVerified()
-                | RepairRefused()
-                | FrameRejected()
-                | HaveHeard()
-                | WantHeard()
-                | CancelHeard()
-            ):
+            case Heard(peer):
+                if peer in self._links:
+                    self._on_heard(self._links[peer], event.message, now)
+            case RepairVerified() | RepairRefused() | FrameRejected():
                 self._on_repair(event, now)
             case (
                 TableHeld()
@@ -152,8 +150,11 @@ class Relay:
                 self._on_store(event, now)
             case PlanReceived(edges):
                 self._on_plan(edges, now)
-            case LinkUp() | LinkDown() | StreamAsked() | StreamClosed():
-                self._on_link(event, now)
+            case LinkUp(peer):
+                self._on_link_up(peer, now)
+            case LinkDown(peer, reason):
+                if peer in self._links:
+                    self._on_link_down(self._links[peer], reason, now)
             case RelayDeadlinePassed():
                 self._on_deadline(now)
             case _:
@@ -197,11 +198,10 @@ class Relay:
             link.room = link.room_max
             self._serve(link, now)
 
-    def _on_passed(self, event: PassedHeard, now: float) -> None:
-        link = self._links.get(event.peer)
-        lane = None if link is None else link.lane(event.stream)
+    def _on_passed(self, link: LinkState, stream: int, sequence: int, now: float) -> None:
+        lane = link.lane(stream)
         if lane is not None:
-            lane.passed_on(event.sequence, now)
+            lane.passed_on(sequence, now)
             lane.stripe.tell_passed(self._out)
             self._bind_all(lane.stripe.spread, now)
 
@@ -311,17 +311,24 @@ class Relay:
 
     # links and streams
 
-    def _on_link(self, event: LinkUp | LinkDown | StreamAsked | StreamClosed, now: float) -> None:
-        if isinstance(event, LinkUp):
-            self._on_link_up(event.peer, now)
-        elif event.peer in self._links:
-            match event:
-                case LinkDown(reason=reason):
-                    self._on_link_down(self._links[event.peer], reason, now)
-                case StreamAsked():
-                    self._on_asked(self._links[event.peer], event, now)
-                case StreamClosed(stream=stream, reason=reason):
-                    self._on_closed(self._links[event.peer], stream, reason, now)
+    def _on_heard(self, link: LinkState, message: RelayMessage, now: float) -> None:
+        match message:
+            case StreamOpened():
+                self._on_asked(link, message, now)
+            case StreamEnded(stream, reason):
+                self._on_closed(link, stream, reason, now)
+            case FramesPassed(stream, sequence):
+                self._on_passed(link, stream, sequence, now)
+            case FramesHeld():
+                note_held(link, message)
+            case FramesWanted():
+                note_wanted(link, message)
+                self._serve(link, now)
+            case FramesCancelled(form, frames):
+                gone = {(form, frame) for frame in frames}
+                link.wants = deque(wanted for wanted in link.wants if wanted[1:] not in gone)
+            case _:
+                assert_never(message)
 
     def _on_link_up(self, peer: PeerId, now: float) -> None:
         assert peer not in self._links
@@ -366,7 +373,7 @@ class Relay:
         self._out.append(ReportEdgeBroken(spread.plan, spread.generation, peer, reason))
         ask_for_missing(spread, self._links, now, self._out)
 
-    def _on_asked(self, link: LinkState, asked: StreamAsked, now: float) -> None:
+    def _on_asked(self, link: LinkState, asked: StreamOpened, now: float) -> None:
         if asked.from_sequence < 0:
             raise PeerFault(f"asks for a stripe from frame {asked.from_sequence} on")
         spread = self._spreads.get(asked.form)
@@ -383,7 +390,8 @@ class Relay:
         elif _may_come(spread, asked) and len(link.asks) < ASKS_MAX:
             link.asks[asked.form, asked.stripe] = asked
         else:
-            self._out.append(CloseStream(link.peer, asked.stream, "not a child in this plan"))
+            refusal = StreamEnded(asked.stream, "not a child in this plan")
+            self._out.append(Tell(link.peer, refusal))
 
     def _admit_waiting(self, now: float) -> None:
         """The plan that allows a stream may have come after the child asked for it."""
@@ -413,7 +421,7 @@ class Relay:
 
     def _on_repair(
         self,
-        event: RepairVerified | RepairRefused | FrameRejected | HaveHeard | WantHeard | CancelHeard,
+        event: RepairVerified | RepairRefused | FrameRejected,
         now: float,
     ) -> None:
         link, spread = self._links.get(event.peer), self._spreads.get(event.form)
@@ -427,14 +435,6 @@ class Relay:
                 self._on_not_sent(spread, link, frame, now)
             case FrameRejected():
                 self._on_rejected(spread, link, event, now)
-            case HaveHeard(form=form, frames=frames):
-                note_have(link, form, frames)
-            case WantHeard(stream=stream, form=form, frames=frames):
-                want(link, stream, form, frames)
-                self._serve(link, now)
-            case CancelHeard(form=form, frames=frames):
-                gone = {(form, frame) for frame in frames}
-                link.wants = deque(wanted for wanted in link.wants if wanted[1:] not in gone)
             case _:
                 assert_never(event)
 
@@ -540,7 +540,7 @@ class Relay:
         assert following == sum(len(link.incoming) for link in self._links.values())
 
 
-def _may_come(spread: FormState | None, asked: StreamAsked) -> bool:
+def _may_come(spread: FormState | None, asked: StreamOpened) -> bool:
     """Whether the plan that allows this stream may still be on its way. Of two plans nobody can tell the newer one."""
     return spread is None or spread.plan != asked.plan or asked.generation > spread.generation
 

@@ -7,8 +7,8 @@ import math
 from collections.abc import Sequence
 
 from echo2d.core.base.ids import FormId, FrameId, PeerId, is_table
-from echo2d.core.protocol.peer_messages import FRAMES_MAX
-from echo2d.core.relay.events import CloseStream, FrameVerified, OpenStream, RelayAction, SendHave
+from echo2d.core.protocol.peer_messages import StreamEnded, StreamOpened, frames_held
+from echo2d.core.relay.events import FrameVerified, RelayAction, Tell
 from echo2d.core.relay.frame_set import FrameSet
 from echo2d.core.relay.stripes import GAP_START_S, FormState, LinkState, StripeState, table_of
 from echo2d.errors import PeerFault
@@ -39,11 +39,8 @@ def follow(links: Links, stripe: StripeState, now: float, out: list[RelayAction]
     stripe.broken = False
     stripe.last_at, stripe.gap_s = now, GAP_START_S
     first = len(stripe.log)
-    out.append(
-        OpenStream(
-            link.peer, number, spread.form, spread.plan, spread.generation, stripe.number, first
-        )
-    )
+    asked = StreamOpened(number, spread.form, spread.plan, spread.generation, stripe.number, first)
+    out.append(Tell(link.peer, asked))
     if len(stripe.children) > 1:
         stripe.tell_passed(out, at_once=True)
 
@@ -67,10 +64,7 @@ def say_have(
     link: LinkState, spread: FormState, frames: Sequence[FrameId], out: list[RelayAction]
 ) -> None:
     """Tells the peer that these frames are held here."""
-    starts = range(0, len(frames), FRAMES_MAX)
-    out.extend(
-        SendHave(link.peer, spread.form, tuple(frames[at : at + FRAMES_MAX])) for at in starts
-    )
+    out.extend(Tell(link.peer, message) for message in frames_held(spread.form, frames))
 
 
 def check_frame(stripe: StripeState, event: FrameVerified) -> None:
@@ -114,7 +108,7 @@ def leave_parent(links: Links, stripe: StripeState, reason: str, out: list[Relay
     """The stream from the parent, if one is open, ends."""
     if stripe.stream is not None and stripe.parent is not None:
         del links[stripe.parent].incoming[stripe.stream]
-        out.append(CloseStream(stripe.parent, stripe.stream, reason))
+        out.append(Tell(stripe.parent, StreamEnded(stripe.stream, reason)))
     stripe.stream = None
 
 
@@ -131,7 +125,7 @@ def close_repairs(links: Links, form: FormId, reason: str, out: list[RelayAction
     for link in links.values():
         stream = link.repairs.pop(form, None)
         if stream is not None:
-            out.append(CloseStream(link.peer, stream, reason))
+            out.append(Tell(link.peer, StreamEnded(stream, reason)))
 
 
 def _more_is_due(transfer: FrameSet) -> bool:

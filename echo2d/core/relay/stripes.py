@@ -27,15 +27,13 @@ from echo2d.core.base.ids import (
     is_table,
 )
 from echo2d.core.protocol.control_messages import EdgePeer, StripeEdge
-from echo2d.core.protocol.peer_messages import stream_after
-from echo2d.core.relay.events import (
-    DONE,
-    CloseStream,
-    RelayAction,
-    SendFrame,
-    SendPassed,
-    StreamAsked,
+from echo2d.core.protocol.peer_messages import (
+    FramesPassed,
+    StreamEnded,
+    StreamOpened,
+    stream_after,
 )
+from echo2d.core.relay.events import DONE, RelayAction, SendFrame, Tell
 from echo2d.core.relay.frame_set import FrameSet
 from echo2d.core.relay.send_window import PASS_EVERY, PASS_TRICKLE_S, SendWindow
 from echo2d.errors import PeerFault
@@ -92,7 +90,7 @@ class LinkState:
         self.wants: deque[tuple[int, FormId, FrameId]] = deque()
         self.has: dict[FormId, set[FrameId]] = {}
         self.told: dict[FormId, int] = {}
-        self.asks: dict[tuple[FormId, StripeId], StreamAsked] = {}
+        self.asks: dict[tuple[FormId, StripeId], StreamOpened] = {}
         self.heard_at = 0.0
         self.quiet_until = 0.0
         self._next_stream = 1 if me < peer else 2
@@ -190,7 +188,7 @@ class ChildStream:
             self.close(DONE, out)
 
     def close(self, reason: str, out: list[RelayAction]) -> None:
-        out.append(CloseStream(self.link.peer, self.stream, reason))
+        out.append(Tell(self.link.peer, StreamEnded(self.stream, reason)))
         self.drop(out)
 
     def drop(self, out: list[RelayAction]) -> None:
@@ -284,7 +282,7 @@ class StripeState:
         passed = min(self.passed, len(self.log))
         if at_once or (self.told is not None and passed >= self.told + PASS_EVERY):
             self.told = passed
-            out.append(SendPassed(self.parent, self.stream, passed))
+            out.append(Tell(self.parent, FramesPassed(self.stream, passed)))
 
     def progress(self, now: float) -> None:
         """A frame came from the parent, or at the root was bound."""

@@ -24,9 +24,7 @@ from echo2d.core.protocol.control_messages import (
 )
 from echo2d.core.protocol.peer_messages import (
     FrameReceived,
-    FramesCancelled,
     FramesHeld,
-    FramesPassed,
     FramesWanted,
     LinkEnded,
     LinkEvent,
@@ -180,30 +178,24 @@ class Receiver:
 
     def _perform_on(self, here: _Peer, action: relay_events.LinkAction) -> None:
         match action:
-            case relay_events.CloseStream(peer, stream, reason) if (stream % 2 == 1) == (
-                self._me < peer
-            ):
-                self.links.end_stream(
-                    peer, stream, reason
-                )  # opened by this end: nothing was sent on it
-            case relay_events.SendFrame() | relay_events.CloseStream():
+            case relay_events.SendFrame():
                 here.queue.put(action)
-            case relay_events.OpenStream(peer, stream, form, plan, generation, stripe, sequence):
-                here.receive_queue.stripes.add(stream)
-                self.links.open_stream(peer, stream, form, plan, generation, stripe, sequence)
-            case relay_events.SendHave(peer, form, frames):
-                if not self._receive_only:
-                    self.links.have(peer, form, frames)
-            case relay_events.SendWant(peer, stream, form, frames):
-                self.links.want(peer, stream, form, frames)
-            case relay_events.SendCancel(peer, form, frames):
-                self.links.cancel(peer, form, frames)
-            case relay_events.SendPassed(peer, stream, sequence):
-                self.links.passed(peer, stream, sequence)
+            case relay_events.Tell(peer, StreamEnded(stream)) if not self._is_mine(peer, stream):
+                here.queue.put(action)  # after the frames that are still to be sent on it
+            case relay_events.Tell(_, FramesHeld()) if self._receive_only:
+                pass
+            case relay_events.Tell(peer, message):
+                if isinstance(message, StreamOpened):
+                    here.receive_queue.stripes.add(message.stream)
+                self.links.tell(peer, message)
             case relay_events.ExpectPeer() | relay_events.ForgetPeer():
                 raise AssertionError("not an action on a link")
             case _:
                 assert_never(action)
+
+    def _is_mine(self, peer: PeerId, stream: int) -> bool:
+        """Whether this end opened the stream."""
+        return (stream % 2 == 1) == (self._me < peer)
 
     # --- links
 
@@ -223,23 +215,9 @@ class Receiver:
             case StreamEnded():
                 self._peers[peer].receive_queue.put(event, now=asyncio.get_running_loop().time())
             case StreamOpened(stream) | FramesWanted(stream) if self._receive_only:
-                self.links.end_stream(peer, stream, "receives only")
-            case StreamOpened(stream, form, plan, generation, stripe, from_sequence):
-                self._emit(
-                    relay_events.StreamAsked(
-                        peer, stream, form, plan, generation, stripe, from_sequence
-                    )
-                )
-            case FramesWanted(stream, form, frames):
-                self._emit(relay_events.WantHeard(peer, stream, form, frames))
-            case FramesCancelled(form, frames):
-                self._emit(relay_events.CancelHeard(peer, form, frames))
-            case FramesPassed(stream, sequence):
-                self._emit(relay_events.PassedHeard(peer, stream, sequence))
-            case FramesHeld(form):
-                self._emit(relay_events.HaveHeard(peer, form, event.frames()))
+                self.links.tell(peer, StreamEnded(stream, "receives only"))
             case _:
-                raise AssertionError(f"{type(event).__name__} does not leave a link")
+                self._emit(relay_events.Heard(peer, event))
 
     def _on_opened(self, peer: PeerId) -> None:
         assert self._tasks is not None
