@@ -1,6 +1,6 @@
 """The peer links of one process and the forms it holds: shared by workers, relay peers and the seed.
 
-    link events --> inbox (verify, store) --> relay events --> `emit` --> the owner's mailbox --> Relay
+    link events --> inbox (verify, store) --> relay events --> `emit` --> mailbox --> Relay
     relay actions --> `perform` --> lane (read, send) --> link
 
 The owner hands every relay event to its Relay, calls `noticed` with it, then `perform`s the actions of that turn, all
@@ -10,7 +10,7 @@ Not here: decisions, signatures, encoding and decoding.
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, assert_never
 
@@ -63,15 +63,6 @@ class _Peer:
 class PeerOwner(Protocol):
     """The daemon whose links these are."""
 
-    def emit(self, event: relay_events.RelayEvent) -> None:
-        """For its Relay, in this order."""
-
-    def crowded(self) -> bool:
-        """Whether so much waits for the Relay that a link which says more is ended."""
-
-    def tell(self, message: SegmentsWanted | TransferReport) -> None:
-        """Send it over the control link."""
-
     def fail(self, form: FormId, reason: str) -> None:
         """The form was given up: its frames cannot be kept here (disk full)."""
 
@@ -85,7 +76,9 @@ class PeerOwner(Protocol):
 class Receiver:
     """The links listen, dial and receive while `run` runs. no_tls: whether they may leave this host without.
 
-    receive_only: nothing that is held here is told of, or sent. uplink_limit: bytes/s that all links send at most.
+    emit: takes relay events, in this order. crowded: whether so many of them wait that a link which says more is ended.
+    tell: sends over the control link. receive_only: nothing that is held here is told of, or sent. uplink_limit:
+    bytes/s that all links send at most.
     """
 
     def __init__(
@@ -97,6 +90,9 @@ class Receiver:
         tls: Tls | None,
         no_tls: bool,
         owner: PeerOwner,
+        emit: Callable[[relay_events.RelayEvent], None],
+        crowded: Callable[[], bool],
+        tell: Callable[[SegmentsWanted | TransferReport], None],
         receive_only: bool = False,
         uplink_limit: float | None = None,
     ) -> None:
@@ -105,11 +101,11 @@ class Receiver:
             no_tls or tls is not None,
             receive_only,
         )
-        self._owner, self._emit = owner, owner.emit
+        self._owner, self._emit, self._crowded, self._tell = owner, emit, crowded, tell
         self.holdings = FrameHoldings(
             store,
-            emit=owner.emit,
-            ask=owner.tell,
+            emit=emit,
+            ask=tell,
             fail=self.give_up,
             serving=owner.serving_version,
             base=owner.base_of,
@@ -204,7 +200,7 @@ class Receiver:
             self._moved = event.form
             self._peers[peer].receive_queue.put(event, now=asyncio.get_running_loop().time())
             return
-        if self._owner.crowded() and not isinstance(event, LinkOpened | LinkEnded):
+        if self._crowded() and not isinstance(event, LinkOpened | LinkEnded):
             self.links.end(peer, "says more than is handled")
             return
         match event:
@@ -314,9 +310,7 @@ class Receiver:
             payload_bytes, sent_bytes = self.holdings.payload_bytes(form), self._sent.get(form, 0)
             links, backlogs = tuple(self._link_samples()), tuple(self._backlogs())
             duplicates = self.holdings.duplicates(form)
-            self._owner.tell(
-                TransferReport(form, payload_bytes, links, sent_bytes, backlogs, duplicates)
-            )
+            self._tell(TransferReport(form, payload_bytes, links, sent_bytes, backlogs, duplicates))
 
     def _link_samples(self) -> Iterator[LinkSample]:
         for peer, here in self._peers.items():
