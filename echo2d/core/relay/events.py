@@ -1,17 +1,22 @@
-"""What goes into `relay.Relay` and what comes out, at the level of frames: no payload bytes, no sockets, no disk.
+"""The events that go into `relay.Relay` and the actions that come out, at the level of frames.
 
-The runtime owns the links (net.peers), the disk (store.frames) and hashing. It turns what happens on a link into an
-event only after the frame was verified and stored, and performs the actions of one turn in order.
+No payload, socket or disk is here: the runtime owns the links (`net/peer`), the disk
+(`store/frames`) and hashing. It reports a frame after verifying it. The frame is then held: on
+disk, or in memory on its way there, where the runtime can read it; frames lost in between are
+reported (FramesLost), or their form is given up. The runtime performs the actions of one turn in
+order.
 
-Streams. A stream is named by (peer, stream number); whoever opens it chooses the number, in turn and anew on each link,
-as `link` does: the end with the smaller peer id 1, 3, 5 ..., the other 2, 4, 6 ... Frames travel from the end that was
-asked to the end that opened. Two kinds: a *stripe stream* (StreamOpened) carries one stripe in sequence; a *repair
-stream* (FramesWanted, one per form and direction) carries single frames. A stream ends with StreamEnded from either
-end, or silently with its link: LinkDown comes after the last event of a stream of that link.
+Streams. A stream is named by (peer, stream number). The end that opens it chooses the number: the
+end with the smaller peer id takes 1, 3, 5 ..., the other 2, 4, 6 ..., and both begin anew on each
+link. Frames travel to the end that opened. A *stripe stream* (StreamOpened) carries one stripe in
+sequence; a *repair stream* (FramesWanted, one per form and direction) carries single frames. A
+stream ends with StreamEnded from either end, or silently with its link: LinkDown comes after the
+last event of the link's streams.
 
-Flow control. Relay gives a link at most LANE_FRAMES_MAX frames for each stripe that it carries; then it waits for
-PeerReady, which the runtime reports whenever it was given frames and its send buffer has room again (at once, if the
-buffer never filled). PeerReady means: none of the frames given so far counts any more.
+Flow control. Relay gives a link at most STREAM_FRAMES_MAX frames for each stripe that it carries,
+then waits for PeerReady. The runtime reports PeerReady when it was given frames and its send buffer
+has room again (at once, if the buffer never filled). After PeerReady none of the frames given so
+far counts any more.
 """
 
 from dataclasses import dataclass
@@ -20,7 +25,8 @@ from echo2d.core.base.ids import FormId, FrameId, Generation, PeerId, PlanId, Se
 from echo2d.core.protocol.control_messages import EdgePeer, PlanEdges
 from echo2d.core.protocol.peer_messages import RelayMessage
 
-DONE = "done"  # the reason with which a parent closes a stripe stream after its last frame
+# The reason with which a parent ends a stripe stream after its last frame.
+DONE = "done"
 
 # --- events ----------------------------------------
 
@@ -29,8 +35,8 @@ DONE = "done"  # the reason with which a parent closes a stripe stream after its
 class PlanReceived:
     """A plan, or a newer generation of one: it replaces this peer's edges, unchanged streams go on.
 
-    Plans come in the order in which they were made; their numbers say nothing about it, for another coordinator process
-    begins anywhere.
+    Plans come in the order in which they were made. Their numbers do not show that order, because
+    each coordinator process begins at a number of its own.
     """
 
     edges: PlanEdges
@@ -45,7 +51,7 @@ class LinkUp:
 
 @dataclass(frozen=True, slots=True)
 class LinkDown:
-    """The link is gone, and with it every stream on it."""
+    """The link is gone, and so is every stream on it."""
 
     peer: PeerId
     reason: str
@@ -53,9 +59,10 @@ class LinkDown:
 
 @dataclass(frozen=True, slots=True)
 class TableHeld:
-    """The table of this segment is verified and on disk: payload frame i + 1 has sizes[i] bytes.
+    """The table of this segment is verified and held: payload frame i + 1 has sizes[i] bytes.
 
-    Comes before the FrameVerified (or RepairVerified) of the table frame itself; on the seed, before its FramesFound.
+    Comes before the FrameVerified (or RepairVerified) of the table frame itself; on the seed,
+    before its FramesFound.
     """
 
     form: FormId
@@ -73,7 +80,11 @@ class FormComplete:
 
 @dataclass(frozen=True, slots=True)
 class FramesFound:
-    """These frames are on disk and verified without having come over a link: after a restart, or just encoded."""
+    """These frames are verified and held, and no open link brought them.
+
+    They were on disk at the start, were just encoded or made from a base, or came over a link that
+    has ended since.
+    """
 
     form: FormId
     frames: tuple[FrameId, ...]
@@ -81,14 +92,14 @@ class FramesFound:
 
 @dataclass(frozen=True, slots=True)
 class FormSearched:
-    """What this peer had of the form before has been told (TableHeld, FramesFound): now it may ask for the rest."""
+    """All that was here of the form was reported: the relay may ask for the rest now."""
 
     form: FormId
 
 
 @dataclass(frozen=True, slots=True)
 class FramesLost:
-    """These frames, held before, turned out damaged on disk: they have to come again."""
+    """These frames were held, and are damaged on disk: they have to come again."""
 
     form: FormId
     frames: tuple[FrameId, ...]
@@ -96,7 +107,9 @@ class FramesLost:
 
 @dataclass(frozen=True, slots=True)
 class FrameVerified:
-    """A frame of a stripe stream is verified and on disk. header_only: it came without payload, as held already.
+    """A frame of a stripe stream is verified and held.
+
+    header_only: it came without payload, because it was held.
 
     Events of one stream come in the order in which its frames came.
     """
@@ -111,7 +124,7 @@ class FrameVerified:
 
 @dataclass(frozen=True, slots=True)
 class FrameRejected:
-    """A frame of this stream, of either kind, is not what its digest says."""
+    """A frame of this stream, of either kind, does not match its digest."""
 
     peer: PeerId
     stream: int
@@ -121,7 +134,7 @@ class FrameRejected:
 
 @dataclass(frozen=True, slots=True)
 class RepairVerified:
-    """A frame of a repair stream is verified and on disk."""
+    """A frame of a repair stream is verified and held."""
 
     peer: PeerId
     form: FormId
@@ -139,7 +152,10 @@ class RepairRefused:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """The peer says this. A frame of a stream that is lost at this end comes as StreamEnded, too."""
+    """The peer says this.
+
+    Also StreamEnded for a stream that this end had to end, because it lost a frame of it.
+    """
 
     peer: PeerId
     message: RelayMessage
@@ -147,7 +163,7 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class PeerReady:
-    """The send buffer of this link has room again, see flow control."""
+    """The send buffer of this link has room again (see flow control above)."""
 
     peer: PeerId
 
@@ -161,7 +177,7 @@ class FormForgotten:
 
 @dataclass(frozen=True, slots=True)
 class RelayDeadlinePassed:
-    """`wake_at()` has come."""
+    """The time that `wake_at()` names has come."""
 
 
 RelayEvent = (
@@ -176,14 +192,17 @@ RelayEvent = (
 
 @dataclass(frozen=True, slots=True)
 class ExpectPeer:
-    """Have a link to this peer: dial it, or let it in. Replaces what was expected of it; an open link stays."""
+    """Keep a link to this peer: dial it, or let it in.
+
+    Replaces an earlier ExpectPeer; an open link stays.
+    """
 
     edge: EdgePeer
 
 
 @dataclass(frozen=True, slots=True)
 class ForgetPeer:
-    """No plan has an edge to this peer any more: its link may be closed, and it is not let in again."""
+    """No plan has an edge to this peer any more: close its link, and do not let it in again."""
 
     peer: PeerId
 
@@ -200,7 +219,8 @@ class Tell:
 class SendFrame:
     """Send a frame on a stripe stream, or with sequence 0 on a repair stream.
 
-    header_only: without payload; on a stripe because the peer holds it, on a repair stream because we do not.
+    header_only: without payload; on a stripe because the peer holds it, on a repair stream because
+    we do not.
     """
 
     peer: PeerId
@@ -213,7 +233,7 @@ class SendFrame:
 
 @dataclass(frozen=True, slots=True)
 class ReportEdgeBroken:
-    """Tell the coordinator (messages.EdgeBroken)."""
+    """Tell the coordinator that this edge does not work (EdgeBroken)."""
 
     plan: PlanId
     generation: Generation
@@ -223,7 +243,7 @@ class ReportEdgeBroken:
 
 @dataclass(frozen=True, slots=True)
 class Accuse:
-    """Tell the coordinator (messages.FrameAccused)."""
+    """Tell the coordinator that this peer sent a bad frame (FrameAccused)."""
 
     form: FormId
     frame: FrameId
@@ -239,7 +259,7 @@ class FormArrived:
 
 @dataclass(frozen=True, slots=True)
 class FrameGone:
-    """At the root of the form's plan: this frame was lost, nobody sends it and nobody made it again: the form stops."""
+    """The root of the form's plan lost this frame and cannot get it back: the form stops."""
 
     form: FormId
     frame: FrameId

@@ -1,11 +1,17 @@
-"""What one peer holds of every form: what may be believed about it (`FormIndex`) and its verified frames on disk.
+"""Holds the frames of every form at one peer: verifies, stores and loads them.
 
-Everything that arrives is judged here before anybody else hears of it; disk and long hashing happen in threads. A form
-can be used from many tasks; forgetting one waits for its users. When the disk is full, spare files make room, then
-older forms, but for that of the version being served; when that is not enough, the form that wanted the space is given
-up (`fail`) and nothing else is lost. A frame that turns out damaged when it is read is not held any more, and comes
+Nothing is reported before it was verified. Tables and long frames are on disk before they are held.
+A short frame is held in memory at once and written a moment later (`write_behind`): it can be sent
+and reported before it is on disk. If writing fails, its form is given up; if the process ends
+before, the frame comes again after the restart.
+
+Disk and long hashing happen in threads. Several tasks can use a form at the same time; forgetting
+it waits for them. When the disk is full, spare files make room, then older forms, but not that of
+the version being served. If that is not enough, the form that wanted the space is given up
+(`fail`). A frame that turns out damaged when it is read is not held any more, and has to come
 again.
-Not here: links, slots, and the signatures of roots (the caller's).
+
+Not here: links, slots, and checking the signatures of roots (the caller does).
 """
 
 import asyncio
@@ -47,9 +53,10 @@ log = logging.getLogger("echo2d.peer")
 
 
 class FrameHoldings:
-    """`emit` takes relay events; `ask` sends SegmentsWanted; `fail(form, reason)` is told of forms given up.
+    """`emit` takes relay events, `ask` SegmentsWanted, `fail` a form given up and the reason.
 
-    `serving`: the version whose frames do not make room for others. `base`: where chunks of a form may stand, too.
+    `serving`: the version whose frames do not make room for others. `base`: where chunks of a form
+    may stand, too.
     """
 
     def __init__(
@@ -85,7 +92,10 @@ class FrameHoldings:
         return None if here is None else here.index
 
     def held(self, form: FormId) -> Collection[FrameId]:
-        """Tables and frames of the form that are verified; those put at once are written a moment later."""
+        """Tables and frames of the form that are verified.
+
+        Those put at once are written a moment later.
+        """
         here = self._forms.get(form)
         return frozenset() if here is None else here.frames
 
@@ -104,7 +114,7 @@ class FrameHoldings:
         return 0 if here is None else here.duplicates
 
     def knows(self, form: FormId, frame: FrameId) -> bool:
-        """Whether the frame can be judged: a table by its signed digest, other frames by their table."""
+        """Whether the frame can be verified (see `HeldForm.knows`)."""
         here = self._forms.get(form)
         return here is not None and here.knows(frame)
 
@@ -127,7 +137,7 @@ class FrameHoldings:
         await self._accept("page", page.form, lambda: self._take_page(page))
 
     def reconnected(self) -> None:
-        """Pages asked for over an earlier control link do not come any more: they are asked for again."""
+        """Asks again for pages, which do not come over the new control link otherwise."""
         for here in self._forms.values():
             here.page_asked = None
             self._ask_page(here)
@@ -172,7 +182,7 @@ class FrameHoldings:
         return here
 
     async def _absorb(self, here: HeldForm) -> list[SegmentId]:
-        """Holds frames found on disk whose tables prove right by what is signed now; returns their segments.
+        """Holds frames found on disk whose tables are signed now; returns their segments.
 
         Also tells the form's end, once that is signed.
         """
@@ -202,7 +212,10 @@ class FrameHoldings:
         self._emit(relay_events.FramesFound(here.form, found))
 
     async def _search_base(self, here: HeldForm, segments: Iterable[SegmentId]) -> None:
-        """Frames of these segments that can be made here need not come over a link. Not to be awaited with `_books`."""
+        """Frames of these segments that can be made here need not come over a link.
+
+        Not to be awaited with `_books`.
+        """
         base = self._base(here.form) if here.index.facts.kind == "full" else None
         for segment in segments:
             if base is not None:
@@ -228,7 +241,7 @@ class FrameHoldings:
             )
 
     def _note_searched(self, here: HeldForm) -> None:
-        """Tells once that the search is over: all found on disk was judged, and the base has been searched."""
+        """Emits FormSearched once all found on disk was judged and the base was searched."""
         index = here.index
         unjudged = bool(here.found) and index.missing_segment() is not None
         unread = (
@@ -249,7 +262,10 @@ class FrameHoldings:
     # --- frames that arrive
 
     async def put_table(self, form: FormId, segment: SegmentId, data: bytes) -> None:
-        """Store the table of a segment whose digest is signed. IntegrityFault: these are not its bytes."""
+        """Store the table of a segment whose digest is signed.
+
+        IntegrityFault: these are not its bytes.
+        """
         here, table = self._known(form), frame_id(segment, 0)
         if digest_of(data) != here.index.table_digest(segment):
             raise IntegrityFault(f"the table of segment {segment} has the wrong digest")
@@ -269,7 +285,7 @@ class FrameHoldings:
     async def put_frames(
         self, form: FormId, frames: Sequence[tuple[FrameId, memoryview]]
     ) -> set[FrameId]:
-        """Verify and store payload frames of known segments; returns those that are not what was promised."""
+        """Verify and store payload frames of known segments; returns those that are bad."""
         index = self._known(form).index
         async with self._storing_alone(form, {frame for frame, _ in frames}):
             fresh = {frame: payload for frame, payload in frames if frame not in self.held(form)}
@@ -281,7 +297,7 @@ class FrameHoldings:
         return bad
 
     def takes_at_once(self, form: FormId, frame: FrameId, payload_bytes: int) -> bool:
-        """Whether `put_at_once` may have this payload frame: short, of a known segment, and not coming twice."""
+        """Whether `put_at_once` may have this payload frame: it is short and can be verified."""
         return (
             payload_bytes <= AT_ONCE_BYTES_MAX
             and not is_table(frame)
@@ -291,7 +307,10 @@ class FrameHoldings:
         )
 
     def put_at_once(self, form: FormId, frame: FrameId, payload: memoryview) -> bool:
-        """Verify a frame that `takes_at_once`, and hold it; it is written soon. False: not what was promised."""
+        """Verify a frame that `takes_at_once`, and hold it; it is written soon.
+
+        False: not what was promised.
+        """
         if frame in self.held(form):
             self._count_duplicates(form, 1)
             return True
@@ -320,7 +339,7 @@ class FrameHoldings:
 
     @asynccontextmanager
     async def _storing_alone(self, form: FormId, frames: set[FrameId]) -> AsyncIterator[None]:
-        """Nobody else stores any of these frames meanwhile: the same frame may come over two links at once."""
+        """Keeps other tasks from storing these frames: one may come over two links at once."""
         mine = {(form, frame) for frame in frames}
         while not mine.isdisjoint(self._storing):
             await self.changed()
@@ -332,7 +351,10 @@ class FrameHoldings:
             self._ring()
 
     async def with_room(self, form: FormId, store: Callable[[], T]) -> T:
-        """Run it in a thread; when the disk is full, spare files make room, then forms older than this one in turn."""
+        """Run it in a thread.
+
+        When the disk is full, delete spare files, then older forms, and retry.
+        """
         while True:
             freed = self._deleted + self._store.freed
             try:
@@ -419,7 +441,7 @@ class FrameHoldings:
             self._ring()
 
     def give_up(self, form: FormId) -> bool:
-        """From now on the form is unknown, until a new root of it comes. False: it was so already."""
+        """The form is unknown until a new root of it comes. False: it was so already."""
         self._unwritten.drop(form)
         fresh = form not in self._dropped
         self._dropped[form] = None

@@ -1,6 +1,7 @@
 """What a peer holds of one form, from its first root until the form is given up.
 
-A table or frame is held when it was verified, and is on disk or in memory on its way there (`write_behind`).
+A table or frame is held when it was verified, and is on disk or in memory on its way there
+(`write_behind`).
 """
 
 from collections.abc import Iterable
@@ -21,10 +22,10 @@ from echo2d.core.weights.verifier import FormIndex
 class HeldForm:
     """One form. The counts of payload are in bytes, those of duplicates and lost frames in frames.
 
-    found: what was on disk at the start of the process; each frame is held once its digest is signed.
-    page_asked: the first segment of the page of digests that was asked for; None: no page is under way.
-    end_told, searched: FormComplete, FormSearched was emitted.
-    first_searched: chunks of the first segment were looked for in the base.
+    found: what was on disk at the start of the process; each frame is held once its digest is
+    signed. page_asked: the first segment of the page of digests that was asked for; None: no page
+    is under way. end_told, searched: FormComplete, FormSearched was emitted. first_searched: chunks
+    of the first segment were looked for in the base.
     """
 
     index: FormIndex
@@ -52,7 +53,7 @@ class HeldForm:
         return len(self.frames) == payloads + len(segments)
 
     def knows(self, frame: FrameId) -> bool:
-        """Whether the frame can be judged: a table by its signed digest, other frames by their table."""
+        """Whether the frame can be verified: a table by its digest, others by their table."""
         segment = segment_of(frame)
         known = self.index.table_digest(segment) if is_table(frame) else self.index.table(segment)
         return known is not None

@@ -1,12 +1,12 @@
-"""The shell of one peer process, the same for the seed and for workers: mailbox, links, and turns of a machine.
+"""The process shell that the seed and workers share: mailbox, links, and turns of a machine.
 
-    control link, peer links, engines, disk --> mailbox --> machine.handle --> actions, which the owner performs
+    control link, peer links, engines, disk --> mailbox --> machine.handle --> actions
 
-A turn is one event and its actions. The owner performs the actions of a turn without awaiting; work that takes long
-becomes a task that ends in an event.
+A turn is one event and its actions. The owner performs the actions of a turn without awaiting; work
+that takes long becomes a task that ends in an event.
 
-Putting an event never waits, because links and engines put from callbacks and tasks that must not stall each other.
-The receiver ends a link that says more than is handled.
+Putting an event never waits, because links and engines put from callbacks and tasks that must not
+stall each other. The receiver ends a link that says more than is handled.
 """
 
 import asyncio
@@ -46,7 +46,10 @@ class ProcessOwner(LinkOwner, PeerOwner, Protocol):
 
 
 class PeerProcess(Generic[PeerEvent]):
-    """One run of a peer; `open` makes its `receiver`. address: where it listens for other peers, once it does."""
+    """One run of a peer; `open` makes its `receiver`.
+
+    address: where it listens for other peers, once it does.
+    """
 
     def __init__(
         self, url: str, identity: Identity, owner: ProcessOwner, *, rng: random.Random
@@ -84,7 +87,10 @@ class PeerProcess(Generic[PeerEvent]):
         return self.receiver
 
     async def listen(self, host: str, port: int, *, key: str) -> Address:
-        """Accepts peer links from now on. OperatorFault, which names the config key: the address cannot be had."""
+        """Accepts peer links from now on.
+
+        OperatorFault, which names the config key: the address cannot be had.
+        """
         try:
             self.address = Address(*await self.receiver.links.listen(host, port))
         except OSError as error:
@@ -106,7 +112,8 @@ class PeerProcess(Generic[PeerEvent]):
     ) -> tuple[PeerEvent | RelayEvent, list[PeerAction]]:
         """Waits for the next event or deadline and lets the machine handle it.
 
-        A peer that broke the protocol loses its link; there are no actions then. wait_s: shortens how long to wait.
+        A peer that broke the protocol loses its link; there are no actions then. wait_s: shortens
+        how long to wait.
         """
         clock = asyncio.get_running_loop().time
         if not self._events:
@@ -136,7 +143,7 @@ class PeerProcess(Generic[PeerEvent]):
 
 
 def outcome(group: BaseExceptionGroup[BaseException]) -> int:
-    """The one catch-all: raises the first `Fault` in the group; anything else is our own bug, exit code 1."""
+    """The one catch-all: raises the group's first `Fault`; anything else is our bug, exit code 1."""
     faults = group.subgroup(Fault)
     while faults is not None and isinstance(faults, BaseExceptionGroup):
         first = faults.exceptions[0]

@@ -14,12 +14,12 @@ from typing import Protocol
 from echo2d.core.base.ids import FormId, FrameId, PeerId
 from echo2d.core.protocol.peer_messages import StreamEnded
 from echo2d.core.relay import events as relay_events
-from echo2d.core.relay.stripes import LANE_FRAMES_MAX
+from echo2d.core.relay.stripes import STREAM_FRAMES_MAX
 from echo2d.errors import IntegrityFault, StoreFault
 from echo2d.net.peer.links import PeerLinks
 
 READY_AFTER = (
-    LANE_FRAMES_MAX // 2
+    STREAM_FRAMES_MAX // 2
 )  # frames given since it was said last: with fewer, the relay may give more anyway
 
 log = logging.getLogger("echo2d.peer")

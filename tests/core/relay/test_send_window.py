@@ -25,7 +25,7 @@ from echo2d.core.relay.send_window import (
     PASS_TRICKLE_S,
 )
 from echo2d.core.relay.streams import STALL_S_MIN
-from echo2d.core.relay.stripes import LANE_FRAMES_MAX, LEAD_BYTES
+from echo2d.core.relay.stripes import LEAD_BYTES, STREAM_FRAMES_MAX
 from echo2d.errors import PeerFault
 from tests.support.relay_peer import FORM, LEFT, RIGHT, TABLE, UP, Peer, frames_to, told
 
@@ -92,7 +92,7 @@ def test_the_window_is_as_long_as_the_way_there_and_a_while(two: Peer) -> None:
     for number in range(1, 6):
         two(Heard(RIGHT, FramesPassed(2, 10 * number)), after=PASS_RATE_S)
         ahead = bound(two, two(RelayDeadlinePassed()))
-    stripe = two.relay._spreads[FORM].stripes[two.relay._links[RIGHT].lanes[0].stripe.number]
+    stripe = two.relay._forms[FORM].stripes[two.relay._links[RIGHT].child_streams[0].stripe.number]
     assert ahead
     assert len(stripe.log) - 50 == pytest.approx(100 * (PASS_S + PASS_RATE_S), abs=2)
 
@@ -122,8 +122,8 @@ def test_a_stripe_alone_has_no_window(peer: Peer) -> None:
 
 def test_a_relay_tells_how_far_the_middle_child_has_come(relay: Peer) -> None:
     """Both links take a few frames at first; of two children the faster one counts."""
-    assert come(relay, range(1, 12)) == [LANE_FRAMES_MAX]
-    assert passed(relay(PeerReady(LEFT))) == [2 * LANE_FRAMES_MAX]
+    assert come(relay, range(1, 12)) == [STREAM_FRAMES_MAX]
+    assert passed(relay(PeerReady(LEFT))) == [2 * STREAM_FRAMES_MAX]
     assert passed(relay(PeerReady(RIGHT))) == []
 
 

@@ -19,7 +19,7 @@ from echo2d.core.relay.events import (
     TableHeld,
     Tell,
 )
-from echo2d.core.relay.stripes import LANE_FRAMES_MAX, LEAD_BYTES, STILL_S
+from echo2d.core.relay.stripes import LEAD_BYTES, STILL_S, STREAM_FRAMES_MAX
 from echo2d.errors import PeerFault
 from tests.support.relay_peer import (
     FORM,
@@ -38,12 +38,12 @@ from tests.support.relay_peer import (
 
 def test_the_root_binds_as_much_as_the_lane_takes(root: Peer) -> None:
     sent = root.asked(LEFT, 2)
-    assert frames_to(LEFT, sent) == [TABLE, *FRAMES[: LANE_FRAMES_MAX - 1]]
+    assert frames_to(LEFT, sent) == [TABLE, *FRAMES[: STREAM_FRAMES_MAX - 1]]
     assert [action.sequence for action in sent if isinstance(action, SendFrame)] == list(
-        range(LANE_FRAMES_MAX)
+        range(STREAM_FRAMES_MAX)
     )
     assert frames_to(LEFT, root(PeerReady(LEFT))) == list(
-        FRAMES[LANE_FRAMES_MAX - 1 : 2 * LANE_FRAMES_MAX - 1]
+        FRAMES[STREAM_FRAMES_MAX - 1 : 2 * STREAM_FRAMES_MAX - 1]
     )
 
 
@@ -179,8 +179,8 @@ def test_a_child_of_two_stripes_gets_as_much_of_each_as_others_do(peer: Peer) ->
         peer.asked(to, stream, stripe)
     peer(TableHeld(FORM, SegmentId(0), (100,) * len(MANY)))
     peer(FramesFound(FORM, MANY))
-    assert len(frames_to(LEFT, peer(PeerReady(LEFT)))) == 2 * LANE_FRAMES_MAX
-    assert len(frames_to(RIGHT, peer(PeerReady(RIGHT)))) == LANE_FRAMES_MAX
+    assert len(frames_to(LEFT, peer(PeerReady(LEFT)))) == 2 * STREAM_FRAMES_MAX
+    assert len(frames_to(RIGHT, peer(PeerReady(RIGHT)))) == STREAM_FRAMES_MAX
 
 
 def test_a_child_that_holds_a_frame_gets_its_header(root: Peer) -> None:
