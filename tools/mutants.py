@@ -267,8 +267,8 @@ MUTANTS = (
         "I6, restart",
         "a plan with a smaller number is taken for an old one",
         "echo2d/core/relay/relay.py",
-        "if spread.plan == edges.plan and edges.generation <= spread.generation:",
-        "if spread.plan is not None and (edges.plan, edges.generation) <= (spread.plan, spread.generation):",
+        "if state.plan == edges.plan and edges.generation <= state.generation:",
+        "if state.plan is not None and (edges.plan, edges.generation) <= (state.plan, state.generation):",
         (FAULTS,),
     ),
     Mutant(

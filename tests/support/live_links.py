@@ -134,7 +134,7 @@ class Taker:
     def on_event(self, peer: PeerId, event: LinkEvent) -> None:
         match event:
             case LinkOpened() if peer == self.parent:
-                self.links.open_stream(peer, 2, *STRIPE, len(self.digests))
+                self.links.tell(peer, StreamOpened(2, *STRIPE, len(self.digests)))
             case StreamOpened(stream):
                 self.stream = stream
                 self.pump()

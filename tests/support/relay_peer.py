@@ -1,5 +1,8 @@
 """A relay under test, and what its tests share: peers, frames, plans."""
 
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
 from echo2d.core.base.ids import (
     FormId,
     FrameId,
@@ -11,19 +14,19 @@ from echo2d.core.base.ids import (
     frame_id,
 )
 from echo2d.core.protocol.control_messages import EdgePeer, PlanEdges, StripeEdge
+from echo2d.core.protocol.peer_messages import FramesHeld, FramesWanted, StreamOpened, runs_of
 from echo2d.core.relay.events import (
     FormComplete,
     FramesFound,
     FrameVerified,
-    OpenStream,
+    Heard,
     PeerReady,
     PlanReceived,
     RelayAction,
     RelayEvent,
     SendFrame,
-    StreamAsked,
     TableHeld,
-    WantHeard,
+    Tell,
 )
 from echo2d.core.relay.relay import Relay
 
@@ -34,6 +37,7 @@ ME, UP, LEFT, RIGHT = (
 TABLE = frame_id(SegmentId(0), 0)
 FRAMES = tuple(frame_id(SegmentId(0), index) for index in range(1, 9))
 SIZES = (100,) * len(FRAMES)
+Message = TypeVar("Message")
 Edge = tuple[PeerId | None, tuple[PeerId, ...]]
 
 
@@ -82,12 +86,15 @@ class Peer:
         self, peer: PeerId, stream: int, stripe: int = 0, first: int = 0, plan: int = 1
     ) -> list[RelayAction]:
         return self(
-            StreamAsked(peer, stream, FORM, PlanId(plan), Generation(0), StripeId(stripe), first)
+            Heard(
+                peer,
+                StreamOpened(stream, FORM, PlanId(plan), Generation(0), StripeId(stripe), first),
+            )
         )
 
     def wanted(self, peer: PeerId, stream: int, frames: tuple[FrameId, ...]) -> list[RelayAction]:
         """What the peer is given when it asks for these, once its link has room."""
-        actions = self(WantHeard(peer, stream, FORM, frames))
+        actions = self(Heard(peer, FramesWanted(stream, FORM, frames)))
         return [*actions, *(action for action in self(PeerReady(peer)) if action not in actions)]
 
     def comes(
@@ -112,9 +119,21 @@ def frames_to(peer: PeerId, actions: list[RelayAction]) -> list[FrameId]:
     ]
 
 
-def opened(
-    peer: PeerId, stream: int, stripe: int = 0, first: int = 0, generation: int = 0
-) -> OpenStream:
-    return OpenStream(
-        peer, stream, FORM, PlanId(1), Generation(generation), StripeId(stripe), first
+def opened(peer: PeerId, stream: int, stripe: int = 0, first: int = 0, generation: int = 0) -> Tell:
+    return Tell(
+        peer, StreamOpened(stream, FORM, PlanId(1), Generation(generation), StripeId(stripe), first)
     )
+
+
+def held(frames: Sequence[FrameId]) -> FramesHeld:
+    """The message that these are held."""
+    return FramesHeld(FORM, runs_of(frames))
+
+
+def told(kind: type[Message], actions: Iterable[object]) -> list[tuple[PeerId, Message]]:
+    """The messages of this kind among the actions, with the peers that they go to."""
+    return [
+        (action.peer, action.message)
+        for action in actions
+        if isinstance(action, Tell) and isinstance(action.message, kind)
+    ]

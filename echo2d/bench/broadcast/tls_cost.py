@@ -59,7 +59,8 @@ class End:
     def take(self) -> None:
         """Open the stripe at the source; streams of the smaller id are odd."""
         assert self._source is not None
-        self.links.open_stream(self._source, 1 if self._me < self._source else 2, *STRIPE, 0)
+        stream = 1 if self._me < self._source else 2
+        self.links.tell(self._source, StreamOpened(stream, *STRIPE, 0))
 
     def _on_event(self, _: PeerId, event: LinkEvent) -> None:
         match event:

@@ -22,7 +22,7 @@ repair stream with the first FramesWanted for a form. It numbers them in turn: t
 ..., the other 2, 4, 6 ..., starting over after STREAM_MAX. The frames of a stripe have sequence numbers without holes
 from `from_sequence` on; those of a repair stream have 0. Either end ends a stream, and each says StreamEnded once:
 
-    OPEN -- end_stream(): StreamEnded out --> ENDING -- StreamEnded in --> gone     what comes until then is dropped
+    OPEN -- StreamEnded out --> ENDING -- StreamEnded in --> gone     what comes until then is dropped
     OPEN -- StreamEnded in: event, StreamEnded out --> gone
 
 Bytes are received straight into a buffer made for the one frame or message that is arriving; there is no other, and it
@@ -33,13 +33,13 @@ last one dropped frees it. Whoever takes the events bounds the payloads that are
 """
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import assert_never
 
 import numpy as np
 
-from echo2d.core.base.ids import FormId, FrameId, Generation, PeerId, PlanId, RunId, StripeId
+from echo2d.core.base.ids import FormId, FrameId, PeerId, RunId
 from echo2d.core.protocol.peer_handshake import Handshake
 from echo2d.core.protocol.peer_messages import (
     FRAME,
@@ -59,6 +59,7 @@ from echo2d.core.protocol.peer_messages import (
     LinkMessage,
     LinkOpened,
     Proof,
+    RelayMessage,
     StreamEnded,
     StreamId,
     StreamOpened,
@@ -66,9 +67,7 @@ from echo2d.core.protocol.peer_messages import (
     encode,
     frame_header,
     parse_header,
-    parts,
     require,
-    runs_of,
     stream_after,
 )
 from echo2d.core.weights.encoding import FRAME_BYTES_MAX
@@ -335,37 +334,33 @@ class PeerLink:
         assert 0 < payload.nbytes <= FRAME_BYTES_MAX
         return frame_header(stream, frame, sequence, payload.nbytes), payload
 
-    # streams opened by this end: frames come in
+    # what both ends say on an open link
 
-    def open_stream(
-        self,
-        stream: StreamId,
-        form: FormId,
-        plan: PlanId,
-        generation: Generation,
-        stripe: StripeId,
-        from_sequence: int,
-    ) -> bytes:
-        """Takes a stripe from its parent, on the stream whose turn it is.
+    def tell(self, message: RelayMessage) -> bytes:
+        """Says this; nothing if its stream has ended meanwhile.
 
-        PeerFault if the other end leaves too many ended streams unconfirmed.
+        StreamOpened, and the first FramesWanted of a repair stream, open the stream whose turn it is: PeerFault if the
+        other end leaves too many ended streams unconfirmed.
         """
-        assert stream == self._next_mine
-        self._ask(_Stream(form, from_sequence))
-        return encode(StreamOpened(stream, form, plan, generation, stripe, from_sequence))
-
-    def want(self, stream: StreamId, form: FormId, frames: Sequence[FrameId]) -> bytes:
-        """Asks for frames on a repair stream; nothing to say if that has ended meanwhile.
-
-        The first want on the stream whose turn it is opens it; PeerFault as for `open_stream`.
-        """
-        if stream == self._next_mine:
-            self._ask(_Stream(form, None))
-        asked = self._asked.get(stream)
-        if asked is None or asked.ending:
-            return b""
-        assert asked == _Stream(form, None)
-        return b"".join(encode(FramesWanted(stream, form, part)) for part in parts(frames))
+        match message:
+            case StreamOpened(number, form, from_sequence=sequence):
+                assert number == self._next_mine
+                self._ask(_Stream(form, sequence))
+            case FramesWanted(number, form) if number == self._next_mine:
+                self._ask(_Stream(form, None))
+            case FramesWanted(number) | FramesPassed(number) | StreamEnded(number):
+                stream = self._streams_of(number).get(number)
+                if stream is None or stream.ending:
+                    return b""
+                assert not isinstance(message, FramesWanted) or stream == _Stream(
+                    message.form, None
+                )
+                stream.ending = isinstance(message, StreamEnded)
+            case FramesHeld() | FramesCancelled():
+                pass
+            case _:
+                assert_never(message)
+        return encode(message)
 
     def _ask(self, stream: _Stream) -> None:
         assert self._state is _State.OPEN
@@ -373,29 +368,6 @@ class PeerLink:
             raise PeerFault(f"{len(self._asked)} streams are open or not confirmed as ended")
         self._asked[self._next_mine] = stream
         self._next_mine = stream_after(self._next_mine)
-
-    def passed(self, stream: StreamId, sequence: int) -> bytes:
-        """Tells the parent of a stripe how far it was passed on; nothing to say if the stream has ended meanwhile."""
-        asked = self._asked.get(stream)
-        return b"" if asked is None or asked.ending else encode(FramesPassed(stream, sequence))
-
-    # said by either end
-
-    def cancel(self, form: FormId, frames: Sequence[FrameId]) -> bytes:
-        """Takes wants back."""
-        return b"".join(encode(FramesCancelled(form, part)) for part in parts(frames))
-
-    def have(self, form: FormId, frames: Sequence[FrameId]) -> bytes:
-        """Tells what is held here; consecutive frames cost least."""
-        return b"".join(encode(FramesHeld(form, runs_of(part))) for part in parts(frames))
-
-    def end_stream(self, stream: StreamId, reason: str) -> bytes:
-        """Ends a stream that either end opened; nothing to say if it has ended meanwhile."""
-        ending = self._streams_of(stream).get(stream)
-        if ending is None or ending.ending:
-            return b""
-        ending.ending = True
-        return encode(StreamEnded(stream, reason[:REASON_CHARS_MAX]))
 
     def end(self, reason: str) -> bytes:
         """Ends the link, also after a PeerFault."""

@@ -157,17 +157,11 @@ class FramesPassed:
     sequence: int
 
 
-LinkMessage = (
-    LinkHello
-    | Proof
-    | LinkEnded
-    | StreamOpened
-    | StreamEnded
-    | FramesHeld
-    | FramesWanted
-    | FramesCancelled
-    | FramesPassed
+# What is said on an open link until its end.
+RelayMessage = (
+    StreamOpened | StreamEnded | FramesHeld | FramesWanted | FramesCancelled | FramesPassed
 )
+LinkMessage = LinkHello | Proof | LinkEnded | RelayMessage
 
 
 # --- events that are not messages ----------------------------------------------------------------------------------
@@ -191,17 +185,7 @@ class FrameReceived:
     payload: memoryview | None
 
 
-LinkEvent = (
-    LinkOpened
-    | StreamOpened
-    | FrameReceived
-    | FramesHeld
-    | FramesWanted
-    | FramesCancelled
-    | FramesPassed
-    | StreamEnded
-    | LinkEnded
-)
+LinkEvent = LinkOpened | FrameReceived | RelayMessage | LinkEnded
 
 
 # --- to and from bytes ---------------------------------------------------------------------------------------------
@@ -266,10 +250,10 @@ def decode(type_: int, payload: memoryview) -> LinkMessage:
     return message
 
 
-def parts(frames: Sequence[FrameId]) -> Iterator[tuple[FrameId, ...]]:
-    """The frames in order, at most FRAMES_MAX at a time."""
+def frames_held(form: FormId, frames: Sequence[FrameId]) -> Iterator[FramesHeld]:
+    """The messages that say that these frames are held; consecutive frames cost least."""
     for start in range(0, len(frames), FRAMES_MAX):
-        yield tuple(frames[start : start + FRAMES_MAX])
+        yield FramesHeld(form, runs_of(frames[start : start + FRAMES_MAX]))
 
 
 def runs_of(frames: Sequence[FrameId]) -> tuple[FrameRun, ...]:

@@ -29,59 +29,59 @@ Finding = TableHeld | FramesFound | FramesLost | FormSearched | FormComplete
 
 
 def take(
-    spread: FormState, links: Links, finding: Finding, now: float, out: list[RelayAction]
+    state: FormState, links: Links, finding: Finding, now: float, out: list[RelayAction]
 ) -> None:
     """What becomes of the form's frames and streams; asking for what is missing is the caller's."""
     match finding:
         case TableHeld(segment=segment, sizes=sizes):
-            cancel(spread, frame_id(segment, 0), None, out)
-            spread.transfer.learn(segment, sizes)
+            cancel(state, frame_id(segment, 0), None, out)
+            state.transfer.learn(segment, sizes)
         case FramesFound(frames=frames):
-            _found(spread, links, [frame for frame in frames if spread.transfer.knows(frame)], out)
+            _found(state, links, [frame for frame in frames if state.transfer.knows(frame)], out)
         case FramesLost(frames=frames):
-            _lost(spread, frames, now)
+            _lost(state, frames, now)
         case FormSearched():
-            searched(spread, links, now, out)
+            searched(state, links, now, out)
         case FormComplete(segments=segments):
-            spread.transfer.finish(segments)
+            state.transfer.finish(segments)
 
 
-def searched(spread: FormState, links: Links, now: float, out: list[RelayAction]) -> None:
+def searched(state: FormState, links: Links, now: float, out: list[RelayAction]) -> None:
     """What is missing may be asked for."""
-    if not spread.searched:
-        spread.searched = True
-        spread.fetched_at = now
-        follow_all(links, spread, now, out)
+    if not state.searched:
+        state.searched = True
+        state.fetched_at = now
+        follow_all(links, state, now, out)
 
 
-def serve_lanes(links: Links, out: list[RelayAction]) -> None:
+def serve_children(links: Links, out: list[RelayAction]) -> None:
     """Frames that were lost may be back: children that wait for them get them now."""
     for link in links.values():
         link.serve(out)
 
 
-def give_up_gone(spread: FormState, now: float, out: list[RelayAction]) -> None:
+def give_up_gone(state: FormState, now: float, out: list[RelayAction]) -> None:
     """At the root, says once that what was lost does not come again."""
-    if spread.is_root and spread.transfer.lost and now >= spread.gone_at:
-        spread.gone_at = math.inf
-        out.append(FrameGone(spread.form, min(spread.transfer.lost)))
+    if state.is_root and state.transfer.lost and now >= state.gone_at:
+        state.gone_at = math.inf
+        out.append(FrameGone(state.form, min(state.transfer.lost)))
 
 
 def _found(
-    spread: FormState, links: Links, frames: Iterable[FrameId], out: list[RelayAction]
+    state: FormState, links: Links, frames: Iterable[FrameId], out: list[RelayAction]
 ) -> None:
     """Parents that are sending already need not send these."""
-    fresh = [frame for frame in frames if spread.transfer.hold(frame)]
-    parents = {stripe.parent for stripe in spread.stripes.values() if stripe.stream is not None}
+    fresh = [frame for frame in frames if state.transfer.hold(frame)]
+    parents = {stripe.parent for stripe in state.stripes.values() if stripe.stream is not None}
     for link in [links[peer] for peer in links if peer in parents]:
-        say_have(link, spread, fresh, out)
-    serve_lanes(links, out)
+        say_have(link, state, fresh, out)
+    serve_children(links, out)
 
 
-def _lost(spread: FormState, frames: Iterable[FrameId], now: float) -> None:
+def _lost(state: FormState, frames: Iterable[FrameId], now: float) -> None:
     """They are asked for again; no parent is late with what it had sent."""
     for frame in frames:
-        spread.transfer.lose(frame)
-    spread.gone_at = now + GONE_S
-    for stripe in spread.stripes.values():
+        state.transfer.lose(frame)
+    state.gone_at = now + GONE_S
+    for stripe in state.stripes.values():
         stripe.last_at = stripe.last_at if stripe.parent is None else now

@@ -1,25 +1,32 @@
-"""What goes into `relay.Relay` and what comes out, at the level of frames: no payload bytes, no sockets, no disk.
+"""The events that go into `relay.Relay` and the actions that come out, at the level of frames.
 
-The runtime owns the links (net.peers), the disk (store.frames) and hashing. It turns what happens on a link into an
-event only after the frame was verified and stored, and performs the actions of one turn in order.
+No payload, socket or disk is here: the runtime owns the links (`net/peer`), the disk
+(`store/frames`) and hashing. It reports a frame after verifying it. The frame is then held: on
+disk, or in memory on its way there, where the runtime can read it; frames lost in between are
+reported (FramesLost), or their form is given up. The runtime performs the actions of one turn in
+order.
 
-Streams. A stream is named by (peer, stream number); whoever opens it chooses the number, in turn and anew on each link,
-as `link` does: the end with the smaller peer id 1, 3, 5 ..., the other 2, 4, 6 ... Frames travel from the end that was
-asked to the end that opened. Two kinds: a *stripe stream* (OpenStream) carries one stripe in sequence; a *repair
-stream* (SendWant, one per form and direction) carries single frames. A stream ends with CloseStream or StreamClosed,
-or silently with its link: LinkDown comes after the last event of a stream of that link.
+Streams. A stream is named by (peer, stream number). The end that opens it chooses the number: the
+end with the smaller peer id takes 1, 3, 5 ..., the other 2, 4, 6 ..., and both begin anew on each
+link. Frames travel to the end that opened. A *stripe stream* (StreamOpened) carries one stripe in
+sequence; a *repair stream* (FramesWanted, one per form and direction) carries single frames. A
+stream ends with StreamEnded from either end, or silently with its link: LinkDown comes after the
+last event of the link's streams.
 
-Flow control. Relay gives a link at most LANE_FRAMES_MAX frames for each stripe that it carries; then it waits for
-PeerReady, which the runtime reports whenever it was given frames and its send buffer has room again (at once, if the
-buffer never filled). PeerReady means: none of the frames given so far counts any more.
+Flow control. Relay gives a link at most STREAM_FRAMES_MAX frames for each stripe that it carries,
+then waits for PeerReady. The runtime reports PeerReady when it was given frames and its send buffer
+has room again (at once, if the buffer never filled). After PeerReady none of the frames given so
+far counts any more.
 """
 
 from dataclasses import dataclass
 
-from echo2d.core.base.ids import FormId, FrameId, Generation, PeerId, PlanId, SegmentId, StripeId
+from echo2d.core.base.ids import FormId, FrameId, Generation, PeerId, PlanId, SegmentId
 from echo2d.core.protocol.control_messages import EdgePeer, PlanEdges
+from echo2d.core.protocol.peer_messages import RelayMessage
 
-DONE = "done"  # the reason with which a parent closes a stripe stream after its last frame
+# The reason with which a parent ends a stripe stream after its last frame.
+DONE = "done"
 
 # --- events ----------------------------------------
 
@@ -28,8 +35,8 @@ DONE = "done"  # the reason with which a parent closes a stripe stream after its
 class PlanReceived:
     """A plan, or a newer generation of one: it replaces this peer's edges, unchanged streams go on.
 
-    Plans come in the order in which they were made; their numbers say nothing about it, for another coordinator process
-    begins anywhere.
+    Plans come in the order in which they were made. Their numbers do not show that order, because
+    each coordinator process begins at a number of its own.
     """
 
     edges: PlanEdges
@@ -44,39 +51,18 @@ class LinkUp:
 
 @dataclass(frozen=True, slots=True)
 class LinkDown:
-    """The link is gone, and with it every stream on it."""
+    """The link is gone, and so is every stream on it."""
 
     peer: PeerId
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class StreamAsked:
-    """The peer wants this stripe of us, beginning at from_sequence."""
-
-    peer: PeerId
-    stream: int
-    form: FormId
-    plan: PlanId
-    generation: Generation
-    stripe: StripeId
-    from_sequence: int
-
-
-@dataclass(frozen=True, slots=True)
-class StreamClosed:
-    """The other end closed a stream, whichever end had opened it. reason DONE: the stripe has no more frames."""
-
-    peer: PeerId
-    stream: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class TableHeld:
-    """The table of this segment is verified and on disk: payload frame i + 1 has sizes[i] bytes.
+    """The table of this segment is verified and held: payload frame i + 1 has sizes[i] bytes.
 
-    Comes before the FrameVerified (or RepairVerified) of the table frame itself; on the seed, before its FramesFound.
+    Comes before the FrameVerified (or RepairVerified) of the table frame itself; on the seed,
+    before its FramesFound.
     """
 
     form: FormId
@@ -94,7 +80,11 @@ class FormComplete:
 
 @dataclass(frozen=True, slots=True)
 class FramesFound:
-    """These frames are on disk and verified without having come over a link: after a restart, or just encoded."""
+    """These frames are verified and held, and no open link brought them.
+
+    They were on disk at the start, were just encoded or made from a base, or came over a link that
+    has ended since.
+    """
 
     form: FormId
     frames: tuple[FrameId, ...]
@@ -102,14 +92,14 @@ class FramesFound:
 
 @dataclass(frozen=True, slots=True)
 class FormSearched:
-    """What this peer had of the form before has been told (TableHeld, FramesFound): now it may ask for the rest."""
+    """All that was here of the form was reported: the relay may ask for the rest now."""
 
     form: FormId
 
 
 @dataclass(frozen=True, slots=True)
 class FramesLost:
-    """These frames, held before, turned out damaged on disk: they have to come again."""
+    """These frames were held, and are damaged on disk: they have to come again."""
 
     form: FormId
     frames: tuple[FrameId, ...]
@@ -117,7 +107,9 @@ class FramesLost:
 
 @dataclass(frozen=True, slots=True)
 class FrameVerified:
-    """A frame of a stripe stream is verified and on disk. header_only: it came without payload, as held already.
+    """A frame of a stripe stream is verified and held.
+
+    header_only: it came without payload, because it was held.
 
     Events of one stream come in the order in which its frames came.
     """
@@ -132,7 +124,7 @@ class FrameVerified:
 
 @dataclass(frozen=True, slots=True)
 class FrameRejected:
-    """A frame of this stream, of either kind, is not what its digest says."""
+    """A frame of this stream, of either kind, does not match its digest."""
 
     peer: PeerId
     stream: int
@@ -142,7 +134,7 @@ class FrameRejected:
 
 @dataclass(frozen=True, slots=True)
 class RepairVerified:
-    """A frame of a repair stream is verified and on disk."""
+    """A frame of a repair stream is verified and held."""
 
     peer: PeerId
     form: FormId
@@ -159,45 +151,19 @@ class RepairRefused:
 
 
 @dataclass(frozen=True, slots=True)
-class HaveHeard:
-    """The peer holds these frames; together with what it said before on this link."""
+class Heard:
+    """The peer says this.
+
+    Also StreamEnded for a stream that this end had to end, because it lost a frame of it.
+    """
 
     peer: PeerId
-    form: FormId
-    frames: tuple[FrameId, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class WantHeard:
-    """The peer asks for single frames on a repair stream."""
-
-    peer: PeerId
-    stream: int
-    form: FormId
-    frames: tuple[FrameId, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CancelHeard:
-    """The peer does not want these frames any more."""
-
-    peer: PeerId
-    form: FormId
-    frames: tuple[FrameId, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PassedHeard:
-    """A child has passed on all of a stripe before this sequence number."""
-
-    peer: PeerId
-    stream: int
-    sequence: int
+    message: RelayMessage
 
 
 @dataclass(frozen=True, slots=True)
 class PeerReady:
-    """The send buffer of this link has room again, see flow control."""
+    """The send buffer of this link has room again (see flow control above)."""
 
     peer: PeerId
 
@@ -211,14 +177,13 @@ class FormForgotten:
 
 @dataclass(frozen=True, slots=True)
 class RelayDeadlinePassed:
-    """`wake_at()` has come."""
+    """The time that `wake_at()` names has come."""
 
 
 RelayEvent = (
     FrameVerified | PeerReady | RepairVerified | RepairRefused | RelayDeadlinePassed
     | TableHeld | FramesFound | FramesLost | FormSearched | FormComplete
-    | PlanReceived | LinkUp | LinkDown | StreamAsked | StreamClosed | FrameRejected
-    | HaveHeard | WantHeard | CancelHeard | PassedHeard | FormForgotten
+    | PlanReceived | LinkUp | LinkDown | Heard | FrameRejected | FormForgotten
 )  # fmt: skip
 
 
@@ -227,45 +192,35 @@ RelayEvent = (
 
 @dataclass(frozen=True, slots=True)
 class ExpectPeer:
-    """Have a link to this peer: dial it, or let it in. Replaces what was expected of it; an open link stays."""
+    """Keep a link to this peer: dial it, or let it in.
+
+    Replaces an earlier ExpectPeer; an open link stays.
+    """
 
     edge: EdgePeer
 
 
 @dataclass(frozen=True, slots=True)
 class ForgetPeer:
-    """No plan has an edge to this peer any more: its link may be closed, and it is not let in again."""
+    """No plan has an edge to this peer any more: close its link, and do not let it in again."""
 
     peer: PeerId
 
 
 @dataclass(frozen=True, slots=True)
-class OpenStream:
-    """Ask the parent for this stripe, beginning at from_sequence."""
+class Tell:
+    """Say this to the peer, after everything that was sent before on its stream."""
 
     peer: PeerId
-    stream: int
-    form: FormId
-    plan: PlanId
-    generation: Generation
-    stripe: StripeId
-    from_sequence: int
-
-
-@dataclass(frozen=True, slots=True)
-class CloseStream:
-    """Close this stream after what was sent on it before. Nothing is sent on it afterwards."""
-
-    peer: PeerId
-    stream: int
-    reason: str
+    message: RelayMessage
 
 
 @dataclass(frozen=True, slots=True)
 class SendFrame:
     """Send a frame on a stripe stream, or with sequence 0 on a repair stream.
 
-    header_only: without payload; on a stripe because the peer holds it, on a repair stream because we do not.
+    header_only: without payload; on a stripe because the peer holds it, on a repair stream because
+    we do not.
     """
 
     peer: PeerId
@@ -277,45 +232,8 @@ class SendFrame:
 
 
 @dataclass(frozen=True, slots=True)
-class SendHave:
-    """Tell the peer that these frames are held here; at most link_messages.FRAMES_MAX of them."""
-
-    peer: PeerId
-    form: FormId
-    frames: tuple[FrameId, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SendWant:
-    """Ask the peer for single frames; the first on a new stream number opens that repair stream."""
-
-    peer: PeerId
-    stream: int
-    form: FormId
-    frames: tuple[FrameId, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SendCancel:
-    """Tell the peer that these frames of an earlier SendWant are not needed any more."""
-
-    peer: PeerId
-    form: FormId
-    frames: tuple[FrameId, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SendPassed:
-    """Tell the parent that all of a stripe before this sequence number was passed on here."""
-
-    peer: PeerId
-    stream: int
-    sequence: int
-
-
-@dataclass(frozen=True, slots=True)
 class ReportEdgeBroken:
-    """Tell the coordinator (messages.EdgeBroken)."""
+    """Tell the coordinator that this edge does not work (EdgeBroken)."""
 
     plan: PlanId
     generation: Generation
@@ -325,7 +243,7 @@ class ReportEdgeBroken:
 
 @dataclass(frozen=True, slots=True)
 class Accuse:
-    """Tell the coordinator (messages.FrameAccused)."""
+    """Tell the coordinator that this peer sent a bad frame (FrameAccused)."""
 
     form: FormId
     frame: FrameId
@@ -341,13 +259,11 @@ class FormArrived:
 
 @dataclass(frozen=True, slots=True)
 class FrameGone:
-    """At the root of the form's plan: this frame was lost, nobody sends it and nobody made it again: the form stops."""
+    """The root of the form's plan lost this frame and cannot get it back: the form stops."""
 
     form: FormId
     frame: FrameId
 
 
-LinkAction = (
-    SendFrame | OpenStream | CloseStream | SendHave | SendWant | SendCancel | SendPassed | ExpectPeer | ForgetPeer
-)  # fmt: skip
+LinkAction = SendFrame | Tell | ExpectPeer | ForgetPeer
 RelayAction = LinkAction | ReportEdgeBroken | Accuse | FormArrived | FrameGone

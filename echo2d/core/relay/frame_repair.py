@@ -8,11 +8,12 @@ newcomer with sources, who hold everything, takes no stripe before it has fetche
 Not here: finding out that a stripe is broken (`relay`). Duplicates are allowed: a stripe may bring what was asked too.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 
 from echo2d.core.base.ids import FormId, FrameId, PeerId
-from echo2d.core.relay.events import RelayAction, SendCancel, SendFrame, SendWant
+from echo2d.core.protocol.peer_messages import FramesCancelled, FramesHeld, FramesWanted
+from echo2d.core.relay.events import RelayAction, SendFrame, Tell
 from echo2d.core.relay.stripes import FIRST_TABLE, FORMS_MAX, FormState, LinkState
 from echo2d.errors import PeerFault
 
@@ -34,62 +35,61 @@ LATE_S = (
 QUIET_S = 1.0  # a peer that did not have a frame, or was late, is not asked for so long
 
 
-def needs_repair(spread: FormState) -> bool:
+def needs_repair(state: FormState) -> bool:
     """Whether frames are missing that no working stripe will bring."""
-    if spread.plan is None or spread.transfer.missing_count == 0 or not spread.searched:
+    if state.plan is None or state.transfer.missing_count == 0 or not state.searched:
         return False
     return (
-        spread.is_root
-        or spread.ended
-        or spread.fetches
-        or any(stripe.broken for stripe in spread.stripes.values())
+        state.is_root
+        or state.ended
+        or state.fetches
+        or any(stripe.broken for stripe in state.stripes.values())
     )
 
 
 def ask_for_missing(
-    spread: FormState, links: dict[PeerId, LinkState], now: float, out: list[RelayAction]
+    state: FormState, links: dict[PeerId, LinkState], now: float, out: list[RelayAction]
 ) -> None:
     """Asks for as many missing frames as may be asked now, each of the peer with the fewest to send."""
     able = [
         peer
-        for peer in spread.peers
-        if peer in links and (not spread.fetches or peer in spread.sources)
+        for peer in state.peers
+        if peer in links and (not state.fetches or peer in state.sources)
     ]
     sources = [links[peer] for peer in able if links[peer].quiet_until <= now]
     most = (
-        min(WANT_FRAMES_MAX, FETCHED_FRAMES_MAX // len(spread.sources))
-        if spread.fetches
+        min(WANT_FRAMES_MAX, FETCHED_FRAMES_MAX // len(state.sources))
+        if state.fetches
         else WANT_FRAMES_MAX
     )
-    spare = {link.peer: most - len(spread.transfer.asked_of(link.peer)) for link in sources}
+    spare = {link.peer: most - len(state.transfer.asked_of(link.peer)) for link in sources}
     wanted: dict[PeerId, list[FrameId]] = {}
-    parents = _working_parents(spread)
-    for frame in list(islice(_to_be_asked(spread), SCAN_FRAMES_MAX)):
+    parents = _working_parents(state)
+    for frame in list(islice(_to_be_asked(state), SCAN_FRAMES_MAX)):
         if not any(left > 0 for left in spare.values()):
             break
         peer = _choose(
-            frame, [links[peer] for peer, left in spare.items() if left > 0], spare, parents, spread
+            frame, [links[peer] for peer, left in spare.items() if left > 0], spare, parents, state
         )
         if peer is not None:
             spare[peer] -= 1
-            spread.transfer.ask(frame, peer, now + REPAIR_S)
+            state.transfer.ask(frame, peer, now + REPAIR_S)
             wanted.setdefault(peer, []).append(frame)
-    if not wanted and spread.transfer.asked_count:
-        wanted = _steal(spread, sources, now, out)
+    if not wanted and state.transfer.asked_count:
+        wanted = _steal(state, sources, now, out)
     for peer, frames in wanted.items():
-        out.append(
-            SendWant(peer, _repair_stream(links[peer], spread.form), spread.form, tuple(frames))
-        )
+        stream = _repair_stream(links[peer], state.form)
+        out.append(Tell(peer, FramesWanted(stream, state.form, tuple(frames))))
 
 
 def _steal(
-    spread: FormState, links: list[LinkState], now: float, out: list[RelayAction]
+    state: FormState, links: list[LinkState], now: float, out: list[RelayAction]
 ) -> dict[PeerId, list[FrameId]]:
     """The end game: who owes nothing takes over half of what the most loaded one would send last.
 
     What that one has sent already comes twice, and is counted.
     """
-    transfer, stolen = spread.transfer, dict[PeerId, list[FrameId]]()
+    transfer, stolen = state.transfer, dict[PeerId, list[FrameId]]()
     for idle in [link for link in links if not transfer.asked_of(link.peer)]:
         late = [
             link.peer
@@ -98,9 +98,9 @@ def _steal(
         ]
         loaded = max(late, key=lambda peer: len(transfer.asked_of(peer)), default=idle.peer)
         owed = transfer.asked_of(loaded)
-        frames = [frame for frame in owed[(len(owed) + 1) // 2 :] if _is_known(idle, frame, spread)]
+        frames = [frame for frame in owed[(len(owed) + 1) // 2 :] if _is_known(idle, frame, state)]
         if frames:
-            out.append(SendCancel(loaded, spread.form, tuple(frames)))
+            out.append(Tell(loaded, FramesCancelled(state.form, tuple(frames))))
             for frame in frames:
                 transfer.give_back(frame, loaded)
                 transfer.ask(frame, idle.peer, now + REPAIR_S)
@@ -108,37 +108,36 @@ def _steal(
     return stolen
 
 
-def _to_be_asked(spread: FormState) -> Iterator[FrameId]:
-    transfer = spread.transfer
-    if spread.needs_table:
+def _to_be_asked(state: FormState) -> Iterator[FrameId]:
+    transfer = state.transfer
+    if state.needs_table:
         return iter((FIRST_TABLE,) if transfer.asked_from(FIRST_TABLE) is None else ())
-    return transfer.unasked() if needs_repair(spread) else transfer.unasked_lost()
+    return transfer.unasked() if needs_repair(state) else transfer.unasked_lost()
 
 
 def give_back_overdue(
-    spread: FormState, links: dict[PeerId, LinkState], now: float, out: list[RelayAction]
+    state: FormState, links: dict[PeerId, LinkState], now: float, out: list[RelayAction]
 ) -> None:
     """Takes back what was asked of peers that did not send it in time."""
     late: dict[PeerId, list[FrameId]] = {}
-    for frame, peer in spread.transfer.overdue(now):
-        spread.transfer.give_back(frame, peer)
+    for frame, peer in state.transfer.overdue(now):
+        state.transfer.give_back(frame, peer)
         late.setdefault(peer, []).append(frame)
     for peer, frames in late.items():
         links[peer].quiet_until = now + QUIET_S
-        out.append(SendCancel(peer, spread.form, tuple(frames)))
+        out.append(Tell(peer, FramesCancelled(state.form, tuple(frames))))
 
 
-def cancel(
-    spread: FormState, frame: FrameId, sender: PeerId | None, out: list[RelayAction]
-) -> None:
+def cancel(state: FormState, frame: FrameId, sender: PeerId | None, out: list[RelayAction]) -> None:
     """The frame is about to be held; sender: the peer that sent it as a repair. Another one need not send it."""
-    asked = spread.transfer.asked_from(frame)
+    asked = state.transfer.asked_from(frame)
     if asked is not None and asked != sender:
-        out.append(SendCancel(asked, spread.form, (frame,)))
+        out.append(Tell(asked, FramesCancelled(state.form, (frame,))))
 
 
-def note_have(link: LinkState, form: FormId, frames: tuple[FrameId, ...]) -> None:
+def note_held(link: LinkState, held: FramesHeld) -> None:
     """The peer says that it has these. PeerFault if it says too much."""
+    form, frames = held.form, held.frames()
     if len(link.has.get(form, ())) + len(frames) > HELD_FRAMES_MAX:
         raise PeerFault(f"says it holds more than {HELD_FRAMES_MAX} frames of a form")
     if form not in link.has and len(link.has) >= FORMS_MAX:
@@ -146,15 +145,15 @@ def note_have(link: LinkState, form: FormId, frames: tuple[FrameId, ...]) -> Non
     link.has.setdefault(form, set()).update(frames)
 
 
-def want(link: LinkState, stream: int, form: FormId, frames: Iterable[FrameId]) -> None:
+def note_wanted(link: LinkState, wanted: FramesWanted) -> None:
     """The peer wants these frames. PeerFault if it wants too many at a time."""
-    wants = [(stream, form, frame) for frame in frames]
+    wants = [(wanted.stream, wanted.form, frame) for frame in wanted.frames]
     if len(link.wants) + len(wants) > WANTED_FRAMES_MAX:
         raise PeerFault(f"wants more than {WANTED_FRAMES_MAX} frames at a time")
     link.wants.extend(wants)
 
 
-def answer_wants(link: LinkState, spreads: dict[FormId, FormState], out: list[RelayAction]) -> None:
+def answer_wants(link: LinkState, forms: dict[FormId, FormState], out: list[RelayAction]) -> None:
     """Gives the link the frames its peer wants, or says that they are not held, while it has room.
 
     A first table that is on its way here is given when it has come: whoever asks for it has not begun yet.
@@ -162,9 +161,9 @@ def answer_wants(link: LinkState, spreads: dict[FormId, FormState], out: list[Re
     waiting = []
     while link.room > 0 and link.wants:
         stream, form, frame = wanted = link.wants.popleft()
-        spread = spreads.get(form)
-        held = spread is not None and spread.transfer.holds(frame)
-        if frame == FIRST_TABLE and not held and spread is not None and spread.plan is not None:
+        state = forms.get(form)
+        held = state is not None and state.transfer.holds(frame)
+        if frame == FIRST_TABLE and not held and state is not None and state.plan is not None:
             waiting.append(wanted)
             continue
         out.append(SendFrame(link.peer, stream, form, frame, 0, header_only=not held))
@@ -172,8 +171,8 @@ def answer_wants(link: LinkState, spreads: dict[FormId, FormState], out: list[Re
     link.wants.extendleft(reversed(waiting))
 
 
-def _working_parents(spread: FormState) -> set[PeerId]:
-    stripes = spread.stripes.values()
+def _working_parents(state: FormState) -> set[PeerId]:
+    stripes = state.stripes.values()
     return {stripe.parent for stripe in stripes if stripe.parent is not None and not stripe.broken}
 
 
@@ -182,27 +181,27 @@ def _choose(
     links: list[LinkState],
     spare: dict[PeerId, int],
     parents: set[PeerId],
-    spread: FormState,
+    state: FormState,
 ) -> PeerId | None:
     """Who is asked for the frame: a peer that has it, else one that may; of several the least busy."""
-    known = [link.peer for link in links if _is_known(link, frame, spread)]
-    others = parents | _given(spread, frame)
+    known = [link.peer for link in links if _is_known(link, frame, state)]
+    others = parents | _given(state, frame)
     maybe = known or [link.peer for link in links if link.peer in others]
     return max(maybe, key=lambda peer: spare[peer], default=None)
 
 
-def _is_known(link: LinkState, frame: FrameId, spread: FormState) -> bool:
+def _is_known(link: LinkState, frame: FrameId, state: FormState) -> bool:
     """Whether the peer has it, as far as it or the coordinator said."""
-    return link.peer in spread.sources or frame in link.has.get(spread.form, ())
+    return link.peer in state.sources or frame in link.has.get(state.form, ())
 
 
-def _given(spread: FormState, frame: FrameId) -> set[PeerId]:
+def _given(state: FormState, frame: FrameId) -> set[PeerId]:
     """At the root, the children that were sent a frame which is lost here, or wait for it."""
-    if not spread.is_root or frame not in spread.transfer.lost:
+    if not state.is_root or frame not in state.transfer.lost:
         return set()
     return {
         child
-        for stripe in spread.stripes.values()
+        for stripe in state.stripes.values()
         if frame in stripe.logged
         for child in stripe.children
     }

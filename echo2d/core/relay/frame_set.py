@@ -95,7 +95,7 @@ class FrameSet:
         self.total = segments
 
     def hold(self, frame: FrameId) -> bool:
-        """The frame is verified and on disk. False if it was before, as a table is from `learn` on."""
+        """The frame is verified and held. False if it was before, as a table is from `learn` on."""
         segment = self._segments[frame >> FRAME_INDEX_BITS]
         index = frame & FRAME_INDEX_MAX
         if segment.held[index]:

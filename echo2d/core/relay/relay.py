@@ -23,12 +23,26 @@ from typing import assert_never
 
 from echo2d.core.base.ids import FormId, FrameId, PeerId
 from echo2d.core.protocol.control_messages import EdgePeer, PlanEdges, StripeEdge
-from echo2d.core.relay.disk_frames import GONE_S, Finding, give_up_gone, searched, serve_lanes, take
+from echo2d.core.protocol.peer_messages import (
+    FramesCancelled,
+    FramesHeld,
+    FramesPassed,
+    FramesWanted,
+    RelayMessage,
+    StreamEnded,
+    StreamOpened,
+)
+from echo2d.core.relay.disk_frames import (
+    GONE_S,
+    Finding,
+    give_up_gone,
+    searched,
+    serve_children,
+    take,
+)
 from echo2d.core.relay.events import (
     DONE,
     Accuse,
-    CancelHeard,
-    CloseStream,
     ExpectPeer,
     ForgetPeer,
     FormArrived,
@@ -39,10 +53,9 @@ from echo2d.core.relay.events import (
     FramesFound,
     FramesLost,
     FrameVerified,
-    HaveHeard,
+    Heard,
     LinkDown,
     LinkUp,
-    PassedHeard,
     PeerReady,
     PlanReceived,
     RelayAction,
@@ -51,10 +64,8 @@ from echo2d.core.relay.events import (
     RepairRefused,
     RepairVerified,
     ReportEdgeBroken,
-    StreamAsked,
-    StreamClosed,
     TableHeld,
-    WantHeard,
+    Tell,
 )
 from echo2d.core.relay.frame_repair import (
     QUIET_S,
@@ -64,8 +75,8 @@ from echo2d.core.relay.frame_repair import (
     cancel,
     give_back_overdue,
     needs_repair,
-    note_have,
-    want,
+    note_held,
+    note_wanted,
 )
 from echo2d.core.relay.frame_set import FrameSet
 from echo2d.core.relay.streams import (
@@ -103,7 +114,7 @@ class Relay:
         self._has_base = has_base
         self._by_table = set[FormId]()  # forms of which chunks may be here otherwise
         self._links: dict[PeerId, LinkState] = {}
-        self._spreads: dict[FormId, FormState] = {}
+        self._forms: dict[FormId, FormState] = {}
         self._expected: dict[PeerId, EdgePeer] = {}
         self._wake_at: float | None = None
         self._out: list[RelayAction] = []
@@ -114,13 +125,13 @@ class Relay:
 
     def search(self, form: FormId) -> None:
         """Chunks of this form may be here: it is not asked for before its FormSearched, but for the first table."""
-        if form not in self._spreads:
+        if form not in self._forms:
             self._by_table.add(form)
 
     def transfer(self, form: FormId) -> FrameSet | None:
         """What is held of a form, to be read only."""
-        spread = self._spreads.get(form)
-        return None if spread is None else spread.transfer
+        state = self._forms.get(form)
+        return None if state is None else state.transfer
 
     def handle(self, event: RelayEvent, *, now: float) -> list[RelayAction]:
         """What follows from the event. PeerFault: the event's peer broke the protocol, and nothing has changed."""
@@ -130,16 +141,10 @@ class Relay:
                 self._on_frame(event, now)
             case PeerReady(peer):
                 self._on_ready(peer, now)
-            case PassedHeard():
-                self._on_passed(event, now)
-            case (
-                RepairVerified()
-                | RepairRefused()
-                | FrameRejected()
-                | HaveHeard()
-                | WantHeard()
-                | CancelHeard()
-            ):
+            case Heard(peer):
+                if peer in self._links:
+                    self._on_heard(self._links[peer], event.message, now)
+            case RepairVerified() | RepairRefused() | FrameRejected():
                 self._on_repair(event, now)
             case (
                 TableHeld()
@@ -152,8 +157,11 @@ class Relay:
                 self._on_store(event, now)
             case PlanReceived(edges):
                 self._on_plan(edges, now)
-            case LinkUp() | LinkDown() | StreamAsked() | StreamClosed():
-                self._on_link(event, now)
+            case LinkUp(peer):
+                self._on_link_up(peer, now)
+            case LinkDown(peer, reason):
+                if peer in self._links:
+                    self._on_link_down(self._links[peer], reason, now)
             case RelayDeadlinePassed():
                 self._on_deadline(now)
             case _:
@@ -163,33 +171,33 @@ class Relay:
     # frames
 
     def _on_frame(self, event: FrameVerified, now: float) -> None:
-        spread = self._spreads.get(event.form)
-        if spread is None or not spread.transfer.knows(event.frame):
+        state = self._forms.get(event.form)
+        if state is None or not state.transfer.knows(event.frame):
             return  # the form was forgotten while the frame was being verified
         link = self._links.get(event.peer)
         stripe = None if link is None else link.incoming.get(event.stream)
         if stripe is not None and link is not None:
             check_frame(stripe, event)
             link.heard_at = now
-        if spread.transfer.asked_count:
-            cancel(spread, event.frame, None, self._out)
+        if state.transfer.asked_count:
+            cancel(state, event.frame, None, self._out)
         if not event.header_only:
-            spread.transfer.hold(event.frame)
+            state.transfer.hold(event.frame)
         if stripe is not None and event.sequence == len(stripe.log):
             stripe.progress(now)
             stripe.append(event.frame, self._out)
-        if spread.is_root:
-            self._bind_all(spread, now)
-        self._note_arrival(spread, now)
+        if state.is_root:
+            self._bind_all(state, now)
+        self._note_arrival(state, now)
 
-    def _note_arrival(self, spread: FormState, now: float) -> None:
+    def _note_arrival(self, state: FormState, now: float) -> None:
         """The first time that everything is held, says so."""
-        if spread.transfer.complete and not spread.arrived:
-            spread.arrived = True
-            close_repairs(self._links, spread.form, DONE, self._out)
-            if spread.sources:
-                follow_all(self._links, spread, now, self._out)
-            self._out.append(FormArrived(spread.form))
+        if state.transfer.complete and not state.arrived:
+            state.arrived = True
+            close_repairs(self._links, state.form, DONE, self._out)
+            if state.sources:
+                follow_all(self._links, state, now, self._out)
+            self._out.append(FormArrived(state.form))
 
     def _on_ready(self, peer: PeerId, now: float) -> None:
         link = self._links.get(peer)
@@ -197,21 +205,20 @@ class Relay:
             link.room = link.room_max
             self._serve(link, now)
 
-    def _on_passed(self, event: PassedHeard, now: float) -> None:
-        link = self._links.get(event.peer)
-        lane = None if link is None else link.lane(event.stream)
-        if lane is not None:
-            lane.passed_on(event.sequence, now)
-            lane.stripe.tell_passed(self._out)
-            self._bind_all(lane.stripe.spread, now)
+    def _on_passed(self, link: LinkState, stream: int, sequence: int, now: float) -> None:
+        child = link.child(stream)
+        if child is not None:
+            child.passed_on(sequence, now)
+            child.stripe.tell_passed(self._out)
+            self._bind_all(child.stripe.state, now)
 
     def _serve(self, link: LinkState, now: float) -> None:
         """Gives the link whatever waits for it; single frames only when the stripes need nothing."""
-        for spread in self._spreads.values():
-            self._bind_all(spread, now)
+        for state in self._forms.values():
+            self._bind_all(state, now)
         link.serve(self._out)
         if link.wants:
-            answer_wants(link, self._spreads, self._out)
+            answer_wants(link, self._forms, self._out)
 
     # what is on disk
 
@@ -221,39 +228,39 @@ class Relay:
         if isinstance(event, FormForgotten):
             self._forget(event.form)
             return
-        spread = self._spread(event.form)
-        take(spread, self._links, event, now, self._out)
+        state = self._state_of(event.form)
+        take(state, self._links, event, now, self._out)
         if isinstance(event, TableHeld):
             for link in self._links.values():
                 if link.wants:
                     self._serve(link, now)
         if isinstance(event, FramesLost):
             self._watch_from(now)
-        self._bind_all(spread, now)
-        self._note_arrival(spread, now)
-        ask_for_missing(spread, self._links, now, self._out)
+        self._bind_all(state, now)
+        self._note_arrival(state, now)
+        ask_for_missing(state, self._links, now, self._out)
 
-    def _bind_all(self, spread: FormState, now: float) -> None:
+    def _bind_all(self, state: FormState, now: float) -> None:
         """Frames have come or the end is known: whoever waits gets them, if this is the root."""
-        if spread.is_root:
-            spread.bind(now, self._out)
+        if state.is_root:
+            state.bind(now, self._out)
 
-    def _spread(self, form: FormId) -> FormState:
+    def _state_of(self, form: FormId) -> FormState:
         """The form's record, made if need be; the oldest one makes room."""
-        if form not in self._spreads:
-            if len(self._spreads) >= FORMS_MAX:
-                self._forget(next(iter(self._spreads)))
+        if form not in self._forms:
+            if len(self._forms) >= FORMS_MAX:
+                self._forget(next(iter(self._forms)))
             by_table = self._has_base or form in self._by_table
             searched = not by_table and form not in self._unsearched
-            self._spreads[form] = FormState(form, searched=searched, by_table=by_table)
-        return self._spreads[form]
+            self._forms[form] = FormState(form, searched=searched, by_table=by_table)
+        return self._forms[form]
 
     def _forget(self, form: FormId) -> None:
         self._by_table.discard(form)
-        spread = self._spreads.pop(form, None)
-        if spread is None:
+        state = self._forms.pop(form, None)
+        if state is None:
             return
-        close_stripes(self._links, spread, "form forgotten", self._out)
+        close_stripes(self._links, state, "form forgotten", self._out)
         close_repairs(self._links, form, "form forgotten", self._out)
         for link in self._links.values():
             link.has.pop(form, None)
@@ -263,34 +270,34 @@ class Relay:
     # plans
 
     def _on_plan(self, edges: PlanEdges, now: float) -> None:
-        spread = self._spread(edges.form)
-        if spread.plan == edges.plan and edges.generation <= spread.generation:
+        state = self._state_of(edges.form)
+        if state.plan == edges.plan and edges.generation <= state.generation:
             return
-        if spread.plan != edges.plan:
-            close_stripes(self._links, spread, "another plan", self._out)
-            spread.stripes = {edge.stripe: StripeState(spread, edge) for edge in edges.stripes}
-            spread.is_root = any(edge.parent is None for edge in edges.stripes)
-            spread.plan, spread.bound, spread.denied = edges.plan, 0, set()
-            spread.blind = edges.blind
-        spread.generation = edges.generation
-        spread.peers = {edge.peer: edge for edge in edges.peers}
-        spread.sources, spread.fetched_at = set(edges.sources) - spread.denied, now
+        if state.plan != edges.plan:
+            close_stripes(self._links, state, "another plan", self._out)
+            state.stripes = {edge.stripe: StripeState(state, edge) for edge in edges.stripes}
+            state.is_root = any(edge.parent is None for edge in edges.stripes)
+            state.plan, state.bound, state.denied = edges.plan, 0, set()
+            state.blind = edges.blind
+        state.generation = edges.generation
+        state.peers = {edge.peer: edge for edge in edges.peers}
+        state.sources, state.fetched_at = set(edges.sources) - state.denied, now
         self._expect_peers()
         for edge in edges.stripes:
-            self._move(spread.stripes.setdefault(edge.stripe, StripeState(spread, edge)), edge, now)
-        if spread.needs_table:
-            spread.search_until = min(spread.search_until, now + SEARCH_S)
-        ask_for_missing(spread, self._links, now, self._out)
+            self._move(state.stripes.setdefault(edge.stripe, StripeState(state, edge)), edge, now)
+        if state.needs_table:
+            state.search_until = min(state.search_until, now + SEARCH_S)
+        ask_for_missing(state, self._links, now, self._out)
         self._admit_waiting(now)
-        self._bind_all(spread, now)
+        self._bind_all(state, now)
         self._watch_from(now)
 
     def _move(self, stripe: StripeState, edge: StripeEdge, now: float) -> None:
         """The stripe's edges are these now; what is the same goes on."""
-        for peer in [peer for peer in stripe.lanes if peer not in edge.children]:
-            stripe.lanes[peer].close("not a child any more", self._out)
+        for peer in [peer for peer in stripe.child_streams if peer not in edge.children]:
+            stripe.child_streams[peer].close("not a child any more", self._out)
         stripe.children = frozenset(edge.children)
-        if stripe.parent != edge.parent or stripe.spread.fetches:
+        if stripe.parent != edge.parent or stripe.state.fetches:
             leave_parent(self._links, stripe, "not the parent any more", self._out)
             stripe.parent = edge.parent
         stripe.broken = False
@@ -300,7 +307,7 @@ class Relay:
     def _expect_peers(self) -> None:
         """Expects the peers of all plans, by what the newest says of them, and no others."""
         expected = {
-            peer: edge for spread in self._spreads.values() for peer, edge in spread.peers.items()
+            peer: edge for state in self._forms.values() for peer, edge in state.peers.items()
         }
         for peer in sorted(self._expected.keys() - expected.keys()):
             self._out.append(ForgetPeer(peer))
@@ -311,79 +318,87 @@ class Relay:
 
     # links and streams
 
-    def _on_link(self, event: LinkUp | LinkDown | StreamAsked | StreamClosed, now: float) -> None:
-        if isinstance(event, LinkUp):
-            self._on_link_up(event.peer, now)
-        elif event.peer in self._links:
-            match event:
-                case LinkDown(reason=reason):
-                    self._on_link_down(self._links[event.peer], reason, now)
-                case StreamAsked():
-                    self._on_asked(self._links[event.peer], event, now)
-                case StreamClosed(stream=stream, reason=reason):
-                    self._on_closed(self._links[event.peer], stream, reason, now)
+    def _on_heard(self, link: LinkState, message: RelayMessage, now: float) -> None:
+        match message:
+            case StreamOpened():
+                self._on_asked(link, message, now)
+            case StreamEnded(stream, reason):
+                self._on_closed(link, stream, reason, now)
+            case FramesPassed(stream, sequence):
+                self._on_passed(link, stream, sequence, now)
+            case FramesHeld():
+                note_held(link, message)
+            case FramesWanted():
+                note_wanted(link, message)
+                self._serve(link, now)
+            case FramesCancelled(form, frames):
+                gone = {(form, frame) for frame in frames}
+                link.wants = deque(wanted for wanted in link.wants if wanted[1:] not in gone)
+            case _:
+                assert_never(message)
 
     def _on_link_up(self, peer: PeerId, now: float) -> None:
         assert peer not in self._links
         self._links[peer] = LinkState(self.me, peer)
-        for spread in self._spreads.values():
-            for stripe in spread.stripes.values():
+        for state in self._forms.values():
+            for stripe in state.stripes.values():
                 if stripe.parent == peer:
                     follow(self._links, stripe, now, self._out)
-            if spread.needs_table or peer in spread.sources:
-                ask_for_missing(spread, self._links, now, self._out)
+            if state.needs_table or peer in state.sources:
+                ask_for_missing(state, self._links, now, self._out)
 
     def _on_link_down(self, link: LinkState, reason: str, now: float) -> None:
         del self._links[link.peer]
-        unserved = {lane.stripe.spread.form for lane in link.lanes}
-        for lane in list(link.lanes):
-            lane.drop(self._out)
-        for spread in self._spreads.values():
-            for frame in spread.transfer.asked_of(link.peer):
-                spread.transfer.give_back(frame, link.peer)
+        unserved = {child.stripe.state.form for child in link.child_streams}
+        for child in list(link.child_streams):
+            child.drop(self._out)
+        for state in self._forms.values():
+            for frame in state.transfer.asked_of(link.peer):
+                state.transfer.give_back(frame, link.peer)
             lost = [
                 stripe
-                for stripe in spread.stripes.values()
+                for stripe in state.stripes.values()
                 if stripe.parent == link.peer and not stripe.ended
             ]
             for stripe in lost:
                 stripe.stream = None
-            if lost or spread.form in unserved:
-                self._report(spread, link.peer, lost, reason, now)
-            elif link.peer in spread.sources:
-                ask_for_missing(spread, self._links, now, self._out)
+            if lost or state.form in unserved:
+                self._report(state, link.peer, lost, reason, now)
+            elif link.peer in state.sources:
+                ask_for_missing(state, self._links, now, self._out)
 
     def _report(
-        self, spread: FormState, peer: PeerId, stripes: list[StripeState], reason: str, now: float
+        self, state: FormState, peer: PeerId, stripes: list[StripeState], reason: str, now: float
     ) -> None:
         """The edge to this peer is broken, and so are these stripes: tells the coordinator, and repairs meanwhile."""
-        assert spread.plan is not None
+        assert state.plan is not None
         for stripe in stripes:
             stripe.broken = (
                 not stripe.ended
             )  # one that has ended brings nothing, but its parent may be asked again
             stripe.last_at = now
-        self._out.append(ReportEdgeBroken(spread.plan, spread.generation, peer, reason))
-        ask_for_missing(spread, self._links, now, self._out)
+        self._out.append(ReportEdgeBroken(state.plan, state.generation, peer, reason))
+        ask_for_missing(state, self._links, now, self._out)
 
-    def _on_asked(self, link: LinkState, asked: StreamAsked, now: float) -> None:
+    def _on_asked(self, link: LinkState, asked: StreamOpened, now: float) -> None:
         if asked.from_sequence < 0:
             raise PeerFault(f"asks for a stripe from frame {asked.from_sequence} on")
-        spread = self._spreads.get(asked.form)
+        state = self._forms.get(asked.form)
         stripe = (
-            spread.stripes.get(asked.stripe)
-            if spread is not None and spread.plan == asked.plan
+            state.stripes.get(asked.stripe)
+            if state is not None and state.plan == asked.plan
             else None
         )
         if stripe is not None and link.peer in stripe.children:
-            if link.peer in stripe.lanes:
-                stripe.lanes[link.peer].close("asked for again", self._out)
+            if link.peer in stripe.child_streams:
+                stripe.child_streams[link.peer].close("asked for again", self._out)
             ChildStream(stripe, link, asked.stream, asked.from_sequence)
             self._serve(link, now)
-        elif _may_come(spread, asked) and len(link.asks) < ASKS_MAX:
+        elif _may_come(state, asked) and len(link.asks) < ASKS_MAX:
             link.asks[asked.form, asked.stripe] = asked
         else:
-            self._out.append(CloseStream(link.peer, asked.stream, "not a child in this plan"))
+            refusal = StreamEnded(asked.stream, "not a child in this plan")
+            self._out.append(Tell(link.peer, refusal))
 
     def _admit_waiting(self, now: float) -> None:
         """The plan that allows a stream may have come after the child asked for it."""
@@ -399,91 +414,83 @@ class Relay:
             if reason == DONE:
                 stripe.last_at = now
                 stripe.end(self._out)
-                ask_for_missing(stripe.spread, self._links, now, self._out)
+                ask_for_missing(stripe.state, self._links, now, self._out)
             else:
-                self._report(stripe.spread, link.peer, [stripe], reason, now)
+                self._report(stripe.state, link.peer, [stripe], reason, now)
             return
         link.repairs = {form: number for form, number in link.repairs.items() if number != stream}
         link.wants = deque(wanted for wanted in link.wants if wanted[0] != stream)
         link.asks = {key: asked for key, asked in link.asks.items() if asked.stream != stream}
-        for lane in [lane for lane in link.lanes if lane.stream == stream]:
-            lane.drop(self._out)
+        for child in [child for child in link.child_streams if child.stream == stream]:
+            child.drop(self._out)
 
     # repair
 
     def _on_repair(
         self,
-        event: RepairVerified | RepairRefused | FrameRejected | HaveHeard | WantHeard | CancelHeard,
+        event: RepairVerified | RepairRefused | FrameRejected,
         now: float,
     ) -> None:
-        link, spread = self._links.get(event.peer), self._spreads.get(event.form)
+        link, state = self._links.get(event.peer), self._forms.get(event.form)
         match event:
             case RepairVerified():
-                self._on_repaired(spread, link, event, now)
+                self._on_repaired(state, link, event, now)
             case _ if link is None:
                 return
             case RepairRefused(form=form, frame=frame):
                 link.has.get(form, set()).discard(frame)
-                self._on_not_sent(spread, link, frame, now)
+                self._on_not_sent(state, link, frame, now)
             case FrameRejected():
-                self._on_rejected(spread, link, event, now)
-            case HaveHeard(form=form, frames=frames):
-                note_have(link, form, frames)
-            case WantHeard(stream=stream, form=form, frames=frames):
-                want(link, stream, form, frames)
-                self._serve(link, now)
-            case CancelHeard(form=form, frames=frames):
-                gone = {(form, frame) for frame in frames}
-                link.wants = deque(wanted for wanted in link.wants if wanted[1:] not in gone)
+                self._on_rejected(state, link, event, now)
             case _:
                 assert_never(event)
 
     def _on_repaired(
-        self, spread: FormState | None, link: LinkState | None, event: RepairVerified, now: float
+        self, state: FormState | None, link: LinkState | None, event: RepairVerified, now: float
     ) -> None:
         if link is not None:
             link.heard_at = now
-        if spread is None or not spread.transfer.knows(event.frame):
+        if state is None or not state.transfer.knows(event.frame):
             return
-        cancel(spread, event.frame, event.peer, self._out)
-        spread.transfer.extend(event.peer, now + REPAIR_S)
-        spread.fetched_at = now
-        spread.transfer.hold(event.frame)
-        spread.gone_at = now + GONE_S
-        serve_lanes(self._links, self._out)
-        self._bind_all(spread, now)
-        self._note_arrival(spread, now)
-        ask_for_missing(spread, self._links, now, self._out)
+        cancel(state, event.frame, event.peer, self._out)
+        state.transfer.extend(event.peer, now + REPAIR_S)
+        state.fetched_at = now
+        state.transfer.hold(event.frame)
+        state.gone_at = now + GONE_S
+        serve_children(self._links, self._out)
+        self._bind_all(state, now)
+        self._note_arrival(state, now)
+        ask_for_missing(state, self._links, now, self._out)
 
     def _on_not_sent(
-        self, spread: FormState | None, link: LinkState, frame: FrameId, now: float
+        self, state: FormState | None, link: LinkState, frame: FrameId, now: float
     ) -> None:
         """A frame asked of this peer does not come from it, so it is no source: somebody else is asked."""
         link.quiet_until = now + QUIET_S
-        if spread is not None and link.peer in spread.sources:
-            self._drop_sources(spread, {link.peer}, now)
-        if spread is not None and spread.transfer.give_back(frame, link.peer):
-            ask_for_missing(spread, self._links, now, self._out)
+        if state is not None and link.peer in state.sources:
+            self._drop_sources(state, {link.peer}, now)
+        if state is not None and state.transfer.give_back(frame, link.peer):
+            ask_for_missing(state, self._links, now, self._out)
 
-    def _drop_sources(self, spread: FormState, peers: set[PeerId], now: float) -> None:
+    def _drop_sources(self, state: FormState, peers: set[PeerId], now: float) -> None:
         """These do not bring what is missing; when there are no others, the stripes do."""
-        spread.denied |= peers
-        spread.sources -= spread.denied
-        if not spread.sources:
-            follow_all(self._links, spread, now, self._out)
+        state.denied |= peers
+        state.sources -= state.denied
+        if not state.sources:
+            follow_all(self._links, state, now, self._out)
 
     def _on_rejected(
-        self, spread: FormState | None, link: LinkState, event: FrameRejected, now: float
+        self, state: FormState | None, link: LinkState, event: FrameRejected, now: float
     ) -> None:
         self._out.append(Accuse(event.form, event.frame, link.peer))
         link.has.get(event.form, set()).discard(event.frame)
         stripe = link.incoming.get(event.stream)
         if stripe is None:
-            self._on_not_sent(spread, link, event.frame, now)
+            self._on_not_sent(state, link, event.frame, now)
             return
         leave_parent(self._links, stripe, "bad frame", self._out)
         link.quiet_until = now + LINK_S
-        self._report(stripe.spread, link.peer, [stripe], "bad frame", now)
+        self._report(stripe.state, link.peer, [stripe], "bad frame", now)
 
     # time
 
@@ -492,59 +499,57 @@ class Relay:
             self._wake_at = now + WATCH_S
 
     def _on_deadline(self, now: float) -> None:
-        for spread in self._spreads.values():
+        for state in self._forms.values():
             if (
-                spread.needs_table
-                and now >= spread.search_until
-                and spread.form not in self._unsearched
+                state.needs_table
+                and now >= state.search_until
+                and state.form not in self._unsearched
             ):
-                searched(spread, self._links, now, self._out)
-            give_back_overdue(spread, self._links, now, self._out)
-            if spread.fetches and spread.searched and now >= spread.fetched_at + LINK_S:
-                self._drop_sources(spread, spread.sources, now)
-            for stripe in spread.stripes.values():
+                searched(state, self._links, now, self._out)
+            give_back_overdue(state, self._links, now, self._out)
+            if state.fetches and state.searched and now >= state.fetched_at + LINK_S:
+                self._drop_sources(state, state.sources, now)
+            for stripe in state.stripes.values():
                 self._watch(stripe, now)
-            ask_for_missing(spread, self._links, now, self._out)
-            self._bind_all(spread, now)
-            give_up_gone(spread, now, self._out)
-        self._wake_at = now + WATCH_S if any(map(_unfinished, self._spreads.values())) else None
+            ask_for_missing(state, self._links, now, self._out)
+            self._bind_all(state, now)
+            give_up_gone(state, now, self._out)
+        self._wake_at = now + WATCH_S if any(map(_unfinished, self._forms.values())) else None
 
     def _watch(self, stripe: StripeState, now: float) -> None:
         """Reports a parent that should have sent something by now."""
         reason = what_is_wrong(self._links, stripe, now)
         if reason is None or stripe.parent is None:
             return
-        self._report(stripe.spread, stripe.parent, [stripe], reason, now)
+        self._report(stripe.state, stripe.parent, [stripe], reason, now)
         follow(self._links, stripe, now, self._out)
 
     def check(self) -> None:
         """What holds between events."""
-        assert len(self._spreads) <= FORMS_MAX
+        assert len(self._forms) <= FORMS_MAX
         assert set(self._expected) == {
-            peer for spread in self._spreads.values() for peer in spread.peers
+            peer for state in self._forms.values() for peer in state.peers
         }
-        for spread in self._spreads.values():
-            spread.check()
+        for state in self._forms.values():
+            state.check()
         for peer, link in self._links.items():
             assert link.peer == peer
             assert 0 <= link.room <= link.room_max
-            assert all(lane.stripe.lanes[peer] is lane for lane in link.lanes)
+            assert all(child.stripe.child_streams[peer] is child for child in link.child_streams)
             assert all(
                 stripe.stream == number and stripe.parent == peer
                 for number, stripe in link.incoming.items()
             )
-        stripes = [
-            stripe for spread in self._spreads.values() for stripe in spread.stripes.values()
-        ]
+        stripes = [stripe for state in self._forms.values() for stripe in state.stripes.values()]
         following = sum(stripe.stream is not None for stripe in stripes)
         assert following == sum(len(link.incoming) for link in self._links.values())
 
 
-def _may_come(spread: FormState | None, asked: StreamAsked) -> bool:
+def _may_come(state: FormState | None, asked: StreamOpened) -> bool:
     """Whether the plan that allows this stream may still be on its way. Of two plans nobody can tell the newer one."""
-    return spread is None or spread.plan != asked.plan or asked.generation > spread.generation
+    return state is None or state.plan != asked.plan or asked.generation > state.generation
 
 
-def _unfinished(spread: FormState) -> bool:
+def _unfinished(state: FormState) -> bool:
     """Whether something of this form is still to come."""
-    return spread.plan is not None and (not spread.ended or needs_repair(spread))
+    return state.plan is not None and (not state.ended or needs_repair(state))

@@ -7,8 +7,8 @@ import math
 from collections.abc import Sequence
 
 from echo2d.core.base.ids import FormId, FrameId, PeerId, is_table
-from echo2d.core.protocol.peer_messages import FRAMES_MAX
-from echo2d.core.relay.events import CloseStream, FrameVerified, OpenStream, RelayAction, SendHave
+from echo2d.core.protocol.peer_messages import StreamEnded, StreamOpened, frames_held
+from echo2d.core.relay.events import FrameVerified, RelayAction, Tell
 from echo2d.core.relay.frame_set import FrameSet
 from echo2d.core.relay.stripes import GAP_START_S, FormState, LinkState, StripeState, table_of
 from echo2d.errors import PeerFault
@@ -22,55 +22,49 @@ Links = dict[PeerId, LinkState]
 
 def follow(links: Links, stripe: StripeState, now: float, out: list[RelayAction]) -> None:
     """Opens the stream from the parent, if there is a link and none is open."""
-    spread = stripe.spread
+    state = stripe.state
     if (
         stripe.parent not in links
         or stripe.stream is not None
         or stripe.ended
-        or not spread.searched
-        or spread.fetches
+        or not state.searched
+        or state.fetches
     ):
         return
     link = links[stripe.parent]
-    assert spread.plan is not None
-    tell(link, spread, out)
+    assert state.plan is not None
+    tell(link, state, out)
     number = stripe.stream = link.new_stream()
     link.incoming[number] = stripe
     stripe.broken = False
     stripe.last_at, stripe.gap_s = now, GAP_START_S
     first = len(stripe.log)
-    out.append(
-        OpenStream(
-            link.peer, number, spread.form, spread.plan, spread.generation, stripe.number, first
-        )
-    )
+    asked = StreamOpened(number, state.form, state.plan, state.generation, stripe.number, first)
+    out.append(Tell(link.peer, asked))
     if len(stripe.children) > 1:
         stripe.tell_passed(out, at_once=True)
 
 
-def follow_all(links: Links, spread: FormState, now: float, out: list[RelayAction]) -> None:
+def follow_all(links: Links, state: FormState, now: float, out: list[RelayAction]) -> None:
     """The stripes are taken from now on; until now no parent could be late."""
-    for stripe in spread.stripes.values():
+    for stripe in state.stripes.values():
         stripe.last_at = now
         follow(links, stripe, now, out)
 
 
-def tell(link: LinkState, spread: FormState, out: list[RelayAction]) -> None:
+def tell(link: LinkState, state: FormState, out: list[RelayAction]) -> None:
     """Tells the peer of all frames held here that it has not been told of."""
-    arrivals, lost = spread.transfer.arrivals, spread.transfer.lost
-    news = [frame for frame in arrivals[link.told.get(spread.form, 0) :] if frame not in lost]
-    say_have(link, spread, news, out)
-    link.told[spread.form] = len(arrivals)
+    arrivals, lost = state.transfer.arrivals, state.transfer.lost
+    news = [frame for frame in arrivals[link.told.get(state.form, 0) :] if frame not in lost]
+    say_have(link, state, news, out)
+    link.told[state.form] = len(arrivals)
 
 
 def say_have(
-    link: LinkState, spread: FormState, frames: Sequence[FrameId], out: list[RelayAction]
+    link: LinkState, state: FormState, frames: Sequence[FrameId], out: list[RelayAction]
 ) -> None:
     """Tells the peer that these frames are held here."""
-    starts = range(0, len(frames), FRAMES_MAX)
-    out.extend(
-        SendHave(link.peer, spread.form, tuple(frames[at : at + FRAMES_MAX])) for at in starts
-    )
+    out.extend(Tell(link.peer, message) for message in frames_held(state.form, frames))
 
 
 def check_frame(stripe: StripeState, event: FrameVerified) -> None:
@@ -78,7 +72,7 @@ def check_frame(stripe: StripeState, event: FrameVerified) -> None:
     frame, following = event.frame, len(stripe.log)
     if event.sequence > following:
         raise PeerFault(f"frame number {event.sequence} of a stripe where {following} is next")
-    transfer = stripe.spread.transfer
+    transfer = stripe.state.transfer
     if event.header_only and not transfer.holds(frame) and frame not in transfer.lost:
         raise PeerFault("a frame without payload that is not held here")
     if event.sequence < following:
@@ -95,16 +89,16 @@ def what_is_wrong(links: Links, stripe: StripeState, now: float) -> str | None:
     A parent that sends on another stream works: if only this stripe stands still, the fault is further up. One that
     ended the stripe and yet does not send what is missing when all have ended, as a repair, never had it.
     """
-    if stripe.parent is None or not stripe.spread.searched or stripe.spread.fetches:
+    if stripe.parent is None or not stripe.state.searched or stripe.state.fetches:
         return None
     waited = now - stripe.last_at
     if stripe.ended:
         heard_at = links[stripe.parent].heard_at if stripe.parent in links else -math.inf
-        lacking = stripe.spread.ended and stripe.spread.transfer.missing_count > 0
+        lacking = stripe.state.ended and stripe.state.transfer.missing_count > 0
         return "ended too early" if lacking and min(waited, now - heard_at) >= LINK_S else None
     if stripe.stream is None:
         return "no link" if waited >= LINK_S else None
-    if stripe.broken or not _more_is_due(stripe.spread.transfer):
+    if stripe.broken or not _more_is_due(stripe.state.transfer):
         return None
     waited = min(waited, now - links[stripe.parent].heard_at)
     return "stalled" if waited >= max(STALL_S_MIN, STALL_GAPS * stripe.gap_s) else None
@@ -114,16 +108,16 @@ def leave_parent(links: Links, stripe: StripeState, reason: str, out: list[Relay
     """The stream from the parent, if one is open, ends."""
     if stripe.stream is not None and stripe.parent is not None:
         del links[stripe.parent].incoming[stripe.stream]
-        out.append(CloseStream(stripe.parent, stripe.stream, reason))
+        out.append(Tell(stripe.parent, StreamEnded(stripe.stream, reason)))
     stripe.stream = None
 
 
-def close_stripes(links: Links, spread: FormState, reason: str, out: list[RelayAction]) -> None:
+def close_stripes(links: Links, state: FormState, reason: str, out: list[RelayAction]) -> None:
     """The stripe streams of this form end, those from parents and those to children."""
-    for stripe in spread.stripes.values():
+    for stripe in state.stripes.values():
         leave_parent(links, stripe, reason, out)
-        for lane in list(stripe.lanes.values()):
-            lane.close(reason, out)
+        for child in list(stripe.child_streams.values()):
+            child.close(reason, out)
 
 
 def close_repairs(links: Links, form: FormId, reason: str, out: list[RelayAction]) -> None:
@@ -131,7 +125,7 @@ def close_repairs(links: Links, form: FormId, reason: str, out: list[RelayAction
     for link in links.values():
         stream = link.repairs.pop(form, None)
         if stream is not None:
-            out.append(CloseStream(link.peer, stream, reason))
+            out.append(Tell(link.peer, StreamEnded(stream, reason)))
 
 
 def _more_is_due(transfer: FrameSet) -> bool:

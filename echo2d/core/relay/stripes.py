@@ -27,22 +27,20 @@ from echo2d.core.base.ids import (
     is_table,
 )
 from echo2d.core.protocol.control_messages import EdgePeer, StripeEdge
-from echo2d.core.protocol.peer_messages import stream_after
-from echo2d.core.relay.events import (
-    DONE,
-    CloseStream,
-    RelayAction,
-    SendFrame,
-    SendPassed,
-    StreamAsked,
+from echo2d.core.protocol.peer_messages import (
+    FramesPassed,
+    StreamEnded,
+    StreamOpened,
+    stream_after,
 )
+from echo2d.core.relay.events import DONE, RelayAction, SendFrame, Tell
 from echo2d.core.relay.frame_set import FrameSet
 from echo2d.core.relay.send_window import PASS_EVERY, PASS_TRICKLE_S, SendWindow
 from echo2d.errors import PeerFault
 
 FIRST_TABLE = frame_id(SegmentId(0), 0)
 FORMS_MAX = 8  # at the seed: one spreads, older ones drain, three are for peers that lack its base
-LANE_FRAMES_MAX = (
+STREAM_FRAMES_MAX = (
     4  # frames given to one link ahead of its socket, per lane: keeps it busy, and binding late
 )
 LEAD_BYTES = (
@@ -71,10 +69,10 @@ class LinkState:
     __slots__ = (
         "_next_stream",
         "asks",
+        "child_streams",
         "has",
         "heard_at",
         "incoming",
-        "lanes",
         "peer",
         "quiet_until",
         "repairs",
@@ -85,14 +83,14 @@ class LinkState:
 
     def __init__(self, me: PeerId, peer: PeerId) -> None:
         self.peer = peer
-        self.room = LANE_FRAMES_MAX
-        self.lanes: list[ChildStream] = []
+        self.room = STREAM_FRAMES_MAX
+        self.child_streams: list[ChildStream] = []
         self.incoming: dict[int, StripeState] = {}
         self.repairs: dict[FormId, int] = {}
         self.wants: deque[tuple[int, FormId, FrameId]] = deque()
         self.has: dict[FormId, set[FrameId]] = {}
         self.told: dict[FormId, int] = {}
-        self.asks: dict[tuple[FormId, StripeId], StreamAsked] = {}
+        self.asks: dict[tuple[FormId, StripeId], StreamOpened] = {}
         self.heard_at = 0.0
         self.quiet_until = 0.0
         self._next_stream = 1 if me < peer else 2
@@ -100,11 +98,11 @@ class LinkState:
     @property
     def room_max(self) -> int:
         """Who takes several stripes from us gets as much of each as others do."""
-        return LANE_FRAMES_MAX * max(1, len(self.lanes))
+        return STREAM_FRAMES_MAX * max(1, len(self.child_streams))
 
-    def lane(self, stream: int) -> "ChildStream | None":
+    def child(self, stream: int) -> "ChildStream | None":
         """That of this stream."""
-        return next((lane for lane in self.lanes if lane.stream == stream), None)
+        return next((child for child in self.child_streams if child.stream == stream), None)
 
     def new_stream(self) -> int:
         """The number of the next stream that this end opens."""
@@ -117,12 +115,12 @@ class LinkState:
         sent = True
         while sent and self.room > 0:
             sent = False
-            for lane in self.lanes:
-                if lane.ready and self.room > 0:
-                    lane.send(out)
+            for child in self.child_streams:
+                if child.ready and self.room > 0:
+                    child.send(out)
                     sent = True
-        for lane in [lane for lane in self.lanes if lane.stripe.ended]:
-            lane.close_if_done(out)
+        for child in [child for child in self.child_streams if child.stripe.ended]:
+            child.close_if_done(out)
 
 
 class ChildStream:
@@ -140,9 +138,9 @@ class ChildStream:
         self.first = first
         self.cursor = first
         self.window = SendWindow(first)
-        self.has = link.has.setdefault(stripe.spread.form, set())
-        stripe.lanes[link.peer] = self
-        link.lanes.append(self)
+        self.has = link.has.setdefault(stripe.state.form, set())
+        stripe.child_streams[link.peer] = self
+        link.child_streams.append(self)
 
     @property
     def ready(self) -> bool:
@@ -150,7 +148,7 @@ class ChildStream:
         stripe = self.stripe
         return (
             self.cursor < len(stripe.log)
-            and stripe.log[self.cursor] not in stripe.spread.transfer.lost
+            and stripe.log[self.cursor] not in stripe.state.transfer.lost
         )
 
     @property
@@ -177,7 +175,7 @@ class ChildStream:
         frame = stripe.log[sequence]
         header_only = frame in self.has
         out.append(
-            SendFrame(link.peer, self.stream, stripe.spread.form, frame, sequence, header_only)
+            SendFrame(link.peer, self.stream, stripe.state.form, frame, sequence, header_only)
         )
         self.cursor = sequence + 1
         link.room -= 1
@@ -190,14 +188,14 @@ class ChildStream:
             self.close(DONE, out)
 
     def close(self, reason: str, out: list[RelayAction]) -> None:
-        out.append(CloseStream(self.link.peer, self.stream, reason))
+        out.append(Tell(self.link.peer, StreamEnded(self.stream, reason)))
         self.drop(out)
 
     def drop(self, out: list[RelayAction]) -> None:
         """The stream is gone."""
-        self.link.lanes.remove(self)
+        self.link.child_streams.remove(self)
         self.link.room = min(self.link.room, self.link.room_max)
-        del self.stripe.lanes[self.link.peer]
+        del self.stripe.child_streams[self.link.peer]
         if self.stripe.told is not None:
             self.stripe.tell_passed(out)
 
@@ -213,31 +211,31 @@ class StripeState:
 
     __slots__ = (
         "broken",
+        "child_streams",
         "children",
         "ended",
         "gap_s",
-        "lanes",
         "last_at",
         "load",
         "log",
         "logged",
         "number",
         "parent",
-        "spread",
+        "state",
         "stream",
         "told",
         "weight",
     )
 
-    def __init__(self, spread: "FormState", edge: StripeEdge) -> None:
-        self.spread = spread
+    def __init__(self, state: "FormState", edge: StripeEdge) -> None:
+        self.state = state
         self.number = edge.stripe
         self.weight = edge.weight
         self.parent = edge.parent
         self.children = frozenset(edge.children)
         self.log: list[FrameId] = []
         self.logged: set[FrameId] = set()
-        self.lanes: dict[PeerId, ChildStream] = {}
+        self.child_streams: dict[PeerId, ChildStream] = {}
         self.stream: int | None = None
         self.ended = False
         self.broken = False
@@ -250,22 +248,24 @@ class StripeState:
         """At the root: whether a child has caught up with the log, may have more, and its link has room."""
         end = len(self.log)
         free = (
-            self.spread.blind
-            or len(self.spread.stripes) == 1
-            or now >= self.last_at + PASS_TRICKLE_S
+            self.state.blind or len(self.state.stripes) == 1 or now >= self.last_at + PASS_TRICKLE_S
         )
-        lanes = (lane for lane in self.lanes.values() if lane.cursor == end and lane.link.room > 0)
-        return any(free or lane.is_open for lane in lanes)
+        child_streams = (
+            child
+            for child in self.child_streams.values()
+            if child.cursor == end and child.link.room > 0
+        )
+        return any(free or child.is_open for child in child_streams)
 
     @property
     def is_watched(self) -> bool:
         """At the root: whether a child says how far it has passed the stripe on."""
-        return any(lane.window.limit is not None for lane in self.lanes.values())
+        return any(child.window.limit is not None for child in self.child_streams.values())
 
     @property
     def is_open(self) -> bool:
         """At the root: whether a child may have more."""
-        return any(lane.is_open for lane in self.lanes.values())
+        return any(child.is_open for child in self.child_streams.values())
 
     def stands_still(self, now: float) -> bool:
         """At the root: whether it has taken no frame for longer than usual."""
@@ -274,17 +274,17 @@ class StripeState:
     @property
     def passed(self) -> int:
         """How far it was passed on here: to the middle child; all of it where there is none."""
-        cursors = sorted(lane.reached for lane in self.lanes.values())
+        cursors = sorted(child.reached for child in self.child_streams.values())
         return cursors[len(cursors) // 2] if cursors else len(self.log)
 
     def tell_passed(self, out: list[RelayAction], *, at_once: bool = False) -> None:
         """Tells the parent, if it is worth a word: nobody has a choice where there is one stripe."""
-        if self.parent is None or self.stream is None or len(self.spread.stripes) == 1:
+        if self.parent is None or self.stream is None or len(self.state.stripes) == 1:
             return
         passed = min(self.passed, len(self.log))
         if at_once or (self.told is not None and passed >= self.told + PASS_EVERY):
             self.told = passed
-            out.append(SendPassed(self.parent, self.stream, passed))
+            out.append(Tell(self.parent, FramesPassed(self.stream, passed)))
 
     def progress(self, now: float) -> None:
         """A frame came from the parent, or at the root was bound."""
@@ -297,10 +297,10 @@ class StripeState:
         sequence = len(self.log)
         self.log.append(frame)
         self.logged.add(frame)
-        for lane in self.lanes.values():
-            if lane.cursor == sequence and lane.ready and lane.link.room > 0:
-                lane.send(out)
-        if not self.lanes and self.told is not None:
+        for child in self.child_streams.values():
+            if child.cursor == sequence and child.ready and child.link.room > 0:
+                child.send(out)
+        if not self.child_streams and self.told is not None:
             self.tell_passed(out)
 
     def end(self, out: list[RelayAction]) -> None:
@@ -308,8 +308,8 @@ class StripeState:
         self.ended = True
         self.stream = None
         self.broken = False
-        for lane in list(self.lanes.values()):
-            lane.close_if_done(out)
+        for child in list(self.child_streams.values()):
+            child.close_if_done(out)
 
 
 class FormState:
@@ -411,8 +411,8 @@ class FormState:
             stripe.append(table, out)
         stripe.append(frame, out)
         stripe.load += self.transfer.size(frame) / stripe.weight
-        for lane in stripe.lanes.values():
-            lane.window.bound(lane.cursor, now)
+        for child in stripe.child_streams.values():
+            child.window.bound(child.cursor, now)
 
     def check(self) -> None:
         """Logs hold only held frames, payload after its table; at the root each payload frame is bound at most once."""
@@ -432,7 +432,7 @@ class FormState:
             }
 
     def _check_stripe(self, stripe: StripeState) -> None:
-        assert stripe.spread is self
+        assert stripe.state is self
         assert len(stripe.logged) == len(stripe.log)
         before: set[FrameId] = set()
         for frame in stripe.log:
@@ -441,12 +441,12 @@ class FormState:
             before.add(frame)
         assert before == stripe.logged
         assert not (stripe.ended and stripe.stream is not None)
-        for peer, lane in stripe.lanes.items():
-            assert peer == lane.link.peer
+        for peer, child in stripe.child_streams.items():
+            assert peer == child.link.peer
             assert peer in stripe.children
-            assert lane in lane.link.lanes
-            assert lane.cursor == lane.first or lane.cursor <= len(stripe.log)
-            assert lane.first <= lane.window.said <= lane.cursor
+            assert child in child.link.child_streams
+            assert child.cursor == child.first or child.cursor <= len(stripe.log)
+            assert child.first <= child.window.said <= child.cursor
 
 
 def _place(

@@ -21,12 +21,18 @@ over are the receiver's, who calls `pause` in time.
 import asyncio
 import logging
 import secrets as chance
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from echo2d.core.base.ids import FormId, FrameId, Generation, PeerId, PlanId, RunId, StripeId
+from echo2d.core.base.ids import FrameId, PeerId, RunId
 from echo2d.core.protocol.peer_handshake import NONCE_BYTES, SECRET_BYTES
 from echo2d.core.protocol.peer_link import PeerLink
-from echo2d.core.protocol.peer_messages import LinkEnded, LinkEvent, LinkOpened, StreamId
+from echo2d.core.protocol.peer_messages import (
+    LinkEnded,
+    LinkEvent,
+    LinkOpened,
+    RelayMessage,
+    StreamId,
+)
 from echo2d.core.topology.pacing import share_out
 from echo2d.errors import PeerFault
 from echo2d.net.peer.connection import PeerConnection
@@ -208,59 +214,24 @@ class PeerLinks:
             self._share_out(now)
         return True
 
-    def open_stream(
-        self,
-        peer: PeerId,
-        stream: StreamId,
-        form: FormId,
-        plan: PlanId,
-        generation: Generation,
-        stripe: StripeId,
-        from_sequence: int,
-    ) -> None:
-        """Takes a stripe from its parent. Like the next four it calls `PeerLink`, and does nothing without a link."""
-        self._say(
-            peer,
-            lambda link: link.open_stream(stream, form, plan, generation, stripe, from_sequence),
-        )
-
-    def want(self, peer: PeerId, stream: StreamId, form: FormId, frames: Sequence[FrameId]) -> None:
-        """Asks for frames on a repair stream."""
-        self._say(peer, lambda link: link.want(stream, form, frames))
-
-    def passed(self, peer: PeerId, stream: StreamId, sequence: int) -> None:
-        """Tells the parent of a stripe how far it was passed on."""
-        self._say(peer, lambda link: link.passed(stream, sequence))
-
-    def end_stream(self, peer: PeerId, stream: StreamId, reason: str) -> None:
-        """Ends a stream that either end opened."""
-        self._say(peer, lambda link: link.end_stream(stream, reason))
-
-    def have(self, peer: PeerId, form: FormId, frames: Sequence[FrameId]) -> None:
-        """Tells what is held here."""
-        self._say(peer, lambda link: link.have(form, frames))
-
-    def cancel(self, peer: PeerId, form: FormId, frames: Sequence[FrameId]) -> None:
-        """Takes wants back."""
-        self._say(peer, lambda link: link.cancel(form, frames))
-
-    def end(self, peer: PeerId, reason: str) -> None:
-        """Ends the live link, if there is one; the other end reads the reason."""
-        if peer in self._live:
-            self._live[peer].end(reason)
-
-    def _say(self, peer: PeerId, say: Callable[[PeerLink], bytes]) -> None:
+    def tell(self, peer: PeerId, message: RelayMessage) -> None:
+        """Says this as `PeerLink` does, over the live link; nothing without one."""
         connection = self._live.get(peer)
         if connection is None:
             return
         try:
-            data = say(connection.link)
+            data = connection.link.tell(message)
         except PeerFault as fault:
             connection.end(str(fault))
         else:
             connection.write(data)
             if self._uplink is not None:
                 self._uplink.sent(len(data))
+
+    def end(self, peer: PeerId, reason: str) -> None:
+        """Ends the live link, if there is one; the other end reads the reason."""
+        if peer in self._live:
+            self._live[peer].end(reason)
 
     # flow
 

@@ -1,11 +1,17 @@
-"""What one peer holds of every form: what may be believed about it (`FormIndex`) and its verified frames on disk.
+"""Holds the frames of every form at one peer: verifies, stores and loads them.
 
-Everything that arrives is judged here before anybody else hears of it; disk and long hashing happen in threads. A form
-can be used from many tasks; forgetting one waits for its users. When the disk is full, spare files make room, then
-older forms, but for that of the version being served; when that is not enough, the form that wanted the space is given
-up (`fail`) and nothing else is lost. A frame that turns out damaged when it is read is not held any more, and comes
+Nothing is reported before it was verified. Tables and long frames are on disk before they are held.
+A short frame is held in memory at once and written a moment later (`write_behind`): it can be sent
+and reported before it is on disk. If writing fails, its form is given up; if the process ends
+before, the frame comes again after the restart.
+
+Disk and long hashing happen in threads. Several tasks can use a form at the same time; forgetting
+it waits for them. When the disk is full, spare files make room, then older forms, but not that of
+the version being served. If that is not enough, the form that wanted the space is given up
+(`fail`). A frame that turns out damaged when it is read is not held any more, and has to come
 again.
-Not here: links, slots, and the signatures of roots (the caller's).
+
+Not here: links, slots, and checking the signatures of roots (the caller does).
 """
 
 import asyncio
@@ -17,7 +23,6 @@ from typing import TypeVar
 from echo2d.core.base.bounded_dict import keep_newest
 from echo2d.core.base.canonical import digest_of
 from echo2d.core.base.ids import (
-    ChunkId,
     FormId,
     FrameId,
     SegmentId,
@@ -33,11 +38,12 @@ from echo2d.core.weights.verifier import FormIndex
 from echo2d.errors import IntegrityFault, StoreFault
 from echo2d.runtime.peer.base_model import BaseModel
 from echo2d.runtime.peer.frame_cache import FrameCache
-from echo2d.runtime.peer.lost_frames import LostFrames
+from echo2d.runtime.peer.held_form import HeldForm
 from echo2d.runtime.peer.write_behind import Frames, WriteBehind
 from echo2d.store.frames import FramesDamaged, FrameStore
 
 DROPPED_MAX = 64  # forms remembered as not wanted, so that their late frames are dropped at once
+LOST_FRAMES_MAX = 256  # of one form; a disk that damages more than a few keeps nothing
 LOST_WAIT_S = 2.0  # for a damaged frame to come again before those that wait for it ask elsewhere
 AT_ONCE_BYTES_MAX = 256 << 10  # hashed without another thread: 40 us, less than the change takes
 
@@ -47,9 +53,10 @@ log = logging.getLogger("echo2d.peer")
 
 
 class FrameHoldings:
-    """`emit` takes relay events; `ask` sends SegmentsWanted; `fail(form, reason)` is told of forms given up.
+    """`emit` takes relay events, `ask` SegmentsWanted, `fail` a form given up and the reason.
 
-    `serving`: the version whose frames do not make room for others. `base`: where chunks of a form may stand, too.
+    `serving`: the version whose frames do not make room for others. `base`: where chunks of a form
+    may stand, too.
     """
 
     def __init__(
@@ -64,17 +71,11 @@ class FrameHoldings:
     ) -> None:
         self._store, self._emit, self._ask, self._fail = store, emit, ask, fail
         self._serving, self._base = serving, base
-        self._indexes: dict[FormId, FormIndex] = {}
-        self._held: dict[FormId, set[FrameId]] = {}
-        self._payload_bytes: dict[FormId, int] = {}
-        self._duplicates: dict[FormId, int] = {}
-        self._recovered = {facts.form: frozenset[FrameId]() for facts in store.forms()}
-        self._unread = set(self._recovered)  # on disk since before the start, not yet looked at
-        self._complete: set[FormId] = set()
-        self._first_searched: set[FormId] = set()  # their first segment was looked for in the base
-        self._searched: set[FormId] = set()
-        self._damage = LostFrames(emit, fail)
-        self._pages_asked: dict[FormId, SegmentId] = {}
+        self._forms: dict[FormId, HeldForm] = {}
+        # Frames that were on disk when the process started; None: not looked at yet.
+        self._found: dict[FormId, frozenset[FrameId] | None] = {
+            facts.form: None for facts in store.forms()
+        }
         self._users: dict[FormId, int] = {}
         self._storing: set[tuple[FormId, FrameId]] = set()
         self._dropped: dict[FormId, None] = {}
@@ -87,37 +88,35 @@ class FrameHoldings:
     # --- what is known
 
     def index(self, form: FormId) -> FormIndex | None:
-        return self._indexes.get(form)
+        here = self._forms.get(form)
+        return None if here is None else here.index
 
     def held(self, form: FormId) -> Collection[FrameId]:
-        """Tables and frames of the form that are verified and on disk."""
-        return self._held.get(form, frozenset())
+        """Tables and frames of the form that are verified.
+
+        Those put at once are written a moment later.
+        """
+        here = self._forms.get(form)
+        return frozenset() if here is None else here.frames
 
     def whole_forms(self) -> tuple[FormId, ...]:
-        """Forms of which every frame is on disk."""
-        return tuple(
-            form
-            for form, index in self._indexes.items()
-            if index.complete and self._all_held(form, index)
-        )
+        """Forms of which every frame is held."""
+        return tuple(form for form, here in self._forms.items() if here.whole)
 
     def payload_bytes(self, form: FormId) -> int:
-        """Payload of the form that is on disk."""
-        return self._payload_bytes.get(form, 0)
+        """Payload of the form that is held."""
+        here = self._forms.get(form)
+        return 0 if here is None else here.payload_bytes
 
     def duplicates(self, form: FormId) -> int:
         """Payload frames of the form that came although they were held."""
-        return self._duplicates.get(form, 0)
+        here = self._forms.get(form)
+        return 0 if here is None else here.duplicates
 
     def knows(self, form: FormId, frame: FrameId) -> bool:
-        """Whether the frame can be judged: a table by its signed digest, other frames by their table."""
-        index = self._indexes.get(form)
-        if index is None:
-            return False
-        segment = segment_of(frame)
-        return (
-            index.table_digest(segment) if is_table(frame) else index.table(segment)
-        ) is not None
+        """Whether the frame can be verified (see `HeldForm.knows`)."""
+        here = self._forms.get(form)
+        return here is not None and here.knows(frame)
 
     def dropped(self, form: FormId) -> bool:
         """Whether the form was known and is not wanted any more."""
@@ -138,108 +137,96 @@ class FrameHoldings:
         await self._accept("page", page.form, lambda: self._take_page(page))
 
     def reconnected(self) -> None:
-        """Pages asked for over an earlier control link do not come any more."""
-        self._pages_asked.clear()
-        for form, index in self._indexes.items():
-            self._ask_page(form, index)
+        """Asks again for pages, which do not come over the new control link otherwise."""
+        for here in self._forms.values():
+            here.page_asked = None
+            self._ask_page(here)
 
     async def _accept(
-        self, what: str, form: FormId, take: Callable[[], Awaitable[FormIndex | None]]
+        self, what: str, form: FormId, take: Callable[[], Awaitable[HeldForm | None]]
     ) -> None:
-        """Takes it; of what is signed now, some may be here already."""
+        """Takes a root or page, and whatever of the frames found on disk is signed now."""
         try:
             async with self._books:
-                index = await take()
-                if index is None:
+                here = await take()
+                if here is None:
                     return
-                absorbed = await self._absorb(form, index)
-            await self._search_base(form, index, absorbed)
+                absorbed = await self._absorb(here)
+            await self._search_base(here, absorbed)
         except IntegrityFault as fault:
             log.warning("%s refused form=%s reason=%s", what, form, fault)
         except StoreFault as fault:
             self._fail(form, str(fault))
 
-    async def _take_root(self, root: Root) -> FormIndex:
-        index = self._indexes.get(root.form)
-        if index is None:
+    async def _take_root(self, root: Root) -> HeldForm:
+        here = self._forms.get(root.form)
+        if here is None:
             return await self._begin(root)
-        index.accept_root(root)
-        return index
+        here.index.accept_root(root)
+        return here
 
-    async def _take_page(self, page: SegmentPage) -> FormIndex | None:
-        self._pages_asked.pop(page.form, None)
-        index = self._indexes.get(page.form)
-        if index is not None:
-            index.accept_page(page.start, page.digests)
-        return index
+    async def _take_page(self, page: SegmentPage) -> HeldForm | None:
+        here = self._forms.get(page.form)
+        if here is not None:
+            here.page_asked = None
+            here.index.accept_page(page.start, page.digests)
+        return here
 
-    async def _begin(self, root: Root) -> FormIndex:
+    async def _begin(self, root: Root) -> HeldForm:
         form, index = root.form, FormIndex(root)
         self._dropped.pop(form, None)
-        self._first_searched.discard(form)
-        self._searched.discard(form)
         await asyncio.to_thread(self._store.begin, root.facts)
-        if form in self._unread:
-            self._unread.discard(form)
-            self._recovered[form] = await asyncio.to_thread(self._store.recover, form)
-        self._indexes[form] = index
-        self._held[form] = set()
-        self._payload_bytes[form] = self._duplicates[form] = 0
-        return index
+        if form in self._found and self._found[form] is None:
+            self._found[form] = await asyncio.to_thread(self._store.recover, form)
+        here = self._forms[form] = HeldForm(index, self._found.get(form) or frozenset())
+        return here
 
-    async def _absorb(self, form: FormId, index: FormIndex) -> list[SegmentId]:
-        """More digests are signed now: tables found on disk may prove right, and the form's end may be known.
+    async def _absorb(self, here: HeldForm) -> list[SegmentId]:
+        """Holds frames found on disk whose tables are signed now; returns their segments.
 
-        The segments whose tables did.
+        Also tells the form's end, once that is signed.
         """
         absorbed = []
-        for segment in sorted({segment_of(frame) for frame in self._recovered.get(form, ())}):
-            if index.table_digest(segment) is not None and index.table(segment) is None:
-                await self._absorb_segment(form, index, segment)
+        for segment in sorted({segment_of(frame) for frame in here.found}):
+            if here.knows(frame_id(segment, 0)) and here.index.table(segment) is None:
+                await self._absorb_segment(here, segment)
                 absorbed.append(segment)
-        if index.totals is not None and form not in self._complete:
-            self._complete.add(form)
-            self._emit(relay_events.FormComplete(form, index.segment_count))
-        self._ask_page(form, index)
+        if here.index.totals is not None and not here.end_told:
+            here.end_told = True
+            self._emit(relay_events.FormComplete(here.form, here.index.segment_count))
+        self._ask_page(here)
         self._ring()
         return absorbed
 
-    async def _absorb_segment(self, form: FormId, index: FormIndex, segment: SegmentId) -> None:
+    async def _absorb_segment(self, here: HeldForm, segment: SegmentId) -> None:
         try:
-            index.accept_table(
-                segment, await asyncio.to_thread(self._store.get_table, form, segment)
-            )
+            table = await asyncio.to_thread(self._store.get_table, here.form, segment)
+            here.index.accept_table(segment, table)
         except IntegrityFault:
             return  # left over from another encoding: it is fetched anew
-        if form not in self._held:
+        if not self._is_current(here):
             return  # given up meanwhile
-        found = tuple(
-            sorted(frame for frame in self._recovered[form] if segment_of(frame) == segment)
-        )
-        self._held[form].update(found)
-        self._payload_bytes[form] += sum(
-            index.length(frame) or 0 for frame in found if not is_table(frame)
-        )
-        self._emit(relay_events.TableHeld(form, segment, frame_sizes(index, segment)))
-        self._emit(relay_events.FramesFound(form, found))
+        found = tuple(sorted(frame for frame in here.found if segment_of(frame) == segment))
+        here.hold(found)
+        self._emit(relay_events.TableHeld(here.form, segment, here.frame_sizes(segment)))
+        self._emit(relay_events.FramesFound(here.form, found))
 
-    async def _search_base(
-        self, form: FormId, index: FormIndex, segments: Iterable[SegmentId]
-    ) -> None:
-        """Frames of these segments that can be made here need not come over a link. Not while holding the books."""
-        base = self._base(form) if index.facts.kind == "full" else None
+    async def _search_base(self, here: HeldForm, segments: Iterable[SegmentId]) -> None:
+        """Frames of these segments that can be made here need not come over a link.
+
+        Not to be awaited with `_books`.
+        """
+        base = self._base(here.form) if here.index.facts.kind == "full" else None
         for segment in segments:
             if base is not None:
-                await self._make_frames(form, index, segment, base)
+                await self._make_frames(here, segment, base)
             if segment == 0:
-                self._first_searched.add(form)
-        self._note_searched(form, index)
+                here.first_searched = True
+        self._note_searched(here)
 
-    async def _make_frames(
-        self, form: FormId, index: FormIndex, segment: SegmentId, base: BaseModel
-    ) -> None:
-        found = 0
-        chunks = base.frames(index, segment, missing=self._missing(form, index, segment))
+    async def _make_frames(self, here: HeldForm, segment: SegmentId, base: BaseModel) -> None:
+        found, form, index = 0, here.form, here.index
+        chunks = base.frames(index, segment, missing=here.missing_chunks(segment))
         while (frames := await asyncio.to_thread(next, chunks, None)) is not None:
             bad = await self.put_frames(form, frames)
             good = tuple(frame for frame, _ in frames if frame not in bad)
@@ -253,53 +240,53 @@ class FrameHoldings:
                 found,
             )
 
-    def _missing(self, form: FormId, index: FormIndex, segment: SegmentId) -> set[ChunkId]:
-        """Chunks of which not all frames are held."""
-        held = self.held(form)
-        return {span.chunk for span in index.spans(segment) if span.frame not in held}
-
-    def _note_searched(self, form: FormId, index: FormIndex) -> None:
-        """Says once that what was here has been told: all found on disk was judged, the first segment looked for."""
-        unjudged = bool(self._recovered.get(form)) and index.missing_segment() is not None
+    def _note_searched(self, here: HeldForm) -> None:
+        """Emits FormSearched once all found on disk was judged and the base was searched."""
+        index = here.index
+        unjudged = bool(here.found) and index.missing_segment() is not None
         unread = (
-            form not in self._first_searched
-            and self._base(form) is not None
+            not here.first_searched
             and index.facts.kind == "full"
+            and self._base(here.form) is not None
         )
-        if form in self._indexes and form not in self._searched and not unjudged and not unread:
-            self._searched.add(form)
-            self._emit(relay_events.FormSearched(form))
+        if self._is_current(here) and not here.searched and not unjudged and not unread:
+            here.searched = True
+            self._emit(relay_events.FormSearched(here.form))
 
-    def _ask_page(self, form: FormId, index: FormIndex) -> None:
-        start = index.missing_segment()
-        if start is not None and self._pages_asked.get(form) != start:
-            self._pages_asked[form] = start
-            self._ask(SegmentsWanted(form, start))
+    def _ask_page(self, here: HeldForm) -> None:
+        start = here.index.missing_segment()
+        if start is not None and here.page_asked != start:
+            here.page_asked = start
+            self._ask(SegmentsWanted(here.form, start))
 
     # --- frames that arrive
 
     async def put_table(self, form: FormId, segment: SegmentId, data: bytes) -> None:
-        """Store the table of a segment whose digest is signed. IntegrityFault: these are not its bytes."""
-        index, table = self._known(form), frame_id(segment, 0)
-        if digest_of(data) != index.table_digest(segment):
+        """Store the table of a segment whose digest is signed.
+
+        IntegrityFault: these are not its bytes.
+        """
+        here, table = self._known(form), frame_id(segment, 0)
+        if digest_of(data) != here.index.table_digest(segment):
             raise IntegrityFault(f"the table of segment {segment} has the wrong digest")
         async with self._storing_alone(form, {table}):
             if table in self.held(form):
                 return
             try:
-                index.accept_table(segment, data)
-            except IntegrityFault as fault:  # signed, and yet wrong: no peer is to blame
+                here.index.accept_table(segment, data)
+            except IntegrityFault as fault:
+                # The table is signed and yet wrong: no peer is to blame.
                 raise StoreFault(f"form {form} cannot be used: {fault}") from fault
             await self.with_room(form, lambda: self._store.put_table(form, segment, data))
             self._hold(form, table, memoryview(data))
-        self._emit(relay_events.TableHeld(form, segment, frame_sizes(index, segment)))
-        await self._search_base(form, index, [segment])
+        self._emit(relay_events.TableHeld(form, segment, here.frame_sizes(segment)))
+        await self._search_base(here, [segment])
 
     async def put_frames(
         self, form: FormId, frames: Sequence[tuple[FrameId, memoryview]]
     ) -> set[FrameId]:
-        """Verify and store payload frames of known segments; returns those that are not what was promised."""
-        index = self._known(form)
+        """Verify and store payload frames of known segments; returns those that are bad."""
+        index = self._known(form).index
         async with self._storing_alone(form, {frame for frame, _ in frames}):
             fresh = {frame: payload for frame, payload in frames if frame not in self.held(form)}
             self._count_duplicates(form, len(frames) - len(fresh))
@@ -310,7 +297,7 @@ class FrameHoldings:
         return bad
 
     def takes_at_once(self, form: FormId, frame: FrameId, payload_bytes: int) -> bool:
-        """Whether `put_at_once` may have this payload frame: short, of a known segment, and not coming twice."""
+        """Whether `put_at_once` may have this payload frame: it is short and can be verified."""
         return (
             payload_bytes <= AT_ONCE_BYTES_MAX
             and not is_table(frame)
@@ -320,11 +307,14 @@ class FrameHoldings:
         )
 
     def put_at_once(self, form: FormId, frame: FrameId, payload: memoryview) -> bool:
-        """Verify a frame that `takes_at_once`, and hold it; it is written soon. False: not what was promised."""
+        """Verify a frame that `takes_at_once`, and hold it; it is written soon.
+
+        False: not what was promised.
+        """
         if frame in self.held(form):
             self._count_duplicates(form, 1)
             return True
-        span = self._known(form).span(frame)
+        span = self._known(form).index.span(frame)
         if span is None or not span.is_made_of(payload):
             log.warning("frame refused form=%s frame=%d", form, frame)
             return False
@@ -349,7 +339,7 @@ class FrameHoldings:
 
     @asynccontextmanager
     async def _storing_alone(self, form: FormId, frames: set[FrameId]) -> AsyncIterator[None]:
-        """Nobody else stores any of these frames meanwhile: the same frame may come over two links at once."""
+        """Keeps other tasks from storing these frames: one may come over two links at once."""
         mine = {(form, frame) for frame in frames}
         while not mine.isdisjoint(self._storing):
             await self.changed()
@@ -361,7 +351,10 @@ class FrameHoldings:
             self._ring()
 
     async def with_room(self, form: FormId, store: Callable[[], T]) -> T:
-        """Run it in a thread; when the disk is full, spare files make room, then forms older than this one in turn."""
+        """Run it in a thread.
+
+        When the disk is full, delete spare files, then older forms, and retry.
+        """
         while True:
             freed = self._deleted + self._store.freed
             try:
@@ -382,7 +375,7 @@ class FrameHoldings:
                 await self.forget(victim)
 
     def _oldest_before(self, form: FormId) -> FormId | None:
-        mine, serving = self._known(form).facts, self._serving()
+        mine, serving = self._known(form).index.facts, self._serving()
         older = (facts for facts in self._store.forms() if facts.publish_seq < mine.publish_seq)
         return next((facts.form for facts in older if facts.version != serving), None)
 
@@ -406,18 +399,16 @@ class FrameHoldings:
             try:
                 return memoryview(await asyncio.to_thread(self._store.get_frame, form, span))
             except FramesDamaged as fault:
-                return await self._load_again(fault, frame, index)
+                return await self._load_again(fault, frame)
             except StoreFault as fault:
                 log.warning("%s", fault)
-                return await self._load_again(FramesDamaged(form, [frame]), frame, index)
+                return await self._load_again(FramesDamaged(form, [frame]), frame)
 
-    async def _load_again(
-        self, fault: FramesDamaged, frame: FrameId, index: FormIndex
-    ) -> memoryview:
+    async def _load_again(self, fault: FramesDamaged, frame: FrameId) -> memoryview:
         """The frame, should it come again soon."""
         form = fault.form
         self.lose(fault)
-        await self._search_base(form, index, [segment_of(frame)])
+        await self._search_base(self._known(form), [segment_of(frame)])
         try:
             async with asyncio.timeout(LOST_WAIT_S):
                 while frame not in self.held(form):
@@ -427,20 +418,21 @@ class FrameHoldings:
         return await self.load(form, frame)
 
     def lose(self, fault: FramesDamaged) -> None:
-        """Frames that are not what they were: they are not held any more, and have to come again."""
-        form, held = fault.form, self._held.get(fault.form, set())
-        lost = tuple(frame for frame in fault.frames if frame in held)
-        held.difference_update(lost)
-        index = self._indexes.get(form)
-        if not lost or index is None:
+        """Frames that are not what they were are not held any more, and have to come again."""
+        form, here = fault.form, self._forms.get(fault.form)
+        lost = () if here is None else here.lose(fault.frames)
+        if here is None or not lost:
             return
-        self._payload_bytes[form] -= sum(index.length(frame) or 0 for frame in lost)
-        self._damage.note(form, lost)
+        log.warning("frames damaged on disk form=%s frames=%s", form, lost)
+        if here.lost > LOST_FRAMES_MAX:
+            self._fail(form, f"this disk damages what is written to it: {here.lost} frames")
+        else:
+            self._emit(relay_events.FramesLost(form, lost))
 
     @asynccontextmanager
     async def using(self, form: FormId) -> AsyncIterator[FormIndex]:
         """The form is not deleted meanwhile. StoreFault: it is gone."""
-        index = self._known(form)
+        index = self._known(form).index
         self._users[form] = self._users.get(form, 0) + 1
         try:
             yield index
@@ -449,71 +441,53 @@ class FrameHoldings:
             self._ring()
 
     def give_up(self, form: FormId) -> bool:
-        """From now on the form is unknown, until a new root of it comes. False: it was so already."""
-        self._held.pop(form, None)
-        self._payload_bytes.pop(form, None)
-        self._duplicates.pop(form, None)
+        """The form is unknown until a new root of it comes. False: it was so already."""
         self._unwritten.drop(form)
         fresh = form not in self._dropped
         self._dropped[form] = None
         keep_newest(self._dropped, DROPPED_MAX)
         self._ring()
-        return self._indexes.pop(form, None) is not None or fresh
+        return self._forms.pop(form, None) is not None or fresh
 
     async def forget(self, form: FormId) -> None:
         """Give the form up, and delete it once nobody uses it."""
         self.give_up(form)
-        self._complete.discard(form)
-        self._first_searched.discard(form)
-        self._searched.discard(form)
-        self._pages_asked.pop(form, None)
-        self._recovered.pop(form, None)
-        self._damage.forget(form)
+        self._found.pop(form, None)
         self._recent.forget(form)
-        self._ring()
         while self._users.get(form):
             await self.changed()
         self._users.pop(form, None)
         async with self._books:
-            self._unread.discard(form)
-            if form not in self._indexes:
+            if form not in self._forms:
                 await asyncio.to_thread(self._store.forget, form)
                 self._deleted += 1
 
     # --- inside
 
-    def _known(self, form: FormId) -> FormIndex:
-        index = self._indexes.get(form)
-        if index is None:
+    def _known(self, form: FormId) -> HeldForm:
+        here = self._forms.get(form)
+        if here is None:
             raise StoreFault(f"form {form} was dropped")
-        return index
+        return here
+
+    def _is_current(self, here: HeldForm) -> bool:
+        """Whether the form has not been given up since."""
+        return self._forms.get(here.form) is here
 
     def _hold(self, form: FormId, frame: FrameId, payload: memoryview) -> None:
-        if form not in self._held:
-            return  # forgotten meanwhile
-        if frame not in self._held[form]:
-            self._held[form].add(frame)
-            self._payload_bytes[form] += 0 if is_table(frame) else len(payload)
-        self._recent.put(form, frame, payload)
+        here = self._forms.get(form)
+        if here is not None:
+            here.hold((frame,))
+            self._recent.put(form, frame, payload)
 
     def _count_duplicates(self, form: FormId, frames: int) -> None:
-        if form in self._duplicates:
-            self._duplicates[form] += frames
-
-    def _all_held(self, form: FormId, index: FormIndex) -> bool:
-        payloads = sum(
-            len(index.spans(SegmentId(segment))) for segment in range(index.segment_count)
-        )
-        return len(self._held[form]) == payloads + index.segment_count
+        here = self._forms.get(form)
+        if here is not None:
+            here.duplicates += frames
 
     def _ring(self) -> None:
         self._news.set()
         self._news = asyncio.Event()
-
-
-def frame_sizes(index: FormIndex, segment: SegmentId) -> tuple[int, ...]:
-    """The sizes of a known segment's payload frames 1, 2, ..."""
-    return tuple(span.length for span in index.spans(segment))
 
 
 def _put(

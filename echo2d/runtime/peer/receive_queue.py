@@ -84,7 +84,7 @@ class ReceiveQueue:
     def _take_at_once(self, event: FrameReceived | StreamEnded) -> bool:
         """Whether nothing has to be waited for: the end of a stream, a header only, a short frame."""
         if isinstance(event, StreamEnded):
-            self._report(relay_events.StreamClosed(self._peer, event.stream, event.reason))
+            self._report(relay_events.Heard(self._peer, event))
         elif event.payload is None:
             self._on_empty(event)
         elif self._holdings.takes_at_once(event.form, event.frame, event.payload.nbytes):

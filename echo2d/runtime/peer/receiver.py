@@ -1,6 +1,6 @@
 """The peer links of one process and the forms it holds: shared by workers, relay peers and the seed.
 
-    link events --> inbox (verify, store) --> relay events --> `emit` --> the owner's mailbox --> Relay
+    link events --> inbox (verify, store) --> relay events --> `emit` --> mailbox --> Relay
     relay actions --> `perform` --> lane (read, send) --> link
 
 The owner hands every relay event to its Relay, calls `noticed` with it, then `perform`s the actions of that turn, all
@@ -10,7 +10,7 @@ Not here: decisions, signatures, encoding and decoding.
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, assert_never
 
@@ -24,9 +24,7 @@ from echo2d.core.protocol.control_messages import (
 )
 from echo2d.core.protocol.peer_messages import (
     FrameReceived,
-    FramesCancelled,
     FramesHeld,
-    FramesPassed,
     FramesWanted,
     LinkEnded,
     LinkEvent,
@@ -65,15 +63,6 @@ class _Peer:
 class PeerOwner(Protocol):
     """The daemon whose links these are."""
 
-    def emit(self, event: relay_events.RelayEvent) -> None:
-        """For its Relay, in this order."""
-
-    def crowded(self) -> bool:
-        """Whether so much waits for the Relay that a link which says more is ended."""
-
-    def tell(self, message: SegmentsWanted | TransferReport) -> None:
-        """Send it over the control link."""
-
     def fail(self, form: FormId, reason: str) -> None:
         """The form was given up: its frames cannot be kept here (disk full)."""
 
@@ -87,7 +76,9 @@ class PeerOwner(Protocol):
 class Receiver:
     """The links listen, dial and receive while `run` runs. no_tls: whether they may leave this host without.
 
-    receive_only: nothing that is held here is told of, or sent. uplink_limit: bytes/s that all links send at most.
+    emit: takes relay events, in this order. crowded: whether so many of them wait that a link which says more is ended.
+    tell: sends over the control link. receive_only: nothing that is held here is told of, or sent. uplink_limit:
+    bytes/s that all links send at most.
     """
 
     def __init__(
@@ -99,6 +90,9 @@ class Receiver:
         tls: Tls | None,
         no_tls: bool,
         owner: PeerOwner,
+        emit: Callable[[relay_events.RelayEvent], None],
+        crowded: Callable[[], bool],
+        tell: Callable[[SegmentsWanted | TransferReport], None],
         receive_only: bool = False,
         uplink_limit: float | None = None,
     ) -> None:
@@ -107,11 +101,11 @@ class Receiver:
             no_tls or tls is not None,
             receive_only,
         )
-        self._owner, self._emit = owner, owner.emit
+        self._owner, self._emit, self._crowded, self._tell = owner, emit, crowded, tell
         self.holdings = FrameHoldings(
             store,
-            emit=owner.emit,
-            ask=owner.tell,
+            emit=emit,
+            ask=tell,
             fail=self.give_up,
             serving=owner.serving_version,
             base=owner.base_of,
@@ -180,30 +174,24 @@ class Receiver:
 
     def _perform_on(self, here: _Peer, action: relay_events.LinkAction) -> None:
         match action:
-            case relay_events.CloseStream(peer, stream, reason) if (stream % 2 == 1) == (
-                self._me < peer
-            ):
-                self.links.end_stream(
-                    peer, stream, reason
-                )  # opened by this end: nothing was sent on it
-            case relay_events.SendFrame() | relay_events.CloseStream():
+            case relay_events.SendFrame():
                 here.queue.put(action)
-            case relay_events.OpenStream(peer, stream, form, plan, generation, stripe, sequence):
-                here.receive_queue.stripes.add(stream)
-                self.links.open_stream(peer, stream, form, plan, generation, stripe, sequence)
-            case relay_events.SendHave(peer, form, frames):
-                if not self._receive_only:
-                    self.links.have(peer, form, frames)
-            case relay_events.SendWant(peer, stream, form, frames):
-                self.links.want(peer, stream, form, frames)
-            case relay_events.SendCancel(peer, form, frames):
-                self.links.cancel(peer, form, frames)
-            case relay_events.SendPassed(peer, stream, sequence):
-                self.links.passed(peer, stream, sequence)
+            case relay_events.Tell(peer, StreamEnded(stream)) if not self._is_mine(peer, stream):
+                here.queue.put(action)  # after the frames that are still to be sent on it
+            case relay_events.Tell(_, FramesHeld()) if self._receive_only:
+                pass
+            case relay_events.Tell(peer, message):
+                if isinstance(message, StreamOpened):
+                    here.receive_queue.stripes.add(message.stream)
+                self.links.tell(peer, message)
             case relay_events.ExpectPeer() | relay_events.ForgetPeer():
                 raise AssertionError("not an action on a link")
             case _:
                 assert_never(action)
+
+    def _is_mine(self, peer: PeerId, stream: int) -> bool:
+        """Whether this end opened the stream."""
+        return (stream % 2 == 1) == (self._me < peer)
 
     # --- links
 
@@ -212,7 +200,7 @@ class Receiver:
             self._moved = event.form
             self._peers[peer].receive_queue.put(event, now=asyncio.get_running_loop().time())
             return
-        if self._owner.crowded() and not isinstance(event, LinkOpened | LinkEnded):
+        if self._crowded() and not isinstance(event, LinkOpened | LinkEnded):
             self.links.end(peer, "says more than is handled")
             return
         match event:
@@ -223,23 +211,9 @@ class Receiver:
             case StreamEnded():
                 self._peers[peer].receive_queue.put(event, now=asyncio.get_running_loop().time())
             case StreamOpened(stream) | FramesWanted(stream) if self._receive_only:
-                self.links.end_stream(peer, stream, "receives only")
-            case StreamOpened(stream, form, plan, generation, stripe, from_sequence):
-                self._emit(
-                    relay_events.StreamAsked(
-                        peer, stream, form, plan, generation, stripe, from_sequence
-                    )
-                )
-            case FramesWanted(stream, form, frames):
-                self._emit(relay_events.WantHeard(peer, stream, form, frames))
-            case FramesCancelled(form, frames):
-                self._emit(relay_events.CancelHeard(peer, form, frames))
-            case FramesPassed(stream, sequence):
-                self._emit(relay_events.PassedHeard(peer, stream, sequence))
-            case FramesHeld(form):
-                self._emit(relay_events.HaveHeard(peer, form, event.frames()))
+                self.links.tell(peer, StreamEnded(stream, "receives only"))
             case _:
-                raise AssertionError(f"{type(event).__name__} does not leave a link")
+                self._emit(relay_events.Heard(peer, event))
 
     def _on_opened(self, peer: PeerId) -> None:
         assert self._tasks is not None
@@ -336,9 +310,7 @@ class Receiver:
             payload_bytes, sent_bytes = self.holdings.payload_bytes(form), self._sent.get(form, 0)
             links, backlogs = tuple(self._link_samples()), tuple(self._backlogs())
             duplicates = self.holdings.duplicates(form)
-            self._owner.tell(
-                TransferReport(form, payload_bytes, links, sent_bytes, backlogs, duplicates)
-            )
+            self._tell(TransferReport(form, payload_bytes, links, sent_bytes, backlogs, duplicates))
 
     def _link_samples(self) -> Iterator[LinkSample]:
         for peer, here in self._peers.items():

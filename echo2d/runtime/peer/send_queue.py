@@ -12,13 +12,14 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from echo2d.core.base.ids import FormId, FrameId, PeerId
+from echo2d.core.protocol.peer_messages import StreamEnded
 from echo2d.core.relay import events as relay_events
-from echo2d.core.relay.stripes import LANE_FRAMES_MAX
+from echo2d.core.relay.stripes import STREAM_FRAMES_MAX
 from echo2d.errors import IntegrityFault, StoreFault
 from echo2d.net.peer.links import PeerLinks
 
 READY_AFTER = (
-    LANE_FRAMES_MAX // 2
+    STREAM_FRAMES_MAX // 2
 )  # frames given since it was said last: with fewer, the relay may give more anyway
 
 log = logging.getLogger("echo2d.peer")
@@ -46,14 +47,14 @@ class SendQueue:
     ) -> None:
         self._peer, self._links = peer, links
         self._holdings, self._emit, self._sent = holdings, emit, sent
-        self._queue: deque[relay_events.SendFrame | relay_events.CloseStream] = (
+        self._queue: deque[relay_events.SendFrame | relay_events.Tell] = (
             deque()
         )  # bounded by the relay's flow control
         self._loaded: memoryview | None = None  # of the frame at the front
         self._needed = asyncio.Event()  # set while that is to be loaded
         self._given = 0  # frames since the last PeerReady
 
-    def put(self, action: relay_events.SendFrame | relay_events.CloseStream) -> None:
+    def put(self, action: relay_events.SendFrame | relay_events.Tell) -> None:
         self._queue.append(action)
         self._given += isinstance(action, relay_events.SendFrame)
         self._go_on()
@@ -75,16 +76,17 @@ class SendQueue:
                 log.warning(
                     "frame lost form=%s frame=%d reason=%s", action.form, action.frame, fault
                 )
-                self._links.end_stream(self._peer, action.stream, "frame lost")
-                self._emit(relay_events.StreamClosed(self._peer, action.stream, "frame lost here"))
+                self._links.tell(self._peer, StreamEnded(action.stream, "frame lost"))
+                ended = StreamEnded(action.stream, "frame lost here")
+                self._emit(relay_events.Heard(self._peer, ended))
             self._needed.clear()
             self._go_on()
 
     def _go_on(self) -> None:
         while self._queue and not self._needed.is_set():
             action = self._queue[0]
-            if isinstance(action, relay_events.CloseStream):
-                self._links.end_stream(self._peer, action.stream, action.reason)
+            if isinstance(action, relay_events.Tell):
+                self._links.tell(self._peer, action.message)
             elif not self._send(action):
                 return
             self._queue.popleft()

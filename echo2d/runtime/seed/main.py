@@ -24,7 +24,6 @@ from echo2d.core.base.canonical import require
 from echo2d.core.base.ids import Digest, FormId, frame_id
 from echo2d.core.protocol.control_messages import (
     PROTOCOL_VERSION,
-    Address,
     DeltasKept,
     EdgeBroken,
     EncodeFailed,
@@ -36,10 +35,8 @@ from echo2d.core.protocol.control_messages import (
     Hello,
     PlanEdges,
     SegmentEncoded,
-    SegmentsWanted,
     ToCoordinator,
     ToPeer,
-    TransferReport,
     Welcome,
 )
 from echo2d.core.relay import events as relay_events
@@ -47,12 +44,10 @@ from echo2d.core.relay.relay import Relay
 from echo2d.core.weights.encoder import RootWriter, Segment
 from echo2d.core.weights.encoding import FormFacts
 from echo2d.core.weights.manifest import Chunk, Manifest
-from echo2d.errors import Fault, IntegrityFault, OperatorFault, PeerFault, StoreFault
-from echo2d.net.control.client import ControlLink
+from echo2d.errors import Fault, IntegrityFault, OperatorFault, StoreFault
 from echo2d.net.security.urls import is_loopback
 from echo2d.runtime.peer.base_model import BaseModel
-from echo2d.runtime.peer.peer_mailbox import PeerMailbox, outcome
-from echo2d.runtime.peer.receiver import Receiver
+from echo2d.runtime.peer.peer_process import PeerProcess, outcome
 from echo2d.runtime.peer.state_dir import open_frames
 from echo2d.runtime.process.lifecycle import collect_rarely
 from echo2d.runtime.process.logs import start_logging
@@ -73,15 +68,13 @@ class Seed:
     """One run of the seed."""
 
     def __init__(self, handover: SeedHandover) -> None:
-        self._handover, self._identity = handover, handover.identity()
-        self._run_dir = Path(handover.run_dir)
-        self._boot_id = secrets.token_hex(8)
-        self._mailbox: PeerMailbox[relay_events.RelayEvent] = PeerMailbox()
-        self._control = ControlLink(
-            handover.url, self._identity, self, rng=random.Random(secrets.randbits(64))
+        self._handover, self._run_dir = handover, Path(handover.run_dir)
+        rng = random.Random(secrets.randbits(64))
+        self._peer: PeerProcess[relay_events.RelayEvent] = PeerProcess(
+            handover.url, handover.identity(), self, rng=rng
         )
-        self._relay = Relay(self._identity.peer)
-        self._listen: Address | None = None
+        self._control = self._peer.control
+        self._relay = Relay(self._peer.identity.peer)
         self._orders: dict[FormId, EncodeVersion] = {}
         self._said: dict[
             FormId, list[ToCoordinator]
@@ -103,21 +96,8 @@ class Seed:
         )
         store = await asyncio.to_thread(open_frames, self._run_dir / "seed", budget)
         host, port = self._handover.link_host, self._handover.link_port
-        me, run_id = self._identity.peer, self._identity.run_id
-        self._receiver = Receiver(
-            run_id=run_id,
-            me=me,
-            store=store,
-            tls=self._identity.tls,
-            no_tls=not is_loopback(host),
-            owner=self,
-        )
-        try:
-            self._listen = Address(*await self._receiver.links.listen(host, port))
-        except OSError as error:
-            raise OperatorFault(
-                f"link.port: cannot listen on {host}:{port}: {error.strerror}"
-            ) from error
+        self._receiver = self._peer.open(store, no_tls=not is_loopback(host))
+        await self._peer.listen(host, port, key="link.port")
         async with asyncio.TaskGroup() as self._tasks:
             encoders = (self._encode_all(aside=aside) for aside in (False, True))
             for work in (self._receiver.run(), self._control.run(), self._turns(), *encoders):
@@ -126,20 +106,8 @@ class Seed:
     # --- relay
 
     async def _turns(self) -> None:
-        clock = asyncio.get_running_loop().time
-
-        def wait_s() -> float | None:
-            wake_at = self._relay.wake_at()
-            return None if wake_at is None else wake_at - clock()
-
         while True:
-            event = await self._mailbox.take(wait_s) or relay_events.RelayDeadlinePassed()
-            try:
-                actions = self._relay.handle(event, now=clock())
-            except PeerFault as fault:
-                self._receiver.blame(event, fault)
-                continue
-            self._receiver.noticed(event)
+            event, actions = await self._peer.turn(self._relay)
             if isinstance(event, relay_events.FormForgotten) and event.form in self._orders:
                 self._say(
                     event.form,
@@ -233,7 +201,7 @@ class Seed:
                 frame_id(segment.table.segment, index)
                 for index in range(len(segment.table.frames) + 1)
             ]
-            self.emit(relay_events.FramesFound(order.form, tuple(frames)))
+            self._peer.put(relay_events.FramesFound(order.form, tuple(frames)))
         if not self._is_wanted(order):
             return
         totals = encoder.totals()
@@ -296,16 +264,6 @@ class Seed:
 
     # --- what the receiver says
 
-    def emit(self, event: relay_events.RelayEvent) -> None:
-        self._mailbox.put(event)
-
-    def crowded(self) -> bool:
-        return self._mailbox.crowded
-
-    def tell(self, message: SegmentsWanted | TransferReport) -> None:
-        assert isinstance(message, TransferReport), "the seed knows all segments"
-        self._control.send(message)
-
     def fail(self, form: FormId, reason: str) -> None:
         if self._orders.pop(form, None) is not None:
             self._say(form, EncodeFailed(form, reason))
@@ -322,9 +280,9 @@ class Seed:
     # --- what the control link says
 
     def hello(self) -> Hello:
-        forms = self._receiver.holdings.whole_forms()
+        peer, forms = self._peer, self._receiver.holdings.whole_forms()
         return Hello(
-            PROTOCOL_VERSION, self._identity.run_id, "seed", "seed", self._boot_id, 0, self._listen, None, (), (), forms
+            PROTOCOL_VERSION, peer.identity.run_id, "seed", "seed", peer.boot_id, 0, peer.address, None, (), (), forms
         )  # fmt: skip
 
     def heartbeat(self) -> Heartbeat:
@@ -342,7 +300,7 @@ class Seed:
             case EncodeVersion():
                 self._on_order(message)
             case PlanEdges():
-                self.emit(relay_events.PlanReceived(message))
+                self._peer.put(relay_events.PlanReceived(message))
             case ForgetForm(form):
                 self._forget(form)
             case _:
@@ -364,7 +322,7 @@ class Seed:
     def _forget(self, form: FormId) -> None:
         self._orders.pop(form, None)
         self._said.pop(form, None)
-        self.emit(relay_events.FormForgotten(form))
+        self._peer.put(relay_events.FormForgotten(form))
         self._tasks.create_task(self._receiver.forget(form))
 
 

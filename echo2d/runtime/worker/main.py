@@ -29,14 +29,11 @@ from echo2d.core.protocol.control_messages import (
     Heartbeat,
     Hello,
     SegmentPage,
-    SegmentsWanted,
     SignedRoot,
     ToPeer,
-    TransferReport,
     Welcome,
 )
 from echo2d.core.protocol.peer_handshake import DIAL_BACK, SECRET_BYTES
-from echo2d.core.relay import events as relay_events
 from echo2d.core.relay.relay import Relay
 from echo2d.core.weights.signed_index import Root
 from echo2d.core.worker.events import (
@@ -62,14 +59,13 @@ from echo2d.core.worker.events import (
 )
 from echo2d.core.worker.state import WorkerAction, WorkerEvent, WorkerState
 from echo2d.engines.base import Engine
-from echo2d.errors import IntegrityFault, OperatorFault, PeerFault, StoreFault
-from echo2d.net.control.client import ControlLink, Identity, enrol
+from echo2d.errors import IntegrityFault, OperatorFault, StoreFault
+from echo2d.net.control.client import Identity, enrol
 from echo2d.net.security.auth import TokenFile, read_token_file, verify_root
 from echo2d.net.security.tls import GIVEN_UP
 from echo2d.net.security.urls import coordinator_url, is_loopback
 from echo2d.runtime.peer.base_model import BaseModel
-from echo2d.runtime.peer.peer_mailbox import PeerMailbox, outcome
-from echo2d.runtime.peer.receiver import Receiver
+from echo2d.runtime.peer.peer_process import PeerProcess, outcome
 from echo2d.runtime.peer.state_dir import StateDir
 from echo2d.runtime.process.lifecycle import Ending, collect_rarely
 from echo2d.runtime.worker.engine_refit import EngineRefits, make_engines
@@ -102,18 +98,11 @@ class Worker:
         token: TokenFile | None = None,
         service: Notifier | None = None,
     ) -> None:
-        self._config, self._identity, self._state_dir, self._engines = (
-            config,
-            identity,
-            state_dir,
-            engines,
-        )
+        self._config, self._state_dir, self._engines = config, state_dir, engines
         self._rng, self._token, self._service = rng, token, service or Notifier()
-        self._boot_id = secrets.token_hex(8)
         self._dial_back_secret = secrets.token_bytes(SECRET_BYTES)
-        self._mailbox: PeerMailbox[WorkerEvent] = PeerMailbox()
-        self._control = ControlLink(config.url, self._identity, self, rng=rng)
-        self._listen: Address | None = None
+        self._peer: PeerProcess[WorkerEvent] = PeerProcess(config.url, identity, self, rng=rng)
+        self._control = self._peer.control
         self._metrics = WorkerMetrics()
         self._saving = asyncio.Lock()
         self._base: BaseModel | None = None
@@ -123,11 +112,11 @@ class Worker:
     def stop(self, reason: str) -> None:
         """Leave in order: leases go back, the coordinator is told."""
         self._service.stopping(f"stopping ({reason})")
-        self._mailbox.put(StopAsked(reason))
+        self._peer.put(StopAsked(reason))
 
     def leave(self, reason: str) -> None:
         """The machine will be taken away: no more leases, and then stop."""
-        self._mailbox.put(LeaveAsked(reason))
+        self._peer.put(LeaveAsked(reason))
 
     def status(self) -> dict[str, Any]:
         """Numbers for people who watch."""
@@ -155,7 +144,7 @@ class Worker:
             collect_rarely()
             try:
                 async with asyncio.TaskGroup() as self._tasks:
-                    self._rollouts = LeaseRunner(self._engines, self._tasks, self._mailbox.put)
+                    self._rollouts = LeaseRunner(self._engines, self._tasks, self._peer.put)
                     await self._serve()
             except* _Stopped:
                 log.info("stopped")
@@ -173,17 +162,13 @@ class Worker:
         store = await asyncio.to_thread(self._state_dir.frames)
         if self._config.base_model is not None:
             self._base = await asyncio.to_thread(BaseModel.at, self._config.base_model)
-        me, run_id = self._identity.peer, self._identity.run_id
+        me, run_id = self._peer.identity.peer, self._peer.identity.run_id
         self._publish_seq = await asyncio.to_thread(self._state_dir.publish_seq, run_id)
-        self._receiver = Receiver(
-            run_id=run_id,
-            me=me,
-            store=store,
-            tls=self._identity.tls,
+        self._receiver = self._peer.open(
+            store,
             no_tls=self._config.no_tls,
             receive_only=self._config.receive_only,
             uplink_limit=self._config.uplink_bytes_per_s_max,
-            owner=self,
         )
         self._receiver.links.expect(DIAL_BACK, self._dial_back_secret)
         self._builder = SnapshotBuilder(self._slots, store, self._receiver.holdings)
@@ -200,19 +185,14 @@ class Worker:
     async def _serve(self) -> Never:
         """Ends with _Stopped."""
         host, port = self._config.listen_host, self._config.listen_port
-        try:
-            self._listen = Address(*await self._receiver.links.listen(host, port))
-        except OSError as error:
-            raise OperatorFault(f"cannot listen on {host}:{port}: {error.strerror}") from error
+        address = await self._peer.listen(host, port, key="listen_port")
         self._spawn(self._receiver.run())
         self._spawn(self._join())
         if self._config.metrics_port:
             self._spawn(serve_metrics(self._config.metrics_port, self._metrics, self.status))
             self._spawn(self._metrics.watch(self._config.state_dir))
-        listen = f"{host}:{self._listen.port}"
-        log.info(
-            "started peer=%s run=%s listen=%s", self._identity.peer, self._identity.run_id, listen
-        )
+        me, listen = self._peer.identity, f"{host}:{address.port}"
+        log.info("started peer=%s run=%s listen=%s", me.peer, me.run_id, listen)
         await self._turns()
         self._control.leave()
         with suppress(TimeoutError):
@@ -223,7 +203,11 @@ class Worker:
     async def _join(self) -> None:
         if self._token is not None:
             await enrol(
-                self._config.url, self._token, self._identity, rng=self._rng, patience_s=math.inf
+                self._config.url,
+                self._token,
+                self._peer.identity,
+                rng=self._rng,
+                patience_s=math.inf,
             )
         await self._control.run()
 
@@ -233,22 +217,10 @@ class Worker:
     # --- the loop
 
     async def _turns(self) -> None:
-        clock = asyncio.get_running_loop().time
-
-        def wait_s() -> float | None:
-            wake_at = self._state.wake_at()
-            return self._service.wait_s(None if wake_at is None else wake_at - clock())
-
         while True:
             self._service.turned(self._words)
-            event = await self._mailbox.take(wait_s) or relay_events.RelayDeadlinePassed()
+            event, actions = await self._peer.turn(self._state, wait_s=self._service.wait_s)
             self._metrics.handled(event)
-            try:
-                actions = self._state.handle(event, now=clock())
-            except PeerFault as fault:
-                self._receiver.blame(event, fault)
-                continue
-            self._receiver.noticed(event)
             for action in actions:
                 if isinstance(action, ShutDown):
                     log.info("stopping reason=%s", action.reason)
@@ -291,34 +263,25 @@ class Worker:
                 self._receiver.perform(action)
 
     async def _apply(self, order: ApplyForm) -> None:
-        self._mailbox.put(await self._builder.apply(order.form, order.stands))
+        self._peer.put(await self._builder.apply(order.form, order.stands))
 
     async def _refit(self, order: RefitEngines) -> None:
-        self._mailbox.put(await self._refits.refit(order))
+        self._peer.put(await self._refits.refit(order))
 
     async def _keep_publish_seq(self, publish_seq: PublishSeq) -> None:
         async with self._saving:
             self._publish_seq = max(self._publish_seq, publish_seq)
             try:
                 await asyncio.to_thread(
-                    self._state_dir.keep_publish_seq, self._identity.run_id, self._publish_seq
+                    self._state_dir.keep_publish_seq, self._peer.identity.run_id, self._publish_seq
                 )
             except StoreFault as fault:  # said again with the next version
                 log.warning("publish_seq not kept: %s", fault)
 
     # --- what the receiver says
 
-    def emit(self, event: relay_events.RelayEvent) -> None:
-        self._mailbox.put(event)
-
-    def crowded(self) -> bool:
-        return self._mailbox.crowded
-
-    def tell(self, message: SegmentsWanted | TransferReport) -> None:
-        self._control.send(message)
-
     def fail(self, form: FormId, reason: str) -> None:
-        self._mailbox.put(ArrivalFailed(form, reason))
+        self._peer.put(ArrivalFailed(form, reason))
 
     def serving_version(self) -> Version | None:
         serving = self._state.serving
@@ -339,8 +302,8 @@ class Worker:
         hello = self._state.hello(
             kind="worker" if self._engines else "relay",
             name=self._config.name or socket.gethostname(),
-            boot_id=self._boot_id,
-            listen=self._listen if announced is None else Address(*announced),
+            boot_id=self._peer.boot_id,
+            listen=self._peer.address if announced is None else Address(*announced),
             forms=self._receiver.holdings.whole_forms(),
         )
         return replace(
@@ -362,7 +325,7 @@ class Worker:
             welcome.publish_seq,
         )
         self._disconnected.clear()
-        self._mailbox.put(ControlUp(welcome))
+        self._peer.put(ControlUp(welcome))
         self._receiver.holdings.reconnected()
 
     async def received(self, message: ToPeer) -> None:
@@ -372,17 +335,17 @@ class Worker:
             case SegmentPage():
                 self._spawn(self._receiver.holdings.accept_page(message))
             case _:
-                self._mailbox.put(CoordinatorSaid(message))
+                self._peer.put(CoordinatorSaid(message))
 
     async def disconnected(self, reason: str) -> None:
         log.info("disconnected reason=%s", reason)
         self._disconnected.set()
-        self._mailbox.put(ControlDown())
+        self._peer.put(ControlDown())
 
     def _on_root(self, root: bytes, signature: bytes) -> None:
         try:
-            verify_root(self._identity.run_key, root, signature)
-            self._mailbox.put(RootVerified(Root.decode(root)))
+            verify_root(self._peer.identity.run_key, root, signature)
+            self._peer.put(RootVerified(Root.decode(root)))
         except IntegrityFault as fault:
             log.warning("root refused: %s", fault)
 

@@ -7,6 +7,7 @@ from typing import Any
 from aiohttp import web
 from prometheus_client import Counter, Histogram
 
+from echo2d.core.relay.events import Heard
 from echo2d.core.worker.events import (
     EngineRefitFailed,
     EngineRefitted,
@@ -58,7 +59,7 @@ class WorkerMetrics(LoopMetrics):
 
     def handled(self, event: object) -> None:
         """Of every event of the loop."""
-        self.count(event)
+        self.count(event.message if isinstance(event, Heard) else event)
         match event:
             case SampleProgressed(tokens=tokens):
                 self._tokens.inc(len(tokens))

@@ -14,33 +14,30 @@ from blake3 import blake3
 
 from echo2d.core.base.ids import PeerId, SegmentId, frame_id
 from echo2d.core.broadcast.transmission import LEARN_S
+from echo2d.core.protocol.peer_messages import (
+    FramesCancelled,
+    FramesHeld,
+    FramesWanted,
+    RelayMessage,
+    StreamEnded,
+)
 from echo2d.core.relay.events import (
     Accuse,
-    CancelHeard,
-    CloseStream,
     ExpectPeer,
     ForgetPeer,
     FormArrived,
     FormComplete,
     FrameGone,
     FramesFound,
-    HaveHeard,
-    OpenStream,
-    PassedHeard,
+    Heard,
     PlanReceived,
     RelayAction,
     RelayDeadlinePassed,
     RelayEvent,
     ReportEdgeBroken,
-    SendCancel,
     SendFrame,
-    SendHave,
-    SendPassed,
-    SendWant,
-    StreamAsked,
-    StreamClosed,
     TableHeld,
-    WantHeard,
+    Tell,
 )
 from echo2d.core.relay.relay import Relay
 from echo2d.core.topology.edges import edges_for
@@ -57,7 +54,9 @@ TELL_EVERY = 10_000  # events between two words on how far it is
 DECIDE_S = 0.6  # the coordinator waits so long for more reports of broken edges
 
 _STAMP = struct.Struct("<dHHI")
-_KINDS = {kind: number for number, kind in enumerate(RelayEvent.__args__)}
+_KINDS = {
+    kind: number for number, kind in enumerate((*RelayEvent.__args__, *RelayMessage.__args__))
+}
 
 
 class BroadcastStuckError(AssertionError):
@@ -255,9 +254,8 @@ class World:
             return
         actions = relay.handle(event, now=self._clock.now)
         self._events += 1
-        self._trace.update(
-            _STAMP.pack(self._clock.now, node.number, _KINDS[type(event)], len(actions))
-        )
+        kind = type(event.message if isinstance(event, Heard) else event)
+        self._trace.update(_STAMP.pack(self._clock.now, node.number, _KINDS[kind], len(actions)))
         for action in actions:
             self._perform(node, action)
         self._network.say_ready()
@@ -281,27 +279,16 @@ class World:
         if node.relay is relay and node.alarm == alarm:
             self._feed(node, RelayDeadlinePassed())
 
-    def _perform(self, node: Node, action: RelayAction) -> None:  # noqa: C901 - one case per action
+    def _perform(self, node: Node, action: RelayAction) -> None:
         match action:
             case SendFrame():
                 self._network.send_frame(node, action)
-            case OpenStream(peer, stream, form, plan, generation, stripe, sequence):
-                asked = StreamAsked(node.peer, stream, form, plan, generation, stripe, sequence)
-                self._network.send(node, peer, asked)
-            case CloseStream(peer, stream, reason):
-                self._by_peer[peer].note_ended(node.peer, stream)
-                self._network.send(node, peer, StreamClosed(node.peer, stream, reason))
-            case SendHave(peer, form, frames):
-                self._network.send(node, peer, HaveHeard(node.peer, form, frames), len(frames))
-            case SendWant(peer, stream, form, frames):
-                self._by_peer[peer].note_repair(node.peer, stream)
-                self._network.send(
-                    node, peer, WantHeard(node.peer, stream, form, frames), len(frames)
-                )
-            case SendCancel(peer, form, frames):
-                self._network.send(node, peer, CancelHeard(node.peer, form, frames), len(frames))
-            case SendPassed(peer, stream, sequence):
-                self._network.send(node, peer, PassedHeard(node.peer, stream, sequence))
+            case Tell(peer, message):
+                if isinstance(message, StreamEnded):
+                    self._by_peer[peer].note_ended(node.peer, message.stream)
+                elif isinstance(message, FramesWanted):
+                    self._by_peer[peer].note_repair(node.peer, message.stream)
+                self._network.send(node, peer, Heard(node.peer, message), _frames_in(message))
             case ExpectPeer(edge):
                 node.expected[edge.peer] = edge
                 self._network.connect(node, self._by_peer[edge.peer])
@@ -461,3 +448,14 @@ class World:
 
     def _decide(self) -> None:
         self._tell(self._planner.decide())
+
+
+def _frames_in(message: RelayMessage) -> int:
+    """How many frames a message names."""
+    match message:
+        case FramesHeld(runs=runs):
+            return sum(run.count for run in runs)
+        case FramesWanted(frames=frames) | FramesCancelled(frames=frames):
+            return len(frames)
+        case _:
+            return 0

@@ -10,6 +10,7 @@ from typing import Any, Protocol, assert_never
 
 from echo2d.core.base.ids import FormId, FrameId, PeerId, SegmentId, frame_id, is_table
 from echo2d.core.protocol.control_messages import EdgePeer
+from echo2d.core.protocol.peer_messages import FramesWanted, StreamEnded
 from echo2d.core.relay import events as relay_events
 from echo2d.sim.kernel.virtual_clock import Clock
 
@@ -69,25 +70,13 @@ class SimPeerLinks:
         match action:
             case relay_events.SendFrame():
                 self._send_frame(source, action)
-            case relay_events.OpenStream(peer, stream, form, plan, generation, stripe, sequence):
-                asked = relay_events.StreamAsked(
-                    me, stream, form, plan, generation, stripe, sequence
-                )
-                self._send(me, peer, asked)
-            case relay_events.CloseStream(peer, stream, reason):
-                if (peer, me) in self._ways:
-                    self._ways[peer, me].ended.add(stream)
-                self._send(me, peer, relay_events.StreamClosed(me, stream, reason))
-            case relay_events.SendHave(peer, form, frames):
-                self._send(me, peer, relay_events.HaveHeard(me, form, frames))
-            case relay_events.SendWant(peer, stream, form, frames):
-                if (peer, me) in self._ways:
-                    self._ways[peer, me].repairs.add(stream)
-                self._send(me, peer, relay_events.WantHeard(me, stream, form, frames))
-            case relay_events.SendCancel(peer, form, frames):
-                self._send(me, peer, relay_events.CancelHeard(me, form, frames))
-            case relay_events.SendPassed(peer, stream, sequence):
-                self._send(me, peer, relay_events.PassedHeard(me, stream, sequence))
+            case relay_events.Tell(peer, message):
+                back = self._ways.get((peer, me))
+                if back is not None and isinstance(message, StreamEnded):
+                    back.ended.add(message.stream)
+                elif back is not None and isinstance(message, FramesWanted):
+                    back.repairs.add(message.stream)
+                self._send(me, peer, relay_events.Heard(me, message))
             case relay_events.ExpectPeer(edge):
                 self._expected[me, edge.peer] = edge
                 self._connect_later(me, edge.peer)

@@ -5,7 +5,6 @@ import pytest
 from echo2d.core.base.ids import FrameId
 from echo2d.core.protocol.peer_link import AHEAD_BYTES_MAX, STREAMS_MAX, PeerLink
 from echo2d.core.protocol.peer_messages import (
-    FRAMES_MAX,
     REASON_CHARS_MAX,
     STREAM_MAX,
     FrameReceived,
@@ -29,7 +28,7 @@ ONE, TWO = FrameId(1), FrameId(2)
 def with_stripe(from_sequence: int = 0) -> tuple[PeerLink, PeerLink]:
     """Bob is Alice's child on his stream 2."""
     alice, bob = joined()
-    assert feed(alice, bob.open_stream(2, *STRIPE, from_sequence)) == [
+    assert feed(alice, bob.tell(StreamOpened(2, *STRIPE, from_sequence))) == [
         StreamOpened(2, *STRIPE, from_sequence)
     ]
     return alice, bob
@@ -38,7 +37,9 @@ def with_stripe(from_sequence: int = 0) -> tuple[PeerLink, PeerLink]:
 def with_repair() -> tuple[PeerLink, PeerLink]:
     """Alice repairs from Bob on her stream 1."""
     alice, bob = joined()
-    assert feed(bob, alice.want(1, FORM, [ONE, TWO])) == [FramesWanted(1, FORM, (ONE, TWO))]
+    assert feed(bob, alice.tell(FramesWanted(1, FORM, (ONE, TWO)))) == [
+        FramesWanted(1, FORM, (ONE, TWO))
+    ]
     return alice, bob
 
 
@@ -132,7 +133,7 @@ def test_frames_that_are_wanted_come_in_any_order() -> None:
         FrameReceived(1, FORM, TWO, 0, memoryview(b"two")),
         FrameReceived(1, FORM, ONE, 0, None),
     ]
-    assert feed(bob, alice.want(1, FORM, [TWO])) == [FramesWanted(1, FORM, (TWO,))]
+    assert feed(bob, alice.tell(FramesWanted(1, FORM, (TWO,)))) == [FramesWanted(1, FORM, (TWO,))]
 
 
 def test_frames_of_a_repair_stream_are_not_numbered() -> None:
@@ -150,19 +151,15 @@ def test_a_stream_serves_one_form_in_one_way() -> None:
         feed(alice, encode(FramesWanted(2, FORM, (ONE,))))
 
 
-def test_what_is_held_and_cancelled_is_told_in_parts() -> None:
+def test_what_is_held_and_cancelled_is_told() -> None:
     alice, bob = joined()
-    held = [FrameId(number) for number in range(FRAMES_MAX + 1)]
-    assert feed(bob, alice.have(FORM, held)) == [
-        FramesHeld(FORM, (FrameRun(FrameId(0), FRAMES_MAX),)),
-        FramesHeld(FORM, (FrameRun(FrameId(FRAMES_MAX), 1),)),
-    ]
-    assert feed(bob, alice.cancel(FORM, [TWO, ONE])) == [FramesCancelled(FORM, (TWO, ONE))]
+    for message in (FramesHeld(FORM, (FrameRun(ONE, 2),)), FramesCancelled(FORM, (TWO, ONE))):
+        assert feed(bob, alice.tell(message)) == [message]
 
 
 def test_a_parent_that_ends_a_stream_is_confirmed() -> None:
     alice, bob = with_stripe()
-    assert feed(bob, alice.end_stream(2, "done")) == [StreamEnded(2, "done")]
+    assert feed(bob, alice.tell(StreamEnded(2, "done"))) == [StreamEnded(2, "done")]
     assert not alice.serves(2)
     assert feed(alice, bob.take_replies()) == []
     with pytest.raises(PeerFault, match="not open"):
@@ -172,7 +169,9 @@ def test_a_parent_that_ends_a_stream_is_confirmed() -> None:
 def test_frames_under_way_to_a_child_that_left_are_dropped() -> None:
     alice, bob = with_stripe()
     under_way = wire(alice.send_frame(2, ONE, 0, memoryview(b"late")))
-    assert feed(alice, bob.end_stream(2, "another parent")) == [StreamEnded(2, "another parent")]
+    assert feed(alice, bob.tell(StreamEnded(2, "another parent"))) == [
+        StreamEnded(2, "another parent")
+    ]
     assert not alice.serves(2)
     assert feed(bob, under_way + alice.take_replies()) == []
     with pytest.raises(PeerFault, match="has not opened"):
@@ -181,14 +180,14 @@ def test_frames_under_way_to_a_child_that_left_are_dropped() -> None:
 
 def test_wants_under_way_to_an_end_that_ended_the_stream_are_dropped() -> None:
     alice, bob = with_repair()
-    under_way = alice.want(1, FORM, [ONE])
-    feed(alice, bob.end_stream(1, "busy"))
+    under_way = alice.tell(FramesWanted(1, FORM, (ONE,)))
+    feed(alice, bob.tell(StreamEnded(1, "busy")))
     assert feed(bob, under_way + alice.take_replies()) == []
 
 
 def test_ends_that_cross_end_the_stream_once() -> None:
     alice, bob = with_stripe()
-    from_alice, from_bob = alice.end_stream(2, "a"), bob.end_stream(2, "b")
+    from_alice, from_bob = alice.tell(StreamEnded(2, "a")), bob.tell(StreamEnded(2, "b"))
     assert feed(alice, from_bob) == []
     assert feed(bob, from_alice) == []
     assert alice.take_replies() == bob.take_replies() == b""
@@ -196,9 +195,9 @@ def test_ends_that_cross_end_the_stream_once() -> None:
 
 def test_speaking_of_a_stream_that_has_ended_says_nothing() -> None:
     alice, bob = with_repair()
-    feed(alice, bob.end_stream(1, "busy"))
-    assert alice.want(1, FORM, [ONE]) == b""
-    assert alice.end_stream(1, "again") == b""
+    feed(alice, bob.tell(StreamEnded(1, "busy")))
+    assert alice.tell(FramesWanted(1, FORM, (ONE,))) == b""
+    assert alice.tell(StreamEnded(1, "again")) == b""
 
 
 def test_streams_are_opened_in_turn() -> None:
@@ -209,17 +208,21 @@ def test_streams_are_opened_in_turn() -> None:
             feed(alice, encode(StreamOpened(wrong, *STRIPE, 0)))
     alice, bob = joined()
     alice._next_theirs = bob._next_mine = STREAM_MAX - 1  # the last even number
-    feed(alice, bob.want(STREAM_MAX - 1, FORM, [ONE]) + bob.open_stream(2, *STRIPE, 0))
+    feed(
+        alice,
+        bob.tell(FramesWanted(STREAM_MAX - 1, FORM, (ONE,)))
+        + bob.tell(StreamOpened(2, *STRIPE, 0)),
+    )
     assert alice.serves(2)
 
 
 def test_no_end_opens_more_streams_than_allowed() -> None:
     alice, bob = joined()
     for number in range(STREAMS_MAX):
-        feed(alice, bob.open_stream(2 + 2 * number, *STRIPE, 0))
+        feed(alice, bob.tell(StreamOpened(2 + 2 * number, *STRIPE, 0)))
     too_many = 2 + 2 * STREAMS_MAX
     with pytest.raises(PeerFault, match="256 streams"):
-        bob.open_stream(too_many, *STRIPE, 0)
+        bob.tell(StreamOpened(too_many, *STRIPE, 0))
     with pytest.raises(PeerFault, match="256 streams"):
         feed(alice, encode(StreamOpened(too_many, *STRIPE, 0)))
 

@@ -29,8 +29,8 @@ from echo2d.core.protocol.peer_messages import (
     decode,
     encode,
     frame_header,
+    frames_held,
     parse_header,
-    parts,
     runs_of,
 )
 from echo2d.core.weights.encoding import FRAME_BYTES_MAX
@@ -129,10 +129,10 @@ def test_bytes_after_the_message_are_refused() -> None:
 
 def test_long_lists_are_cut_and_neighbours_joined() -> None:
     frames = [FrameId(number) for number in (*range(10, 10 + FRAMES_MAX), 3, 1, 2)]
-    first, second = parts(frames)
-    assert runs_of(first) == (FrameRun(FrameId(10), FRAMES_MAX),)
-    assert runs_of(second) == (FrameRun(FrameId(3), 1), FrameRun(FrameId(1), 2))
-    assert FramesHeld(FORM, runs_of(second)).frames() == second
+    first, second = frames_held(FORM, frames)
+    assert first.runs == (FrameRun(FrameId(10), FRAMES_MAX),)
+    assert second.runs == (FrameRun(FrameId(3), 1), FrameRun(FrameId(1), 2))
+    assert second.frames() == (3, 1, 2)
 
 
 def test_the_longest_lists_fit_into_a_message() -> None:

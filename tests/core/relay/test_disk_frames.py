@@ -1,6 +1,7 @@
 """Frames that a peer held and lost: they are asked for again, and nobody is blamed or left waiting for ever."""
 
 from echo2d.core.base.ids import FrameId, PeerId
+from echo2d.core.protocol.peer_messages import FramesWanted, StreamEnded
 from echo2d.core.relay.disk_frames import GONE_S
 from echo2d.core.relay.events import (
     DONE,
@@ -8,7 +9,7 @@ from echo2d.core.relay.events import (
     FramesFound,
     FramesLost,
     FrameVerified,
-    HaveHeard,
+    Heard,
     LinkUp,
     PeerReady,
     RelayAction,
@@ -17,27 +18,37 @@ from echo2d.core.relay.events import (
     RepairVerified,
     ReportEdgeBroken,
     SendFrame,
-    SendHave,
-    SendWant,
-    StreamClosed,
+    Tell,
 )
 from echo2d.core.relay.streams import LINK_S
-from tests.support.relay_peer import FORM, FRAMES, LEFT, RIGHT, TABLE, UP, Peer, fill, frames_to
+from tests.support.relay_peer import (
+    FORM,
+    FRAMES,
+    LEFT,
+    RIGHT,
+    TABLE,
+    UP,
+    Peer,
+    fill,
+    frames_to,
+    held,
+    told,
+)
 
 
 def test_what_is_lost_in_the_middle_is_asked_for_and_only_that(follower: Peer) -> None:
     follower.comes(UP, 2, 0, TABLE)
     follower.comes(UP, 2, 1, FRAMES[0])
-    assert follower(FramesLost(FORM, FRAMES[:1])) == [SendWant(UP, 4, FORM, FRAMES[:1])]
+    assert follower(FramesLost(FORM, FRAMES[:1])) == [Tell(UP, FramesWanted(4, FORM, FRAMES[:1]))]
     assert follower(FramesLost(FORM, FRAMES[:1])) == []
 
 
 def test_what_is_lost_after_the_end_is_asked_for_and_no_parent_is_late(follower: Peer) -> None:
     for sequence, frame in enumerate((TABLE, *FRAMES)):
         follower.comes(UP, 2, sequence, frame)
-    follower(StreamClosed(UP, 2, DONE))
+    follower(Heard(UP, StreamEnded(2, DONE)))
     follower.now += 10 * LINK_S
-    assert follower(FramesLost(FORM, FRAMES[2:4])) == [SendWant(UP, 4, FORM, FRAMES[2:4])]
+    assert follower(FramesLost(FORM, FRAMES[2:4])) == [Tell(UP, FramesWanted(4, FORM, FRAMES[2:4]))]
     late = follower(RelayDeadlinePassed(), after=LINK_S - 1)
     assert not any(isinstance(action, ReportEdgeBroken) for action in late)
 
@@ -62,11 +73,8 @@ def test_the_root_binds_a_lost_frame_when_it_is_back(peer: Peer) -> None:
 
 
 def test_a_root_that_lost_a_frame_asks_a_child_that_has_it(root: Peer) -> None:
-    root(HaveHeard(LEFT, FORM, FRAMES))
-    asked = [
-        action for action in root(FramesLost(FORM, FRAMES[:1])) if isinstance(action, SendWant)
-    ]
-    assert [(want.peer, want.frames) for want in asked] == [(LEFT, FRAMES[:1])]
+    root(Heard(LEFT, held(FRAMES)))
+    assert wanted_of(root(FramesLost(FORM, FRAMES[:1]))) == [(LEFT, FRAMES[:1])]
 
 
 def test_a_parent_that_was_told_before_is_not_at_fault(follower: Peer) -> None:
@@ -83,7 +91,7 @@ def test_what_is_lost_is_not_told_of(follower: Peer) -> None:
     follower.comes(UP, 2, 2, FRAMES[1])
     follower(FramesLost(FORM, FRAMES[:1]))
     follower.plan((RIGHT, (LEFT,)), generation=1)
-    assert SendHave(RIGHT, FORM, (TABLE, FRAMES[1])) in follower(LinkUp(RIGHT))
+    assert Tell(RIGHT, held((TABLE, FRAMES[1]))) in follower(LinkUp(RIGHT))
 
 
 def test_one_that_wants_what_was_lost_is_told_so(follower: Peer) -> None:
@@ -95,7 +103,7 @@ def test_one_that_wants_what_was_lost_is_told_so(follower: Peer) -> None:
 
 
 def wanted_of(actions: list[RelayAction]) -> list[tuple[PeerId, tuple[FrameId, ...]]]:
-    return [(action.peer, action.frames) for action in actions if isinstance(action, SendWant)]
+    return [(peer, wanted.frames) for peer, wanted in told(FramesWanted, actions)]
 
 
 def test_a_root_asks_the_children_that_were_sent_what_it_lost_one_after_the_other(

@@ -3,19 +3,18 @@
 import pytest
 
 from echo2d.core.base.ids import SegmentId
+from echo2d.core.protocol.peer_messages import FramesWanted, StreamOpened
 from echo2d.core.relay.events import (
     FormForgotten,
     FormSearched,
     FramesFound,
     LinkUp,
-    OpenStream,
     RelayDeadlinePassed,
     RepairRefused,
     ReportEdgeBroken,
     SendFrame,
-    SendHave,
-    SendWant,
     TableHeld,
+    Tell,
 )
 from echo2d.core.relay.frame_repair import QUIET_S
 from echo2d.core.relay.relay import SEARCH_S, Relay
@@ -30,7 +29,9 @@ from tests.support.relay_peer import (
     UP,
     Peer,
     frames_to,
+    held,
     opened,
+    told,
 )
 
 
@@ -54,7 +55,7 @@ def test_a_restarted_peer_waits_for_what_is_on_its_disk(restarted: Peer) -> None
     assert restarted(RelayDeadlinePassed(), after=2 * LINK_S) == [], "it is nobody's fault"
     restarted(TableHeld(FORM, SegmentId(0), SIZES))
     restarted(FramesFound(FORM, FRAMES[:5]))
-    told = SendHave(UP, FORM, (TABLE, *FRAMES[:5]))
+    told = Tell(UP, held((TABLE, *FRAMES[:5])))
     assert restarted(FormSearched(FORM)) == [told, opened(UP, 2)]
     assert restarted(RelayDeadlinePassed(), after=0.5) == []
 
@@ -73,23 +74,25 @@ def test_a_form_that_was_forgotten_is_new(restarted: Peer) -> None:
 
 def test_a_base_is_searched_by_the_first_table(based: Peer) -> None:
     based.plan((UP, ()))
-    assert based(LinkUp(UP)) == [SendWant(UP, 2, FORM, (TABLE,))]
+    assert based(LinkUp(UP)) == [Tell(UP, FramesWanted(2, FORM, (TABLE,)))]
     based(TableHeld(FORM, SegmentId(0), SIZES))
     assert based(RelayDeadlinePassed(), after=2 * SEARCH_S) == [], "the search takes what it takes"
     based(FramesFound(FORM, FRAMES))
     actions = based(FormSearched(FORM))
-    assert actions[0] == SendHave(UP, FORM, (TABLE, *FRAMES))
-    assert isinstance(actions[1], OpenStream)
+    assert actions[0] == Tell(UP, held((TABLE, *FRAMES)))
+    assert told(StreamOpened, actions[1:2])
 
 
 def test_a_table_that_does_not_come_ends_the_search(based: Peer) -> None:
     based.plan((UP, ()))
     based(LinkUp(UP))
     assert based(RepairRefused(UP, FORM, TABLE)) == []
-    assert based(RelayDeadlinePassed(), after=QUIET_S) == [SendWant(UP, 2, FORM, (TABLE,))]
+    assert based(RelayDeadlinePassed(), after=QUIET_S) == [
+        Tell(UP, FramesWanted(2, FORM, (TABLE,)))
+    ]
     assert based(RepairRefused(UP, FORM, TABLE)) == []
     actions = based(RelayDeadlinePassed(), after=SEARCH_S - QUIET_S)
-    assert any(isinstance(action, OpenStream) for action in actions)
+    assert told(StreamOpened, actions)
     assert not any(isinstance(action, ReportEdgeBroken) for action in actions)
 
 
@@ -101,5 +104,5 @@ def test_a_first_table_on_its_way_is_given_when_it_has_come(follower: Peer) -> N
 
 def test_what_is_found_later_is_told_to_the_parent(follower: Peer) -> None:
     follower.comes(UP, 2, 0, TABLE)
-    assert follower(FramesFound(FORM, FRAMES[:2])) == [SendHave(UP, FORM, FRAMES[:2])]
+    assert follower(FramesFound(FORM, FRAMES[:2])) == [Tell(UP, held(FRAMES[:2]))]
     assert frames_to(UP, follower(FramesFound(FORM, FRAMES[:2]))) == []

@@ -3,17 +3,16 @@
 import pytest
 
 from echo2d.core.base.ids import SegmentId, frame_id
+from echo2d.core.protocol.peer_messages import FramesCancelled, FramesWanted, StreamEnded
 from echo2d.core.relay.events import (
     DONE,
     Accuse,
-    CancelHeard,
-    CloseStream,
     ExpectPeer,
     ForgetPeer,
     FormArrived,
     FormComplete,
     FrameRejected,
-    HaveHeard,
+    Heard,
     LinkDown,
     LinkUp,
     PeerReady,
@@ -21,12 +20,9 @@ from echo2d.core.relay.events import (
     RelayEvent,
     RepairRefused,
     RepairVerified,
-    SendCancel,
     SendFrame,
-    SendWant,
-    StreamClosed,
     TableHeld,
-    WantHeard,
+    Tell,
 )
 from echo2d.core.relay.frame_repair import (
     LATE_S,
@@ -47,7 +43,9 @@ from tests.support.relay_peer import (
     UP,
     Peer,
     fill,
+    held,
     opened,
+    told,
 )
 
 
@@ -58,7 +56,7 @@ def bereft(peer: Peer) -> Peer:
     peer(LinkUp(UP))
     peer(LinkUp(RIGHT))
     peer.comes(UP, 2, 0, TABLE)
-    assert SendWant(RIGHT, 3, FORM, FRAMES) in peer(LinkDown(UP, "reset"))
+    assert Tell(RIGHT, FramesWanted(3, FORM, FRAMES)) in peer(LinkDown(UP, "reset"))
     return peer
 
 
@@ -75,30 +73,31 @@ def test_a_peer_that_has_the_frame_is_asked_and_not_the_seed(peer: Peer) -> None
     for other in (UP, LEFT, RIGHT):
         peer(LinkUp(other))
     peer.comes(UP, 2, 0, TABLE)
-    peer(HaveHeard(LEFT, FORM, FRAMES[:2]))
-    asked = {
-        action.peer: action.frames
-        for action in peer(LinkDown(UP, "reset"))
-        if isinstance(action, SendWant)
+    peer(Heard(LEFT, held(FRAMES[:2])))
+    asked = told(FramesWanted, peer(LinkDown(UP, "reset")))
+    assert {peer: wanted.frames for peer, wanted in asked} == {
+        LEFT: FRAMES[:2],
+        RIGHT: FRAMES[2:],
     }
-    assert asked == {LEFT: FRAMES[:2], RIGHT: FRAMES[2:]}
 
 
 def test_a_frame_that_came_by_the_stripe_is_cancelled(bereft: Peer) -> None:
     bereft.comes(RIGHT, 1, 0, TABLE)
-    assert SendCancel(RIGHT, FORM, (FRAMES[0],)) in bereft.comes(RIGHT, 1, 1, FRAMES[0])
+    assert Tell(RIGHT, FramesCancelled(FORM, (FRAMES[0],))) in bereft.comes(RIGHT, 1, 1, FRAMES[0])
 
 
 def test_a_peer_that_does_not_hold_it_is_left_in_peace_for_a_while(bereft: Peer) -> None:
     assert bereft(RepairRefused(RIGHT, FORM, FRAMES[0])) == []
     assert bereft(RelayDeadlinePassed(), after=QUIET_S / 2) == []
     assert bereft(RelayDeadlinePassed(), after=QUIET_S / 2) == [
-        SendWant(RIGHT, 3, FORM, FRAMES[:1])
+        Tell(RIGHT, FramesWanted(3, FORM, FRAMES[:1]))
     ]
 
 
 def test_what_does_not_come_in_time_is_given_back(bereft: Peer) -> None:
-    assert SendCancel(RIGHT, FORM, FRAMES) in bereft(RelayDeadlinePassed(), after=REPAIR_S)
+    assert Tell(RIGHT, FramesCancelled(FORM, FRAMES)) in bereft(
+        RelayDeadlinePassed(), after=REPAIR_S
+    )
 
 
 def test_a_bad_repair_is_accused_and_asked_later(bereft: Peer) -> None:
@@ -107,12 +106,12 @@ def test_a_bad_repair_is_accused_and_asked_later(bereft: Peer) -> None:
 
 def test_what_is_missing_after_the_last_stripe_is_asked_for(follower: Peer) -> None:
     follower.comes(UP, 2, 0, TABLE)
-    assert SendWant(UP, 4, FORM, FRAMES) in follower(StreamClosed(UP, 2, DONE))
+    assert Tell(UP, FramesWanted(4, FORM, FRAMES)) in follower(Heard(UP, StreamEnded(2, DONE)))
 
 
 def test_wants_are_answered_after_the_stripes(root: Peer) -> None:
     root.asked(LEFT, 2)
-    assert root(WantHeard(LEFT, 4, FORM, (FRAMES[5], frame_id(SegmentId(3), 1)))) == []
+    assert root(Heard(LEFT, FramesWanted(4, FORM, (FRAMES[5], frame_id(SegmentId(3), 1))))) == []
     root(PeerReady(LEFT))
     answer = root(PeerReady(LEFT))
     assert SendFrame(LEFT, 4, FORM, FRAMES[5], 0, header_only=False) in answer
@@ -121,9 +120,9 @@ def test_wants_are_answered_after_the_stripes(root: Peer) -> None:
 
 def test_wants_end_when_cancelled_or_with_their_stream(root: Peer) -> None:
     root.asked(LEFT, 2)
-    root(WantHeard(LEFT, 4, FORM, FRAMES[:3]))
-    root(CancelHeard(LEFT, FORM, FRAMES[:1]))
-    root(StreamClosed(LEFT, 4, DONE))
+    root(Heard(LEFT, FramesWanted(4, FORM, FRAMES[:3])))
+    root(Heard(LEFT, FramesCancelled(FORM, FRAMES[:1])))
+    root(Heard(LEFT, StreamEnded(4, DONE)))
     root(PeerReady(LEFT))
     assert not any(
         isinstance(action, SendFrame) and action.stream == 4 for action in root(PeerReady(LEFT))
@@ -133,9 +132,9 @@ def test_wants_end_when_cancelled_or_with_their_stream(root: Peer) -> None:
 def test_wants_are_bounded(root: Peer) -> None:
     root.asked(LEFT, 2)
     for _ in range(WANTED_FRAMES_MAX // WANT_FRAMES_MAX):
-        root(WantHeard(LEFT, 4, FORM, FRAMES * (WANT_FRAMES_MAX // len(FRAMES))))
+        root(Heard(LEFT, FramesWanted(4, FORM, FRAMES * (WANT_FRAMES_MAX // len(FRAMES)))))
     with pytest.raises(PeerFault, match="wants more than"):
-        root(WantHeard(LEFT, 4, FORM, FRAMES[:1]))
+        root(Heard(LEFT, FramesWanted(4, FORM, FRAMES[:1])))
     root.relay.check()
 
 
@@ -143,8 +142,8 @@ def test_late_events_of_a_link_that_is_gone_change_nothing(follower: Peer) -> No
     follower(LinkDown(LEFT, "reset"))
     for event in (
         PeerReady(LEFT),
-        StreamClosed(LEFT, 2, ""),
-        HaveHeard(LEFT, FORM, FRAMES),
+        Heard(LEFT, StreamEnded(2, "")),
+        Heard(LEFT, held(FRAMES)),
         LinkDown(LEFT, "reset"),
     ):
         assert follower(event) == []
@@ -157,7 +156,7 @@ def newcomer(peer: Peer) -> Peer:
     peer(FormComplete(FORM, 1))
     peer.plan((UP, ()), sources=(LEFT, RIGHT))
     peer(LinkUp(UP))
-    assert peer(LinkUp(LEFT)) == [SendWant(LEFT, 1, FORM, (TABLE,))]
+    assert peer(LinkUp(LEFT)) == [Tell(LEFT, FramesWanted(1, FORM, (TABLE,)))]
     peer(TableHeld(FORM, SegmentId(0), SIZES))
     peer(RepairVerified(LEFT, FORM, TABLE))
     return peer
@@ -175,7 +174,7 @@ def test_a_newcomer_fetches_from_its_sources_and_then_takes_its_stripes(newcomer
 def test_what_is_on_disk_is_not_fetched(peer: Peer) -> None:
     fill(peer, FRAMES[:-2])
     peer.plan((UP, ()), sources=(LEFT,))
-    assert peer(LinkUp(LEFT)) == [SendWant(LEFT, 1, FORM, FRAMES[-2:])]
+    assert peer(LinkUp(LEFT)) == [Tell(LEFT, FramesWanted(1, FORM, FRAMES[-2:]))]
 
 
 def test_the_end_game_steals_from_the_most_loaded_source(newcomer: Peer) -> None:
@@ -183,7 +182,10 @@ def test_the_end_game_steals_from_the_most_loaded_source(newcomer: Peer) -> None
     assert newcomer(LinkUp(RIGHT)) == []
     later = newcomer(RelayDeadlinePassed(), after=LATE_S)
     half = FRAMES[len(FRAMES) // 2 :]
-    assert later == [SendCancel(LEFT, FORM, half), SendWant(RIGHT, 1, FORM, half)]
+    assert later == [
+        Tell(LEFT, FramesCancelled(FORM, half)),
+        Tell(RIGHT, FramesWanted(1, FORM, half)),
+    ]
     newcomer(RepairVerified(RIGHT, FORM, half[0]))
     newcomer(RepairVerified(LEFT, FORM, half[0]))  # it was on its way
     transfer = newcomer.relay.transfer(FORM)
@@ -207,7 +209,7 @@ def test_who_does_not_hold_everything_is_no_source(newcomer: Peer, event: RelayE
 
 def test_what_a_lost_source_owed_is_asked_of_another(newcomer: Peer) -> None:
     newcomer(LinkUp(RIGHT))
-    assert newcomer(LinkDown(LEFT, "reset")) == [SendWant(RIGHT, 1, FORM, FRAMES)]
+    assert newcomer(LinkDown(LEFT, "reset")) == [Tell(RIGHT, FramesWanted(1, FORM, FRAMES))]
 
 
 def test_who_follows_already_leaves_its_stripes_when_it_gets_sources(follower: Peer) -> None:
@@ -215,8 +217,8 @@ def test_who_follows_already_leaves_its_stripes_when_it_gets_sources(follower: P
     follower(LinkUp(RIGHT))
     again = follower.plan((UP, ()), generation=1, sources=(RIGHT,))
     assert [action for action in again if not isinstance(action, ExpectPeer | ForgetPeer)][-2:] == [
-        CloseStream(UP, 2, "not the parent any more"),
-        SendWant(RIGHT, 1, FORM, (TABLE,)),
+        Tell(UP, StreamEnded(2, "not the parent any more")),
+        Tell(RIGHT, FramesWanted(1, FORM, (TABLE,))),
     ]
     assert opened(UP, 4, generation=1) in follower(RepairRefused(RIGHT, FORM, TABLE))
     assert follower.plan((UP, ()), generation=2, sources=(RIGHT,)) == [], (

@@ -2,18 +2,17 @@
 
 from echo2d.core.base.ids import FormId, Generation, PlanId, StripeId
 from echo2d.core.protocol.control_messages import EdgePeer
+from echo2d.core.protocol.peer_messages import StreamEnded, StreamOpened
 from echo2d.core.relay.events import (
-    CloseStream,
     ExpectPeer,
     ForgetPeer,
     FormForgotten,
     FramesFound,
     FrameVerified,
     LinkUp,
-    OpenStream,
     RepairVerified,
     SendFrame,
-    SendHave,
+    Tell,
 )
 from echo2d.core.relay.relay import ASKS_MAX
 from echo2d.core.relay.stripes import FORMS_MAX
@@ -27,6 +26,7 @@ from tests.support.relay_peer import (
     Peer,
     fill,
     frames_to,
+    held,
     opened,
 )
 
@@ -38,9 +38,9 @@ def test_a_new_generation_moves_only_what_changed(follower: Peer) -> None:
         ForgetPeer(UP),
         ExpectPeer(EdgePeer(RIGHT, None, dial=False, secret=bytes(32))),
     ]
-    assert actions[2:] == [CloseStream(UP, 2, "not the parent any more")]
+    assert actions[2:] == [Tell(UP, StreamEnded(2, "not the parent any more"))]
     assert follower(LinkUp(RIGHT)) == [
-        SendHave(RIGHT, FORM, (TABLE,)),
+        Tell(RIGHT, held((TABLE,))),
         opened(RIGHT, 1, first=1, generation=1),
     ]
     assert frames_to(LEFT, follower.comes(RIGHT, 1, 1, FRAMES[0])) == [FRAMES[0]]
@@ -53,9 +53,9 @@ def test_an_older_generation_is_ignored(follower: Peer) -> None:
 
 def test_the_plan_of_a_restarted_coordinator_counts_whatever_its_number_is(follower: Peer) -> None:
     actions = follower.plan((RIGHT, ()), plan=0)
-    assert CloseStream(UP, 2, "another plan") in actions
-    assert follower(LinkUp(RIGHT))[-1] == OpenStream(
-        RIGHT, 1, FORM, PlanId(0), Generation(0), StripeId(0), 0
+    assert Tell(UP, StreamEnded(2, "another plan")) in actions
+    assert follower(LinkUp(RIGHT))[-1] == Tell(
+        RIGHT, StreamOpened(1, FORM, PlanId(0), Generation(0), StripeId(0), 0)
     )
     assert follower.asked(LEFT, 6, plan=3) == [], "its plan may still be on its way here"
 
@@ -63,10 +63,13 @@ def test_the_plan_of_a_restarted_coordinator_counts_whatever_its_number_is(follo
 def test_a_new_plan_begins_anew_and_knows_what_is_held(follower: Peer) -> None:
     follower.comes(UP, 2, 0, TABLE)
     actions = follower.plan((UP, (LEFT,)), plan=2)
-    assert actions[:2] == [CloseStream(UP, 2, "another plan"), CloseStream(LEFT, 2, "another plan")]
+    assert actions[:2] == [
+        Tell(UP, StreamEnded(2, "another plan")),
+        Tell(LEFT, StreamEnded(2, "another plan")),
+    ]
     assert actions[2:] == [
-        SendHave(UP, FORM, (TABLE,)),
-        OpenStream(UP, 4, FORM, PlanId(2), Generation(0), StripeId(0), 0),
+        Tell(UP, held((TABLE,))),
+        Tell(UP, StreamOpened(4, FORM, PlanId(2), Generation(0), StripeId(0), 0)),
     ]
     follower.asked(LEFT, 4, plan=2)
     passed = follower(FrameVerified(UP, 4, FORM, TABLE, 0, header_only=True))
@@ -82,30 +85,32 @@ def test_a_stream_asked_before_the_plan_comes_is_served_then(peer: Peer) -> None
 
 def test_streams_of_strangers_are_refused(follower: Peer) -> None:
     follower(LinkUp(RIGHT))
-    assert follower.asked(RIGHT, 2) == [CloseStream(RIGHT, 2, "not a child in this plan")]
+    assert follower.asked(RIGHT, 2) == [Tell(RIGHT, StreamEnded(2, "not a child in this plan"))]
 
 
 def test_streams_that_wait_for_a_plan_are_bounded(peer: Peer) -> None:
     peer(LinkUp(LEFT))
     for number in range(ASKS_MAX):
         assert peer.asked(LEFT, 2 * number + 2, stripe=number) == []
-    assert peer.asked(LEFT, 400, stripe=999) == [CloseStream(LEFT, 400, "not a child in this plan")]
+    assert peer.asked(LEFT, 400, stripe=999) == [
+        Tell(LEFT, StreamEnded(400, "not a child in this plan"))
+    ]
 
 
 def test_the_oldest_form_makes_room(follower: Peer) -> None:
     for number in range(FORMS_MAX - 1):
         follower.plan((UP, ()), form=FormId(f"{number:032x}"))
     actions = follower.plan((UP, ()), form=FormId("e" * 32))
-    assert CloseStream(UP, 2, "form forgotten") in actions
-    assert CloseStream(LEFT, 2, "form forgotten") in actions
+    assert Tell(UP, StreamEnded(2, "form forgotten")) in actions
+    assert Tell(LEFT, StreamEnded(2, "form forgotten")) in actions
     assert ForgetPeer(LEFT) in actions
     assert follower.relay.transfer(FORM) is None
 
 
 def test_a_forgotten_form_leaves_nothing(follower: Peer) -> None:
     assert follower(FormForgotten(FORM)) == [
-        CloseStream(UP, 2, "form forgotten"),
-        CloseStream(LEFT, 2, "form forgotten"),
+        Tell(UP, StreamEnded(2, "form forgotten")),
+        Tell(LEFT, StreamEnded(2, "form forgotten")),
         ForgetPeer(UP),
         ForgetPeer(LEFT),
     ]

@@ -3,15 +3,16 @@
 import pytest
 
 from echo2d.core.base.ids import FrameId, Generation, PlanId, SegmentId
+from echo2d.core.protocol.peer_messages import StreamEnded
 from echo2d.core.relay.events import (
     DONE,
     Accuse,
-    CloseStream,
     ExpectPeer,
     FormComplete,
     FrameRejected,
     FramesFound,
     FrameVerified,
+    Heard,
     LinkDown,
     LinkUp,
     PeerReady,
@@ -19,9 +20,8 @@ from echo2d.core.relay.events import (
     RepairRefused,
     RepairVerified,
     ReportEdgeBroken,
-    SendHave,
-    StreamClosed,
     TableHeld,
+    Tell,
 )
 from echo2d.core.relay.streams import LINK_S, STALL_GAPS
 from echo2d.core.relay.stripes import GAP_DECAY, GAP_START_S
@@ -35,6 +35,7 @@ from tests.support.relay_peer import (
     TABLE,
     UP,
     Peer,
+    held,
     opened,
 )
 
@@ -43,7 +44,7 @@ def test_a_relay_tells_what_it_holds_and_opens_where_it_stopped(peer: Peer) -> N
     peer(TableHeld(FORM, SegmentId(0), SIZES))
     peer(FramesFound(FORM, FRAMES[:2]))
     assert [type(action) for action in peer.plan((UP, ()))] == [ExpectPeer]
-    assert peer(LinkUp(UP)) == [SendHave(UP, FORM, (TABLE, *FRAMES[:2])), opened(UP, 2)]
+    assert peer(LinkUp(UP)) == [Tell(UP, held((TABLE, *FRAMES[:2]))), opened(UP, 2)]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +72,7 @@ def test_a_lost_parent_is_reported_and_asked_again_when_it_is_back(follower: Pee
     assert follower(LinkDown(UP, "reset")) == [
         ReportEdgeBroken(PlanId(1), Generation(0), UP, "reset")
     ]
-    assert follower(LinkUp(UP)) == [SendHave(UP, FORM, (TABLE,)), opened(UP, 2, first=1)]
+    assert follower(LinkUp(UP)) == [Tell(UP, held((TABLE,))), opened(UP, 2, first=1)]
 
 
 def test_a_lost_child_is_reported_unless_it_has_everything(root: Peer) -> None:
@@ -120,7 +121,7 @@ def test_a_parent_without_a_link_is_reported_in_time(peer: Peer) -> None:
 
 
 def test_a_parent_that_refuses_is_reported_and_asked_again_later(follower: Peer) -> None:
-    refused = follower(StreamClosed(UP, 2, "not a child in this plan"))
+    refused = follower(Heard(UP, StreamEnded(2, "not a child in this plan")))
     assert refused == [ReportEdgeBroken(PlanId(1), Generation(0), UP, "not a child in this plan")]
     assert opened(UP, 4) in follower(RelayDeadlinePassed(), after=LINK_S)
 
@@ -130,14 +131,14 @@ def test_alarms_stop_when_nothing_is_to_come(follower: Peer) -> None:
     for sequence, frame in enumerate((TABLE, *FRAMES)):
         follower.comes(UP, 2, sequence, frame)
     follower(FormComplete(FORM, 1))
-    follower(StreamClosed(UP, 2, DONE))
+    follower(Heard(UP, StreamEnded(2, DONE)))
     follower(RelayDeadlinePassed(), after=1.0)
     assert follower.relay.wake_at() is None
 
 
 def test_a_parent_that_ends_a_stripe_without_its_frames_is_reported(follower: Peer) -> None:
     follower.comes(UP, 2, 0, TABLE)
-    follower(StreamClosed(UP, 2, DONE), after=60.0)
+    follower(Heard(UP, StreamEnded(2, DONE)), after=60.0)
     refused = [RepairRefused(UP, FORM, frame) for frame in FRAMES]
     assert not [
         action
@@ -161,7 +162,7 @@ def test_a_parent_whose_stripe_ended_is_not_to_blame_while_another_brings_frames
     peer(LinkUp(UP))
     peer(LinkUp(LEFT))
     peer.comes(UP, 2, 0, TABLE)
-    peer(StreamClosed(UP, 2, DONE))
+    peer(Heard(UP, StreamEnded(2, DONE)))
     for sequence, frame in enumerate((TABLE, *FRAMES[:4])):
         peer.comes(LEFT, 1, sequence, frame, after=LINK_S / 2)
         assert peer(RelayDeadlinePassed()) == []
@@ -171,7 +172,7 @@ def test_a_bad_frame_accuses_its_parent_and_ends_the_stream(follower: Peer) -> N
     follower.comes(UP, 2, 0, TABLE)
     assert follower(FrameRejected(UP, 2, FORM, FRAMES[0])) == [
         Accuse(FORM, FRAMES[0], UP),
-        CloseStream(UP, 2, "bad frame"),
+        Tell(UP, StreamEnded(2, "bad frame")),
         ReportEdgeBroken(PlanId(1), Generation(0), UP, "bad frame"),
     ]
     assert opened(UP, 4, first=1, generation=1) in follower.plan((UP, (LEFT,)), generation=1)

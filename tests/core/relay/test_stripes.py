@@ -3,24 +3,23 @@
 import pytest
 
 from echo2d.core.base.ids import FrameId, PeerId, SegmentId, frame_id
+from echo2d.core.protocol.peer_messages import FramesWanted, StreamEnded
 from echo2d.core.relay.events import (
     DONE,
-    CloseStream,
     FormArrived,
     FormComplete,
     FramesFound,
-    HaveHeard,
+    Heard,
     LinkUp,
     PeerReady,
     RelayAction,
     RelayDeadlinePassed,
     RepairVerified,
     SendFrame,
-    SendWant,
-    StreamClosed,
     TableHeld,
+    Tell,
 )
-from echo2d.core.relay.stripes import LANE_FRAMES_MAX, LEAD_BYTES, STILL_S
+from echo2d.core.relay.stripes import LEAD_BYTES, STILL_S, STREAM_FRAMES_MAX
 from echo2d.errors import PeerFault
 from tests.support.relay_peer import (
     FORM,
@@ -33,17 +32,18 @@ from tests.support.relay_peer import (
     Peer,
     fill,
     frames_to,
+    held,
 )
 
 
 def test_the_root_binds_as_much_as_the_lane_takes(root: Peer) -> None:
     sent = root.asked(LEFT, 2)
-    assert frames_to(LEFT, sent) == [TABLE, *FRAMES[: LANE_FRAMES_MAX - 1]]
+    assert frames_to(LEFT, sent) == [TABLE, *FRAMES[: STREAM_FRAMES_MAX - 1]]
     assert [action.sequence for action in sent if isinstance(action, SendFrame)] == list(
-        range(LANE_FRAMES_MAX)
+        range(STREAM_FRAMES_MAX)
     )
     assert frames_to(LEFT, root(PeerReady(LEFT))) == list(
-        FRAMES[LANE_FRAMES_MAX - 1 : 2 * LANE_FRAMES_MAX - 1]
+        FRAMES[STREAM_FRAMES_MAX - 1 : 2 * STREAM_FRAMES_MAX - 1]
     )
 
 
@@ -63,7 +63,7 @@ def test_the_stream_ends_after_the_last_frame(root: Peer) -> None:
     root(PeerReady(LEFT))
     last = root(PeerReady(LEFT))
     assert frames_to(LEFT, last) == [FRAMES[-1]]
-    assert last[-1] == CloseStream(LEFT, 2, DONE)
+    assert last[-1] == Tell(LEFT, StreamEnded(2, DONE))
 
 
 def test_frames_spread_while_the_form_is_being_encoded(peer: Peer) -> None:
@@ -179,12 +179,12 @@ def test_a_child_of_two_stripes_gets_as_much_of_each_as_others_do(peer: Peer) ->
         peer.asked(to, stream, stripe)
     peer(TableHeld(FORM, SegmentId(0), (100,) * len(MANY)))
     peer(FramesFound(FORM, MANY))
-    assert len(frames_to(LEFT, peer(PeerReady(LEFT)))) == 2 * LANE_FRAMES_MAX
-    assert len(frames_to(RIGHT, peer(PeerReady(RIGHT)))) == LANE_FRAMES_MAX
+    assert len(frames_to(LEFT, peer(PeerReady(LEFT)))) == 2 * STREAM_FRAMES_MAX
+    assert len(frames_to(RIGHT, peer(PeerReady(RIGHT)))) == STREAM_FRAMES_MAX
 
 
 def test_a_child_that_holds_a_frame_gets_its_header(root: Peer) -> None:
-    root(HaveHeard(LEFT, FORM, (TABLE, FRAMES[1])))
+    root(Heard(LEFT, held((TABLE, FRAMES[1]))))
     sent = root.asked(LEFT, 2)
     assert [action.header_only for action in sent if isinstance(action, SendFrame)] == [
         True,
@@ -198,10 +198,12 @@ def test_a_root_that_lacks_frames_fetches_them_from_a_child(peer: Peer) -> None:
     peer.plan((None, (LEFT,)))
     fill(peer, FRAMES[:-1])
     peer(LinkUp(LEFT))
-    peer(HaveHeard(LEFT, FORM, (FRAMES[-1],)))
-    assert peer(RelayDeadlinePassed(), after=1.0) == [SendWant(LEFT, 1, FORM, (FRAMES[-1],))]
+    peer(Heard(LEFT, held((FRAMES[-1],))))
+    assert peer(RelayDeadlinePassed(), after=1.0) == [
+        Tell(LEFT, FramesWanted(1, FORM, (FRAMES[-1],)))
+    ]
     assert peer(RepairVerified(LEFT, FORM, FRAMES[-1])) == [
-        CloseStream(LEFT, 1, DONE),
+        Tell(LEFT, StreamEnded(1, DONE)),
         FormArrived(FORM),
     ]
 
@@ -216,7 +218,7 @@ def test_a_child_may_begin_anywhere(follower: Peer) -> None:
     follower.comes(UP, 2, 0, TABLE)
     follower.comes(UP, 2, 1, FRAMES[0])
     again = follower.asked(LEFT, 4, first=1)
-    assert again[0] == CloseStream(LEFT, 2, "asked for again")
+    assert again[0] == Tell(LEFT, StreamEnded(2, "asked for again"))
     assert frames_to(LEFT, again) == [FRAMES[0]]
     follower(PeerReady(LEFT))
     follower.asked(LEFT, 6, first=3)  # it knows more of the stripe than we do
@@ -227,9 +229,9 @@ def test_a_child_may_begin_anywhere(follower: Peer) -> None:
 def test_the_end_of_a_stripe_is_passed_on_after_its_last_frame(follower: Peer) -> None:
     for sequence, frame in enumerate((TABLE, *FRAMES)):
         follower.comes(UP, 2, sequence, frame)
-    assert follower(StreamClosed(UP, 2, DONE)) == []
-    assert CloseStream(LEFT, 2, DONE) not in follower(PeerReady(LEFT))
-    assert follower(PeerReady(LEFT))[-1] == CloseStream(LEFT, 2, DONE)
+    assert follower(Heard(UP, StreamEnded(2, DONE))) == []
+    assert Tell(LEFT, StreamEnded(2, DONE)) not in follower(PeerReady(LEFT))
+    assert follower(PeerReady(LEFT))[-1] == Tell(LEFT, StreamEnded(2, DONE))
 
 
 def test_the_form_arrives_once_everything_is_held_and_the_end_is_known(follower: Peer) -> None:

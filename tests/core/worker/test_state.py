@@ -44,6 +44,7 @@ from echo2d.core.protocol.control_messages import (
     VersionVerified,
     Welcome,
 )
+from echo2d.core.protocol.peer_messages import StreamOpened
 from echo2d.core.protocol.trajectory import pack_tokens
 from echo2d.core.relay import events as relay_events
 from echo2d.core.relay.relay import Relay
@@ -71,6 +72,7 @@ from echo2d.core.worker.events import (
 )
 from echo2d.core.worker.leases import ENGINE_STALL_S
 from echo2d.core.worker.state import WorkerAction, WorkerEvent, WorkerState
+from tests.support.relay_peer import told
 from tests.support.worker import RUN, a_key, a_refit, a_refit_failure, a_root, a_snapshot, an_order
 
 ME, PARENT = PeerId("b" * 32), PeerId("a" * 32)
@@ -230,7 +232,7 @@ def test_a_form_arrives_through_the_relay_and_is_applied(machine: Machine) -> No
     assert actions[0] == ApplyForm(root.form)
     assert any(isinstance(action, relay_events.ExpectPeer) for action in actions)
     opened = machine.on(relay_events.LinkUp(PARENT))
-    assert any(isinstance(action, relay_events.OpenStream) for action in opened)
+    assert told(StreamOpened, opened)
     machine.on(
         relay_events.TableHeld(root.form, SegmentId(0), (5,)),
         relay_events.FormComplete(root.form, 1),

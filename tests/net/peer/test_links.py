@@ -19,6 +19,8 @@ from echo2d.core.protocol.peer_messages import (
     LinkEvent,
     LinkOpened,
     StreamEnded,
+    StreamOpened,
+    runs_of,
 )
 from echo2d.errors import PeerFault
 from echo2d.net.peer import connection as peer_connection
@@ -60,14 +62,14 @@ async def test_frames_pass_through_a_relay_unchanged() -> None:
 async def test_all_that_is_said_is_heard() -> None:
     async with a_pair() as (alice, bob):
         frames = (FrameId(1), FrameId(2))
-        bob.links.want(ALICE, 2, FORM, frames)
+        bob.links.tell(ALICE, FramesWanted(2, FORM, frames))
         assert await alice.next(FramesWanted) == FramesWanted(2, FORM, frames)
         assert alice.links.send_frame(BOB, 2, FrameId(2), 0, None)
         assert await bob.next(FrameReceived) == FrameReceived(2, FORM, FrameId(2), 0, None)
-        bob.links.end_stream(ALICE, 2, "enough")
+        bob.links.tell(ALICE, StreamEnded(2, "enough"))
         assert await alice.next(StreamEnded) == StreamEnded(2, "enough")
         assert not alice.links.send_frame(BOB, 2, FrameId(1), 0, None)
-        alice.links.have(BOB, FORM, frames)
+        alice.links.tell(BOB, FramesHeld(FORM, runs_of(frames)))
         assert (await bob.next(FramesHeld)).frames() == frames
 
 
@@ -82,7 +84,7 @@ async def test_after_much_data_small_messages_still_come_at_once() -> None:
         assert taker.digests == digests
         bob.react = lambda peer, event: bob.events.put_nowait((peer, event))
         for frame in (FrameId(1), FrameId(2)):
-            alice.links.have(BOB, FORM, (frame,))
+            alice.links.tell(BOB, FramesHeld(FORM, runs_of((frame,))))
             assert (await bob.next(FramesHeld)).frames() == (frame,)
 
 
@@ -105,7 +107,7 @@ async def test_both_may_dial_at_once_and_one_link_stays() -> None:
         await asyncio.gather(
             bob.links.dial(ALICE, *alice.address), alice.links.dial(BOB, *bob.address)
         )
-        alice.links.have(BOB, FORM, [FrameId(1)])
+        alice.links.tell(BOB, FramesHeld(FORM, runs_of([FrameId(1)])))
         await within(heard.wait())
         assert alice.links._live[BOB].dialled
         assert not bob.links._live[ALICE].dialled
@@ -228,7 +230,7 @@ async def test_a_reader_that_pauses_stops_its_sender_in_bounded_memory() -> None
     payloads, digests = random_payloads(200)
     async with a_pair() as (alice, bob):
         feeder, taker = Feeder(alice, BOB, payloads), Taker(bob, ALICE, 200)
-        bob.links.open_stream(ALICE, 2, *STRIPE, 0)
+        bob.links.tell(ALICE, StreamOpened(2, *STRIPE, 0))
         bob.links.pause(ALICE)
         await within(feeder.asked.wait())  # and what the link takes is sent
         sent = feeder.next
@@ -260,7 +262,7 @@ async def test_a_link_that_breaks_in_a_frame_is_resumed_by_sequence() -> None:
                 bob.react = take
 
         bob.react = cut_at_twenty
-        bob.links.open_stream(ALICE, 2, *STRIPE, 0)
+        bob.links.tell(ALICE, StreamOpened(2, *STRIPE, 0))
         await within(taker.done.wait())
         assert taker.ended is not None
         assert taker.ended.startswith("connection lost")
@@ -290,7 +292,7 @@ async def test_a_peer_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPa
     async with a_pair() as (alice, bob):
         bob.links.pause(ALICE)
         while alice.events.empty():
-            alice.links.have(BOB, FORM, scattered)
+            alice.links.tell(BOB, FramesHeld(FORM, runs_of(scattered)))
         assert await alice.next(LinkEnded) == LinkEnded("does not read")
 
 
@@ -299,8 +301,8 @@ async def test_a_peer_that_keeps_ended_streams_is_dropped() -> None:
         bob.links.pause(ALICE)
         alice.links.pause(BOB)
         for number in range(1000):
-            bob.links.open_stream(ALICE, 2 + 2 * number, *STRIPE, 0)
-            bob.links.end_stream(ALICE, 2 + 2 * number, "changed")
+            bob.links.tell(ALICE, StreamOpened(2 + 2 * number, *STRIPE, 0))
+            bob.links.tell(ALICE, StreamEnded(2 + 2 * number, "changed"))
             if not bob.events.empty():
                 break
         assert "not confirmed" in (await bob.next(LinkEnded)).reason

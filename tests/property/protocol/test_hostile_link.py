@@ -14,12 +14,13 @@ from echo2d.core.protocol.peer_messages import (
     FrameReceived,
     FramesCancelled,
     FramesHeld,
-    FramesPassed,
     FramesWanted,
     LinkEnded,
     LinkEvent,
+    LinkOpened,
     StreamEnded,
     StreamOpened,
+    runs_of,
 )
 from echo2d.core.relay import events as relay_events
 from echo2d.core.relay.frame_repair import HELD_FRAMES_MAX
@@ -40,18 +41,18 @@ def frames(*indices: int) -> tuple[FrameId, ...]:
 def alice_says() -> tuple[PeerLink, list[bytes]]:
     """Bob, just joined, who takes a stripe of Alice and wants frames; and what she then says, unit by unit."""
     alice, bob = joined()
-    feed(alice, bob.open_stream(2, *STRIPE, 0) + bob.want(4, FORM, frames(2)))
+    feed(alice, bob.tell(StreamOpened(2, *STRIPE, 0)) + bob.tell(FramesWanted(4, FORM, frames(2))))
     return bob, [
-        alice.have(FORM, frames(0, 1, 2)),
+        alice.tell(FramesHeld(FORM, runs_of(frames(0, 1, 2)))),
         wire(alice.send_frame(2, frames(0)[0], 0, memoryview(b"table" * 9))),
-        alice.open_stream(1, *STRIPE, 0),
+        alice.tell(StreamOpened(1, *STRIPE, 0)),
         wire(alice.send_frame(2, frames(1)[0], 1, memoryview(b"payload" * 20))),
         wire(alice.send_frame(2, frames(3)[0], 2, None)),
         wire(alice.send_frame(4, frames(2)[0], 0, memoryview(b"x"))),
-        alice.want(3, FORM, frames(1, 2)),
-        alice.cancel(FORM, frames(2)),
-        alice.end_stream(2, "done"),
-        alice.end_stream(1, "changed"),
+        alice.tell(FramesWanted(3, FORM, frames(1, 2))),
+        alice.tell(FramesCancelled(FORM, frames(2))),
+        alice.tell(StreamEnded(2, "done")),
+        alice.tell(StreamEnded(1, "changed")),
         alice.end("goodbye"),
     ]
 
@@ -75,20 +76,10 @@ def for_the_relay(event: LinkEvent, *, right: bool) -> relay_events.RelayEvent |
             return relay_events.FrameVerified(ALICE, stream, form, frame, sequence, payload is None)
         case FrameReceived(stream, form, frame):
             return relay_events.FrameRejected(ALICE, stream, form, frame)
-        case StreamEnded(stream, reason):
-            return relay_events.StreamClosed(ALICE, stream, reason)
-        case StreamOpened(stream, form, plan, generation, stripe, sequence):
-            return relay_events.StreamAsked(ALICE, stream, form, plan, generation, stripe, sequence)
-        case FramesWanted(stream, form, wanted):
-            return relay_events.WantHeard(ALICE, stream, form, wanted)
-        case FramesCancelled(form, cancelled):
-            return relay_events.CancelHeard(ALICE, form, cancelled)
-        case FramesPassed(stream, sequence):
-            return relay_events.PassedHeard(ALICE, stream, sequence)
-        case FramesHeld(form):
-            return relay_events.HaveHeard(ALICE, form, event.frames())
-        case _:
+        case LinkOpened() | LinkEnded():
             return None
+        case _:
+            return relay_events.Heard(ALICE, event)
 
 
 def hear(link: PeerLink, data: bytes, rng: random.Random, buffer_max: int) -> list[LinkEvent]:

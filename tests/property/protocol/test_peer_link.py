@@ -33,20 +33,20 @@ def conversation() -> tuple[PeerLink, bytes]:
     alice, bob = joined()
     feed(
         alice,
-        bob.open_stream(2, *STRIPE, 0)
-        + bob.want(4, FORM, [FrameId(9)])
-        + bob.open_stream(6, *STRIPE, 0),
+        bob.tell(StreamOpened(2, *STRIPE, 0))
+        + bob.tell(FramesWanted(4, FORM, (FrameId(9),)))
+        + bob.tell(StreamOpened(6, *STRIPE, 0)),
     )
     said = [
         *alice.send_frame(2, FrameId(1), 0, memoryview(b"payload" * 20)),
-        alice.have(FORM, [FrameId(1), FrameId(2), FrameId(9)]),
+        alice.tell(FramesHeld(FORM, runs_of([FrameId(1), FrameId(2), FrameId(9)]))),
         *alice.send_frame(4, FrameId(9), 0, memoryview(b"x")),
         *alice.send_frame(2, FrameId(2), 1, None),
-        alice.open_stream(1, *STRIPE, 7),
-        alice.want(3, FORM, [FrameId(5)]),
-        alice.cancel(FORM, [FrameId(5)]),
-        alice.end_stream(6, "done"),
-        alice.end_stream(1, "changed"),
+        alice.tell(StreamOpened(1, *STRIPE, 7)),
+        alice.tell(FramesWanted(3, FORM, (FrameId(5),))),
+        alice.tell(FramesCancelled(FORM, (FrameId(5),))),
+        alice.tell(StreamEnded(6, "done")),
+        alice.tell(StreamEnded(1, "changed")),
         alice.end("goodbye"),
     ]
     return bob, wire(said)
@@ -124,17 +124,13 @@ class TwoEnds(RuleBasedStateMachine):
     def open_stripe(self, end: int, sequence: int) -> None:
         stream = self.new_stream(end)
         self.stripes[end, stream] = sequence
-        data = self.ends[end].open_stream(stream, *STRIPE, sequence)
-        self.say(end, data, StreamOpened(stream, *STRIPE, sequence))
+        opened = StreamOpened(stream, *STRIPE, sequence)
+        self.say(end, self.ends[end].tell(opened), opened)
 
     @rule(end=st.integers(0, 1), frames=FRAMES)
     def open_repair(self, end: int, frames: list[FrameId]) -> None:
-        stream = self.new_stream(end)
-        self.say(
-            end,
-            self.ends[end].want(stream, FORM, frames),
-            FramesWanted(stream, FORM, tuple(frames)),
-        )
+        wanted = FramesWanted(self.new_stream(end), FORM, tuple(frames))
+        self.say(end, self.ends[end].tell(wanted), wanted)
 
     @rule(end=st.integers(0, 1), stream=st.integers(1, 12), frames=FRAMES)
     def want_more(self, end: int, stream: int, frames: list[FrameId]) -> None:
@@ -143,14 +139,15 @@ class TwoEnds(RuleBasedStateMachine):
             and (end, stream) not in self.stripes
             and stream % 2 != end
         ):
-            data = self.ends[end].want(stream, FORM, frames)
+            wanted = FramesWanted(stream, FORM, tuple(frames))
+            data = self.ends[end].tell(wanted)
             if data:
-                self.say(end, data, FramesWanted(stream, FORM, tuple(frames)))
+                self.say(end, data, wanted)
 
     @rule(end=st.integers(0, 1), frames=FRAMES)
     def tell(self, end: int, frames: list[FrameId]) -> None:
-        data = self.ends[end].have(FORM, frames) + self.ends[end].cancel(FORM, frames)
-        self.say(end, data, FramesHeld(FORM, runs_of(frames)), FramesCancelled(FORM, tuple(frames)))
+        for message in (FramesHeld(FORM, runs_of(frames)), FramesCancelled(FORM, tuple(frames))):
+            self.say(end, self.ends[end].tell(message), message)
 
     @rule(end=st.integers(0, 1), choice=st.integers(0, 50), frame=FRAMES, payload=PAYLOADS)
     def send_frame(
@@ -171,7 +168,7 @@ class TwoEnds(RuleBasedStateMachine):
 
     @rule(end=st.integers(0, 1), stream=st.integers(1, 12))
     def end_stream(self, end: int, stream: int) -> None:
-        data = self.ends[end].end_stream(stream, "enough")
+        data = self.ends[end].tell(StreamEnded(stream, "enough"))
         if data:
             self.left.add((end, stream))
             self.say(end, data, StreamEnded(stream, "enough"))

@@ -22,7 +22,6 @@ from echo2d.core.protocol.control_messages import (
 from echo2d.core.relay import disk_frames
 from echo2d.core.weights.encoding import FormFacts
 from echo2d.runtime.peer import frame_holdings as holdings_module
-from echo2d.runtime.peer import lost_frames as damage_module
 from echo2d.runtime.peer.frame_holdings import FrameHoldings
 from echo2d.runtime.seed.main import Seed
 from echo2d.runtime.worker.main import Worker
@@ -258,7 +257,11 @@ async def test_a_frame_that_rots_before_it_is_applied_comes_again(
     def hold_and_rot(
         self: FrameHoldings, form: FormId, frame: FrameId, payload: memoryview
     ) -> None:
-        if frame == rotten and "seed" not in str(self._store._root) and not self._damage.counts:
+        if (
+            frame == rotten
+            and "seed" not in str(self._store._root)
+            and not any(here.lost for here in self._forms.values())
+        ):
             index = self.index(form)
             assert index is not None
             span = index.span(frame)
@@ -272,14 +275,14 @@ async def test_a_frame_that_rots_before_it_is_applied_comes_again(
         facts, digest = await spread(double, 0, names["seed"], names["one"])
         done = await double.until_said(RefitDone)
         assert (done.digest, done.memory_ok) == (digest, True)
-        assert books(one)._damage.counts == {facts.form: 1}
+        assert books(one)._forms[facts.form].lost == 1
         assert double.said(ApplyFailed) == []
 
 
 async def test_a_disk_that_damages_everything_is_given_up(
     double: CoordinatorDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(damage_module, "LOST_FRAMES_MAX", 0)
+    monkeypatch.setattr(holdings_module, "LOST_FRAMES_MAX", 0)
     async with a_seed(double), a_worker(double, tmp_path / "one") as one:
         names = await double.peers(2)
         facts, _ = await spread(double, 0, names["seed"], names["one"])

@@ -1,0 +1,84 @@
+"""What a peer holds of one form, from its first root until the form is given up.
+
+A table or frame is held when it was verified, and is on disk or in memory on its way there
+(`write_behind`).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from echo2d.core.base.ids import (
+    ChunkId,
+    FormId,
+    FrameId,
+    SegmentId,
+    is_table,
+    segment_of,
+)
+from echo2d.core.weights.verifier import FormIndex
+
+
+@dataclass(slots=True, eq=False)
+class HeldForm:
+    """One form. The counts of payload are in bytes, those of duplicates and lost frames in frames.
+
+    found: what was on disk at the start of the process; each frame is held once its digest is
+    signed. page_asked: the first segment of the page of digests that was asked for; None: no page
+    is under way. end_told, searched: FormComplete, FormSearched was emitted. first_searched: chunks
+    of the first segment were looked for in the base.
+    """
+
+    index: FormIndex
+    found: frozenset[FrameId]
+    frames: set[FrameId] = field(default_factory=set)
+    payload_bytes: int = 0
+    duplicates: int = 0
+    lost: int = 0
+    page_asked: SegmentId | None = None
+    end_told: bool = False
+    first_searched: bool = False
+    searched: bool = False
+
+    @property
+    def form(self) -> FormId:
+        return self.index.facts.form
+
+    @property
+    def whole(self) -> bool:
+        """Whether every table and frame of the form is held."""
+        if not self.index.complete:
+            return False
+        segments = range(self.index.segment_count)
+        payloads = sum(len(self.index.spans(SegmentId(segment))) for segment in segments)
+        return len(self.frames) == payloads + len(segments)
+
+    def knows(self, frame: FrameId) -> bool:
+        """Whether the frame can be verified: a table by its digest, others by their table."""
+        segment = segment_of(frame)
+        known = self.index.table_digest(segment) if is_table(frame) else self.index.table(segment)
+        return known is not None
+
+    def hold(self, frames: Iterable[FrameId]) -> None:
+        fresh = [frame for frame in frames if frame not in self.frames]
+        self.frames.update(fresh)
+        self.payload_bytes += self._payload(fresh)
+
+    def lose(self, frames: Iterable[FrameId]) -> tuple[FrameId, ...]:
+        """These are not held any more; returns those that were."""
+        lost = tuple(frame for frame in frames if frame in self.frames)
+        self.frames.difference_update(lost)
+        self.payload_bytes -= self._payload(lost)
+        self.lost += len(lost)
+        return lost
+
+    def missing_chunks(self, segment: SegmentId) -> set[ChunkId]:
+        """Chunks of which not all frames are held."""
+        spans = self.index.spans(segment)
+        return {span.chunk for span in spans if span.frame not in self.frames}
+
+    def frame_sizes(self, segment: SegmentId) -> tuple[int, ...]:
+        """The sizes of a known segment's payload frames 1, 2, ..., in bytes."""
+        return tuple(span.length for span in self.index.spans(segment))
+
+    def _payload(self, frames: Iterable[FrameId]) -> int:
+        return sum(self.index.length(frame) or 0 for frame in frames if not is_table(frame))

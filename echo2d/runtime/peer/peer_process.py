@@ -1,0 +1,154 @@
+"""The process shell that the seed and workers share: mailbox, links, and turns of a machine.
+
+    control link, peer links, engines, disk --> mailbox --> machine.handle --> actions
+
+A turn is one event and its actions. The owner performs the actions of a turn without awaiting; work
+that takes long becomes a task that ends in an event.
+
+Putting an event never waits, because links and engines put from callbacks and tasks that must not
+stall each other. The receiver ends a link that says more than is handled.
+"""
+
+import asyncio
+import logging
+import random
+import secrets
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+from echo2d.core.protocol.control_messages import Address
+from echo2d.core.relay.events import RelayDeadlinePassed, RelayEvent
+from echo2d.errors import Fault, OperatorFault, PeerFault
+from echo2d.net.control.client import ControlLink, Identity, LinkOwner
+from echo2d.runtime.peer.receiver import PeerOwner, Receiver
+from echo2d.store.frames import FrameStore
+
+MAILBOX_MAX = 65536  # a second's worth of everything 50 links can say; usually a handful waits
+
+PeerEvent = TypeVar("PeerEvent")
+EventIn = TypeVar("EventIn", contravariant=True)
+PeerAction = TypeVar("PeerAction")
+
+log = logging.getLogger("echo2d.runtime")
+
+
+class PeerMachine(Protocol[EventIn, PeerAction]):
+    """What decides: `Relay` at the seed, `WorkerState` at a worker."""
+
+    def wake_at(self) -> float | None: ...
+
+    def handle(self, event: EventIn, *, now: float) -> list[PeerAction]: ...
+
+
+class ProcessOwner(LinkOwner, PeerOwner, Protocol):
+    """The daemon: what its control link and its receiver ask of it."""
+
+
+class PeerProcess(Generic[PeerEvent]):
+    """One run of a peer; `open` makes its `receiver`.
+
+    address: where it listens for other peers, once it does.
+    """
+
+    def __init__(
+        self, url: str, identity: Identity, owner: ProcessOwner, *, rng: random.Random
+    ) -> None:
+        self.identity, self._owner = identity, owner
+        self.boot_id = secrets.token_hex(8)
+        self.control = ControlLink(url, identity, owner, rng=rng)
+        self.address: Address | None = None
+        self.receiver: Receiver
+        self._events: deque[PeerEvent | RelayEvent] = deque()
+        self._filled = asyncio.Event()
+
+    def open(
+        self,
+        store: FrameStore,
+        *,
+        no_tls: bool,
+        receive_only: bool = False,
+        uplink_limit: float | None = None,
+    ) -> Receiver:
+        """Makes the receiver. The arguments are as in `Receiver`."""
+        self.receiver = Receiver(
+            run_id=self.identity.run_id,
+            me=self.identity.peer,
+            store=store,
+            tls=self.identity.tls,
+            no_tls=no_tls,
+            owner=self._owner,
+            emit=self.put,
+            crowded=lambda: len(self._events) >= MAILBOX_MAX,
+            tell=self.control.send,
+            receive_only=receive_only,
+            uplink_limit=uplink_limit,
+        )
+        return self.receiver
+
+    async def listen(self, host: str, port: int, *, key: str) -> Address:
+        """Accepts peer links from now on.
+
+        OperatorFault, which names the config key: the address cannot be had.
+        """
+        try:
+            self.address = Address(*await self.receiver.links.listen(host, port))
+        except OSError as error:
+            raise OperatorFault(
+                f"{key}: cannot listen on {host}:{port}: {error.strerror}"
+            ) from error
+        return self.address
+
+    def put(self, event: PeerEvent | RelayEvent) -> None:
+        """Hands an event to the machine."""
+        self._events.append(event)
+        self._filled.set()
+
+    async def turn(
+        self,
+        machine: PeerMachine[PeerEvent | RelayEvent, PeerAction],
+        *,
+        wait_s: Callable[[float | None], float | None] = lambda wait_s: wait_s,
+    ) -> tuple[PeerEvent | RelayEvent, list[PeerAction]]:
+        """Waits for the next event or deadline and lets the machine handle it.
+
+        A peer that broke the protocol loses its link; there are no actions then. wait_s: shortens
+        how long to wait.
+        """
+        clock = asyncio.get_running_loop().time
+        if not self._events:
+            wake_at = machine.wake_at()
+            await self._wait(wait_s(None if wake_at is None else wake_at - clock()))
+        event = self._events.popleft() if self._events else RelayDeadlinePassed()
+        try:
+            actions = machine.handle(event, now=clock())
+        except PeerFault as fault:
+            self.receiver.blame(event, fault)
+            return event, []
+        self.receiver.noticed(event)
+        return event, actions
+
+    async def _wait(self, timeout_s: float | None) -> None:
+        """Returns when an event is here, or after this time (None: never)."""
+        self._filled.clear()
+        loop = asyncio.get_running_loop()
+        alarm = (
+            None if timeout_s is None else loop.call_later(max(0.0, timeout_s), self._filled.set)
+        )
+        try:
+            await self._filled.wait()
+        finally:
+            if alarm is not None:
+                alarm.cancel()
+
+
+def outcome(group: BaseExceptionGroup[BaseException]) -> int:
+    """The one catch-all: raises the group's first `Fault`; anything else is our bug, exit code 1."""
+    faults = group.subgroup(Fault)
+    while faults is not None and isinstance(faults, BaseExceptionGroup):
+        first = faults.exceptions[0]
+        if isinstance(first, Fault):
+            raise first from None
+        faults = first if isinstance(first, BaseExceptionGroup) else None
+    log.critical("failed", exc_info=group)
+    return 1
