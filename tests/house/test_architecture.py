@@ -54,12 +54,13 @@ CORE_MAY_IMPORT: dict[str, set[str]] = {
     "protocol": {"weights"},
     "topology": {"protocol"},
     "relay": {"protocol"},
-    "renting": {"capacity"},
+    "status": {"capacity"},
+    "renting": {"capacity", "status"},
     "worker": {"weights", "protocol", "relay", "topology"},
     "cluster": {"protocol", "topology", "capacity"},
     "rollouts": {"protocol", "cluster"},
     "broadcast": {"weights", "protocol", "topology", "cluster"},
-    "gateway": {"protocol", "cluster", "rollouts"},
+    "gateway": {"protocol", "cluster", "rollouts", "status"},
     "coordinator": {
         "weights",
         "capacity",
@@ -69,6 +70,7 @@ CORE_MAY_IMPORT: dict[str, set[str]] = {
         "rollouts",
         "broadcast",
         "gateway",
+        "status",
     },
 }
 # Modules that only declare values; what uses them is tested.
@@ -77,6 +79,7 @@ DECLARATIONS = {
     for module in (
         "protocol/control_messages",
         "cluster/rules",
+        "status/schema",
         *(f"{package}/events" for package in CORE_MAY_IMPORT),
     )
 }

@@ -16,12 +16,13 @@ Kept true: a worker that serves a version is active exactly if it was taken. Not
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from echo2d.core.base.ids import PeerId
 from echo2d.core.broadcast.publishing import Publishing
 from echo2d.core.capacity.bottleneck import BUBBLE_STEPS, Situation, bottleneck
 from echo2d.core.capacity.demand import Candidate, CapacityPlanner, CapacityRules
+from echo2d.core.capacity.estimators import Estimate
+from echo2d.core.capacity.measurements import Measurements
 from echo2d.core.capacity.prices import Price, price_of
 from echo2d.core.cluster.events import Note
 from echo2d.core.cluster.membership import Membership, Peer
@@ -32,6 +33,7 @@ from echo2d.core.coordinator.learner_api import LearnerCalls
 from echo2d.core.protocol.control_messages import RefitDone
 from echo2d.core.rollouts.groups import Groups
 from echo2d.core.rollouts.staleness import Staleness
+from echo2d.core.status.schema import EstimatesStatus, EstimateStatus, ProvisionStatus
 
 LOOK_S_MIN = 1.0  # between two looks of which nothing but time is the reason: shorter periods are none of a real run
 SOON_S = 0.1  # between two looks because something changed: each of them looks at all workers
@@ -40,6 +42,16 @@ NAMES_MAX = 8  # in a note; how many more there are is said
 PAUSES_MAX = (
     3.0  # times the usual pause: what a worker says beyond that is no reason to think it fast
 )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerValue:
+    """What a worker makes, and for what price; see `WorkerStatus`."""
+
+    price: Price
+    mu: float | None
+    mu_sd: float | None
+    rho: float | None
 
 
 @dataclass(slots=True)
@@ -110,45 +122,51 @@ class ActivationLoop:
 
     # --- what there is to say
 
-    def facts(self) -> dict[str, Any]:
-        """For `status`, as of now but for rates, which are those of the last look."""
+    def provision(self) -> ProvisionStatus:
+        """What is needed and what there is now; each worker's rate is that of the last look."""
         kappa, capacity_planner = self.calls.publish_every, self._capacity_planner
         demand = capacity_planner.demand(kappa)
         candidates = [each for each in self._candidates() if not each.leaving]
         offers = capacity_planner.offers(candidates, None if demand is None else demand.period_s)
         active = {each.peer for each in self._here() if each.active}
-        facts = capacity_planner.facts(offers, active, kappa)
+        balance = capacity_planner.balance(offers, active, kappa)
         standby = sum(offer.name not in active for offer in offers)
         bubble = self.statistics.bubble(BUBBLE_STEPS)
         situation = Situation(
-            bubble, demand, facts["mu_pool"], len(offers) - standby, standby,
+            bubble, demand, balance.mu_pool, len(offers) - standby, standby,
             self.statistics.unscored_share(BUBBLE_STEPS), self.groups.unscored, self.calls.missing,
         )  # fmt: skip
-        return {
-            "activation": self.rules.activation,
-            "learner_usd_per_h": self.rules.learner_usd_per_h,
-            **facts,
-            "shortfall": capacity_planner.shortfall(candidates, kappa),
-            "bubble": bubble,
-            "bottleneck": bottleneck(situation),
-        }
+        return ProvisionStatus(
+            activation=self.rules.activation,
+            learner_usd_per_h=self.rules.learner_usd_per_h,
+            mu_pool=balance.mu_pool,
+            mu_min=balance.mu_min,
+            mu_target=balance.mu_target,
+            mu_available=balance.mu_available,
+            bubble_predicted=balance.bubble_predicted,
+            feasible=balance.feasible,
+            why_not=balance.why_not,
+            changes=capacity_planner.activation.changes,
+            why=balance.why,
+            gamma=self.rules.gamma,
+            mode=self.rules.mode,
+            estimates=_estimates(self.statistics.measurements),
+            shortfall=capacity_planner.shortfall(candidates, kappa),
+            bubble=bubble,
+            bottleneck=bottleneck(situation),
+        )
 
-    def of(self, peer: Peer) -> dict[str, Any]:
-        """One worker's row."""
+    def of(self, peer: Peer) -> WorkerValue:
         measurements, price = self.statistics.measurements, self._price(peer)
         known, kept = measurements.rate(peer.peer), 1.0 - measurements.discards.estimate.value
         mu = measurements.mu(peer.peer, peer.slots, self._expected(peer)) * kept or None
-        return {
-            "active": peer.active and peer.state == "joined" and not peer.leaving,
-            "leaving": peer.leaving,
-            "mu": mu,
-            "mu_sd": None if known is None or measurements.guessed(peer.peer) else known.sd * kept,
-            "usd_per_h": price.usd_per_h,
-            "usd_per_gb_down": price.usd_per_gb_down,
-            "usd_per_gb_up": price.usd_per_gb_up,
-            "availability": price.availability,
-            "rho": None if not mu else price.usd_per_h / (3600.0 * mu * price.availability),
-        }
+        guessed = known is None or measurements.guessed(peer.peer)
+        return WorkerValue(
+            price,
+            mu,
+            mu_sd=None if known is None or guessed else known.sd * kept,
+            rho=None if not mu else price.usd_per_h / (3600.0 * mu * price.availability),
+        )
 
     def check(self) -> None:
         self._capacity_planner.activation.check()
@@ -243,6 +261,25 @@ class ActivationLoop:
         known = [self.members.get(PeerId(peer)) for peer in peers[:NAMES_MAX]]
         more = f" and {len(peers) - NAMES_MAX} more" if len(peers) > NAMES_MAX else ""
         return " ".join(peer.name for peer in known if peer is not None) + more
+
+
+def _estimates(measurements: Measurements) -> EstimatesStatus:
+    return EstimatesStatus(
+        t_train_s=_estimate(measurements.t_train.estimate),
+        t_bcast_s=_estimate(measurements.t_bcast.estimate),
+        t_gen_s=_estimate(measurements.t_gen.estimate),
+        refit_pause_s=_estimate(measurements.pause.estimate),
+        still_s=_estimate(measurements.still.estimate),
+        wire_bytes=_estimate(measurements.wire_bytes.estimate),
+        discarded=_estimate(measurements.discards.estimate),
+    )
+
+
+def _estimate(found: Estimate | None) -> EstimateStatus | None:
+    # JSON has no infinity, which is the uncertainty of a guess.
+    if found is None:
+        return None
+    return EstimateStatus(found.value, found.sd if found.sd < math.inf else None, found.samples)
 
 
 def _told(

@@ -12,7 +12,7 @@ then. A peer that breaks the protocol is closed (`PeerFault`). Not here: sockets
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, assert_never
+from typing import assert_never
 
 from blake3 import blake3
 
@@ -85,6 +85,7 @@ from echo2d.core.rollouts.events import PromptDrawn, SampleScored
 from echo2d.core.rollouts.groups import Groups
 from echo2d.core.rollouts.leases import LeaseTable
 from echo2d.core.rollouts.staleness import Staleness
+from echo2d.core.status.schema import Status
 from echo2d.errors import PeerFault
 
 PLAN_SECRET_BYTES = 32
@@ -163,8 +164,8 @@ class CoordinatorState:
             (at for at in (part.wake_at() for part in parts) if at is not None), default=None
         )
 
-    def status(self, *, now: float | None = None) -> dict[str, Any]:
-        """Of `now`, or of the last event."""
+    def status(self, *, now: float | None = None) -> Status:
+        """As of `now`, or of the last event."""
         return make_status(
             self._rules, now=self._statistics.now if now is None else now, members=self._members,
             versions=self._versions, staleness=self._staleness,
