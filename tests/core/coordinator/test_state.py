@@ -52,7 +52,10 @@ def test_a_peer_that_breaks_the_protocol_is_closed() -> None:
     actions = world.say(peer, RefitDone(key.version, key.digest, math.nan, memory_ok=None))
     assert CloseSession(peer.session) in actions
     assert (
-        Send(peer.session, Refused("protocol", "a pause that is no duration", permanent=False))
+        Send(
+            peer.session,
+            Refused("protocol", "pause_s and held_s must be finite and >= 0", permanent=False),
+        )
         in actions
     )
     again = world.connect("a")
