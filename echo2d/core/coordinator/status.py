@@ -1,4 +1,4 @@
-"""Makes the `Status` of a run (`core/status/schema.py`) from the parts of the coordinator's machine.
+"""Makes the `Status` of a run (`core/status/schema.py`) from the parts of the coordinator.
 
 It reads every part and decides nothing. The process around the machine adds what only it knows.
 """
